@@ -1,0 +1,88 @@
+"""What the finder does once somebody imports Chainer or ChainerMN."""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+# Where the wheel of our chainermn puts its package: `site-packages/chainermn` is Chainer's.
+CHAINERMN_FOLDER = "_chainermn_dist"
+
+
+def find_chainermn() -> ModuleSpec | None:
+    """Find the first ``chainermn`` on ``sys.path`` that is not Chainer's own copy.
+
+    Chainer's copy is the one that lies beside a ``chainer`` package. Our wheel lies in the
+    folder ``_chainermn_dist`` of a directory on the path, our editable install in a source
+    folder that is on the path itself.
+
+    Returns
+    -------
+    ModuleSpec or None
+        None if there is only Chainer's copy, or no copy at all: Python then looks as usual.
+    """
+    for entry in sys.path:
+        for folder in (entry, os.path.join(entry, CHAINERMN_FOLDER)):
+            if not os.path.isfile(os.path.join(folder, "chainermn", "__init__.py")):
+                continue
+            if not os.path.isdir(os.path.join(folder, "chainer")):
+                return PathFinder.find_spec("chainermn", [folder or os.getcwd()])
+    return None
+
+
+def repaired_modules() -> frozenset[str]:
+    """Return the names of Chainer's modules that have an entry in the table of repairs."""
+    from chainer_compat.registry import REPAIRS
+
+    return frozenset(repair.module for repair in REPAIRS)
+
+
+def find_repaired(
+    us: object, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+) -> ModuleSpec | None:
+    """Let the other finders find a module of Chainer's, and wrap the loader they return."""
+    for finder in sys.meta_path:
+        if finder is us:
+            continue
+        spec = finder.find_spec(fullname, path, target)
+        if spec is not None:
+            if spec.loader is not None:
+                spec.loader = RepairingLoader(spec.loader)
+            return spec
+    return None
+
+
+class RepairingLoader(Loader):
+    """Executes a module with another loader and applies the repairs it needs."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Leave it to the original loader."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute the module, with its repairs before, after or instead of its own code.
+
+        Raises
+        ------
+        RuntimeError
+            If a repair fails; it names the repair and how to do without it.
+        """
+        from chainer_compat.registry import apply_repairs
+
+        # From here on the module looks as if it had been imported without us.
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        if not apply_repairs(module, "instead"):
+            apply_repairs(module, "before")
+            self._loader.exec_module(module)
+            apply_repairs(module, "after")

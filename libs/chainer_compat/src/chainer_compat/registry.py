@@ -1,0 +1,273 @@
+"""The table of repairs, and how they are applied."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Literal
+
+from chainer_compat import settings
+from chainer_compat.repairs import (
+    cupy14,
+    deprecations,
+    libraries,
+    nep50,
+    numpy2,
+    setuptools82,
+)
+
+When = Literal["before", "after", "instead"]
+
+
+@dataclass(frozen=True)
+class Repair:
+    """One fault of one module of Chainer's, and what cures it.
+
+    Attributes
+    ----------
+    name
+        How the report and ``CHAINER_COMPAT_SKIP`` call it.
+    module
+        The module of Chainer's that it concerns.
+    cause
+        What changed, in one line.
+    fault
+        Whether the fault is present. An ImportError says that the library which would cause
+        it is not there.
+    function
+        Changes the module.
+    when
+        Before or after the module's own code is executed, or instead of it.
+    """
+
+    name: str
+    module: str
+    cause: str
+    fault: Callable[[], bool]
+    function: Callable[[ModuleType], None]
+    when: When = "after"
+
+    def status(self) -> tuple[str, str]:
+        """Return ``active``, ``skipped``, ``not needed`` or ``not applicable``, and why."""
+        if self.name in settings.skipped():
+            return "skipped", "named in CHAINER_COMPAT_SKIP"
+        try:
+            fault = self.fault()
+        except ImportError as error:
+            return "not applicable", str(error)
+        return ("active", self.cause) if fault else ("not needed", f"not so here: {self.cause}")
+
+
+def apply_repairs(module: ModuleType, when: When) -> int:
+    """Apply the repairs that a module needs at this moment, and return how many.
+
+    Raises
+    ------
+    RuntimeError
+        If a repair fails; it names the repair and how to do without it.
+    """
+    count = 0
+    for repair in REPAIRS:
+        if repair.module != module.__name__ or repair.when != when:
+            continue
+        try:
+            if repair.status()[0] == "active":
+                repair.function(module)
+                count += 1
+        except Exception as error:
+            raise RuntimeError(
+                f"chainer_compat could not apply its repair {repair.name!r} to "
+                f"{repair.module} (it is made for Chainer 7.8.1): {error}. "
+                f"CHAINER_COMPAT_SKIP={repair.name} leaves it out."
+            ) from error
+    return count
+
+
+REPAIRS = (
+    Repair(
+        "environment-check",
+        "chainer._environment_check",
+        "numpy.distutils and pkg_resources are gone or deprecated",
+        setuptools82.always,
+        setuptools82.no_environment_check,
+        "instead",
+    ),
+    Repair(
+        "testing-requirements",
+        "chainer.testing.helper",
+        "pkg_resources is gone or deprecated",
+        setuptools82.lacks_pkg_resources,
+        setuptools82.provide_requirements,
+        "before",
+    ),
+    Repair(
+        "doctest-requirements",
+        "chainer.testing.doctest_helper",
+        "pkg_resources is gone or deprecated",
+        setuptools82.lacks_pkg_resources,
+        setuptools82.provide_requirements,
+        "before",
+    ),
+    Repair(
+        "as-strided-sctypes",
+        "chainer.functions.array.as_strided",
+        "numpy.sctypes is gone",
+        numpy2.lacks_sctypes,
+        numpy2.provide_sctypes,
+        "before",
+    ),
+    Repair(
+        "resize-images-float",
+        "chainer.functions.array.resize_images",
+        "numpy.float is gone",
+        numpy2.lacks_float,
+        numpy2.use_float64,
+    ),
+    Repair(
+        "categorical-meshgrid",
+        "chainer.distributions.categorical",
+        "numpy.meshgrid returns a tuple",
+        numpy2.meshgrid_is_a_tuple,
+        numpy2.index_by_a_tuple,
+    ),
+    Repair(
+        "pad-sequence-unsigned",
+        "chainer.functions.array.pad_sequence",
+        "a negative number no longer fits an unsigned array",
+        numpy2.refuses_integers_out_of_range,
+        numpy2.wrap_padding,
+    ),
+    Repair(
+        "debug-print-device",
+        "chainer.variable",
+        "NumPy arrays have a device, 'cpu'",
+        numpy2.arrays_have_a_device,
+        numpy2.print_cpu_in_capitals,
+    ),
+    Repair(
+        "summary-float64",
+        "chainer.reporter",
+        "0.0 + float16 stays a float16 (NEP 50)",
+        nep50.zero_no_longer_widens,
+        nep50.summarize_in_float64,
+    ),
+    Repair(
+        "micro-average-float64",
+        "chainer.training.extensions.micro_average",
+        "0 + float16 stays a float16 (NEP 50)",
+        nep50.zero_no_longer_widens,
+        nep50.average_in_float64,
+    ),
+    Repair(
+        "gradient-clipping-float64",
+        "chainer.optimizer_hooks.gradient_clipping",
+        "0 + float16 stays a float16 (NEP 50)",
+        nep50.zero_no_longer_widens,
+        nep50.clip_in_float64,
+    ),
+    Repair(
+        "layer-normalization-scalars",
+        "chainer.functions.normalization.layer_normalization",
+        "a numpy.float64 number makes a float32 array float64 (NEP 50)",
+        nep50.float64_scalars_widen,
+        nep50.plain_numbers("LayerNormalization"),
+    ),
+    Repair(
+        "local-response-normalization-scalars",
+        "chainer.functions.normalization.local_response_normalization",
+        "a numpy.float64 number makes a float32 array float64 (NEP 50)",
+        nep50.float64_scalars_widen,
+        nep50.plain_numbers("LocalResponseNormalization"),
+    ),
+    Repair(
+        "batch-renormalization-scalars",
+        "chainer.functions.normalization.batch_renormalization",
+        "a numpy.float64 number makes a float32 array float64 (NEP 50)",
+        nep50.float64_scalars_widen,
+        nep50.plain_numbers("BatchRenormalizationFunction"),
+    ),
+    Repair(
+        "hyperparameter-scalars",
+        "chainer.optimizer",
+        "a numpy.float64 number makes a float32 array float64 (NEP 50)",
+        nep50.float64_scalars_widen,
+        nep50.plain_hyperparameters,
+    ),
+    Repair(
+        "convert-maximum-out",
+        "chainer.dataset.convert",
+        "numpy.maximum deprecates a third positional argument",
+        deprecations.third_argument_of_maximum_warns,
+        deprecations.pass_out_by_name,
+    ),
+    Repair(
+        "fix-trunc",
+        "chainer.functions.math.fix",
+        "numpy.fix is deprecated",
+        deprecations.fix_warns,
+        deprecations.fix_is_trunc,
+    ),
+    Repair(
+        "maxout-shape",
+        "chainer.links.activation.maxout",
+        "assigning to an array's shape is deprecated",
+        deprecations.setting_a_shape_warns,
+        deprecations.reshape_for_initializers,
+    ),
+    Repair(
+        "multiprocess-iterator-daemon",
+        "chainer.iterators.multiprocess_iterator",
+        "Thread.setDaemon is deprecated",
+        deprecations.set_daemon_warns,
+        deprecations.set_daemon_by_attribute,
+    ),
+    Repair(
+        "hdf5-strings",
+        "chainer.serializers.hdf5",
+        "h5py 3 returns texts as bytes",
+        libraries.h5py_returns_bytes,
+        libraries.decode_strings,
+    ),
+    Repair(
+        "caffe-protobuf",
+        "chainer.links.caffe.protobuf3.caffe_pb2",
+        "protobuf 4 refuses descriptors written out in Python",
+        libraries.protobuf_has_no_generated_descriptors,
+        libraries.build_messages,
+        "instead",
+    ),
+    Repair(
+        "sparse-matmul-float16",
+        "chainer.functions.math.sparse_matmul",
+        "scipy.sparse has no float16",
+        libraries.scipy_lacks_float16,
+        libraries.multiply_in_float32,
+    ),
+    Repair(
+        "cudnn-warning",
+        "chainer.backends.cuda",
+        "CuPy 14 has no cuDNN, and no reinstallation brings it",
+        cupy14.cupy_is_14,
+        cupy14.no_cudnn_warning,
+    ),
+    Repair(
+        "parallel-updater-float16",
+        "chainer.training.updaters.multiprocess_parallel_updater",
+        "CuPy 14 includes float16 only for float16 arguments",
+        cupy14.cupy_is_14,
+        cupy14.include_float16,
+    ),
+    Repair(
+        "negative-sampling-atomic-add",
+        "chainer.functions.loss.negative_sampling",
+        "atomicAdd is a template in CuPy 14",
+        cupy14.cupy_is_14,
+        cupy14.cast_negative_sampling,
+    ),
+    Repair(
+        "hierarchical-softmax-atomic-add",
+        "chainer.links.loss.hierarchical_softmax",
+        "atomicAdd is a template in CuPy 14",
+        cupy14.cupy_is_14,
+        cupy14.cast_hierarchical_softmax,
+    ),
+)

@@ -1,0 +1,77 @@
+"""h5py 3, protobuf 4 and SciPy."""
+
+import functools
+from types import ModuleType
+from typing import Any
+
+import numpy
+
+
+def h5py_returns_bytes() -> bool:
+    import h5py
+
+    return int(h5py.__version__.split(".")[0]) >= 3
+
+
+def protobuf_has_no_generated_descriptors() -> bool:
+    import google.protobuf
+
+    return int(google.protobuf.__version__.split(".")[0]) >= 4
+
+
+def scipy_lacks_float16() -> bool:
+    from scipy import sparse
+
+    half = numpy.ones((1, 1), numpy.float16)
+    try:
+        return bool(sparse.coo_matrix(half).dot(half).dtype != numpy.float16)
+    except (TypeError, ValueError):
+        return True
+
+
+def decode_strings(module: ModuleType) -> None:
+    """Decode a text that is read from an HDF5 file."""
+    call = module.HDF5Deserializer.__call__
+
+    @functools.wraps(call)
+    def wrapped(self: Any, key: str, value: Any) -> Any:
+        if isinstance(value, str) and self.group is not None and key in self.group:
+            dataset = self.group[key]
+            if dataset.shape is not None:
+                return dataset.asstr()[()]
+        return call(self, key, value)
+
+    module.HDF5Deserializer.__call__ = wrapped
+
+
+def build_messages(module: ModuleType) -> None:
+    """Build the messages of caffe.proto from the serialized description in Chainer's file."""
+    from google.protobuf import descriptor_pool
+    from google.protobuf.internal import builder
+
+    loader: Any = module.__loader__
+    # The file is not executed; the description is the one constant that starts like this.
+    constants = loader.get_code(module.__name__).co_consts
+    start = "\n\x0bcaffe.proto"
+    serialized = next(c for c in constants if isinstance(c, str) and c.startswith(start))
+
+    file = descriptor_pool.Default().AddSerializedFile(serialized.encode("latin-1"))
+    names = vars(module)
+    names["DESCRIPTOR"] = file
+    builder.BuildMessageAndEnumDescriptors(file, names)
+    builder.BuildTopDescriptorsAndMessages(file, module.__name__, names)
+
+
+def multiply_in_float32(module: ModuleType) -> None:
+    """Multiply sparse float16 matrices in float32, as Chainer does on a GPU."""
+    matmul = module._coo_matmul_cpu
+
+    @functools.wraps(matmul)
+    def wrapped(data: Any, row: Any, col: Any, shape: Any, dense: Any, dtype: Any) -> Any:
+        return matmul(_at_least_32(data), row, col, shape, _at_least_32(dense), dtype)
+
+    module._coo_matmul_cpu = wrapped  # type: ignore[attr-defined]
+
+
+def _at_least_32(array: Any) -> Any:
+    return array.astype(numpy.promote_types(array.dtype, numpy.float32), copy=False)

@@ -1,0 +1,108 @@
+"""Under NEP 50 the type of a sum no longer depends on the values (NumPy 2, CuPy 14).
+
+Before it, ``0.0 + numpy.float16(2)`` was a float64; now it is a float16, so whatever Chainer
+accumulates from a plain 0 silently loses precision or overflows. And the other way round,
+``float32_array + numpy.float64(1)`` was a float32; now it is a float64.
+"""
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy
+
+from chainer_compat import surgery
+
+
+def zero_no_longer_widens() -> bool:
+    return (0.0 + numpy.float32(0)).dtype != numpy.float64
+
+
+def float64_scalars_widen() -> bool:
+    return (numpy.zeros(1, numpy.float32) + numpy.float64(0)).dtype != numpy.float32
+
+
+def widen(value: Any) -> Any:
+    """Turn a NumPy or CuPy number narrower than 64 bits into a float64."""
+    dtype = getattr(value, "dtype", None)
+    if dtype is None or dtype.kind not in "biuf" or dtype.itemsize >= 8 or value.ndim != 0:
+        return value
+    if isinstance(value, numpy.generic | numpy.ndarray):
+        return numpy.float64(value)
+    with value.device:
+        return value.astype("d")
+
+
+def sum_in_float64(values: list[Any]) -> Any:
+    """Add up numbers as the builtin ``sum`` did before NEP 50; for CuPy it has not changed."""
+    return sum(widen(value) if isinstance(value, numpy.generic) else value for value in values)
+
+
+def summarize_in_float64(module: ModuleType) -> None:
+    """Accumulate the statistics of a log in float64."""
+    add = module.Summary.add
+
+    @functools.wraps(add)
+    def wrapped(self: Any, value: Any, weight: Any = 1) -> None:
+        add(self, widen(value), widen(weight))
+
+    module.Summary.add = wrapped
+
+
+def average_in_float64(module: ModuleType) -> None:
+    """Accumulate numerator and denominator of ``MicroAverage`` in float64."""
+    call = module.MicroAverage.__call__
+
+    @functools.wraps(call)
+    def wrapped(self: Any, trainer: Any) -> None:
+        # Widening a sum before the next term joins it makes the new sum a float64.
+        self._numerator = _as_float64(self._numerator)
+        self._denominator = _as_float64(self._denominator)
+        call(self, trainer)
+
+    module.MicroAverage.__call__ = wrapped
+
+
+def clip_in_float64(module: ModuleType) -> None:
+    """Add up the squared norms of float16 gradients in float64: 65504 is soon exceeded."""
+    module._sum_sqnorm_grads = surgery.with_globals(  # type: ignore[attr-defined]
+        module._sum_sqnorm_grads, sum=sum_in_float64
+    )
+
+
+def plain_hyperparameters(module: ModuleType) -> None:
+    """Keep the hyperparameters of optimizers as Python floats, such as ``lr = numpy.cos(t)``."""
+
+    def set_attribute(self: Any, name: str, value: Any) -> None:
+        if isinstance(value, numpy.floating):
+            value = float(value)
+        object.__setattr__(self, name, value)
+
+    module.Hyperparameter.__setattr__ = set_attribute
+
+
+def plain_numbers(*class_names: str) -> Callable[[ModuleType], None]:
+    """Make a repair: functions that keep NumPy scalars among their arguments keep floats."""
+
+    def repair(module: ModuleType) -> None:
+        for class_name in class_names:
+            cls = getattr(module, class_name)
+            cls.__init__ = _keeping_floats(cls.__init__)
+
+    return repair
+
+
+def _keeping_floats(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        for name, value in vars(self).items():
+            if isinstance(value, numpy.floating):
+                setattr(self, name, float(value))
+
+    return wrapped
+
+
+def _as_float64(value: Any) -> Any:
+    return numpy.float64(value) if isinstance(value, int | float) else widen(value)

@@ -1,0 +1,87 @@
+"""The few ways in which a repair changes a module: the instruments, not the repairs."""
+
+import builtins
+from collections.abc import Callable, Mapping
+from types import FunctionType, ModuleType
+from typing import Any
+
+
+def view(module: ModuleType, **replaced: object) -> ModuleType:
+    """Return a copy of a module's namespace in which some names mean something else."""
+    copy = ModuleType(module.__name__, module.__doc__)
+    vars(copy).update(vars(module), **replaced)
+    return copy
+
+
+def substitute_imports(module: ModuleType, substitutes: Mapping[str, ModuleType]) -> None:
+    """Make the import statements of one module, not yet executed, give other modules.
+
+    Unlike an entry in ``sys.modules``, this is seen by no other module and no other thread.
+
+    Parameters
+    ----------
+    module
+        A module that is about to be executed.
+    substitutes
+        For each absolute module name, what ``import name`` shall bind.
+    """
+    original = builtins.__import__
+
+    def import_(name: str, *args: Any, **kwargs: Any) -> ModuleType:
+        substitute = substitutes.get(name)
+        return original(name, *args, **kwargs) if substitute is None else substitute
+
+    vars(module)["__builtins__"] = {**vars(builtins), "__import__": import_}
+
+
+def with_globals(function: Callable[..., Any], **replaced: object) -> FunctionType:
+    """Return a copy of a function that sees other objects under some of its global names."""
+    assert isinstance(function, FunctionType)
+    copy = FunctionType(
+        function.__code__,
+        {**function.__globals__, **replaced},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__qualname__ = function.__qualname__
+    copy.__doc__ = function.__doc__
+    return copy
+
+
+def rename(function: Callable[..., Any], old: str, new: str) -> None:
+    """Change a global or attribute name that a function uses.
+
+    Raises
+    ------
+    LookupError
+        If the function does not use the old name.
+    """
+    assert isinstance(function, FunctionType)
+    names = function.__code__.co_names
+    if old not in names:
+        raise LookupError(f"{function.__qualname__} was expected to use the name {old!r}")
+    function.__code__ = function.__code__.replace(
+        co_names=tuple(new if name == old else name for name in names)
+    )
+
+
+def replace_text(function: Callable[..., Any], old: str, new: str) -> None:
+    """Change a fragment of the string constants of a function, such as a CUDA kernel's text.
+
+    Raises
+    ------
+    LookupError
+        If no string constant of the function contains the old fragment.
+    """
+    assert isinstance(function, FunctionType)
+    constants = function.__code__.co_consts
+    if not any(isinstance(constant, str) and old in constant for constant in constants):
+        raise LookupError(f"{function.__qualname__} was expected to contain the text {old!r}")
+    function.__code__ = function.__code__.replace(
+        co_consts=tuple(
+            constant.replace(old, new) if isinstance(constant, str) else constant
+            for constant in constants
+        )
+    )

@@ -1,0 +1,389 @@
+"""One small check for every repair: it passes with the repair and fails without it.
+
+``python -W error checks.py NAME...`` runs some of them and prints, as JSON, how each of them
+failed, or null.
+"""
+
+import json
+import sys
+import tempfile
+import traceback
+import warnings
+from pathlib import Path
+
+CHECKS = {}
+
+
+def check(name):
+    """Register a function as the check of the repair of this name."""
+
+    def register(function):
+        CHECKS[name] = function
+        return function
+
+    return register
+
+
+@check("environment-check")
+def _():
+    import chainer
+
+    chainer._environment_check.check()
+
+
+@check("testing-requirements")
+def _():
+    from chainer import testing
+
+    class Case:
+        def test(self):
+            pass
+
+    assert not getattr(testing.with_requires("numpy>=1.0")(Case), "__unittest_skip__", False)
+    assert testing.with_requires("numpy>=99")(Case).__unittest_skip__
+    assert testing.without_requires("numpy>=1.0")(Case).__unittest_skip__
+
+
+@check("doctest-requirements")
+def _():
+    from chainer.testing import doctest_helper
+
+    assert doctest_helper.skipif_requires_satisfied("numpy>=1.0")
+    assert not doctest_helper.skipif_requires_satisfied("numpy>=99")
+
+
+@check("as-strided-sctypes")
+def _():
+    import chainer.functions as F
+    import numpy
+    from chainer import Variable
+
+    x = Variable(numpy.arange(4, dtype=numpy.float32))
+    y = F.as_strided(x, (3, 2), (1, 1), 0)
+    F.sum(y).backward()
+    assert y.array.tolist() == [[0, 1], [1, 2], [2, 3]]
+    assert x.grad.tolist() == [1, 2, 2, 1]
+    assert not hasattr(numpy, "sctypes") or numpy.__version__ < "2"
+
+
+@check("resize-images-float")
+def _():
+    import chainer.functions as F
+    import numpy
+    from chainer import Variable
+
+    x = Variable(numpy.array([[[[0, 1], [2, 3]]]], numpy.float32))
+    y = F.resize_images(x, (3, 3))
+    F.sum(y).backward()
+    assert y.array[0, 0].tolist() == [[0, 0.5, 1], [1, 1.5, 2], [2, 2.5, 3]]
+    assert x.grad.sum() == 9
+    assert F.resize_images(x, (4, 4), mode="nearest").array[0, 0, 0].tolist() == [0, 0, 1, 1]
+    assert F.resize_images(x, (3, 3), align_corners=False).shape == (1, 1, 3, 3)
+
+
+@check("categorical-meshgrid")
+def _():
+    import chainer
+    import numpy
+    from chainer.distributions import Categorical
+
+    p = numpy.array([[[0.2, 0.8], [0.5, 0.5], [0.1, 0.9]]] * 2, numpy.float32)
+    labels = numpy.array([[0, 1, 1], [1, 0, 0]], numpy.int32)
+    expected = numpy.log(numpy.take_along_axis(p, labels[..., None], 2)[..., 0])
+    for x in (labels, chainer.Variable(labels)):
+        got = Categorical(p=p).log_prob(x)
+        numpy.testing.assert_allclose(got.array, expected, rtol=1e-6)
+    single = Categorical(p=p[0, 0]).log_prob(numpy.array(1))
+    numpy.testing.assert_allclose(single.array, numpy.log(0.8), rtol=1e-6)
+
+
+@check("pad-sequence-unsigned")
+def _():
+    import chainer.functions as F
+    import numpy
+
+    xs = [numpy.array([1, 2], numpy.uint8), numpy.array([3], numpy.uint8)]
+    assert F.pad_sequence(xs, padding=-1).array.tolist() == [[1, 2], [3, 255]]
+    xs = [x.astype(numpy.float32) for x in xs]
+    assert F.pad_sequence(xs, padding=0.5).array.tolist() == [[1, 2], [3, 0.5]]
+
+
+@check("debug-print-device")
+def _():
+    import chainer
+    import numpy
+
+    text = chainer.Variable(numpy.zeros(2, numpy.float32), name="x").debug_print()
+    assert text.splitlines()[1] == "- device: CPU"
+    assert "- device: None" in chainer.Variable().debug_print()
+
+
+@check("summary-float64")
+def _():
+    import numpy
+    from chainer.reporter import DictSummary, Summary
+
+    for value in (numpy.float16(2), numpy.array(2, numpy.float16), numpy.float32(2)):
+        summary = Summary()
+        for _ in range(40000):
+            summary.add(value)
+        mean, std = summary.make_statistics()
+        assert (mean, std, mean.dtype) == (2, 0, numpy.float64)
+    numbers = DictSummary()
+    for _ in range(3):
+        numbers.add({"x": numpy.int8(100), "y": (numpy.float16(60000), numpy.float16(2)), "z": 1})
+    assert numbers.make_statistics() == {
+        "x": 100, "x.std": 0, "y": 60000 - 60000 % 32, "y.std": 0, "z": 1, "z.std": 0,
+    }  # fmt: skip
+
+
+@check("micro-average-float64")
+def _():
+    from types import SimpleNamespace
+
+    import chainer
+    import numpy
+    from chainer.training.extensions import MicroAverage
+
+    end_of_epoch = SimpleNamespace(reached=False)
+    average = MicroAverage("n", "d", "mean", trigger=lambda trainer: end_of_epoch.reached)
+    reporter = chainer.Reporter()
+    trainer = SimpleNamespace(observation={"n": numpy.float16(2), "d": 1})
+    for _ in range(3000):
+        average(trainer)
+    end_of_epoch.reached = True
+    with reporter:
+        average(trainer)
+    assert reporter.observation == {"mean": 2}
+
+
+@check("gradient-clipping-float64")
+def _():
+    import chainer
+    import numpy
+
+    model = chainer.Chain()
+    with model.init_scope():
+        model.a = chainer.Parameter(numpy.ones((20, 20), numpy.float16))
+        model.b = chainer.Parameter(numpy.ones((20, 20), numpy.float16))
+    optimizer = chainer.optimizers.SGD(lr=1).setup(model)
+    for parameter in model.params():
+        parameter.grad = numpy.full(parameter.shape, 10, numpy.float16)
+    chainer.optimizer_hooks.GradientClipping(100)(optimizer)
+    # Each of the two squared norms is 40,000; float16 ends at 65,504.
+    norm = numpy.sqrt(sum((p.grad.astype("d") ** 2).sum() for p in model.params()))
+    assert abs(norm - 100) < 0.5
+
+
+@check("layer-normalization-scalars")
+def _():
+    import chainer.functions as F
+    import numpy
+
+    x = numpy.random.RandomState(0).rand(3, 4).astype(numpy.float32)
+    ones = numpy.ones(4, numpy.float32)
+    y = F.layer_normalization(x, ones, ones, numpy.float64(1e-5))
+    assert y.dtype == numpy.float32
+    assert (y.array == F.layer_normalization(x, ones, ones, 1e-5).array).all()
+
+
+@check("local-response-normalization-scalars")
+def _():
+    import chainer.functions as F
+    import numpy
+
+    x = numpy.random.RandomState(0).rand(2, 7, 3).astype(numpy.float32)
+    y = F.local_response_normalization(x, 5, *map(numpy.float64, (2, 1e-4, 0.75)))
+    assert y.dtype == numpy.float32
+    assert (y.array == F.local_response_normalization(x).array).all()
+
+
+@check("batch-renormalization-scalars")
+def _():
+    import chainer
+    import chainer.functions as F
+    import numpy
+
+    x = numpy.random.RandomState(0).rand(5, 4).astype(numpy.float32)
+    ones = numpy.ones(4, numpy.float32)
+    gradients = []
+    for number in (float, numpy.float64):
+        gamma = chainer.Variable(ones)
+        with chainer.using_config("train", True):
+            y = F.batch_renormalization(
+                x,
+                gamma,
+                ones,
+                number(2),
+                number(1),
+                eps=number(1e-3),
+                running_mean=ones * 0,
+                running_var=ones.copy(),
+            )
+        F.sum(y * x).backward()
+        gradients.append(gamma.grad)
+    assert gradients[1].dtype == numpy.float32
+    assert (gradients[0] == gradients[1]).all()
+
+
+@check("hyperparameter-scalars")
+def _():
+    import chainer
+    import chainer.links as L
+    import numpy
+
+    for name in ("SGD", "SMORMS3"):
+        optimizer = getattr(chainer.optimizers, name)(lr=numpy.float64(0.5))
+        optimizer.setup(L.Linear(2, 2))
+        assert type(optimizer.lr) is float
+        parameter = optimizer.target.W
+        parameter.grad = numpy.ones_like(parameter.array)
+        optimizer.lr = numpy.cos(0.0)
+        optimizer.update()
+        states = parameter.update_rule.state or {}
+        assert all(value.dtype == numpy.float32 for value in states.values())
+
+
+@check("convert-maximum-out")
+def _():
+    import numpy
+    from chainer.dataset import concat_examples
+
+    batch = [numpy.ones(2, numpy.float32), numpy.ones(3, numpy.float32)]
+    assert concat_examples(batch, padding=0).tolist() == [[1, 1, 0], [1, 1, 1]]
+
+
+@check("fix-trunc")
+def _():
+    import chainer.functions as F
+    import numpy
+
+    x = numpy.array([-1.5, -0.5, 0.5, 1.5], numpy.float32)
+    y = F.fix(x)
+    assert y.array.tolist() == [-1, 0, 0, 1]
+    assert y.dtype == numpy.float32
+
+
+@check("maxout-shape")
+def _():
+    import chainer.links as L
+    import numpy
+
+    shapes = []
+
+    def fill(array):
+        shapes.append(array.shape)
+        array[...] = numpy.arange(array.size).reshape(array.shape)
+
+    link = L.Maxout(2, 3, 4, initialW=fill, initial_bias=fill)
+    assert shapes == [(3, 4, 2), (3, 4)]
+    assert link.linear.W.array[-1].tolist() == [22, 23]
+    assert link.linear.b.array[-1] == 11
+    assert L.Maxout(2, 3, 4)(numpy.ones((5, 2), numpy.float32)).shape == (5, 3)
+
+
+@check("multiprocess-iterator-daemon")
+def _():
+    from chainer.iterators import MultiprocessIterator
+
+    iterator = MultiprocessIterator(list(range(6)), 3, shuffle=False, n_processes=1)
+    try:
+        assert [next(iterator), next(iterator)] == [[0, 1, 2], [3, 4, 5]]
+        assert iterator._prefetch_loop._thread.daemon
+    finally:
+        iterator.finalize()
+
+
+@check("hdf5-strings")
+def _():
+    import h5py
+    from chainer.serializers import HDF5Deserializer, HDF5Serializer
+
+    with tempfile.TemporaryDirectory() as folder, h5py.File(Path(folder, "f"), "w") as file:
+        file.create_dataset("text", data="grüße")
+        load = HDF5Deserializer(file)
+        assert load("text", "") == "grüße"
+        assert HDF5Deserializer(file, strict=False)("absent", "as before") == "as before"
+        HDF5Serializer(file)("none", None)
+        assert load("none", "") is None
+
+
+@check("caffe-protobuf")
+def _():
+    from chainer.links.caffe.protobuf3 import caffe_pb2
+
+    net = caffe_pb2.NetParameter(name="net")
+    layer = net.layer.add(name="fc", type="InnerProduct", phase=caffe_pb2.TEST)
+    layer.inner_product_param.num_output = 10
+    again = caffe_pb2.NetParameter.FromString(net.SerializeToString())
+    assert again.layer[0].inner_product_param.num_output == 10
+    assert caffe_pb2.V1LayerParameter.CONVOLUTION == 4
+    assert type(net).__module__ == caffe_pb2.__name__
+
+
+@check("sparse-matmul-float16")
+def _():
+    import chainer.functions as F
+    import numpy
+    from chainer.utils import to_coo
+
+    a = numpy.array([[0, 2], [3, 0]], numpy.float16)
+    b = numpy.array([[1, 2], [3, 4]], numpy.float16)
+    y = F.sparse_matmul(to_coo(a, requires_grad=True), b)
+    assert y.dtype == numpy.float16
+    assert y.array.tolist() == (a @ b).tolist()
+    batch = F.sparse_matmul(to_coo(numpy.stack([a, a])), numpy.stack([b, b]))
+    assert batch.array.tolist() == [(a @ b).tolist()] * 2
+
+
+@check("cudnn-warning")
+def _():
+    from chainer.backends import cuda
+
+    cuda.check_cuda_available()
+
+
+@check("parallel-updater-float16")
+def _():
+    from chainer.training.updaters import multiprocess_parallel_updater as updater
+
+    for kernel in (updater._memcpy_gather(), updater._memcpy_scatter()):
+        assert "#include <cupy/float16.cuh>" in kernel.options["preamble"]
+        assert "float16" in kernel.operation
+        assert "id_pre = 0" in kernel.options["loop_prep"]
+
+
+@check("negative-sampling-atomic-add")
+def _():
+    from chainer.functions.loss.negative_sampling import NegativeSamplingFunctionGrad
+
+    _every_addition_is_cast(NegativeSamplingFunctionGrad.forward_gpu, 1)
+
+
+@check("hierarchical-softmax-atomic-add")
+def _():
+    from chainer.links.loss.hierarchical_softmax import BinaryHierarchicalSoftmaxFunction
+
+    _every_addition_is_cast(BinaryHierarchicalSoftmaxFunction.backward_gpu, 2)
+
+
+def _every_addition_is_cast(function, count):
+    text = "".join(c for c in function.__code__.co_consts if isinstance(c, str))
+    additions = [line for line in text.splitlines() if "atomicAdd(" in line]
+    assert len(additions) == count
+    assert all(", static_cast<T>(" in line and line.endswith("));") for line in additions)
+
+
+def failure(function):
+    """Return the traceback with which a check fails, or None."""
+    try:
+        function()
+    except BaseException:
+        return traceback.format_exc()
+    return None
+
+
+if __name__ == "__main__":
+    # Python's own advice to a process that forks workers, as MultiprocessIterator does.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded")
+    print(json.dumps({name: failure(CHECKS[name]) for name in sys.argv[1:]}))

@@ -1,0 +1,53 @@
+"""What the tests share: running code in a fresh interpreter."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def pytest_configure(config):
+    # chainer.testing uses these marks on import.
+    for mark in ("chainerx", "cudnn", "gpu", "ideep", "slow"):
+        config.addinivalue_line("markers", f"{mark}: a mark of chainer.testing")
+
+
+@pytest.fixture(scope="session")
+def execute():
+    """Run a command where nothing changes how Python or this package behaves."""
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "CHAINER_COMPAT_"))
+    }
+
+    def run(*command, **environment):
+        return subprocess.run(
+            list(map(str, command)),
+            env={**clean, **environment},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return run
+
+
+@pytest.fixture
+def python(execute):
+    """Run ``python FLAGS -c CODE``; return its output, or its errors if it is to fail."""
+
+    def run(code, *flags, fails=False, **environment):
+        result = execute(sys.executable, *flags, "-c", code, **environment)
+        assert (result.returncode != 0) == fails, result.stdout + result.stderr
+        return result.stderr if fails else result.stdout.strip()
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def fake_cupy():
+    """Return a directory for PYTHONPATH that makes Chainer believe in CuPy 14."""
+    return str(Path(__file__).parent / "fake_cupy")

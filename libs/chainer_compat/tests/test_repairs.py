@@ -1,0 +1,59 @@
+"""Every repair works, is needed where it is active, and is harmless where it is not."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from chainer_compat.registry import REPAIRS
+
+CHECKS = Path(__file__).parent / "checks.py"
+
+
+@pytest.fixture(params=REPAIRS, ids=lambda repair: repair.name)
+def repair(request):
+    return request.param
+
+
+def needs_cupy(repair):
+    return repair.fault.__module__.endswith(".cupy14")
+
+
+@pytest.fixture(scope="module")
+def failures(execute, fake_cupy):
+    """Run checks in a fresh interpreter; return how each failed, or None where it passed."""
+
+    def run(repairs, **environment):
+        if needs_cupy(repairs[0]):
+            environment["PYTHONPATH"] = fake_cupy
+        names = [repair.name for repair in repairs]
+        result = execute(sys.executable, "-W", "error", CHECKS, *names, **environment)
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout.splitlines()[-1])
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def failures_with_all_repairs(failures):
+    with_cupy = [repair for repair in REPAIRS if needs_cupy(repair)]
+    without = [repair for repair in REPAIRS if not needs_cupy(repair)]
+    return failures(with_cupy) | failures(without)
+
+
+def test_with_the_repair_the_check_passes(repair, failures_with_all_repairs):
+    failure = failures_with_all_repairs[repair.name]
+    assert failure is None, failure
+
+
+def test_without_it_the_check_fails_where_the_fault_is_present(repair, failures):
+    fault = needs_cupy(repair) or repair.status()[0] == "active"
+    failure = failures([repair], CHAINER_COMPAT_SKIP=repair.name)[repair.name]
+    assert (failure is not None) == fault, failure
+
+
+def test_every_repair_has_a_check():
+    checks = runpy.run_path(str(CHECKS))["CHECKS"]
+    assert sorted(checks) == sorted(repair.name for repair in REPAIRS)
