@@ -1,0 +1,127 @@
+"""Communicators: groups of ranks, each class with its own way to average gradients."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from chainermn import global_except_hook
+from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.communicators.cores import divide_cores
+from chainermn.communicators.dummy_communicator import DummyCommunicator
+from chainermn.communicators.flat_communicator import FlatCommunicator
+from chainermn.communicators.gpus import why_no_gpu
+from chainermn.communicators.hierarchical_communicator import HierarchicalCommunicator
+from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
+from chainermn.communicators.naive_communicator import NaiveCommunicator
+from chainermn.communicators.non_cuda_aware_communicator import NonCudaAwareCommunicator
+from chainermn.communicators.pure_nccl_communicator import PureNcclCommunicator
+from chainermn.communicators.single_node_communicator import SingleNodeCommunicator
+from chainermn.communicators.transport.agreement import check_equal
+from chainermn.communicators.transport.mpi import world
+from chainermn.communicators.two_dimensional_communicator import TwoDimensionalCommunicator
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+    from numpy.typing import DTypeLike
+
+__all__ = ["CommunicatorBase", "create_communicator"]
+
+_COMMUNICATORS: dict[str, type[MpiCommunicatorBase]] = {
+    "dummy": DummyCommunicator,
+    "flat": FlatCommunicator,
+    "hierarchical": HierarchicalCommunicator,
+    "naive": NaiveCommunicator,
+    "non_cuda_aware": NonCudaAwareCommunicator,
+    "pure_nccl": PureNcclCommunicator,
+    "single_node": SingleNodeCommunicator,
+    "two_dimensional": TwoDimensionalCommunicator,
+}
+
+_CPU_DEFAULT = "naive"
+
+
+def create_communicator(
+    communicator_name: str | None = None,
+    mpi_comm: MPI.Intracomm | None = None,
+    *,
+    allreduce_grad_dtype: DTypeLike | None = None,
+    batched_copy: bool = True,
+) -> MpiCommunicatorBase:
+    """Create a communicator. Initialises MPI if that has not been done.
+
+    Also divides the cores of each host among its ranks, unless ``OMP_NUM_THREADS`` or the like
+    is set, and sees to it that an uncaught exception on one rank ends the whole job
+    (`chainermn.global_except_hook`).
+
+    Parameters
+    ----------
+    communicator_name : str, optional
+        How gradients are averaged. By default the one that suits this machine best.
+
+        ``naive``
+            One all-reduce for each parameter, in place.
+        ``flat``
+            One all-reduce of all gradients, gathered in one buffer.
+        ``hierarchical``
+            A reduction inside each host, an all-reduce between one rank of each, a broadcast
+            inside each host.
+        ``two_dimensional``
+            A reduce-scatter inside each host, an all-reduce of each shard between the hosts, an
+            all-gather inside each host. Needs as many ranks on every host.
+        ``single_node``
+            One all-reduce; refuses to run on several hosts.
+        ``non_cuda_aware``
+            On CPU the same as ``hierarchical``.
+        ``pure_nccl``
+            Needs GPUs, which this version does not use yet: refuses.
+        ``dummy``
+            No exchange, for measuring what it costs.
+    mpi_comm : mpi4py.MPI.Intracomm, optional
+        The ranks that take part; all by default.
+    allreduce_grad_dtype : {'float16', 'float32', 'float64'}, optional
+        Dtype of gradients while they travel; that of the gradients by default. Sums of float16
+        are made in float32.
+    batched_copy : bool
+        Accepted for scripts written for the original: copies are always batched.
+
+    Returns
+    -------
+    CommunicatorBase
+
+    Raises
+    ------
+    ValueError
+        On every rank, if the name is unknown or the ranks give different arguments.
+    RuntimeError
+        If no MPI library can be loaded, or ``mpiexec`` belongs to another MPI.
+    """
+    mpi_comm = world() if mpi_comm is None else mpi_comm
+    global_except_hook.add_hook()
+    arguments = f"{communicator_name!r}, allreduce_grad_dtype={allreduce_grad_dtype!r}"
+    check_equal(mpi_comm, arguments, "create_communicator")
+    if communicator_name is None:
+        communicator_name = _CPU_DEFAULT
+        _warn_of_default(mpi_comm)
+    if communicator_name not in _COMMUNICATORS:
+        raise ValueError(
+            f"unknown communicator {communicator_name!r}; "
+            f"expected one of {', '.join(sorted(_COMMUNICATORS))}"
+        )
+    communicator = _COMMUNICATORS[communicator_name](
+        mpi_comm, allreduce_grad_dtype=allreduce_grad_dtype, batched_copy=batched_copy
+    )
+    divide_cores(mpi_comm, communicator._topology)
+    return communicator
+
+
+def _warn_of_default(mpi_comm: MPI.Intracomm) -> None:
+    reasons = mpi_comm.gather(why_no_gpu())
+    if mpi_comm.rank != 0 or reasons is None:
+        return
+    reason = next(filter(None, reasons), "this version of chainermn does not train on GPUs yet")
+    warnings.warn(
+        f"{reason}: gradients are averaged on the CPU, by the communicator {_CPU_DEFAULT!r}. "
+        f"create_communicator({_CPU_DEFAULT!r}) does the same without this warning",
+        stacklevel=3,
+    )

@@ -1,0 +1,365 @@
+"""The interface that the rest of the library, and its users, are written against."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from chainermn.communicators.configuration import Configurable
+from chainermn.communicators.messages import Array, Arrays
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    import chainer
+    from mpi4py import MPI
+
+    from chainermn.communicators.transport.mpi import Op
+
+
+class CommunicatorBase(Configurable, ABC):
+    """A group of ranks that exchange arrays, objects and the state of models.
+
+    All methods but the point-to-point ones (``send``, ``recv``, ``send_obj``, ``recv_obj``) are
+    collective: every rank calls them, in the same order. Input that is wrong on one rank raises
+    on every rank of a collective call.
+    """
+
+    #: Whether arrays travel by NCCL.
+    uses_nccl: ClassVar[bool] = False
+
+    #: The MPI communicator underneath, for MPI code of one's own.
+    mpi_comm: MPI.Intracomm
+
+    # ---- where this rank stands ----
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """Number of this process, from 0."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Number of ranks."""
+
+    @property
+    @abstractmethod
+    def intra_rank(self) -> int:
+        """Position of this rank among the ranks of its host; also the GPU to use."""
+
+    @property
+    @abstractmethod
+    def intra_size(self) -> int:
+        """Number of ranks on this host."""
+
+    @property
+    @abstractmethod
+    def inter_rank(self) -> int:
+        """Number of this host, from 0."""
+
+    @property
+    @abstractmethod
+    def inter_size(self) -> int:
+        """Number of hosts."""
+
+    @abstractmethod
+    def split(self, color: int, key: int) -> Self:
+        """Divide the ranks into groups with a communicator each.
+
+        Parameters
+        ----------
+        color : int
+            Ranks that give the same number form a group.
+        key : int
+            The ranks of a group are numbered in the order of their keys.
+
+        Returns
+        -------
+        CommunicatorBase
+            Of the same class and configuration, over the ranks of this rank's group.
+        """
+
+    def finalize(self) -> None:
+        """Release what the communicator holds. It cannot be used afterwards."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # After an error the other ranks may never come to a collective clean-up.
+        if error is None:
+            self.finalize()
+
+    # ---- arrays ----
+
+    @abstractmethod
+    def send(self, data: Arrays, dest: int, tag: int = 0) -> None:
+        """Send an array, or a tuple of arrays, to rank ``dest``, which calls :meth:`recv`.
+
+        Parameters
+        ----------
+        data : ndarray or tuple of ndarray
+            Numbers or bool, of any shape and dtype.
+        dest : int
+        tag : int
+
+        Raises
+        ------
+        TypeError
+            On both ranks, if ``data`` is something else.
+        """
+
+    @abstractmethod
+    def recv(self, source: int, tag: int = 0) -> Arrays:
+        """Return what rank ``source`` sends by :meth:`send`.
+
+        Returns
+        -------
+        ndarray or tuple of ndarray
+            As it was sent.
+        """
+
+    @abstractmethod
+    def bcast(self, x: Arrays | None, root: int = 0) -> Arrays:
+        """Give every rank the array, or the tuple of arrays, of rank ``root``.
+
+        Parameters
+        ----------
+        x : ndarray or tuple of ndarray
+            What ``root`` gives; ignored elsewhere.
+        root : int
+
+        Returns
+        -------
+        ndarray or tuple of ndarray
+            On ``root``, ``x`` itself.
+
+        Raises
+        ------
+        TypeError
+            On every rank, if ``x`` of ``root`` is neither.
+        """
+
+    @abstractmethod
+    def gather(self, x: Arrays, root: int = 0) -> tuple[Arrays, ...] | None:
+        """Bring the arrays of all ranks to ``root``.
+
+        Parameters
+        ----------
+        x : ndarray or tuple of ndarray
+            Shapes may differ from rank to rank, dtypes may not.
+        root : int
+
+        Returns
+        -------
+        tuple or None
+            On ``root`` one entry a rank, elsewhere None.
+
+        Raises
+        ------
+        TypeError
+            On every rank, if a rank gives no array.
+        ValueError
+            On every rank, if dtypes or numbers of arrays differ.
+        """
+
+    @abstractmethod
+    def allgather(self, x: Arrays) -> tuple[Arrays, ...]:
+        """Give every rank the arrays of all ranks; otherwise as :meth:`gather`.
+
+        Returns
+        -------
+        tuple
+            One entry a rank.
+        """
+
+    @abstractmethod
+    def scatter(self, xs: Sequence[Arrays] | Array | None, root: int = 0) -> Arrays:
+        """Give rank ``i`` the entry ``xs[i]`` of rank ``root``.
+
+        Parameters
+        ----------
+        xs : sequence of (ndarray or tuple of ndarray), or ndarray of shape (size, ...)
+            What ``root`` gives; ignored elsewhere. Shapes may differ from entry to entry.
+        root : int
+
+        Returns
+        -------
+        ndarray or tuple of ndarray
+
+        Raises
+        ------
+        TypeError, ValueError
+            On every rank, if ``root`` gives something else or another number of entries.
+        """
+
+    @abstractmethod
+    def alltoall(self, xs: Sequence[Array]) -> tuple[Array, ...]:
+        """Send ``xs[i]`` to rank ``i``, for every ``i``.
+
+        Parameters
+        ----------
+        xs : sequence of ndarray
+            One entry a rank. Shapes may differ, dtypes may not.
+
+        Returns
+        -------
+        tuple of ndarray
+            Entry ``i`` is what rank ``i`` sent here.
+
+        Raises
+        ------
+        TypeError, ValueError
+            On every rank, if a rank gives something else or another number of entries.
+        """
+
+    @abstractmethod
+    def allreduce(self, x: Arrays, op: Op = "sum") -> Arrays:
+        """Combine the arrays of all ranks, element by element.
+
+        Parameters
+        ----------
+        x : ndarray or tuple of ndarray
+            Of the same shape and dtype on every rank.
+        op : {'sum', 'mean', 'max', 'min', 'prod'}
+            ``'mean'`` needs floats; bool takes ``'max'`` (any) and ``'min'`` (all).
+
+        Returns
+        -------
+        ndarray or tuple of ndarray
+            New arrays, the same on every rank; float16 is added up in float32.
+
+        Raises
+        ------
+        TypeError, ValueError
+            On every rank, if one gives something else or the ranks disagree.
+        """
+
+    # ---- objects ----
+
+    @abstractmethod
+    def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Send any object that can be pickled to rank ``dest``, which calls :meth:`recv_obj`.
+
+        Raises
+        ------
+        TypeError
+            On both ranks, if it cannot be pickled.
+        """
+
+    @abstractmethod
+    def recv_obj(self, source: int, status: Any = None, tag: int | None = None) -> Any:
+        """Return an object that rank ``source`` sends by :meth:`send_obj`.
+
+        Parameters
+        ----------
+        source : int
+        status : mpi4py.MPI.Status, optional
+            Filled in with source and tag.
+        tag : int, optional
+            Any, if not given.
+        """
+
+    @abstractmethod
+    def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
+        """Give every rank the object of rank ``root``.
+
+        Parameters
+        ----------
+        obj : object
+            What ``root`` gives; ignored elsewhere.
+        max_buf_len : int, optional
+            Accepted for scripts written for the original; messages are divided as need be.
+        root : int
+
+        Raises
+        ------
+        TypeError
+            On every rank, if the object of ``root`` cannot be pickled.
+        """
+
+    @abstractmethod
+    def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
+        """Bring the objects of all ranks to ``root``: a list there, None elsewhere.
+
+        Raises
+        ------
+        TypeError
+            On every rank, if the object of a rank cannot be pickled.
+        """
+
+    @abstractmethod
+    def allgather_obj(self, obj: Any) -> list[Any]:
+        """Give every rank the list of the objects of all ranks.
+
+        Raises
+        ------
+        TypeError
+            On every rank, if the object of a rank cannot be pickled.
+        """
+
+    @abstractmethod
+    def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
+        """Give rank ``i`` the object ``objs[i]`` of rank ``root``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            On every rank, if ``objs`` is not one object a rank or one cannot be pickled.
+        """
+
+    @abstractmethod
+    def allreduce_obj(self, obj: Any) -> Any:
+        """Add up the objects of all ranks by ``+``, in the order of the ranks."""
+
+    # ---- models ----
+
+    @abstractmethod
+    def bcast_data(self, model: chainer.Link) -> None:
+        """Give every rank's ``model`` the parameters of rank 0.
+
+        A parameter that is not initialised on rank 0 is taken from the lowest rank on which it
+        is; where it is not yet initialised it becomes so. Persistent values stay as they are.
+
+        Parameters
+        ----------
+        model : chainer.Link
+
+        Raises
+        ------
+        ValueError
+            On every rank, if the models have different parameters.
+        """
+
+    @abstractmethod
+    def multi_node_mean_grad(self, model: chainer.Link, zero_fill: bool = False) -> None:
+        """Replace every gradient of ``model`` by its mean over the ranks.
+
+        Parameters
+        ----------
+        model : chainer.Link
+        zero_fill : bool
+            Take a gradient that a rank does not have (``None``) for zeros. Otherwise a gradient
+            that no rank has stays ``None``, and one that only some have is an error.
+
+        Raises
+        ------
+        ValueError
+            On every rank, if the models have different parameters or gradients.
+        """
+
+    def broadcast_data(self, model: chainer.Link) -> None:
+        """Call :meth:`bcast_data`, under its name in ChainerMN 1.0."""
+        self.bcast_data(model)
+
+    def allreduce_grad(self, model: chainer.Link, zero_fill: bool = False) -> None:
+        """Call :meth:`multi_node_mean_grad`, under its name in ChainerMN 1.0."""
+        self.multi_node_mean_grad(model, zero_fill)

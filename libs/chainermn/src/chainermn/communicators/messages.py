@@ -1,0 +1,139 @@
+"""What the ranks send each other: arrays with their layout, and pickled objects.
+
+Both travel as a `Parcel`: a small header that MPI pickles, followed by bare buffers.
+"""
+
+from __future__ import annotations
+
+import pickle
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+Array: TypeAlias = NDArray[Any]
+Arrays: TypeAlias = Array | tuple[Array, ...]
+
+# Pickles up to this many bytes travel with their header, in one message instead of two.
+_INLINE_BYTES = 1 << 16
+
+
+class Parcel(ABC):
+    """Something on its way. Pickling it yields the header alone.
+
+    The sender sends the parcel, then its `following`; the receiver fills in the `following`
+    of the parcel that it gets, then opens it.
+    """
+
+    @cached_property
+    @abstractmethod
+    def following(self) -> list[Array]:
+        """One-dimensional contiguous buffers: to be sent, or to be filled."""
+
+    @abstractmethod
+    def open(self) -> Any:
+        """Return what was sent; on the sender, the very object."""
+
+
+class ArrayParcel(Parcel):
+    """An array or a tuple of arrays.
+
+    Raises
+    ------
+    TypeError
+        If ``data`` is neither, or not made of numbers.
+    """
+
+    def __init__(self, data: Arrays) -> None:
+        self._data: Arrays | None = data
+        self.is_tuple = isinstance(data, tuple)
+        arrays = as_tuple(data)
+        for array in arrays:
+            if not isinstance(array, np.ndarray | np.generic):
+                raise TypeError(
+                    f"expected an array or a tuple of arrays, got {type(array)}; "
+                    "for other objects there are send_obj, bcast_obj, gather_obj, ..."
+                )
+            if array.dtype.kind not in "biufc":
+                raise TypeError(f"expected an array of numbers or bool, got dtype {array.dtype}")
+        self.shapes = [array.shape for array in arrays]
+        self.dtypes = [array.dtype for array in arrays]
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**self.__dict__, "_data": None}
+        state.pop("following", None)
+        return state
+
+    @cached_property
+    @override
+    def following(self) -> list[Array]:
+        if self._data is not None:
+            return [np.ascontiguousarray(array).reshape(-1) for array in as_tuple(self._data)]
+        pairs = zip(self.shapes, self.dtypes, strict=True)
+        return [np.empty(shape, dtype).reshape(-1) for shape, dtype in pairs]
+
+    @override
+    def open(self) -> Arrays:
+        if self._data is not None:
+            return self._data
+        pairs = zip(self.following, self.shapes, strict=True)
+        arrays = tuple(buffer.reshape(shape) for buffer, shape in pairs)
+        return arrays if self.is_tuple else arrays[0]
+
+    def __str__(self) -> str:
+        pairs = zip(self.dtypes, self.shapes, strict=True)
+        described = ", ".join(f"{dtype.name}{list(shape)}" for dtype, shape in pairs)
+        return f"a tuple ({described})" if self.is_tuple else f"an array {described}"
+
+
+class PickleParcel(Parcel):
+    """Any object that can be pickled; arrays in it are not copied (pickle protocol 5, PEP 574).
+
+    Raises
+    ------
+    TypeError
+        If it cannot be pickled.
+    """
+
+    def __init__(self, obj: object) -> None:
+        self._obj = obj
+        self._sizes: list[int]
+        buffers: list[pickle.PickleBuffer] = []
+        try:
+            stream = pickle.dumps(obj, protocol=5, buffer_callback=buffers.append)
+        except Exception as error:
+            raise TypeError(f"cannot pickle an object of {type(obj)}: {error}") from error
+        self._parts = [
+            np.frombuffer(part, np.uint8)
+            for part in (memoryview(stream), *(buffer.raw() for buffer in buffers))
+        ]
+        self._inline = sum(part.size for part in self._parts) <= _INLINE_BYTES
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._inline:
+            return {"_parts": self._parts, "_inline": True}
+        return {"_sizes": [part.size for part in self._parts], "_inline": False}
+
+    @cached_property
+    @override
+    def following(self) -> list[Array]:
+        return [] if self._inline else self._parts
+
+    @cached_property
+    def _parts(self) -> list[Array]:
+        return [np.empty(size, np.uint8) for size in self._sizes]
+
+    @override
+    def open(self) -> Any:
+        if "_obj" in self.__dict__:
+            return self._obj
+        stream, *buffers = self._parts
+        return pickle.loads(stream.data, buffers=buffers)
+
+
+def as_tuple(data: Arrays) -> tuple[Array, ...]:
+    """Return the arrays that ``data`` is made of."""
+    return data if isinstance(data, tuple) else (data,)

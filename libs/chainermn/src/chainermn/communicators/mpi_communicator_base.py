@@ -1,0 +1,352 @@
+"""Arrays and objects over MPI, and the template of a gradient exchange."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.communicators.messages import (
+    Array,
+    ArrayParcel,
+    Arrays,
+    Parcel,
+    PickleParcel,
+    as_tuple,
+)
+from chainermn.communicators.topology import Topology
+from chainermn.communicators.transport.agreement import (
+    Refusal,
+    attempt,
+    check_equal,
+    raise_refusals,
+)
+from chainermn.communicators.transport.mpi import MpiTransport, Op, load_mpi
+from chainermn.gradients.buckets import Buckets
+from chainermn.gradients.parameters import agree_on_gradients, bcast_parameters
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    import chainer
+    from mpi4py import MPI
+    from numpy.typing import DTypeLike
+
+
+class MpiCommunicatorBase(CommunicatorBase):
+    """What all communicators share; an algorithm adds :meth:`_allreduce_mean`.
+
+    Parameters
+    ----------
+    mpi_comm : mpi4py.MPI.Intracomm
+        Its ranks take part.
+    allreduce_grad_dtype : {'float16', 'float32', 'float64'}, optional
+        Dtype of gradients on the wire; that of the gradients by default.
+    batched_copy : bool
+        Accepted for scripts written for the original: copies are always batched.
+    topology : Topology, optional
+        Which ranks share a host; asked from MPI by default.
+    """
+
+    #: Gradients are gathered into buffers of at most this many bytes; 0: one a parameter.
+    _bucket_bytes: float = float("inf")
+
+    def __init__(
+        self,
+        mpi_comm: MPI.Intracomm,
+        *,
+        allreduce_grad_dtype: DTypeLike | None = None,
+        batched_copy: bool = True,
+        topology: Topology | None = None,
+    ) -> None:
+        self.mpi_comm = mpi_comm
+        self._owned: list[MPI.Comm] = []
+        with self.config_scope():
+            self.allreduce_grad_dtype = allreduce_grad_dtype
+            self.batched_copy = batched_copy
+        self._topology = topology or Topology.of(mpi_comm)
+        self._transport = MpiTransport(mpi_comm)
+        self._buckets = Buckets(self._bucket_bytes)
+
+    @property
+    def allreduce_grad_dtype(self) -> np.dtype[Any] | None:
+        """Dtype of gradients on the wire; None: that of the gradients."""
+        return self._wire_dtype
+
+    @allreduce_grad_dtype.setter
+    def allreduce_grad_dtype(self, dtype: DTypeLike | None) -> None:
+        self._wire_dtype = _wire_dtype(dtype)
+
+    @property
+    def rank(self) -> int:
+        return self._topology.rank
+
+    @property
+    def size(self) -> int:
+        return self._topology.size
+
+    @property
+    def intra_rank(self) -> int:
+        return self._topology.intra_rank
+
+    @property
+    def intra_size(self) -> int:
+        return self._topology.intra_size
+
+    @property
+    def inter_rank(self) -> int:
+        return self._topology.inter_rank
+
+    @property
+    def inter_size(self) -> int:
+        return self._topology.inter_size
+
+    def split(self, color: int, key: int) -> Self:
+        part = cast("MPI.Intracomm", self.mpi_comm.Split(color, key))
+        hosts = [str(node) for node in part.allgather(self.inter_rank)]
+        communicator = type(self)(part, topology=Topology.from_hosts(hosts, part.rank))
+        communicator._owned.append(part)
+        for name, value in self.get_config().items():
+            with communicator.config_scope():
+                setattr(communicator, name, value)
+        return communicator
+
+    def finalize(self) -> None:
+        while self._owned:
+            self._owned.pop().Free()
+
+    def _split_by_host(self) -> tuple[MpiTransport, MpiTransport]:
+        """Return transports among the ranks of this host, and among its peers on all hosts."""
+        transports = []
+        for color, key in (
+            (self.inter_rank, self.intra_rank),
+            (self.intra_rank, self.inter_rank),
+        ):
+            part = cast("MPI.Intracomm", self.mpi_comm.Split(color, key))
+            self._owned.append(part)
+            transports.append(MpiTransport(part))
+        intra, inter = transports
+        return intra, inter
+
+    # ---- arrays ----
+
+    def send(self, data: Arrays, dest: int, tag: int = 0) -> None:
+        self._send(attempt(lambda: ArrayParcel(data)), dest, tag, "send")
+
+    def recv(self, source: int, tag: int = 0) -> Any:
+        return self._recv(source, tag, None, "recv")
+
+    def bcast(self, x: Arrays | None, root: int = 0) -> Any:
+        parcel = attempt(lambda: ArrayParcel(cast(Arrays, x))) if self.rank == root else None
+        return self._bcast(parcel, root, "bcast")
+
+    def gather(self, x: Arrays, root: int = 0) -> tuple[Any, ...] | None:
+        self._check_root(root, "gather")
+        parcels = self._exchange_headers(attempt(lambda: ArrayParcel(x)), "gather")
+        _check_dtypes(parcels, "gather")
+        gathered = self._gather(parcels, root)
+        return None if gathered is None else tuple(gathered)
+
+    def allgather(self, x: Arrays) -> tuple[Any, ...]:
+        parcels = self._exchange_headers(attempt(lambda: ArrayParcel(x)), "allgather")
+        _check_dtypes(parcels, "allgather")
+        return tuple(self._allgather(parcels))
+
+    def scatter(self, xs: Sequence[Arrays] | Array | None, root: int = 0) -> Any:
+        return self._scatter(xs, ArrayParcel, root, "scatter")
+
+    def alltoall(self, xs: Sequence[Array]) -> tuple[Array, ...]:
+        parcels = attempt(lambda: [_one_array(x) for x in self._one_each(xs)])
+        headers = self._exchange_headers(parcels, "alltoall")
+        _check_dtypes([header for row in headers for header in row], "alltoall")
+        received = [row[self.rank] for row in headers]
+        for step in range(1, self.size):
+            dest, source = (self.rank + step) % self.size, (self.rank - step) % self.size
+            (outgoing,), (into,) = headers[self.rank][dest].following, received[source].following
+            self._transport.exchange(outgoing, dest, into, source)
+        return tuple(parcel.open() for parcel in received)
+
+    def allreduce(self, x: Arrays, op: Op = "sum") -> Any:
+        described = attempt(lambda: _describe_reduction(x, op))
+        check_equal(self.mpi_comm, described, "allreduce")
+        # Copies, in the byte order of this machine, the only one that MPI can calculate with.
+        results = tuple(
+            np.array(array, array.dtype.newbyteorder("="), order="C") for array in as_tuple(x)
+        )
+        for result in results:
+            flat = result.reshape(-1)
+            # MPI knows no maximum of bool.
+            self._transport.allreduce(flat.view(np.uint8) if flat.dtype == bool else flat, op)
+        return results if isinstance(x, tuple) else results[0]
+
+    # ---- objects ----
+
+    def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
+        self._send(attempt(lambda: PickleParcel(obj)), dest, tag, "send_obj")
+
+    def recv_obj(self, source: int, status: Any = None, tag: int | None = None) -> Any:
+        return self._recv(source, tag, status, "recv_obj")
+
+    def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
+        parcel = attempt(lambda: PickleParcel(obj)) if self.rank == root else None
+        return self._bcast(parcel, root, "bcast_obj")
+
+    def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
+        self._check_root(root, "gather_obj")
+        parcels = self._exchange_headers(attempt(lambda: PickleParcel(obj)), "gather_obj")
+        return self._gather(parcels, root)
+
+    def allgather_obj(self, obj: Any) -> list[Any]:
+        parcels = self._exchange_headers(attempt(lambda: PickleParcel(obj)), "allgather_obj")
+        return self._allgather(parcels)
+
+    def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
+        return self._scatter(objs, PickleParcel, root, "scatter_obj")
+
+    def allreduce_obj(self, obj: Any) -> Any:
+        return functools.reduce(operator.add, self.allgather_obj(obj))
+
+    # ---- models ----
+
+    def bcast_data(self, model: chainer.Link) -> None:
+        bcast_parameters(self._transport, model)
+
+    def multi_node_mean_grad(self, model: chainer.Link, zero_fill: bool = False) -> None:
+        wire_dtype = self.allreduce_grad_dtype
+        parameters = agree_on_gradients(self._transport, model, zero_fill, wire_dtype)
+        for buffer in self._buckets.exchange(parameters, wire_dtype):
+            self._allreduce_mean(buffer)
+
+    def _allreduce_mean(self, buffer: Array) -> None:
+        """Replace the elements of ``buffer`` by their means over the ranks: the algorithm."""
+        raise NotImplementedError
+
+    # ---- parcels ----
+
+    def _send(self, parcel: Parcel | Refusal, dest: int, tag: int, where: str) -> None:
+        self.mpi_comm.send(parcel, dest, tag)
+        if isinstance(parcel, Refusal):
+            raise parcel.kind(f"{where} to rank {dest}: rank {self.rank}: {parcel.message}")
+        for part in parcel.following:
+            self._transport.send(part, dest, tag)
+
+    def _recv(self, source: int, tag: int | None, status: Any, where: str) -> Any:
+        mpi = load_mpi()
+        status = mpi.Status() if status is None else status
+        parcel = self.mpi_comm.recv(None, source, mpi.ANY_TAG if tag is None else tag, status)
+        source, tag = status.Get_source(), status.Get_tag()
+        if isinstance(parcel, Refusal):
+            raise parcel.kind(f"{where} on rank {self.rank}: rank {source}: {parcel.message}")
+        for part in parcel.following:
+            self._transport.recv(part, source, tag)
+        return parcel.open()
+
+    def _bcast(self, parcel: Parcel | Refusal | None, root: int, where: str) -> Any:
+        self._check_root(root, where)
+        header = self.mpi_comm.bcast(parcel, root)
+        raise_refusals({root: header}, where)
+        here: Any = parcel if self.rank == root else header
+        for part in here.following:
+            self._transport.bcast(part, root)
+        return here.open()
+
+    def _exchange_headers(self, own: Any, where: str) -> list[Any]:
+        """Return what every rank has to send: headers, but ``own`` for this rank."""
+        headers = self.mpi_comm.allgather(own)
+        raise_refusals(dict(enumerate(headers)), where)
+        headers[self.rank] = own
+        return headers
+
+    def _gather(self, parcels: list[Any], root: int) -> list[Any] | None:
+        if self.rank != root:
+            for part in parcels[self.rank].following:
+                self._transport.send(part, root)
+            return None
+        for source, parcel in enumerate(parcels):
+            if source != root:
+                for part in parcel.following:
+                    self._transport.recv(part, source)
+        return [parcel.open() for parcel in parcels]
+
+    def _allgather(self, parcels: list[Any]) -> list[Any]:
+        for owner, parcel in enumerate(parcels):
+            for part in parcel.following:
+                self._transport.bcast(part, owner)
+        return [parcel.open() for parcel in parcels]
+
+    def _scatter(self, xs: Any, kind: Callable[[Any], Parcel], root: int, where: str) -> Any:
+        self._check_root(root, where)
+        parcels: Any = None
+        if self.rank == root:
+            parcels = attempt(lambda: [kind(x) for x in self._one_each(xs)])
+        refusal = self.mpi_comm.bcast(parcels if isinstance(parcels, Refusal) else None, root)
+        raise_refusals({root: refusal}, where)
+        header = self.mpi_comm.scatter(parcels, root)
+        if self.rank != root:
+            for part in header.following:
+                self._transport.recv(part, root)
+            return header.open()
+        for dest, parcel in enumerate(parcels):
+            if dest != root:
+                for part in parcel.following:
+                    self._transport.send(part, dest)
+        return parcels[root].open()
+
+    def _check_root(self, root: int, where: str) -> None:
+        def describe() -> str:
+            if root not in range(self.size):
+                raise ValueError(f"root must be a rank, 0 to {self.size - 1}, got {root!r}")
+            return f"root={root}"
+
+        check_equal(self.mpi_comm, attempt(describe), where)
+
+    def _one_each(self, xs: Any) -> Any:
+        if not isinstance(xs, list | tuple | np.ndarray) or getattr(xs, "ndim", 1) == 0:
+            raise TypeError(f"expected a sequence with one entry a rank, got {type(xs)}")
+        if len(xs) != self.size:
+            raise ValueError(f"expected {self.size} entries, one a rank, got {len(xs)}")
+        return xs
+
+
+def _wire_dtype(dtype: DTypeLike | None) -> np.dtype[Any] | None:
+    if dtype is None:
+        return None
+    wire = np.dtype(dtype)
+    if wire.name not in ("float16", "float32", "float64"):
+        raise ValueError(
+            "allreduce_grad_dtype must be float16, float32, float64 or None "
+            f"(that of the gradients), got {wire.name}"
+        )
+    return wire
+
+
+def _one_array(x: Array) -> ArrayParcel:
+    parcel = ArrayParcel(x)
+    if parcel.is_tuple:
+        raise TypeError("expected an array for each rank, got a tuple")
+    return parcel
+
+
+def _check_dtypes(parcels: Sequence[ArrayParcel], where: str) -> None:
+    """Raise unless all parcels hold the same dtypes; every rank sees the same parcels."""
+    if len({(parcel.is_tuple, *parcel.dtypes) for parcel in parcels}) > 1:
+        shown = "; ".join(str(parcel) for parcel in parcels)
+        raise ValueError(f"{where}: all ranks must give the same dtypes, got: {shown}")
+
+
+def _describe_reduction(data: Arrays, op: Op) -> str:
+    described = ArrayParcel(data)
+    if op not in ("sum", "mean", "max", "min", "prod"):
+        raise ValueError(f"op must be 'sum', 'mean', 'max', 'min' or 'prod', got {op!r}")
+    for dtype in described.dtypes:
+        if op == "mean" and dtype.kind not in "fc":
+            raise TypeError(f"the mean of {dtype} is not one; cast to a float dtype before")
+        if dtype.kind == "c" and op in ("max", "min"):
+            raise TypeError(f"op {op!r} of {dtype}: complex numbers have no order")
+        if dtype.kind == "b" and op not in ("max", "min"):
+            raise TypeError(f"op {op!r} of bool: cast to an integer, or use 'max' or 'min'")
+    return f"{described}, op={op!r}"

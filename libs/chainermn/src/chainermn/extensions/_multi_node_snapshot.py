@@ -1,0 +1,199 @@
+"""Snapshots of which ranks that hold the same write and read one."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import chainer
+from chainer.training.extension import Extension
+
+from chainermn.extensions.npz_files import find_damage
+from chainermn.together import run_together
+
+if TYPE_CHECKING:
+    from chainermn.communicators.communicator_base import CommunicatorBase
+
+_WHERE = "multi_node_snapshot"
+
+
+def multi_node_snapshot(
+    comm: CommunicatorBase,
+    snapshot: Extension,
+    replica_sets: Sequence[int | Iterable[int]],
+) -> MultiNodeSnapshot:
+    """Let sets of ranks share snapshots, to write them and to load them at the start.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    snapshot : extension
+        From ``chainer.training.extensions.snapshot`` or ``snapshot_object``. Its ``filename``
+        gets the number of the writing rank as a suffix, ``.{rank}``.
+    replica_sets : sequence of (int or iterable of int)
+        Sets of ranks whose trainers are replicas of each other: the lowest of a set writes for
+        all. Ranks that are in none form one more set. So ``[]`` is one snapshot for all, and
+        ``[0]`` is for a rank 0 that has extensions which the others lack.
+
+    Returns
+    -------
+    MultiNodeSnapshot
+        For ``trainer.extend(snapshot, trigger=(1, 'epoch'))`` on every rank.
+
+    Raises
+    ------
+    ValueError, TypeError
+        On every rank, if the sets are not disjoint sets of ranks, or differ.
+
+    Notes
+    -----
+    With ``autoload=True`` all sets load the newest snapshot that every one of them has and can
+    be read as a whole, so a job may go on with another number of ranks, as long as the writing
+    ranks are the same.
+    """
+    sets = run_together(comm, _WHERE, lambda: parse_replica_sets(replica_sets, comm.size))
+    everywhere = comm.allgather_obj(sets)
+    if any(other != everywhere[0] for other in everywhere):
+        raise ValueError(
+            f"{_WHERE}: all ranks must give the same replica_sets, got {everywhere}, by rank"
+        )
+    return MultiNodeSnapshot(comm, snapshot, sets)
+
+
+def parse_replica_sets(replica_sets: Sequence[int | Iterable[int]], size: int) -> list[set[int]]:
+    """Return disjoint sets of all ranks; see `multi_node_snapshot`.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If they are not disjoint sets of ranks.
+    """
+    sets = [{entry} if isinstance(entry, int) else set(entry) for entry in replica_sets]
+    remaining = set(range(size))
+    for ranks in sets:
+        if not ranks or not ranks <= remaining:
+            raise ValueError(
+                f"replica_sets must be disjoint sets of ranks from 0 to {size - 1}, got {sets}"
+            )
+        remaining -= ranks
+    return [*sets, remaining] if remaining else sets
+
+
+class MultiNodeSnapshot(Extension):
+    """See `multi_node_snapshot`.
+
+    Attributes
+    ----------
+    replica_set : set of int
+        Ranks that share the snapshots of this one.
+    master : int
+        The one of them that writes.
+    """
+
+    trigger = 1, "epoch"
+    priority = -100  # as Chainer's snapshots: after everything that reports
+    default_name = "_MultiNodeSnapshot"  # the original's, which snapshots contain
+
+    def __init__(
+        self, comm: CommunicatorBase, snapshot: Extension, replica_sets: list[set[int]]
+    ) -> None:
+        self.comm = comm
+        self.snapshot = snapshot
+        self.replica_set = next(ranks for ranks in replica_sets if comm.rank in ranks)
+        self.master = min(self.replica_set)
+        self._plain_filename = snapshot.filename
+        if callable(snapshot.filename):
+            snapshot.filename = lambda trainer: f"{self._plain_filename(trainer)}.{comm.rank}"
+        else:
+            snapshot.filename = f"{snapshot.filename}.{comm.rank}"
+
+    @property
+    def is_master(self) -> bool:
+        """Whether this rank writes."""
+        return self.comm.rank == self.master
+
+    def initialize(self, trainer: chainer.training.Trainer) -> None:
+        """Load the newest snapshot, if the snapshot has ``autoload``. Collective then.
+
+        Raises
+        ------
+        Exception
+            On every rank, if the snapshot does not fit the trainer of any.
+        """
+        autoload, self.snapshot.autoload = self.snapshot.autoload, False
+        if self.is_master:
+            self.snapshot.initialize(trainer)
+        self.snapshot.autoload = autoload
+        if autoload:
+            self._autoload(trainer)
+
+    def on_error(self, trainer: chainer.training.Trainer, exc: Exception, tb: Any) -> None:
+        """Write a snapshot, if the snapshot has ``snapshot_on_error``."""
+        if self.is_master:
+            self.snapshot.on_error(trainer, exc, tb)
+
+    def __call__(self, trainer: chainer.training.Trainer) -> None:
+        """Write a snapshot."""
+        if self.is_master:
+            self.snapshot(trainer)
+
+    def finalize(self) -> None:
+        """Wait for the snapshot's writer."""
+        if self.is_master:
+            self.snapshot.finalize()
+
+    def _autoload(self, trainer: chainer.training.Trainer) -> None:
+        directory = Path(trainer.out)
+        name = self._newest_common_name(directory)
+        if name is None:
+            return
+        contents = None
+        if self.is_master:
+            contents = (directory / f"{name}.{self.comm.rank}").read_bytes()
+            for rank in self.replica_set - {self.master}:
+                self.comm.send_obj(contents, rank)
+        else:
+            contents = self.comm.recv_obj(self.master)
+        target = trainer if self.snapshot._target is None else self.snapshot._target
+        run_together(
+            self.comm, _WHERE, lambda: chainer.serializers.load_npz(io.BytesIO(contents), target)
+        )
+
+    def _newest_common_name(self, directory: Path) -> str | None:
+        """Return the name, without suffix, of the snapshot that all ranks load."""
+        own = run_together(self.comm, _WHERE, lambda: self._times(directory))
+        by_rank = [times for times in self.comm.allgather_obj(own) if times is not None]
+        common = set.intersection(*map(set, by_rank))
+        # Times of the first set alone: clocks of other hosts may differ.
+        for name in sorted(common, key=lambda name: (by_rank[0][name], name), reverse=True):
+            damage = ""
+            if self.is_master:
+                path = directory / f"{name}.{self.comm.rank}"
+                damage = find_damage(path)
+            damages = self.comm.allgather_obj(damage)
+            if damage:
+                warnings.warn(f"skipping snapshot {path}: {damage}", stacklevel=2)
+            if not any(damages):
+                return str(name)
+        return None
+
+    def _times(self, directory: Path) -> dict[str, float] | None:
+        """Return the snapshots of this rank and when they were written; None if it writes none."""
+        if not self.is_master:
+            return None
+        if callable(self._plain_filename):
+            raise TypeError("autoload needs a snapshot whose filename is a string")
+        prefix = self._plain_filename.split("{")[0]
+        ending = f"{self._plain_filename.split('}')[-1]}.{self.comm.rank}"
+        if "{" not in self._plain_filename:
+            prefix = ending = self.snapshot.filename
+        if not directory.is_dir():
+            return {}
+        return {
+            file.name.removesuffix(f".{self.comm.rank}"): file.stat().st_mtime
+            for file in directory.iterdir()
+            if file.name.startswith(prefix) and file.name.endswith(ending) and file.is_file()
+        }

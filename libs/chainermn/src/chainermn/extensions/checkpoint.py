@@ -1,0 +1,274 @@
+"""Checkpoints of all ranks together, one file for each."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import chainer
+import numpy as np
+from chainer.training.extension import Extension
+
+from chainermn.extensions.npz_files import find_damage, write_atomically
+from chainermn.together import run_together
+
+if TYPE_CHECKING:
+    import os
+
+    from chainermn.communicators.communicator_base import CommunicatorBase
+
+# Beside the state: who wrote the file. Loading ignores keys that it does not know.
+_LABEL = "chainermn_checkpoint"
+
+
+def create_multi_node_checkpointer(
+    name: str,
+    comm: CommunicatorBase,
+    cp_interval: int = 5,
+    gc_interval: int = 5,
+    path: str | os.PathLike[str] | None = None,
+) -> MultiNodeCheckpointer:
+    """Create an extension with which an interrupted job goes on where it was.
+
+    Each rank writes the state of its own trainer; `MultiNodeCheckpointer.maybe_load` takes the
+    newest checkpoint that all ranks have. It is meant for faults, not for keeping models: the
+    files are deleted when training ends, and serve jobs with the same number of ranks only.
+
+    Parameters
+    ----------
+    name : str
+        Of the files: ``{name}.{rank}.{iteration}``.
+    comm : CommunicatorBase
+    cp_interval : int
+        Keep at least this many checkpoints.
+    gc_interval : int
+        Delete older ones once there are this many more.
+    path : path, optional
+        Directory of the files; on each host a local one, or one for all. The output directory
+        of the trainer by default.
+
+    Returns
+    -------
+    MultiNodeCheckpointer
+        For ``trainer.extend(checkpointer, trigger=(1000, 'iteration'))`` on every rank.
+
+    Raises
+    ------
+    ValueError
+        On every rank, if the arguments make no sense or ranks have different names.
+    """
+
+    def check() -> str:
+        if not name or "/" in name or "\0" in name:
+            raise ValueError(f"the name must be one of a file, got {name!r}")
+        if cp_interval < 1 or gc_interval < 0:
+            raise ValueError(
+                "cp_interval must be at least 1 and gc_interval at least 0, "
+                f"got {cp_interval} and {gc_interval}"
+            )
+        return name
+
+    where = "create_multi_node_checkpointer"
+    names = comm.allgather_obj(run_together(comm, where, check))
+    if len(set(names)) > 1:
+        raise ValueError(f"{where}: all ranks must give the same name, got {names}, by rank")
+    return MultiNodeCheckpointer(name, comm, cp_interval, gc_interval, path)
+
+
+class MultiNodeCheckpointer(Extension):
+    """See `create_multi_node_checkpointer`."""
+
+    trigger = 1, "iteration"
+    priority = -100  # as Chainer's snapshots: after everything that reports
+    default_name = "_MultiNodeCheckpointer"  # the original's, which snapshots contain
+
+    def __init__(
+        self,
+        name: str,
+        comm: CommunicatorBase,
+        cp_interval: int,
+        gc_interval: int,
+        path: str | os.PathLike[str] | None,
+    ) -> None:
+        self.name = name
+        self.comm = comm
+        self.cp_interval = cp_interval
+        self.gc_interval = gc_interval
+        self.path = None if path is None else Path(path)
+        self._seconds: list[float] = []
+
+    def __call__(self, trainer: chainer.training.Trainer) -> None:
+        """Write a checkpoint of ``trainer``. Every rank must call it, in the same iteration."""
+        self._settle_path(trainer, None)
+        self.save(trainer, trainer.updater.iteration)
+
+    def save(self, target: Any, iteration: int) -> None:
+        """Write a checkpoint of an object that ``chainer.serializers`` can save. Collective.
+
+        Parameters
+        ----------
+        target : object
+        iteration : int
+            Number of the checkpoint; the highest is the newest.
+
+        Raises
+        ------
+        OSError
+            Where a file cannot be written; RuntimeError on the other ranks. The earlier
+            checkpoints stay.
+        """
+        self._settle_path(target, None)
+
+        def write() -> list[int]:
+            start = time.perf_counter()
+            arrays = dict(chainer.serializers.npz.serialize(target))
+            arrays[_LABEL] = np.array([self.comm.size, self.comm.rank, iteration])
+            self._directory.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._file(iteration), arrays)
+            self._seconds.append(time.perf_counter() - start)
+            return self._own_iterations()
+
+        written = run_together(self.comm, "checkpoint", write)
+        self._collect_garbage(written)
+
+    def maybe_load(
+        self,
+        trainer: Any,
+        optimizer: Any = None,
+        path: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Load the newest checkpoint that is complete on all ranks, if there is one. Collective.
+
+        Parameters
+        ----------
+        trainer : chainer.training.Trainer
+            Or what was given to `save`.
+        optimizer : MultiNodeOptimizer, optional
+            Accepted for scripts written for the original; the one in ``trainer`` is loaded.
+        path : path, optional
+            Directory of the files from now on.
+
+        Raises
+        ------
+        RuntimeError
+            On every rank, if only checkpoints were found that do not fit ``trainer`` and part
+            of one was loaded by then.
+
+        Warns
+        -----
+        UserWarning
+            For each file that is skipped: truncated, of another job, or not fitting.
+        """
+        self._settle_path(trainer, path)
+        self._remove_leftovers()
+        failure = ""
+        for iteration in reversed(self._common_iterations(self._own_iterations())):
+            if not self._agree(self._find_fault(iteration), iteration):
+                continue
+            try:
+                chainer.serializers.load_npz(str(self._file(iteration)), trainer)
+                fault = ""
+            except Exception as error:
+                fault = f"it does not fit: {type(error).__name__}: {error}"
+            if self._agree(fault, iteration):
+                return
+            failure = f"the checkpoint of iteration {iteration} did not fit"
+        if failure:
+            raise RuntimeError(
+                f"maybe_load: {failure}, nor did any older one; part of it may have been loaded. "
+                f"Use another name than {self.name!r} or another path than {self.path} for "
+                "another model"
+            )
+
+    def finalize(self) -> None:
+        """Delete the checkpoints of this rank, unless training ends by an exception."""
+        if self.path is None or sys.exc_info()[0] is not None:
+            return
+        for iteration in self._own_iterations():
+            self._file(iteration).unlink(missing_ok=True)
+
+    def get_stats(self) -> str:
+        """Tell how long writing took on this rank, in seconds."""
+        if not self._seconds:
+            return "No snapshot was taken"
+        mean, least, most = np.mean(self._seconds), min(self._seconds), max(self._seconds)
+        return f"Snapshot duration stats (sec): avg={mean:f}, min={least:f}, max={most:f}"
+
+    @property
+    def _directory(self) -> Path:
+        assert self.path is not None
+        return self.path
+
+    def _settle_path(self, target: Any, path: str | os.PathLike[str] | None) -> None:
+        if path is not None:
+            self.path = Path(path)
+        if self.path is None:
+            if not hasattr(target, "out"):
+                raise ValueError(
+                    f"{type(target)} has no output directory, as a trainer has: give a path to "
+                    "create_multi_node_checkpointer"
+                )
+            self.path = Path(target.out)
+
+    def _file(self, iteration: int) -> Path:
+        return self._directory / f"{self.name}.{self.comm.rank}.{iteration}"
+
+    def _own_iterations(self) -> list[int]:
+        """Return the iterations of which this rank has a file."""
+        prefix = f"{self.name}.{self.comm.rank}."
+        if not self._directory.is_dir():
+            return []
+        endings = (
+            file.name.removeprefix(prefix)
+            for file in self._directory.iterdir()
+            if file.name.startswith(prefix)
+        )
+        return sorted(int(ending) for ending in endings if ending.isascii() and ending.isdigit())
+
+    def _common_iterations(self, own: list[int]) -> list[int]:
+        """Return the iterations of which every rank has a file."""
+        return sorted(set.intersection(*map(set, self.comm.allgather_obj(own))))
+
+    def _collect_garbage(self, own: list[int]) -> None:
+        is_due = np.array(len(own) > self.cp_interval + self.gc_interval, np.uint8)
+        if not self.comm.allreduce(is_due, "max"):
+            return
+        kept = self._common_iterations(own)[-self.cp_interval :]
+        if len(kept) == self.cp_interval:
+            for iteration in own:
+                if iteration < kept[0]:
+                    self._file(iteration).unlink(missing_ok=True)
+
+    def _remove_leftovers(self) -> None:
+        """Remove what a rank that was killed while it was writing has left."""
+        if self._directory.is_dir():
+            for file in self._directory.iterdir():
+                if file.name.startswith(f".{self.name}.{self.comm.rank}."):
+                    file.unlink(missing_ok=True)
+
+    def _find_fault(self, iteration: int) -> str:
+        file = self._file(iteration)
+        if damage := find_damage(file):
+            return damage
+        try:
+            with np.load(file) as arrays:
+                label = arrays[_LABEL].tolist()
+        except (KeyError, ValueError):
+            return "it is no checkpoint"
+        expected = [self.comm.size, self.comm.rank, iteration]
+        if label != expected:
+            return (
+                f"its label is {label}, but {expected} was expected: number of ranks, rank, "
+                "iteration"
+            )
+        return ""
+
+    def _agree(self, fault: str, iteration: int) -> bool:
+        """Tell whether no rank has found a fault; warn on those that have."""
+        agreed = not self.comm.allreduce(np.array(bool(fault), np.uint8), "max")
+        if fault:
+            warnings.warn(f"skipping checkpoint {self._file(iteration)}: {fault}", stacklevel=3)
+        return agreed

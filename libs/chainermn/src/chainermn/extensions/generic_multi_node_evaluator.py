@@ -1,0 +1,160 @@
+"""Evaluation whose results are put together on one rank."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sized
+from typing import TYPE_CHECKING, Any
+
+import chainer
+import numpy as np
+from chainer.dataset import concat_examples
+from chainer.dataset.convert import _call_converter
+from chainer.training.extension import PRIORITY_WRITER, Extension
+
+from chainermn.together import check_root, run_together
+
+if TYPE_CHECKING:
+    from chainermn.communicators.communicator_base import CommunicatorBase
+
+_WHERE = "GenericMultiNodeEvaluator"
+_END = object()
+
+
+def has_examples(iterator: Any) -> bool:
+    """Tell whether the iterator's data set is not known to be empty; Chainer's then fail."""
+    dataset = getattr(iterator, "dataset", None)
+    return not isinstance(dataset, Sized) or len(dataset) > 0
+
+
+class GenericMultiNodeEvaluator(Extension):
+    """Base of evaluators for results that are not means, such as a BLEU score.
+
+    Subclasses define `calc_local`, which each rank calls for each batch of its own iterator,
+    and `aggregate`, which ``root`` calls with the results of all ranks.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase or None
+        None: there is only this process.
+    iterator : chainer.dataset.Iterator
+        Over the data of this rank, once (``repeat=False``). The ranks may have different
+        numbers of batches, or none.
+    target : chainer.Link
+        The model, for use in `calc_local`.
+    device : device specifier, optional
+        Where batches are sent.
+    converter : callable
+        Makes arrays of a batch.
+    root : int
+        The rank that puts the results together.
+    progress_hook : callable, optional
+        ``progress_hook(batch)`` is called on ``root`` after each of its batches.
+
+    Raises
+    ------
+    ValueError
+        On every rank, if ``root`` is not the same rank everywhere.
+    """
+
+    trigger = 1, "epoch"
+    default_name = "validation"
+    priority = PRIORITY_WRITER
+    name: str | None = None
+
+    def __init__(
+        self,
+        comm: CommunicatorBase | None,
+        iterator: chainer.dataset.Iterator,
+        target: chainer.Link,
+        device: Any = None,
+        converter: Callable[..., Any] = concat_examples,
+        root: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        (progress_hook,) = chainer.utils.argument.parse_kwargs(kwargs, ("progress_hook", None))
+        if comm is not None:
+            check_root(comm, root, _WHERE)
+        self.comm = comm
+        self.iterator = iterator
+        self.converter = converter
+        self.device = None if device is None else chainer.get_device(device)
+        self.root = root
+        self._targets = {"main": target}
+        self._progress_hook = progress_hook
+
+    def __call__(self, trainer: chainer.training.Trainer) -> Any:
+        """Evaluate; every rank must call it.
+
+        Returns
+        -------
+        object
+            On ``root`` what `aggregate` returns, elsewhere None.
+
+        Raises
+        ------
+        Exception
+            On every rank, if `calc_local` or `aggregate` raises on any.
+        """
+        batches = self._batches()
+        with chainer.using_config("train", False):
+            if self.comm is None:
+                results = [result for result, _ in map(self._calc, batches)]
+                return self.aggregate([result for result in results if result is not None])
+            results = self._gather_all(self.comm, batches)
+            is_root = self.comm.rank == self.root
+            return run_together(
+                self.comm, _WHERE, lambda: self.aggregate(results) if is_root else None
+            )
+
+    def calc_local(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the result of a batch: anything that can be pickled, or None to add nothing.
+
+        Gets the arrays of a batch as the model would, in test mode and without backward.
+        """
+        raise NotImplementedError
+
+    def aggregate(self, results: list[Any]) -> Any:
+        """Put together the results of all batches of all ranks.
+
+        Parameters
+        ----------
+        results : list
+            The first batches of all ranks in the order of the ranks, then the second ones, ...
+        """
+        raise NotImplementedError
+
+    def _gather_all(self, comm: CommunicatorBase, batches: Iterator[Any]) -> list[Any]:
+        results: list[Any] = []
+        while True:
+            own, more = run_together(comm, _WHERE, lambda: self._calc(next(batches, _END)))
+            if not comm.allreduce(np.array(more, np.uint8), "max"):
+                return results
+            gathered = comm.gather_obj(own, root=self.root)
+            results += [result for result in gathered or () if result is not None]
+
+    def _batches(self) -> Iterator[Any]:
+        iterator = self.iterator
+        if not has_examples(iterator):
+            return iter(())
+        if hasattr(iterator, "reset"):
+            iterator.reset()
+        else:
+            iterator = copy.copy(iterator)
+        return iter(iterator)
+
+    def _calc(self, batch: Any) -> tuple[Any, bool]:
+        """Return the result of a batch, and whether there was a batch."""
+        if batch is _END:
+            return None, False
+        arrays = _call_converter(self.converter, batch, self.device)
+        with chainer.no_backprop_mode():
+            if isinstance(arrays, tuple):
+                result = self.calc_local(*arrays)
+            elif isinstance(arrays, dict):
+                result = self.calc_local(**arrays)
+            else:
+                result = self.calc_local(arrays)
+        if self._progress_hook and (self.comm is None or self.comm.rank == self.root):
+            self._progress_hook(batch)
+        return result, True

@@ -1,0 +1,97 @@
+"""Evaluation over all ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import chainer
+import numpy as np
+
+from chainermn.extensions.example_weights import ExampleWeights
+from chainermn.extensions.generic_multi_node_evaluator import (
+    GenericMultiNodeEvaluator,
+    has_examples,
+)
+from chainermn.together import run_together
+
+if TYPE_CHECKING:
+    from chainermn.communicators.communicator_base import CommunicatorBase
+
+__all__ = ["GenericMultiNodeEvaluator", "create_multi_node_evaluator"]
+
+Evaluator = TypeVar("Evaluator")
+
+
+def create_multi_node_evaluator(
+    actual_evaluator: Evaluator,
+    communicator: CommunicatorBase,
+    *,
+    mean_over: Literal["ranks", "examples"] = "ranks",
+) -> Evaluator:
+    """Make an evaluator report the mean of what the ranks find.
+
+    Parameters
+    ----------
+    actual_evaluator : chainer.training.extensions.Evaluator
+        Or an instance of a subclass, or anything whose ``evaluate`` returns a dict of numbers.
+        Each rank evaluates the data of its own iterator.
+    communicator : CommunicatorBase
+    mean_over : {'ranks', 'examples'}
+        ``'ranks'`` is the mean of what the ranks find, each of which is a mean of what its
+        batches yield: that differs from the mean over all examples where ranks have different
+        numbers of them, or batches different sizes. ``'examples'`` weights every batch by its
+        size, so that the result does not depend on how examples are divided. It needs an
+        evaluator that converts batches and calls its function as Chainer's does.
+
+    Returns
+    -------
+    Evaluator
+        ``actual_evaluator`` itself. Its ``evaluate`` now returns, on every rank, for every key
+        the mean over the ranks that found it. Every rank must call it; one that has no examples
+        adds nothing.
+
+    Raises
+    ------
+    ValueError
+        If ``mean_over`` is unknown.
+
+    Notes
+    -----
+    If ``evaluate`` raises on one rank, it does so on all.
+    """
+    if mean_over not in ("ranks", "examples"):
+        raise ValueError(f"mean_over must be 'ranks' or 'examples', got {mean_over!r}")
+    evaluate_locally = actual_evaluator.evaluate  # type: ignore[attr-defined]
+
+    def weighted_results() -> dict[str, tuple[Any, float]]:
+        if not _has_examples(actual_evaluator):
+            return {}
+        if mean_over == "ranks":
+            return {key: (_to_number(value), 1) for key, value in evaluate_locally().items()}
+        with ExampleWeights(actual_evaluator) as weights:
+            found = evaluate_locally()
+        return {key: (_to_number(value), weights.of(key)) for key, value in found.items()}
+
+    def evaluate() -> dict[str, Any]:
+        own = run_together(communicator, "evaluate", weighted_results)
+        by_rank = communicator.allgather_obj(own)
+        means = {}
+        for key in dict.fromkeys(key for result in by_rank for key in result):
+            pairs = [result[key] for result in by_rank if key in result]
+            total = sum(weight for _, weight in pairs)
+            means[key] = sum(value * weight for value, weight in pairs) / total
+        return means
+
+    actual_evaluator.evaluate = evaluate  # type: ignore[attr-defined]
+    return actual_evaluator
+
+
+def _has_examples(evaluator: Any) -> bool:
+    iterators: dict[str, Any] = getattr(evaluator, "get_all_iterators", dict)()
+    return all(map(has_examples, iterators.values()))
+
+
+def _to_number(value: Any) -> Any:
+    array = np.asarray(chainer.backends.cuda.to_cpu(getattr(value, "array", value)))
+    wide = array.astype(np.result_type(array, np.float64))
+    return wide if wide.ndim else wide.item()

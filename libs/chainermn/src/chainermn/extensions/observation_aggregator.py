@@ -1,0 +1,93 @@
+"""Reported values put together over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import chainer
+import numpy as np
+from chainer.backends import cuda
+from chainer.training.extension import PRIORITY_EDITOR, Extension
+
+from chainermn.together import run_together
+
+if TYPE_CHECKING:
+    from chainermn.communicators.communicator_base import CommunicatorBase
+
+
+class ObservationAggregator(Extension):
+    """Reports, on every rank, what all ranks together have observed.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    original_key : str
+        What each rank observes, such as ``'main/loss'``. Iterations in which a rank does not
+        observe it do not count.
+    aggregated_key : str, optional
+        Under which the result is reported; ``original_key`` by default.
+    comm_trigger : trigger
+        When the ranks exchange what they observed since the last time; this must be in the same
+        iterations on all ranks.
+    aggregator : callable, optional
+        Makes the result, on rank 0, of a list with one list for each rank: of what it observed,
+        in the order of time, as numbers or arrays in host memory. The mean of all of it by
+        default.
+    """
+
+    trigger = 1, "iteration"
+    priority = PRIORITY_EDITOR
+    name: str | None = None
+
+    def __init__(
+        self,
+        comm: CommunicatorBase,
+        original_key: str,
+        aggregated_key: str | None = None,
+        *,
+        comm_trigger: Any = (1, "iteration"),
+        aggregator: Callable[[list[list[Any]]], Any] | None = None,
+    ) -> None:
+        self.comm = comm
+        self.original_key = original_key
+        self.aggregated_key = original_key if aggregated_key is None else aggregated_key
+        self.comm_trigger = chainer.training.get_trigger(comm_trigger)
+        self.aggregator = aggregator or _mean
+        self._history: list[Any] = []
+
+    def __call__(self, trainer: chainer.training.Trainer) -> None:
+        """Note what is observed now; if it is time, exchange and report. Collective then.
+
+        Raises
+        ------
+        Exception
+            On every rank, if the aggregator raises.
+        """
+        if self.original_key in trainer.observation:
+            self._history.append(_in_host_memory(trainer.observation[self.original_key]))
+        if not self.comm_trigger(trainer):
+            return
+        gathered = self.comm.gather_obj(self._history)
+        self._history = []
+
+        def aggregate() -> tuple[bool, Any]:
+            if gathered is None or not any(gathered):
+                return False, None
+            return True, self.aggregator(gathered)
+
+        result = run_together(self.comm, "ObservationAggregator", aggregate)
+        is_observed, value = self.comm.bcast_obj(result)
+        if is_observed:
+            trainer.observation[self.aggregated_key] = value
+
+
+def _in_host_memory(value: Any) -> Any:
+    # The variable itself would keep the whole computational graph in memory.
+    value = value.array if isinstance(value, chainer.Variable) else value
+    return cuda.to_cpu(value) if isinstance(value, chainer.get_array_types()) else value
+
+
+def _mean(observed: list[list[Any]]) -> float:
+    values = [value for history in observed for value in history]
+    return float(np.mean(np.asarray(values, np.float64)))

@@ -1,0 +1,279 @@
+"""Batch normalization over the batches of all ranks.
+
+The method is that of S. Ioffe and C. Szegedy, "Batch Normalization: Accelerating Deep Network
+Training by Reducing Internal Covariate Shift", ICML 2015. Every sum over the batch is a sum over
+the ranks too: of the numbers of elements as well, so that batches may differ in size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from typing import TYPE_CHECKING, Any, Literal
+
+import chainer
+import chainer.functions as F
+import numpy as np
+from chainer import backend
+
+from chainermn.communicators.transport.agreement import Refusal, attempt
+from chainermn.functions.collective_communication import allreduce
+from chainermn.functions.variables import as_variable
+
+if TYPE_CHECKING:
+    from chainermn.communicators.communicator_base import CommunicatorBase
+
+Backend = Literal["auto", "mpi", "nccl"]
+
+
+def get_communication_backend(
+    comm: CommunicatorBase, communication_backend: Backend = "auto"
+) -> Literal["mpi", "nccl"]:
+    """Return what the statistics of a batch travel by.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    communication_backend : {'auto', 'mpi', 'nccl'}
+
+    Raises
+    ------
+    ValueError
+        On every rank, if it is something else, or ``'nccl'`` and ``comm`` does not use NCCL.
+    """
+    if communication_backend not in ("auto", "mpi", "nccl"):
+        raise ValueError(
+            "communication_backend must be 'auto', 'mpi' or 'nccl', "
+            f"got {communication_backend!r} on rank {comm.rank}"
+        )
+    has_nccl = bool(getattr(comm, "uses_nccl", False))
+    if communication_backend == "nccl" and not has_nccl:
+        raise ValueError(
+            f"communication_backend='nccl' on rank {comm.rank}: {type(comm).__name__} does not "
+            "use NCCL; use 'auto', or a communicator that does"
+        )
+    return "nccl" if has_nccl and communication_backend != "mpi" else "mpi"
+
+
+class MultiNodeBatchNormalization(chainer.FunctionNode):
+    """Normalizes by the mean and variance over the batches of all ranks.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    eps : float
+    running_mean, running_var : ndarray, optional
+        Updated in place.
+    decay : float
+    axis : tuple of int
+        What is summed over.
+    """
+
+    def __init__(
+        self,
+        comm: CommunicatorBase,
+        eps: float,
+        running_mean: Any,
+        running_var: Any,
+        decay: float,
+        axis: tuple[int, ...],
+    ) -> None:
+        super().__init__()
+        self.comm = comm
+        self.eps = eps
+        self.running_mean = running_mean
+        self.running_var = running_var
+        self.decay = decay
+        self.axis = axis
+
+    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Exchange the sums of the elements, then those of their squared deviations."""
+        self.retain_inputs((0, 1))
+        x, gamma, beta = inputs
+        xp = backend.get_array_module(x)
+        self._expand = tuple(None if i in self.axis else slice(None) for i in range(x.ndim))
+        # Sums of many float16 would lose most of their digits.
+        self._dtype = np.result_type(x.dtype, gamma.dtype, np.float32)
+
+        total, count = self._allreduce_with_count(x)
+        mean = total / count
+        y = x - mean[self._expand]
+        squares: Any = self.comm.allreduce(xp.square(y).sum(axis=self.axis))
+        var = squares / count
+        inv_std = 1 / xp.sqrt(var + self.eps)
+        self._count, self._mean, self._inv_std = count, mean, inv_std
+        # In place from here on: a batch is large, and so is the time to allocate another.
+        y *= (gamma * inv_std)[self._expand]
+        y += beta[self._expand]
+
+        if self.running_mean is not None:
+            self.running_mean *= self.decay
+            self.running_mean += (1 - self.decay) * mean
+        if self.running_var is not None:
+            self.running_var *= self.decay
+            self.running_var += (1 - self.decay) * (count / max(count - 1, 1)) * var
+        return (y.astype(x.dtype, copy=False),)
+
+    def _allreduce_with_count(self, x: Any) -> tuple[Any, float]:
+        """Return sum and number of the elements of each channel, over all ranks."""
+        xp = backend.get_array_module(x)
+        total = x.sum(axis=self.axis, dtype=self._dtype)
+        count = math.prod(x.shape[i] for i in self.axis)
+        packed: Any = xp.empty(total.size + 1, self._dtype)
+        packed[:-1] = total.ravel()
+        packed[-1] = count
+        try:
+            packed = self.comm.allreduce(packed)
+        except (TypeError, ValueError) as error:
+            raise type(error)(
+                "multi_node_batch_normalization: a rank refused its input, or the ranks have "
+                f"different channels or dtypes: {error}"
+            ) from error
+        count = float(packed[-1])
+        if count <= 1:
+            _complain_of_small_batch(count)
+        return packed[:-1].reshape(total.shape), count
+
+    def backward(
+        self, indexes: tuple[int, ...], gys: tuple[chainer.Variable, ...]
+    ) -> tuple[chainer.Variable, ...]:
+        """Return the gradients; those of gamma and beta are means over the ranks."""
+        x, gamma = self.get_retained_inputs()
+        if chainer.config.enable_backprop:
+            return self._differentiable_backward(x, gamma, gys[0])
+        return self._backward(x.array, gamma.array, gys[0].array)
+
+    def _backward(self, x: Any, gamma: Any, gy: Any) -> tuple[chainer.Variable, ...]:
+        xp = backend.get_array_module(x)
+        expand, size, count = self._expand, self.comm.size, self._count
+        x_hat = x - self._mean[expand]
+        x_hat *= self._inv_std[expand]
+        ggamma = (gy * x_hat).sum(axis=self.axis, dtype=self._dtype)
+        gbeta = gy.sum(axis=self.axis, dtype=self._dtype)
+        ggamma, gbeta = self.comm.allreduce(xp.stack((ggamma, gbeta)))
+        gx = x_hat
+        gx *= (ggamma / -count)[expand]
+        gx -= (gbeta / count)[expand]
+        gx += gy
+        gx *= (gamma * self._inv_std)[expand]
+        return (
+            chainer.Variable(gx.astype(x.dtype, copy=False)),
+            chainer.Variable(xp.asarray(ggamma / size, gamma.dtype)),
+            chainer.Variable(xp.asarray(gbeta / size, gamma.dtype)),
+        )
+
+    def _differentiable_backward(
+        self, x: chainer.Variable, gamma: chainer.Variable, gy: chainer.Variable
+    ) -> tuple[chainer.Variable, ...]:
+        """Return the same, made of functions that can be differentiated again."""
+        kept = tuple(1 if i in self.axis else x.shape[i] for i in range(x.ndim))
+
+        def total(v: chainer.Variable) -> chainer.Variable:
+            return allreduce(self.comm, F.sum(v, axis=self.axis))
+
+        def spread(v: chainer.Variable) -> chainer.Variable:
+            return F.broadcast_to(F.reshape(v, kept), x.shape)
+
+        x_, gamma_, gy_ = (F.cast(v, self._dtype) for v in (x, gamma, gy))
+        deviation = x_ - spread(total(x_) / self._count)
+        inv_std = (total(deviation * deviation) / self._count + self.eps) ** -0.5
+        x_hat = deviation * spread(inv_std)
+        ggamma, gbeta = total(gy_ * x_hat), total(gy_)
+        shared = (x_hat * spread(ggamma) + spread(gbeta)) / self._count
+        gx = spread(gamma_ * inv_std) * (gy_ - shared)
+        size = self.comm.size
+        return (
+            F.cast(gx, x.dtype),
+            F.cast(ggamma / size, gamma.dtype),
+            F.cast(gbeta / size, gamma.dtype),
+        )
+
+
+def multi_node_batch_normalization(
+    x: chainer.Variable,
+    gamma: chainer.Variable,
+    beta: chainer.Variable,
+    comm: CommunicatorBase,
+    eps: float = 2e-5,
+    running_mean: Any = None,
+    running_var: Any = None,
+    decay: float = 0.9,
+    axis: int | tuple[int, ...] | None = None,
+) -> chainer.Variable:
+    """Normalize by the mean and variance over the batches of all ranks together.
+
+    Values and running statistics are those of ``chainer.functions.batch_normalization`` on the
+    concatenated batch. Gradients are those of the sum over all ranks of their losses; ``gamma``
+    and ``beta``, replicas of which every rank holds, get the mean over the ranks, as they would
+    from a multi-node optimizer. Every rank has to run backward through it.
+
+    Parameters
+    ----------
+    x : chainer.Variable or ndarray
+        float16, float32 or float64. Batches may differ in size, and be empty on some ranks.
+    gamma, beta : chainer.Variable or ndarray
+        Of the shape of ``x`` without the axes that are summed over.
+    comm : CommunicatorBase
+    eps : float
+        Added to the variance.
+    running_mean, running_var : ndarray, optional
+        Moving averages, of the shape of ``gamma``; updated in place.
+    decay : float
+        Of the moving averages.
+    axis : int or tuple of int, optional
+        Axes to sum over; the first and those behind the channels by default.
+
+    Returns
+    -------
+    chainer.Variable
+        Of the shape and dtype of ``x``. Statistics are at least float32.
+
+    Raises
+    ------
+    TypeError, ValueError
+        On every rank, if dtypes or shapes do not fit on one, ranks have different channels, or
+        the batch is empty on all.
+    """
+    checked = attempt(lambda: _check(x, gamma, beta, axis))
+    if isinstance(checked, Refusal):
+        # The others are in the all-reduce of forward. What is no array makes all of it raise.
+        with contextlib.suppress(TypeError):
+            comm.allreduce(checked)  # type: ignore[arg-type]
+        raise checked.kind(f"multi_node_batch_normalization: rank {comm.rank}: {checked.message}")
+    inputs, axes = checked
+    node = MultiNodeBatchNormalization(comm, eps, running_mean, running_var, decay, axes)
+    return node.apply(inputs)[0]
+
+
+def _check(
+    x: Any, gamma: Any, beta: Any, axis: int | tuple[int, ...] | None
+) -> tuple[tuple[chainer.Variable, ...], tuple[int, ...]]:
+    inputs = x, gamma, beta = as_variable(x), as_variable(gamma), as_variable(beta)
+    if axis is None:
+        axis = (0, *range(gamma.ndim + 1, x.ndim))
+    axes = (axis,) if isinstance(axis, int) else tuple(axis)
+    for name, variable in {"x": x, "gamma": gamma, "beta": beta}.items():
+        if variable.dtype.kind != "f":
+            raise TypeError(f"expected {name} of a float dtype, got {variable.dtype}")
+    if not axes or not set(axes) <= set(range(x.ndim)):
+        raise ValueError(f"expected axes of x, of shape {x.shape}, got axis={axis}")
+    channels = tuple(length for i, length in enumerate(x.shape) if i not in axes)
+    if not channels == gamma.shape == beta.shape or gamma.dtype != beta.dtype:
+        raise ValueError(
+            f"expected gamma and beta of shape {channels} and of one dtype, as x has shape "
+            f"{x.shape} and is summed over the axes {axes}; got "
+            f"{gamma.dtype}{list(gamma.shape)} and {beta.dtype}{list(beta.shape)}"
+        )
+    return inputs, axes
+
+
+def _complain_of_small_batch(count: float) -> None:
+    if count == 0:
+        raise ValueError("multi_node_batch_normalization: the batch is empty on every rank")
+    warnings.warn(
+        "multi_node_batch_normalization: there is one sample on all ranks together, whose "
+        "normalized value is always zero. The last batch of a training, or "
+        "chainer.config.train=True in evaluation?",
+        stacklevel=2,
+    )

@@ -1,0 +1,559 @@
+"""Collective calls on variables. The backward of each is again one of them.
+
+Every rank calls the same functions in the same order, and runs backward. In forward the ranks
+tell each other what they call and whether a variable of theirs requires a gradient. Then either
+all of them are connected to the graph, so that all come to backward, or none is.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import chainer
+import numpy as np
+
+from chainermn.communicators.transport.agreement import Refusal, attempt, raise_refusals
+from chainermn.functions.variables import as_variable, empty_delegate, layouts, or_zeros
+
+if TYPE_CHECKING:
+    from chainermn.communicators.communicator_base import CommunicatorBase
+
+Variables: TypeAlias = tuple[chainer.Variable, ...]
+
+
+class _Ballot(NamedTuple):
+    """What the ranks tell each other before a call."""
+
+    call: str
+    gradient: bool
+    """Whether an input requires a gradient."""
+    recording: bool
+    """Whether there can be a backward at all."""
+    inputs: tuple[str, ...]
+
+
+class Collective(chainer.FunctionNode):
+    """A collective call. A rank that gives, or gets, nothing has a delegate in its place.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    """
+
+    def __init__(self, comm: CommunicatorBase) -> None:
+        super().__init__()
+        self.comm = comm
+
+    def __str__(self) -> str:
+        return type(self).__name__.lower()
+
+    @property
+    def gives(self) -> bool:
+        """Whether this rank has inputs."""
+        return True
+
+    @property
+    def gets(self) -> bool:
+        """Whether this rank has outputs."""
+        return True
+
+    def check(self, inputs: Sequence[tuple[str, ...]]) -> None:
+        """Raise if this cannot be called; every rank decides on the same arguments.
+
+        Parameters
+        ----------
+        inputs : sequence of tuple of str
+            Dtypes and shapes of the inputs of every rank.
+        """
+
+    @abstractmethod
+    def exchange(self, xs: tuple[Any, ...]) -> Sequence[Any] | None:
+        """Return the outputs for these inputs, all of them arrays: the call itself."""
+
+    @abstractmethod
+    def adjoint(self) -> Collective:
+        """Return the call that brings the gradients back."""
+
+    def join(self, make: Callable[[], Variables], delegate: Any = None) -> Variables:
+        """Apply it on all ranks together.
+
+        Parameters
+        ----------
+        make : callable
+            Returns the inputs. What it raises is raised on every rank.
+        delegate : chainer.Variable, optional
+            Stands for the inputs of a rank that gives none.
+
+        Returns
+        -------
+        tuple of chainer.Variable
+            The outputs, or a delegate.
+        """
+        made = attempt(make) if self.gives else ()
+        ballots = self.comm.allgather_obj(
+            made if isinstance(made, Refusal) else self._ballot(made, delegate)
+        )
+        raise_refusals(dict(enumerate(ballots)), str(self))
+        _check_agreement(ballots)
+        self.check([ballot.inputs for ballot in ballots])
+        xs: Variables = made  # type: ignore[assignment]  # a Refusal has been raised
+        self._given = len(xs)
+        if not any(ballot.gradient for ballot in ballots):
+            with chainer.no_backprop_mode():
+                return self.apply(xs or (chainer.Variable(empty_delegate()),))
+        if not ballots[self.comm.rank].gradient or not xs:
+            xp = chainer.backend.get_array_module(*xs)
+            anchor = chainer.Variable(empty_delegate(xp)) if delegate is None else delegate
+            xs = (*xs, anchor)
+        return self.apply(xs)
+
+    def _ballot(self, xs: Variables, delegate: Any) -> _Ballot:
+        sources = xs if delegate is None else (*xs, delegate)
+        required = any(v.requires_grad and v.dtype.kind in "fc" for v in sources)
+        recording = bool(chainer.config.enable_backprop)
+        inputs = tuple(f"{x.dtype.name}{list(x.shape)}" for x in xs)
+        return _Ballot(str(self), required and recording, recording, inputs)
+
+    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Exchange arrays."""
+        outputs = self.exchange(inputs[: self._given])
+        if outputs is None:
+            return (empty_delegate(chainer.backend.get_array_module(*inputs)),)
+        self._outputs = layouts(outputs)
+        return tuple(outputs)
+
+    def backward(
+        self, indexes: tuple[int, ...], gys: tuple[chainer.Variable | None, ...]
+    ) -> tuple[chainer.Variable | None, ...]:
+        """Exchange gradients: zeros for outputs that were not used."""
+        adjoint = self.adjoint()
+        if self.gets:
+            gxs = adjoint.join(lambda: or_zeros(gys, self._outputs))
+        else:
+            gxs = adjoint.join(tuple, gys[0])
+        return (*gxs, *(None,) * (len(self.inputs) - len(gxs)))
+
+
+class Rooted(Collective):
+    """A collective call in which one rank is not like the others.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    root : int
+        That rank.
+    """
+
+    def __init__(self, comm: CommunicatorBase, root: int) -> None:
+        super().__init__(comm)
+        self.root = root
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} with root={self.root}"
+
+    def check(self, inputs: Sequence[tuple[str, ...]]) -> None:
+        """Raise unless the root is a rank."""
+        if self.root not in range(self.comm.size):
+            raise ValueError(f"{self}: expected a root from 0 to {self.comm.size - 1}")
+
+    @property
+    def _is_root(self) -> bool:
+        return bool(self.comm.rank == self.root)
+
+
+class AllGather(Collective):
+    """One array a rank; every rank gets all. Its backward is `ReduceScatter`."""
+
+    def exchange(self, xs: tuple[Any, ...]) -> Sequence[Any]:
+        """Gather on every rank."""
+        return self.comm.allgather(xs[0])
+
+    def adjoint(self) -> Collective:
+        """Add up what the ranks have for this one."""
+        return ReduceScatter(self.comm)
+
+
+class ReduceScatter(Collective):
+    """Adds up what the ranks have for this one. Its backward is `AllGather`."""
+
+    def __str__(self) -> str:
+        return "reduce_scatter"
+
+    def check(self, inputs: Sequence[tuple[str, ...]]) -> None:
+        """Raise unless what is to be added up is of one shape and dtype."""
+        _check_equal(str(self), inputs)
+
+    def exchange(self, xs: tuple[Any, ...]) -> Sequence[Any]:
+        """Exchange, then add up in the order of the ranks."""
+        parts = self.comm.alltoall(xs)
+        dtype = parts[0].dtype
+        total = parts[0].astype(np.float32 if dtype == np.float16 else dtype)
+        for part in parts[1:]:
+            total += part
+        return (total.astype(dtype, copy=False),)
+
+    def adjoint(self) -> Collective:
+        """Give every rank the gradient of each sum."""
+        return AllGather(self.comm)
+
+
+class AllToAll(Collective):
+    """Array ``i`` goes to rank ``i``. It is its own backward."""
+
+    def exchange(self, xs: tuple[Any, ...]) -> Sequence[Any]:
+        """Exchange."""
+        return self.comm.alltoall(xs)
+
+    def adjoint(self) -> Collective:
+        """Send each gradient to where its variable came from."""
+        return AllToAll(self.comm)
+
+
+class AllReduce(Collective):
+    """Sum or mean over the ranks. It is its own backward.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    op : {'sum', 'mean'}
+    """
+
+    def __init__(self, comm: CommunicatorBase, op: Literal["sum", "mean"]) -> None:
+        super().__init__(comm)
+        self.op = op
+
+    def __str__(self) -> str:
+        return f"allreduce with op={self.op!r}"
+
+    def check(self, inputs: Sequence[tuple[str, ...]]) -> None:
+        """Raise unless the operation is linear."""
+        if self.op not in ("sum", "mean"):
+            raise ValueError(f"{self}: expected op 'sum' or 'mean'")
+
+    def exchange(self, xs: tuple[Any, ...]) -> Sequence[Any]:
+        """Reduce."""
+        return (self.comm.allreduce(xs[0], self.op),)
+
+    def adjoint(self) -> Collective:
+        """Reduce the gradients likewise."""
+        return AllReduce(self.comm, self.op)
+
+
+class Bcast(Rooted):
+    """Every rank gets the array of the root. Its backward is `Reduce`."""
+
+    @property
+    def gives(self) -> bool:
+        """Whether this is the root."""
+        return self._is_root
+
+    def exchange(self, xs: tuple[Any, ...]) -> Sequence[Any]:
+        """Broadcast."""
+        return (self.comm.bcast(xs[0] if xs else None, root=self.root),)
+
+    def adjoint(self) -> Collective:
+        """Add up the gradients of all ranks."""
+        return Reduce(self.comm, self.root)
+
+
+class Reduce(Rooted):
+    """The root gets the sum of the arrays of all ranks. Its backward is `Bcast`."""
+
+    @property
+    def gets(self) -> bool:
+        """Whether this is the root."""
+        return self._is_root
+
+    def exchange(self, xs: tuple[Any, ...]) -> Sequence[Any] | None:
+        """Add up."""
+        total = self.comm.allreduce(xs[0])
+        return (total,) if self.gets else None
+
+    def adjoint(self) -> Collective:
+        """Give every rank the gradient of the sum."""
+        return Bcast(self.comm, self.root)
+
+
+class Gather(Rooted):
+    """The root gets one array from each rank. Its backward is `Scatter`."""
+
+    @property
+    def gets(self) -> bool:
+        """Whether this is the root."""
+        return self._is_root
+
+    def exchange(self, xs: tuple[Any, ...]) -> Sequence[Any] | None:
+        """Gather."""
+        return self.comm.gather(xs[0], self.root)
+
+    def adjoint(self) -> Collective:
+        """Give each rank its gradient."""
+        return Scatter(self.comm, self.root)
+
+
+class Scatter(Rooted):
+    """Each rank gets one array of the root. Its backward is `Gather`."""
+
+    @property
+    def gives(self) -> bool:
+        """Whether this is the root."""
+        return self._is_root
+
+    def exchange(self, xs: tuple[Any, ...]) -> Sequence[Any]:
+        """Scatter."""
+        return (self.comm.scatter(xs or None, self.root),)
+
+    def adjoint(self) -> Collective:
+        """Bring the gradients of all ranks to the root."""
+        return Gather(self.comm, self.root)
+
+
+def allgather(comm: CommunicatorBase, x: chainer.Variable) -> tuple[chainer.Variable, ...]:
+    """Give every rank the variables of all ranks.
+
+    Backward adds up, on each rank, the gradients that the ranks have of its variable.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    x : chainer.Variable or ndarray
+        Shapes may differ from rank to rank, dtypes may not.
+
+    Returns
+    -------
+    tuple of chainer.Variable
+        One a rank. Every rank has to run backward, through at least one of them.
+
+    Raises
+    ------
+    TypeError, ValueError
+        On every rank, if a rank gives something else, or dtypes differ.
+    RuntimeError
+        On every rank, if the ranks call different functions, or only some of them record a
+        graph (``chainer.no_backprop_mode``) that another one needs.
+    """
+    return AllGather(comm).join(lambda: (as_variable(x),))
+
+
+def reduce_scatter(comm: CommunicatorBase, xs: Sequence[chainer.Variable]) -> chainer.Variable:
+    """Return the sum over all ranks of what they have for this rank.
+
+    On rank ``i``: the sum of ``xs[i]`` of all ranks. Backward gives every rank the gradients of
+    all sums; :func:`allgather` is the inverse direction.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    xs : sequence of (chainer.Variable or ndarray), or one of shape (size, ...)
+        One entry a rank. Shapes may differ from entry to entry, but entry ``i`` has the same on
+        every rank; all have the same dtype.
+
+    Returns
+    -------
+    chainer.Variable
+        Of the shape and dtype of ``xs[rank]``; float16 is added up in float32.
+
+    Raises
+    ------
+    TypeError, ValueError
+        On every rank, if a rank gives something else or the ranks disagree.
+    RuntimeError
+        As for :func:`allgather`.
+    """
+    return ReduceScatter(comm).join(lambda: _one_each(comm, xs))[0]
+
+
+def alltoall(
+    comm: CommunicatorBase, xs: Sequence[chainer.Variable]
+) -> tuple[chainer.Variable, ...]:
+    """Send ``xs[i]`` to rank ``i``, for every ``i``.
+
+    Backward sends each gradient to where its variable came from.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    xs : sequence of (chainer.Variable or ndarray), or one of shape (size, ...)
+        One entry a rank. Shapes may differ, dtypes may not.
+
+    Returns
+    -------
+    tuple of chainer.Variable
+        Entry ``i`` is what rank ``i`` sent here. Every rank has to run backward, through at
+        least one of them.
+
+    Raises
+    ------
+    TypeError, ValueError
+        On every rank, if a rank gives something else or another number of entries.
+    RuntimeError
+        As for :func:`allgather`.
+    """
+    return AllToAll(comm).join(lambda: _one_each(comm, xs))
+
+
+def allreduce(
+    comm: CommunicatorBase, x: chainer.Variable, op: Literal["sum", "mean"] = "sum"
+) -> chainer.Variable:
+    """Return the sum, or the mean, of the variables of all ranks.
+
+    Backward is the same reduction of the gradients: the derivative of the sum over all ranks of
+    what each makes from the result.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    x : chainer.Variable or ndarray
+        Of the same shape and dtype on every rank.
+    op : {'sum', 'mean'}
+
+    Returns
+    -------
+    chainer.Variable
+        The same values on every rank; float16 is added up in float32. Every rank has to run
+        backward through it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        On every rank, if a rank gives something else or the ranks disagree.
+    RuntimeError
+        As for :func:`allgather`.
+    """
+    return AllReduce(comm, op).join(lambda: (as_variable(x),))[0]
+
+
+def bcast(comm: CommunicatorBase, x: chainer.Variable | None, root: int = 0) -> chainer.Variable:
+    """Give every rank the variable of rank ``root``.
+
+    Backward adds up the gradients of all ranks on ``root``.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    x : chainer.Variable or ndarray
+        What ``root`` gives; ignored elsewhere.
+    root : int
+
+    Returns
+    -------
+    chainer.Variable
+        Every rank has to run backward through it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        On every rank, if ``root`` gives something else, or is no rank.
+    RuntimeError
+        As for :func:`allgather`; ranks that give different roots call different functions.
+    """
+    return Bcast(comm, root).join(lambda: (as_variable(x),))[0]
+
+
+def gather(
+    comm: CommunicatorBase, x: chainer.Variable, root: int = 0
+) -> tuple[chainer.Variable, ...] | chainer.Variable:
+    """Bring the variables of all ranks to ``root``.
+
+    Backward scatters the gradients from there.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    x : chainer.Variable or ndarray
+        Shapes may differ from rank to rank, dtypes may not.
+    root : int
+
+    Returns
+    -------
+    tuple of chainer.Variable, or chainer.Variable
+        On ``root`` a tuple, one a rank. Elsewhere a delegate: float32, of shape ``(0,)``; run
+        backward from it, or connect it to a loss by :func:`pseudo_connect`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        On every rank, if a rank gives something else, dtypes differ, or ``root`` is no rank.
+    RuntimeError
+        As for :func:`bcast`.
+    """
+    gathered = Gather(comm, root).join(lambda: (as_variable(x),))
+    return gathered if comm.rank == root else gathered[0]
+
+
+def scatter(
+    comm: CommunicatorBase, xs: Sequence[chainer.Variable] | None, root: int = 0
+) -> chainer.Variable:
+    """Give rank ``i`` the variable ``xs[i]`` of rank ``root``.
+
+    Backward gathers the gradients there.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    xs : sequence of (chainer.Variable or ndarray), or one of shape (size, ...)
+        What ``root`` gives, one entry a rank; ignored elsewhere. Shapes may differ, dtypes may
+        not.
+    root : int
+
+    Returns
+    -------
+    chainer.Variable
+        Every rank has to run backward through it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        On every rank, if ``root`` gives something else, another number of entries, or is no
+        rank.
+    RuntimeError
+        As for :func:`bcast`.
+    """
+    return Scatter(comm, root).join(lambda: _one_each(comm, xs))[0]
+
+
+def _one_each(comm: CommunicatorBase, xs: Any) -> Variables:
+    """Return the entries of a sequence, or of an array, one a rank and of one dtype."""
+    if not isinstance(xs, list | tuple):
+        stacked = as_variable(xs)
+        if stacked.ndim == 0:
+            raise TypeError("expected one entry a rank, got a single number")
+        if stacked.shape[0] > 0:
+            xs = chainer.functions.separate(stacked)
+    if len(xs) != comm.size:
+        raise ValueError(f"expected {comm.size} entries, one a rank, got {len(xs)}")
+    entries = tuple(as_variable(x) for x in xs)
+    dtypes = sorted({entry.dtype.name for entry in entries})
+    if len(dtypes) > 1:
+        raise ValueError(f"expected entries of one dtype, got {', '.join(dtypes)}")
+    return entries
+
+
+def _check_agreement(ballots: Sequence[_Ballot]) -> None:
+    calls = [ballot.call for ballot in ballots]
+    if len(set(calls)) > 1:
+        raise RuntimeError(
+            f"the ranks call different functions: {_by_rank(calls)}. All have to make the same "
+            "calls in the same order. If this is in backward, its order follows from the depth "
+            "of the graph: fix it by pseudo_connect"
+        )
+    needing = [rank for rank, ballot in enumerate(ballots) if ballot.gradient]
+    silent = [rank for rank, ballot in enumerate(ballots) if not ballot.recording]
+    if needing and silent:
+        raise RuntimeError(
+            f"{calls[0]}: rank {needing[0]} needs a gradient, but rank {silent[0]} records no "
+            "graph (chainer.config.enable_backprop is off there) and would never come to "
+            "backward; set it alike on all ranks"
+        )
+
+
+def _check_equal(call: str, inputs: Sequence[tuple[str, ...]]) -> None:
+    if len(set(inputs)) > 1:
+        shown = _by_rank([", ".join(given) for given in inputs])
+        raise ValueError(f"{call}: all ranks must give the same shapes and dtypes, got: {shown}")
+
+
+def _by_rank(descriptions: Sequence[str]) -> str:
+    return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(descriptions))

@@ -1,0 +1,263 @@
+"""Variables that travel from one rank to another, and their gradients back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import chainer
+
+from chainermn.communicators.transport.agreement import Refusal, attempt
+from chainermn.functions.pseudo_connect import pseudo_connect
+from chainermn.functions.variables import as_variable, empty_delegate, layouts, or_zeros
+
+if TYPE_CHECKING:
+    from chainermn.communicators.communicator_base import CommunicatorBase
+
+
+class _Header(NamedTuple):
+    """What goes before the arrays."""
+
+    number: int
+    """Of the message, as counted by its sender."""
+    answers: int | None
+    """The number of the message whose gradients these are; None for a message of forward."""
+    wanted: tuple[bool, ...]
+    """Which arrays the sender wants to get the gradients of."""
+
+
+_numbers = itertools.count()
+
+
+class Send(chainer.FunctionNode):
+    """Sends arrays, returns a delegate; its backward is `Recv`.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    peer_rank : int
+    peer_tag : int
+    header : _Header
+    """
+
+    def __init__(
+        self, comm: CommunicatorBase, peer_rank: int, peer_tag: int, header: _Header
+    ) -> None:
+        super().__init__()
+        self.comm = comm
+        self.peer_rank = peer_rank
+        self.peer_tag = peer_tag
+        self._header = header
+
+    @property
+    def label(self) -> str:
+        """Name of the function in drawings of the graph."""
+        return f"{type(self).__name__} (peer_rank: {self.peer_rank})"
+
+    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Send the inputs."""
+        self.comm.send_obj(self._header, self.peer_rank, self.peer_tag)
+        self.comm.send(tuple(inputs), self.peer_rank, self.peer_tag)
+        return (empty_delegate(chainer.backend.get_array_module(*inputs)),)
+
+    def backward(
+        self, indexes: tuple[int, ...], gys: tuple[chainer.Variable | None, ...]
+    ) -> tuple[chainer.Variable | None, ...]:
+        """Receive the gradients of what was sent."""
+        number, _, wanted = self._header
+        if not any(wanted):
+            return (None,) * len(wanted)
+        gxs = iter(_recv(self.comm, self.peer_rank, gys[0], self.peer_tag, answers=number))
+        return tuple(next(gxs) if wants else None for wants in wanted)
+
+
+class Recv(chainer.FunctionNode):
+    """Takes a delegate, returns received arrays; its backward is `Send`.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    peer_rank : int
+    peer_tag : int
+    header : _Header
+        What came before the arrays.
+    """
+
+    def __init__(
+        self, comm: CommunicatorBase, peer_rank: int, peer_tag: int, header: _Header
+    ) -> None:
+        super().__init__()
+        self.comm = comm
+        self.peer_rank = peer_rank
+        self.peer_tag = peer_tag
+        self._header = header
+
+    @property
+    def label(self) -> str:
+        """Name of the function in drawings of the graph."""
+        return f"{type(self).__name__} (peer_rank: {self.peer_rank})"
+
+    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Receive as many arrays as are sent."""
+        received: Any = self.comm.recv(self.peer_rank, self.peer_tag)
+        self._outputs = layouts(received)
+        return received
+
+    def backward(
+        self, indexes: tuple[int, ...], gys: tuple[chainer.Variable | None, ...]
+    ) -> tuple[chainer.Variable, ...]:
+        """Send the gradients of what was received, as far as the sender wants them."""
+        number, _, wanted = self._header
+        gradients = or_zeros(gys, self._outputs)
+        answer = [gradient for gradient, wants in zip(gradients, wanted, strict=True) if wants]
+        if not answer:
+            return (chainer.Variable(empty_delegate()),)
+        return (_send(answer, self.comm, self.peer_rank, self.peer_tag, answers=number),)
+
+
+def send(
+    x: chainer.Variable | Sequence[chainer.Variable],
+    communicator: CommunicatorBase,
+    rank: int,
+    tag: int = 0,
+) -> chainer.Variable:
+    """Send variables to another rank, which calls :func:`recv`.
+
+    The backward of this function waits for the gradients that the backward of :func:`recv`
+    sends. So backward has to run on both ranks: if the other rank does not use what it received
+    in what it calls ``backward()`` of, this rank waits for ever (there, :func:`pseudo_connect`
+    makes a loss depend on it). If no input requires a gradient, none is sent.
+
+    Parameters
+    ----------
+    x : chainer.Variable or ndarray, or a list or tuple of them
+        Of any shape and dtype; integers and bool have no gradients.
+    communicator : CommunicatorBase
+    rank : int
+        Where to; not this rank.
+    tag : int
+        Tells messages between the same two ranks apart.
+
+    Returns
+    -------
+    chainer.Variable
+        A delegate: float32, of shape ``(0,)``. Its ``backward()`` is that of ``x``. Give it to
+        :func:`recv` or :func:`pseudo_connect`, or call its ``backward()`` at the end.
+
+    Raises
+    ------
+    ValueError
+        If ``rank`` is this rank or none of the communicator's.
+    TypeError, ValueError
+        On both ranks, if ``x`` is something else, or nothing.
+    RuntimeError
+        In backward, if the gradients of another message come: the two ranks communicate in
+        different orders.
+    """
+    _check_peer(communicator, rank, "send")
+    return _send(x, communicator, rank, tag)
+
+
+def recv(
+    communicator: CommunicatorBase,
+    rank: int,
+    delegate_variable: chainer.Variable | None = None,
+    tag: int = 0,
+    force_tuple: bool = False,
+) -> chainer.Variable | tuple[chainer.Variable, ...]:
+    """Receive the variables that another rank sends by :func:`send`.
+
+    The backward of this function sends their gradients back: zeros for those of several that
+    were not used. See :func:`send` about what has to be used.
+
+    Parameters
+    ----------
+    communicator : CommunicatorBase
+    rank : int
+        Where from; not this rank.
+    delegate_variable : chainer.Variable, optional
+        What :func:`send` returned before on this rank. The result depends on it, so that in
+        backward this function comes first: needed if what is received was made from what was
+        sent.
+    tag : int
+        That of :func:`send`.
+    force_tuple : bool
+        Return a tuple also if there is one variable only.
+
+    Returns
+    -------
+    chainer.Variable or tuple of chainer.Variable
+        Shapes and dtypes are those that were sent.
+
+    Raises
+    ------
+    ValueError
+        If ``rank`` is this rank or none of the communicator's.
+    TypeError, ValueError
+        On both ranks, if :func:`send` was called with something else than variables.
+    """
+    _check_peer(communicator, rank, "recv")
+    received = _recv(communicator, rank, delegate_variable, tag)
+    return received if force_tuple or len(received) > 1 else received[0]
+
+
+def _check_peer(comm: CommunicatorBase, rank: int, where: str) -> None:
+    if rank == comm.rank:
+        raise ValueError(
+            f"{where} on rank {rank}: the other rank is this rank, which would wait for itself; "
+            "use the variable as it is"
+        )
+    if not 0 <= rank < comm.size:
+        raise ValueError(
+            f"{where} on rank {comm.rank}: expected a rank from 0 to {comm.size - 1}, got {rank}"
+        )
+
+
+def _send(
+    x: Any, comm: CommunicatorBase, rank: int, tag: int, answers: int | None = None
+) -> chainer.Variable:
+    variables = attempt(lambda: _as_variables(x))
+    if isinstance(variables, Refusal):
+        comm.send_obj(variables, rank, tag)
+        raise variables.kind(f"send to rank {rank}: rank {comm.rank}: {variables.message}")
+    records = chainer.config.enable_backprop
+    wanted = tuple(records and v.requires_grad and v.dtype.kind in "fc" for v in variables)
+    header = _Header(next(_numbers), answers, wanted)
+    (delegate,) = Send(comm, rank, tag, header).apply(variables)
+    return delegate
+
+
+def _as_variables(x: Any) -> tuple[chainer.Variable, ...]:
+    if not isinstance(x, list | tuple):
+        return (as_variable(x),)
+    if not x:
+        raise ValueError("expected at least one variable, got none")
+    return tuple(as_variable(variable) for variable in x)
+
+
+def _recv(
+    comm: CommunicatorBase,
+    rank: int,
+    delegate: chainer.Variable | None,
+    tag: int,
+    answers: int | None = None,
+) -> tuple[chainer.Variable, ...]:
+    header = comm.recv_obj(rank, tag=tag)
+    if isinstance(header, Refusal):
+        raise header.kind(f"recv on rank {comm.rank}: rank {rank}: {header.message}")
+    if header.answers != answers:
+        raise RuntimeError(
+            f"rank {comm.rank} waits for {_describe(answers)} from rank {rank} (tag {tag}), but "
+            f"{_describe(header.answers)} came. The two ranks communicate in different orders: "
+            "fix the order of backward by the delegate_variable of recv, or by pseudo_connect, "
+            "or give the messages different tags"
+        )
+    anchor = chainer.Variable(empty_delegate(), requires_grad=any(header.wanted))
+    if delegate is not None:
+        (anchor,) = pseudo_connect(delegate, anchor)
+    return Recv(comm, rank, tag, header).apply((anchor,))
+
+
+def _describe(answers: int | None) -> str:
+    return "a message of forward" if answers is None else f"the gradients of message {answers}"

@@ -1,0 +1,1 @@
+"""Between the parameters of a model and the flat arrays that transports carry."""

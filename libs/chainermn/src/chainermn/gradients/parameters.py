@@ -1,0 +1,144 @@
+"""The parameters of a model, in the same order on all ranks, or an error on all of them."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import chainer
+import numpy as np
+
+from chainermn.communicators.transport.agreement import all_equal, check_equal
+
+if TYPE_CHECKING:
+    from chainermn.communicators.transport.mpi import MpiTransport
+
+
+class Description(NamedTuple):
+    """What ranks compare of a parameter: everything but its numbers."""
+
+    name: str
+    shape: tuple[int, ...] | None  # None: not initialised
+    dtype: str | None
+    has_grad: bool
+
+    def __str__(self) -> str:
+        if self.shape is None:
+            return f"{self.name} (not initialised)"
+        return f"{self.name} {self.dtype}{list(self.shape)}"
+
+
+def named_parameters(model: chainer.Link) -> list[tuple[str, chainer.Parameter]]:
+    """Return the parameters of ``model`` with their names, in the order of the names."""
+    return sorted(model.namedparams(), key=lambda pair: pair[0])
+
+
+def agree_on_gradients(
+    transport: MpiTransport,
+    model: chainer.Link,
+    zero_fill: bool,
+    wire_dtype: np.dtype[Any] | None,
+) -> list[chainer.Parameter]:
+    """Return the parameters whose gradients are to be exchanged.
+
+    With ``zero_fill`` a gradient that is None becomes zeros, where the parameter is initialised.
+
+    Raises
+    ------
+    ValueError
+        On every rank, if the ranks have different parameters or gradients, or different
+        settings; in Chainer's debug mode also if a gradient is not finite.
+    """
+    pairs = named_parameters(model)
+    own = [_describe(name, parameter, assume_grad=zero_fill) for name, parameter in pairs]
+    debug = chainer.is_debug()
+    settings = f"allreduce_grad_dtype={wire_dtype}, zero_fill={zero_fill}, debug={debug}"
+    if not all_equal(transport.mpi_comm, (settings, own)):
+        check_equal(transport.mpi_comm, settings, "multi_node_mean_grad")
+        everywhere = transport.mpi_comm.allgather(own)
+        _raise_first_difference("multi_node_mean_grad", everywhere)
+    if debug:
+        _check_finite(transport, pairs)
+    initialised = [parameter for _, parameter in pairs if parameter.array is not None]
+    if zero_fill:
+        for parameter in initialised:
+            if parameter.grad is None:
+                parameter.grad = np.zeros_like(parameter.array)
+    return [parameter for parameter in initialised if parameter.grad is not None]
+
+
+def bcast_parameters(transport: MpiTransport, model: chainer.Link) -> None:
+    """Give every rank the parameters of rank 0, or of the lowest rank that has them.
+
+    Raises
+    ------
+    ValueError
+        On every rank, if the ranks have different parameters.
+    """
+    pairs = named_parameters(model)
+    own = [_describe(name, parameter, assume_grad=True) for name, parameter in pairs]
+    everywhere: list[list[Description]] = transport.mpi_comm.allgather(own)
+    _raise_first_difference("bcast_data", everywhere, uninitialised_matches=True)
+    for index, (_, parameter) in enumerate(pairs):
+        described = [descriptions[index] for descriptions in everywhere]
+        owner = next((r for r, d in enumerate(described) if d.shape is not None), None)
+        if owner is None:
+            continue
+        source = described[owner]
+        if parameter.array is None:
+            parameter.initialize(source.shape)
+        values = np.asarray(parameter.array, source.dtype, order="C")
+        transport.bcast(values.reshape(-1), owner)
+        if values is not parameter.array:
+            parameter.array = values
+
+
+def _describe(name: str, parameter: chainer.Parameter, *, assume_grad: bool) -> Description:
+    if parameter.array is None:
+        return Description(name, None, None, False)
+    has_grad = assume_grad or parameter.grad is not None
+    return Description(name, parameter.shape, parameter.dtype.name, has_grad)
+
+
+def _check_finite(transport: MpiTransport, pairs: list[tuple[str, chainer.Parameter]]) -> None:
+    """Raise on every rank if a gradient is NaN or infinite on any."""
+    found = [
+        name
+        for name, parameter in pairs
+        if parameter.array is not None
+        and parameter.grad is not None
+        and not np.isfinite(parameter.grad).all()
+    ]
+    everywhere = transport.mpi_comm.allgather(found)
+    if any(everywhere):
+        shown = "; ".join(f"rank {rank}: {', '.join(n)}" for rank, n in enumerate(everywhere) if n)
+        raise ValueError(f"multi_node_mean_grad: gradients that are NaN or infinite: {shown}")
+
+
+def _raise_first_difference(
+    where: str, everywhere: list[list[Description]], *, uninitialised_matches: bool = False
+) -> None:
+    """Raise for the first parameter that is not the same on all ranks, if there is one."""
+    for described in zip_longest(*everywhere):
+        present = [d for d in described if d is not None]
+        compared = [
+            d for d in present if not (uninitialised_matches and d.shape is None)
+        ] or present[:1]
+        if len(present) == len(described) and len({d.name for d in described}) == 1:
+            if len(set(compared)) == 1:
+                continue
+            if len({d[:3] for d in compared}) == 1:
+                ranks = [rank for rank, d in enumerate(described) if not d.has_grad]
+                raise ValueError(
+                    f"{where}: parameter {compared[0].name} has no gradient on rank"
+                    f"{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}, but on the others. "
+                    "Use it in the loss of every rank, or pass zero_fill=True to take the "
+                    "missing gradient for zeros"
+                )
+        shown = "; ".join(
+            f"rank {rank}: {d or 'no further parameter'}" for rank, d in enumerate(described)
+        )
+        raise ValueError(
+            f"{where}: the model must have the same parameters on all ranks; "
+            f"the first difference is {shown}"
+        )

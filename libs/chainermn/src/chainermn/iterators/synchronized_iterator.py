@@ -1,0 +1,120 @@
+"""Iterators that shuffle alike on all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from chainer.dataset import Iterator
+from chainer.iterators import OrderSampler, ShuffleOrderSampler
+
+from chainermn.datasets.distributed_sampler import DistributedOrderSampler
+from chainermn.together import run_together
+
+if TYPE_CHECKING:
+    from chainermn.communicators.communicator_base import CommunicatorBase
+
+_WHERE = "create_synchronized_iterator"
+
+
+def create_synchronized_iterator(
+    actual_iterator: Iterator, communicator: CommunicatorBase
+) -> SynchronizedIterator:
+    """Make iterators over data sets of the same length visit them in the same order on all ranks.
+
+    For models divided among ranks, each of which reads its own part of every example. No
+    communication takes place after this call.
+
+    Parameters
+    ----------
+    actual_iterator : chainer.dataset.Iterator
+        One of Chainer's, or another one with attributes ``dataset`` and ``order_sampler`` and a
+        method ``reset``.
+    communicator : CommunicatorBase
+
+    Returns
+    -------
+    SynchronizedIterator
+        Its random order depends on a number that rank 0 draws from NumPy's global generator.
+        An order sampler of another class than Chainer's ``ShuffleOrderSampler`` is replaced by
+        a copy of that of rank 0. Without shuffling the order stays as it is.
+
+    Raises
+    ------
+    ValueError
+        On every rank, if an iterator lacks one of these or the lengths of the data sets differ.
+    TypeError
+        On every rank, if the order sampler of rank 0 has to be copied but cannot be pickled.
+    """
+
+    def check() -> tuple[int, OrderSampler | None]:
+        for name in ("dataset", "order_sampler", "reset"):
+            if not hasattr(actual_iterator, name):
+                raise ValueError(
+                    f"the iterator must have {name!r}, as Chainer's have; "
+                    f"got {type(actual_iterator)}"
+                )
+        n, sampler = len(actual_iterator.dataset), actual_iterator.order_sampler
+        if type(sampler) is ShuffleOrderSampler:
+            return n, DistributedOrderSampler(n, 0, n, int(np.random.randint(2**31)))
+        # Rank 0 needs a copy as well: its own may share a generator with other code.
+        return n, copy.deepcopy(sampler) if communicator.rank == 0 else None
+
+    length, sampler = run_together(communicator, _WHERE, check)
+    lengths = communicator.allgather_obj(length)
+    if len(set(lengths)) > 1:
+        raise ValueError(
+            f"{_WHERE}: all ranks must iterate over as many examples, got {lengths}, by rank"
+        )
+    sampler = communicator.bcast_obj(sampler)
+    actual_iterator.order_sampler = sampler
+    if hasattr(actual_iterator, "_prefetch_loop"):  # of a MultiprocessIterator
+        actual_iterator._prefetch_loop.order_sampler = sampler
+    actual_iterator.reset()
+    return SynchronizedIterator(actual_iterator, communicator)
+
+
+class SynchronizedIterator(Iterator):
+    """Its attributes are those of the iterator that it wraps, also when they are set.
+
+    Attributes
+    ----------
+    actual_iterator : chainer.dataset.Iterator
+    communicator : CommunicatorBase
+    """
+
+    actual_iterator: Iterator
+    communicator: CommunicatorBase
+
+    def __init__(self, actual_iterator: Iterator, communicator: CommunicatorBase) -> None:
+        self.__dict__.update(actual_iterator=actual_iterator, communicator=communicator)
+
+    def __next__(self) -> list[Any]:
+        return next(self.actual_iterator)
+
+    next = __next__
+
+    def finalize(self) -> None:
+        """End the workers of the iterator, if there are any."""
+        if "actual_iterator" in self.__dict__:
+            self.actual_iterator.finalize()
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load the position and the seed, so that later epochs are the same as well."""
+        sampler = self.actual_iterator.order_sampler
+        if isinstance(sampler, DistributedOrderSampler):
+            # First: loading lets an iterator with workers go on at once. A snapshot of a plain
+            # iterator has no seed.
+            with contextlib.suppress(KeyError):
+                sampler.seed = serializer("seed", sampler.seed)
+        self.actual_iterator.serialize(serializer)
+
+    def __getattr__(self, name: str) -> Any:
+        if "actual_iterator" not in self.__dict__:  # while being copied
+            raise AttributeError(name)
+        return getattr(self.actual_iterator, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.actual_iterator, name, value)

@@ -1,0 +1,40 @@
+"""NCCL's names, where CuPy brings them: nothing is imported before one is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_NAMES = frozenset(
+    {
+        *("NCCL_FLOAT", "NCCL_FLOAT16", "NCCL_FLOAT32", "NCCL_FLOAT64", "NCCL_SUM"),
+        *("NcclCommunicator", "NcclError"),
+        *("get_build_version", "get_unique_id", "get_version"),
+    }
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Return one of NCCL's names, or as ``_available`` whether they are there.
+
+    Raises
+    ------
+    AttributeError
+        If there is no such name, or no CuPy that has NCCL.
+    """
+    if name == "_available":
+        return _nccl() is not None
+    if name not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    nccl = _nccl()
+    if nccl is None:
+        raise AttributeError(f"{__name__}.{name} needs a CuPy with NCCL, which is not installed")
+    return getattr(nccl, name)
+
+
+def _nccl() -> Any:
+    from chainermn.communicators.transport.nccl import load_nccl
+
+    try:
+        return load_nccl()
+    except ImportError:
+        return None

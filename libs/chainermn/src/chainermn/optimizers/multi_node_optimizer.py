@@ -1,0 +1,180 @@
+"""The wrapper that puts the gradient exchange between backward and update."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import chainer
+import numpy as np
+
+if TYPE_CHECKING:
+    from chainermn.communicators.communicator_base import CommunicatorBase
+
+
+class MultiNodeOptimizer:
+    """See `create_multi_node_optimizer`.
+
+    Attributes that are not its own are those of ``actual_optimizer``, also when they are set.
+
+    Attributes
+    ----------
+    actual_optimizer : chainer.Optimizer
+    communicator : CommunicatorBase
+    zero_fill : bool
+    """
+
+    actual_optimizer: chainer.Optimizer
+    communicator: CommunicatorBase
+    zero_fill: bool
+    _synchronised: tuple[chainer.Link | None, set[tuple[str, bool]]]
+    _restored: bool
+
+    def __init__(
+        self, actual_optimizer: chainer.Optimizer, communicator: CommunicatorBase, zero_fill: bool
+    ) -> None:
+        self._set_own(
+            actual_optimizer=actual_optimizer,
+            communicator=communicator,
+            zero_fill=zero_fill,
+            _synchronised=(None, set()),
+            _restored=False,
+        )
+
+    def setup(self, link: chainer.Link) -> Self:
+        """Set the link whose parameters are optimized, and return this optimizer."""
+        self.actual_optimizer.setup(link)
+        self._set_own(_synchronised=(None, set()))
+        return self
+
+    def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
+        """Average the gradients over the ranks and take a step. Every rank must call it.
+
+        Parameters
+        ----------
+        lossfun : callable, optional
+            ``lossfun(*args, **kwds)`` returns the loss, whose backward is then run first.
+            Without it the gradients that the parameters have are used.
+
+        Raises
+        ------
+        ValueError
+            On every rank, if the ranks have different parameters; without ``zero_fill`` also if
+            they have different gradients.
+        """
+        if lossfun is not None:
+            self._backward(lossfun, *args, **kwds)
+        if self._must_synchronise():
+            self._synchronise()
+        else:
+            self._step()
+
+    def _backward(self, lossfun: Callable[..., Any], *args: Any, **kwds: Any) -> None:
+        actual = self.actual_optimizer
+        loss = lossfun(*args, **kwds)
+        if getattr(actual, "_use_cleargrads", True):
+            actual.target.cleargrads()
+        else:
+            actual.target.zerograds()
+        loss.backward(loss_scale=actual._loss_scale)
+
+    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
+        """Save or load the state of ``actual_optimizer``."""
+        self.actual_optimizer.serialize(serializer)
+        if isinstance(serializer, chainer.Deserializer):
+            self._set_own(_restored=True)
+
+    def _must_synchronise(self) -> bool:
+        target = self.actual_optimizer.target
+        link, names = self._synchronised
+        changed = link is not target or names != _initialised_names(target)
+        flags = np.array([changed, self._restored], np.uint8)
+        changed_anywhere, restored_anywhere = self.communicator.allreduce(flags, "max")
+        self._set_own(_restored=False)
+        if restored_anywhere:
+            self._after_restoring()
+        if changed_anywhere and restored_anywhere and self._are_replicas_equal():
+            self._note_synchronised()
+            return False
+        return bool(changed_anywhere)
+
+    def _after_restoring(self) -> None:
+        """Forget what a snapshot, which at least one rank has loaded, makes obsolete."""
+
+    def _are_replicas_equal(self) -> bool:
+        digests = self.communicator.allgather_obj(_digest(self.actual_optimizer.target))
+        return all(digest == digests[0] for digest in digests)
+
+    def _synchronise(self) -> None:
+        self.communicator.bcast_data(self.actual_optimizer.target)
+        _initialise_states(self.actual_optimizer.target)
+        self._note_synchronised()
+
+    def _note_synchronised(self) -> None:
+        target = self.actual_optimizer.target
+        self._set_own(_synchronised=(target, _initialised_names(target)))
+
+    def _step(self) -> None:
+        self.communicator.multi_node_mean_grad(self.actual_optimizer.target, self.zero_fill)
+        self.actual_optimizer.update(None)
+
+    def _set_own(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+    def __getattr__(self, name: str) -> Any:
+        if "actual_optimizer" not in self.__dict__:  # while being copied
+            raise AttributeError(name)
+        return getattr(self.actual_optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__:
+            self._set_own(**{name: value})
+        else:
+            setattr(self.actual_optimizer, name, value)
+
+    def __copy__(self) -> Self:
+        return self._around(self.actual_optimizer)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self._around(copy.deepcopy(self.actual_optimizer, memo))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} cannot be pickled, as its communicator belongs to this "
+            "process. Pickle its actual_optimizer, or save it with chainer.serializers"
+        )
+
+    def _around(self, actual_optimizer: chainer.Optimizer) -> Self:
+        """Return a wrapper of this kind and state around an optimizer like the one at hand."""
+        twin = type(self)(actual_optimizer, self.communicator, self.zero_fill)
+        link, names = self._synchronised
+        if link is not None and link is self.actual_optimizer.target:
+            twin._set_own(_synchronised=(actual_optimizer.target, names))
+        return twin
+
+
+def _initialise_states(link: chainer.Link) -> None:
+    """Make what update rules make at their first step; Chainer loads no snapshot without it."""
+    for parameter in link.params():
+        rule = getattr(parameter, "update_rule", None)
+        if rule is None or parameter.array is None:
+            continue
+        if rule._use_fp32_update and parameter.dtype == np.float16:
+            continue  # the state is that of a copy in float32
+        rule._init_states(parameter)
+
+
+def _digest(link: chainer.Link) -> bytes:
+    digest = hashlib.blake2b()
+    for name, parameter in sorted(link.namedparams()):
+        array = parameter.array
+        digest.update(repr((name, None if array is None else (array.shape, array.dtype))).encode())
+        if array is not None:
+            digest.update(np.ascontiguousarray(chainer.backends.cuda.to_cpu(array)).tobytes())
+    return digest.digest()
+
+
+def _initialised_names(link: chainer.Link) -> set[tuple[str, bool]]:
+    return {(name, parameter.array is not None) for name, parameter in link.namedparams()}

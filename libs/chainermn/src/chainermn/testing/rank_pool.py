@@ -1,0 +1,217 @@
+"""Ranks that stay up between tests.
+
+Starting ``mpiexec`` and importing Chainer costs a second or more a rank, a test often only
+milliseconds. A pool starts its ranks once and hands them one test after the other. A test that
+fails on any rank costs the pool its life, since messages may be under way, and the next test
+gets a fresh one.
+
+Each rank is a pytest session of its own (`rank_worker`), linked to the pool by a Unix socket:
+a rank that dies is noticed at once, whatever ``mpiexec`` makes of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from chainermn.testing.mpiexec import Job
+
+START_LIMIT = 120.0
+# Once one rank has failed the others get this long to finish; those that need the failed one
+# never will.
+GRACE_AFTER_FAILURE = 2.0
+
+
+@dataclass
+class RankResult:
+    """What one rank says about one test.
+
+    Attributes
+    ----------
+    rank : int
+    status : str
+        ``'passed'``, ``'skipped'``, ``'failed'``, ``'hung'`` (still inside the test when its
+        time was over) or ``'died'`` (the process is gone).
+    reports : list of dict
+        Serialised pytest reports, one a phase; empty for ``'hung'`` and ``'died'``.
+    stack : str
+        For ``'hung'``: where each thread of the rank was.
+    """
+
+    rank: int
+    status: str
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    stack: str = ""
+
+
+class RankPoolError(RuntimeError):
+    """The ranks could not be started."""
+
+
+class RankPool:
+    """``ranks`` processes under one ``mpiexec`` that run tests when told to.
+
+    Parameters
+    ----------
+    ranks : int
+        Number of ranks.
+    pytest_arguments : sequence of str
+        Arguments of the pytest session inside each rank, the test files among them.
+    """
+
+    def __init__(self, ranks: int, pytest_arguments: Sequence[str]) -> None:
+        self.ranks = ranks
+        self._directory = Path(tempfile.mkdtemp(prefix="mpi"))
+        listener = socket.socket(socket.AF_UNIX)
+        address = self._directory / "socket"
+        listener.bind(str(address))
+        listener.listen(ranks)
+        self._job = Job(
+            ranks,
+            ["-m", "chainermn.testing.rank_worker", address, *pytest_arguments],
+        )
+        self._connections: dict[Connection, int] = {}
+        self._pids: dict[int, int] = {}
+        try:
+            self._accept(listener)
+        except BaseException:
+            self.kill()
+            raise
+        finally:
+            listener.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        deadline = time.monotonic() + START_LIMIT
+        listener.settimeout(0.2)
+        while len(self._connections) < self.ranks:
+            try:
+                accepted, _ = listener.accept()
+            except TimeoutError:
+                if self._job.process.poll() is None and time.monotonic() < deadline:
+                    continue
+                raise self._start_error("did not connect") from None
+            connection = Connection(accepted.detach())
+            try:
+                rank, self._pids[rank] = connection.recv()
+            except EOFError:
+                raise self._start_error("ended at once") from None
+            self._connections[connection] = rank
+        for connection, rank in self._connections.items():
+            ready = connection.poll(max(0.0, deadline - time.monotonic()))
+            try:
+                if not ready or connection.recv() != "ready":
+                    raise EOFError
+            except EOFError:
+                raise self._start_error(f"(rank {rank}) could not collect the tests") from None
+
+    def _start_error(self, what: str) -> RankPoolError:
+        stdout, stderr = self._job.output()
+        return RankPoolError(
+            f"a rank of {self.ranks} {what}; output of the job:\n{stdout}\n{stderr}"
+        )
+
+    def run(self, nodeid: str, limit: float) -> list[RankResult]:
+        """Run one test on every rank.
+
+        Parameters
+        ----------
+        nodeid : str
+            Name of the test as pytest writes it.
+        limit : float
+            Seconds it may take.
+
+        Returns
+        -------
+        list of RankResult
+            One for each rank, in the order of the ranks.
+        """
+        results: dict[int, RankResult] = {}
+        for connection, rank in self._connections.items():
+            try:
+                connection.send((nodeid, limit))
+            except OSError:
+                results[rank] = RankResult(rank, "died")
+        deadline = time.monotonic() + (GRACE_AFTER_FAILURE if results else limit)
+        while len(results) < self.ranks:
+            waiting = [c for c, rank in self._connections.items() if rank not in results]
+            ready = wait(waiting, max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for connection in waiting:
+                if connection not in ready:
+                    continue
+                rank = self._connections[connection]
+                try:
+                    status, reports = connection.recv()
+                    results[rank] = RankResult(rank, status, reports)
+                except (EOFError, OSError):
+                    results[rank] = RankResult(rank, "died")
+                if results[rank].status in ("failed", "died"):
+                    deadline = min(deadline, time.monotonic() + GRACE_AFTER_FAILURE)
+        for rank in set(range(self.ranks)) - set(results):
+            results[rank] = RankResult(rank, "hung", stack=self._stack_of(rank))
+        return [results[rank] for rank in range(self.ranks)]
+
+    def _stack_of(self, rank: int) -> str:
+        """Ask a rank that is stuck, perhaps in C, for the stacks of its threads."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pids[rank], signal.SIGUSR1)
+        path = self._directory / f"stack{rank}"
+        deadline = time.monotonic() + 1
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+            with contextlib.suppress(FileNotFoundError):
+                if path.read_text():
+                    time.sleep(0.05)  # the rest of it
+                    return _without_pytest(path.read_text(errors="replace"))
+        return "(it does not answer to a signal either)"
+
+    def close(self) -> str:
+        """Let the ranks end by themselves; return what was wrong with that, or ``''``."""
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.send(None)
+        result = self._job.wait(timeout=20)
+        self._clear()
+        if result.timed_out:
+            return f"{self.ranks} ranks did not end after their last test\n{result.stderr}"
+        if result.returncode or result.left_behind:
+            return (
+                f"after their last test {self.ranks} ranks ended with exit code "
+                f"{result.returncode}, left behind: {result.left_behind}\n{result.stderr}"
+            )
+        return ""
+
+    def kill(self) -> str:
+        """End the ranks by force; return what they and ``mpiexec`` wrote past pytest's capture."""
+        output = self._job.kill()
+        self._clear()
+        return "\n".join(filter(None, (text.strip() for text in output)))
+
+    def _clear(self) -> None:
+        for connection in self._connections:
+            connection.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _without_pytest(stacks: str) -> str:
+    """Leave out the frames below the test: those of pytest and of the worker."""
+    kept, inside = [], True
+    for line in stacks.splitlines():
+        if "_pytest" in line and line.startswith("  File"):
+            inside = False
+        elif not line.startswith("  "):
+            inside = True
+        if inside:
+            kept.append(line)
+    return "\n".join(kept)

@@ -1,0 +1,86 @@
+"""What a rank of a `RankPool` runs: a pytest session that takes its tests from a socket.
+
+``python -m chainermn.testing.rank_worker SOCKET [pytest arguments]``
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import socket
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PLUGIN_NAME = "chainermn-rank-worker"
+
+# The pool ends a test that takes too long. Should the pool itself be gone, the rank does so.
+_GRACE_WITHOUT_POOL = 30.0
+
+
+class RankWorker:
+    """Replaces pytest's loop over the tests by one that does as the pool says."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.__name__ = PLUGIN_NAME  # under which pytest registers it
+        self._connection = connection
+        self._reports: list[pytest.TestReport] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Run tests until told to stop, or until the pool is gone."""
+        if session.testsfailed:
+            raise session.Interrupted("errors during collection")
+        # It has shown what went wrong until here; the pool shows what follows.
+        session.config.pluginmanager.unregister(name="terminalreporter")
+        items = {item.nodeid: item for item in session.items}
+        self._connection.send("ready")
+        while True:
+            try:
+                order = self._connection.recv()
+            except EOFError:
+                os._exit(1)
+            if order is None:
+                return True
+            nodeid, limit = order
+            faulthandler.dump_traceback_later(limit + _GRACE_WITHOUT_POOL, exit=True)
+            self._connection.send(self._run(items[nodeid]))
+            faulthandler.cancel_dump_traceback_later()
+
+    def _run(self, item: pytest.Item) -> tuple[str, list[dict[str, Any]]]:
+        self._reports.clear()
+        item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
+        outcomes = {report.outcome for report in self._reports}
+        status = next((o for o in ("failed", "skipped") if o in outcomes), "passed")
+        serialise = item.config.hook.pytest_report_to_serializable
+        return status, [serialise(config=item.config, report=report) for report in self._reports]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what pytest reports of the test that is running."""
+        self._reports.append(report)
+
+
+def main(address: str, arguments: list[str]) -> int:
+    """Connect to the pool and serve it."""
+    from mpi4py import MPI
+
+    rank = MPI.COMM_WORLD.rank
+    directory = Path(address).parent
+    stack = (directory / f"stack{rank}").open("w")
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+    client = socket.socket(socket.AF_UNIX)
+    client.connect(address)
+    connection = Connection(client.detach())
+    connection.send((rank, os.getpid()))
+    # Capturing sys alone leaves the file descriptors to MPI's own messages.
+    private = ["-p", "no:cacheprovider", "--no-header", "-q", "--capture=sys"]
+    basetemp = ["--basetemp", str(directory / f"tmp{rank}")]
+    return int(pytest.main([*private, *basetemp, *arguments], plugins=[RankWorker(connection)]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,322 @@
+"""Collectives on arrays, against NumPy in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.extra.numpy as npst
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import chainermn
+from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
+
+DTYPES = [
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64"),
+]
+
+# All ranks must draw the same examples.
+same_on_all_ranks = settings(derandomize=True, database=None, deadline=None, max_examples=20)
+shapes = npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
+
+
+@pytest.fixture
+def comm() -> MpiCommunicatorBase:
+    return chainermn.create_communicator("naive")
+
+
+def array_of(rank: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Return what ``rank`` gives: small integers, so that sums are exact in every dtype."""
+    drawn = np.random.default_rng([rank, *shape]).integers(0, 9, shape)
+    return np.asarray(drawn, dtype)
+
+
+def same(actual: Any, expected: Any) -> None:
+    if isinstance(expected, tuple):
+        assert isinstance(actual, tuple)
+        for one, other in zip(actual, expected, strict=True):
+            same(one, other)
+        return
+    assert isinstance(actual, np.ndarray)
+    assert actual.dtype == expected.dtype
+    np.testing.assert_array_equal(actual, expected, strict=True)
+
+
+@pytest.mark.mpi(1, 2, 3, 4)
+class TestShapesAndDtypes:
+    """Every collective takes any shape and dtype."""
+
+    @same_on_all_ranks
+    @given(shape=shapes, dtype=st.sampled_from(DTYPES))
+    def test_bcast(self, shape: tuple[int, ...], dtype: str) -> None:
+        comm = chainermn.create_communicator("naive")
+        root = comm.size - 1
+        given_here = array_of(root, shape, dtype) if comm.rank == root else None
+        same(comm.bcast(given_here, root=root), array_of(root, shape, dtype))
+
+    @same_on_all_ranks
+    @given(shape=shapes, dtype=st.sampled_from(DTYPES))
+    def test_gather_and_allgather(self, shape: tuple[int, ...], dtype: str) -> None:
+        comm = chainermn.create_communicator("naive")
+        expected = tuple(array_of(rank, (rank, *shape), dtype) for rank in range(comm.size))
+        own = expected[comm.rank]
+        root = comm.size // 2
+        gathered = comm.gather(own, root)
+        if comm.rank == root:
+            same(gathered, expected)
+        else:
+            assert gathered is None
+        same(comm.allgather(own), expected)
+
+    @same_on_all_ranks
+    @given(shape=shapes, dtype=st.sampled_from(DTYPES))
+    def test_scatter(self, shape: tuple[int, ...], dtype: str) -> None:
+        comm = chainermn.create_communicator("naive")
+        parts = [array_of(rank, (rank + 1, *shape), dtype) for rank in range(comm.size)]
+        same(comm.scatter(parts if comm.rank == 0 else None), parts[comm.rank])
+
+    @same_on_all_ranks
+    @given(shape=shapes, dtype=st.sampled_from(DTYPES))
+    def test_alltoall(self, shape: tuple[int, ...], dtype: str) -> None:
+        comm = chainermn.create_communicator("naive")
+
+        def part(source: int, dest: int) -> np.ndarray:
+            return array_of(source * 10 + dest, (source + 1, dest, *shape), dtype)
+
+        received = comm.alltoall([part(comm.rank, dest) for dest in range(comm.size)])
+        same(received, tuple(part(source, comm.rank) for source in range(comm.size)))
+
+    @same_on_all_ranks
+    @given(shape=shapes, dtype=st.sampled_from(DTYPES))
+    def test_send_and_recv_in_a_ring(self, shape: tuple[int, ...], dtype: str) -> None:
+        comm = chainermn.create_communicator("naive")
+        if comm.size == 1:
+            return
+        after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        pair = (array_of(comm.rank, shape, dtype), array_of(comm.rank, (2,), "float64"))
+        if comm.rank == 0:
+            comm.send(pair, after, tag=3)
+            received = comm.recv(before, tag=3)
+        else:
+            received = comm.recv(before, tag=3)
+            comm.send(pair, after, tag=3)
+        same(received, (array_of(before, shape, dtype), array_of(before, (2,), "float64")))
+
+    @same_on_all_ranks
+    @given(
+        shape=shapes,
+        dtype=st.sampled_from([dtype for dtype in DTYPES if dtype != "bool"]),
+        op=st.sampled_from(["sum", "max", "min", "prod"]),
+    )
+    def test_allreduce(self, shape: tuple[int, ...], dtype: str, op: str) -> None:
+        comm = chainermn.create_communicator("naive")
+        reduce = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}[op]
+        everywhere = [array_of(rank, shape, dtype) for rank in range(comm.size)]
+        own = everywhere[comm.rank].copy()
+        with np.errstate(over="ignore"):
+            expected = np.asarray(
+                reduce(np.stack(everywhere), axis=0, dtype=dtype)
+                if op in ("sum", "prod")
+                else reduce(np.stack(everywhere), axis=0)
+            )
+        same(comm.allreduce(own, op=op), expected)
+        same(own, everywhere[comm.rank])  # the argument is left alone
+
+    @same_on_all_ranks
+    @given(shape=shapes, dtype=st.sampled_from(["float16", "float32", "float64"]))
+    def test_mean(self, shape: tuple[int, ...], dtype: str) -> None:
+        comm = chainermn.create_communicator("naive")
+        everywhere = [array_of(rank, shape, dtype) for rank in range(comm.size)]
+        expected = np.mean(everywhere, axis=0, dtype="float64").astype(dtype)
+        result = comm.allreduce(everywhere[comm.rank], op="mean")
+        np.testing.assert_allclose(result, expected, rtol=2e-3 if dtype == "float16" else 1e-7)
+
+    @same_on_all_ranks
+    @given(shape=shapes)
+    def test_any_and_all(self, shape: tuple[int, ...]) -> None:
+        comm = chainermn.create_communicator("naive")
+        everywhere = np.stack(
+            [array_of(rank, shape, "int8") % 2 == 0 for rank in range(comm.size)]
+        )
+        own = np.asarray(everywhere[comm.rank])
+        same(comm.allreduce(own, op="max"), np.asarray(everywhere.any(axis=0)))
+        same(comm.allreduce(own, op="min"), np.asarray(everywhere.all(axis=0)))
+
+
+@pytest.mark.mpi(1, 2, 3, 4)
+@pytest.mark.parametrize(
+    "strided",
+    [
+        lambda x: x.T,
+        lambda x: x[::2],
+        lambda x: x[::-1, ::-1],
+        lambda x: np.broadcast_to(x[0], (4, 6)),
+        np.asfortranarray,
+    ],
+)
+def test_non_contiguous(
+    comm: MpiCommunicatorBase, strided: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    everywhere = tuple(strided(array_of(rank, (4, 6), "float32")) for rank in range(comm.size))
+    own = everywhere[comm.rank]
+    same(comm.allgather(own), everywhere)
+    same(comm.bcast(own), everywhere[0])
+    same(comm.allreduce(own), np.sum(everywhere, axis=0))
+    same(comm.alltoall([own] * comm.size), everywhere)
+    same(comm.scatter([own] * comm.size), everywhere[0])
+
+
+@pytest.mark.mpi(1, 3)
+def test_tuples(comm: MpiCommunicatorBase) -> None:
+    everywhere = tuple(
+        (array_of(rank, (2,), "float32"), array_of(rank, (), "int64")) for rank in range(comm.size)
+    )
+    own = everywhere[comm.rank]
+    same(comm.bcast(own), everywhere[0])
+    same(comm.allgather(own), everywhere)
+    same(comm.scatter(list(everywhere)), everywhere[comm.rank])
+    same(
+        comm.allreduce(own), tuple(np.sum(part, axis=0) for part in zip(*everywhere, strict=True))
+    )
+    same(comm.bcast(()), ())
+
+
+@pytest.mark.mpi(2)
+def test_foreign_byte_order(comm: MpiCommunicatorBase) -> None:
+    foreign = np.arange(3, dtype="f4").astype(">f4")
+    same(comm.allreduce(foreign), np.arange(3, dtype="f4") * 2)
+    np.testing.assert_array_equal(comm.bcast(foreign), [0, 1, 2])
+
+
+@pytest.mark.mpi(3)
+def test_scatter_of_an_array_gives_each_rank_its_row(comm: MpiCommunicatorBase) -> None:
+    rows = np.arange(12.0).reshape(3, 4)
+    same(comm.scatter(rows, root=2), rows[comm.rank])
+
+
+@pytest.mark.mpi(2, 4)
+def test_sums_of_float16_are_rounded_once(comm: MpiCommunicatorBase) -> None:
+    # In float16 alone, 2048 + 1 = 2048.
+    own = np.array([2048 if comm.rank == 0 else 1] * 5, "float16")
+    same(comm.allreduce(own), np.float64([2048 + comm.size - 1] * 5).astype("float16"))
+
+
+BAD_ALLREDUCE = {
+    "another shape": (np.zeros(3), ValueError, r"float64\[3\].*rank 1.*float64\[3, 1\]"),
+    "another dtype": (np.zeros((3, 1), "f"), ValueError, "float32"),
+    "a tuple": ((np.zeros((3, 1)),), ValueError, "a tuple"),
+    "a list": ([1.0], TypeError, "rank 0: expected an array or a tuple of arrays, got .*list"),
+    "objects": (np.array([None]), TypeError, "rank 0: expected an array of numbers"),
+    "None": (None, TypeError, "rank 0: expected an array"),
+}
+
+
+@pytest.mark.mpi(2, 3)
+@pytest.mark.parametrize("bad", BAD_ALLREDUCE)
+def test_bad_input_of_one_rank_raises_on_all(comm: MpiCommunicatorBase, bad: str) -> None:
+    value, error, message = BAD_ALLREDUCE[bad]
+    good = np.zeros((3, 1))
+    with pytest.raises(error, match=message):
+        comm.allreduce(value if comm.rank == 0 else good)
+    if bad != "another shape":
+        for method in (comm.gather, comm.allgather):
+            with pytest.raises(error):
+                method(value if comm.rank == 0 else good)
+    same(comm.allreduce(good), good)  # and nothing is left under way
+
+
+@pytest.mark.mpi(1, 2, 3)
+def test_bad_input_of_root(comm: MpiCommunicatorBase) -> None:
+    def at_root(value: Any) -> Any:
+        return value if comm.rank == 0 else None
+
+    with pytest.raises(TypeError, match="bcast: rank 0: expected an array"):
+        comm.bcast(at_root("text"))
+    with pytest.raises(TypeError, match="scatter: rank 0: expected a sequence with one entry"):
+        comm.scatter(at_root(np.array(1.0)))
+    with pytest.raises(ValueError, match=f"expected {comm.size} entries, one a rank, got 7"):
+        comm.scatter(at_root([np.zeros(2)] * 7))
+    with pytest.raises(TypeError, match="scatter: rank 0: expected an array"):
+        comm.scatter(at_root([3] * comm.size))
+    with pytest.raises(ValueError, match="root"):
+        comm.bcast(np.zeros(1), root=comm.size)
+
+
+@pytest.mark.mpi(2, 3)
+def test_bad_alltoall(comm: MpiCommunicatorBase) -> None:
+    good = [np.zeros(2)] * comm.size
+    with pytest.raises(ValueError, match=r"rank 1: expected \d entries"):
+        comm.alltoall(good[1:] if comm.rank == 1 else good)
+    with pytest.raises(TypeError, match="rank 1: expected an array"):
+        comm.alltoall([1] * comm.size if comm.rank == 1 else good)
+    with pytest.raises(ValueError, match="same dtypes"):
+        comm.alltoall([np.zeros(2, "f")] * comm.size if comm.rank == 1 else good)
+
+
+@pytest.mark.mpi(2)
+def test_bad_send_raises_on_both_sides(comm: MpiCommunicatorBase) -> None:
+    if comm.rank == 0:
+        with pytest.raises(TypeError, match="send to rank 1: rank 0: expected an array"):
+            comm.send([1, 2], 1)
+    else:
+        with pytest.raises(TypeError, match="recv on rank 1: rank 0: expected an array"):
+            comm.recv(0)
+
+
+@pytest.mark.mpi(2)
+def test_ops_that_make_no_sense(comm: MpiCommunicatorBase) -> None:
+    with pytest.raises(TypeError, match="cast to a float dtype"):
+        comm.allreduce(np.zeros(3, int), op="mean")
+    with pytest.raises(TypeError, match="bool"):
+        comm.allreduce(np.zeros(3, bool))
+    with pytest.raises(ValueError, match="op must be"):
+        comm.allreduce(np.zeros(3), op="median")
+    with pytest.raises(ValueError, match="disagree"):
+        comm.allreduce(np.zeros(3), op="sum" if comm.rank == 0 else "max")
+
+
+@pytest.mark.mpi(2, 3)
+def test_roots_that_differ(comm: MpiCommunicatorBase) -> None:
+    for call in (comm.bcast, comm.gather):
+        with pytest.raises(ValueError, match="disagree"):
+            call(np.zeros(2), root=min(comm.rank, 1))
+        with pytest.raises(ValueError, match="rank 1: root must be a rank"):
+            call(np.zeros(2), root=7 if comm.rank == 1 else 0)
+    with pytest.raises(ValueError, match="disagree"):
+        comm.scatter([np.zeros(2)] * comm.size, root=min(comm.rank, 1))
+    for call in (comm.bcast_obj, comm.gather_obj):
+        with pytest.raises(ValueError, match=r"rank 0: root must be a rank.*got 'first'"):
+            call(1, root="first" if comm.rank == 0 else 0)
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_message_under_way_is_not_taken_for_part_of_a_collective(
+    comm: MpiCommunicatorBase, dtype: str
+) -> None:
+    x, y = np.full(3, 7, dtype), np.arange(3, dtype=dtype)
+    if comm.rank == 1:
+        comm.send(x, 0)
+    gathered = comm.gather(y + comm.rank)
+    total = comm.allreduce(y)
+    if comm.rank == 0:
+        same(gathered, (y, y + 1))
+        same(comm.recv(1), x)
+    same(total, y * 2)
+
+
+@pytest.mark.mpi(2)
+def test_complex_numbers(comm: MpiCommunicatorBase) -> None:
+    same(comm.allreduce(np.array([1j])), np.array([2j]))
+    with pytest.raises(TypeError, match="no order"):
+        comm.allreduce(np.array([1j]), op="max")
+
+
+@pytest.mark.mpi(2)
+def test_alltoall_of_tuples(comm: MpiCommunicatorBase) -> None:
+    with pytest.raises(TypeError, match="rank 0: expected an array for each rank, got a tuple"):
+        comm.alltoall([(np.zeros(2),)] * comm.size)

@@ -1,0 +1,189 @@
+"""Creation and configuration of communicators."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import threadpoolctl
+from mpi4py import MPI
+
+import chainermn
+from chainermn.communicators import cores, gpus
+from chainermn.communicators.naive_communicator import NaiveCommunicator
+from chainermn.communicators.topology import Topology
+from chainermn.communicators.transport.mpi import load_mpi
+from chainermn.testing.mpiexec import find_mpiexec, mpi_flavour, run_job
+
+no_gpu = pytest.mark.skipif(gpus.why_no_gpu() is None, reason="this machine has a GPU")
+
+
+@pytest.mark.mpi(1, 2, 3)
+def test_unknown_name_lists_the_known_ones() -> None:
+    known = "dummy, flat, hierarchical, naive, non_cuda_aware, pure_nccl, single_node, two_dim"
+    with pytest.raises(ValueError, match=f"unknown communicator 'fast'; expected one of {known}"):
+        chainermn.create_communicator("fast")
+
+
+@pytest.mark.mpi(2)
+def test_another_name_on_another_rank_raises_on_both() -> None:
+    with pytest.raises(ValueError, match=r"disagree.*rank 0: 'naive'.*rank 1: 'flat'"):
+        chainermn.create_communicator(["naive", "flat"][MPI.COMM_WORLD.rank])
+
+
+@pytest.mark.mpi(1, 2)
+@no_gpu
+def test_default_without_gpu_warns_on_rank_0_only(recwarn: pytest.WarningsRecorder) -> None:
+    comm = chainermn.create_communicator()
+    assert isinstance(comm, NaiveCommunicator)
+    messages = [str(warning.message) for warning in recwarn]
+    if comm.rank == 0:
+        (message,) = messages
+        assert "CuPy" in message or "CUDA" in message
+        assert "by the communicator 'naive'" in message
+    else:
+        assert messages == []
+
+
+@pytest.mark.mpi(1, 2)
+@no_gpu
+def test_pure_nccl_refuses_on_every_rank() -> None:
+    with pytest.raises(RuntimeError, match="needs a GPU for each rank: on rank 0, "):
+        chainermn.create_communicator("pure_nccl")
+
+
+@pytest.mark.mpi(2)
+def test_wire_dtype_that_is_none() -> None:
+    with pytest.raises(ValueError, match=r"must be float16, float32, float64 or None.*int32"):
+        chainermn.create_communicator("naive", allreduce_grad_dtype="int32")
+
+
+@pytest.mark.mpi(2, 4)
+def test_some_of_the_ranks() -> None:
+    world = MPI.COMM_WORLD
+    half = world.Split(world.rank % 2, world.rank)
+    with chainermn.create_communicator("flat", half) as comm:
+        assert comm.size == world.size // 2
+        assert comm.mpi_comm is half
+        expected = [rank for rank in range(world.size) if rank % 2 == world.rank % 2]
+        assert comm.allgather_obj(world.rank) == expected
+    half.Free()
+
+
+@pytest.mark.mpi(1)
+def test_settings() -> None:
+    comm, other = (chainermn.create_communicator("naive") for _ in range(2))
+    assert comm.get_config() == {"allreduce_grad_dtype": None, "batched_copy": True}
+    comm.set_config("batched_copy", False)
+    comm.set_config("allreduce_grad_dtype", np.float16)
+    assert comm.get_config("batched_copy") is False
+    assert comm.allreduce_grad_dtype == np.float16
+    assert other.get_config() == {"allreduce_grad_dtype": None, "batched_copy": True}
+    with pytest.raises(ValueError, match="unknown setting 'speed'; NaiveCommunicator has: "):
+        comm.set_config("speed", 11)
+    with pytest.raises(ValueError, match="unknown setting 'speed'"):
+        comm.get_config("speed")
+    assert not comm.within_config_scope
+    with comm.config_scope():
+        assert comm.within_config_scope
+        comm.speed = 11  # type: ignore[attr-defined]
+    assert comm.get_config("speed") == 11
+    with pytest.raises(ValueError, match="unknown setting 'speed'"):
+        other.get_config("speed")
+
+
+def blas_threads() -> set[int]:
+    return {
+        library["num_threads"]
+        for library in threadpoolctl.threadpool_info()
+        if library["user_api"] == "blas"
+    }
+
+
+@pytest.mark.mpi(1, 2, 3)
+@pytest.mark.parametrize(("n_cores", "bound"), [(1, False), (8, False), (9, False), (9, True)])
+def test_cores_are_divided(monkeypatch: pytest.MonkeyPatch, n_cores: int, bound: bool) -> None:
+    for variable in cores.THREAD_VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+    all_cores = range(n_cores)
+    usable = frozenset(all_cores[rank::size] if bound else all_cores)
+    monkeypatch.setattr(cores, "_usable_cores", lambda: usable)
+    expected = max(1, len(usable) if bound else n_cores // size)
+    with threadpoolctl.threadpool_limits(5, user_api="blas"):
+        before = blas_threads()
+        cores.divide_cores(MPI.COMM_WORLD, Topology.of(MPI.COMM_WORLD))
+        assert blas_threads() == (before if size == 1 else {expected})
+
+
+@pytest.mark.mpi(4)
+def test_split_leaves_the_division_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in cores.THREAD_VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(cores, "_usable_cores", lambda: frozenset(range(8)))
+    with threadpoolctl.threadpool_limits(5, user_api="blas"):
+        comm = chainermn.create_communicator("naive")
+        assert blas_threads() == {2}
+        comm.split(comm.rank % 2, comm.rank)
+        assert blas_threads() == {2}
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("variable", cores.THREAD_VARIABLES)
+def test_threads_chosen_by_the_user_stay(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "3")
+    with threadpoolctl.threadpool_limits(3, user_api="blas"):
+        before = blas_threads()
+        chainermn.create_communicator("naive")
+        assert blas_threads() == before
+
+
+def test_without_mpiexec() -> None:
+    code = (
+        "import chainermn, numpy as np\n"
+        "comm = chainermn.create_communicator('naive')\n"
+        "assert (comm.rank, comm.size) == (0, 1)\n"
+        "assert comm.allreduce(np.ones(3)).tolist() == [1, 1, 1]\n"
+    )
+    # As from a shell: without what the mpiexec that runs this test told its ranks.
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI", "PMIX"))}
+    settings = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    subprocess.run([sys.executable, "-c", code], env={**clean, **settings}, check=True, timeout=60)
+
+
+def test_import_does_not_initialise_mpi() -> None:
+    code = (
+        "import sys, chainermn\n"
+        "assert 'mpi4py.MPI' not in sys.modules\n"
+        "assert 'cupy' not in sys.modules or 'cupy.cuda.nccl' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_mpiexec_of_another_mpi_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    variable = {"mpich": "OMPI_COMM_WORLD_SIZE", "openmpi": "PMI_SIZE"}[mpi_flavour()]
+    monkeypatch.setenv(variable, "2")
+    with pytest.raises(RuntimeError, match=r"started 2 processes, but each of them is alone"):
+        load_mpi()
+
+
+def test_mpiexec_is_found_beside_python() -> None:
+    assert find_mpiexec().exists()
+    assert find_mpiexec().parent == Path(sys.executable).parent
+
+
+def test_a_job_of_two_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, chainer, chainermn\n"
+        "comm = chainermn.create_communicator('naive')\n"
+        "os.write(1, b'%d of %d\\n' % (comm.rank, comm.size))\n"
+    )
+    result = run_job(2, [script])
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.split("\n")) == ["", "0 of 2", "1 of 2"]
+    assert result.left_behind == []

@@ -1,0 +1,113 @@
+"""The algorithms on several hosts. Which ranks share a host is made up; the ranks are real."""
+
+from __future__ import annotations
+
+import chainer
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import chainermn
+from chainermn.communicators.flat_communicator import FlatCommunicator
+from chainermn.communicators.hierarchical_communicator import HierarchicalCommunicator
+from chainermn.communicators.naive_communicator import NaiveCommunicator
+from chainermn.communicators.non_cuda_aware_communicator import NonCudaAwareCommunicator
+from chainermn.communicators.single_node_communicator import SingleNodeCommunicator
+from chainermn.communicators.topology import Topology
+from chainermn.communicators.two_dimensional_communicator import TwoDimensionalCommunicator
+
+SEVERAL_HOSTS = [
+    NaiveCommunicator,
+    FlatCommunicator,
+    HierarchicalCommunicator,
+    NonCudaAwareCommunicator,
+    TwoDimensionalCommunicator,
+]
+
+LAYOUTS = {2: ["aa", "ab"], 3: ["aab", "aba", "abc"], 4: ["aabb", "abab", "aaab", "abcd", "abbc"]}
+
+
+def topology(hosts: str) -> Topology:
+    return Topology.from_hosts(hosts, MPI.COMM_WORLD.rank)
+
+
+def test_numbers_of_a_rank() -> None:
+    seen = [Topology.from_hosts("babbc", rank) for rank in range(5)]
+    assert [t.inter_rank for t in seen] == [0, 1, 0, 0, 2]
+    assert [t.intra_rank for t in seen] == [0, 0, 1, 2, 0]
+    assert [t.intra_size for t in seen] == [3, 1, 3, 3, 1]
+    assert {t.inter_size for t in seen} == {3}
+    assert {t.size for t in seen} == {5}
+    assert {t.ranks_per_host for t in seen} == {(3, 1, 1)}
+
+
+@pytest.mark.mpi(1, 2, 3, 4)
+def test_one_host_for_real(mpi_ranks: int) -> None:
+    comm = chainermn.create_communicator("naive")
+    assert (comm.rank, comm.size) == (MPI.COMM_WORLD.rank, mpi_ranks)
+    assert (comm.intra_rank, comm.intra_size) == (comm.rank, comm.size)
+    assert (comm.inter_rank, comm.inter_size) == (0, 1)
+    assert comm.mpi_comm is MPI.COMM_WORLD
+
+
+@pytest.mark.mpi(2, 3, 4)
+@pytest.mark.parametrize("kind", SEVERAL_HOSTS)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_mean_grad(kind: type, dtype: str, mpi_ranks: int) -> None:
+    tolerance = {"float16": 2e-3, "float32": 1e-6, "float64": 1e-14}[dtype]
+    # Fewer elements than ranks, as many, and more; an odd number in all.
+    shapes = [(1,), (2, 2), (3, 5, 7)]
+    everywhere = [
+        [np.random.default_rng([rank, *s]).normal(size=s).astype(dtype) for s in shapes]
+        for rank in range(mpi_ranks)
+    ]
+    for hosts in LAYOUTS[mpi_ranks]:
+        place = topology(hosts)
+        if kind is TwoDimensionalCommunicator and len(set(place.ranks_per_host)) > 1:
+            continue
+        comm = kind(MPI.COMM_WORLD, topology=place)
+        model = chainer.ChainList()
+        with model.init_scope():
+            for index, grad in enumerate(everywhere[comm.rank]):
+                parameter = chainer.Parameter(np.zeros_like(grad))
+                parameter.grad = grad.copy()
+                setattr(model, f"p{index}", parameter)
+        comm.multi_node_mean_grad(model)
+        for index in range(len(shapes)):
+            grads = [replica[index].astype("float64") for replica in everywhere]
+            actual = getattr(model, f"p{index}").grad
+            np.testing.assert_allclose(
+                actual, np.mean(grads, axis=0), rtol=tolerance, atol=tolerance
+            )
+            same = comm.allgather(actual)
+            assert all((other == actual).all() for other in same)  # bit by bit
+        comm.finalize()
+
+
+@pytest.mark.mpi(3, 4)
+def test_two_dimensional_refuses_hosts_of_different_size(mpi_ranks: int) -> None:
+    with pytest.raises(ValueError, match=r"got 2, 1|got 3, 1"):
+        TwoDimensionalCommunicator(
+            MPI.COMM_WORLD, topology=topology("aab" if mpi_ranks == 3 else "aaab")
+        )
+
+
+@pytest.mark.mpi(2, 3)
+def test_single_node_refuses_several_hosts(mpi_ranks: int) -> None:
+    with pytest.raises(ValueError, match=f"the {mpi_ranks} ranks run on 2"):
+        SingleNodeCommunicator(MPI.COMM_WORLD, topology=topology("ab" + "b" * (mpi_ranks - 2)))
+
+
+@pytest.mark.mpi(4)
+def test_split_keeps_hosts_and_settings() -> None:
+    comm = HierarchicalCommunicator(
+        MPI.COMM_WORLD, allreduce_grad_dtype="float16", topology=topology("aabb")
+    )
+    pair = comm.split(comm.rank % 2, -comm.rank)  # ranks 0 and 2, 1 and 3; in reverse order
+    assert isinstance(pair, HierarchicalCommunicator)
+    assert pair.allreduce_grad_dtype == np.float16
+    assert (pair.size, pair.rank) == (2, 1 - comm.rank // 2)
+    assert (pair.inter_size, pair.intra_size) == (2, 1)
+    assert pair.allgather_obj(comm.rank) == [comm.rank % 2 + 2, comm.rank % 2]
+    pair.finalize()
+    comm.finalize()

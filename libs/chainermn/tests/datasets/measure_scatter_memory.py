@@ -1,0 +1,37 @@
+"""Print by how many bytes each rank's memory grows while a data set of 160 MB is scattered."""
+
+import json
+import resource
+import sys
+
+import numpy as np
+import psutil
+from chainer.datasets import TupleDataset
+
+
+def peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main() -> None:
+    import chainermn
+
+    comm = chainermn.create_communicator("naive")
+    # What the first messages allocate is not the data set's.
+    chainermn.scatter_dataset(np.zeros((1000, 1000), "f"), comm)
+    n = 40000
+    whole = None
+    if comm.rank == 0:
+        whole = TupleDataset(np.ones((n, 1000), "f"), np.arange(n, dtype="i"))
+    comm.allgather_obj(None)
+    peak_before, held_before = peak(), psutil.Process().memory_info().rss
+    part = chainermn.scatter_dataset(whole, comm, shuffle=True, seed=0)
+    assert len(part) == n // comm.size
+    peaks = comm.gather_obj(peak() - peak_before)
+    held = comm.gather_obj(psutil.Process().memory_info().rss - held_before)
+    if comm.rank == 0:
+        print(json.dumps({"data": n * 4004, "peak": peaks, "held": held}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

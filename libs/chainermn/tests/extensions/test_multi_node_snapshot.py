@@ -1,0 +1,201 @@
+"""Snapshots shared by sets of ranks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from chainer.training import extensions
+
+import chainermn
+from chainermn.extensions import multi_node_snapshot
+from chainermn.extensions._multi_node_snapshot import parse_replica_sets
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(HERE)
+    import training
+
+    return training
+
+
+@pytest.mark.parametrize(
+    ("sets", "size", "expected"),
+    [
+        ([], 4, [{0, 1, 2, 3}]),
+        ([0], 4, [{0}, {1, 2, 3}]),
+        ([0, 1], 4, [{0}, {1}, {2, 3}]),
+        ([[0, 1], [2, 3]], 4, [{0, 1}, {2, 3}]),
+        ([range(0, 4, 2)], 4, [{0, 2}, {1, 3}]),
+        ([0], 1, [{0}]),
+        ([{2}, (0, 1)], 3, [{2}, {0, 1}]),
+    ],
+)
+def test_replica_sets(sets: Any, size: int, expected: Any) -> None:
+    assert parse_replica_sets(sets, size) == expected
+
+
+@pytest.mark.mpi(1, 2, 3, 4)
+@pytest.mark.parametrize("sets", [[0, 0], [7], [[0, 1], [1, 2]], [[]], [-1]])
+def test_sets_that_are_none(sets: Any) -> None:
+    comm = chainermn.create_communicator("naive")
+    with pytest.raises(ValueError, match="disjoint sets of ranks"):
+        multi_node_snapshot(comm, extensions.snapshot(), sets)
+
+
+@pytest.mark.mpi(2, 3)
+def test_sets_that_differ() -> None:
+    comm = chainermn.create_communicator("naive")
+    with pytest.raises(ValueError, match="the same replica_sets"):
+        multi_node_snapshot(comm, extensions.snapshot(), [0] if comm.rank else [])
+    with pytest.raises(TypeError):
+        multi_node_snapshot(comm, extensions.snapshot(), None)  # type: ignore[arg-type]
+
+
+def run(training: Any, comm: Any, out: Path, iterations: int, sets: Any, **snapshot: Any) -> Any:
+    trainer = training.make_trainer(comm, out, iterations, seed=iterations)
+    if comm.rank == 0 and sets:
+        trainer.extend(extensions.LogReport(trigger=(1, "iteration")))
+    trainer.extend(
+        multi_node_snapshot(comm, extensions.snapshot(**snapshot), sets), trigger=(1, "iteration")
+    )
+    trainer.run()
+    comm.allgather_obj(None)
+    return trainer
+
+
+def snapshots(out: Path) -> list[str]:
+    return sorted(file.name for file in out.iterdir() if file.name.startswith("snap"))
+
+
+@pytest.mark.mpi(1, 2, 3, 4)
+@pytest.mark.parametrize("sets", [[], [0], [[0, 1]]])
+def test_write_and_resume(sets: Any, shared_tmp_path: Path, training: Any) -> None:
+    comm = chainermn.create_communicator("naive")
+    if comm.size == 1:
+        sets = []
+    masters = {0, *(m for m in [1 if sets == [0] else 2] if sets and m < comm.size)}
+    first = run(training, comm, shared_tmp_path, 3, sets, autoload=True)
+    expected = [f"snapshot_iter_{i}.{rank}" for i in (1, 2, 3) for rank in sorted(masters)]
+    assert snapshots(shared_tmp_path) == expected
+    resumed = training.make_trainer(comm, shared_tmp_path, 3, seed=9)
+    if comm.rank == 0 and sets:
+        resumed.extend(extensions.LogReport(trigger=(1, "iteration")))
+    shared = multi_node_snapshot(comm, extensions.snapshot(autoload=True), sets)
+    assert shared.is_master == (comm.rank in masters)
+    resumed.extend(shared, trigger=(1, "iteration"))
+    shared.initialize(resumed)
+    assert resumed.updater.iteration == 3
+    for name, value in training.state_of(resumed).items():
+        if "avg" not in name:  # the statistics of a batch are a rank's own
+            np.testing.assert_array_equal(value, training.state_of(first)[name])
+    own = training.state_of(resumed)
+    everywhere = comm.allgather_obj(own)
+    for rank in shared.replica_set:
+        training.assert_same_state(everywhere[rank], own)
+
+
+@pytest.mark.mpi(3)
+@pytest.mark.parametrize("sets", [[], [0]])
+def test_resume_with_another_number_of_ranks(
+    sets: Any, shared_tmp_path: Path, training: Any
+) -> None:
+    world = chainermn.create_communicator("naive")
+    run(training, world, shared_tmp_path, 2, sets)
+    part = world.split(0 if world.rank < 2 else 1, world.rank)
+    if world.rank < 2:
+        resumed = run(training, part, shared_tmp_path, 4, sets, autoload=True)
+        assert resumed.updater.iteration == 4
+        assert training.optimizer_of(resumed).t == 3  # the first update of all synchronised
+    world.allgather_obj(None)
+
+
+@pytest.mark.mpi(2, 3)
+def test_newest_snapshot_that_all_sets_can_read(shared_tmp_path: Path, training: Any) -> None:
+    comm = chainermn.create_communicator("naive")
+    run(training, comm, shared_tmp_path, 4, [0])
+    if comm.rank == 0:
+        os.remove(shared_tmp_path / "snapshot_iter_4.1")
+        damaged = shared_tmp_path / "snapshot_iter_3.1"
+        damaged.write_bytes(damaged.read_bytes()[:-100])
+    comm.allgather_obj(None)
+    resumed = training.make_trainer(comm, shared_tmp_path, 9)
+    if comm.rank == 0:
+        resumed.extend(extensions.LogReport(trigger=(1, "iteration")))
+    shared = multi_node_snapshot(comm, extensions.snapshot(autoload=True), [0])
+    resumed.extend(shared, trigger=(1, "iteration"))
+    if comm.rank == 1:
+        with pytest.warns(UserWarning, match="skipping snapshot"):
+            shared.initialize(resumed)
+    else:
+        shared.initialize(resumed)
+    assert resumed.updater.iteration == 2
+
+
+@pytest.mark.mpi(1, 2)
+def test_snapshot_of_another_model(shared_tmp_path: Path, training: Any) -> None:
+    comm = chainermn.create_communicator("naive")
+    run(training, comm, shared_tmp_path, 2, [])
+    other = training.make_trainer(comm, shared_tmp_path, 2, width=5)
+    shared = multi_node_snapshot(comm, extensions.snapshot(autoload=True), [])
+    other.extend(shared, trigger=(1, "iteration"))
+    with pytest.raises(ValueError, match="broadcast"):
+        shared.initialize(other)
+
+
+@pytest.mark.mpi(1, 2)
+def test_resume_before_the_first_step(shared_tmp_path: Path, training: Any) -> None:
+    comm = chainermn.create_communicator("naive")
+    first = run(training, comm, shared_tmp_path, 1, [])
+    assert training.optimizer_of(first).t == 0
+    resumed = run(training, comm, shared_tmp_path, 3, [], autoload=True)
+    assert training.optimizer_of(resumed).t == 2
+
+
+@pytest.mark.mpi(1, 2)
+def test_nothing_to_load(shared_tmp_path: Path, training: Any) -> None:
+    comm = chainermn.create_communicator("naive")
+    out = shared_tmp_path / "new"
+    trainer = run(training, comm, out, 2, [], autoload=True, n_retains=1)
+    assert trainer.updater.iteration == 2
+    assert snapshots(out) == ["snapshot_iter_2.0"]
+
+
+@pytest.mark.mpi(1, 2)
+def test_filename_that_is_a_function(shared_tmp_path: Path, training: Any) -> None:
+    comm = chainermn.create_communicator("naive")
+    run(training, comm, shared_tmp_path, 1, [], filename=lambda trainer: "snap")
+    assert snapshots(shared_tmp_path) == ["snap.0"]
+    shared = multi_node_snapshot(
+        comm, extensions.snapshot(filename=lambda trainer: "snap", autoload=True), []
+    )
+    with pytest.raises(TypeError, match="filename is a string"):
+        shared.initialize(training.make_trainer(comm, shared_tmp_path, 1))
+
+
+@pytest.mark.mpi(1, 2, 3, 4)
+def test_object_and_fixed_filename(shared_tmp_path: Path, training: Any) -> None:
+    comm = chainermn.create_communicator("naive")
+
+    def snapshot(trainer: Any) -> Any:
+        target = training.optimizer_of(trainer).target
+        return multi_node_snapshot(
+            comm, extensions.snapshot_object(target, "model", autoload=True), []
+        )
+
+    first = training.make_trainer(comm, shared_tmp_path, 2)
+    first.extend(snapshot(first), trigger=(2, "iteration"))
+    first.run()
+    comm.allgather_obj(None)
+    assert (shared_tmp_path / "model.0").exists()
+    second = training.make_trainer(comm, shared_tmp_path, 2, seed=9)
+    snapshot(second).initialize(second)
+    assert second.updater.iteration == 0
+    own = training.optimizer_of(second).target.predictor[0].W.array
+    np.testing.assert_array_equal(own, training.optimizer_of(first).target.predictor[0].W.array)

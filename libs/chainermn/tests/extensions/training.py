@@ -1,0 +1,53 @@
+"""A small job, for tests that stop and resume it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+from chainer.training import StandardUpdater, Trainer
+
+import chainermn
+from chainermn.communicators import CommunicatorBase
+
+
+def make_trainer(
+    comm: CommunicatorBase, out: Any, iterations: int, width: int = 3, seed: int = 0
+) -> Trainer:
+    """Return a trainer whose model and data set depend on nothing but the arguments."""
+    np.random.seed(seed + comm.rank)
+    with chainer.using_config("dtype", np.float64):
+        network = chainer.Sequential(
+            L.Linear(2, width), L.BatchNormalization(width), L.Linear(width, 1)
+        )
+    model = L.Classifier(network, lossfun=F.mean_squared_error)
+    model.compute_accuracy = False
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(0.1), comm)
+    optimizer.setup(model)
+    x = np.random.default_rng(0).normal(size=(12, 2))
+    data = chainer.datasets.TupleDataset(x, x.sum(axis=1, keepdims=True))
+    part = chainermn.scatter_dataset(data, comm)
+    iterator = chainer.iterators.SerialIterator(part, 2, shuffle=False)
+    updater = StandardUpdater(iterator, optimizer)
+    return Trainer(updater, (iterations, "iteration"), out=str(out))
+
+
+def optimizer_of(trainer: Trainer) -> Any:
+    return trainer.updater.get_optimizer("main")
+
+
+def state_of(trainer: Trainer) -> dict[str, np.ndarray]:
+    """Return what training has made: parameters, statistics, the optimizer's state."""
+    optimizer = optimizer_of(trainer)
+    saved = chainer.serializers.npz.serialize(optimizer.target)
+    saved.update(chainer.serializers.npz.serialize(optimizer))
+    return {name: np.array(value) for name, value in saved.items()}
+
+
+def assert_same_state(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        np.testing.assert_array_equal(value, other[name], err_msg=name)

@@ -1,0 +1,156 @@
+"""All ranks get the batches of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import chainer
+import numpy as np
+import pytest
+from chainer.datasets import TupleDataset
+from chainer.iterators import MultithreadIterator, SerialIterator
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import chainermn
+from chainermn.iterators import create_multi_node_iterator
+
+PROPERTY = settings(derandomize=True, deadline=None, database=None, max_examples=10)
+NAMES = ["epoch", "is_new_epoch", "current_position", "epoch_detail", "previous_epoch_detail"]
+
+
+def position(iterator: Any) -> list[Any]:
+    return [getattr(iterator, name) for name in NAMES]
+
+
+def dataset(dtype: str = "f4", n: int = 7) -> TupleDataset:
+    return TupleDataset(np.arange(2 * n).reshape(n, 2).astype(dtype), np.arange(n))
+
+
+@pytest.mark.mpi(1, 2, 3, 4)
+@PROPERTY
+@given(
+    master=st.integers(0, 3),
+    batch=st.integers(1, 9),
+    repeat=st.booleans(),
+    dtype=st.sampled_from(["f2", "f4", "f8", "u1", "?"]),
+)
+def test_batches_and_positions(master: int, batch: int, repeat: bool, dtype: str) -> None:
+    comm = chainermn.create_communicator("naive")
+    master %= comm.size
+    own = SerialIterator(dataset(dtype), batch, repeat, shuffle=False)
+    alone = SerialIterator(dataset(dtype), batch, repeat, shuffle=False)
+    shared = create_multi_node_iterator(own if comm.rank == master else None, comm, master)
+    assert position(shared) == position(alone)
+    assert (shared.batch_size, shared.repeat) == (batch, repeat)
+    for _ in range(9):
+        expected, got = next(alone, None), next(shared, None)
+        assert position(shared) == position(alone)
+        if expected is None:
+            assert got is None
+            continue
+        for (x, t), (expected_x, expected_t) in zip(got, expected, strict=True):
+            np.testing.assert_array_equal(x, expected_x)
+            assert (x.dtype, t.dtype) == (expected_x.dtype, expected_t.dtype)
+            assert t == expected_t
+    shared.reset()
+    alone.reset()
+    assert position(shared) == position(alone)
+    np.testing.assert_equal(shared.next(), alone.next())
+
+
+@pytest.mark.mpi(1, 2, 3, 4)
+@pytest.mark.parametrize(
+    "examples", [["a", {"b": 1}, None], [(1, "x", np.ones(2))], [np.ones(i) for i in range(4)]]
+)
+def test_any_examples(examples: list[Any]) -> None:
+    comm = chainermn.create_communicator("naive")
+    own = MultithreadIterator(examples, 2, repeat=False, shuffle=False)
+    with create_multi_node_iterator(own if comm.rank == 0 else None, comm) as shared:
+        seen = [example for batch in shared for example in batch]
+    np.testing.assert_equal(seen, examples)
+
+
+@pytest.mark.mpi(1, 2, 3, 4)
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_snapshot_of_the_master_serves_all_ranks(steps: int, shared_tmp_path: Path) -> None:
+    comm = chainermn.create_communicator("naive")
+
+    def iterator() -> Any:
+        np.random.seed(5)
+        own = SerialIterator(dataset(), 3)
+        return create_multi_node_iterator(own if comm.rank == 0 else None, comm)
+
+    unbroken = iterator()
+    for _ in range(steps):
+        next(unbroken)
+    for per_rank in (False, True):
+        path = shared_tmp_path / f"{per_rank}.{comm.rank if per_rank else 0}"
+        if per_rank or comm.rank == 0:
+            chainer.serializers.save_npz(str(path), unbroken)
+        comm.allgather_obj(None)
+        resumed = iterator()
+        chainer.serializers.load_npz(str(path), resumed)
+        assert position(resumed) == position(unbroken)
+    np.testing.assert_equal(next(resumed), next(unbroken))
+
+
+@pytest.mark.mpi(1, 2, 3, 4)
+def test_in_a_trainer(tmp_path: Path) -> None:
+    comm = chainermn.create_communicator("naive")
+    own = SerialIterator(np.arange(6, dtype="f").reshape(6, 1), 2, shuffle=False)
+    shared = create_multi_node_iterator(own if comm.rank == 0 else None, comm)
+    model = chainer.Sequential(chainer.links.Linear(1, 1), chainer.functions.sum)
+    updater = chainer.training.StandardUpdater(shared, chainer.optimizers.SGD(0).setup(model))
+    trainer = chainer.training.Trainer(updater, (2, "epoch"), out=str(tmp_path))
+    fired = []
+    trainer.extend(lambda trainer: fired.append(trainer.updater.iteration), trigger=(1, "epoch"))
+    trainer.run()
+    assert fired == [3, 6]
+
+
+@pytest.mark.mpi(2, 3)
+def test_other_ranks_have_no_other_attributes() -> None:
+    comm = chainermn.create_communicator("naive")
+    own = SerialIterator(dataset(), 3)
+    shared = create_multi_node_iterator(own if comm.rank == 0 else None, comm)
+    if comm.rank == 0:
+        assert shared.dataset is own.dataset
+    else:
+        with pytest.raises(AttributeError, match="only the batches"):
+            _ = shared.dataset
+
+
+class Broken(Iterator[Any]):
+    def __next__(self) -> Any:
+        raise OSError("disk gone")
+
+
+@pytest.mark.mpi(1, 2, 3, 4)
+def test_failure_of_the_master_raises_on_all() -> None:
+    comm = chainermn.create_communicator("naive")
+    shared = create_multi_node_iterator(Broken(), comm)
+    with pytest.raises(OSError if comm.rank == 0 else RuntimeError, match="disk gone"):
+        next(shared)
+
+
+@pytest.mark.mpi(1, 2, 3, 4)
+def test_batch_that_cannot_be_pickled() -> None:
+    comm = chainermn.create_communicator("naive")
+    own = SerialIterator([lambda: 1], 1)
+    shared = create_multi_node_iterator(own, comm)
+    if comm.size > 1:
+        with pytest.raises(TypeError, match="pickle"):
+            next(shared)
+
+
+@pytest.mark.mpi(1, 2, 3)
+def test_bad_arguments() -> None:
+    comm = chainermn.create_communicator("naive")
+    good = SerialIterator(dataset(), 3)
+    with pytest.raises(TypeError, match="expected an iterator"):
+        create_multi_node_iterator(None if comm.rank == 0 else good, comm)
+    with pytest.raises(ValueError, match="must be a rank"):
+        create_multi_node_iterator(good, comm, 3)

@@ -1,0 +1,255 @@
+"""The test harness itself: what it makes of ranks that fail, hang, exit or are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+import psutil
+import pytest
+
+from chainermn.testing.mpiexec import run_job
+
+# Inherited by every process of an inner pytest, so that strays can be found.
+MARK = "CHAINERMN_TEST_OF_THE_HARNESS"
+
+TESTS = {
+    "passes": "pass",
+    "sees_its_ranks": "assert MPI.COMM_WORLD.size == mpi_ranks == 3",
+    "shares_a_directory": """
+        (shared_tmp_path / str(RANK)).touch()
+        MPI.COMM_WORLD.Barrier()
+        assert len(list(shared_tmp_path.iterdir())) == 3""",
+    "fails_on_one": "assert RANK != 1, 'one is wrong'",
+    "fails_while_others_wait": """
+        if RANK == 1:
+            raise RuntimeError("gave up")
+        MPI.COMM_WORLD.Barrier()""",
+    "hangs": """
+        if RANK == 2:
+            MPI.COMM_WORLD.recv(source=0)""",
+    "exits": """
+        if RANK == 1:
+            os._exit(0)
+        MPI.COMM_WORLD.Barrier()""",
+    "is_killed": """
+        if RANK == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        MPI.COMM_WORLD.Barrier()""",
+    "leaves_a_child": """
+        if RANK == 0:
+            subprocess.Popen(["sleep", "600"], start_new_session=True)
+        assert False""",
+    "is_skipped": "pytest.skip('not today')",
+    "disagrees": "RANK == 1 and pytest.skip('only here')",
+    "prints": "print('from rank', RANK); assert RANK != 2",
+    "passes_again": "pass",
+    "warns": "warnings.warn('an error here')",
+}
+
+HEAD = """
+import os, signal, subprocess, warnings
+import pytest
+from mpi4py import MPI
+
+RANK = MPI.COMM_WORLD.rank
+"""
+
+
+@dataclass(frozen=True)
+class Session:
+    """A pytest of its own that has run all of `TESTS` on three ranks each."""
+
+    outcomes: dict[str, tuple[str, str]]  # by test: passed, failed or skipped, and the text
+    strays: list[psutil.Process]
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
+    directory = tmp_path_factory.mktemp("inner")
+    parts = [HEAD]
+    for name, body in TESTS.items():
+        indented = textwrap.indent(textwrap.dedent(body).strip(), "    ")
+        signature = f"@pytest.mark.mpi(3, timeout=3)\ndef test_{name}(mpi_ranks, shared_tmp_path):"
+        parts.append(f"{signature}\n{indented}\n")
+    write_suite(directory, "\n".join(parts))
+    mark = f"session-{os.getpid()}"
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "--junitxml=report.xml"],
+        cwd=directory,
+        env={**os.environ, MARK: mark},
+        capture_output=True,
+        timeout=250,
+    )
+    outcomes = {}
+    for case in ElementTree.parse(directory / "report.xml").iter("testcase"):
+        name = case.get("name", "").removeprefix("test_").removesuffix("[n=3]")
+        outcome = next(
+            (kind for kind in ("failure", "error", "skipped") if case.find(kind) is not None), None
+        )
+        text = " ".join(case.itertext()) + (case[0].get("message") or "" if len(case) else "")
+        outcomes[name] = (outcome or "passed", text)
+    return Session(outcomes, processes_with(mark))
+
+
+def write_suite(directory: Path, tests: str) -> None:
+    (directory / "test_inner.py").write_text(tests)
+    (directory / "conftest.py").write_text(
+        "pytest_plugins = ['chainermn.testing.pytest_plugin']\n"
+    )
+    (directory / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+
+
+def processes_with(mark: str) -> list[psutil.Process]:
+    return [
+        process for process in psutil.process_iter() if _environment(process).get(MARK) == mark
+    ]
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return {}
+        return process.environ()
+    except psutil.Error:
+        return {}
+
+
+@pytest.mark.parametrize(
+    "name", ["passes", "sees_its_ranks", "shares_a_directory", "passes_again"]
+)
+def test_passing(session: Session, name: str) -> None:
+    outcome, text = session.outcomes[name]
+    assert outcome == "passed", text
+
+
+def test_one_rank_fails(session: Session) -> None:
+    outcome, text = session.outcomes["fails_on_one"]
+    assert outcome == "failure"
+    assert "rank 1 of 3: failed" in text
+    assert "one is wrong" in text
+    assert "rank 0 of 3: passed" in text
+
+
+def test_failure_while_others_wait_shows_where_each_rank_is(session: Session) -> None:
+    outcome, text = session.outcomes["fails_while_others_wait"]
+    assert outcome == "failure"
+    assert "gave up" in text
+    for rank in (0, 2):
+        assert f"rank {rank} of 3: did not finish" in text
+    assert text.count("in test_fails_while_others_wait") == 2
+
+
+def test_hang_ends_at_its_limit(session: Session) -> None:
+    outcome, text = session.outcomes["hangs"]
+    assert outcome == "failure"
+    assert "rank 2 of 3: did not finish (limit 3 s" in text
+    assert "in test_hangs" in text
+
+
+@pytest.mark.parametrize("name", ["exits", "is_killed"])
+def test_rank_that_is_gone(session: Session, name: str) -> None:
+    outcome, text = session.outcomes[name]
+    assert outcome == "failure"
+    assert "rank 1 of 3: died" in text
+
+
+def test_children_of_ranks_are_not_left_behind(session: Session) -> None:
+    assert session.outcomes["leaves_a_child"][0] == "failure"
+    assert session.strays == []
+
+
+def test_skips(session: Session) -> None:
+    outcome, text = session.outcomes["is_skipped"]
+    assert outcome == "skipped"
+    assert "not today" in text
+
+
+def test_a_skip_on_some_ranks_only_is_a_failure(session: Session) -> None:
+    assert session.outcomes["disagrees"][0] == "failure"
+
+
+def test_warnings_are_errors_on_ranks_if_they_are_elsewhere(session: Session) -> None:
+    outcome, text = session.outcomes["warns"]
+    assert outcome == "failure"
+    assert "UserWarning: an error here" in text
+
+
+def test_output_of_a_failing_rank_is_shown(session: Session) -> None:
+    outcome, text = session.outcomes["prints"]
+    assert outcome == "failure"
+    assert "from rank 2" in text
+
+
+# Python ignores interrupts where its parent does, as shells make jobs in the background do.
+PYTEST_THAT_CAN_BE_INTERRUPTED = """
+import pytest, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(pytest.main(["-q"]))
+"""
+
+
+def test_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
+    write_suite(
+        tmp_path,
+        HEAD + "@pytest.mark.mpi(2)\ndef test_wait():\n    MPI.COMM_WORLD.recv(source=RANK)\n",
+    )
+    mark = f"interrupt-{os.getpid()}"
+    pytest_process = subprocess.Popen(
+        [sys.executable, "-c", PYTEST_THAT_CAN_BE_INTERRUPTED],
+        cwd=tmp_path,
+        env={**os.environ, MARK: mark},
+        stdout=subprocess.DEVNULL,
+    )
+
+    deadline = time.monotonic() + 60
+    while len(processes_with(mark)) < 4 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(1)
+    pytest_process.send_signal(signal.SIGINT)
+    pytest_process.wait(timeout=30)
+    assert processes_with(mark) == []
+
+
+def test_marker_without_numbers_is_refused(tmp_path: Path) -> None:
+    write_suite(tmp_path, "import pytest\n@pytest.mark.mpi\ndef test_x(): pass\n")
+    finished = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert finished.returncode != 0
+    assert "needs numbers of ranks" in finished.stdout + finished.stderr
+
+
+def test_run_job_reports_a_timeout_and_clears_up(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from mpi4py import MPI\n"
+        "import os; os.write(1, b'rank %d,' % MPI.COMM_WORLD.rank)\n"
+        "MPI.COMM_WORLD.recv(source=MPI.COMM_WORLD.rank)\n"
+    )
+    result = run_job(2, [script], timeout=5)
+    assert result.timed_out
+    assert result.returncode != 0
+    assert "rank 0" in result.stdout
+    assert "rank 1" in result.stdout
+
+
+def test_run_job_finds_what_outlives_mpiexec(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import subprocess\nfrom mpi4py import MPI\n"
+        "if MPI.COMM_WORLD.rank == 0:\n"
+        "    subprocess.Popen(['sleep', '601'], start_new_session=True,\n"
+        "                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
+    )
+    result = run_job(2, [script], timeout=30)
+    assert not result.timed_out
+    assert result.returncode == 0
+    assert result.left_behind == ["sleep 601"]
