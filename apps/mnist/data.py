@@ -1,0 +1,171 @@
+"""Pictures of handwritten digits, each with the digit that it shows."""
+
+import gzip
+import math
+import urllib.request
+import zlib
+from http.client import HTTPException
+from pathlib import Path
+
+import numpy as np
+from chainer.dataset import cache_or_load_file, get_dataset_directory
+from chainer.datasets import TupleDataset
+
+MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
+IDX_FILES = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+
+Raw = dict[str, np.ndarray]  # as in Chainer's cache: images "x" (n, pixels), labels "y" (n,)
+
+
+def load(dataset: str, directory: str | None = None) -> tuple[TupleDataset, TupleDataset]:
+    """Return the examples to train on and those to validate with.
+
+    Parameters
+    ----------
+    dataset : {'digits', 'mnist'}
+        ``digits`` comes with scikit-learn: 1437 and 360 images of 8x8 pixels. ``mnist`` has
+        60000 and 10000 of 28x28 pixels; it is taken from Chainer's cache, into which it is
+        downloaded the first time.
+    directory : path, optional
+        Take ``mnist`` from the four IDX files in this folder, gzipped or not, instead.
+
+    Returns
+    -------
+    train, validation : chainer.datasets.TupleDataset
+        Pairs of an image, float32 of shape (pixels,) from 0 to 1, and its digit, int32.
+
+    Raises
+    ------
+    FileNotFoundError
+        If ``directory`` lacks one of the files.
+    ValueError
+        If a file is not what its name says, or the name of the data set is unknown.
+    ConnectionError
+        If MNIST cannot be downloaded.
+    """
+    if dataset == "digits":
+        return _load_digits()
+    if dataset == "mnist":
+        if directory is None:
+            train, test = _load_cached("train"), _load_cached("test")
+        else:
+            train, test = _load_idx("train", directory), _load_idx("test", directory)
+        return _scaled(train, 255), _scaled(test, 255)
+    raise ValueError(f"unknown data set {dataset!r}; expected 'digits' or 'mnist'")
+
+
+def read_idx(content: bytes, ndim: int, name: str) -> np.ndarray:
+    """Decode a file of MNIST's format, IDX.
+
+    Parameters
+    ----------
+    content : bytes
+        The whole file, gzipped or not.
+    ndim : int
+        Number of dimensions that it has to have.
+    name : str
+        What to call it in errors.
+
+    Returns
+    -------
+    array of uint8
+        Read-only.
+
+    Raises
+    ------
+    ValueError
+        If it is something else, or has been cut off.
+    """
+    if content.startswith(b"\x1f\x8b"):
+        try:
+            content = gzip.decompress(content)
+        except (EOFError, OSError, zlib.error) as error:
+            raise ValueError(f"{name}: damaged gzip file ({error})") from None
+    magic = bytes([0, 0, 8, ndim])
+    if content[:4] != magic:
+        raise ValueError(
+            f"{name}: expected an IDX file that starts with {magic.hex(' ')} "
+            f"({ndim} dimensions of unsigned bytes), got {content[:4].hex(' ') or 'nothing'}"
+        )
+    header = 4 + 4 * ndim
+    shape = [int.from_bytes(content[i : i + 4], "big") for i in range(4, header, 4)]
+    if len(content) != header + math.prod(shape):
+        raise ValueError(
+            f"{name}: expected {header + math.prod(shape)} bytes for an array of shape "
+            f"{tuple(shape)}, got {len(content)}"
+        )
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+
+
+def _load_digits() -> tuple[TupleDataset, TupleDataset]:
+    from sklearn.datasets import load_digits  # takes a second, and only one rank has to
+
+    pixels, labels = load_digits(return_X_y=True)
+    order = np.random.RandomState(0).permutation(len(labels))
+    train, validation = order[:1437], order[1437:]
+    return (
+        _scaled({"x": pixels[train], "y": labels[train]}, 16),
+        _scaled({"x": pixels[validation], "y": labels[validation]}, 16),
+    )
+
+
+def _scaled(raw: Raw, white: int) -> TupleDataset:
+    return TupleDataset(raw["x"].astype(np.float32) / white, raw["y"].astype(np.int32))
+
+
+def _load_idx(part: str, directory: str) -> Raw:
+    contents = []
+    for name in IDX_FILES[part]:
+        candidates = [Path(directory, name), Path(directory, f"{name}.gz")]
+        found = next((path for path in candidates if path.is_file()), None)
+        if found is None:
+            raise FileNotFoundError(
+                f"{Path(directory).resolve()} contains neither {name} nor {name}.gz"
+            )
+        contents.append((found.read_bytes(), str(found)))
+    return _decode(*contents)
+
+
+def _decode(images: tuple[bytes, str], labels: tuple[bytes, str]) -> Raw:
+    x, y = read_idx(images[0], 3, images[1]), read_idx(labels[0], 1, labels[1])
+    if len(x) != len(y):
+        raise ValueError(f"{images[1]} has {len(x)} images, but {labels[1]} has {len(y)} labels")
+    return {"x": x.reshape(len(x), -1), "y": y}
+
+
+def _load_cached(part: str) -> Raw:
+    def create(path: str) -> Raw:
+        raw = _download(part)
+        np.savez_compressed(path, **raw)
+        return raw
+
+    path = Path(get_dataset_directory("pfnet/chainer/mnist"), f"{part}.npz")
+    return cache_or_load_file(str(path), create, lambda path: dict(np.load(path)))
+
+
+def _download(part: str) -> Raw:
+    failures = []
+    for mirror in MIRRORS:
+        urls = [f"{mirror}{name}.gz" for name in IDX_FILES[part]]
+        try:
+            contents = []
+            for url in urls:
+                print("downloading", url, flush=True)
+                with urllib.request.urlopen(url, timeout=30) as response:
+                    contents.append((response.read(), url))
+            return _decode(*contents)
+        except (OSError, HTTPException, ValueError) as error:
+            failures.append(f"  {mirror}: {error}")
+    raise ConnectionError(
+        "MNIST could not be downloaded:\n" + "\n".join(failures) + "\n"
+        "Two ways without a network: give --data DIR, a folder with the files\n  "
+        + ", ".join(f"{name}.gz" for names in IDX_FILES.values() for name in names)
+        + "\n(or the same unpacked); or copy train.npz and test.npz of Chainer's cache from "
+        f"another machine\nto {get_dataset_directory('pfnet/chainer/mnist')}."
+    )

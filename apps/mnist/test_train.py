@@ -1,0 +1,406 @@
+"""Train on a few ranks and check what comes out."""
+
+import difflib
+import gzip
+import importlib.util
+import json
+import math
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import matplotlib.font_manager  # noqa: F401  - announces its first use ever on standard error
+import numpy as np
+import pytest
+from chainer.dataset import get_dataset_root, set_dataset_root
+
+from chainermn.testing.mpiexec import (
+    JobResult,
+    launch_environment,
+    mpi_flavour,
+    mpiexec_command,
+    run_job,
+)
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parents[1]
+ACCURACY = "validation/main/accuracy"
+
+
+def load_module(name: str) -> ModuleType:
+    # Not by its plain name: other apps have modules of that name too.
+    spec = importlib.util.spec_from_file_location(f"mnist_{name}", HERE / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+data = load_module("data")
+
+
+# The threads of a BLAS wait for each other for long where other programs use the cores too.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+def train(ranks: int, out: Path, *options: str | Path) -> JobResult:
+    env = ONE_THREAD if ranks == 1 else {}  # for more ranks the library sees to it
+    job = run_job(ranks, [HERE / "train.py", "--out", out, *options], cwd=out.parent, env=env)
+    assert (job.returncode, job.stderr) == (0, ""), job
+    assert not job.timed_out
+    assert not job.left_behind
+    return job
+
+
+def read_log(out: Path) -> list[dict[str, float]]:
+    return json.loads((out / "log").read_text())
+
+
+def direct_environment() -> dict[str, str]:
+    """Return an environment in which mpiexec starts scripts with this Python."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**launch_environment(), "PATH": path}
+
+
+# Training
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory) -> tuple[JobResult, Path]:
+    out = tmp_path_factory.mktemp("two_ranks") / "result"
+    return train(2, out), out
+
+
+def test_two_ranks_learn_to_read_digits(two_ranks):
+    job, out = two_ranks
+    log = read_log(out)
+    assert [row["epoch"] for row in log] == list(range(1, 21))
+    assert log[-1][ACCURACY] >= 0.97
+    assert job.seconds < 60
+
+
+def test_plots_and_snapshots_are_written(two_ranks):
+    _, out = two_ranks
+    plots, snapshots = ["accuracy.png", "loss.png"], [f"snapshot_epoch_{n}" for n in (18, 19, 20)]
+    assert sorted(path.name for path in out.iterdir()) == sorted(["log", *plots, *snapshots])
+    for name in plots:
+        assert (out / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_only_rank_0_prints_and_plainly_where_no_terminal_is(two_ranks):
+    job, out = two_ranks
+    header, *rows, summary, files = job.stdout.splitlines()
+    assert header.split()[:2] == ["epoch", "main/loss"]
+    assert [row.split()[0] for row in rows] == [str(epoch) for epoch in range(1, 21)]
+    assert re.fullmatch(r"9[78]\.\d\d% of the validation data .* after 20 epochs", summary)
+    assert files == f"curves and log: {out}/{{accuracy.png,loss.png,log}}"
+    assert "\033" not in job.stdout
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_any_number_of_ranks(ranks, tmp_path):
+    train(ranks, tmp_path / "result", "--epoch", "2", "--batchsize", "20", "--unit", "50")
+    log = read_log(tmp_path / "result")
+    part = math.ceil(1437 / ranks)
+    assert [row["iteration"] for row in log] == [math.ceil(n * part / 20) for n in (1, 2)]
+    assert log[-1][ACCURACY] > 0.5
+
+
+def test_single_process_script_does_as_well(tmp_path):
+    env = direct_environment() | ONE_THREAD
+    accuracy = {}
+    for script in ("train_single.py", "train.py"):
+        out = tmp_path / script
+        command = [HERE / script, "--epoch", "6", "--out", out]
+        shown = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+        assert (shown.returncode, shown.stderr) == (0, ""), shown
+        accuracy[script] = read_log(out)[-1][ACCURACY]
+    assert accuracy["train.py"] == pytest.approx(accuracy["train_single.py"], abs=0.02)
+    assert accuracy["train.py"] > 0.93
+
+
+@pytest.mark.parametrize("cwd", [HERE.parents[1], HERE.parent])
+def test_mpiexec_starts_the_script_itself(cwd, tmp_path):
+    script = HERE.relative_to(cwd) / "train.py"
+    program = [script, "--epoch", "1", "--out", tmp_path / "result"]
+    command = mpiexec_command(2, program, python=False)
+    shown = subprocess.run(
+        command,
+        cwd=cwd,
+        env=direct_environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (shown.returncode, shown.stderr) == (0, ""), shown
+    assert math.ceil(719 / 30) == read_log(tmp_path / "result")[-1]["iteration"]
+
+
+def test_resumed_run_goes_on(two_ranks, tmp_path):
+    _, whole = two_ranks
+    part = tmp_path / "result"
+    train(2, part, "--epoch", "2")
+    first = read_log(part)
+    job = train(2, part, "--epoch", "4", "--resume", part / "snapshot_epoch_2")
+    resumed, straight = read_log(part), read_log(whole)[:4]
+    assert resumed[:2] == first
+    for key in ("epoch", "iteration"):
+        assert [row[key] for row in resumed] == [row[key] for row in straight]
+    # Not equal: the epochs after the snapshot are shuffled in another order.
+    assert resumed[3][ACCURACY] == pytest.approx(straight[3][ACCURACY], abs=0.03)
+    assert resumed[3]["elapsed_time"] > resumed[1]["elapsed_time"]
+    assert job.stdout.count("after 4 epochs") == 1
+
+
+def test_progress_bar_where_mpiexec_writes_to_a_terminal(tmp_path):
+    terminal, end_of_mpiexec = os.openpty()
+    command = mpiexec_command(2, [HERE / "train.py", "--epoch", "1", "--out", tmp_path])
+    mpiexec = subprocess.Popen(
+        command,
+        env=direct_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=end_of_mpiexec,
+        start_new_session=True,
+    )
+    os.close(end_of_mpiexec)
+    shown, deadline = b"", time.monotonic() + 60
+    try:
+        while time.monotonic() < deadline:
+            if select.select([terminal], [], [], 0.5)[0]:
+                try:
+                    shown += os.read(terminal, 4096)
+                except OSError:  # the other end has been closed
+                    break
+        assert mpiexec.wait(timeout=10) == 0
+    finally:
+        stop(mpiexec)
+        os.close(terminal)
+    assert b"this epoch [#" in shown
+    assert b"10 iter, 0 epoch / 1 epochs" in shown
+    assert shown.count(b"after 1 epochs") == 1
+
+
+# Data
+
+
+def test_digits_are_split_always_alike():
+    parts, again = data.load("digits"), data.load("digits")
+    assert [len(part) for part in parts] == [1437, 360]
+    for part, same in zip(parts, again, strict=True):
+        images, labels = part[:], [label for _, label in part[:]]
+        pixels = np.stack([image for image, _ in images])
+        assert (pixels.shape[1], pixels.dtype, labels[0].dtype) == (64, np.float32, np.int32)
+        assert (pixels.min(), pixels.max()) == (0, 1)
+        assert set(labels) == set(range(10))
+        assert labels == [label for _, label in same[:]]
+
+
+def idx(array: np.ndarray) -> bytes:
+    shape = b"".join(length.to_bytes(4, "big") for length in array.shape)
+    return bytes([0, 0, 8, array.ndim]) + shape + array.astype(np.uint8).tobytes()
+
+
+def write_mnist(directory: Path, *, gzipped: bool, train: int = 90, test: int = 30) -> Path:
+    """Make files like MNIST's: picture ``i`` shows the digit ``i % 10`` as a bright row."""
+    directory.mkdir(exist_ok=True)
+    for part, n in (("train", train), ("test", test)):
+        labels = np.arange(n) % 10
+        images = np.zeros((n, 28, 28))
+        images[np.arange(n), labels] = 255
+        for name, array in zip(data.IDX_FILES[part], (images, labels), strict=True):
+            if gzipped:
+                (directory / f"{name}.gz").write_bytes(gzip.compress(idx(array)))
+            else:
+                (directory / name).write_bytes(idx(array))
+    return directory
+
+
+def assert_is_what_was_written(parts: tuple) -> None:
+    assert [len(part) for part in parts] == [90, 30]
+    image, label = parts[0][13]
+    assert (image.shape, image.dtype, label, label.dtype) == ((784,), np.float32, 3, np.int32)
+    np.testing.assert_array_equal(image.reshape(28, 28).argmax(axis=0), 3)
+    assert (image.min(), image.max()) == (0, 1)
+
+
+@pytest.mark.parametrize("gzipped", [False, True])
+def test_mnist_from_idx_files(gzipped, tmp_path):
+    assert_is_what_was_written(data.load("mnist", write_mnist(tmp_path, gzipped=gzipped)))
+
+
+def test_training_on_mnist_files(tmp_path):
+    files = write_mnist(tmp_path / "mnist", gzipped=True)
+    options = ["--dataset", "mnist", "--data", files, "--batchsize", "5", "--epoch", "2"]
+    train(2, tmp_path / "result", *options)
+    assert read_log(tmp_path / "result")[-1][ACCURACY] > 0.9
+
+
+VALID = idx(np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "labels: expected an IDX file .* got nothing"),
+        (b"<html>", "expected an IDX file that starts with 00 00 08 02 .* got 3c 68 74 6d"),
+        (idx(np.zeros(6)), "got 00 00 08 01"),
+        (VALID[:-1], r"expected 18 bytes for an array of shape \(2, 3\), got 17"),
+        (VALID + b"\0", r"expected 18 bytes for an array of shape \(2, 3\), got 19"),
+        (VALID[:8], "expected 12 bytes"),
+        (gzip.compress(VALID)[:-4], "labels: damaged gzip file"),
+        (gzip.compress(VALID)[:12] + b"?" * 20, "labels: damaged gzip file"),
+    ],
+)
+def test_error_for_what_is_not_an_idx_file(content, message):
+    with pytest.raises(ValueError, match=message):
+        data.read_idx(content, 2, "labels")
+
+
+def test_error_for_a_missing_file(tmp_path):
+    write_mnist(tmp_path, gzipped=False)
+    (tmp_path / "t10k-labels-idx1-ubyte").unlink()
+    message = f"{tmp_path} contains neither t10k-labels-idx1-ubyte nor t10k-labels-idx1-ubyte.gz"
+    with pytest.raises(FileNotFoundError, match=re.escape(message)):
+        data.load("mnist", tmp_path)
+
+
+def test_error_for_labels_of_other_images(tmp_path):
+    write_mnist(tmp_path, gzipped=False)
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.zeros(89)))
+    with pytest.raises(ValueError, match=r"train-images.* has 90 images, but .* has 89 labels"):
+        data.load("mnist", tmp_path)
+
+
+def test_error_for_an_unknown_data_set():
+    with pytest.raises(ValueError, match="unknown data set 'letters'; expected 'digits' or"):
+        data.load("letters")
+
+
+@pytest.fixture
+def empty_cache(tmp_path):
+    before = get_dataset_root()
+    set_dataset_root(str(tmp_path / "cache"))
+    yield tmp_path / "cache/pfnet/chainer/mnist"
+    set_dataset_root(before)
+
+
+def test_mnist_is_downloaded_into_the_cache_of_chainer(empty_cache, tmp_path, monkeypatch):
+    from chainer.datasets import get_mnist
+
+    absent = (tmp_path / "absent").as_uri() + "/"
+    mirror = write_mnist(tmp_path / "mirror", gzipped=True).as_uri() + "/"
+    monkeypatch.setattr(data, "MIRRORS", (absent, mirror))
+    assert_is_what_was_written(data.load("mnist"))
+
+    monkeypatch.setattr(data, "MIRRORS", ())
+    assert_is_what_was_written(data.load("mnist"))
+    assert_is_what_was_written(get_mnist())
+
+
+def test_error_without_a_network_names_two_other_ways(empty_cache, monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(data, "MIRRORS", ("http://127.0.0.1:9/", "http://127.0.0.1:9/mnist/"))
+    with pytest.raises(ConnectionError) as caught:
+        data.load("mnist")
+    message = str(caught.value)
+    assert message.count("refused") == 2
+    assert re.search("--data DIR, a folder with the files\n  train-images-idx3-ubyte.gz,", message)
+    assert f"to {empty_cache}." in message
+    assert not list(empty_cache.iterdir())
+
+
+def test_all_ranks_end_when_rank_0_finds_no_data(tmp_path):
+    options = ["--dataset", "mnist", "--data", tmp_path, "--out", tmp_path / "result"]
+    job = run_job(2, [HERE / "train.py", *options], timeout=30)
+    assert job.returncode != 0
+    assert not job.timed_out
+    assert not job.left_behind
+    assert job.stderr.count("FileNotFoundError: ") == 1
+    assert f"{tmp_path} contains neither train-images-idx3-ubyte nor" in job.stderr
+
+
+# The two scripts, and the README
+
+
+def lines_of(name: str) -> list[str]:
+    return (HERE / name).read_text().splitlines()
+
+
+def test_scripts_differ_in_nothing_but_the_tutorial():
+    diff = list(difflib.ndiff(lines_of("train_single.py"), lines_of("train.py")))
+    removed = [line[2:].strip() for line in diff if line.startswith("- ")]
+    added = [line[2:].strip() for line in diff if line.startswith("+ ")]
+    assert removed == [
+        'device = chainer.get_device("@cupy:0" if args.gpu else "@numpy")',
+        "train, validation = data.load(args.dataset, args.data)",
+        "add_reports(trainer)",
+        "print_summary(trainer)",
+    ]
+    assert [line for line in added if not re.search(r"\bcomm|chainermn", line)] == [
+        "add_reports(trainer)",
+        "print_summary(trainer)",
+    ]
+    assert len(added) == 13
+
+
+def test_readme_shows_how_the_scripts_differ():
+    (shown,) = re.findall(r"```diff\n(.*?)```", (HERE / "README.md").read_text(), re.DOTALL)
+    names = ["train_single.py", "train.py"]
+    diff = difflib.unified_diff(*map(lines_of, names), *names, n=1, lineterm="")
+    assert [line for line in shown.splitlines() if not line.startswith("@@")] == [
+        line for line in diff if not line.startswith("@@")
+    ]
+
+
+def stop(process: subprocess.Popen) -> None:
+    """End a process that leads a session, and all that it has started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.skipif(
+    not (REPOSITORY / "libs/chainermn/pyproject.toml").exists(), reason="this is a copy"
+)
+@pytest.mark.skipif(
+    "CHAINERMN_WHEELHOUSE" not in os.environ,
+    reason="CHAINERMN_WHEELHOUSE names no folder of wheels to install a copy from",
+)
+@pytest.mark.skipif(
+    not importlib.util.find_spec("ensurepip"), reason="this Python makes no environments (venv)"
+)
+def test_copied_app_trains(tmp_path):
+    if mpi_flavour() == "openmpi":
+        pytest.skip("a copy brings an MPI of its own: tested where this environment has MPICH")
+    readme = (HERE / "README.md").read_text()
+    (commands,) = re.findall(r"as they are\. -->\n```sh\n(.*?)```", readme, re.DOTALL)
+    environment = {
+        **direct_environment(),
+        "HOME": str(tmp_path),
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": os.environ["CHAINERMN_WHEELHOUSE"],
+    }
+    environment.pop("PYTHONPATH", None)
+    output = tmp_path / "output"
+    with output.open("wb") as written:
+        shell = subprocess.Popen(
+            ["sh", "-ec", commands],
+            cwd=REPOSITORY,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=written,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            shell.wait(timeout=240)
+        finally:
+            stop(shell)
+    assert shell.returncode == 0, output.read_text()
+    assert read_log(tmp_path / "digits/result")[-1][ACCURACY] >= 0.97
