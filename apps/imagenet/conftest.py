@@ -1,0 +1,98 @@
+"""What the tests share: the modules of the app, small data sets, and jobs."""
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import matplotlib.font_manager  # noqa: F401  - announces its first use ever on standard error
+import pytest
+
+from chainermn.testing.mpiexec import JobResult, run_job
+
+HERE = Path(__file__).resolve().parent
+NAMES = ["data", "evaluation", "generated", "images", "models", "prepare", "training"]
+
+# The threads of a BLAS wait for each other for long where other programs use the cores too.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="session")
+def app() -> SimpleNamespace:
+    """Return the modules of the app, imported so that another app's may have the same names."""
+    own = {path.stem for path in HERE.iterdir()}
+
+    def take_away() -> dict:
+        return {n: sys.modules.pop(n) for n in list(sys.modules) if n.split(".")[0] in own}
+
+    others = take_away()
+    sys.path.insert(0, str(HERE))
+    try:
+        return SimpleNamespace(**{name: importlib.import_module(name) for name in NAMES})
+    finally:
+        sys.path.remove(str(HERE))
+        take_away()
+        sys.modules.update(others)
+
+
+@pytest.fixture(scope="session")
+def drawn(app, tmp_path_factory) -> Path:
+    """Return a folder with 600 images to train on and 101 to validate with."""
+    root = tmp_path_factory.mktemp("data") / "drawn"
+    app.generated.create(root, 600, 101)
+    return root
+
+
+def lists(root: Path) -> list[str | Path]:
+    return ["--train", root / "train.txt", "--val", root / "val.txt", "--root", root]
+
+
+@pytest.fixture(scope="session")
+def start() -> Callable[..., JobResult]:
+    """Return a function that runs a script of the app under mpiexec, to its end."""
+
+    def run(
+        ranks: int, script: str, *options: object, cwd: Path, fails: bool = False
+    ) -> JobResult:
+        env = ONE_THREAD if ranks == 1 else {}  # for more ranks the library sees to it
+        arguments = [HERE / script, *map(str, options)]
+        job = run_job(ranks, arguments, cwd=cwd, env=env, timeout=120)
+        assert not job.timed_out, job
+        assert not job.left_behind, job
+        if fails:
+            assert job.returncode != 0, job
+        else:
+            assert (job.returncode, job.stderr) == (0, ""), job
+        return job
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def train(start) -> Callable[..., JobResult]:
+    """Return a function that trains the small network on a data set."""
+
+    def run(ranks: int, root: Path, out: Path, *options: object, fails: bool = False) -> JobResult:
+        arguments = [*lists(root), "--out", out, "--arch", "small", *options]
+        return start(ranks, "train.py", *arguments, cwd=out.parent, fails=fails)
+
+    return run
+
+
+def read_log(out: Path) -> list[dict[str, float]]:
+    return json.loads((out / "log").read_text())
+
+
+def direct_environment() -> dict[str, str]:
+    """Return an environment in which mpiexec starts scripts with this Python, also as root."""
+    openmpi = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_btl": "^ofi",
+        "PRTE_MCA_hwloc_default_binding_policy": "none",
+    }
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**openmpi, **os.environ, "PATH": path}

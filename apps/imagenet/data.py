@@ -1,0 +1,284 @@
+"""Labelled image files: their list, the examples made of them, and batches of these."""
+
+import json
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import chainer
+import numpy as np
+from chainer.dataset import DatasetMixin
+
+import chainermn
+import images
+import workers
+from iterator import MultiprocessIterator
+
+# Of the side of a validation image, what is cut out of its middle: 224 of 256 pixels.
+CENTRE = 0.875
+
+
+class ImageList:
+    """Paths of images, relative to a folder, and their classes.
+
+    They are kept in three arrays, so that 1.3 million take 50 MB and are quickly sent to ranks
+    and workers.
+
+    Parameters
+    ----------
+    pairs : sequence of (str, int)
+        Path and class.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[str, int]]) -> None:
+        encoded = [path.encode() for path, _ in pairs]
+        self.text = np.frombuffer(b"".join(encoded), np.uint8)
+        self.ends = np.cumsum([len(path) for path in encoded], dtype=np.int64)
+        self.labels = np.array([label for _, label in pairs], np.int32)
+
+    @classmethod
+    def read(cls, path: str | Path) -> "ImageList":
+        """Read a file with a line ``path label`` for each image.
+
+        Raises
+        ------
+        ValueError
+            If a line is something else, or there is none.
+        """
+        pairs = []
+        with open(path) as lines:
+            for number, line in enumerate(lines, 1):
+                name, _, label = line.strip().rpartition(" ")
+                if not name or not label.isdecimal():
+                    raise ValueError(f"{path}:{number}: expected 'path label', got {line!r}")
+                pairs.append((name.strip(), int(label)))
+        if not pairs:
+            raise ValueError(f"{path}: names no image")
+        return cls(pairs)
+
+    def part(self, begin: int, end: int) -> "ImageList":
+        """Return the images from ``begin`` to before ``end``."""
+        return ImageList([self[i] for i in range(begin, end)])
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, i: int) -> tuple[str, int]:
+        begin = self.ends[i - 1] if i else 0
+        return self.text[begin : self.ends[i]].tobytes().decode(), int(self.labels[i])
+
+
+@dataclass
+class Unreadable:
+    """What a dataset gives in place of an example that it cannot read."""
+
+    path: str
+    reason: str
+    size: int  # that its image would have
+
+
+class Images(DatasetMixin):
+    """Examples made of image files, when they are asked for.
+
+    An example is a pair of an image, uint8 of shape (3, size, size), and its class, int32. It is
+    `Unreadable` in place of an error, as an error in a worker would be lost there.
+
+    Parameters
+    ----------
+    listed : ImageList
+    root : path
+        Folder that the paths of the list start from.
+    size : int
+        Height and width of the examples.
+    seed : int, optional
+        Cut out and flip at random. By default the middle is taken as it is.
+    least : float
+        Of an image's area, the smallest share that is cut out at random.
+    """
+
+    def __init__(
+        self,
+        listed: ImageList,
+        root: str | Path,
+        size: int,
+        seed: int | None = None,
+        least: float = 0.08,
+    ) -> None:
+        self.listed = listed
+        self.root = Path(root).resolve()
+        self.size = size
+        self.seed = seed
+        self.least = least
+
+    def __len__(self) -> int:
+        return len(self.listed)
+
+    def get_example(self, i: int) -> tuple[np.ndarray, np.ndarray] | Unreadable:
+        """Return example ``i % len(self)``, cut out as befits epoch ``i // len(self)``.
+
+        So the same ``i`` is always the same example, whichever worker makes it, and also in a
+        run that has been resumed.
+        """
+        path, label = self.listed[i % len(self)]
+        random = None if self.seed is None else np.random.default_rng([self.seed, i])
+        if random is None:
+            choose = partial(images.centre_box, share=CENTRE)
+        else:
+            choose = partial(images.random_box, random=random, least=self.least)
+        try:
+            image = images.read_image(self.root / path, self.size, choose)
+        except Exception as error:  # Pillow's decoders raise what they like
+            reason = f"{type(error).__name__}: {error}"
+            return Unreadable(str(self.root / path), reason, self.size)
+        if random is not None and random.random() < 0.5:
+            image = np.ascontiguousarray(image[:, :, ::-1])
+        return image, np.array(label, np.int32)
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        if workers.is_worker():
+            workers.end_with_parent()
+
+    @property
+    def example_bytes(self) -> int:
+        """Bytes of the arrays of an example."""
+        return 3 * self.size**2 + np.dtype(np.int32).itemsize
+
+
+class EpochOrder(chainer.iterators.OrderSampler):
+    """Orders that tell `Images` the epoch too: ``i + epoch * len(images)``.
+
+    Parameters
+    ----------
+    sampler : chainermn.datasets.DistributedOrderSampler
+        Shuffles the images of all ranks anew for each epoch.
+    """
+
+    def __init__(self, sampler: chainermn.datasets.DistributedOrderSampler) -> None:
+        self.sampler = sampler
+
+    def __call__(self, current_order: np.ndarray, current_position: int) -> np.ndarray:
+        """Return the order that follows, as Chainer's iterators ask for it."""
+        n = self.sampler.n
+        order = self.sampler(current_order % n, current_position)
+        return order + n * (self.sampler.epoch - 1)
+
+
+def create_iterator(
+    images: Images, batch_size: int, n_workers: int, **order: object
+) -> chainer.dataset.Iterator:
+    """Return an iterator whose workers read ahead; without workers, one that reads by itself."""
+    if n_workers == 0:
+        return chainer.iterators.SerialIterator(images, batch_size, **order)
+    return MultiprocessIterator(
+        images,
+        batch_size,
+        n_processes=n_workers,
+        n_prefetch=4,
+        shared_mem=images.example_bytes,
+        dataset_timeout=300,
+        **order,
+    )
+
+
+class ToBatch(chainer.dataset.Converter):
+    """Converter: arrays of a batch, from examples of `Images`.
+
+    Parameters
+    ----------
+    mean, deviation : array
+        Of red, green and blue, to be taken away and divided by.
+    skip : bool
+        Leave out files that cannot be read, and count them in ``self.skipped``.
+    """
+
+    def __init__(self, mean: np.ndarray, deviation: np.ndarray, skip: bool = False) -> None:
+        self.mean = np.asarray(mean, np.float32)[:, None, None]
+        self.scale = 1 / np.asarray(deviation, np.float32)[:, None, None]
+        self.skip = skip
+        self.skipped = 0
+
+    def __call__(self, batch: list, device: chainer.backend.Device | None = None) -> tuple:
+        """Return images, of ``chainer.config.dtype``, and classes.
+
+        Raises
+        ------
+        OSError
+            If a file cannot be read, and is not to be skipped.
+        """
+        readable = [example for example in batch if not isinstance(example, Unreadable)]
+        if len(readable) < len(batch):
+            self._complain([example for example in batch if isinstance(example, Unreadable)])
+        size = batch[0].size if isinstance(batch[0], Unreadable) else batch[0][0].shape[-1]
+        x = np.empty((len(readable), 3, size, size), np.float32)
+        for image, (pixels, _) in zip(x, readable, strict=True):
+            np.subtract(pixels, self.mean, out=image)
+            image *= self.scale
+        t = np.array([label for _, label in readable], np.int32)
+        x = x.astype(chainer.get_dtype(map_mixed16=np.float16), copy=False)
+        return (x, t) if device is None else (device.send(x), device.send(t))
+
+    def _complain(self, unreadable: list[Unreadable]) -> None:
+        for file in unreadable:
+            message = f"cannot read {file.path} on {socket.gethostname()} ({file.reason})"
+            if not self.skip:
+                raise OSError(f"{message}. --skip-unreadable goes on without such files")
+            print(f"skipped: {message}", flush=True)
+        self.skipped += len(unreadable)
+
+
+def share_list(path: str | Path, comm: chainermn.CommunicatorBase) -> ImageList:
+    """Read a list file on rank 0 and give it to all ranks."""
+    return comm.bcast_obj(ImageList.read(path) if comm.rank == 0 else None)
+
+
+def check_files(listed: ImageList, root: str | Path, comm: chainermn.CommunicatorBase) -> None:
+    """Look for some of the files on every host.
+
+    Raises
+    ------
+    FileNotFoundError
+        On every rank, if one is missing on any.
+    """
+    some = np.linspace(0, len(listed) - 1, min(len(listed), 20)).astype(int)
+    paths = [Path(root, listed[i][0]).resolve() for i in some]
+    missing = next((str(path) for path in paths if not path.is_file()), None)
+    for host, path in comm.allgather_obj((socket.gethostname(), missing)):
+        if path is not None:
+            raise FileNotFoundError(
+                f"host {host} has no file {path}. Every host has to see the images under the "
+                "same path; --root says what the paths of the lists start from"
+            )
+
+
+def read_statistics(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and standard deviation of red, green and blue, from prepare.py's file."""
+    content = json.loads(path.read_text())
+    return np.array(content["mean"]), np.array(content["deviation"])
+
+
+class Sums:
+    """Sums over the pixels of images, in integers: exact, in whatever order they are added."""
+
+    def __init__(self) -> None:
+        self.pixels = 0
+        self.sums = np.zeros((2, 3), np.int64)
+
+    def add(self, image: np.ndarray) -> None:
+        """Add an image, uint8 of shape (3, height, width)."""
+        values = image.reshape(3, -1).astype(np.int64)
+        self.pixels += values.shape[1]
+        self.sums += np.array([values.sum(axis=1), (values**2).sum(axis=1)])
+
+    def __add__(self, other: "Sums") -> "Sums":
+        total = Sums()
+        total.pixels = self.pixels + other.pixels
+        total.sums = self.sums + other.sums
+        return total
+
+    def statistics(self) -> dict[str, list[float]]:
+        """Return mean and standard deviation of red, green and blue."""
+        mean, squares = self.sums / self.pixels
+        return {"mean": mean.tolist(), "deviation": np.sqrt(squares - mean**2).tolist()}

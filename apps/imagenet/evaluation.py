@@ -1,0 +1,101 @@
+"""How good the network is on images that it was not trained with."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import chainer
+import chainer.functions as F
+import numpy as np
+from chainer.training import extensions
+
+
+class TopKEvaluator(extensions.Evaluator):
+    """Reports the loss, and how often the right class is the first or among the first five.
+
+    All are means over images, also under
+    ``create_multi_node_evaluator(..., mean_over="examples")``.
+
+    Parameters
+    ----------
+    iterator : chainer.dataset.Iterator
+        Goes once over the images of this rank.
+    target : training.Classifier
+    n_classes : int
+    converter, device
+        As for Chainer's evaluator.
+
+    Attributes
+    ----------
+    confusion : array of int64
+        Of shape (classes, classes): how many images of this rank that show one class (row)
+        were taken for another (column), in the latest evaluation.
+    """
+
+    def __init__(
+        self,
+        iterator: chainer.dataset.Iterator,
+        target: chainer.Link,
+        n_classes: int,
+        converter: object,
+        device: chainer.backend.Device,
+    ) -> None:
+        super().__init__(iterator, target, converter, device, eval_func=self.judge)
+        self.confusion = np.zeros((n_classes, n_classes), np.int64)
+
+    def evaluate(self) -> dict[str, float]:
+        """Evaluate all images of the iterator."""
+        self.confusion[:] = 0
+        return super().evaluate()
+
+    def judge(self, x: np.ndarray, t: np.ndarray) -> None:
+        """Report on a batch, which is empty if none of its images can be read."""
+        if len(t) == 0:
+            return
+        classifier = self.get_target("main")
+        scores = classifier.predictor(x)
+        loss = F.softmax_cross_entropy(F.cast(scores, np.float32), t)
+        t = chainer.get_device("@numpy").send(t)
+        order = np.argsort(-chainer.get_device("@numpy").send(scores.array), axis=1)
+        right = order[:, :5] == t[:, None]
+        np.add.at(self.confusion, (t, order[:, 0]), 1)
+        means = {
+            "loss": float(loss.array),
+            "accuracy": float(right[:, 0].mean()),
+            "top5": float(right.any(axis=1).mean()),
+        }
+        # With their weights: a batch may have lost images that cannot be read.
+        chainer.report({key: (mean, len(t)) for key, mean in means.items()}, classifier)
+
+
+def draw_confusion(confusion: np.ndarray, names: Sequence[str], path: Path) -> None:
+    """Write a picture of a confusion matrix.
+
+    Parameters
+    ----------
+    confusion : array of int
+        Row: the class that is shown; column: the one that was seen.
+    names : sequence of str
+    path : path
+        Of the PNG file.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    matplotlib.use("Agg")
+    few = len(names) <= 30
+    side = 2 + 0.45 * len(names) if few else 9
+    figure = Figure(figsize=(side + 1, side), layout="constrained", dpi=120 if few else 200)
+    axes = figure.add_subplot()
+    shares = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
+    picture = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    axes.set_xlabel("seen")
+    axes.set_ylabel("shown")
+    if few:
+        axes.set_xticks(range(len(names)), names, rotation=90)
+        axes.set_yticks(range(len(names)), names)
+        for (row, column), count in np.ndenumerate(confusion):
+            if count:
+                colour = "white" if shares[row, column] > 0.5 else "black"
+                axes.text(column, row, count, ha="center", va="center", color=colour, fontsize=8)
+    figure.colorbar(picture, shrink=0.7, label="share of the images shown")
+    figure.savefig(path)

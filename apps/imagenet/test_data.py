@@ -1,0 +1,235 @@
+"""Image files become the examples that they should."""
+
+import re
+from functools import partial
+
+import chainer
+import numpy as np
+import pytest
+from PIL import Image
+
+from chainermn.datasets import DistributedOrderSampler
+
+RED, GREEN, BLUE, WHITE = (220, 20, 30), (20, 200, 30), (20, 30, 210), (255, 255, 255)
+
+
+@pytest.fixture
+def quarters() -> Image.Image:
+    """Return a picture whose quarters are red, green; blue, white."""
+    image = Image.new("RGB", (80, 60))
+    for i, colour in enumerate((RED, GREEN, BLUE, WHITE)):
+        image.paste(colour, (i % 2 * 40, i // 2 * 30, i % 2 * 40 + 40, i // 2 * 30 + 30))
+    return image
+
+
+def read(app, path, size=40, share=1):
+    return app.images.read_image(path, size, partial(app.images.centre_box, share=share))
+
+
+def corners(pixels: np.ndarray) -> list[tuple[int, ...]]:
+    _, height, width = pixels.shape
+    places = [(y, x) for y in (5, height - 6) for x in (5, width - 6)]
+    return [tuple(pixels[:, y, x].astype(int)) for y, x in places]
+
+
+def assert_alike(found, expected, tolerance=12):
+    np.testing.assert_allclose(found, expected, atol=tolerance)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "CMYK"])
+def test_colours_of_jpeg(app, quarters, mode, tmp_path):
+    quarters.convert(mode).save(tmp_path / "a.jpg", quality=95)
+    pixels = read(app, tmp_path / "a.jpg")
+    assert (pixels.shape, pixels.dtype) == ((3, 40, 40), np.uint8)
+    assert_alike(corners(pixels), [RED, GREEN, BLUE, WHITE])
+
+
+def test_grey_has_three_equal_colours(app, quarters, tmp_path):
+    quarters.convert("L").save(tmp_path / "a.jpg", quality=95)
+    pixels = read(app, tmp_path / "a.jpg")
+    assert_alike([c[0] for c in corners(pixels)], np.array(quarters.convert("L"))[::59, ::79].flat)
+    assert (pixels[0] == pixels[1]).all() and (pixels[0] == pixels[2]).all()
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_is_white(app, mode, tmp_path):
+    image = Image.new("RGBA", (60, 60), (*RED, 0))
+    image.paste((20, 20, 20, 255), (0, 0, 60, 30))
+    image.convert(mode).save(tmp_path / "a.png")
+    upper, _, lower, _ = corners(read(app, tmp_path / "a.png"))
+    assert_alike(upper, (20, 20, 20))
+    assert_alike(lower, WHITE)
+
+
+def test_palette_and_16_bits(app, quarters, tmp_path):
+    quarters.quantize(8).save(tmp_path / "a.png")
+    assert_alike(corners(read(app, tmp_path / "a.png")), [RED, GREEN, BLUE, WHITE])
+    grey = np.full((50, 50), 100 * 256, np.uint16)
+    Image.fromarray(grey).save(tmp_path / "b.png")
+    assert (read(app, tmp_path / "b.png") == 100).all()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("pixels", [(80, 60), (800, 600)])
+def test_photographs_are_turned_upright(app, quarters, orientation, pixels, tmp_path):
+    turns = [
+        None,
+        Image.Transpose.FLIP_LEFT_RIGHT,
+        Image.Transpose.ROTATE_180,
+        Image.Transpose.FLIP_TOP_BOTTOM,
+        Image.Transpose.TRANSPOSE,
+        Image.Transpose.ROTATE_90,
+        Image.Transpose.TRANSVERSE,
+        Image.Transpose.ROTATE_270,
+    ]
+    image, turn = quarters.resize(pixels, Image.Resampling.NEAREST), turns[orientation - 1]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored = image if turn is None else image.transpose(turn)
+    stored.save(tmp_path / "a.jpg", quality=95, exif=exif)
+    assert_alike(corners(read(app, tmp_path / "a.jpg")), [RED, GREEN, BLUE, WHITE])
+
+
+def test_boxes(app):
+    assert app.images.centre_box(80, 60, 1) == (10, 0, 70, 60)
+    assert app.images.centre_box(80, 60, 0.5) == (25, 15, 55, 45)
+    random = np.random.default_rng(0)
+    boxes = np.array([app.images.random_box(80, 60, random, 0.08) for _ in range(1000)])
+    width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
+    share, ratio = width * height / 4800, width / height
+    assert boxes.min() >= 0 and boxes[:, 2].max() <= 80 and boxes[:, 3].max() <= 60
+    assert 0.08 <= share.min() < 0.1 and 0.9 < share.max() <= 1
+    assert ratio.min() >= 0.749 and ratio.max() <= 1.334
+    assert app.images.random_box(10, 1000, random, 0.5) == (0, 495, 10, 505)
+
+
+def test_decoding_at_reduced_size_changes_little(app, tmp_path):
+    y, x = np.mgrid[:512, :640]
+    waves = np.stack([127 + 120 * np.sin(x / 40), 127 + 120 * np.cos(y / 50), x * 0.3], -1)
+    Image.fromarray(waves.astype(np.uint8)).save(tmp_path / "a.jpg", quality=95)
+    Image.fromarray(waves.astype(np.uint8)).save(tmp_path / "a.png")
+    choose = partial(app.images.centre_box, share=0.9)
+    small, whole = (app.images.read_image(tmp_path / f"a.{e}", 64, choose) for e in ("jpg", "png"))
+    assert np.abs(small.astype(int) - whole).mean() < 3
+
+
+def test_list_file(app, tmp_path):
+    path = tmp_path / "list.txt"
+    path.write_text("a/b.jpg 3\nname with spaces.jpg 0\nü.jpg\t7\n".replace("\t", " "))
+    listed = app.data.ImageList.read(path)
+    expected = [("a/b.jpg", 3), ("name with spaces.jpg", 0), ("ü.jpg", 7)]
+    assert [listed[i] for i in range(len(listed))] == expected
+    assert [listed.part(1, 3)[i] for i in range(2)] == expected[1:]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "names no image"),
+        ("a.jpg 1\nb.jpg\n", "list.txt:2: expected 'path label', got 'b.jpg"),
+        ("a.jpg -1\n", "list.txt:1"),
+        ("a.jpg 1\n\n", "list.txt:2"),
+    ],
+)
+def test_error_for_what_is_no_list(app, content, message, tmp_path):
+    (tmp_path / "list.txt").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        app.data.ImageList.read(tmp_path / "list.txt")
+
+
+def test_example_depends_on_epoch_and_seed_alone(app, drawn):
+    listed = app.data.ImageList.read(drawn / "train.txt")
+    images, twin = (app.data.Images(listed, drawn, 32, seed=5) for _ in range(2))
+    other = app.data.Images(listed, drawn, 32, seed=6)
+    first, label = images[8]
+    assert (first.shape, first.dtype, label, label.dtype) == ((3, 32, 32), np.uint8, 8, np.int32)
+    assert first.nbytes + label.nbytes == images.example_bytes
+    np.testing.assert_array_equal(first, twin[8][0])
+    next_epoch, label = images[8 + 600]
+    assert label == 8
+    assert (first != next_epoch).any() and (first != other[8][0]).any()
+
+    validation = app.data.Images(listed, drawn, 32)
+    np.testing.assert_array_equal(validation[8][0], validation[608][0])
+
+
+def test_order_tells_the_epoch(app):
+    n, size = 11, 2
+    samplers = [DistributedOrderSampler(n, r * 5, r * 5 + 6, seed=1) for r in range(size)]
+    orders = [app.data.EpochOrder(sampler) for sampler in samplers]
+    current = [np.arange(n)] * size
+    for epoch in range(3):
+        current = [order(now, 0) for order, now in zip(orders, current, strict=True)]
+        assert set(np.concatenate(current)) == set(range(epoch * n, (epoch + 1) * n))
+    resumed = app.data.EpochOrder(DistributedOrderSampler(n, 0, 6, seed=1))
+    resumed(np.arange(n), 0)
+    np.testing.assert_array_equal(resumed(current[0], 0), orders[0](current[0], 0))
+
+
+def test_unreadable_files(app, drawn, tmp_path):
+    content = (drawn / "val/heart-00009.jpg").read_bytes()
+    (tmp_path / "good.jpg").write_bytes(content)
+    (tmp_path / "short.jpg").write_bytes(content[: len(content) // 2])
+    (tmp_path / "text.jpg").write_text("no image")
+    names = ["good.jpg", "short.jpg", "text.jpg", "absent.jpg"]
+    images = app.data.Images(app.data.ImageList([(name, 4) for name in names]), tmp_path, 24)
+    batch = images[:]
+    reasons = ["runcated", "cannot identify", "No such file"]
+    for example, name, reason in zip(batch[1:], names[1:], reasons, strict=True):
+        assert example.path == str(tmp_path / name)
+        assert reason in example.reason
+
+    with pytest.raises(OSError, match=re.escape(f"cannot read {tmp_path / 'short.jpg'} on ")):
+        app.data.ToBatch([0] * 3, [1] * 3)(batch)
+    to_batch = app.data.ToBatch([100, 110, 120], [50, 60, 70], skip=True)
+    x, t = to_batch(batch)
+    assert (x.shape, x.dtype, t.tolist(), to_batch.skipped) == ((1, 3, 24, 24), np.float32, [4], 3)
+    expected = (batch[0][0][1] - 110.0) / 60
+    np.testing.assert_allclose(x[0, 1], expected, rtol=1e-5, atol=1e-6)
+    x, t = to_batch(batch[1:])
+    assert (x.shape, t.shape, to_batch.skipped) == ((0, 3, 24, 24), (0,), 6)
+    with pytest.raises(OSError, match="none of the images of a batch"):
+        app.training.Classifier(chainer.Link())(x, t)
+
+
+def test_mixed16_batches_are_float16(app, drawn):
+    images = app.data.Images(app.data.ImageList.read(drawn / "val.txt"), drawn, 24)
+    with chainer.using_config("dtype", chainer.mixed16):
+        x, _ = app.data.ToBatch([128] * 3, [64] * 3)(images[:2])
+    assert x.dtype == np.float16
+
+
+def test_drawn_images_are_always_the_same(app, drawn, tmp_path):
+    app.generated.create(tmp_path / "again", 20, 10)
+    lines = (tmp_path / "again/train.txt").read_text().splitlines()
+    assert lines == (drawn / "train.txt").read_text().splitlines()[:20]
+    for line in lines:
+        name = line.split()[0]
+        assert (tmp_path / "again" / name).read_bytes() == (drawn / name).read_bytes()
+    sizes = set()
+    for path in (drawn / "train").iterdir():
+        with Image.open(path) as image:
+            sizes.add(image.size)
+    assert (min(sizes), max(sizes), len(sizes)) == ((48, 48), (96, 96), 49)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again"]
+
+
+def test_evaluator_counts_every_image_once(app):
+    class Fixed(chainer.Chain):
+        def predictor(self, x):
+            return chainer.Variable(x)
+
+    scores = np.random.default_rng(0).permuted(np.tile(np.arange(8.0), (10, 1)), axis=1)
+    labels = np.arange(10, dtype=np.int32) % 8
+    examples = [*zip(scores.astype(np.float32), labels, strict=True)]
+    iterator = chainer.iterators.SerialIterator(examples, 4, repeat=False, shuffle=False)
+    evaluator = app.evaluation.TopKEvaluator(
+        iterator, Fixed(), 8, chainer.dataset.concat_examples, chainer.get_device("@numpy")
+    )
+    found = evaluator()
+    ranks = (scores > scores[np.arange(10), labels][:, None]).sum(axis=1)
+    assert found["main/accuracy"] == pytest.approx((ranks == 0).mean())
+    assert found["main/top5"] == pytest.approx((ranks < 5).mean())
+    assert evaluator.confusion.sum() == 10
+    assert evaluator.confusion.sum(axis=1).tolist() == [2, 2, 1, 1, 1, 1, 1, 1]
+    assert np.trace(evaluator.confusion) == (ranks == 0).sum()

@@ -1,0 +1,345 @@
+"""Train on a few ranks and check what comes out."""
+
+import importlib.util
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from chainermn.testing.mpiexec import Job, JobResult, mpi_flavour, mpiexec_command
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parents[1]
+ACCURACY = "validation/main/accuracy"
+PICTURES = ["accuracy.png", "confusion.png", "loss.png"]
+
+
+def load_conftest():
+    spec = importlib.util.spec_from_file_location("imagenet_conftest", HERE / "conftest.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+conftest = load_conftest()
+read_log, direct_environment, lists = (
+    getattr(conftest, name) for name in ("read_log", "direct_environment", "lists")
+)
+
+
+def read_model(out: Path) -> dict[str, np.ndarray]:
+    with np.load(out / "model.npz") as arrays:
+        return dict(arrays)
+
+
+def assert_equal_models(out: Path, other: Path) -> None:
+    first, second = read_model(out), read_model(other)
+    assert first.keys() == second.keys()
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+
+
+# Small enough to train in seconds, and large enough to see that something is learnt.
+SHORT = ["--epoch", "3", "--batchsize", "20", "--lr", "0.8", "--loaderjob", "1", "--seed", "3"]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(train, drawn, tmp_path_factory) -> tuple[JobResult, Path]:
+    out = tmp_path_factory.mktemp("two_ranks") / "result"
+    return train(2, drawn, out, *SHORT), out
+
+
+def test_two_ranks_learn(two_ranks):
+    _, out = two_ranks
+    log = read_log(out)
+    assert [row["epoch"] for row in log] == [1, 2, 3]
+    assert log[-1]["iteration"] == 45
+    assert log[-1]["main/loss"] < log[0]["main/loss"]
+    assert log[-1]["validation/main/top5"] > 0.55
+    assert log[-1][ACCURACY] <= log[-1]["validation/main/top5"]
+    assert log[-1]["images/s"] > 0
+    assert log[-1]["minutes left"] == 0
+
+
+def test_validation_is_exact_though_ranks_do_not_divide_it(two_ranks):
+    for row in read_log(two_ranks[1]):
+        for key in (ACCURACY, "validation/main/top5"):
+            assert row[key] * 101 == pytest.approx(round(row[key] * 101), abs=1e-9)
+
+
+def test_what_is_written(two_ranks):
+    _, out = two_ranks
+    expected = [*PICTURES, "log", "model.json", "model.npz"]
+    assert sorted(path.name for path in out.iterdir()) == sorted(expected)
+    for name in PICTURES:
+        with Image.open(out / name) as picture:
+            assert picture.format == "PNG"
+
+
+def test_only_rank_0_prints_and_plainly_where_no_terminal_is(two_ranks):
+    job, out = two_ranks
+    header, *rows, summary, files = job.stdout.splitlines()
+    assert header.split()[:2] == ["epoch", "main/loss"]
+    assert header.split()[-3:] == ["images/s", "minutes", "left"]
+    assert [row.split()[0] for row in rows] == ["1", "2", "3"]
+    assert re.fullmatch(r"\d+\.\d\d% of the validation images .* after 3 epochs", summary)
+    assert files.startswith(f"curves, log and network: {out}/{{accuracy.png,")
+    assert "\033" not in job.stdout
+
+
+def test_predict(two_ranks, drawn):
+    _, out = two_ranks
+    images = [drawn / "val/star-00004.jpg", drawn / "val/ring-00006.jpg"]
+    command = [HERE / "predict.py", "--model", out / "model.npz"]
+    environment = direct_environment() | conftest.ONE_THREAD
+    shown = subprocess.run(
+        [*command, *images], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (shown.returncode, shown.stderr) == (0, "")
+    lines = shown.stdout.splitlines()
+    assert [lines[0], lines[6]] == [str(image) for image in images]
+    shares = [re.fullmatch(r" +(\d+\.\d)%  [a-z]+", line)[1] for line in lines[1:6]]
+    assert sorted(map(float, shares), reverse=True) == list(map(float, shares))
+
+    shown = subprocess.run(
+        [*command, HERE / "README.md", images[0]],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert shown.returncode == 1
+    assert "README.md: UnidentifiedImageError" in shown.stderr
+    assert shown.stdout.count("%") == 5
+
+
+def test_killed_and_started_again_is_as_if_undisturbed(two_ranks, drawn, tmp_path):
+    _, undisturbed = two_ranks
+    out = tmp_path / "result"
+    arguments = [HERE / "train.py", *lists(drawn), "--out", out, "--arch", "small", *SHORT]
+    arguments += ["--checkpoint", "4"]
+    going_on = []
+    for newest in (8, 28, None):
+        job = Job(2, [str(argument) for argument in arguments], cwd=tmp_path)
+        if newest is not None:
+            wait_for(lambda newest=newest: (out / f"small-2.1.{newest}").exists())
+            os.kill(ranks_of(job)[-1].pid, signal.SIGKILL)
+        result = job.wait(60)
+        assert not result.timed_out and not result.left_behind, result
+        assert (result.returncode == 0) == (newest is None), result
+        going_on += re.findall(r"going on after iteration (\d+)", result.stdout)
+    assert [int(iteration) % 4 for iteration in going_on] == [0, 0]
+    assert 4 <= int(going_on[0]) < int(going_on[1]) <= 44
+    assert_equal_models(out, undisturbed)
+    times = ("elapsed_time", "images/s", "minutes left")
+    assert [{k: v for k, v in row.items() if k not in times} for row in read_log(out)] == [
+        {k: v for k, v in row.items() if k not in times} for row in read_log(undisturbed)
+    ]
+
+
+def wait_for(condition, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def ranks_of(job: Job) -> list[psutil.Process]:
+    return [p for p in job.processes() if any(part.endswith(".py") for part in p.cmdline()[1:2])]
+
+
+def test_same_without_workers_and_result_of_one_seed(two_ranks, train, drawn, tmp_path):
+    options = [*SHORT[: SHORT.index("--loaderjob")], "--seed", "3", "--loaderjob", "0"]
+    train(2, drawn, tmp_path / "result", *options)
+    assert_equal_models(tmp_path / "result", two_ranks[1])
+
+
+PROBE = """
+import sys
+sys.path.insert(0, {here!r})
+import time
+import chainermn, data, workers
+import numpy as np
+
+class Probe(data.Images):
+    def get_example(self, i):
+        time.sleep({seconds})
+        return np.array(["mpi4py.MPI" in sys.modules, workers.is_worker()], np.uint8)
+
+if __name__ == "__main__":
+    workers.start_forkserver()
+    comm = chainermn.create_communicator("naive")
+    probe = Probe(data.ImageList([("a", 0)] * 40), ".", 8)
+    iterator = data.create_iterator(probe, 10, 2, repeat=False, shuffle=False)
+    if {announce}:
+        from pathlib import Path
+        Path(f"ready.{{comm.rank}}").touch()
+    found = np.concatenate([np.stack(batch) for batch in iterator])
+    assert found.shape == (40, 2)
+    assert (found == [0, 1]).all(), found
+    iterator.finalize()
+    print("fine")
+"""
+
+
+def test_workers_do_not_load_mpi(tmp_path):
+    script = tmp_path / "probe.py"
+    script.write_text(PROBE.format(here=str(HERE), seconds=0, announce=False))
+    result = Job(2, [script], cwd=tmp_path).wait(60)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.split() == ["fine", "fine"]
+    assert not result.left_behind
+
+
+@pytest.mark.parametrize("delay", [0, 3])
+def test_workers_end_with_a_rank_that_is_killed(delay, tmp_path):
+    script = tmp_path / "probe.py"
+    script.write_text(PROBE.format(here=str(HERE), seconds=30, announce=True))
+    job = Job(2, [script], cwd=tmp_path)
+    wait_for((tmp_path / "ready.0").exists)
+    time.sleep(delay)  # the workers are being started; or they are busy
+    os.kill(ranks_of(job)[0].pid, signal.SIGKILL)
+    result = job.wait(30)
+    assert not result.timed_out
+    assert not result.left_behind
+    assert result.returncode != 0
+
+
+def test_first_epochs_on_one_rank_with_other_options(train, drawn, tmp_path):
+    options = ["--epoch", "1", "--schedule", "step", "--label-smoothing", "0", "--batchsize", "50"]
+    train(1, drawn, tmp_path / "result", *options, "--loaderjob", "0", "--val_batchsize", "7")
+    log = read_log(tmp_path / "result")
+    assert log[-1]["iteration"] == 12
+    # Go on from its weights, in float16 and with batch normalization over both ranks.
+    model = tmp_path / "result/model.npz"
+    options = ["--test", "--initmodel", model, "--mixed16", "--mnbn", "--communicator", "flat"]
+    few = (drawn / "val.txt").read_text().splitlines(keepends=True)[:5]
+    (tmp_path / "few.txt").write_text("".join(few))  # float16 is slow on a CPU
+    options += ["--val", tmp_path / "few.txt", "--loaderjob", "0", "--batchsize", "1"]
+    train(2, drawn, tmp_path / "second", *options)
+    log = read_log(tmp_path / "second")
+    assert [row["iteration"] for row in log] == [10]
+    assert np.isfinite(log[-1]["main/loss"])
+    dtypes = {name: array.dtype for name, array in read_model(tmp_path / "second").items()}
+    assert (dtypes["conv1/W"], dtypes["bn1/gamma"]) == (np.float16, np.float32)
+
+
+@pytest.fixture
+def damaged(drawn, tmp_path) -> Path:
+    """Return the data set with one file cut off."""
+    root = tmp_path / "damaged"
+    root.mkdir()
+    for name in ("train", "val"):
+        (root / f"{name}.txt").write_bytes((drawn / f"{name}.txt").read_bytes())
+        (root / name).mkdir()
+        for path in (drawn / name).iterdir():
+            (root / name / path.name).symlink_to(path)
+    victim = root / "train/circle-00110.jpg"
+    content = victim.read_bytes()
+    victim.unlink()
+    victim.write_bytes(content[:400])
+    return root
+
+
+def test_damaged_file_ends_the_job_or_is_skipped(train, damaged, tmp_path):
+    options = ["--epoch", "1", "--batchsize", "30", "--loaderjob", "1"]
+    job = train(2, damaged, tmp_path / "result", *options, fails=True)
+    message = f"cannot read {damaged}/train/circle-00110.jpg on {socket.gethostname()} "
+    assert message in job.stderr
+    job = train(2, damaged, tmp_path / "result", *options, "--skip-unreadable")
+    assert job.stdout.count(f"skipped: {message}") == 1
+    assert "1 times an image was skipped" in job.stdout
+
+
+def test_all_ranks_end_where_a_host_lacks_the_images(train, drawn, tmp_path):
+    options = ["--root", tmp_path]
+    job = train(2, drawn, tmp_path / "result", *options, fails=True)
+    missing = tmp_path / "train/circle-00000.jpg"
+    assert f"host {socket.gethostname()} has no file {missing}" in job.stderr
+
+
+@pytest.mark.parametrize("cwd", [REPOSITORY, HERE.parent])
+def test_mpiexec_starts_the_script_itself(cwd, drawn, tmp_path):
+    script = HERE.relative_to(cwd) / "train.py"
+    options = [*lists(drawn), "--arch", "small", "--test", "--batchsize", 8, "--loaderjob", 0]
+    command = mpiexec_command(2, [script, *map(str, options), "--out", tmp_path / "result"])
+    command.remove(sys.executable)
+    shown = subprocess.run(
+        command,
+        cwd=cwd,
+        env=direct_environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (shown.returncode, shown.stderr) == (0, ""), shown
+    assert read_log(tmp_path / "result")[-1]["iteration"] == 10
+
+
+@pytest.mark.skipif(
+    "CHAINERMN_LONG_TESTS" not in os.environ,
+    reason="CHAINERMN_LONG_TESTS is not set: two cores would be busy for two minutes",
+)
+def test_drawn_images_are_recognised(start, tmp_path):
+    job = start(2, "train.py", cwd=tmp_path)
+    assert job.stdout.startswith("drawing 3499 images into")
+    assert job.seconds < 300
+    assert read_log(tmp_path / "result")[-1][ACCURACY] > 0.9
+
+
+def stop(process: subprocess.Popen) -> None:
+    """End a process that leads a session, and all that it has started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.skipif(
+    not (REPOSITORY / "libs/chainermn/pyproject.toml").exists(), reason="this is a copy"
+)
+@pytest.mark.skipif(
+    "CHAINERMN_WHEELHOUSE" not in os.environ,
+    reason="CHAINERMN_WHEELHOUSE names no folder of wheels to install a copy from",
+)
+@pytest.mark.skipif(
+    not importlib.util.find_spec("ensurepip"), reason="this Python makes no environments (venv)"
+)
+def test_copied_app_trains(tmp_path):
+    if mpi_flavour() == "openmpi":
+        pytest.skip("a copy brings an MPI of its own: tested where this environment has MPICH")
+    readme = (HERE / "README.md").read_text()
+    (commands,) = re.findall(r"as they are\. -->\n```sh\n(.*?)```", readme, re.DOTALL)
+    environment = {
+        **direct_environment(),
+        "HOME": str(tmp_path),
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": os.environ["CHAINERMN_WHEELHOUSE"],
+    }
+    environment.pop("PYTHONPATH", None)
+    output = tmp_path / "output"
+    with output.open("wb") as written:
+        shell = subprocess.Popen(
+            ["sh", "-ec", commands],
+            cwd=REPOSITORY,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=written,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            shell.wait(timeout=240)
+        finally:
+            stop(shell)
+    assert shell.returncode == 0, output.read_text()
+    assert read_log(tmp_path / "images/result")[-1]["iteration"] == 10
