@@ -1,0 +1,149 @@
+"""How good translations are: the same numbers on one rank as on many."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import chainer
+import numpy as np
+from sacrebleu.metrics import BLEU, CHRF
+
+import chainermn
+import data
+from model import Seq2seq, count_tokens
+
+METRICS = {"bleu": BLEU(), "chrf": CHRF()}
+
+
+@dataclass
+class Result:
+    """What is counted in the sentences of a batch.
+
+    Attributes
+    ----------
+    sentences, exact, tokens : int
+        Sentences, those translated exactly as in the corpus, and tokens of these references.
+    loss : float
+        Sum of the cross entropy of the tokens.
+    counts : dict of (array of int64)
+        Of the n-grams that a metric needs.
+    example : tuple of str
+        A sentence, its translation in the corpus and that of the model.
+    """
+
+    sentences: int
+    exact: int
+    tokens: int
+    loss: float
+    counts: dict[str, np.ndarray]
+    example: tuple[str, str, str]
+
+
+def count_ngrams(
+    metric: Any, translations: Sequence[str], references: Sequence[str]
+) -> np.ndarray:
+    """Return what sacreBLEU counts in sentences; the sum over all makes a score of a corpus.
+
+    For BLEU there is a public way to it, but not for chrF.
+    """
+    return np.sum(metric._extract_corpus_statistics(translations, [references]), 0, np.int64)
+
+
+def score(metric: Any, counts: Sequence[np.ndarray]) -> float:
+    """Return the score, from 0 to 100, of all sentences whose n-grams have been counted."""
+    return metric._aggregate_and_compute([row.tolist() for row in counts]).score
+
+
+class TranslationEvaluator(chainermn.extensions.GenericMultiNodeEvaluator):
+    """Translates the validation data of all ranks and reports how well, on rank 0.
+
+    Reported as ``validation/main/...``: ``loss``, of a token; ``exact``, the share of the
+    sentences that are translated just so; ``bleu`` and ``chrf``, of the whole corpus. Nothing is
+    a mean of means, so the results are the same on any number of ranks.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    batches : list of (array of int64, shape (batchsize, 4))
+        Rows of an index, those of this rank.
+    corpus : data.Corpus
+    model : Seq2seq
+    device : chainer.backend.Device
+    """
+
+    def __init__(
+        self,
+        comm: chainermn.CommunicatorBase,
+        batches: Sequence[np.ndarray],
+        corpus: data.Corpus,
+        model: Seq2seq,
+        device: chainer.backend.Device,
+    ) -> None:
+        iterator = chainer.iterators.SerialIterator(batches, 1, repeat=False, shuffle=False)
+        read = chainer.dataset.converter()(self._read)
+        super().__init__(comm, iterator, model, device, read)
+        self.corpus, self.model = corpus, model
+        self.examples: list[tuple[str, str, str]] = []
+
+    def _read(self, batch: list[np.ndarray], device: chainer.backend.Device) -> tuple[Any, ...]:
+        (rows,) = batch
+        text = data.ParallelText(self.corpus, rows)
+        lines = [text.get_lines(i) for i in range(len(text))]
+        text.close()
+        return *data.to_batch([text.encode(pair) for pair in lines], device), lines
+
+    def calc_local(self, xs: np.ndarray, ys: np.ndarray, lines: list[tuple[str, str]]) -> Result:
+        """Translate a batch and count."""
+        references = [target for _, target in lines]
+        decode = self.corpus.vocabularies[1].decode
+        translations = [decode(row.tolist()) for row in self.model.translate(xs)]
+        tokens = count_tokens(ys[:, :0], ys)
+        counts = {name: count_ngrams(m, translations, references) for name, m in METRICS.items()}
+        exact = sum(map(str.__eq__, translations, references))
+        loss = float(self.model.loss(xs, ys).array) * tokens
+        return Result(len(lines), exact, tokens, loss, counts, (*lines[0], translations[0]))
+
+    def aggregate(self, results: list[Result]) -> dict[str, float]:
+        """Add up, report and return."""
+        found = {
+            # Rounded once, whatever the order is in which ranks have sent them.
+            "loss": math.fsum(r.loss for r in results) / sum(r.tokens for r in results),
+            "exact": sum(r.exact for r in results) / sum(r.sentences for r in results),
+        }
+        for name, metric in METRICS.items():
+            found[name] = score(metric, [r.counts[name] for r in results])
+        found = {f"{self.default_name}/main/{name}": value for name, value in found.items()}
+        self.examples = sorted(r.example for r in results)
+        chainer.report(found)
+        return found
+
+
+def draw_attention(
+    weights: np.ndarray, source: Sequence[str], target: Sequence[str], path: Path
+) -> None:
+    """Draw which tokens of a sentence were attended to, for each token of its translation.
+
+    Parameters
+    ----------
+    weights : array, shape (target, source)
+    source, target : sequence of str
+        The tokens, from the first to the last.
+    path : Path
+        Of the PNG.
+    """
+    from matplotlib import pyplot as plt
+
+    source, target = ([t.removeprefix(data.SPACE) for t in side] for side in (source, target))
+    figure, axes = plt.subplots(
+        figsize=(2 + 0.4 * len(source), 1.6 + 0.3 * len(target)), layout="constrained"
+    )
+    image = axes.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    axes.set_xticks(range(len(source)), source, rotation=60, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(len(target)), target)
+    axes.set_xlabel("read")
+    axes.set_ylabel("written")
+    figure.colorbar(image, label="weight of attention")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
