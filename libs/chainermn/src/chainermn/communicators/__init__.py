@@ -12,6 +12,7 @@ from chainermn.communicators.dummy_communicator import DummyCommunicator
 from chainermn.communicators.flat_communicator import FlatCommunicator
 from chainermn.communicators.gpus import why_no_gpu
 from chainermn.communicators.hierarchical_communicator import HierarchicalCommunicator
+from chainermn.communicators.memory import keep_freed_memory
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from chainermn.communicators.naive_communicator import NaiveCommunicator
 from chainermn.communicators.non_cuda_aware_communicator import NonCudaAwareCommunicator
@@ -51,7 +52,8 @@ def create_communicator(
     """Create a communicator. Initialises MPI if that has not been done.
 
     Also divides the cores of each host among its ranks, unless ``OMP_NUM_THREADS`` or the like
-    is set, and sees to it that an uncaught exception on one rank ends the whole job
+    is set, lets each rank keep the memory it has freed, unless ``MALLOC_TRIM_THRESHOLD_`` or the
+    like is set, and sees to it that an uncaught exception on one rank ends the whole job
     (`chainermn.global_except_hook`).
 
     Parameters
@@ -112,6 +114,7 @@ def create_communicator(
         mpi_comm, allreduce_grad_dtype=allreduce_grad_dtype, batched_copy=batched_copy
     )
     divide_cores(mpi_comm, communicator._topology)
+    keep_freed_memory()
     return communicator
 
 
