@@ -56,7 +56,7 @@ def main() -> None:
     batches = data.BucketIterator(text, args.batchsize, args.seed)
 
     updater = training.Updater(batches, optimizer, data.to_batch, device, args.seed, comm.rank)
-    stop = training.EarlyStopping(comm, args.patience, args.epoch)
+    stop = training.early_stopping(comm, args.patience, args.epoch)
     trainer = chainer.training.Trainer(updater, stop, out=args.out)
     evaluator = evaluation.TranslationEvaluator(comm, validation, corpus, whole, device)
 

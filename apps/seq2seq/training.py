@@ -114,38 +114,6 @@ class PlateauDecay(Extension):
         self.waited = int(serializer("waited", self.waited))
 
 
-class EarlyStopping(chainermn.extensions.MultiNodeEarlyStoppingTrigger):
-    """Stops when the validation loss no longer falls; goes on counting after resuming.
-
-    Parameters
-    ----------
-    comm : CommunicatorBase
-    patience : int
-        Epochs without a lower loss than ever before.
-    epochs : int
-        Stop then at the latest.
-    """
-
-    def __init__(self, comm: chainermn.CommunicatorBase, patience: int, epochs: int) -> None:
-        seen = f"{LOSS}_of_all"
-        super().__init__(
-            comm,
-            # Not (1, 'epoch'), which would look for a loss as soon as a run is resumed.
-            check_trigger=lambda trainer: seen in trainer.observation,
-            monitor=LOSS,
-            patience=patience,
-            mode="min",
-            max_trigger=(epochs, "epoch"),
-            suffix="_of_all",
-        )
-
-    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Read or write the best loss and how long it has not fallen."""
-        actual = self.actual_trigger
-        actual.best = float(serializer("best", actual.best))
-        actual.count = int(serializer("count", actual.count))
-
-
 class Fingerprint(Extension):
     """Puts into snapshots which vocabularies they belong to.
 
@@ -186,6 +154,27 @@ def check_snapshot(path: str, digest: str) -> None:
             f"{path} was written with other vocabularies: those of another corpus, or made with "
             "other values of --min-count, --max-vocabulary, --max-length or --share-embedding"
         )
+
+
+def early_stopping(comm: chainermn.CommunicatorBase, patience: int, epochs: int) -> Any:
+    """Return what stops all ranks when the validation loss, which rank 0 knows, stops falling.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    patience : int
+        Epochs without a lower loss than ever before.
+    epochs : int
+        Stop then at the latest.
+    """
+    return chainermn.extensions.MultiNodeEarlyStoppingTrigger(
+        comm,
+        monitor=LOSS,
+        patience=patience,
+        mode="min",
+        max_trigger=(epochs, "epoch"),
+        suffix="_of_all",
+    )
 
 
 def mean_speed(size: int) -> Any:

@@ -140,6 +140,35 @@ def test_ranks_whose_epochs_differ_stop_together() -> None:
     assert stopped == 6
 
 
+def early_stopping(comm: Any) -> MultiNodeEarlyStoppingTrigger:
+    return MultiNodeEarlyStoppingTrigger(comm, check_trigger=(2, "iteration"), patience=2)
+
+
+@pytest.mark.mpi(1, 2, 3)
+def test_resumed_trigger_goes_on_counting() -> None:
+    comm = chainermn.create_communicator("naive")
+    before = early_stopping(comm)
+    for iteration, loss in enumerate([5, 5, 3, 3, 4, 4, 9], 1):
+        assert not before(at(iteration, {"main/loss": loss}))
+    # In iteration 8, before the trigger is asked about it, as Chainer does. The best mean is 3,
+    # and there has been one check since.
+    saved = chainer.serializers.npz.serialize(before)
+
+    resumed = early_stopping(comm)
+    chainer.serializers.NpzDeserializer(saved).load(resumed)
+    assert resumed(at(8, {})) is False  # nothing has been observed yet
+    assert resumed(at(9, {"main/loss": 4})) is False
+    assert resumed(at(10, {"main/loss": 4})) is True
+
+
+@pytest.mark.mpi(1)
+def test_snapshot_without_the_state_of_the_trigger() -> None:
+    comm = chainermn.create_communicator("naive")
+    trigger = early_stopping(comm)
+    chainer.serializers.NpzDeserializer({}).load(trigger)
+    assert trigger.actual_trigger.count == 0
+
+
 @pytest.mark.mpi(1, 2, 3, 4)
 def test_contradicting_arguments() -> None:
     comm = chainermn.create_communicator("naive")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import chainer
 from chainer.training.triggers import EarlyStoppingTrigger
 
 from chainermn.extensions.observation_aggregator import ObservationAggregator
 
 if TYPE_CHECKING:
-    import chainer
-
     from chainermn.communicators.communicator_base import CommunicatorBase
 
 
@@ -38,6 +37,12 @@ class MultiNodeEarlyStoppingTrigger:
         Stop then at the latest.
     suffix : str
         The mean over the ranks is reported as ``monitor + suffix``.
+
+    Notes
+    -----
+    Snapshots of the trainer keep the best value and the number of checks since; the original's
+    do not. Chainer writes a snapshot before it asks the trigger, so a run that is resumed does
+    without the check that was due in the iteration of its snapshot.
     """
 
     def __init__(
@@ -64,12 +69,39 @@ class MultiNodeEarlyStoppingTrigger:
             max_trigger=max_trigger,
             **kwargs,
         )
+        self._resumed = False
 
     def __call__(self, trainer: chainer.training.Trainer) -> bool:
         """Tell whether to stop; the same on every rank. Collective."""
         self.aggregator(trainer)
-        is_time = bool(self.actual_trigger(trainer)) if self.comm.rank == 0 else None
+        is_time = self._decide(trainer) if self.comm.rank == 0 else None
         return bool(self.comm.bcast_obj(is_time))
+
+    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
+        """Read or write what the next check compares with.
+
+        A snapshot without it, such as one of the original's, leaves everything as it is.
+        """
+        actual = self.actual_trigger
+        try:
+            actual.best = float(serializer("best", actual.best))
+        except KeyError:
+            return
+        actual.count = int(serializer("count", actual.count))
+        actual._summary.serialize(serializer["summary"])
+        for name in ("_interval_trigger", "_max_trigger"):
+            trigger = getattr(actual, name)
+            if hasattr(trigger, "serialize"):
+                trigger.serialize(serializer[name.strip("_")])
+        self._resumed = isinstance(serializer, chainer.Deserializer)
+
+    def _decide(self, trainer: chainer.training.Trainer) -> bool:
+        if not self._resumed:
+            return bool(self.actual_trigger(trainer))
+        self._resumed = False
+        # Nothing has been observed yet; but the triggers note that this iteration is over.
+        self.actual_trigger._interval_trigger(trainer)
+        return bool(self.actual_trigger._max_trigger(trainer))
 
     def get_training_length(self) -> tuple[int, str]:
         """Return ``max_trigger``, for progress bars."""
