@@ -35,6 +35,7 @@ MEAN, DEVIATION = np.array([124, 116, 104]), np.array([58, 57, 57])
 def main() -> None:
     args = parse_arguments()
     workers.start_forkserver()
+    workers.keep_memory()  # as create_communicator does in training
     with tempfile.TemporaryDirectory() as folder:
         listed = make_files(Path(folder), args.files, *args.pixels)
         images = data.Images(listed, folder, args.size, seed=0)

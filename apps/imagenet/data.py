@@ -140,6 +140,7 @@ class Images(DatasetMixin):
         self.__dict__.update(state)
         if workers.is_worker():
             workers.end_with_parent()
+            workers.keep_memory()
 
     @property
     def example_bytes(self) -> int:
@@ -214,7 +215,8 @@ class ToBatch(chainer.dataset.Converter):
         size = batch[0].size if isinstance(batch[0], Unreadable) else batch[0][0].shape[-1]
         x = np.empty((len(readable), 3, size, size), np.float32)
         for image, (pixels, _) in zip(x, readable, strict=True):
-            np.subtract(pixels, self.mean, out=image)
+            np.copyto(image, pixels)
+            image -= self.mean
             image *= self.scale
         t = np.array([label for _, label in readable], np.int32)
         x = x.astype(chainer.get_dtype(map_mixed16=np.float16), copy=False)

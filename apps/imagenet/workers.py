@@ -10,6 +10,7 @@ import time
 from multiprocessing import forkserver
 
 PR_SET_PDEATHSIG = 1
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def start_forkserver() -> None:
@@ -27,6 +28,18 @@ def start_forkserver() -> None:
 def is_worker() -> bool:
     """Tell whether this process has been started by `multiprocessing`."""
     return multiprocessing.current_process().name != "MainProcess"
+
+
+def keep_memory() -> None:
+    """Let this process keep the memory of an image for the next one.
+
+    Otherwise glibc gives every image's memory back to the kernel, which has to clear it page by
+    page before the next image: a third of the time that reading takes.
+    """
+    with contextlib.suppress(AttributeError, OSError):  # another C library
+        libc = ctypes.CDLL(None)
+        for threshold in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
+            libc.mallopt(threshold, 1 << 28)
 
 
 def end_with_parent() -> None:
