@@ -27,7 +27,7 @@ if comm.rank == 0:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_freed_memory_is_kept(tmp_path: Path, ranks: int) -> None:
-    least, most = page_faults(tmp_path, ranks)
+    _, most = page_faults(tmp_path, ranks)
     assert most < 10  # of the 733 pages of an array
 
 
@@ -37,7 +37,7 @@ def test_freed_memory_is_kept(tmp_path: Path, ranks: int) -> None:
 )
 def test_settings_of_the_user_stand(tmp_path: Path, setting: str) -> None:
     variable, value = setting.split("=", 1)
-    least, most = page_faults(tmp_path, 1, **{variable: value})
+    least, _ = page_faults(tmp_path, 1, **{variable: value})
     assert least > 100
 
 
