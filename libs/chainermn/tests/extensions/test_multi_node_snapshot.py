@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import chainer
 import numpy as np
 import pytest
 from chainer.training import extensions
@@ -113,6 +114,35 @@ def test_resume_with_another_number_of_ranks(
         resumed = run(training, part, shared_tmp_path, 4, sets, autoload=True)
         assert resumed.updater.iteration == 4
         assert training.optimizer_of(resumed).t == 3  # the first update of all synchronised
+    world.allgather_obj(None)
+
+
+@pytest.mark.mpi(3)
+def test_shuffled_iterator_goes_on_with_another_number_of_ranks(
+    shared_tmp_path: Path, training: Any
+) -> None:
+    world = chainermn.create_communicator("naive")
+
+    def positions(comm: Any, iterations: int) -> list[tuple[int, int]]:
+        trainer = training.make_trainer(comm, shared_tmp_path, iterations)
+        part = trainer.updater.get_iterator("main").dataset
+        iterator = chainer.iterators.SerialIterator(part, 2)
+        trainer.updater._iterators["main"] = iterator
+        snapshot = multi_node_snapshot(comm, extensions.snapshot(autoload=True), [])
+        trainer.extend(snapshot, trigger=(1, "iteration"))
+        seen = []
+
+        def look(_: Any) -> None:
+            seen.append((iterator.epoch, iterator.current_position))
+
+        trainer.extend(look, trigger=(1, "iteration"))
+        trainer.run()
+        return seen
+
+    assert positions(world, 1) == [(0, 2)]  # of the 4 examples that each rank has
+    part = world.split(0 if world.rank < 2 else 1, world.rank)
+    if world.rank < 2:
+        assert positions(part, 4) == [(0, 5), (1, 1), (1, 3)]  # from 3 of 6 on
     world.allgather_obj(None)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections import ChainMap
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import chainer
+import numpy as np
 from chainer.training.extension import Extension
 
 from chainermn.extensions.npz_files import find_damage
@@ -52,7 +55,9 @@ def multi_node_snapshot(
     -----
     With ``autoload=True`` all sets load the newest snapshot that every one of them has and can
     be read as a whole, so a job may go on with another number of ranks, as long as the writing
-    ranks are the same.
+    ranks are the same. An iterator's shuffled order fits only the number of examples that a rank
+    had: if that is another one now the iterator goes on as far through its epoch, in an order of
+    its own.
     """
     sets = run_together(comm, _WHERE, lambda: parse_replica_sets(replica_sets, comm.size))
     everywhere = comm.allgather_obj(sets)
@@ -158,9 +163,7 @@ class MultiNodeSnapshot(Extension):
         else:
             contents = self.comm.recv_obj(self.master)
         target = trainer if self.snapshot._target is None else self.snapshot._target
-        run_together(
-            self.comm, _WHERE, lambda: chainer.serializers.load_npz(io.BytesIO(contents), target)
-        )
+        run_together(self.comm, _WHERE, lambda: _load(contents, target))
 
     def _newest_common_name(self, directory: Path) -> str | None:
         """Return the name, without suffix, of the snapshot that all ranks load."""
@@ -197,3 +200,28 @@ class MultiNodeSnapshot(Extension):
             for file in directory.iterdir()
             if file.name.startswith(prefix) and file.name.endswith(ending) and file.is_file()
         }
+
+
+def _load(contents: bytes, target: Any) -> None:
+    with np.load(io.BytesIO(contents), allow_pickle=True) as saved:
+        fitted = _fit_iterators(saved, target)
+        chainer.serializers.NpzDeserializer(ChainMap(fitted, saved)).load(target)
+
+
+def _fit_iterators(saved: Mapping[str, Any], trainer: Any) -> dict[str, Any]:
+    """Return what replaces in ``saved`` the orders of iterators with other numbers of examples."""
+    fitted: dict[str, Any] = {}
+    for key in saved:
+        found = re.fullmatch(r"(updater/iterator:([^/]+)/)order", key)
+        if found is None:
+            continue
+        prefix, name = found.groups()
+        now = chainer.serializers.DictionarySerializer()
+        trainer.updater.get_iterator(name).serialize(now)
+        order = now.target.get("order")
+        if order is None or np.shape(order) == saved[key].shape:
+            continue
+        position = saved[f"{prefix}current_position"]
+        fitted[key] = order
+        fitted[f"{prefix}current_position"] = position * len(order) // len(saved[key])
+    return fitted
