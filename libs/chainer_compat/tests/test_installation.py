@@ -29,14 +29,13 @@ name = "chainermn"
 version = "8.0.0"
 
 [tool.hatch.build]
-dev-mode-dirs = ["src", "command"]
+dev-mode-dirs = ["src"]
 
 [tool.hatch.build.targets.wheel]
-only-include = ["src/chainermn", "command/chainermn_command.py"]
+only-include = ["src/chainermn"]
 
 [tool.hatch.build.targets.wheel.sources]
 "src" = "_chainermn_dist"
-"command" = ""
 """
 
 
@@ -133,8 +132,6 @@ def projects(tmp_path_factory):
     package = folder / "chainermn" / "src" / "chainermn"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("import chainer\n")
-    (folder / "chainermn" / "command").mkdir()
-    (folder / "chainermn" / "command" / "chainermn_command.py").touch()
     (folder / "chainermn" / "pyproject.toml").write_text(LAYOUT)
     return {"chainer-compat": compat, "chainermn": folder / "chainermn"}
 

@@ -1,1 +1,0 @@
-"""What runs in processes of its own: each module has a function ``examine`` for `probe.ask`."""

@@ -1,1 +1,0 @@
-"""Start jobs: what each ``mpiexec`` has to be told, and ``chainermn launch``."""
