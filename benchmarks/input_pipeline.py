@@ -10,12 +10,13 @@ PyTorch is only needed for the comparison:
 """
 
 import argparse
+import json
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import numpy as np
@@ -55,8 +56,9 @@ def main() -> None:
         print("loader   workers   images/s   images/s and core   slowest-fastest")
         alone = [one_process(images, args.files) for _ in range(args.rounds)]
         report("decoding", 0, alone)
+        rates_by_workers = {0: {"decoding": [wall for wall, _ in alone]}}
         for n in args.workers:
-            found = {name: [] for name in loaders}
+            found: dict[str, list[tuple[float, float]]] = {name: [] for name in loaders}
             streams = {name: load(images, args.batchsize, n) for name, load in loaders.items()}
             for stream in streams.values():  # workers start
                 take(stream, 4)
@@ -69,6 +71,9 @@ def main() -> None:
                 stream.close()
             for name, rates in found.items():
                 report(name, n, rates)
+            rates_by_workers[n] = {
+                name: [wall for wall, _ in rates] for name, rates in found.items()
+            }
             if "torch" in found:
                 pairs = zip(found["chainer"], found["torch"], strict=True)
                 wall, busy = zip(*((a[0] / b[0], a[1] / b[1]) for a, b in pairs), strict=True)
@@ -76,6 +81,8 @@ def main() -> None:
                     f"chainer / torch, median of the rounds: {statistics.median(wall):.2f} "
                     f"of wall time, {statistics.median(busy):.2f} of a core"
                 )
+    if args.json:
+        args.json.write_text(json.dumps(rates_by_workers))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -87,6 +94,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--batchsize", type=int, default=32, help="default: %(default)s")
     add("--workers", type=int, nargs="+", default=[1, 2], help="default: 1 2")
     add("--rounds", type=int, default=5, help="default: %(default)s")
+    add("--json", metavar="FILE", type=Path, help="for the images per second of all rounds")
     return parser.parse_args()
 
 
@@ -104,7 +112,9 @@ def make_files(folder: Path, n: int, width: int, height: int) -> data.ImageList:
     return data.ImageList(pairs)
 
 
-def with_chainer(images: data.Images, batchsize: int, n_workers: int) -> Iterator[np.ndarray]:
+def with_chainer(
+    images: data.Images, batchsize: int, n_workers: int
+) -> Generator[np.ndarray, None, None]:
     iterator = data.create_iterator(images, batchsize, n_workers, shuffle=True)
     to_batch = data.ToBatch(MEAN, DEVIATION)
     try:
@@ -114,7 +124,9 @@ def with_chainer(images: data.Images, batchsize: int, n_workers: int) -> Iterato
         iterator.finalize()
 
 
-def with_torch(images: data.Images, batchsize: int, n_workers: int) -> Iterator[np.ndarray]:
+def with_torch(
+    images: data.Images, batchsize: int, n_workers: int
+) -> Generator[np.ndarray, None, None]:
     from torch.utils.data import DataLoader
 
     loader = DataLoader(
@@ -145,11 +157,11 @@ def one_process(images: data.Images, n: int) -> tuple[float, float]:
     return n / (time.perf_counter() - start), n / (time.process_time() - busy)
 
 
-def take(stream: Iterator[np.ndarray], batches: int) -> int:
+def take(stream: Generator[np.ndarray, None, None], batches: int) -> int:
     return sum(len(next(stream)) for _ in range(batches))
 
 
-def measure(stream: Iterator[np.ndarray], batches: int) -> tuple[float, float]:
+def measure(stream: Generator[np.ndarray, None, None], batches: int) -> tuple[float, float]:
     """Return images per second, and per second of a core's work in any process."""
     start, busy = time.perf_counter(), processor_seconds()
     n = take(stream, batches)

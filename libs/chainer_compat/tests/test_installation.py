@@ -29,13 +29,14 @@ name = "chainermn"
 version = "8.0.0"
 
 [tool.hatch.build]
-dev-mode-dirs = ["src"]
+dev-mode-dirs = ["src", "command"]
 
 [tool.hatch.build.targets.wheel]
-only-include = ["src/chainermn"]
+only-include = ["src/chainermn", "command/chainermn_command.py"]
 
 [tool.hatch.build.targets.wheel.sources]
 "src" = "_chainermn_dist"
+"command" = ""
 """
 
 
@@ -132,6 +133,8 @@ def projects(tmp_path_factory):
     package = folder / "chainermn" / "src" / "chainermn"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("import chainer\n")
+    (folder / "chainermn" / "command").mkdir()
+    (folder / "chainermn" / "command" / "chainermn_command.py").touch()
     (folder / "chainermn" / "pyproject.toml").write_text(LAYOUT)
     return {"chainer-compat": compat, "chainermn": folder / "chainermn"}
 

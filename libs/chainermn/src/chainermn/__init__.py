@@ -1,33 +1,42 @@
-"""Distributed training for Chainer."""
+"""Distributed training for Chainer.
 
-from chainermn import (
-    communicators,
-    dataset,
-    datasets,
-    extensions,
-    functions,
-    global_except_hook,
-    iterators,
-    links,
-    multi_node_evaluator,
-    multi_node_optimizer,
-    nccl,
-    optimizers,
-)
-from chainermn.communicators import CommunicatorBase, create_communicator
-from chainermn.datasets import (
-    DataSizeError,
-    create_distributed_sampler,
-    create_empty_dataset,
-    get_epoch_trigger,
-    get_n_iterations_for_one_epoch,
-    scatter_dataset,
-    scatter_index,
-)
-from chainermn.extensions import create_multi_node_checkpointer, create_multi_node_evaluator
-from chainermn.iterators import create_multi_node_iterator, create_synchronized_iterator
-from chainermn.links import MultiNodeChainList
-from chainermn.optimizers import create_multi_node_optimizer
+A public name is imported when it is first used: `chainermn launch` and `chainermn doctor` start
+at once, and also where Chainer, which everything else needs, cannot be imported.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from chainermn import global_except_hook
+
+if TYPE_CHECKING:
+    from chainermn import (
+        communicators,
+        dataset,
+        datasets,
+        extensions,
+        functions,
+        iterators,
+        links,
+        multi_node_evaluator,
+        multi_node_optimizer,
+        nccl,
+        optimizers,
+    )
+    from chainermn.communicators import CommunicatorBase, create_communicator
+    from chainermn.datasets import (
+        DataSizeError,
+        create_distributed_sampler,
+        create_empty_dataset,
+        get_epoch_trigger,
+        get_n_iterations_for_one_epoch,
+        scatter_dataset,
+        scatter_index,
+    )
+    from chainermn.extensions import create_multi_node_checkpointer, create_multi_node_evaluator
+    from chainermn.iterators import create_multi_node_iterator, create_synchronized_iterator
+    from chainermn.links import MultiNodeChainList
+    from chainermn.optimizers import create_multi_node_optimizer
 
 __version__ = "8.0.0"
 
@@ -60,5 +69,35 @@ __all__ = [
     "scatter_dataset",
     "scatter_index",
 ]
+
+_DEFINED_IN = {
+    "CommunicatorBase": "communicators",
+    "DataSizeError": "datasets",
+    "MultiNodeChainList": "links",
+    "create_communicator": "communicators",
+    "create_distributed_sampler": "datasets",
+    "create_empty_dataset": "datasets",
+    "create_multi_node_checkpointer": "extensions",
+    "create_multi_node_evaluator": "extensions",
+    "create_multi_node_iterator": "iterators",
+    "create_multi_node_optimizer": "optimizers",
+    "create_synchronized_iterator": "iterators",
+    "get_epoch_trigger": "datasets",
+    "get_n_iterations_for_one_epoch": "datasets",
+    "scatter_dataset": "datasets",
+    "scatter_index": "datasets",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'chainermn' has no attribute {name!r}")
+    module = importlib.import_module(f"chainermn.{_DEFINED_IN.get(name, name)}")
+    return getattr(module, name) if name in _DEFINED_IN else module
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 global_except_hook.add_hook_if_enabled()

@@ -11,15 +11,16 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import time
 import traceback
 from types import TracebackType
 from typing import Any
 
+from chainermn import failures
+
 #: Either of them, not empty, installs the hook when ``chainermn`` is imported.
 VARIABLES = ("CHAINERMN_FORCE_ABORT_ON_EXCEPTION", "CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS")
 
-_SECONDS_FOR_OUTPUT = 0.3
+_SECONDS_FOR_EACH = 0.03
 
 _previous_hook = sys.__excepthook__
 _pid = 0
@@ -56,10 +57,6 @@ def _abort_job(
         "the whole job is being ended.\n",
         *traceback.format_exception(kind, error, trace),
     ]
-    sys.stdout.flush()
-    # In one piece, lest the output of other ranks come in between.
-    sys.stderr.write("".join(lines))
-    sys.stderr.flush()
-    # The abort reaches mpiexec another way, and would overtake what has just been printed.
-    time.sleep(_SECONDS_FOR_OUTPUT)
-    mpi.COMM_WORLD.Abort(1)
+    failures.say_failing()
+    # Ranks that fail alike print one after the other.
+    failures.end_job("".join(lines), after=min(rank, 10) * _SECONDS_FOR_EACH)

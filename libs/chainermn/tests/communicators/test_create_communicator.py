@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 import chainermn
 from chainermn.communicators import cores, gpus
-from chainermn.communicators.naive_communicator import NaiveCommunicator
+from chainermn.communicators.single_node_communicator import SingleNodeCommunicator
 from chainermn.communicators.topology import Topology
 from chainermn.communicators.transport.mpi import load_mpi
 from chainermn.testing.mpiexec import find_mpiexec, mpi_flavour, run_job
@@ -39,12 +39,12 @@ def test_another_name_on_another_rank_raises_on_both() -> None:
 @no_gpu
 def test_default_without_gpu_warns_on_rank_0_only(recwarn: pytest.WarningsRecorder) -> None:
     comm = chainermn.create_communicator()
-    assert isinstance(comm, NaiveCommunicator)
+    assert isinstance(comm, SingleNodeCommunicator)
     messages = [str(warning.message) for warning in recwarn]
     if comm.rank == 0:
         (message,) = messages
         assert "CuPy" in message or "CUDA" in message
-        assert "by the communicator 'naive'" in message
+        assert "by the communicator 'single_node'" in message
     else:
         assert messages == []
 
@@ -58,7 +58,7 @@ def test_pure_nccl_refuses_on_every_rank() -> None:
 
 @pytest.mark.mpi(2)
 def test_wire_dtype_that_is_none() -> None:
-    with pytest.raises(ValueError, match=r"must be float16, float32, float64 or None.*int32"):
+    with pytest.raises(ValueError, match=r"must be float16, bfloat16, .*'auto'.*int32"):
         chainermn.create_communicator("naive", allreduce_grad_dtype="int32")
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import chainer
     from mpi4py import MPI
 
+    from chainermn.communicators.overlapped_exchange import OverlappedExchange
     from chainermn.communicators.transport.mpi import Op
 
 
@@ -355,6 +356,16 @@ class CommunicatorBase(Configurable, ABC):
         ValueError
             On every rank, if the models have different parameters or gradients.
         """
+
+    def create_overlapped_exchange(self) -> OverlappedExchange:
+        """Return what averages gradients in the background of backward.
+
+        Raises
+        ------
+        RuntimeError
+            On every rank, with the reason, if that is not possible on all of them.
+        """
+        raise RuntimeError(f"{type(self).__name__} does not exchange in the background")
 
     def broadcast_data(self, model: chainer.Link) -> None:
         """Call :meth:`bcast_data`, under its name in ChainerMN 1.0."""

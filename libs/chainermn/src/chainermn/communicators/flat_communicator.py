@@ -6,11 +6,14 @@ from typing_extensions import override
 
 from chainermn.communicators.messages import Array
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
+from chainermn.communicators.transport.reducer import Steps
 
 
 class FlatCommunicator(MpiCommunicatorBase):
     """Gathers all gradients into one buffer and exchanges that."""
 
+    _bucket_bytes = float("inf")
+
     @override
-    def _allreduce_mean(self, buffer: Array) -> None:
-        self._transport.allreduce(buffer, "mean")
+    def _mean_in_steps(self, buffer: Array) -> Steps:
+        return self._reducers.everyone.allreduce(buffer, self.size, self._wire_dtype)

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from typing_extensions import override
 
 from chainermn.communicators.messages import Array
-from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
+from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase, in_pieces
+from chainermn.communicators.transport.reducer import Steps
 
 
 class HierarchicalCommunicator(MpiCommunicatorBase):
     """Lets one rank of each host speak for the others, so that each byte leaves a host once."""
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self._intra, self._inter = self._split_by_host()
-
     @override
-    def _allreduce_mean(self, buffer: Array) -> None:
-        self._intra.reduce(buffer, root=0, divisor=self.size)
-        if self.intra_rank == 0:
-            self._inter.allreduce(buffer)
-        self._intra.bcast(buffer, root=0)
+    def _mean_in_steps(self, buffer: Array) -> Steps:
+        if self.inter_size == 1:
+            yield from self._reducers.everyone.allreduce(buffer, self.size, self._wire_dtype)
+            return
+        intra, inter = self._reducers.intra, self._reducers.inter
+        for piece in in_pieces(buffer):
+            yield from intra.reduce(piece, divisor=self.size)
+            if self.intra_rank == 0:
+                yield from inter.allreduce(piece, wire_dtype=self._wire_dtype)
+            yield from intra.bcast(piece)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from chainermn.communicators.messages import (
     PickleParcel,
     as_tuple,
 )
+from chainermn.communicators.overlapped_exchange import OverlappedExchange
+from chainermn.communicators.reducers import Reducers
 from chainermn.communicators.topology import Topology
 from chainermn.communicators.transport.agreement import (
     Refusal,
@@ -25,8 +27,13 @@ from chainermn.communicators.transport.agreement import (
     check_equal,
     raise_refusals,
 )
+from chainermn.communicators.transport.casts import FLOAT16
 from chainermn.communicators.transport.mpi import MpiTransport, Op, load_mpi
+from chainermn.communicators.transport.reducer import Steps
+from chainermn.communicators.wire_dtype import as_wire_dtype, choose_wire_dtype
+from chainermn.failures.activity import Group, marked
 from chainermn.gradients.buckets import Buckets
+from chainermn.gradients.overflow import check_overflow
 from chainermn.gradients.parameters import agree_on_gradients, bcast_parameters
 
 if TYPE_CHECKING:
@@ -36,15 +43,21 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from numpy.typing import DTypeLike
 
+# Measured: on one host, larger ones only cost the time to copy them; on a link of 1 Gbit/s,
+# smaller ones cost latency.
+_BUCKET_BYTES_ON_ONE_HOST = 1 << 18
+_BUCKET_BYTES = 1 << 22
 
+
+@marked
 class MpiCommunicatorBase(CommunicatorBase):
-    """What all communicators share; an algorithm adds :meth:`_allreduce_mean`.
+    """What all communicators share; an algorithm adds :meth:`_mean_in_steps`.
 
     Parameters
     ----------
     mpi_comm : mpi4py.MPI.Intracomm
         Its ranks take part.
-    allreduce_grad_dtype : {'float16', 'float32', 'float64'}, optional
+    allreduce_grad_dtype : {'float16', 'bfloat16', 'float32', 'float64', 'auto'}, optional
         Dtype of gradients on the wire; that of the gradients by default.
     batched_copy : bool
         Accepted for scripts written for the original: copies are always batched.
@@ -52,8 +65,9 @@ class MpiCommunicatorBase(CommunicatorBase):
         Which ranks share a host; asked from MPI by default.
     """
 
-    #: Gradients are gathered into buffers of at most this many bytes; 0: one a parameter.
-    _bucket_bytes: float = float("inf")
+    #: Gradients are gathered into buffers of at most this many bytes; 0: one a parameter. By
+    #: default so many that on one host they stay in the cache, and on several time is not lost.
+    _bucket_bytes: float | None = None
 
     def __init__(
         self,
@@ -64,22 +78,31 @@ class MpiCommunicatorBase(CommunicatorBase):
         topology: Topology | None = None,
     ) -> None:
         self.mpi_comm = mpi_comm
+        self._group = Group(mpi_comm)
         self._owned: list[MPI.Comm] = []
         with self.config_scope():
             self.allreduce_grad_dtype = allreduce_grad_dtype
             self.batched_copy = batched_copy
         self._topology = topology or Topology.of(mpi_comm)
         self._transport = MpiTransport(mpi_comm)
-        self._buckets = Buckets(self._bucket_bytes)
+        self._reducers = Reducers(mpi_comm, self._topology)
+        limit = self._bucket_bytes
+        if limit is None:
+            limit = _BUCKET_BYTES if self.inter_size > 1 else _BUCKET_BYTES_ON_ONE_HOST
+        self._buckets = Buckets(limit)
 
     @property
-    def allreduce_grad_dtype(self) -> np.dtype[Any] | None:
-        """Dtype of gradients on the wire; None: that of the gradients."""
-        return self._wire_dtype
+    def allreduce_grad_dtype(self) -> np.dtype[Any] | Literal["auto"] | None:
+        """Dtype of gradients on the wire; None: their own; ``'auto'``: not chosen yet."""
+        return self._chosen_dtype
 
     @allreduce_grad_dtype.setter
-    def allreduce_grad_dtype(self, dtype: DTypeLike | None) -> None:
-        self._wire_dtype = _wire_dtype(dtype)
+    def allreduce_grad_dtype(self, dtype: DTypeLike | Literal["auto"] | None) -> None:
+        self._chosen_dtype = as_wire_dtype(dtype)
+
+    @property
+    def _wire_dtype(self) -> np.dtype[Any] | None:
+        return None if self._chosen_dtype == "auto" else self._chosen_dtype
 
     @property
     def rank(self) -> int:
@@ -116,21 +139,9 @@ class MpiCommunicatorBase(CommunicatorBase):
         return communicator
 
     def finalize(self) -> None:
+        self._reducers.free()
         while self._owned:
             self._owned.pop().Free()
-
-    def _split_by_host(self) -> tuple[MpiTransport, MpiTransport]:
-        """Return transports among the ranks of this host, and among its peers on all hosts."""
-        transports = []
-        for color, key in (
-            (self.inter_rank, self.intra_rank),
-            (self.intra_rank, self.inter_rank),
-        ):
-            part = cast("MPI.Intracomm", self.mpi_comm.Split(color, key))
-            self._owned.append(part)
-            transports.append(MpiTransport(part))
-        intra, inter = transports
-        return intra, inter
 
     # ---- arrays ----
 
@@ -216,14 +227,52 @@ class MpiCommunicatorBase(CommunicatorBase):
         bcast_parameters(self._transport, model)
 
     def multi_node_mean_grad(self, model: chainer.Link, zero_fill: bool = False) -> None:
-        wire_dtype = self.allreduce_grad_dtype
-        parameters = agree_on_gradients(self._transport, model, zero_fill, wire_dtype)
-        for buffer in self._buckets.exchange(parameters, wire_dtype):
+        parameters, _ = self._agree(model, zero_fill)
+        if self.size == 1:
+            return
+        for buffer in self._buckets.exchange(parameters):
             self._allreduce_mean(buffer)
+        self._check_overflow(model)
+
+    def _agree(
+        self, model: chainer.Link, zero_fill: bool, flags: Sequence[bool] = ()
+    ) -> tuple[list[chainer.Parameter], tuple[bool, ...]]:
+        """Return the parameters to exchange, and which of ``flags`` are true on any rank.
+
+        Collective. Also chooses the dtype on the wire where that is left to the communicator.
+        """
+        agreed = agree_on_gradients(
+            self._transport, model, zero_fill, self.allreduce_grad_dtype, flags
+        )
+        if self._chosen_dtype == "auto":
+            self._chosen_dtype = choose_wire_dtype(self)
+        return agreed
+
+    def _check_overflow(self, model: chainer.Link) -> None:
+        """Raise on all ranks if a gradient has become infinite on the wire. Collective."""
+        if self.size > 1 and self._wire_dtype == FLOAT16:
+            check_overflow(self.mpi_comm, model, self._reducers.take_overflow())
 
     def _allreduce_mean(self, buffer: Array) -> None:
-        """Replace the elements of ``buffer`` by their means over the ranks: the algorithm."""
+        """Replace the elements of ``buffer`` by their means over the ranks."""
+        for pending in self._mean_in_steps(buffer):
+            pending.Wait()
+
+    def _mean_in_steps(self, buffer: Array) -> Steps:
+        """Do what `_allreduce_mean` does, yielding what it has to wait for: the algorithm.
+
+        It does not wait itself, so that several can be under way. But the first one of a
+        communicator sets up what it needs together with the other ranks.
+
+        Parameters
+        ----------
+        buffer : ndarray of shape (n,)
+            Of the same length and dtype on all ranks.
+        """
         raise NotImplementedError
+
+    def create_overlapped_exchange(self) -> OverlappedExchange:
+        return OverlappedExchange(self)
 
     # ---- parcels ----
 
@@ -312,16 +361,11 @@ class MpiCommunicatorBase(CommunicatorBase):
         return xs
 
 
-def _wire_dtype(dtype: DTypeLike | None) -> np.dtype[Any] | None:
-    if dtype is None:
-        return None
-    wire = np.dtype(dtype)
-    if wire.name not in ("float16", "float32", "float64"):
-        raise ValueError(
-            "allreduce_grad_dtype must be float16, float32, float64 or None "
-            f"(that of the gradients), got {wire.name}"
-        )
-    return wire
+def in_pieces(buffer: Array) -> Iterator[Array]:
+    """Divide a buffer where an algorithm needs memory in proportion."""
+    length = _BUCKET_BYTES // buffer.itemsize
+    for start in range(0, buffer.size, length):
+        yield buffer[start : start + length]
 
 
 def _one_array(x: Array) -> ArrayParcel:

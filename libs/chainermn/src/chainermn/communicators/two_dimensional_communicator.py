@@ -7,7 +7,8 @@ from typing import Any
 from typing_extensions import override
 
 from chainermn.communicators.messages import Array
-from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
+from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase, in_pieces
+from chainermn.communicators.transport.reducer import Steps
 
 
 class TwoDimensionalCommunicator(MpiCommunicatorBase):
@@ -27,10 +28,14 @@ class TwoDimensionalCommunicator(MpiCommunicatorBase):
                 "two_dimensional needs the same number of ranks on every host, got "
                 f"{', '.join(map(str, per_host))}; use hierarchical, or start as many on each"
             )
-        self._intra, self._inter = self._split_by_host()
 
     @override
-    def _allreduce_mean(self, buffer: Array) -> None:
-        shard = self._intra.reduce_scatter(buffer, divisor=self.size)
-        self._inter.allreduce(shard)
-        self._intra.allgather(buffer)
+    def _mean_in_steps(self, buffer: Array) -> Steps:
+        if self.inter_size == 1:
+            yield from self._reducers.everyone.allreduce(buffer, self.size, self._wire_dtype)
+            return
+        intra, inter = self._reducers.intra, self._reducers.inter
+        for piece in in_pieces(buffer):
+            shard = yield from intra.reduce_scatter(piece, divisor=self.size)
+            yield from inter.allreduce(shard, wire_dtype=self._wire_dtype)
+            yield from intra.allgather(piece)

@@ -28,53 +28,52 @@ class Buckets:
         self._limit = limit
         self._memory: dict[np.dtype[Any], Array] = {}
 
-    def exchange(
-        self, parameters: Sequence[chainer.Parameter], wire_dtype: np.dtype[Any] | None
-    ) -> Iterator[Array]:
+    def exchange(self, parameters: Sequence[chainer.Parameter]) -> Iterator[Array]:
         """Yield one buffer after the other; what the caller puts into it becomes the gradients.
 
         Parameters
         ----------
         parameters : sequence of chainer.Parameter
             With gradients; the same, in the same order, on all ranks.
-        wire_dtype : dtype, optional
-            Of the buffers; that of the gradients by default.
 
         Yields
         ------
         ndarray of shape (n,)
             The gradients of a bucket, one behind the other. A gradient that is alone in its
-            bucket is not copied but yielded itself.
+            bucket is not copied but yielded itself, if it is contiguous.
         """
-        _make_exclusive(parameters)
-        for dtype, bucket in self._divide(parameters, wire_dtype):
+        make_exclusive(parameters)
+        for bucket in self.divide(parameters):
             gradients = [parameter.grad for parameter in bucket]
-            only = gradients[0]
-            if len(gradients) == 1 and only.dtype == dtype and only.flags.c_contiguous:
-                yield only.reshape(-1)
+            if len(gradients) == 1 and gradients[0].flags.c_contiguous:
+                yield gradients[0].reshape(-1)
                 continue
-            buffer = self._buffer(sum(gradient.size for gradient in gradients), dtype)
-            for part, gradient in _parts(buffer, gradients):
-                part[...] = gradient
+            buffer = self._buffer(sum(gradient.size for gradient in gradients), bucket[0].dtype)
+            np.concatenate([gradient.reshape(-1) for gradient in gradients], out=buffer)
             yield buffer
-            for part, gradient in _parts(buffer, gradients):
-                gradient[...] = part
+            offset = 0
+            for gradient in gradients:
+                part = buffer[offset : offset + gradient.size]
+                gradient[...] = part.reshape(gradient.shape)
+                offset += gradient.size
 
-    def _divide(
-        self, parameters: Sequence[chainer.Parameter], wire_dtype: np.dtype[Any] | None
-    ) -> Iterator[tuple[np.dtype[Any], list[chainer.Parameter]]]:
-        open_buckets: dict[np.dtype[Any], list[chainer.Parameter]] = {}
-        filled: dict[np.dtype[Any], int] = {}
+    def divide(self, parameters: Sequence[chainer.Parameter]) -> list[list[chainer.Parameter]]:
+        """Return buckets of parameters of one dtype each, in about the given order."""
+        buckets: list[list[chainer.Parameter]] = []
+        filling: dict[np.dtype[Any], tuple[list[chainer.Parameter], int]] = {}
         for parameter in parameters:
-            dtype = wire_dtype or parameter.grad.dtype
-            n_bytes = parameter.grad.size * dtype.itemsize
-            bucket = open_buckets.setdefault(dtype, [])
-            if bucket and filled[dtype] + n_bytes > self._limit:
-                yield dtype, bucket
-                bucket = open_buckets[dtype] = []
-            filled[dtype] = n_bytes + (filled[dtype] if bucket else 0)
+            array = parameter.array
+            bucket, filled = filling.get(array.dtype, ([], 0))
+            if array.nbytes >= self._limit:
+                buckets.append([parameter])
+                continue
+            if filled + array.nbytes > self._limit:
+                bucket, filled = [], 0
+            if not bucket:
+                buckets.append(bucket)
             bucket.append(parameter)
-        yield from open_buckets.items()
+            filling[array.dtype] = bucket, filled + array.nbytes
+        return buckets
 
     def _buffer(self, n: int, dtype: np.dtype[Any]) -> Array:
         if dtype not in self._memory or self._memory[dtype].size < n:
@@ -82,14 +81,7 @@ class Buckets:
         return self._memory[dtype][:n]
 
 
-def _parts(buffer: Array, gradients: Sequence[Array]) -> Iterator[tuple[Array, Array]]:
-    offset = 0
-    for gradient in gradients:
-        yield buffer[offset : offset + gradient.size].reshape(gradient.shape), gradient
-        offset += gradient.size
-
-
-def _make_exclusive(parameters: Sequence[chainer.Parameter]) -> None:
+def make_exclusive(parameters: Sequence[chainer.Parameter]) -> None:
     """Give each parameter a gradient array of its own that can be written to.
 
     The backward of an addition hands the very same array to both sides, that of a broadcast a

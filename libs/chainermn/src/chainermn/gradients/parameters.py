@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import chainer
 import numpy as np
 
-from chainermn.communicators.transport.agreement import all_equal, check_equal
+from chainermn.communicators.transport.agreement import agree, check_equal
 
 if TYPE_CHECKING:
     from chainermn.communicators.transport.mpi import MpiTransport
@@ -19,13 +20,13 @@ class Description(NamedTuple):
 
     name: str
     shape: tuple[int, ...] | None  # None: not initialised
-    dtype: str | None
+    dtype: np.dtype[Any] | None
     has_grad: bool
 
     def __str__(self) -> str:
         if self.shape is None:
             return f"{self.name} (not initialised)"
-        return f"{self.name} {self.dtype}{list(self.shape)}"
+        return f"{self.name} {np.dtype(self.dtype).name}{list(self.shape)}"
 
 
 def named_parameters(model: chainer.Link) -> list[tuple[str, chainer.Parameter]]:
@@ -37,11 +38,28 @@ def agree_on_gradients(
     transport: MpiTransport,
     model: chainer.Link,
     zero_fill: bool,
-    wire_dtype: np.dtype[Any] | None,
-) -> list[chainer.Parameter]:
-    """Return the parameters whose gradients are to be exchanged.
+    wire_dtype: object,
+    flags: Sequence[bool] = (),
+) -> tuple[list[chainer.Parameter], tuple[bool, ...]]:
+    """Return the parameters whose gradients are to be exchanged. One small all-reduce.
 
     With ``zero_fill`` a gradient that is None becomes zeros, where the parameter is initialised.
+
+    Parameters
+    ----------
+    transport : MpiTransport
+    model : chainer.Link
+    zero_fill : bool
+    wire_dtype : object
+        The setting ``allreduce_grad_dtype``.
+    flags : sequence of bool
+        What else the ranks have to tell each other; as many on all of them.
+
+    Returns
+    -------
+    parameters : list of chainer.Parameter
+    flags : tuple of bool
+        For each of ``flags``, whether it is true on any rank.
 
     Raises
     ------
@@ -50,10 +68,11 @@ def agree_on_gradients(
         settings; in Chainer's debug mode also if a gradient is not finite.
     """
     pairs = named_parameters(model)
-    own = [_describe(name, parameter, assume_grad=zero_fill) for name, parameter in pairs]
+    own = tuple(_describe(name, parameter, assume_grad=zero_fill) for name, parameter in pairs)
     debug = chainer.is_debug()
     settings = f"allreduce_grad_dtype={wire_dtype}, zero_fill={zero_fill}, debug={debug}"
-    if not all_equal(transport.mpi_comm, (settings, own)):
+    is_agreed, flags = agree(transport.mpi_comm, (settings, own), flags)
+    if not is_agreed:
         check_equal(transport.mpi_comm, settings, "multi_node_mean_grad")
         everywhere = transport.mpi_comm.allgather(own)
         _raise_first_difference("multi_node_mean_grad", everywhere)
@@ -64,7 +83,7 @@ def agree_on_gradients(
         for parameter in initialised:
             if parameter.grad is None:
                 parameter.grad = np.zeros_like(parameter.array)
-    return [parameter for parameter in initialised if parameter.grad is not None]
+    return [parameter for parameter in initialised if parameter.grad is not None], flags
 
 
 def bcast_parameters(transport: MpiTransport, model: chainer.Link) -> None:
@@ -77,7 +96,7 @@ def bcast_parameters(transport: MpiTransport, model: chainer.Link) -> None:
     """
     pairs = named_parameters(model)
     own = [_describe(name, parameter, assume_grad=True) for name, parameter in pairs]
-    everywhere: list[list[Description]] = transport.mpi_comm.allgather(own)
+    everywhere: list[Sequence[Description]] = transport.mpi_comm.allgather(own)
     _raise_first_difference("bcast_data", everywhere, uninitialised_matches=True)
     for index, (_, parameter) in enumerate(pairs):
         described = [descriptions[index] for descriptions in everywhere]
@@ -94,10 +113,11 @@ def bcast_parameters(transport: MpiTransport, model: chainer.Link) -> None:
 
 
 def _describe(name: str, parameter: chainer.Parameter, *, assume_grad: bool) -> Description:
-    if parameter.array is None:
+    array = parameter.array
+    if array is None:
         return Description(name, None, None, False)
     has_grad = assume_grad or parameter.grad is not None
-    return Description(name, parameter.shape, parameter.dtype.name, has_grad)
+    return Description(name, array.shape, array.dtype, has_grad)
 
 
 def _check_finite(transport: MpiTransport, pairs: list[tuple[str, chainer.Parameter]]) -> None:
@@ -116,7 +136,7 @@ def _check_finite(transport: MpiTransport, pairs: list[tuple[str, chainer.Parame
 
 
 def _raise_first_difference(
-    where: str, everywhere: list[list[Description]], *, uninitialised_matches: bool = False
+    where: str, everywhere: Sequence[Sequence[Description]], *, uninitialised_matches: bool = False
 ) -> None:
     """Raise for the first parameter that is not the same on all ranks, if there is one."""
     for described in zip_longest(*everywhere):

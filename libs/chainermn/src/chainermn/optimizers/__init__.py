@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from chainermn.communicators.transport.mpi import is_open_mpi
 from chainermn.optimizers.double_buffering_optimizer import DoubleBufferingOptimizer
-from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
+from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, Overlap
+from chainermn.optimizers.overlapping_optimizer import OverlappingOptimizer
 
 if TYPE_CHECKING:
     import chainer
@@ -20,6 +22,8 @@ def create_multi_node_optimizer(
     communicator: CommunicatorBase,
     double_buffering: bool = False,
     zero_fill: bool = True,
+    *,
+    overlap: Overlap = "auto",
 ) -> MultiNodeOptimizer:
     """Wrap an optimizer so that its ``update`` takes a step on the mean of all ranks' gradients.
 
@@ -35,12 +39,25 @@ def create_multi_node_optimizer(
     zero_fill : bool
         Take a gradient that a rank does not have (``None``) for zeros. Otherwise one that no
         rank has stays ``None``, and one that only some have is an error on all ranks.
+    overlap : bool or 'auto'
+        Exchange gradients while backward still computes others, in a thread. The result is the
+        same in all cases. Where `update` is not given a loss function it takes
+        `MultiNodeOptimizer.backward` in place of ``loss.backward``. ``'auto'`` overlaps if there
+        are several hosts and MPI is not Open MPI. On one host it costs more than it hides, as
+        the ranks leave no core for it; and with Open MPI, jobs with several ranks on each of
+        several hosts were seen to hang in it. Double buffering hides the exchange already.
 
     Returns
     -------
     MultiNodeOptimizer
         To be used in place of ``actual_optimizer``; its attributes, hooks and serialisation are
         those of ``actual_optimizer``.
+
+    Raises
+    ------
+    ValueError
+        If ``overlap`` is something else, or True together with ``double_buffering``. Ranks that
+        give different settings are found by the first ``update``, which raises on all of them.
 
     Notes
     -----
@@ -53,5 +70,15 @@ def create_multi_node_optimizer(
     in one process with the batches of all ranks. Dynamic loss scaling sees it too: an overflow
     on one rank makes the mean overflow, and all ranks skip the step.
     """
-    kind = DoubleBufferingOptimizer if double_buffering else MultiNodeOptimizer
-    return kind(actual_optimizer, communicator, zero_fill)
+    if overlap not in (True, False, "auto"):
+        raise ValueError(f"overlap must be True, False or 'auto', got {overlap!r}")
+    if double_buffering:
+        if overlap is True:
+            raise ValueError(
+                "double_buffering=True and overlap=True exclude each other: double buffering "
+                "exchanges gradients during the whole next iteration. Choose one of them"
+            )
+        return DoubleBufferingOptimizer(actual_optimizer, communicator, zero_fill)
+    pays = communicator.inter_size > 1 and not is_open_mpi()
+    kind = OverlappingOptimizer if overlap is True or (overlap and pays) else MultiNodeOptimizer
+    return kind(actual_optimizer, communicator, zero_fill, overlap)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Self
 
 import chainer
 from chainer.backends import cuda
 
-from chainermn.communicators.transport.mpi import load_mpi
-from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
+from chainermn.communicators.loans import borrow, give_back
+from chainermn.communicators.transport.mpi import threads_may_call
+from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, Overlap
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
@@ -33,9 +35,13 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
     _buffer: chainer.Link | None
 
     def __init__(
-        self, actual_optimizer: chainer.Optimizer, communicator: CommunicatorBase, zero_fill: bool
+        self,
+        actual_optimizer: chainer.Optimizer,
+        communicator: CommunicatorBase,
+        zero_fill: bool,
+        overlap: Overlap = False,
     ) -> None:
-        super().__init__(actual_optimizer, communicator, zero_fill)
+        super().__init__(actual_optimizer, communicator, zero_fill, overlap)
         self._set_own(_exchange=None, _buffer=None)
 
     def setup(self, link: chainer.Link) -> Self:
@@ -54,6 +60,9 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
         if self._exchange is not None:
             self._exchange.wait()
 
+    def _settings(self) -> str:
+        return "double_buffering=True"
+
     def _after_restoring(self) -> None:
         # Gradients under way belong to the parameters from before the loading.
         self._drop()
@@ -68,7 +77,10 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
         if buffer is None:
             # Shares the arrays of the parameters, but has gradients of its own.
             buffer = target.copy(mode="share")
-        exchange = self._exchange or _BackgroundExchange(self.communicator)
+        exchange = self._exchange
+        if exchange is None:
+            exchange = _BackgroundExchange(self.communicator)
+            weakref.finalize(self, exchange.close)
         self._set_own(_exchange=exchange, _buffer=buffer)
         exchange.wait()
         _swap_gradients(target, buffer)
@@ -92,14 +104,15 @@ class _BackgroundExchange:
     """
 
     def __init__(self, communicator: CommunicatorBase) -> None:
-        mpi = load_mpi()
-        self._communicator = communicator.split(0, communicator.rank)
+        self._loan = borrow(communicator)
         self._executor = None
-        if mpi.Query_thread() >= mpi.THREAD_MULTIPLE:
+        if threads_may_call():
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="chainermn-exchange")
         self._finish: Callable[[], Any] | None = None
+        self._running: Future[None] | None = None
 
     def start(self, link: chainer.Link, zero_fill: bool) -> None:
+        communicator = self._loan.communicator
         device = _device_of(link)
         # The gradients are complete on the GPU once its current stream has come to here.
         event = cuda.Event() if device.xp is cuda.cupy else None
@@ -111,19 +124,34 @@ class _BackgroundExchange:
         def average() -> None:
             with chainer.using_config("debug", debug), chainer.using_device(device):
                 if event is None:
-                    self._communicator.multi_node_mean_grad(link, zero_fill)
+                    communicator.multi_node_mean_grad(link, zero_fill)
                     return
                 with cuda.Stream(non_blocking=True) as stream:
                     stream.wait_event(event)
-                    self._communicator.multi_node_mean_grad(link, zero_fill)
+                    communicator.multi_node_mean_grad(link, zero_fill)
                     stream.synchronize()
 
-        self._finish = self._executor.submit(average).result if self._executor else average
+        if self._executor is None:
+            self._finish = average
+        else:
+            self._running = self._executor.submit(average)
+            self._finish = self._running.result
 
     def wait(self) -> None:
         finish, self._finish = self._finish, None
         if finish is not None:
             finish()
+
+    def close(self) -> None:
+        """Give the duplicate back as soon as no exchange is running. Not collective.
+
+        Python may call it wherever it collects garbage, in the midst of ``submit`` for instance:
+        so the executor, which ends its thread by itself, must be left alone.
+        """
+        if self._running is None:
+            give_back(self._loan)
+        else:
+            self._running.add_done_callback(lambda _: give_back(self._loan))
 
 
 def _swap_gradients(one: chainer.Link, other: chainer.Link) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias
 
 import chainer
 import numpy as np
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
+
+Overlap: TypeAlias = bool | Literal["auto"]
 
 
 class MultiNodeOptimizer:
@@ -29,16 +31,22 @@ class MultiNodeOptimizer:
     actual_optimizer: chainer.Optimizer
     communicator: CommunicatorBase
     zero_fill: bool
+    _overlap: Overlap
     _synchronised: tuple[chainer.Link | None, set[tuple[str, bool]]]
     _restored: bool
 
     def __init__(
-        self, actual_optimizer: chainer.Optimizer, communicator: CommunicatorBase, zero_fill: bool
+        self,
+        actual_optimizer: chainer.Optimizer,
+        communicator: CommunicatorBase,
+        zero_fill: bool,
+        overlap: Overlap = False,
     ) -> None:
         self._set_own(
             actual_optimizer=actual_optimizer,
             communicator=communicator,
             zero_fill=zero_fill,
+            _overlap=overlap,
             _synchronised=(None, set()),
             _restored=False,
         )
@@ -61,8 +69,8 @@ class MultiNodeOptimizer:
         Raises
         ------
         ValueError
-            On every rank, if the ranks have different parameters; without ``zero_fill`` also if
-            they have different gradients.
+            On every rank, if the ranks have different parameters, or optimizers with different
+            settings; without ``zero_fill`` also if they have different gradients.
         """
         if lossfun is not None:
             self._backward(lossfun, *args, **kwds)
@@ -78,7 +86,31 @@ class MultiNodeOptimizer:
             actual.target.cleargrads()
         else:
             actual.target.zerograds()
-        loss.backward(loss_scale=actual._loss_scale)
+        self.backward(loss)
+
+    def backward(self, loss: chainer.Variable) -> None:
+        """Run ``loss.backward()``, with the loss scale of this optimizer, before `update()`.
+
+        Where the exchange of gradients overlaps with backward it begins here; after a plain
+        ``loss.backward()`` it begins with `update`. So what is to be added up over several
+        batches before it is exchanged is computed by ``loss.backward()`` for all of them but the
+        last::
+
+            model.cleargrads()
+            for batch in batches[:-1]:
+                loss(model, batch).backward()
+            optimizer.backward(loss(model, batches[-1]))
+            optimizer.update()
+
+        From here to `update` the gradients cannot be written to. Replacing them costs a second
+        exchange.
+
+        Parameters
+        ----------
+        loss : chainer.Variable
+            Of one element.
+        """
+        loss.backward(loss_scale=self.actual_optimizer._loss_scale)
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Save or load the state of ``actual_optimizer``."""
@@ -93,12 +125,27 @@ class MultiNodeOptimizer:
         flags = np.array([changed, self._restored], np.uint8)
         changed_anywhere, restored_anywhere = self.communicator.allreduce(flags, "max")
         self._set_own(_restored=False)
+        if changed_anywhere:
+            self._agree_on_settings()
         if restored_anywhere:
             self._after_restoring()
         if changed_anywhere and restored_anywhere and self._are_replicas_equal():
             self._note_synchronised()
             return False
         return bool(changed_anywhere)
+
+    def _agree_on_settings(self) -> None:
+        """Raise on all ranks unless their optimizers have the same settings."""
+        everywhere = self.communicator.allgather_obj(self._settings())
+        if any(settings != everywhere[0] for settings in everywhere):
+            shown = "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(everywhere))
+            raise ValueError(
+                "create_multi_node_optimizer: the ranks disagree, but all must give the same. "
+                f"{shown}"
+            )
+
+    def _settings(self) -> str:
+        return f"double_buffering=False, overlap={self._overlap!r}"
 
     def _after_restoring(self) -> None:
         """Forget what a snapshot, which at least one rank has loaded, makes obsolete."""
@@ -148,7 +195,7 @@ class MultiNodeOptimizer:
 
     def _around(self, actual_optimizer: chainer.Optimizer) -> Self:
         """Return a wrapper of this kind and state around an optimizer like the one at hand."""
-        twin = type(self)(actual_optimizer, self.communicator, self.zero_fill)
+        twin = type(self)(actual_optimizer, self.communicator, self.zero_fill, self._overlap)
         link, names = self._synchronised
         if link is not None and link is self.actual_optimizer.target:
             twin._set_own(_synchronised=(actual_optimizer.target, names))

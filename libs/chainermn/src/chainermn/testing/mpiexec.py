@@ -3,108 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-import shutil
 import signal
 import subprocess
-import sys
-import sysconfig
 import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import psutil
 
+from chainermn.launch.mpiexec import (
+    find_mpiexec,
+    launch_environment,
+    mpi_flavour,
+    mpiexec_command,
+)
+
+__all__ = [
+    "Job",
+    "JobResult",
+    "find_mpiexec",
+    "launch_environment",
+    "mpi_flavour",
+    "mpiexec_command",
+    "run_job",
+]
+
 #: Every process of a job inherits this variable, so that strays can be found after it.
 JOB_VARIABLE = "CHAINERMN_TESTING_JOB"
-
-# Open MPI refuses to run as root, warns about fabrics that a laptop lacks, and spins while it
-# waits, which starves the other ranks where there are more ranks than cores. On a machine without
-# ssh it forgets how many ranks it was told to put on this host, unless it is told not to need any.
-_OPEN_MPI_SETTINGS = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_btl": "^ofi",
-    "OMPI_MCA_osc": "^ucx",
-    "OMPI_MCA_mpi_yield_when_idle": "1",
-    "PRTE_MCA_plm_ssh_agent": "/bin/false",
-    "PRTE_MCA_hwloc_default_binding_policy": "none",
-}
-
-
-@functools.cache
-def find_mpiexec() -> Path:
-    """Return the ``mpiexec`` of this Python environment, else the one on ``PATH``.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is none.
-    """
-    beside_python = Path(sysconfig.get_path("scripts")) / "mpiexec"
-    found = beside_python if beside_python.exists() else shutil.which("mpiexec")
-    if not found:
-        raise FileNotFoundError(
-            "no mpiexec beside this Python or on PATH; "
-            "install an MPI, for example with: pip install 'chainermn[mpich]'"
-        )
-    return Path(found)
-
-
-@functools.cache
-def mpi_flavour() -> str:
-    """Return ``'mpich'`` or ``'openmpi'``: whose ``mpiexec`` :func:`find_mpiexec` found.
-
-    Raises
-    ------
-    RuntimeError
-        If its ``--version`` names neither.
-    """
-    shown = subprocess.run(
-        [find_mpiexec(), "--version"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **_OPEN_MPI_SETTINGS},
-        stdin=subprocess.DEVNULL,
-    )
-    version = shown.stdout + shown.stderr
-    if "HYDRA" in version:
-        return "mpich"
-    if "Open MPI" in version or "prte" in version.lower():
-        return "openmpi"
-    raise RuntimeError(f"{find_mpiexec()} is neither MPICH's nor Open MPI's: {version[:200]!r}")
-
-
-def launch_environment() -> dict[str, str]:
-    """Return this process' environment with what ``mpiexec`` needs to run anywhere.
-
-    Variables that the user has set stay as they are.
-    """
-    return {**(_OPEN_MPI_SETTINGS if mpi_flavour() == "openmpi" else {}), **os.environ}
-
-
-def mpiexec_command(
-    ranks: int, arguments: Sequence[str | os.PathLike[str]], *, python: bool = True
-) -> list[str]:
-    """Return the command line that starts ``ranks`` ranks on this host.
-
-    Parameters
-    ----------
-    ranks : int
-    arguments : sequence of str
-        What each rank's Python is given: a script and its arguments, or ``-m module``.
-    python : bool
-        If false, ``arguments`` are a whole command themselves.
-    """
-    # Open MPI otherwise refuses more ranks than cores.
-    placement = ["--host", f"localhost:{ranks}"] if mpi_flavour() == "openmpi" else []
-    program = [sys.executable, *arguments] if python else arguments
-    command = [find_mpiexec(), *placement, "-n", str(ranks), *program]
-    return [os.fspath(part) for part in command]
 
 
 @dataclass

@@ -6,8 +6,9 @@ collective. So what a rank finds is first told to all.
 
 from __future__ import annotations
 
+import functools
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -53,14 +54,32 @@ def raise_refusals(parts: Mapping[int, Any], where: str) -> None:
 
 def all_equal(mpi_comm: MPI.Intracomm, description: object) -> bool:
     """Tell whether ``repr(description)`` is the same on every rank. One small all-reduce."""
-    digest = zlib.crc32(repr(description).encode())
+    digest = _digest(description)
     extremes = _maximum(mpi_comm, [digest, -digest])
     return bool(extremes[0] == -extremes[1])
 
 
+def agree(
+    mpi_comm: MPI.Intracomm, description: Hashable, flags: Sequence[bool]
+) -> tuple[bool, tuple[bool, ...]]:
+    """Tell whether ``description`` is the same on every rank, and which flags are true on any.
+
+    One small all-reduce. As `all_equal` and `any_of_each`, but descriptions are remembered, so
+    that a long one that seldom changes costs little.
+    """
+    digest = _remembered_digest(description)
+    largest, negated, *found = _maximum(mpi_comm, [digest, -digest, *flags])
+    return largest == -negated, tuple(map(bool, found))
+
+
 def any_true(mpi_comm: MPI.Intracomm, flag: bool) -> bool:
     """Tell whether ``flag`` is true on any rank. One small all-reduce."""
-    return bool(_maximum(mpi_comm, [flag])[0])
+    return any_of_each(mpi_comm, [flag])[0]
+
+
+def any_of_each(mpi_comm: MPI.Intracomm, flags: Sequence[bool]) -> tuple[bool, ...]:
+    """Tell for each of ``flags`` whether it is true on any rank. One small all-reduce."""
+    return tuple(bool(maximum) for maximum in _maximum(mpi_comm, list(flags)))
 
 
 def check_equal(mpi_comm: MPI.Intracomm, description: object, where: str) -> None:
@@ -86,6 +105,13 @@ def check_equal(mpi_comm: MPI.Intracomm, description: object, where: str) -> Non
     raise_refusals(dict(enumerate(everywhere)), where)
     shown = "; ".join(f"rank {rank}: {part}" for rank, part in enumerate(everywhere))
     raise ValueError(f"{where}: the ranks disagree, but all must give the same. {shown}")
+
+
+def _digest(description: object) -> int:
+    return zlib.crc32(repr(description).encode())
+
+
+_remembered_digest = functools.lru_cache(16)(_digest)
 
 
 def _maximum(mpi_comm: MPI.Intracomm, numbers: list[int]) -> list[int]:

@@ -70,9 +70,15 @@ def host_name() -> str:
     return cast(str, load_mpi().Get_processor_name())
 
 
-def shard_bounds(n: int, size: int) -> list[tuple[int, int]]:
-    """Divide ``range(n)`` into ``size`` consecutive parts whose lengths differ by one at most."""
-    return [(n * i // size, n * (i + 1) // size) for i in range(size)]
+def threads_may_call() -> bool:
+    """Tell whether several threads may call MPI at the same time."""
+    mpi = load_mpi()
+    return cast(bool, mpi.Query_thread() >= mpi.THREAD_MULTIPLE)
+
+
+def is_open_mpi() -> bool:
+    """Tell whether the MPI library in use is Open MPI."""
+    return cast(bool, load_mpi().get_vendor()[0] == "Open MPI")
 
 
 def _chunks(array: Array) -> Iterator[Array]:
@@ -84,9 +90,7 @@ class MpiTransport:
     """Collectives over the ranks of an MPI communicator, on arrays in host memory.
 
     Every array is one-dimensional and C-contiguous, of the same length and dtype on all ranks;
-    ``array`` is changed in place. Sums of float16 are made in float32: each rank adds up its
-    shard of the elements and hands it to the others, so that the bytes on the wire stay half
-    and the rounding does not grow with the number of ranks.
+    ``array`` is changed in place.
 
     Parameters
     ----------
@@ -109,74 +113,30 @@ class MpiTransport:
             "prod": mpi.PROD,
         }
 
-    def allreduce(self, array: Array, op: Op = "sum", divisor: int = 1) -> None:
+    def allreduce(self, array: Array, op: Op = "sum") -> None:
         """Combine the arrays of all ranks; every rank gets the result.
 
         Parameters
         ----------
         array : ndarray of shape (n,), integers, bool or floats
+            float16 is combined in float32.
         op : {'sum', 'mean', 'max', 'min', 'prod'}
-        divisor : int
-            The sum is divided by it, before it is rounded to the dtype of ``array``.
         """
-        if op == "mean":
-            divisor *= self.size
         if array.dtype == np.float16:
-            self._allreduce_float16(array, op, divisor)
+            wide = array.astype(np.float32)
+            self.allreduce(wide, op)
+            with np.errstate(over="ignore"):
+                array[...] = wide
             return
         for chunk in _chunks(array):
             self.mpi_comm.Allreduce(self._in_place, chunk, self._ops[op])
-        _divide(array, divisor)
-
-    def reduce(self, array: Array, root: int = 0, divisor: int = 1) -> None:
-        """Add up the arrays of all ranks on ``root``; elsewhere ``array`` becomes undefined."""
-        if array.dtype == np.float16:
-            self._reduce_float16(array, root, divisor)
-            return
-        for chunk in _chunks(array):
-            if self.rank == root:
-                self.mpi_comm.Reduce(self._in_place, chunk, self._ops["sum"], root)
-            else:
-                self.mpi_comm.Reduce(chunk, None, self._ops["sum"], root)
-        if self.rank == root:
-            _divide(array, divisor)
+        if op == "mean":
+            np.divide(array, self.size, out=array)
 
     def bcast(self, array: Array, root: int = 0) -> None:
         """Give every rank the array of ``root``."""
         for chunk in _chunks(array.view(np.uint8)):
             self.mpi_comm.Bcast([chunk, self._byte], root)
-
-    def reduce_scatter(self, array: Array, divisor: int = 1) -> Array:
-        """Add up the arrays of all ranks; each rank gets its shard of the sum.
-
-        Returns
-        -------
-        ndarray
-            The shard ``shard_bounds(array.size, size)[rank]``: a view of ``array``. The rest of
-            ``array`` becomes undefined.
-        """
-        begin, end = shard_bounds(array.size, self.size)[self.rank]
-        shard = array[begin:end]
-        received = self._exchange_shards(array)
-        wide = np.float32 if array.dtype == np.float16 else array.dtype
-        total = received[0].astype(wide)
-        for part in received[1:]:
-            total += part
-        _divide(total, divisor)
-        shard[...] = total
-        return shard
-
-    def allgather(self, array: Array) -> None:
-        """Give every rank the shards of all: the reverse of :meth:`reduce_scatter`."""
-        bounds = shard_bounds(array.size, self.size)
-        raw, item = array.view(np.uint8), array.itemsize
-        if array.nbytes < _MAX_COUNT:
-            counts = [(end - begin) * item for begin, end in bounds]
-            offsets = [begin * item for begin, _ in bounds]
-            self.mpi_comm.Allgatherv(self._in_place, [raw, counts, offsets, self._byte])
-            return
-        for owner, (begin, end) in enumerate(bounds):
-            self.bcast(array[begin:end], owner)
 
     def send(self, array: Array, dest: int, tag: int = _COLLECTIVE_TAG) -> None:
         """Send ``array`` to ``dest``, which calls :meth:`recv`."""
@@ -197,43 +157,3 @@ class MpiTransport:
         self.recv(into, source)
         for request in outgoing:
             request.Wait()
-
-    def _exchange_shards(self, array: Array) -> list[Array]:
-        """Return this rank's shard of every rank's array, in the order of the ranks."""
-        bounds = shard_bounds(array.size, self.size)
-        begin, end = bounds[self.rank]
-        parts = [array[begin:end]] * self.size
-        for step in range(1, self.size):
-            dest, source = (self.rank + step) % self.size, (self.rank - step) % self.size
-            parts[source] = np.empty(end - begin, array.dtype)
-            to_send, to_end = bounds[dest]
-            self.exchange(array[to_send:to_end], dest, parts[source], source)
-        return parts
-
-    def _allreduce_float16(self, array: Array, op: Op, divisor: int) -> None:
-        if op in ("sum", "mean"):
-            self.reduce_scatter(array, divisor)
-            self.allgather(array)
-            return
-        # max and min lose nothing in the wider type, and prod gains.
-        wide = array.astype(np.float32)
-        self.allreduce(wide, op)
-        array[...] = wide
-
-    def _reduce_float16(self, array: Array, root: int, divisor: int) -> None:
-        shard = self.reduce_scatter(array, divisor)
-        if self.rank != root:
-            self.send(shard, root)
-            return
-        for source, (begin, end) in enumerate(shard_bounds(array.size, self.size)):
-            if source != root:
-                self.recv(array[begin:end], source)
-
-
-def _divide(array: Array, divisor: int) -> None:
-    if divisor == 1:
-        return
-    if array.dtype.kind in "fc":
-        np.divide(array, divisor, out=array)
-    else:
-        np.floor_divide(array, divisor, out=array)

@@ -1,0 +1,77 @@
+"""An app of apps/, unchanged, whose iterations are measured and made to wait between turns."""
+
+from __future__ import annotations
+
+import functools
+import os
+import runpy
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from chainer.training import Trainer
+
+from benchmarks.ranks.orders import Orders
+
+APPS = Path(__file__).resolve().parents[2] / "apps"
+
+
+def run(orders: Orders) -> None:
+    waiting = iter(orders)
+    first = next(waiting)
+    name, arguments = first["options"]["app"], first["options"]["arguments"]
+    folder = APPS / name
+    sys.path.insert(0, str(folder))
+    sys.argv = [str(folder / "train.py"), *arguments]
+    clock = Clock(orders, first["repeat"])
+    run_trainer = Trainer.run
+
+    def measured(trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        trainer.updater.update = clock.around(trainer.updater.update)
+        run_trainer(trainer, *args, **kwargs)
+
+    Trainer.run = measured
+    os.environ["MPLBACKEND"] = "Agg"
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except Enough:
+        return
+
+
+class Enough(BaseException):
+    """Ends the app."""
+
+
+class Clock:
+    """Counts iterations, and waits for orders between turns.
+
+    What an app does beside iterations, such as to validate and to write snapshots, is not counted.
+    """
+
+    def __init__(self, orders: Orders, iterations: int) -> None:
+        self._orders = orders
+        self._iterations = self._left = iterations
+        self._seconds = 0.0
+
+    def around(self, update: Callable[[], None]) -> Callable[[], None]:
+        @functools.wraps(update)
+        def measured() -> None:
+            if self._left == 0:
+                self._wait()
+            start = time.perf_counter()
+            update()
+            self._seconds += time.perf_counter() - start
+            self._left -= 1
+            if self._left == 0:
+                self._orders.answer({"seconds": self._seconds / self._iterations})
+
+        return measured
+
+    def _wait(self) -> None:
+        order = next(iter(self._orders), None)
+        if order is None:
+            raise Enough
+        self._iterations = self._left = order["repeat"]
+        self._seconds = 0.0

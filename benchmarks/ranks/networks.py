@@ -1,0 +1,66 @@
+"""The networks that are measured, in Chainer."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+
+from benchmarks.networks import CHANNELS, CLASSES, INPUT_SHAPES, MLP_UNITS, POOLED
+
+_APP = Path(__file__).resolve().parents[2] / "apps/imagenet"
+
+
+@dataclass(frozen=True)
+class Network:
+    model: chainer.Link
+    input_shape: tuple[int, ...]
+
+    def examples(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return random examples: inputs and their classes."""
+        random = np.random.default_rng(0)
+        x = random.normal(size=(n, *self.input_shape)).astype(np.float32)
+        return x, random.integers(0, 10, n).astype(np.int32)
+
+
+def make(name: str) -> Network:
+    """Return a network by its name, or one with a single parameter: ``array of BYTES``."""
+    if name.startswith("array of "):
+        array = np.zeros(int(name.split()[-1]) // 4, np.float32)
+        return Network(L.Parameter(array), ())
+    return Network(_MAKERS[name](), INPUT_SHAPES[name])
+
+
+def mlp() -> chainer.Link:
+    units = itertools.pairwise(MLP_UNITS)
+    first, *others = (L.Linear(n_in, n_out) for n_in, n_out in units)
+    layers = [layer for linear in others for layer in (F.relu, linear)]
+    return chainer.Sequential(first, *layers)
+
+
+def conv() -> chainer.Link:
+    layers: list[Callable[..., chainer.Variable]] = []
+    for index, (n_in, n_out) in enumerate(itertools.pairwise(CHANNELS)):
+        layers += [L.Convolution2D(n_in, n_out, 3, pad=1), F.relu]
+        if index in POOLED:
+            layers.append(lambda h: F.max_pooling_2d(h, 2))
+    features = CHANNELS[-1] * 4
+    layers += [L.Linear(features, features), F.relu, L.Linear(features, CLASSES)]
+    return chainer.Sequential(*layers)
+
+
+def resnet50() -> chainer.Link:
+    sys.path.insert(0, str(_APP))
+    from models.resnet50 import ResNet50
+
+    return ResNet50(1000)
+
+
+_MAKERS = {"mlp": mlp, "conv": conv, "resnet50": resnet50}

@@ -1,0 +1,59 @@
+"""A data set that is scattered once, and how much memory that takes."""
+
+from __future__ import annotations
+
+import gc
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from chainer.datasets import TupleDataset
+
+import chainermn
+from benchmarks.ranks.orders import Orders, Step
+
+
+def run(orders: Orders) -> None:
+    orders.obey(prepare)
+
+
+def prepare(data: str, length: int) -> Step:
+    """Return the scattering of a data set that rank 0 makes."""
+    comm = chainermn.create_communicator("naive")
+    # What the first messages allocate is not the data set's.
+    chainermn.scatter_dataset(list(range(100)) if comm.rank == 0 else None, comm)
+    whole = MAKERS[data](length) if comm.rank == 0 else None
+
+    def step() -> dict[str, Any]:
+        gc.collect()
+        process = psutil.Process()
+        comm.mpi_comm.Barrier()
+        before = process.memory_info().rss
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: man 5 proc
+        start = time.perf_counter()
+        part = chainermn.scatter_dataset(whole, comm, shuffle=True, seed=0)
+        seconds = time.perf_counter() - start
+        assert len(part) == -(-length // comm.size)
+        after = process.memory_info().rss
+        return {"seconds": seconds, "peak": peak() - before, "kept": after - before}
+
+    return step
+
+
+def peak() -> int:
+    """Return the most bytes that this process has held in memory."""
+    status = Path("/proc/self/status").read_text().split()
+    return int(status[status.index("VmHWM:") + 1]) * 1024
+
+
+def arrays(length: int) -> TupleDataset:
+    return TupleDataset(np.ones((length, 784), np.float32), np.arange(length, dtype=np.int32))
+
+
+def pairs(length: int) -> list[tuple[str, int]]:
+    return [(f"n{i % 1000:08d}/n{i % 1000:08d}_{i}.JPEG", i % 1000) for i in range(length)]
+
+
+MAKERS = {"arrays": arrays, "pairs": pairs}

@@ -1,0 +1,41 @@
+"""MPI itself, and a copy of as many bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from mpi4py import MPI
+
+from benchmarks.ranks.orders import Orders, Step
+
+
+def run(orders: Orders) -> None:
+    orders.obey(lambda what, **options: PREPARE[what](**options))
+
+
+def allreduce(n_bytes: int) -> Step:
+    """Return one ``MPI_Allreduce`` of float32, in place."""
+    array = np.full(n_bytes // 4, 0, np.float32)  # the sums of which stay what they are
+    return lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, array)
+
+
+def memcpy(n_bytes: int) -> Step:
+    """Return a copy inside each rank, by all ranks at the same time."""
+    source, into = (np.zeros(n_bytes, np.uint8) for _ in range(2))
+    source[...] = 1
+    return lambda: np.copyto(into, source)
+
+
+def add(n_bytes: int) -> Step:
+    """Return a sum inside each rank, in place, by all ranks at the same time."""
+    total, summand = (np.zeros(n_bytes // 4, np.float32) for _ in range(2))
+    summand[...] = 1e-4
+
+    def step() -> None:
+        np.add(total, summand, out=total)
+
+    return step
+
+
+PREPARE: dict[str, Callable[..., Step]] = {"add": add, "allreduce": allreduce, "memcpy": memcpy}

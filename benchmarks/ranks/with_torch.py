@@ -1,0 +1,116 @@
+"""PyTorch: DistributedDataParallel over gloo, with the same networks."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+from benchmarks.networks import CHANNELS, CLASSES, INPUT_SHAPES, MLP_UNITS, POOLED
+from benchmarks.ranks.orders import Orders, Step, rank_and_size
+
+# Of DistributedDataParallel: the first bucket is small, so that the exchange starts early.
+FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20
+
+
+def run(orders: Orders) -> None:
+    torch.set_num_threads(1)
+    rank, size = rank_and_size()
+    address = f"tcp://{os.environ['BENCHMARK_ROOT']}:29517"
+    distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=size)
+    orders.obey(lambda what, **options: PREPARE[what](**options))
+
+
+def exchange(network: str) -> Step:
+    """Return the all-reduces of the buckets that DDP would make, without copying into them."""
+    buckets, filled, limit = [], 0, FIRST_BUCKET
+    for parameter in reversed(list(MAKERS[network]().parameters())):
+        filled += parameter.numel()
+        if 4 * filled >= limit:
+            buckets.append(torch.full((filled,), 1e-4))
+            filled, limit = 0, BUCKET
+    buckets += [torch.full((filled,), 1e-4)] if filled else []
+
+    def step() -> None:
+        works = [distributed.all_reduce(bucket, async_op=True) for bucket in buckets]
+        for bucket, work in zip(buckets, works, strict=True):
+            work.wait()
+            bucket /= distributed.get_world_size()
+
+    return step
+
+
+def iteration(network: str, batchsize: int, alone: bool = False) -> Step:
+    """Return a whole iteration, with DDP or without an exchange."""
+    model = MAKERS[network]()
+    if not alone:
+        model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+    x = torch.randn(batchsize, *INPUT_SHAPES[network])
+    t = torch.randint(0, 10, (batchsize,))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), t).backward()
+        optimizer.step()
+
+    return step
+
+
+def mlp() -> nn.Module:
+    units = itertools.pairwise(MLP_UNITS)
+    first, *others = (nn.Linear(n_in, n_out) for n_in, n_out in units)
+    layers = [layer for linear in others for layer in (nn.ReLU(), linear)]
+    return nn.Sequential(first, *layers)
+
+
+def conv() -> nn.Module:
+    layers: list[Any] = []
+    for index, (n_in, n_out) in enumerate(itertools.pairwise(CHANNELS)):
+        layers += [nn.Conv2d(n_in, n_out, 3, padding=1), nn.ReLU()]
+        layers += [nn.MaxPool2d(2)] if index in POOLED else []
+    features = CHANNELS[-1] * 4
+    head = (nn.Linear(features, features), nn.ReLU(), nn.Linear(features, CLASSES))
+    return nn.Sequential(*layers, nn.Flatten(), *head)
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, n_in: int, inner: int, outer: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            *normalised(n_in, inner, 1),
+            nn.ReLU(),
+            *normalised(inner, inner, 3, stride),
+            nn.ReLU(),
+            *normalised(inner, outer, 1),
+        )
+        same = n_in == outer
+        self.shortcut = nn.Sequential(*() if same else normalised(n_in, outer, 1, stride))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.relu(self.body(x) + self.shortcut(x))
+
+
+def normalised(n_in: int, n_out: int, ksize: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
+    convolution = nn.Conv2d(n_in, n_out, ksize, stride, ksize // 2, bias=False)
+    return convolution, nn.BatchNorm2d(n_out)
+
+
+def resnet50() -> nn.Module:
+    layers: list[nn.Module] = [*normalised(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    channels = 64
+    for stage, blocks in enumerate((3, 4, 6, 3)):
+        for block in range(blocks):
+            inner = 64 << stage
+            stride = 2 if stage > 0 and block == 0 else 1
+            layers.append(Bottleneck(channels, inner, 4 * inner, stride))
+            channels = 4 * inner
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000))
+
+
+MAKERS = {"mlp": mlp, "conv": conv, "resnet50": resnet50}
+PREPARE: dict[str, Callable[..., Step]] = {"exchange": exchange, "iteration": iteration}

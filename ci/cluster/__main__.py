@@ -1,0 +1,141 @@
+"""Emulate several hosts on one machine: ``python ci/cluster --help``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+if not __package__:  # started as `python ci/cluster`
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from ci.cluster import requirements
+from ci.cluster.cluster import Cluster, ClusterError
+from ci.cluster.hosts import Host
+
+CANNOT = 3
+
+
+def main() -> int:
+    """Do what the command line says; return the exit code."""
+    args = make_parser().parse_args()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, exit_by_signal)
+    try:
+        return args.perform(Cluster(args.name), args) or 0
+    except ClusterError as error:
+        print(f"cluster: {error}", file=sys.stderr)
+        return 2
+    except subprocess.CalledProcessError as error:
+        print(f"cluster: {' '.join(error.cmd)}: {error.stderr}".rstrip(), file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line; it also chooses the function to ``perform``."""
+    parser = argparse.ArgumentParser(
+        prog="cluster",
+        description="Several hosts on one machine: host00, host01 and so on. Needs root.",
+    )
+    parser.add_argument("--name", default="lab", help="tells clusters apart that are up at once")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(perform: Callable[..., int | None]) -> argparse.ArgumentParser:
+        name, text = perform.__name__.rstrip("_"), perform.__doc__
+        command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(perform=perform)
+        return command
+
+    add(check)
+    starting = [add(up), add(run)]
+    for command in starting:
+        command.add_argument("--rate", help="of all links: 1gbit, 100mbit, ...")
+        command.add_argument("number", metavar="N", type=int)
+    executing = add(exec_)
+    executing.add_argument("host", metavar="HOST")
+    for command in (starting[1], executing):
+        command.add_argument("program", metavar="CMD")
+        command.add_argument("arguments", metavar="ARG", nargs=argparse.REMAINDER)
+    add(processes)
+    linking = add(link)
+    linking.add_argument("host", metavar="HOST")
+    linking.add_argument("state", choices=["up", "down"])
+    add(rate).add_argument("rate", metavar="RATE", help="1gbit, 100mbit, ...; or off")
+    add(docker0).add_argument("state", choices=["on", "off"])
+    add(down)
+    return parser
+
+
+def check(cluster: Cluster, args: argparse.Namespace) -> int:
+    """Say what this machine lacks for it; the exit code is 3 then."""
+    if missing := requirements.find_missing():
+        print(missing)
+    return CANNOT if missing else 0
+
+
+def up(cluster: Cluster, args: argparse.Namespace) -> None:
+    """Start N hosts, which stay up."""
+    cluster.up(args.number, rate=args.rate)
+
+
+def run(cluster: Cluster, args: argparse.Namespace) -> int:
+    """Start N hosts, run CMD on the first of them, end them."""
+    with Cluster(f"{cluster.name}-{os.getpid()}") as own:
+        own.up(args.number, rate=args.rate, ends_with_this_process=True)
+        return run_on(own.hosts()[0], args)
+
+
+def exec_(cluster: Cluster, args: argparse.Namespace) -> int:
+    """Run CMD on a host that is up, in the current folder."""
+    return run_on(cluster.host(args.host), args)
+
+
+def run_on(host: Host, args: argparse.Namespace) -> int:
+    """Run a command on a host; return its exit code as a shell does."""
+    code = subprocess.call(host.command(args.program, *args.arguments))
+    return code if code >= 0 else 128 - code
+
+
+def processes(cluster: Cluster, args: argparse.Namespace) -> None:
+    """List what runs on the hosts: host, pid, command line."""
+    for host in cluster.hosts():
+        for pid, line in host.processes().items():
+            print(host.name, pid, line)
+
+
+def link(cluster: Cluster, args: argparse.Namespace) -> None:
+    """Pull the plug of a host, or put it in again."""
+    cluster.set_link(args.host, args.state)
+
+
+def rate(cluster: Cluster, args: argparse.Namespace) -> None:
+    """Limit the speed of all links."""
+    cluster.set_rate(args.rate)
+
+
+def docker0(cluster: Cluster, args: argparse.Namespace) -> None:
+    """Give all hosts an interface of the same address, as Docker does."""
+    cluster.set_duplicate(present=args.state == "on")
+
+
+def down(cluster: Cluster, args: argparse.Namespace) -> None:
+    """End the hosts, and whatever runs on them."""
+    cluster.down()
+
+
+def exit_by_signal(number: int, frame: FrameType | None) -> NoReturn:
+    """Exit in order, so that hosts that are coming up go down."""
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""Several hosts on one machine, which leave nothing behind."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from ci.cluster import files, hosts, links, requirements
+from ci.cluster.hosts import Host
+
+MOST_HOSTS = 99
+_SECONDS_TO_START = 30.0
+
+
+class ClusterError(RuntimeError):
+    """Something about the hosts is not as it has to be; the message is one line."""
+
+
+class Cluster:
+    """The emulated hosts ``host00``, ``host01`` and so on. At the end of a ``with`` they go down.
+
+    Parameters
+    ----------
+    name : str
+        Tells clusters apart. They do not meet: each has a network of its own.
+    """
+
+    def __init__(self, name: str = "lab") -> None:
+        self.name = name
+        self._started: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.down()
+
+    def hosts(self) -> list[Host]:
+        """Return the hosts that are up.
+
+        Raises
+        ------
+        ClusterError
+            If none is.
+        """
+        if found := hosts.find(self.name):
+            return found
+        raise ClusterError(f"no host of cluster {self.name} is up; 'up 2' starts two")
+
+    def host(self, name: str) -> Host:
+        """Return the host of this name.
+
+        Raises
+        ------
+        ClusterError
+            If it is not up.
+        """
+        up = {host.name: host for host in self.hosts()}
+        if name in up:
+            return up[name]
+        raise ClusterError(f"expected one of {', '.join(up)}, got {name!r}")
+
+    def up(
+        self, number: int, *, rate: str | None = None, ends_with_this_process: bool = False
+    ) -> None:
+        """Start hosts, after having ended what is left of an earlier start.
+
+        Parameters
+        ----------
+        number : int
+            How many, 1 to 99.
+        rate : str, optional
+            See `set_rate`.
+        ends_with_this_process : bool
+            Whether they end when this process does, be it by ``SIGKILL``. If so, call this in
+            the main thread.
+
+        Raises
+        ------
+        ClusterError
+            If this machine cannot have hosts, or one does not start.
+        """
+        if not 1 <= number <= MOST_HOSTS:
+            raise ClusterError(f"expected 1 to {MOST_HOSTS} hosts, got {number}")
+        if missing := requirements.find_missing():
+            raise ClusterError(missing)
+        self.down()
+        names = [f"host{index:02}" for index in range(number)]
+        try:
+            with tempfile.TemporaryDirectory(prefix=f"cluster-{self.name}-") as folder:
+                files.write(Path(folder), names)
+                self._start(names, Path(folder), ends_with_this_process)
+            links.connect(self.hosts())
+            if rate:
+                self.set_rate(rate)
+        except BaseException:
+            self.down()
+            raise
+
+    def _start(self, names: Sequence[str], folder: Path, ends_with_this_process: bool) -> None:
+        log = folder / "log"
+        with log.open("w") as written:
+            self._started = [
+                hosts.start(self.name, name, folder, written, bound=ends_with_this_process)
+                for name in names
+            ]
+        deadline = time.monotonic() + _SECONDS_TO_START
+        while sum(host.is_ready() for host in hosts.find(self.name)) < len(names):
+            ended = any(process.poll() is not None for process in self._started)
+            if ended or time.monotonic() > deadline:
+                said = " ".join(log.read_text().split())
+                raise ClusterError(f"a host does not start: {said or 'it says nothing'}")
+            time.sleep(0.02)
+
+    def down(self) -> None:
+        """End all hosts, and with them whatever runs there."""
+        hosts.kill(self.name)
+        for process in self._started:
+            process.wait()
+        self._started = []
+
+    def set_link(self, name: str, state: str) -> None:
+        """Pull the plug of a host, or put it in again: ``'down'`` or ``'up'``."""
+        links.run_on(self.hosts()[0], [links.set_link(self.host(name).name, state)])
+
+    def set_rate(self, rate: str) -> None:
+        """Limit the speed of every link, both ways, to ``'100mbit'`` or the like, or ``'off'``."""
+        first, *_ = up = self.hosts()
+        for host in up:
+            to_host, from_host = links.set_rate(host.name, rate)
+            links.run_on(first, [to_host])
+            links.run_on(host, [from_host])
+
+    def set_duplicate(self, *, present: bool) -> None:
+        """Give every host an interface of the same address, or take it away."""
+        for host in self.hosts():
+            links.run_on(host, links.set_duplicate(present=present))

@@ -1,0 +1,84 @@
+"""The files by which hosts know each other: names, addresses and keys."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+NETWORK = "10.77.0"
+#: Who asks for it by ssh may set this variable, as jobs of `chainermn.testing.mpiexec` do.
+FORWARDED = "CHAINERMN_TESTING_JOB"
+
+_SSHD_CONFIG = f"""\
+HostKey /etc/ssh/host_key
+PidFile /run/sshd.pid
+AuthorizedKeysFile /etc/ssh/id.pub
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+StrictModes no
+UsePAM no
+UseDNS no
+MaxStartups 100
+AcceptEnv {FORWARDED}
+"""
+_SSH_CONFIG = f"""\
+Host *
+    IdentityFile /etc/ssh/id
+    GlobalKnownHostsFile /etc/ssh/known_hosts
+    UserKnownHostsFile /dev/null
+    StrictHostKeyChecking yes
+    LogLevel ERROR
+    SendEnv {FORWARDED}
+"""
+
+
+def address(index: int) -> str:
+    """Return the IPv4 address of host number ``index``."""
+    return f"{NETWORK}.{index + 1}"
+
+
+def write(folder: Path, names: Sequence[str]) -> None:
+    """Write what every host needs to know into an empty folder.
+
+    Parameters
+    ----------
+    folder : path
+        Gets ``hostfile``, which names the hosts, one a line, and ``etc``, the content of which
+        hides what is under the same name in the ``/etc`` of the machine.
+    names : sequence of str
+        Of the hosts, in the order of their addresses.
+    """
+    ssh = folder / "etc/ssh"
+    ssh.mkdir(parents=True)
+    for path in (folder / "etc", ssh):
+        path.chmod(0o755)
+    for key in ("id", "host_key"):
+        _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(ssh / key))
+    kind, public_key = (ssh / "host_key.pub").read_text().split()[:2]
+    (ssh / "known_hosts").write_text(f"* {kind} {public_key}\n")
+    (ssh / "sshd_config").write_text(_SSHD_CONFIG)
+    (ssh / "ssh_config").write_text(_SSH_CONFIG)
+
+    lines = [f"{address(index)} {name}" for index, name in enumerate(names)]
+    (folder / "etc/hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+    (folder / "hostfile").write_text("\n".join([*names, ""]))
+
+    # What a shell reads at its start may be meant for this machine alone, as locks are.
+    _write_accounts(folder / "etc/passwd", 6, "/bin/sh")
+    # For an account that is locked, as root's is on Ubuntu, sshd refuses keys too.
+    _write_accounts(folder / "etc/shadow", 1, "*")
+
+
+def _write_accounts(path: Path, field: int, value: str) -> None:
+    """Write the file of this name of the machine, with another value in a field of root's."""
+    path.touch(0o600 if path.name == "shadow" else 0o644)
+    accounts = [line.split(":") for line in Path("/etc", path.name).read_text().splitlines()]
+    for account in accounts:
+        if account[0] == "root":
+            account[field] = value
+    path.write_text("".join(":".join(account) + "\n" for account in accounts))
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)

@@ -1,0 +1,96 @@
+"""The network of the hosts: a switch, and from it a link to each of them.
+
+The switch is a network namespace that the first host knows by name, so that links can also be
+changed by what runs there. Functions called ``set_`` return the commands that do so.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable, Sequence
+
+from ci.cluster import files
+from ci.cluster.hosts import Host
+
+#: Like Docker's: on every host the same address, by which no host reaches another.
+DUPLICATE, DUPLICATE_ADDRESS = "docker0", "172.17.0.1/16"
+
+Command = list[str]
+_AT_SWITCH = ["-netns", "switch"]
+
+
+def connect(hosts: Sequence[Host]) -> None:
+    """Make the switch, and a link from it to every host."""
+    first = hosts[0]
+    bridge = [["link", "add", "bridge", "type", "bridge"], ["link", "set", "bridge", "up"]]
+    run_on(first, [["ip", "netns", "add", "switch"]])
+    run_on(first, [["ip", *_AT_SWITCH, *command] for command in bridge])
+    for index, host in enumerate(hosts):
+        # Run where the switch is known, but processes are counted as the machine does.
+        add = ["nsenter", f"--target={first.pid}", "--mount", "ip", *_AT_SWITCH, "link", "add"]
+        _run([*add, host.name, "type", "veth", "peer", "eth0", "netns", str(host.pid)])
+        run_on(first, [["ip", *_AT_SWITCH, "link", "set", host.name, "master", "bridge", "up"]])
+        network = f"{files.address(index)}/24"
+        run_on(host, [["ip", "address", "add", network, "dev", "eth0"]])
+        run_on(host, [["ip", "link", "set", "eth0", "up"]])
+
+
+def set_link(host: str, state: str) -> Command:
+    """Return what pulls the plug of a host, or puts it in again; to be run on the first host.
+
+    Parameters
+    ----------
+    host : str
+    state : {'up', 'down'}
+    """
+    return ["ip", *_AT_SWITCH, "link", "set", host, state]
+
+
+def set_rate(host: str, rate: str) -> tuple[Command, Command]:
+    """Return what limits the speed of a link, by a token bucket at either end.
+
+    Parameters
+    ----------
+    host : str
+    rate : str
+        As ``tc`` writes it, ``100mbit``; or ``off``.
+
+    Returns
+    -------
+    to_host, from_host : list of str
+        To be run on the first host and on ``host``.
+    """
+    action, limit = "replace", ["tbf", "rate", rate, "burst", "256kb", "latency", "400ms"]
+    if rate == "off":  # what links have from the beginning
+        limit = ["noqueue"]
+    to_host = ["tc", *_AT_SWITCH, "qdisc", action, "dev", host, "root", *limit]
+    return to_host, ["tc", "qdisc", action, "dev", "eth0", "root", *limit]
+
+
+def set_duplicate(*, present: bool) -> list[Command]:
+    """Return what gives a host the duplicate interface or takes it away; to be run on each."""
+    if not present:
+        return [["ip", "link", "delete", DUPLICATE]]
+    peer = f"{DUPLICATE}-peer"
+    return [
+        ["ip", "link", "add", DUPLICATE, "type", "veth", "peer", "name", peer],
+        ["ip", "address", "add", DUPLICATE_ADDRESS, "dev", DUPLICATE],
+        ["ip", "link", "set", DUPLICATE, "up"],
+        ["ip", "link", "set", peer, "up"],
+    ]
+
+
+def run_on(host: Host, commands: Iterable[Command]) -> None:
+    """Run commands on a host.
+
+    Raises
+    ------
+    subprocess.CalledProcessError
+        If one fails; its standard error is in it.
+    """
+    for command in commands:
+        _run(host.command(*command))
+
+
+def _run(command: Command) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)

@@ -1,0 +1,167 @@
+"""Fixtures for tests on several hosts, to be run on the first of them.
+
+``nox -s multinode_tests`` emulates three hosts and runs the tests on the first; followed by
+``-- --hostfile FILE`` it runs them on the machines that the file names, the first of which has to
+be this one. All need this checkout and its environment at the same path, and ssh among them
+without a password.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from chainermn.testing.mpiexec import JOB_VARIABLE, JobResult, mpiexec_command
+from ci.cluster import links
+from ci.multinode.hosts import EMULATED_HOSTFILE, Hosts
+from ci.multinode.jobs import Job
+
+Arguments = Sequence[str | os.PathLike[str]]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--hostfile``."""
+    parser.addoption(
+        "--hostfile",
+        type=Path,
+        default=EMULATED_HOSTFILE,
+        help="real machines to test on, one a line; the first has to be this one",
+    )
+
+
+@pytest.fixture(scope="session")
+def hosts(pytestconfig: pytest.Config) -> Hosts:
+    """Return the hosts: ``hosts.names``, ``hosts.emulated``, ``hosts.run(name, command)``."""
+    hostfile = pytestconfig.getoption("--hostfile", EMULATED_HOSTFILE)
+    if not hostfile.exists():
+        pytest.fail(f"there is no {hostfile}; start these tests by: nox -s multinode_tests")
+    return Hosts(hostfile)
+
+
+@pytest.fixture(scope="session")
+def _jobs() -> list[Job]:
+    """Return the jobs that the tests have started."""
+    return []
+
+
+@pytest.fixture(autouse=True)
+def leaves_no_process(_jobs: list[Job]) -> Iterator[None]:
+    """Fail a test of whose jobs a process is left at its end, on any host; kill it."""
+    yield
+    left = []
+    while _jobs:
+        left += _jobs.pop().kill()
+    assert not left, f"left of the test's jobs: {left}"
+
+
+@pytest.fixture(scope="session")
+def start_command(hosts: Hosts, _jobs: list[Job]) -> Callable[..., Job]:
+    """Return a function that starts a command line of ``mpiexec``: see `Job`."""
+
+    def start(command: Sequence[str], *, env: Mapping[str, str] | None = None) -> Job:
+        _jobs.append(Job(hosts, command, env=env))
+        return _jobs[-1]
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def run_command(start_command: Callable[..., Job]) -> Callable[..., JobResult]:
+    """Return a function that runs a command line of ``mpiexec`` to its end."""
+
+    def run(
+        command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = 120
+    ) -> JobResult:
+        return start_command(command, env=env).wait(timeout)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def start_job(hosts: Hosts, start_command: Callable[..., Job]) -> Callable[..., Job]:
+    """Return a function that starts a script on several hosts.
+
+    ``start_job((2, 1), [script, "argument"], env={"NAME": "value"})`` starts two ranks on the
+    first host and one on the second, and gives them the variables under either MPI. The `Job`
+    that it returns can be asked for its processes on all hosts and for what it has written so
+    far, and its ranks can be sent signals: ``job.signal_rank(1, signal.SIGSTOP)``.
+    """
+
+    def start(
+        placement: Sequence[int], arguments: Arguments, *, env: Mapping[str, str] | None = None
+    ) -> Job:
+        if len(placement) > len(hosts.names):
+            pytest.skip(f"needs {len(placement)} hosts, there are {len(hosts.names)}")
+        # Emulated hosts share their cores: more threads would only wait for each other.
+        env = {"OMP_NUM_THREADS": "1", **(env or {})}
+        places = list(zip(hosts.names, placement, strict=False))
+        forward = [*env, JOB_VARIABLE]
+        command = mpiexec_command(sum(placement), arguments, hosts=places, forward=forward)
+        return start_command(command, env=env)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def run_job(start_job: Callable[..., Job]) -> Callable[..., JobResult]:
+    """Return a function that runs a script on several hosts to its end.
+
+    It takes what that of ``start_job`` takes, and ``timeout`` in seconds.
+    """
+
+    def run(
+        placement: Sequence[int],
+        arguments: Arguments,
+        *,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 120,
+    ) -> JobResult:
+        return start_job(placement, arguments, env=env).wait(timeout)
+
+    return run
+
+
+@pytest.fixture
+def set_link(hosts: Hosts, local_path: Path) -> Iterator[Callable[[str, str], None]]:
+    """Return a function that pulls the plug of a host, or puts it in: ``set_link(host, "down")``.
+
+    After the test all links are up, before `local_path` is removed. On real machines the test is
+    skipped.
+    """
+    skip_unless_emulated(hosts)
+
+    def change(host: str, state: str) -> None:
+        hosts.check(hosts.names[0], *links.set_link(host, state))
+
+    yield change
+    for host in hosts.names:
+        change(host, "up")
+
+
+@pytest.fixture
+def duplicate_interface(hosts: Hosts) -> Iterator[None]:
+    """Give all hosts an interface of the same address; on real machines, skip the test."""
+    skip_unless_emulated(hosts)
+    for command in links.set_duplicate(present=True):
+        hosts.check_all(*command)
+    yield
+    for command in links.set_duplicate(present=False):
+        hosts.check_all(*command)
+
+
+@pytest.fixture
+def local_path(hosts: Hosts) -> Iterator[Path]:
+    """Return the path of an empty folder that each host has for itself, until the test ends."""
+    path = Path("/dev/shm") / f"chainermn-{uuid.uuid4().hex}"
+    hosts.check_all("mkdir", str(path))
+    yield path
+    hosts.check_all("rm", "-r", str(path))
+
+
+def skip_unless_emulated(hosts: Hosts) -> None:
+    if not hosts.emulated:
+        pytest.skip("the network of real machines is not touched")

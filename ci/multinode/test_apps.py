@@ -1,0 +1,85 @@
+"""The apps train on several hosts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from chainermn.testing.mpiexec import JobResult
+from ci.multinode.hosts import Hosts
+from ci.multinode.jobs import output_of
+
+HERE = Path(__file__).resolve().parent
+APPS = HERE.parents[1] / "apps"
+TRAIN, VALIDATION = 40, 10
+
+RunJob = Callable[..., JobResult]
+
+
+def read_log(out: Path) -> list[dict[str, Any]]:
+    return json.loads((out / "log").read_text())
+
+
+def draw_images(hosts: Hosts, names: list[str], folder: Path) -> None:
+    command = [sys.executable, str(HERE / "scripts/draw_images.py"), str(folder)]
+    hosts.check_all(*command, str(TRAIN), str(VALIDATION), on=names)
+
+
+def imagenet(data: Path, out: Path) -> list[str | Path]:
+    lists: list[str | Path] = [
+        "--train",
+        data / "train.txt",
+        "--val",
+        data / "val.txt",
+        "--root",
+        data,
+    ]
+    short = ["--arch", "small", "--epoch", "1", "--batchsize", "4", "--loaderjob", "1"]
+    return [APPS / "imagenet/train.py", *lists, *short, "--out", out]
+
+
+def test_mnist(run_job: RunJob, local_path: Path) -> None:
+    out = local_path / "result"
+    options = ["--epoch", "2", "--unit", "20", "--out", out]
+    job = run_job((2, 2), [APPS / "mnist/train.py", *options])
+    assert "after 2 epochs" in output_of(job)
+    log = read_log(out)
+    assert [row["iteration"] for row in log] == [12, 24]
+    assert log[-1]["main/loss"] < log[0]["main/loss"]
+
+
+def test_mnist_without_data_where_they_are_read(
+    run_job: RunJob, local_path: Path, hosts: Hosts
+) -> None:
+    options = ["--dataset", "mnist", "--data", local_path, "--out", local_path / "result"]
+    job = run_job((1, 1), [APPS / "mnist/train.py", *options])
+    assert job.returncode != 0
+    assert (job.timed_out, job.left_behind) == (False, []), job
+    assert f"rank 0 of 2 on {hosts.names[0]} failed" in job.stderr
+    assert f"{local_path} contains neither train-images-idx3-ubyte nor" in job.stderr
+
+
+def test_imagenet_with_images_on_every_host(
+    run_job: RunJob, local_path: Path, hosts: Hosts
+) -> None:
+    data, out = local_path / "images", local_path / "result"
+    draw_images(hosts, hosts.names[:2], data)
+    output_of(run_job((1, 1), imagenet(data, out)))
+    (row,) = read_log(out)
+    assert row["iteration"] == TRAIN // 2 // 4
+    for key in ("validation/main/accuracy", "validation/main/top5"):
+        assert row[key] * VALIDATION == round(row[key] * VALIDATION)
+
+
+def test_imagenet_without_images_on_one_host(
+    run_job: RunJob, local_path: Path, hosts: Hosts
+) -> None:
+    data = local_path / "images"
+    draw_images(hosts, hosts.names[:1], data)
+    job = run_job((1, 1), imagenet(data, local_path / "result"))
+    assert job.returncode != 0
+    assert (job.timed_out, job.left_behind) == (False, []), job
+    assert f"host {hosts.names[1]} has no file {data}/train/" in job.stderr

@@ -1,0 +1,99 @@
+"""``chainermn doctor`` and ``chainermn launch`` on several hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from chainermn.doctor.checks import CHECKS
+from chainermn.doctor.registry import Status
+from chainermn.doctor.setup import Setup
+from chainermn.launch.mpiexec import mpi_flavour
+from ci.multinode.hosts import Hosts
+
+MNIST = Path(__file__).parents[2] / "apps/mnist"
+BY_NAME = {check.name: check for check in CHECKS}
+
+
+def chainermn(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return subprocess.run(
+        [sys.executable, "-m", "chainermn", *arguments],
+        env={**os.environ, "PATH": path, **env},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+@pytest.fixture
+def other_numpy(hosts: Hosts, local_path: Path) -> Iterator[str]:
+    """Make the second host believe that it has another NumPy; return which."""
+    if not hosts.emulated:
+        pytest.skip("what is installed on real machines is not touched")
+    second = hosts.names[1]
+    here = metadata.distribution("numpy").locate_file(
+        f"numpy-{metadata.version('numpy')}.dist-info"
+    )
+    there = local_path / "METADATA"
+    changed = re.sub(
+        r"(?m)^Version: .*", "Version: 2.0.0", Path(str(here), "METADATA").read_text()
+    )
+    write = f"import pathlib; pathlib.Path({str(there)!r}).write_text({changed[:200]!r})"
+    hosts.check(second, sys.executable, "-c", write)
+    hosts.check(second, "mount", "--bind", str(there), f"{here}/METADATA")
+    yield "2.0.0"
+    hosts.check(second, "umount", f"{here}/METADATA")
+
+
+def test_hosts_are_fine(hosts: Hosts) -> None:
+    first, second = hosts.names[:2]
+    needed = ["--script", str(MNIST / "train.py"), "--data", str(MNIST)]
+    shown = chainermn("doctor", "--json", "--host", f"{first}:1,{second}:1", *needed)
+    rows = {row["name"]: row for row in json.loads(shown.stdout)["checks"]}
+    for name, check in BY_NAME.items():
+        # How fast a link is depends on what else the machine does.
+        if check.subject == "hosts" and name != "links":
+            assert rows[name]["status"] == "good", rows[name]
+    assert re.search(f"{first} to {second}: [0-9,]+ MB/s, [0-9,]+ µs", rows["links"]["found"])
+
+
+def test_hosts_differ(
+    hosts: Hosts, local_path: Path, other_numpy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = hosts.names[:2]
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    script = local_path / "train.py"
+    hosts.check(first, "touch", str(script))
+    setup = Setup(hosts=[(first, 1), (second, 1)], script=script, data=local_path)
+    expected = {
+        "same packages": f"numpy: {first}: {metadata.version('numpy')}; {second}: {other_numpy}",
+        "script": f"{second}: missing",
+        "data": f"{local_path}: 1 entries",
+    }
+    if mpi_flavour() == "openmpi":  # MPICH forwards all variables
+        expected["environment"] = f"NCCL_DEBUG is not the same on {second}"
+    for name, found in expected.items():
+        finding = BY_NAME[name].examine(setup)
+        assert finding.status is Status.BAD, (name, finding)
+        assert found in finding.found
+        assert finding.remedy
+
+
+def test_named_variable_is_forwarded(hosts: Hosts, local_path: Path) -> None:
+    where = ",".join(f"{name}:1" for name in hosts.names[:2])
+    touch = f"import os; open(os.path.join({str(local_path)!r}, os.environ['COLOUR']), 'w')"
+    program = [sys.executable, "-c", touch]
+    shown = chainermn("launch", "--host", where, "--forward", "COLOUR", *program, COLOUR="green")
+    assert shown.returncode == 0, shown
+    for name in hosts.names[:2]:
+        assert hosts.check(name, "ls", str(local_path)) == "green\n"

@@ -1,0 +1,318 @@
+"""The emulated hosts of ``ci/cluster``: what they can do, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ci.cluster import requirements
+from ci.cluster.cluster import Cluster
+
+PROGRAM = Path(__file__).resolve().parents[1] / "cluster"
+FOR_EVER = ["sleep", "86400"]
+
+
+@pytest.fixture(scope="module")
+def possible() -> None:
+    """Skip tests that need hosts where there can be none."""
+    if missing := requirements.find_missing():
+        pytest.skip(missing)
+
+
+@pytest.fixture(scope="module")
+def two(possible: None) -> Iterator[Cluster]:
+    """Return two hosts that are up."""
+    with Cluster(f"test-{uuid.uuid4().hex}") as cluster:
+        cluster.up(2, ends_with_this_process=True)
+        yield cluster
+
+
+@pytest.fixture
+def name(possible: None) -> Iterator[str]:
+    """Return a name for clusters, of which nothing may be left when the test ends."""
+    name = f"test-{uuid.uuid4().hex}"
+    yield name
+    left = traces(name)
+    Cluster(name).down()
+    assert not left
+
+
+def traces(name: str) -> list[str]:
+    """Return the processes and files of the clusters whose names begin so."""
+    found = list(map(str, Path(tempfile.gettempdir()).glob(f"cluster-{name}*")))
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            arguments = path.read_text(errors="replace").split("\0")
+            if any(argument.startswith(f"chainermn-cluster={name}") for argument in arguments):
+                found.append(" ".join(arguments))
+    return found
+
+
+def cluster(name: str, *arguments: str | Path) -> subprocess.Popen[str]:
+    """Start ``python ci/cluster``."""
+    return subprocess.Popen(
+        [sys.executable, PROGRAM, "--name", name, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Python ignores interrupts where its parent does, as in a job in the background.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def run(name: str, *arguments: str | Path) -> tuple[int, str, str]:
+    """Run it to its end; return exit code, standard output and standard error."""
+    process = cluster(name, *arguments)
+    output, error = process.communicate(timeout=60)
+    return process.returncode, output, error
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+# What hosts are
+
+
+def test_every_host_is_one_of_its_own(two: Cluster, tmp_path: Path) -> None:
+    Path(tmp_path / "shared").touch()
+    seen = [
+        "hostname",
+        "ssh host00 hostname",
+        "ssh host01 hostname",
+        "ssh host01 'echo $SHELL'",
+        "touch /dev/shm/$(hostname)",
+        "ls /dev/shm",
+        "cat /etc/hostname",
+        f"ls {tmp_path}",
+        "tr '\\0' ' ' </proc/1/cmdline | cut -d ' ' -f 1,4",
+        "pwd",
+    ]
+    for host in ("host00", "host01"):
+        printed = run(two.name, "exec", host, "sh", "-ec", "\n".join(seen))
+        expected = [host, "host00", "host01", "/bin/sh", host, host, "shared", f"sh {host}"]
+        assert printed == (0, "\n".join([*expected, str(Path.cwd()), ""]), "")
+
+
+@pytest.mark.parametrize(
+    ("code", "command"),
+    [
+        (0, ["true"]),
+        (7, ["sh", "-c", "exit 7"]),
+        (143, ["sh", "-c", "kill -TERM $$"]),
+        (127, ["no-such-program"]),
+    ],
+)
+def test_exit_code_of_exec(two: Cluster, code: int, command: list[str]) -> None:
+    assert run(two.name, "exec", "host01", *command)[0] == code
+
+
+def test_exec_passes_on_arguments_and_environment(
+    two: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLOUR", "green")
+    command = ["sh", "-c", 'echo "$COLOUR" "$@"', "sh", "--", "-x", "a b", "--name"]
+    assert run(two.name, "exec", "host00", *command) == (0, "green -- -x a b --name\n", "")
+
+
+def test_processes(two: Cluster) -> None:
+    with cluster(two.name, "exec", "host01", *FOR_EVER) as running:
+
+        def shown() -> list[list[str]]:
+            lines = run(two.name, "processes")[1].splitlines()
+            return [line.split() for line in lines if " ".join(FOR_EVER) in line]
+
+        wait_for(shown)
+        ((host, pid, *command),) = shown()
+        assert (host, command) == ("host01", FOR_EVER)
+        os.kill(int(pid), signal.SIGTERM)
+        assert running.wait(30) == 143
+
+
+# The network
+
+
+def test_rate(two: Cluster) -> None:
+    """Five megabytes take a second at least; half of that leaves room for buffers."""
+    there = "head -c 5000000 /dev/zero | ssh host01 cat >/dev/null"
+    back = "ssh host01 head -c 5000000 /dev/zero >/dev/null"
+    assert run(two.name, "rate", "40mbit") == (0, "", "")
+    for command in (there, back):
+        start = time.monotonic()
+        assert run(two.name, "exec", "host00", "sh", "-c", command) == (0, "", "")
+        assert time.monotonic() - start > 0.5
+    assert run(two.name, "rate", "off") == (0, "", "")
+    shown = run(two.name, "exec", "host01", "tc", "qdisc", "show")[1]
+    assert "tbf" not in shown
+
+
+def test_link(two: Cluster) -> None:
+    call = ["exec", "host00", "ssh", "-o", "ConnectTimeout=3", "host01", "true"]
+    assert run(two.name, "link", "host01", "down") == (0, "", "")
+    code, _, error = run(two.name, *call)
+    assert code == 255
+    assert "host01" in error
+    assert run(two.name, "link", "host01", "up") == (0, "", "")
+    assert run(two.name, *call) == (0, "", "")
+
+
+def test_duplicate_interface(two: Cluster) -> None:
+    show = ["ip", "-brief", "address", "show", "to", "172.17.0.1"]
+    for state, lines in ("on", 1), ("off", 0):
+        assert run(two.name, "docker0", state) == (0, "", "")
+        for host in ("host00", "host01"):
+            code, shown, error = run(two.name, "exec", host, *show)
+            assert (code, shown.count("172.17.0.1/16"), error) == (0, lines, "")
+
+
+# Beginning and end
+
+
+def test_two_clusters_do_not_meet(two: Cluster, name: str) -> None:
+    assert run(name, "up", "1") == (0, "", "")
+    assert run(name, "exec", "host00", "cat", "/run/hostfile") == (0, "host00\n", "")
+    code, _, error = run(name, "exec", "host00", "ssh", "-o", "ConnectTimeout=1", "10.77.0.2")
+    assert (code, "10.77.0.2" in error) == (255, True)
+    assert run(name, "down") == (0, "", "")
+    assert [host.name for host in two.hosts()] == ["host00", "host01"]
+
+
+def test_up_replaces_what_is_up(name: str) -> None:
+    assert run(name, "up", "2") == (0, "", "")
+    assert run(name, "up", "1") == (0, "", "")
+    assert [host.name for host in Cluster(name).hosts()] == ["host00"]
+    assert run(name, "down") == (0, "", "")
+    assert run(name, "down") == (0, "", "")
+
+
+def test_up_and_down_change_nothing_of_the_machine(name: str) -> None:
+    def machine() -> list[str]:
+        names = ("host00", "switch", "docker0-peer", "10.77.0.")
+        texts = [Path("/proc/mounts").read_text(), Path("/etc/hosts").read_text()]
+        for arguments in ["netns", "list"], ["-oneline", "link"], ["-oneline", "address"]:
+            texts.append(subprocess.check_output(["ip", *arguments], text=True))
+        lines = "\n".join(texts).splitlines()
+        return [line for line in lines if any(name in line for name in names)]
+
+    before = machine()
+    assert run(name, "up", "2") == (0, "", "")
+    assert run(name, "docker0", "on") == (0, "", "")
+    while_up = machine()
+    assert run(name, "down") == (0, "", "")
+    assert before == while_up == machine()
+
+
+def test_run(name: str) -> None:
+    command = ["sh", "-c", "cat /run/hostfile; hostname; exit 7"]
+    ended = run(name, "run", "--rate", "1gbit", "2", *command)
+    assert ended == (7, "host00\nhost01\nhost00\n", "")
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)],
+)
+def test_signal_while_a_command_runs(
+    name: str, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    marker = tmp_path / "running"
+    lines = f"sleep 86400 & ssh host01 sleep 86400 & touch {marker}; wait"
+    with cluster(name, "run", "2", "setsid", "sh", "-c", lines) as process:
+        wait_for(marker.exists)
+        process.send_signal(number)
+        assert process.wait(30) == code
+    wait_for(lambda: not traces(name))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("command", [["up", "2"], ["run", "2", "true"]])
+def test_signal_while_hosts_start(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    code: int,
+    command: list[str],
+) -> None:
+    # The hosts are there, but what is to connect them to the network hangs.
+    marker, nsenter = tmp_path / "starting", tmp_path / "nsenter"
+    nsenter.write_text(f"#!/bin/sh\ntouch {marker}\nexec sleep 86400\n")
+    nsenter.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with cluster(name, *command) as process:
+        wait_for(marker.exists)
+        process.send_signal(number)
+        assert process.wait(30) == code
+
+
+def test_cluster_ends_with_a_failed_block(name: str) -> None:
+    with pytest.raises(ZeroDivisionError), Cluster(name) as cluster:
+        cluster.up(1)
+        cluster.hosts()[0].pid / 0
+
+
+# Wrong use
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["up", "0"], "cluster: expected 1 to 99 hosts, got 0"),
+        (["up", "many"], "invalid int value: 'many'"),
+        (["exec", "host00", "true"], "is up; 'up 2' starts two"),
+        (["rate", "1gbit"], "is up; 'up 2' starts two"),
+        (["processes"], "is up; 'up 2' starts two"),
+        (["link", "host00", "sideways"], "invalid choice: 'sideways'"),
+        (["exec", "host00"], "the following arguments are required: CMD"),
+        ([], "the following arguments are required: COMMAND"),
+        (["reboot"], "invalid choice: 'reboot'"),
+    ],
+)
+def test_wrong_use(arguments: list[str], message: str) -> None:
+    code, output, error = run("test-wrong-use", *arguments)
+    assert (code, output) == (2, "")
+    assert message in error.splitlines()[-1]
+
+
+def test_unknown_host(two: Cluster) -> None:
+    error = "cluster: expected one of host00, host01, got 'host09'\n"
+    assert run(two.name, "exec", "host09", "true") == (2, "", error)
+    assert run(two.name, "link", "host09", "up") == (2, "", error)
+
+
+def test_wrong_rate(name: str) -> None:
+    code, _, error = run(name, "up", "1", "--rate", "fast")
+    assert code == 1
+    assert error.startswith("cluster: ")
+    assert "fast" in error
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    present = ("unshare", "nsenter", "setpriv", "mount", "hostname", "ssh", "ssh-keygen")
+    monkeypatch.setattr(shutil, "which", lambda name, path: name if name in present else None)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    remedy = "apt install iproute2 openssh-server"
+    missing = requirements.find_missing()
+    assert missing == f"this needs root, try sudo; no ip, sshd, tc here: {remedy}"
+    with pytest.raises(RuntimeError, match=remedy):
+        Cluster("test-missing").up(2)
+
+
+def test_other_systems_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert requirements.find_missing().endswith("this is darwin")

@@ -1,0 +1,50 @@
+"""How Sphinx builds the site; ``nox -s docs`` runs it."""
+
+import sys
+from pathlib import Path
+
+import chainermn
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+project = "ChainerMN"
+copyright = "the ChainerMN maintainers"
+version = release = chainermn.__version__
+html_title = f"ChainerMN {version}"
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "directives",
+]
+exclude_patterns = ["_build", "examples", "drawings", "tests"]
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+# A name in single backquotes in a docstring is that of a Python object.
+default_role = "py:obj"
+nitpicky = True
+nitpick_ignore_regex = [
+    # Types in docstrings are prose: "ndarray of shape (n,)".
+    ("py:class", r"(?!chainermn).*"),
+]
+autodoc_typehints = "none"
+autodoc_inherit_docstrings = False
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True}
+napoleon_google_docstring = False
+napoleon_use_ivar = True
+
+html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+pygments_style = "friendly"
+pygments_dark_style = "github-dark"

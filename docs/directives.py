@@ -1,0 +1,105 @@
+"""What the pages of this site have beyond MyST: drawings, and scripts side by side."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+from docutils import nodes
+from scriptdiff import pieces, select
+from sphinx.application import Sphinx
+from sphinx.directives.other import TocTree
+from sphinx.domains.python import PythonDomain
+from sphinx.util import docname_join
+from sphinx.util.docutils import SphinxDirective
+from sphinx.util.matching import patfilter
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Drawing(SphinxDirective):
+    """``{drawing} NAME``: what ``drawings/NAME.py`` draws. The content says it in words."""
+
+    required_arguments = 1
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        (name,) = self.arguments
+        module = importlib.import_module(f"drawings.{name}")
+        self.env.note_dependency(str(module.__file__))
+        svg = module.draw(" ".join(self.content))
+        return [nodes.raw("", f'<div class="drawing">{svg}</div>', format="html")]
+
+
+class ScriptDiff(SphinxDirective):
+    """``{script-diff} OLD NEW``: the differences that add the texts of the content's lines."""
+
+    required_arguments = 2
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        paths = [ROOT / argument for argument in self.arguments]
+        for path in paths:
+            self.env.note_dependency(str(path))
+        found = pieces(*(path.read_text() for path in paths))
+        text = "\n@@\n".join(str(select(found, line)) for line in self.content)
+        return [nodes.literal_block(text, text, language="diff")]
+
+
+class OptionalToctree(TocTree):
+    """``{optional-toctree}``: a toctree of patterns that may match nothing."""
+
+    def run(self) -> list[nodes.Node]:
+        patterns = [docname_join(self.env.docname, pattern) for pattern in self.content]
+        found = any(list(patfilter(self.env.found_docs, pattern)) for pattern in patterns)
+        return super().run() if found else []
+
+
+class CommandHelp(SphinxDirective):
+    """``{command-help} MODULE.COMMAND``: what a command of click's prints with ``--help``."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        module_name, name = self.arguments[0].rsplit(".", 1)
+        command = getattr(importlib.import_module(module_name), name)
+        context = click.Context(command, info_name=f"chainermn {name}", max_content_width=88)
+        text = command.get_help(context)
+        return [nodes.literal_block(text, text, language="text")]
+
+
+def resolve_by_last_name(
+    app: Sphinx, env: Any, node: Any, content: nodes.TextElement
+) -> nodes.Node | None:
+    """Find `MultiNodeOptimizer.update`, whatever module of the library documents it."""
+    target = node.get("reftarget", "").lstrip(".")
+    if node.get("refdomain") != "py" or not target:
+        return None
+    domain: PythonDomain = env.domains.python_domain
+    names = [name for name in domain.objects if name == target or name.endswith(f".{target}")]
+    if len({domain.objects[name].docname for name in names}) != 1:
+        return None
+    name = min(names, key=len)
+    entry = domain.objects[name]
+    uri = app.builder.get_relative_uri(node["refdoc"], entry.docname)
+    reference = nodes.reference("", "", content, internal=True, refuri=f"{uri}#{entry.node_id}")
+    return reference
+
+
+def name_files_beyond_the_site(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Turn links of docs/results to files of the repository into the names of these files."""
+    if docname.startswith("results/"):
+        source[0] = re.sub(r"\[[^]]*\]\((?:\.\./){2}([^)]+)\)", r"`\1`", source[0])
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_directive("drawing", Drawing)
+    app.add_directive("script-diff", ScriptDiff)
+    app.add_directive("command-help", CommandHelp)
+    app.add_directive("optional-toctree", OptionalToctree)
+    app.connect("missing-reference", resolve_by_last_name)
+    app.connect("source-read", name_files_beyond_the_site)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

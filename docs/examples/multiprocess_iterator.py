@@ -1,0 +1,26 @@
+"""Read batches with worker processes, under MPI."""
+
+# begin
+import multiprocessing
+
+import chainer
+import numpy as np
+
+import chainermn
+
+
+def main() -> None:
+    multiprocessing.set_start_method("forkserver")
+    comm = chainermn.create_communicator("naive")
+    numbers = np.arange(12) if comm.rank == 0 else None
+    part = chainermn.scatter_dataset(numbers, comm)
+    batches = chainer.iterators.MultiprocessIterator(
+        part, batch_size=3, n_processes=1, repeat=False, shuffle=False
+    )
+    print([[int(number) for number in batch] for batch in batches])
+    batches.finalize()
+
+
+if __name__ == "__main__":
+    main()
+# end

@@ -1,0 +1,78 @@
+"""The blocks of code on the pages, and what is said about running each of them.
+
+A line ``% run: 2 ranks``, ``% run: here``, ``% run: clean`` or ``% not run: REASON`` stands right
+before a block, where the site does not show it. ``% prints`` before a block of text says that the
+block before it prints this, lines in any order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parents[1]
+ROOT = DOCS.parent
+PAGES = sorted(
+    page
+    for page in DOCS.rglob("*.md")
+    if "results" not in page.parts and "tests" not in page.parts
+)
+#: Languages of which nothing can be run.
+NOT_CODE = ("text", "diff", "csv")
+
+_FENCE = re.compile(r"( *)(`{3,})([\w{-]*)\}? *(.*)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    page: Path
+    line: int
+    language: str
+    mark: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(DOCS)}:{self.line}"
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """Yield the blocks of code of a page, from top to bottom."""
+    lines = page.read_text().splitlines()
+    numbers = iter(range(len(lines)))
+    for start in numbers:
+        fence = _FENCE.fullmatch(lines[start])
+        if not fence:
+            continue
+        indent, ticks, kind, argument = fence.groups()
+        end = next(n for n in numbers if lines[n].strip() == ticks)
+        if kind.startswith("{") and kind != "{code-block":
+            continue
+        body = [line.removeprefix(indent) for line in lines[start + 1 : end]]
+        while body and re.match(r":[\w-]+:", body[0]):  # options of a directive
+            del body[0]
+        above = lines[start - 1].strip()
+        mark = above.removeprefix("% ") if above.startswith("% ") else ""
+        text = "\n".join(body).strip("\n") + "\n"
+        yield Block(page, start + 1, argument if kind.startswith("{") else kind, mark, text)
+
+
+def all_blocks() -> list[Block]:
+    """Return the blocks of code of all pages."""
+    return [block for page in PAGES for block in blocks(page)]
+
+
+def marked(mark: str) -> list[Block]:
+    """Return the blocks whose mark matches the pattern ``mark``."""
+    return [block for block in all_blocks() if re.fullmatch(mark, block.mark)]
+
+
+def printed_by(block: Block) -> list[str] | None:
+    """Return the lines that a block is said to print, sorted; None if nothing is said."""
+    following = [other for other in blocks(block.page) if other.line > block.line][:1]
+    if following and following[0].mark == "prints":
+        return sorted(following[0].text.splitlines())
+    return None

@@ -1,0 +1,278 @@
+"""What the pages say to type works, and every name and file that they speak of is there."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from chainermn.testing.mpiexec import launch_environment, mpi_flavour, run_job
+
+
+def load(path: Path):
+    spec = importlib.util.spec_from_file_location(f"docs_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+HERE = Path(__file__).resolve().parent
+pages = load(HERE / "pages.py")
+scriptdiff = load(HERE.parent / "scriptdiff.py")
+DOCS, ROOT = pages.DOCS, pages.ROOT
+EXAMPLES = DOCS / "examples"
+
+
+def lines_of_ranks(ranks: int, *arguments: str | Path, cwd: Path, env=None) -> list[str]:
+    """Run a script on some ranks; return what they print, sorted."""
+    output = cwd / "output"
+    shutil.rmtree(output, ignore_errors=True)
+    output.mkdir()
+    job = run_job(
+        ranks, [HERE / "print_into.py", output, *arguments], cwd=cwd, env=env, timeout=120
+    )
+    assert not job.timed_out, job
+    assert (job.returncode, job.stderr) == (0, ""), job
+    assert not job.left_behind
+    return sorted(line for file in output.iterdir() for line in file.read_text().splitlines())
+
+
+# Blocks
+
+
+def test_every_block_says_whether_it_is_run():
+    marks = r"run: (\d ranks?|here|clean)|not run: .+"
+    code = [block for block in pages.all_blocks() if block.language not in pages.NOT_CODE]
+    assert [str(b) for b in code if b.language == ""] == []
+    unmarked = [str(b) for b in code if b.language != "pycon" and not re.fullmatch(marks, b.mark)]
+    assert unmarked == []
+
+
+@pytest.mark.parametrize("block", pages.marked(r"run: \d ranks?"), ids=str)
+def test_python_block(block, tmp_path):
+    (tmp_path / "block.py").write_text(block.text)
+    ranks = int(block.mark.split()[1])
+    printed = lines_of_ranks(ranks, tmp_path / "block.py", cwd=tmp_path)
+    if (expected := pages.printed_by(block)) is not None:
+        assert printed == expected
+
+
+def run_in_shell(commands: str, cwd: Path, env: dict[str, str], limit: int) -> None:
+    """Run commands in a folder that looks like the top folder of the repository."""
+    for name in ("apps", "ci", "docs", "libs"):
+        (cwd / name).symlink_to(ROOT / name)
+    output = cwd / "output"
+    with output.open("wb") as written:
+        shell = subprocess.Popen(
+            ["bash", "-euc", commands],
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=written,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            shell.wait(timeout=limit)
+        finally:
+            if shell.poll() is None:
+                os.killpg(shell.pid, signal.SIGKILL)
+                shell.wait()
+    assert shell.returncode == 0, output.read_text()
+
+
+@pytest.mark.parametrize("block", pages.marked("run: here"), ids=str)
+def test_shell_block(block, tmp_path):
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    run_in_shell(block.text, tmp_path, {**launch_environment(), "PATH": path}, limit=120)
+
+
+@pytest.mark.venv
+@pytest.mark.parametrize("block", pages.marked("run: clean"), ids=str)
+def test_shell_block_in_a_clean_environment(block, tmp_path):
+    if "CHAINERMN_WHEELHOUSE" not in os.environ:
+        pytest.skip("CHAINERMN_WHEELHOUSE names no folder of wheels; nox -s cpu_tests sets it")
+    if not importlib.util.find_spec("ensurepip"):
+        pytest.skip("this Python makes no environments (venv)")
+    if mpi_flavour() == "openmpi":
+        pytest.skip("brings an MPI of its own: tested where this environment has MPICH")
+    wheels = Path(os.environ["CHAINERMN_WHEELHOUSE"])
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "python3").symlink_to(sys._base_executable)
+    if "uv " in block.text and not shutil.which("uv"):
+        unpack_uv(wheels, tools)
+    settings = f'no-index = true\nfind-links = ["{wheels}"]\npython-preference = "only-system"\n'
+    (tmp_path / "uv.toml").write_text(settings)
+    kept = {name: os.environ[name] for name in ("LANG", "LC_ALL") if name in os.environ}
+    env = {
+        **kept,
+        "HOME": str(tmp_path),
+        "PATH": os.pathsep.join([str(tools), os.environ["PATH"]]),
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(wheels),
+        "UV_CONFIG_FILE": str(tmp_path / "uv.toml"),
+        "UV_CACHE_DIR": str(tmp_path / "cache"),
+        "UV_PYTHON_DOWNLOADS": "never",
+    }
+    run_in_shell(block.text, tmp_path, env, limit=240)
+
+
+def unpack_uv(wheels: Path, folder: Path) -> None:
+    found = sorted(wheels.glob("uv-*.whl"))
+    if not found:
+        pytest.skip("uv is neither installed nor among the wheels")
+    with zipfile.ZipFile(found[-1]) as wheel:
+        (program,) = (name for name in wheel.namelist() if name.endswith("/scripts/uv"))
+        (folder / "uv").write_bytes(wheel.read(program))
+    (folder / "uv").chmod(0o755)
+
+
+def test_doctests():
+    for block in pages.all_blocks():
+        if block.language == "pycon":
+            test = doctest.DocTestParser().get_doctest(block.text, {}, str(block), None, None)
+            assert doctest.DocTestRunner().run(test).failed == 0, str(block)
+
+
+# The tutorial
+
+
+def shown_pieces() -> list[str]:
+    """Return the texts by which the tutorial selects differences, in the order of its pages."""
+    steps = sorted((DOCS / "tutorial").glob("step*.md"))
+    directive = r"```\{script-diff\}[^\n]*\n(.*?)```"
+    text = "\n".join(step.read_text() for step in steps)
+    return [line for body in re.findall(directive, text, re.DOTALL) for line in body.splitlines()]
+
+
+def test_tutorial_makes_one_script_of_the_other():
+    old, new = ((ROOT / "apps/mnist" / n).read_text() for n in ("train_single.py", "train.py"))
+    found = scriptdiff.pieces(old, new)
+    selected = [scriptdiff.select(found, text) for text in shown_pieces()]
+    assert len(set(selected)) == len(selected) == len(found)
+    text = old
+    for piece in selected:
+        text = piece.apply(text)
+    assert text == new
+
+
+# Examples that pages include
+
+
+def test_checkpoints_go_on_after_a_crash(tmp_path):
+    script, weights = EXAMPLES / "checkpoints.py", []
+    crashed = run_job(2, [script, tmp_path / "a", "12"])
+    assert crashed.returncode != 0 or mpi_flavour() == "mpich"  # which takes os._exit for an end
+    for out, begin in (("a", 10), ("b", 0)):
+        lines = lines_of_ranks(2, script, tmp_path / out, "1000", cwd=tmp_path)
+        assert lines == [f"going on from iteration {begin}"]
+        weights.append((tmp_path / out / "weights.npy").read_bytes())
+    assert weights[0] == weights[1]
+
+
+def test_another_number_of_ranks(tmp_path):
+    script = EXAMPLES / "another_number_of_ranks.py"
+    # The very first update makes the ranks equal and takes no step.
+    assert lines_of_ranks(2, script, tmp_path / "a", cwd=tmp_path) == ["step 19 of the optimizer"]
+    resumed = lines_of_ranks(3, script, tmp_path / "b", tmp_path / "a/snapshot", cwd=tmp_path)
+    assert resumed == ["step 33 of the optimizer"]
+
+
+@pytest.mark.parametrize("name", ["two_halves", "chain_list"])
+def test_model_on_two_ranks(name, tmp_path):
+    assert lines_of_ranks(2, EXAMPLES / f"{name}.py", cwd=tmp_path) == ["as in one process: True"]
+
+
+def test_evaluator_of_ones_own(tmp_path):
+    assert lines_of_ranks(2, EXAMPLES / "own_evaluator.py", cwd=tmp_path) == ["120 examples"]
+
+
+def test_worker_processes_under_mpi(tmp_path):
+    lines = lines_of_ranks(2, EXAMPLES / "multiprocess_iterator.py", cwd=tmp_path)
+    assert lines == ["[[0, 1, 2], [3, 4, 5]]", "[[6, 7, 8], [9, 10, 11]]"]
+
+
+def test_loop_without_a_trainer(tmp_path):
+    lines_of_ranks(2, EXAMPLES / "like_ddp.py", cwd=tmp_path)
+    assert (tmp_path / "model.npz").exists()
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_new_communicator(ranks, tmp_path):
+    script = EXAMPLES / "recursive_doubling.py"
+    assert lines_of_ranks(ranks, script, cwd=tmp_path) == ["exact"] * ranks
+
+
+# Names and files
+
+
+def public_names() -> set[str]:
+    modules = ["", ".communicators", ".datasets", ".extensions", ".functions", ".iterators"]
+    modules += [".links", ".optimizers", ".testing"]
+    names = set()
+    for suffix in modules:
+        module = importlib.import_module(f"chainermn{suffix}")
+        for name in module.__all__:
+            if not isinstance(getattr(module, name), type(importlib)):
+                names.add(name)
+    return names
+
+
+def test_every_public_name_is_in_the_reference():
+    text = "\n".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
+    documented = {name.split(".")[-1] for name in re.findall(r":: (chainermn[\w.]*)", text)}
+    assert public_names() - documented == set()
+
+
+def test_every_line_of_the_doctor_is_explained():
+    from chainermn.doctor.checks import CHECKS
+
+    page = (DOCS / "troubleshooting.md").read_text()
+    assert [check.name for check in CHECKS if f"`{check.name}`" not in page] == []
+
+
+def test_messages_are_those_of_the_library():
+    page = (DOCS / "troubleshooting.md").read_text()
+    headings = re.findall(r"^### (.+)\n\nChainerMN's", page, re.MULTILINE)
+    assert len(headings) > 4
+    files = (ROOT / "libs/chainermn/src").rglob("*.py")
+    # Strings that are written in several parts are one.
+    sources = [re.sub(r'"\s*\n\s*f?"', "", file.read_text()) for file in files]
+    for heading in headings:
+        message = re.sub(r"\\?\d+", ".+", re.escape(heading))
+        assert any(re.search(message, source) for source in sources), heading
+
+
+def test_files_that_pages_name_are_there():
+    missing = []
+    for page in pages.PAGES:
+        for name in re.findall(r"`((?:apps|benchmarks|ci|docs|libs)/[\w./-]+)`", page.read_text()):
+            if not (ROOT / name).exists():
+                missing.append(f"{page.relative_to(DOCS)}: {name}")
+    assert missing == []
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("drawings/[!_s]*.py")), ids=lambda p: p.stem)
+def test_drawing_fits_its_frame(path, monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    svg = ElementTree.fromstring(load(path).draw('a "b" <c>'))
+    _, _, width, height = map(float, svg.get("viewBox").split())
+    for element in svg.iter():
+        for axis, limit, length in (("x", width, "width"), ("y", height, "height")):
+            if axis in element.attrib:
+                begin = float(element.get(axis))
+                assert 0 <= begin <= begin + float(element.get(length, 0)) <= limit
+    assert svg.get("aria-label") == 'a "b" <c>'

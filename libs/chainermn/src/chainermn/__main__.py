@@ -1,0 +1,19 @@
+"""``chainermn launch`` and ``chainermn doctor``; also ``python -m chainermn``."""
+
+from __future__ import annotations
+
+import click
+
+import chainermn
+from chainermn.doctor.command import doctor
+from chainermn.launch.command import launch
+
+
+@click.group(commands=[launch, doctor], context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(chainermn.__version__)
+def main() -> None:
+    """Start distributed training, and find out what is wrong with it."""
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m chainermn")

@@ -1,0 +1,104 @@
+"""What carries gradients: inside a host, between hosts, between all ranks."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cached_property
+from typing import TYPE_CHECKING, cast
+
+from chainermn.communicators.topology import Topology
+from chainermn.communicators.transport.agreement import Refusal
+from chainermn.communicators.transport.mpi_reducer import MpiReducer
+from chainermn.communicators.transport.reducer import Reducer, SingleReducer
+from chainermn.communicators.transport.shared_memory import (
+    SharedMemoryReducer,
+    bytes_needed,
+    share_memory,
+)
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class Reducers:
+    """The reducers among different parts of the ranks, each made when it is first asked for.
+
+    Parameters
+    ----------
+    mpi_comm : mpi4py.MPI.Intracomm
+        All ranks. Every one of them must ask for the same reducers in the same order.
+    topology : Topology
+    """
+
+    def __init__(self, mpi_comm: MPI.Intracomm, topology: Topology) -> None:
+        self._mpi_comm = mpi_comm
+        self._topology = topology
+        self._owned: list[MPI.Intracomm] = []
+        self._made: list[Reducer] = []
+
+    @cached_property
+    def everyone(self) -> Reducer:
+        """Among all ranks: by shared memory if they are on one host."""
+        if self._topology.inter_size == 1:
+            return self._on_one_host(self._mpi_comm)
+        return self._by_mpi(self._mpi_comm)
+
+    @cached_property
+    def intra(self) -> Reducer:
+        """Among the ranks of this host."""
+        return self._on_one_host(self._split(self._topology.inter_rank))
+
+    @cached_property
+    def inter(self) -> Reducer:
+        """Among the ranks that have the same place on their hosts."""
+        return self._by_mpi(self._split(self._topology.intra_rank))
+
+    def take_overflow(self) -> float:
+        """Return the largest number that has become infinite since this was last asked, or 0."""
+        largest = max((reducer.adder.casts.overflow for reducer in self._made), default=0.0)
+        for reducer in self._made:
+            reducer.adder.casts.overflow = 0.0
+        return largest
+
+    def free(self) -> None:
+        """Release what the reducers hold. Collective."""
+        self._made.clear()
+        for name in ("everyone", "intra", "inter"):
+            self.__dict__.pop(name, None)
+        while self._owned:
+            self._owned.pop().Free()
+
+    def _split(self, color: int) -> MPI.Intracomm:
+        part = cast("MPI.Intracomm", self._mpi_comm.Split(color, self._mpi_comm.rank))
+        self._owned.append(part)
+        return part
+
+    def _by_mpi(self, mpi_comm: MPI.Intracomm) -> Reducer:
+        return self._note(SingleReducer() if mpi_comm.size == 1 else MpiReducer(mpi_comm))
+
+    def _on_one_host(self, mpi_comm: MPI.Intracomm) -> Reducer:
+        memory = None if mpi_comm.size == 1 else share_memory(mpi_comm)
+        refusals = self._mpi_comm.allgather(memory if isinstance(memory, Refusal) else None)
+        refused = [(rank, refusal) for rank, refusal in enumerate(refusals) if refusal]
+        if refused:
+            if self._mpi_comm.rank == 0:
+                _warn_of_fallback(*refused[0], bytes_needed(self._topology.intra_size))
+            return self._by_mpi(mpi_comm)
+        if memory is None or isinstance(memory, Refusal):
+            return self._note(SingleReducer())
+        return self._note(SharedMemoryReducer(mpi_comm, memory))
+
+    def _note(self, reducer: Reducer) -> Reducer:
+        self._made.append(reducer)
+        return reducer
+
+
+def _warn_of_fallback(rank: int, refusal: Refusal, n_bytes: int) -> None:
+    warnings.warn(
+        f"rank {rank} cannot share memory with the other ranks of its host: {refusal.message}. "
+        "Gradients travel by MPI instead, which is slower. "
+        f"In /dev/shm {n_bytes / 2**20:.1f} MiB are needed for each communicator; "
+        "docker run has --shm-size for it, and --ipc for ranks in different containers",
+        RuntimeWarning,
+        stacklevel=2,
+    )

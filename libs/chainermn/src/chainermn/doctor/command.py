@@ -1,0 +1,57 @@
+"""``chainermn doctor``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import click
+
+from chainermn.doctor.checks import CHECKS
+from chainermn.doctor.registry import Status, run_checks
+from chainermn.doctor.setup import Setup
+from chainermn.doctor.versions import collect as collect_versions
+from chainermn.launch.hosts import Host
+from chainermn.launch.options import forwarded, host_options, one_of
+
+
+@click.command
+@click.option("-n", "--ranks", type=click.IntRange(1), help="How many you mean to start here.")
+@host_options
+@click.option("--script", type=click.Path(path_type=Path), help="Must be on every host.")
+@click.option("--data", type=click.Path(path_type=Path), help="Must be on every host.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(
+    ranks: int | None,
+    host: list[Host] | None,
+    hostfile: list[Host] | None,
+    network: str | None,
+    forward: Sequence[str],
+    script: Path | None,
+    data: Path | None,
+    as_json: bool,
+) -> None:
+    """Find out what is wrong with an installation, and say what to do.
+
+    Ends with exit code 1 if anything is wrong. All that is printed can go into a bug report.
+    """
+    from chainermn.doctor import report  # rich takes longer to import than all the rest
+
+    setup = Setup(
+        ranks=ranks,
+        hosts=one_of(host, hostfile),
+        script=script,
+        data=data,
+        forward=forwarded(forward, os.environ),
+        network=network,
+    )
+    versions = collect_versions(setup)
+    rows: Iterable[report.Row] = run_checks(CHECKS, setup)
+    if as_json:
+        rows = list(rows)
+        click.echo(report.as_json(versions, rows))
+    else:
+        rows = report.show(versions, rows)
+    sys.exit(any(finding.status is Status.BAD for _, finding in rows))

@@ -1,0 +1,87 @@
+"""What the doctor prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from typing import Any, TypeAlias
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from chainermn.doctor.registry import Check, Finding, Status, not_tried
+
+Row: TypeAlias = tuple[Check, Finding]
+
+_COLOURS = {Status.GOOD: "green", Status.BAD: "red", Status.NOT_TRIED: "dim"}
+_WORDS = {Status.GOOD: "good", Status.BAD: "bad", Status.NOT_TRIED: "not tried"}
+_NAME_WIDTH = 26
+# In a narrower pipe every line would break; a terminal knows its width.
+_NARROWEST = 100
+
+
+def as_json(versions: Mapping[str, str], rows: Iterable[Row]) -> str:
+    """Return versions and findings for programs."""
+    checks: list[dict[str, Any]] = [
+        {
+            "subject": check.subject,
+            "name": check.name,
+            "status": _WORDS[finding.status],
+            "found": finding.found,
+            "remedy": finding.remedy,
+        }
+        for check, finding in rows
+    ]
+    return json.dumps({"versions": dict(versions), "checks": checks}, indent=2, ensure_ascii=False)
+
+
+def show(versions: Mapping[str, str], rows: Iterable[Row]) -> list[Row]:
+    """Print versions and findings for people, who may paste them into a bug report.
+
+    Returns
+    -------
+    list of (Check, Finding)
+        All rows, which have been shown as they came, subject by subject.
+    """
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, _NARROWEST)
+    facts = _table()
+    for name, value in versions.items():
+        facts.add_row("", name, Text(value))
+    console.print(facts)
+    shown: list[Row] = []
+    for subject, of_subject in groupby(rows, key=lambda row: row[0].subject):
+        group = list(of_subject)
+        table = _table()
+        for name, finding in _merged(group):
+            found = Text(finding.found)
+            if finding.remedy:
+                found.append(f"\n→ {finding.remedy}", style="bold")
+            table.add_row(Text(finding.status, style=_COLOURS[finding.status]), name, found)
+        console.print(f"\n[bold]{subject}[/bold]", table, sep="\n")
+        shown += group
+    count = sum(finding.status is Status.BAD for _, finding in shown)
+    console.print(f"\n{count or 'none'} of {len(shown)} checks found something wrong")
+    return shown
+
+
+def _table() -> Table:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(width=1)
+    table.add_column(width=_NAME_WIDTH)
+    table.add_column()
+    return table
+
+
+def _merged(rows: Iterable[Row]) -> Iterable[tuple[str, Finding]]:
+    """Yield what to show; checks that lack the same one become one row."""
+    for (_, found), same in groupby(rows, key=lambda row: (row[1].status, row[1].found)):
+        checks, findings = zip(*same, strict=True)
+        if len(checks) == 1:
+            yield checks[0].name, findings[0]
+        else:
+            names = ", ".join(check.name for check in checks)
+            yield f"{len(checks)} more", not_tried(f"{found} ({names})")

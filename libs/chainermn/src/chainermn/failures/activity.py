@@ -1,0 +1,251 @@
+"""What this rank is doing: a mark around every call that needs other ranks.
+
+The calls on a communicator are numbered. All its ranks make the same calls in the same order, so
+the stream that a call belongs to and its number say which calls on other ranks it is to meet. The
+messages from one rank to another are a stream of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import sysconfig
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+C = TypeVar("C", bound="type[Any]")
+
+_COLLECTIVES = (
+    *("allgather", "allgather_obj", "allreduce", "allreduce_obj", "alltoall", "bcast"),
+    *("bcast_data", "bcast_obj", "gather", "gather_obj", "multi_node_mean_grad", "scatter"),
+    *("scatter_obj", "split", "create_overlapped_exchange"),
+)
+
+# Who looks for the cause of a stall wants to see where these were called from.
+_LIBRARIES = (
+    str(Path(__file__).parent.parent),
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    "<",
+)
+
+_MESSAGES = ", messages from rank "
+
+
+class Wait(NamedTuple):
+    """A call that is under way.
+
+    Attributes
+    ----------
+    stream : str
+        Among whose calls it is numbered.
+    number : int
+        From 1.
+    operation : str
+        As the user called it.
+    members : str
+        The ranks that it needs, as from `as_ranges`.
+    since : float
+        By ``time.monotonic``.
+    """
+
+    stream: str
+    number: int
+    operation: str
+    members: str
+    since: float
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The members."""
+        return from_ranges(self.members)
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        """What ranks that are in the same call have in common, messages apart."""
+        return self.stream, self.number, self.operation
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it is between two ranks; they call it differently."""
+        return _MESSAGES in self.stream
+
+    @property
+    def name(self) -> str:
+        """What the user calls it."""
+        return f"{self.operation} (call {self.number} on {self.stream})"
+
+
+# The call of each thread; and how many have begun, by stream.
+_waits: dict[int, Wait] = {}
+_counts: Counter[str] = Counter()
+_groups: Counter[tuple[int, ...]] = Counter()
+
+
+class Group:
+    """The ranks of a communicator, by their numbers in ``COMM_WORLD``.
+
+    Parameters
+    ----------
+    mpi_comm : mpi4py.MPI.Intracomm
+    """
+
+    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
+        self.ranks = world_ranks(mpi_comm)
+        self.rank = self.ranks[mpi_comm.rank]
+        self.members = as_ranges(self.ranks)
+        _groups[self.ranks] += 1
+        self.stream = f"communicator {_groups[self.ranks]} of ranks {self.members}"
+
+    def stream_of_messages(self, source: int, dest: int) -> str:
+        """Return the stream of the messages from one rank, by its number there, to another."""
+        return f"{self.stream}{_MESSAGES}{self.ranks[source]} to rank {self.ranks[dest]}"
+
+
+def world_ranks(mpi_comm: MPI.Intracomm) -> tuple[int, ...]:
+    """Return the numbers in ``COMM_WORLD`` of the ranks; negative for those of another world."""
+    from mpi4py import MPI
+
+    group, world = mpi_comm.Get_group(), MPI.COMM_WORLD.Get_group()
+    ranks = group.Translate_ranks(None, world)
+    group.Free()
+    world.Free()
+    return tuple(int(rank) for rank in ranks)
+
+
+def as_ranges(ranks: Sequence[int]) -> str:
+    """Return ranks in short, as in ``0-2,5``."""
+    parts: list[list[int]] = []
+    for rank in ranks:
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1][1:] = [rank]
+        else:
+            parts.append([rank])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+@functools.lru_cache(1024)
+def from_ranges(ranges: str) -> tuple[int, ...]:
+    """Return the ranks of which `as_ranges` makes ``ranges``."""
+    bounds = [[int(rank) for rank in part.split("-")] for part in ranges.split(",")]
+    return tuple(rank for bound in bounds for rank in range(bound[0], bound[-1] + 1))
+
+
+class waiting:
+    """Mark a call, unless it is made inside of another one: the user made the outermost.
+
+    A context manager, as cheap as possible.
+
+    Parameters
+    ----------
+    stream, operation, members : str
+        See `Wait`.
+    """
+
+    def __init__(self, stream: str, operation: str, members: str) -> None:
+        self._call = stream, operation, members
+
+    def __enter__(self) -> None:
+        self._thread = threading.get_ident()
+        self._is_outermost = self._thread not in _waits
+        if self._is_outermost:
+            stream, operation, members = self._call
+            number = _counts[stream] = _counts[stream] + 1
+            _waits[self._thread] = Wait(stream, number, operation, members, time.monotonic())
+
+    def __exit__(self, *error: object) -> None:
+        if self._is_outermost:
+            del _waits[self._thread]
+
+
+def creating(mpi_comm: MPI.Intracomm) -> waiting:
+    """Mark the creation of a communicator of these ranks."""
+    ranks = as_ranges(world_ranks(mpi_comm))
+    return waiting(f"the creation of communicators of ranks {ranks}", "create_communicator", ranks)
+
+
+def marked(kind: C) -> C:
+    """Mark the collective calls and the messages of a class of communicators. A decorator."""
+    for name in _COLLECTIVES:
+        setattr(kind, name, _mark_collective(getattr(kind, name)))
+    kind._send = _mark_send(kind._send)
+    kind._recv = _mark_recv(kind._recv)
+    return kind
+
+
+def _mark_collective(function: Callable[..., Any]) -> Callable[..., Any]:
+    operation = function.__name__
+
+    @functools.wraps(function)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        group: Group = self._group
+        with waiting(group.stream, operation, group.members):
+            return function(self, *args, **kwargs)
+
+    return call
+
+
+def _mark_send(function: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(function)
+    def send(self: Any, parcel: Any, dest: int, tag: int, where: str) -> None:
+        group: Group = self._group
+        if dest not in range(len(group.ranks)):
+            function(self, parcel, dest, tag, where)  # which raises
+            return
+        peer = group.ranks[dest]
+        stream = group.stream_of_messages(self.rank, dest)
+        with waiting(stream, f"{where} to rank {peer}", as_ranges((group.rank, peer))):
+            function(self, parcel, dest, tag, where)
+
+    return send
+
+
+def _mark_recv(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def recv(self: Any, source: int, tag: int | None, status: Any, where: str) -> Any:
+        from mpi4py import MPI
+
+        group: Group = self._group
+        if source not in range(len(group.ranks)):
+            # From any rank: who will send it is known only afterwards.
+            status = MPI.Status() if status is None else status
+            received = function(self, source, tag, status, where)
+            _counts[group.stream_of_messages(status.Get_source(), self.rank)] += 1
+            return received
+        peer = group.ranks[source]
+        stream = group.stream_of_messages(source, self.rank)
+        with waiting(stream, f"{where} from rank {peer}", as_ranges((group.rank, peer))):
+            return function(self, source, tag, status, where)
+
+    return recv
+
+
+def waits() -> list[tuple[Wait, bool]]:
+    """Return the calls that are under way, and for each whether it is the main thread's."""
+    main = threading.main_thread().ident
+    return [(wait, thread == main) for thread, wait in list(_waits.items())]
+
+
+def counts() -> dict[str, int]:
+    """Return how many calls this rank has begun, by stream."""
+    return dict(_counts)
+
+
+def place() -> str:
+    """Return where the main thread is: in the user's code, and below it if that is elsewhere."""
+    frame = innermost = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame = frame.f_back
+    shown = [_describe(found) for found in (frame, innermost) if found is not None]
+    return ", inside of it ".join(dict.fromkeys(shown))
+
+
+def _describe(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"

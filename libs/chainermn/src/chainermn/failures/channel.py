@@ -1,0 +1,162 @@
+"""The connections by which the ranks tell each other how they are: TCP, as MPI may be stuck."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias, cast
+
+Message: TypeAlias = dict[str, Any]
+
+# What a peer that does not read is owed; more than this is dropped.
+_MOST_BYTES = 1 << 20
+_SECONDS_TO_CONNECT = 3.0
+_SIOCGIFADDR = 0x8915
+
+
+class Channel:
+    """Messages over a socket, each a line of JSON. No method waits for the peer.
+
+    Parameters
+    ----------
+    connection : socket.socket
+        May still be connecting.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connection
+        self._incoming, self._outgoing = b"", b""
+        self._lock = threading.Lock()
+
+    def fileno(self) -> int:
+        """Return the file descriptor."""
+        return self._socket.fileno()
+
+    def send(self, message: Message) -> None:
+        """Send a message, or of it what the peer takes by now; `flush` sends the rest.
+
+        Raises nothing: `receive` tells that the peer is gone.
+        """
+        with self._lock:
+            if len(self._outgoing) < _MOST_BYTES:
+                self._outgoing += json.dumps(message).encode() + b"\n"
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what could not be sent before."""
+        with self._lock, contextlib.suppress(OSError):
+            while self._outgoing:
+                self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
+
+    def receive(self) -> list[Message]:
+        """Return the messages that have come.
+
+        Raises
+        ------
+        ConnectionError
+            If the peer has closed the connection or sends something else than messages.
+        """
+        try:
+            part = self._socket.recv(1 << 16)
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            raise ConnectionError(str(error)) from error
+        if not part:
+            raise ConnectionError("closed by the peer")
+        *lines, self._incoming = (self._incoming + part).split(b"\n")
+        try:
+            messages = [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise ConnectionError(f"not a message: {error}") from error
+        if len(self._incoming) > _MOST_BYTES or not all(isinstance(m, dict) for m in messages):
+            raise ConnectionError("not a message")
+        return messages
+
+    def ask(self, question: Message) -> bool:
+        """Send a message and wait for an answer, for a while; tell whether there is one."""
+        self.send(question)
+        return _first_to_answer([self]) is not None
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+
+def listen() -> socket.socket:
+    """Return a socket that accepts connections at all addresses of this host."""
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            return socket.create_server(
+                ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
+            )
+    return socket.create_server(("", 0), backlog=1024)
+
+
+def own_addresses() -> list[str]:
+    """Return the addresses at which other hosts may reach this one."""
+    found = list(_interface_addresses())
+    with contextlib.suppress(OSError):
+        found += [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)]
+    return list(dict.fromkeys(found))
+
+
+def connect(addresses: Iterable[str], port: int, hello: Message) -> Channel | None:
+    """Connect to the one that answers to ``hello``, at whichever address it is first.
+
+    Returns
+    -------
+    Channel or None
+        None if nobody answers.
+    """
+    candidates = list(_start_connecting(addresses, port, hello))
+    winner = _first_to_answer(candidates)
+    for candidate in candidates:
+        if candidate is not winner:
+            candidate.close()
+    return winner
+
+
+def _start_connecting(addresses: Iterable[str], port: int, hello: Message) -> Iterator[Channel]:
+    for address in addresses:
+        connection = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        channel = Channel(connection)
+        with contextlib.suppress(OSError):
+            connection.connect_ex((address, port))
+        channel.send(hello)
+        yield channel
+
+
+def _first_to_answer(candidates: list[Channel]) -> Channel | None:
+    deadline = time.monotonic() + _SECONDS_TO_CONNECT
+    with selectors.DefaultSelector() as selector:
+        for channel in candidates:
+            selector.register(channel, selectors.EVENT_WRITE)
+        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+            for key, events in selector.select(left):
+                channel = cast(Channel, key.fileobj)
+                channel.flush()
+                selector.modify(channel, selectors.EVENT_READ)
+                try:
+                    if events & selectors.EVENT_READ and channel.receive():
+                        return channel
+                except ConnectionError:
+                    selector.unregister(channel)
+    return None
+
+
+def _interface_addresses() -> Iterator[str]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an address
+                request = struct.pack("256s", name.encode()[:15])
+                yield socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24])

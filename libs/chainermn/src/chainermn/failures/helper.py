@@ -1,0 +1,56 @@
+"""Processes beside a rank, which go on when it is stuck in C code or dead.
+
+They have to be there soon: so they import of all packages only this one, and run without the site
+directories.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_ROOT = str(Path(__file__).parents[2])
+_BOOT = f"""
+import json, sys
+sys.path.append({_ROOT!r})
+from chainermn.failures import {{module}}
+{{module}}.main(**json.load(sys.stdin))
+"""
+
+
+def start_helper(
+    module: str, arguments: dict[str, Any], descriptors: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Run ``main(**arguments)`` of a module of this package in a process and session of its own.
+
+    What ends the processes of a rank leaves it alone. It writes to the standard error of the rank,
+    and mpiexec waits until it has ended.
+
+    Parameters
+    ----------
+    module : str
+    arguments : dict
+        Anything that JSON can say.
+    descriptors : sequence of int
+        File descriptors that the helper gets, under the same numbers.
+
+    Raises
+    ------
+    OSError
+        If no process can be started.
+    """
+    helper = subprocess.Popen(
+        [sys.executable, "-E", "-s", "-S", "-c", _BOOT.format(module=module)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        pass_fds=descriptors,
+        start_new_session=True,
+    )
+    assert helper.stdin is not None
+    with helper.stdin as stream:
+        stream.write(json.dumps(arguments).encode())
+    return helper

@@ -1,0 +1,244 @@
+"""What is wrong with a job, judged by what its ranks report. No input or output here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from chainermn.failures.activity import Wait
+
+# A collective to which all ranks have come, but which does not end, may just be a large one.
+_LIMITS_IF_COMPLETE = 10
+_MOST_LINES = 16
+
+REMEDY = (
+    "All ranks have to make the same calls in the same order, as often. CHAINERMN_STALL_LIMIT "
+    "sets after how many seconds waiting is looked into, 0 for never; now it is {limit:g}."
+)
+
+
+@dataclass
+class RankState:
+    """What is known of a rank.
+
+    Attributes
+    ----------
+    rank : int
+        Its number in ``COMM_WORLD``.
+    host : str
+    pid : int
+    main_wait : Wait or None
+        The call that its main thread is in; ``since`` is on the clock of who judges.
+    other_waits : list of Wait
+        Those of other threads.
+    counts : dict
+        How many calls it has begun, by stream.
+    place : str
+        Where its main thread is.
+    left_at : float or None
+        When its script ended.
+    silence : float
+        Seconds since it last reported.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    main_wait: Wait | None = None
+    other_waits: list[Wait] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    place: str = "an unknown place"
+    left_at: float | None = None
+    silence: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """What the user calls it."""
+        return f"rank {self.rank} on {self.host}"
+
+    @property
+    def waits(self) -> list[Wait]:
+        """The calls of all threads."""
+        return [*([self.main_wait] if self.main_wait else []), *self.other_waits]
+
+    def has_come_to(self, wait: Wait) -> bool:
+        """Tell whether it has begun what is the counterpart of a call of another rank."""
+        for own in self.waits:
+            if (own.stream, own.number) == (wait.stream, wait.number):
+                return own.operation == wait.operation or own.is_message
+        return self.counts.get(wait.stream, 0) >= wait.number
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Something that is wrong.
+
+    Attributes
+    ----------
+    text : str
+        For the user.
+    subject : str
+        What it is about: the same thing is not worth telling again and again.
+    is_fatal : bool
+        Whether the job has to be ended.
+    """
+
+    text: str
+    subject: str
+    is_fatal: bool
+
+
+class Judge:
+    """Finds out what is wrong.
+
+    Parameters
+    ----------
+    ranks : iterable of RankState
+    now : float
+        On the clock of ``Wait.since``.
+    limit : float
+        After how many seconds silence and waiting are looked into; 0: never.
+    """
+
+    def __init__(self, ranks: Iterable[RankState], now: float, limit: float) -> None:
+        self._ranks = {state.rank: state for state in ranks}
+        self._now = now
+        self._limit = limit or float("inf")
+        self._missing_by_call: dict[tuple[str, int, str], list[RankState]] = {}
+        self._remedy = REMEDY.format(limit=limit)
+
+    def verdicts(self) -> list[Verdict]:
+        """Return what is wrong, the fatal first."""
+        rules = (self._missed, self._silent, self._deadlocked, self._stalled, self._lingering)
+        found = [verdict for rule in rules for verdict in rule()]
+        return sorted(found, key=lambda verdict: not verdict.is_fatal)
+
+    def _missed(self) -> Iterator[Verdict]:
+        """Find calls that cannot end, as a rank has left without making them."""
+        if all(state.left_at is None for state in self._ranks.values()):
+            return
+        for wait in self._calls():
+            gone = [member.name for member in self._missing(wait) if member.left_at is not None]
+            if gone:
+                yield self._fatal(
+                    f"{_listed(gone)} has ended its script, or called sys.exit, while others "
+                    f"wait for it:\n{self._shown(wait)}"
+                )
+
+    def _silent(self) -> Iterator[Verdict]:
+        """Find ranks of which nothing is heard."""
+        for state in self._ranks.values():
+            if state.silence > self._limit:
+                yield self._fatal(
+                    f"{state.name} (process {state.pid}) has been silent for "
+                    f"{state.silence:.0f} s: it is stopped, or its host or the network is down. "
+                    f"When last heard of, it {self._doing(state)}."
+                )
+
+    def _deadlocked(self) -> Iterator[Verdict]:
+        """Find ranks that wait for each other: each for one of the same ranks."""
+        blocked = {
+            state.rank: wait
+            for state in self._ranks.values()
+            if (wait := state.main_wait) and self._now - wait.since > self._limit
+        }
+        while blocked:
+            free = [
+                rank
+                for rank, wait in blocked.items()
+                if not any(member.rank in blocked for member in self._missing(wait))
+            ]
+            if not free:
+                lines = [f"  {self._ranks[r].name} {self._doing(self._ranks[r])}" for r in blocked]
+                yield self._fatal(f"these ranks wait for each other:\n{_cut(lines)}")
+                return
+            for rank in free:
+                del blocked[rank]
+
+    def _stalled(self) -> Iterator[Verdict]:
+        """Find calls that take long, for whatever reason."""
+        for wait in self._calls():
+            seconds = self._now - wait.since
+            if seconds < self._limit:
+                continue
+            if self._missing(wait):
+                yield self._warning(
+                    f"ranks have waited for {seconds:.0f} s for others. If these are meant to "
+                    f"take so long, nothing is wrong.\n{self._shown(wait)}",
+                    f"{wait.stream} {wait.number}",
+                )
+                continue
+            text = f"all ranks have come, but the call does not end:\n{self._shown(wait)}"
+            if seconds < _LIMITS_IF_COMPLETE * self._limit:
+                yield self._warning(text, f"{wait.stream} {wait.number}")
+            else:
+                yield self._fatal(text)
+
+    def _lingering(self) -> Iterator[Verdict]:
+        """Find ranks that wait for the end of the others."""
+        here = [state for state in self._ranks.values() if state.left_at is None]
+        for state in self._ranks.values():
+            if here and state.left_at is not None and self._now - state.left_at > self._limit:
+                lines = [f"  {other.name} {self._doing(other)}" for other in here]
+                yield self._warning(
+                    f"{state.name} ended its script {self._now - state.left_at:.0f} s ago. If the "
+                    f"others are meant to take so long, nothing is wrong.\n{_cut(lines)}",
+                    "lingering",
+                )
+
+    def _calls(self) -> list[Wait]:
+        """Return the calls that ranks are in, each once, as the first to come is in it."""
+        calls: dict[tuple[str, int, str], Wait] = {}
+        for state in self._ranks.values():
+            for wait in state.waits:
+                first = calls.setdefault(wait.key, wait)
+                if wait.since < first.since:
+                    calls[wait.key] = wait
+        return list(calls.values())
+
+    def _members(self, wait: Wait) -> list[RankState]:
+        return [
+            self._ranks.get(rank) or RankState(rank, "a host that does not report", 0)
+            for rank in wait.ranks
+        ]
+
+    def _missing(self, wait: Wait) -> list[RankState]:
+        """Return the ranks that have not come to a call."""
+        if wait.key not in self._missing_by_call:
+            self._missing_by_call[wait.key] = [
+                member for member in self._members(wait) if not member.has_come_to(wait)
+            ]
+        return self._missing_by_call[wait.key]
+
+    def _shown(self, wait: Wait) -> str:
+        missing = {member.rank for member in self._missing(wait)}
+        lines = [
+            f"    {'HAS NOT ' if member.rank in missing else 'has '}come: {member.name}, which "
+            f"{self._doing(member)}"
+            for member in sorted(self._members(wait), key=lambda m: m.rank not in missing)
+        ]
+        return f"  {wait.name}\n{_cut(lines)}"
+
+    def _doing(self, state: RankState) -> str:
+        if state.left_at is not None:
+            return "has ended its script"
+        if state.main_wait is None:
+            return f"is at {state.place}"
+        seconds = self._now - state.main_wait.since
+        return f"is in {state.main_wait.name} since {seconds:.1f} s, at {state.place}"
+
+    def _fatal(self, text: str) -> Verdict:
+        return Verdict(f"{text}\n{self._remedy}", "", is_fatal=True)
+
+    def _warning(self, text: str, subject: str) -> Verdict:
+        return Verdict(f"{text}\n{self._remedy}", subject, is_fatal=False)
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MOST_LINES
+    return ", ".join(names[:_MOST_LINES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _cut(lines: list[str]) -> str:
+    more = len(lines) - _MOST_LINES
+    return "\n".join(lines[:_MOST_LINES]) + (f"\n    and {more} more" if more > 0 else "")

@@ -1,0 +1,243 @@
+"""The process that hears all ranks, and says when the job has to end. It runs beside rank 0."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from chainermn.failures.activity import Wait
+from chainermn.failures.channel import Channel, Message, listen, own_addresses
+from chainermn.failures.clock import AwakeClock
+from chainermn.failures.ending import SECONDS_FOR_OUTPUT, print_at_once
+from chainermn.failures.helper import start_helper
+from chainermn.failures.judgement import Judge, RankState
+from chainermn.failures.processes import find, launchers_of
+
+# Once a rank is gone mpiexec may end the job by itself, and then its exit code tells how.
+_SECONDS_FOR_MPIEXEC = 1.0
+# For ranks to join, and in the end to be gone.
+_SECONDS_FOR_RANKS = 15.0
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """How to reach a monitor, and what it expects.
+
+    Attributes
+    ----------
+    host : str
+    addresses : list of str
+    port : int
+    token : str
+        Who does not know it is not listened to.
+    limit : float
+        Seconds of silence or of waiting after which something is wrong; 0: never.
+    period : float
+        Seconds between two reports.
+    """
+
+    host: str
+    addresses: list[str]
+    port: int
+    token: str
+    limit: float
+    period: float
+
+
+def start_monitor(size: int, limit: float) -> tuple[Invitation, subprocess.Popen[bytes]]:
+    """Start a monitor beside this rank, for about ``size`` ranks.
+
+    Returns
+    -------
+    (Invitation, subprocess.Popen)
+        How to join it; and its process, which ends when all ranks have left.
+
+    Raises
+    ------
+    OSError
+        If there can be no socket or no process.
+    """
+    with listen() as listener:
+        invitation = Invitation(
+            socket.gethostname(),
+            own_addresses(),
+            listener.getsockname()[1],
+            secrets.token_hex(16),
+            limit,
+            # Not more reports a second than one process takes without effort.
+            max(min(1.0, limit / 10) if limit else 1.0, size / 500),
+        )
+        arguments = {"listener": listener.fileno(), "invitation": asdict(invitation)}
+        return invitation, start_helper("monitor", arguments, [listener.fileno()])
+
+
+def main(listener: int, invitation: dict[str, Any]) -> None:
+    """Run a monitor: what `start_monitor` has started comes here."""
+    Monitor(socket.socket(fileno=listener), Invitation(**invitation)).run()
+
+
+class Monitor:
+    """Hears the reports of all ranks.
+
+    Parameters
+    ----------
+    listener : socket.socket
+    invitation : Invitation
+    """
+
+    def __init__(self, listener: socket.socket, invitation: Invitation) -> None:
+        self._listener = listener
+        self._invitation = invitation
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._clock = AwakeClock(2 * invitation.period)
+        self._members: dict[Channel, RankState] = {}
+        self._heard_at: dict[int, float] = {}
+        self._warned_at: dict[str, float] = {}
+        self._launchers = launchers_of(os.getpid())
+        # The rank that ends the job for all, and when the others are told to end too.
+        self._first: int | None = None
+        self._tell_at = float("inf")
+        self._is_ending = self._is_over = False
+        self._give_up_at = _SECONDS_FOR_RANKS
+
+    def run(self) -> None:
+        """Listen and judge until all ranks are gone."""
+        next_tick = 0.0
+        while not self._is_done():
+            for key, _ in self._selector.select(self._invitation.period / 4):
+                if isinstance(key.fileobj, Channel):
+                    self._hear(key.fileobj, key.data)
+                else:
+                    self._accept()
+            now = self._clock.read()
+            if now >= self._tell_at:
+                self._tell_to_end()
+            elif now >= next_tick and not self._is_ending:
+                next_tick = now + self._invitation.period
+                self._broadcast({"kind": "tick"})
+                self._judge()
+        if self._is_ending and self._tell_at < float("inf"):  # all ended without being told to
+            self._end_mpiexec()
+
+    def _is_done(self) -> bool:
+        if self._heard_at and not self._members:
+            return True
+        is_waiting_in_vain = not self._heard_at or self._is_ending
+        return is_waiting_in_vain and self._clock.read() > self._give_up_at
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self._listener.accept()
+            self._selector.register(Channel(connection), selectors.EVENT_READ, "stranger")
+
+    def _hear(self, channel: Channel, who: str) -> None:
+        try:
+            for message in channel.receive():
+                if who == "stranger":
+                    who = self._check(channel, message)
+                else:
+                    self._take(channel, message)
+        except ConnectionError:
+            self._selector.unregister(channel)
+            channel.close()
+            lost = self._members.pop(channel, None)
+            if lost and not self._is_over:
+                self._end(
+                    f"{lost.name} (process {lost.pid}) is the first to be gone, without a word: "
+                    "it was killed, it has crashed, or it has called os._exit.",
+                    _SECONDS_FOR_MPIEXEC,
+                )
+
+    def _check(self, channel: Channel, message: Message) -> str:
+        if message.get("token") != self._invitation.token:
+            raise ConnectionError("not of this job")
+        self._selector.modify(channel, selectors.EVENT_READ, "guest")
+        channel.send({"kind": "welcome"})
+        return "guest"
+
+    def _take(self, channel: Channel, message: Message) -> None:
+        kind = message["kind"]
+        if kind == "join":
+            state = RankState(message["rank"], message["host"], message["pid"])
+            self._members[channel] = state
+            channel.send({"kind": "joined"})
+        else:
+            state = self._members[channel]
+        self._heard_at[state.rank] = self._clock.read()
+        if kind == "report":
+            self._note(state, message)
+        if kind == "failing" and not self._is_ending:  # and prints by itself what has failed
+            self._is_ending, self._first = True, state.rank
+            self._tell_at = self._clock.read()
+        if not self._is_over and all(m.left_at is not None for m in self._members.values()):
+            self._release()
+
+    def _note(self, state: RankState, report: Message) -> None:
+        def wait(stream: str, number: int, operation: str, members: str, seconds: float) -> Wait:
+            return Wait(stream, number, operation, members, self._clock.read() - seconds)
+
+        state.main_wait = wait(*report["main"]) if report["main"] else None
+        state.other_waits = [wait(*other) for other in report["others"]]
+        state.counts.update(report["counts"])
+        state.place = report["place"]
+        if report["left"] and state.left_at is None:
+            state.left_at = self._clock.read()
+
+    def _release(self) -> None:
+        """Let the ranks go, as all have come to their end."""
+        self._is_over = True
+        self._broadcast({"kind": "go"})
+
+    def _judge(self) -> None:
+        now, limit = self._clock.read(), self._invitation.limit
+        for state in self._members.values():
+            state.silence = now - self._heard_at[state.rank]
+        for verdict in Judge(self._members.values(), now, limit).verdicts():
+            if verdict.is_fatal:
+                self._end(verdict.text)
+                break
+            if now - self._warned_at.get(verdict.subject, -limit) >= limit:
+                self._warned_at[verdict.subject] = now
+                print_at_once(f"chainermn: {verdict.text}")
+
+    def _end(self, text: str, patience: float = SECONDS_FOR_OUTPUT) -> None:
+        """Say why the job has to end, unless that is known already; soon after that, end it."""
+        if not self._is_ending:
+            print_at_once(f"chainermn: {text}\nThe whole job is being ended.")
+            self._is_ending = True
+            self._tell_at = self._clock.read() + patience
+
+    def _tell_to_end(self) -> None:
+        now = self._clock.read()
+        if self._first is None:
+            lately = now - 3 * self._invitation.period - _SECONDS_FOR_MPIEXEC
+            able = [s.rank for s in self._members.values() if self._heard_at[s.rank] > lately]
+            self._first = min(able, default=None)
+        self._broadcast({"kind": "end", "first": self._first})
+        self._tell_at = float("inf")
+        self._give_up_at = now + _SECONDS_FOR_RANKS
+
+    def _end_mpiexec(self) -> None:
+        """Kill MPICH's mpiexec, which may take a rank that called os._exit(0) for a success.
+
+        It is still there, waiting for this process, which holds the standard error of a rank.
+        """
+        if not any(launcher.name.startswith("hydra_") for launcher in self._launchers):
+            return
+        time.sleep(SECONDS_FOR_OUTPUT)
+        for launcher in reversed(self._launchers):
+            if find(launcher.pid) == launcher:
+                os.kill(launcher.pid, signal.SIGKILL)
+
+    def _broadcast(self, message: Message) -> None:
+        for channel in self._members:
+            channel.send(message)

@@ -1,0 +1,61 @@
+"""Watch over the start of a job, when ranks wait for each other inside of MPI."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+from chainermn.failures.helper import start_helper
+from chainermn.failures.settings import stall_limit
+
+# How MPICH and Open MPI tell a process that it is one of several.
+_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Watch over this rank while it initialises MPI and first meets the others.
+
+    No thread of the process runs meanwhile, so another process does that: `guard`. From then on a
+    crash prints where it was (`faulthandler`).
+
+    Raises
+    ------
+    ValueError
+        If the stall limit that is set is no number.
+    """
+    limit = stall_limit()
+    if not faulthandler.is_enabled():
+        with contextlib.suppress(Exception):  # no standard error to write to
+            faulthandler.enable()
+    if not any(os.environ.get(name, "1") != "1" for name in _SIZES):
+        yield
+        return
+    guard = None
+    with contextlib.suppress(OSError):
+        guard = start_helper("guard", {"pid": os.getpid(), "limit": limit})
+    try:
+        with _interrupts_end_the_process():
+            yield
+    finally:
+        if guard is not None:
+            guard.kill()
+            guard.wait()
+
+
+@contextlib.contextmanager
+def _interrupts_end_the_process() -> Iterator[None]:
+    """Let an interrupt end the process at once, as Python does not come to handle it."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

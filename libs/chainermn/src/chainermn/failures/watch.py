@@ -1,0 +1,258 @@
+"""The watch: each rank reports what it does, rank 0 listens, and all end when one has failed."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from chainermn.failures import activity
+from chainermn.failures.activity import Wait, as_ranges, world_ranks
+from chainermn.failures.channel import Channel, connect
+from chainermn.failures.clock import AwakeClock
+from chainermn.failures.ending import end_job
+from chainermn.failures.interrupts import Interrupts, stop_in_child
+from chainermn.failures.monitor import Invitation, start_monitor
+from chainermn.failures.settings import stall_limit
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# Told to end, a rank gives the one that knows the reason so much time for saying it.
+_SECONDS_FOR_THE_FIRST = 2.0
+# What several ranks notice they say in turn, until one of them has ended the job.
+_SECONDS_FOR_EACH = 0.3
+_MOST_SECONDS = 3.0
+# At its end a rank looks that often whether MPI has something to do.
+_SECONDS_BETWEEN_PROBES = 0.02
+
+_watch: Watch | None = None
+_monitor: subprocess.Popen[bytes] | None = None
+_has_joined = False
+
+
+def join(mpi_comm: MPI.Intracomm) -> None:
+    """Watch over the ranks of ``mpi_comm`` from now on, and be watched over. Collective.
+
+    A process has one watch: nothing happens on ranks that have joined before.
+
+    Warns
+    -----
+    UserWarning
+        If the ranks cannot connect to each other: what needs that is not noticed then.
+    """
+    global _watch, _monitor, _has_joined
+    ranks = world_ranks(mpi_comm)
+    if len(ranks) == 1 or min(ranks) < 0:  # alone, or among processes started later
+        return
+    everywhere = mpi_comm.allgather((_has_joined, _watch and _watch.invitation))
+    if all(has_joined for has_joined, _ in everywhere):
+        return
+    invitation = next((found for _, found in everywhere if found), None)
+    if not any(has_joined for has_joined, _ in everywhere):
+        if mpi_comm.rank == 0:
+            with contextlib.suppress(OSError):
+                invitation, _monitor = start_monitor(len(ranks), stall_limit())
+        invitation = mpi_comm.bcast(invitation)
+    if not _has_joined:
+        _has_joined = True
+        _watch = Watch.accept(invitation, ranks[mpi_comm.rank]) if invitation else None
+        os.register_at_fork(after_in_child=_stop_in_child)
+        atexit.register(leave)
+    unwatched = [
+        rank for rank, it in zip(ranks, mpi_comm.allgather(bool(_watch)), strict=True) if not it
+    ]
+    if unwatched and mpi_comm.rank == 0:
+        warnings.warn(
+            f"ranks {as_ranges(unwatched)} cannot connect to rank {ranks[0]} by TCP at any port, "
+            "as a firewall may forbid. If one of them fails in a way that MPI does not see, the "
+            "others will wait for ever",
+            stacklevel=3,
+        )
+
+
+def say_failing() -> None:
+    """Tell the other ranks that this one is about to say what has failed, and to end the job."""
+    if _watch is not None:
+        _watch.say_failing()
+
+
+def leave() -> None:
+    """Wait until all ranks have come to the end of their scripts, and watch until then."""
+    if _watch is not None:
+        _watch.leave()
+    if _monitor is not None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            _monitor.wait(_MOST_SECONDS)
+
+
+def _stop_in_child() -> None:
+    """Make a forked child forget the watch, which its parent goes on with."""
+    global _watch, _monitor
+    if _watch is not None:
+        _watch.close_in_child()
+    _watch = _monitor = None
+
+
+class Watch(threading.Thread):
+    """Reports what this rank does, and hears what becomes of the job.
+
+    Parameters
+    ----------
+    invitation : Invitation
+    rank : int
+        This one, in ``COMM_WORLD``.
+    channel : Channel
+        To the monitor.
+    """
+
+    def __init__(self, invitation: Invitation, rank: int, channel: Channel) -> None:
+        super().__init__(name="chainermn-watch", daemon=True)
+        self.invitation = invitation
+        self._rank = rank
+        self._channel = channel
+        self._wake_reader, self._wake_writer = os.pipe()
+        for end in (self._wake_reader, self._wake_writer):
+            os.set_blocking(end, False)
+        self._interrupts = Interrupts(self._wake_writer)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(channel, selectors.EVENT_READ)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ)
+        self._clock = AwakeClock(2 * invitation.period)
+        self._heard_at = 0.0
+        self._seen_at: dict[Wait, float] = {}
+        self._counts: dict[str, int] = {}
+        self._is_leaving = self._is_over = False
+        self._released = threading.Event()
+
+    @classmethod
+    def accept(cls, invitation: Invitation, rank: int) -> Watch | None:
+        """Join a monitor and start the watch; None if there is no connection to it."""
+        channel = connect(invitation.addresses, invitation.port, {"token": invitation.token})
+        if channel is None:
+            return None
+        join = {"kind": "join", "rank": rank, "host": socket.gethostname(), "pid": os.getpid()}
+        if not channel.ask(join):
+            return None
+        watch = cls(invitation, rank, channel)
+        watch.start()
+        return watch
+
+    def run(self) -> None:
+        """Report and listen until all ranks have left."""
+        next_report = 0.0
+        while not self._is_over:
+            for key, _ in self._selector.select(self.invitation.period / 2):
+                if key.fileobj is self._channel:
+                    self._hear()
+                else:
+                    self._interrupts.note(os.read(self._wake_reader, 1024))
+                    next_report = 0.0
+            now = self._clock.read()
+            if now >= next_report:
+                next_report = now + self.invitation.period
+                self._report()
+            self._check_silence(now)
+            if self._interrupts.are_ignored():
+                end_job(
+                    f"chainermn: {self._me} was interrupted while it was at "
+                    f"{activity.place()}, and has not reacted. The whole job is being ended.",
+                    after=self._turn,
+                )
+        self._channel.close()
+        self._released.set()
+
+    def say_failing(self) -> None:
+        """See `say_failing`."""
+        self._channel.send({"kind": "failing"})
+
+    def leave(self) -> None:
+        """See `leave`."""
+        self._is_leaving = True
+        os.write(self._wake_writer, b"\0")
+        mpi: Any = sys.modules["mpi4py.MPI"]
+        try:
+            while not self._released.wait(_SECONDS_BETWEEN_PROBES):
+                # What this rank has sent may not have gone yet, and goes in MPI's calls only.
+                if not mpi.Is_finalized():
+                    mpi.COMM_WORLD.Iprobe()
+        except KeyboardInterrupt:
+            end_job(
+                f"chainermn: {self._me} was interrupted at its end, where it waited for the "
+                "others. The whole job is being ended.",
+                after=self._turn,
+            )
+
+    def close_in_child(self) -> None:
+        """Close a forked child's copies of the connections, which the parent keeps."""
+        stop_in_child()
+        self._channel.close()
+        self._selector.close()
+        os.close(self._wake_reader)
+        os.close(self._wake_writer)
+
+    @property
+    def _me(self) -> str:
+        return f"rank {self._rank} on {socket.gethostname()}"
+
+    @property
+    def _turn(self) -> float:
+        """Seconds to wait when several ranks may be about to say the same."""
+        return min(self._rank * _SECONDS_FOR_EACH, _MOST_SECONDS)
+
+    def _hear(self) -> None:
+        try:
+            messages = self._channel.receive()
+        except ConnectionError:
+            end_job(
+                "chainermn: the process that watches over the job on "
+                f"{self.invitation.host} has been killed. So says {self._me}.\n"
+                "The whole job is being ended.",
+                after=self._turn,
+            )
+        self._heard_at = self._clock.read()
+        for message in messages:
+            if message["kind"] == "go":
+                self._is_over = True
+            elif message["kind"] == "end":
+                is_first = message["first"] == self._rank
+                end_job("", after=0 if is_first else _SECONDS_FOR_THE_FIRST)
+
+    def _report(self) -> None:
+        now, waits = self._clock.read(), activity.waits()
+        self._seen_at = {wait: self._seen_at.get(wait, now) for wait, _ in waits}
+        counts = activity.counts()
+
+        def described(wait: Wait) -> list[Any]:
+            longest = now - self._seen_at[wait] + self.invitation.period
+            return [*wait[:4], min(time.monotonic() - wait.since, longest)]
+
+        self._channel.send(
+            {
+                "kind": "report",
+                "main": next((described(wait) for wait, is_main in waits if is_main), None),
+                "others": [described(wait) for wait, is_main in waits if not is_main],
+                "counts": dict(counts.items() - self._counts.items()),
+                "place": activity.place(),
+                "left": self._is_leaving,
+            }
+        )
+        self._counts = counts
+
+    def _check_silence(self, now: float) -> None:
+        silence, limit = now - self._heard_at, self.invitation.limit
+        if limit and silence > limit:
+            end_job(
+                f"chainermn: nothing has come from {self.invitation.host} for {silence:.0f} s: "
+                f"that host or the network is down. So says {self._me}, at {activity.place()}.\n"
+                "The whole job is being ended.",
+                after=self._turn,
+            )

@@ -1,0 +1,1 @@
+"""Start jobs: what each ``mpiexec`` has to be told, and ``chainermn launch``."""

@@ -1,0 +1,121 @@
+"""``chainermn launch``: mpiexec with all that it has to be told."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from chainermn.launch.hosts import Host
+from chainermn.launch.mpiexec import launch_settings, mpiexec_command
+from chainermn.launch.options import forwarded, host_options, one_of
+from chainermn.launch.restarts import run_to_end
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option(
+    "-n",
+    "--ranks",
+    type=click.IntRange(1),
+    help="How many ranks; as many as the hosts take by default.",
+)
+@host_options
+@click.option(
+    "--max-restarts",
+    metavar="K",
+    type=click.IntRange(0),
+    default=0,
+    help="Start a job that fails again, at most K times.",
+)
+@click.option(
+    "--stall-limit",
+    metavar="SECONDS",
+    type=click.FloatRange(0),
+    help="Sets CHAINERMN_STALL_LIMIT: how long a rank may be waited for.",
+)
+@click.option("-m", "module", is_flag=True, help="PROGRAM is a module, as in python -m PROGRAM.")
+@click.option("--dry-run", is_flag=True, help="Print the command instead of running it.")
+@click.argument("program", nargs=-1, required=True, metavar="PROGRAM [ARGUMENTS]...")
+def launch(
+    ranks: int | None,
+    host: list[Host] | None,
+    hostfile: list[Host] | None,
+    network: str | None,
+    forward: Sequence[str],
+    max_restarts: int,
+    stall_limit: float | None,
+    module: bool,
+    dry_run: bool,
+    program: Sequence[str],
+) -> None:
+    """Start PROGRAM on several ranks, with the mpiexec of the MPI that mpi4py uses.
+
+    A Python script runs under this Python; anything else is started as it is. Ends with the exit
+    code of mpiexec. SIGINT and SIGTERM end the job; it is not started again then.
+    """
+    hosts = one_of(host, hostfile)
+    if ranks is None:
+        if hosts is None:
+            raise click.UsageError("say how many ranks, as in -n 4, or name hosts")
+        ranks = sum(places for _, places in hosts)
+    own = {} if stall_limit is None else {"CHAINERMN_STALL_LIMIT": f"{stall_limit:g}"}
+    environment = {**os.environ, **own}
+    names = forwarded(forward, environment)
+    try:
+        command = mpiexec_command(
+            ranks,
+            find_program(program, module),
+            python=False,
+            hosts=hosts,
+            forward=names if hosts else (),
+        )
+        settings = launch_settings(hosts, network=network)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    # What the user has set stays as it is.
+    added = {name: settings[name] for name in settings if name not in os.environ} | own
+    if dry_run:
+        assignments = [f"{name}={shlex.quote(value)}" for name, value in added.items()]
+        click.echo(" ".join([*assignments, shlex.join(command)]))
+        return
+    sys.exit(run_to_end(command, {**environment, **added}, max_restarts))
+
+
+def find_program(program: Sequence[str], module: bool) -> list[str]:
+    """Return the command that each rank is to run.
+
+    Parameters
+    ----------
+    program : sequence of str
+        A Python script, a module or any other command, and its arguments.
+    module : bool
+        Whether it is a module.
+
+    Raises
+    ------
+    FileNotFoundError
+        If it is neither a file nor a command on ``PATH``.
+    """
+    name, *arguments = program
+    if module:
+        return [sys.executable, "-m", *program]
+    # Absolute, since on other hosts ranks may start in another folder.
+    path = Path(name).absolute()
+    if path.is_file() and _is_python(path):
+        return [sys.executable, str(path), *arguments]
+    if found := shutil.which(name):
+        return [os.path.abspath(found), *arguments]
+    raise FileNotFoundError(f"{name}: neither a script in this folder nor a command on PATH")
+
+
+def _is_python(path: Path) -> bool:
+    if path.suffix == ".py":
+        return True
+    with path.open("rb") as file:
+        first = file.readline(200)
+    return first.startswith(b"#!") and b"python" in first

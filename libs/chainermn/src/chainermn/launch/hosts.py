@@ -1,0 +1,91 @@
+"""Lists of hosts, as users write them for either MPI."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeAlias
+
+#: The name of a host, and how many ranks it takes.
+Host: TypeAlias = tuple[str, int]
+
+_NAME = re.compile(r"([^\s:=]+)(?::(\d+))?")
+_SLOTS = re.compile(r"slots=(\d+)")
+_IGNORED = re.compile(r"max[_-]slots=\d+")
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """Return the hosts of a list such as ``a:2,b:2``. A host without a number takes one rank.
+
+    Raises
+    ------
+    ValueError
+        If the text is something else.
+    """
+    return _merge(_parse_host(part) for part in text.split(","))
+
+
+def read_hostfile(path: str | os.PathLike[str]) -> list[Host]:
+    """Return the hosts named in a file, one a line: ``host slots=4``, ``host:4`` or ``host``.
+
+    ``#`` begins a comment. A host without a number takes one rank, and one that is named again
+    takes as many more. ``max_slots=4`` is accepted and ignored.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be read.
+    ValueError
+        If a line is something else, or no host is named.
+    """
+    hosts = []
+    for number, line in enumerate(Path(path).read_text().splitlines(), 1):
+        if entry := line.partition("#")[0].strip():
+            try:
+                hosts.append(_parse_host(entry))
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from None
+    if not hosts:
+        raise ValueError(f"{path} names no host")
+    return _merge(hosts)
+
+
+def fill_hosts(hosts: Iterable[Host], ranks: int) -> list[Host]:
+    """Return the hosts that ``ranks`` ranks fill, one after the other, and how many each takes.
+
+    Raises
+    ------
+    ValueError
+        If the hosts take fewer.
+    """
+    hosts, left, filled = list(hosts), ranks, []
+    for name, places in hosts:
+        filled.append((name, min(left, places)))
+        left -= min(left, places)
+    if left:
+        offered = ",".join(f"{name}:{places}" for name, places in hosts)
+        raise ValueError(
+            f"{ranks} ranks do not fit on the hosts {offered}, which take {ranks - left}; "
+            "ask for fewer, or give the hosts more places, as in a:2,b:2"
+        )
+    return [(name, places) for name, places in filled if places]
+
+
+def _parse_host(entry: str) -> Host:
+    first, *words = entry.split() or [""]
+    name = _NAME.fullmatch(first)
+    slots = [found[1] for word in words if (found := _SLOTS.fullmatch(word))]
+    ignored = [word for word in words if _IGNORED.fullmatch(word)]
+    places = [name[2], *slots] if name and name[2] else slots
+    if not name or len(places) > 1 or len(slots) + len(ignored) < len(words):
+        raise ValueError(f"expected a host as in a:2 or 'a slots=2', got {entry!r}")
+    return name[1], int(places[0]) if places else 1
+
+
+def _merge(hosts: Iterable[Host]) -> list[Host]:
+    merged: dict[str, int] = {}
+    for name, places in hosts:
+        merged[name] = merged.get(name, 0) + places
+    return list(merged.items())

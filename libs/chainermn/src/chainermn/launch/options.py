@@ -1,0 +1,86 @@
+"""Options of the command line that say where ranks run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from chainermn.launch.hosts import Host, parse_hosts, read_hostfile
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def host_options(command: Command) -> Command:
+    """Add ``--host``, ``--hostfile``, ``--network`` and ``--forward`` to a command."""
+    for option in (
+        click.option(
+            "--forward",
+            metavar="VAR",
+            multiple=True,
+            help="Give this environment variable to the ranks on other hosts; may be repeated. "
+            "Those that begin with CHAINER always go along.",
+        ),
+        click.option(
+            "--network",
+            metavar="CIDR",
+            help="Keep Open MPI to this network, as 10.0.0.0/24: for hosts with addresses that "
+            "do not lead to each other, such as Docker's.",
+        ),
+        click.option(
+            "--hostfile",
+            metavar="FILE",
+            callback=_reader(read_hostfile),
+            help="A file of hosts, one a line: 'a:2' or 'a slots=2'.",
+        ),
+        click.option(
+            "--host",
+            metavar="LIST",
+            callback=_reader(parse_hosts),
+            help="Hosts, and how many ranks each takes: a:2,b:2.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def one_of(host: list[Host] | None, hostfile: list[Host] | None) -> list[Host] | None:
+    """Return what ``--host`` or ``--hostfile`` gave.
+
+    Raises
+    ------
+    click.UsageError
+        If both were given.
+    """
+    if host and hostfile:
+        raise click.UsageError("give either --host or --hostfile, not both")
+    return host or hostfile
+
+
+def forwarded(forward: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Return the names of the variables that go to other hosts.
+
+    Raises
+    ------
+    click.UsageError
+        If one that is named is not set.
+    """
+    if missing := [name for name in forward if name not in environment]:
+        raise click.UsageError(f"--forward {missing[0]}: there is no such environment variable")
+    ours = sorted(name for name in environment if name.startswith("CHAINER"))
+    return list(dict.fromkeys((*forward, *ours)))
+
+
+def _reader(read: Callable[[str], list[Host]]) -> Callable[..., list[Host] | None]:
+    """Return what turns the text of an option into hosts."""
+
+    def convert(
+        context: click.Context, option: click.Parameter, text: str | None
+    ) -> list[Host] | None:
+        try:
+            return None if text is None else read(text)
+        except (OSError, ValueError) as error:
+            raise click.BadParameter(str(error)) from error
+
+    return convert

@@ -1,0 +1,97 @@
+"""Run ``mpiexec`` to its end, again if it fails, and pass signals on to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+# How long mpiexec may take to do as a signal says before it gets a stronger one.
+_PATIENCE = 5.0
+
+
+def run_to_end(command: Sequence[str], environment: Mapping[str, str], max_restarts: int) -> int:
+    """Run a command until it succeeds, fails once too often, or a signal ends it.
+
+    Parameters
+    ----------
+    command : sequence of str
+    environment : mapping
+    max_restarts : int
+        How often a command that failed is started again.
+
+    Returns
+    -------
+    int
+        Its exit code as a shell gives it: 128 and the number of the signal that killed it.
+    """
+    attempt = 1
+    with _SignalsToChild() as signals:
+        while True:
+            code = signals.run(command, environment)
+            if code == 0 or signals.received or attempt > max_restarts:
+                return code
+            print(
+                f"chainermn launch: attempt {attempt} of {max_restarts + 1} ended with "
+                f"exit code {code}; starting again",
+                file=sys.stderr,
+                flush=True,
+            )
+            attempt += 1
+
+
+class _SignalsToChild:
+    """Passes SIGINT and SIGTERM on to the process that it runs, and sees to it that it ends."""
+
+    def __init__(self) -> None:
+        self.received = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> _SignalsToChild:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._handlers[number] = signal.signal(number, self._pass_on)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
+        """Run a process to its end; return its exit code as a shell gives it."""
+        self._process = subprocess.Popen(command, env=environment)
+        if self.received:  # before there was a process to pass it on to
+            self._process.terminate()
+        code = self._process.wait()
+        return code if code >= 0 else 128 - code
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self.received = True
+        process = self._process
+        if process is None:
+            return
+        # A terminal sends its interrupt to mpiexec too, and two of them mean something else.
+        if number != signal.SIGINT or not _in_foreground():
+            process.send_signal(number)
+        # Ranks that are inside of MPI do not see an interrupt.
+        for patience, stronger in ((1, signal.SIGTERM), (2, signal.SIGKILL)):
+            timer = threading.Timer(patience * _PATIENCE, process.send_signal, [stronger])
+            timer.daemon = True
+            timer.start()
+
+
+def _in_foreground() -> bool:
+    """Tell whether a terminal sends its signals to this process and its children."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    finally:
+        os.close(terminal)

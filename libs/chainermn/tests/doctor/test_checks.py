@@ -1,0 +1,652 @@
+"""Every check of the doctor, where it finds something wrong: what it says, and the remedy."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import textwrap
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chainermn.communicators import cores
+from chainermn.doctor import host_facts
+from chainermn.doctor.checks import CHECKS, python
+from chainermn.doctor.facts import Answer
+from chainermn.doctor.probe import Outcome
+from chainermn.doctor.registry import Status
+from chainermn.doctor.setup import Setup
+
+BY_NAME = {check.name: check for check in CHECKS}
+
+#: (name of a check, what is wrong, what it finds, its remedy, function that brings it about)
+Spoil = Callable[["Bench"], Setup]
+CASES: list[Any] = []
+
+
+def wrong(name: str, found: str, remedy: str) -> Callable[[Spoil], Spoil]:
+    """Add a case: once the function has spoilt something, the check finds it, with a remedy."""
+
+    def add(spoil: Spoil) -> Spoil:
+        CASES.append(pytest.param(name, found, remedy, spoil, id=f"{name}: {spoil.__name__}"))
+        return spoil
+
+    return add
+
+
+class Bench:
+    """What a case can spoil."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flavour: str) -> None:
+        self.path = tmp_path
+        self.patch = monkeypatch
+        self.flavour = flavour
+
+    def module(self, name: str, text: str) -> None:
+        """Put a module in front of all others, for the processes that the doctor starts."""
+        folder = self.path / "modules"
+        path = folder / f"{name.replace('.', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+        self.patch.setenv("PYTHONPATH", str(folder))
+
+    def command(self, name: str, script: str) -> Path:
+        """Put a shell script first on PATH."""
+        path = self.path / "commands" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{textwrap.dedent(script)}\n")
+        path.chmod(0o755)
+        self.patch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
+        return path
+
+    def no_mpiexec_beside_python(self) -> None:
+        self.patch.setattr("chainermn.launch.mpiexec.sysconfig.get_path", lambda name: "/nowhere")
+
+
+@pytest.fixture
+def bench(
+    flavour: str, forgets_mpiexec: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Bench:
+    for name in (*python.THREAD_VARIABLES, "CUDA_VISIBLE_DEVICES", "MV2_USE_CUDA"):
+        monkeypatch.delenv(name, raising=False)
+    return Bench(tmp_path, monkeypatch, flavour)
+
+
+def setup_with(**known: Any) -> Setup:
+    """Return a setup of which some answers are known already."""
+    setup = Setup(limit=60)
+    for name, value in known.items():
+        setattr(setup, name, value)
+    return setup
+
+
+# ---- Python ----
+
+
+@wrong("Python", "3.", "make an environment with Python 99.0 or newer")
+def too_old(bench: Bench) -> Setup:
+    bench.patch.setattr(python, "OLDEST_PYTHON", (99, 0))
+    return Setup()
+
+
+@wrong("chainer-compat", "No module named 'nothing'", "pip install --force-reinstall")
+def does_not_import(bench: Bench) -> Setup:
+    bench.module("chainer_compat.report", "import nothing")
+    bench.module("chainer_compat.__init__", "")
+    return Setup()
+
+
+@wrong("chainer-compat", "switched off", "unset CHAINER_COMPAT_DISABLE")
+def switched_off(bench: Bench) -> Setup:
+    bench.patch.setenv("CHAINER_COMPAT_DISABLE", "1")
+    return Setup()
+
+
+@wrong("chainer-compat", "not in place: no .pth file", "pip install --force-reinstall")
+def without_hook(bench: Bench) -> Setup:
+    return setup_with(compat=Outcome([{"hook": "not in place: no .pth file was processed"}]))
+
+
+@wrong("chainer-compat", "7.0 does not belong to chainermn", "chainer-compat==8")
+def of_another_version(bench: Bench) -> Setup:
+    return setup_with(
+        compat=Outcome([{"hook": "in place", "versions": {"chainer-compat": "7.0"}}])
+    )
+
+
+@wrong("Chainer computes", "ImportError: spoilt", "python -m chainer_compat says")
+def chainer_does_not_import(bench: Bench) -> Setup:
+    bench.module("chainer", "raise ImportError('spoilt')")
+    return Setup()
+
+
+@wrong("Chainer computes", "the mean of float16 values", "unset CHAINER_COMPAT_SKIP")
+def repair_left_out(bench: Bench) -> Setup:
+    bench.patch.setenv("CHAINER_COMPAT_SKIP", "summary-float64")
+    return Setup()
+
+
+@wrong("chainermn is this one", "instead of", "unset CHAINER_COMPAT_BUNDLED_CHAINERMN")
+def copy_of_chainer(bench: Bench) -> Setup:
+    bench.patch.setenv("CHAINER_COMPAT_BUNDLED_CHAINERMN", "1")
+    return Setup()
+
+
+@wrong("chainermn is this one", "/chainermn/__init__.py instead of", "move or rename it")
+def folder_beside_the_script(bench: Bench) -> Setup:
+    (bench.path / "chainermn").mkdir()
+    (bench.path / "chainermn" / "__init__.py").touch()
+    (bench.path / "train.py").touch()
+    return Setup(script=bench.path / "train.py")
+
+
+@wrong("chainermn imports", "ImportError: spoilt", "what fails to import is named above")
+def dependency_is_broken(bench: Bench) -> Setup:
+    bench.module("threadpoolctl", "raise ImportError('spoilt')")
+    return Setup()
+
+
+@wrong("cores", "2 cores for 8 ranks", "start 2 ranks at most")
+def too_many_ranks(bench: Bench) -> Setup:
+    setup = setup_with(cores=2)
+    setup.ranks = 8
+    return setup
+
+
+@wrong("cores", "OMP_NUM_THREADS=4: ranks: 2, threads: 8, cores: 4", "unset OMP_NUM_THREADS")
+def too_many_threads(bench: Bench) -> Setup:
+    bench.patch.setenv("OMP_NUM_THREADS", "4")
+    setup = setup_with(cores=4)
+    setup.ranks = 2
+    return setup
+
+
+# ---- MPI ----
+
+
+def version_line(flavour: str) -> str:
+    return {"mpich": "HYDRA build details:", "openmpi": "mpiexec (Open MPI) 5.0"}[flavour]
+
+
+OTHER = {"mpich": "openmpi", "openmpi": "mpich"}
+
+
+@wrong("mpiexec", "none beside this Python or on PATH", "pip install 'chainermn[mpich]'")
+def not_there(bench: Bench) -> Setup:
+    bench.no_mpiexec_beside_python()
+    bench.patch.setenv("PATH", str(bench.path))
+    return Setup()
+
+
+@wrong("mpiexec", "(neither MPICH nor Open MPI): of somebody", "pip install 'chainermn[mpich]'")
+def of_no_mpi_we_know(bench: Bench) -> Setup:
+    bench.no_mpiexec_beside_python()
+    bench.patch.setenv("PATH", str(bench.command("mpiexec", "echo of somebody").parent))
+    return Setup()
+
+
+@wrong("mpi4py", "ModuleNotFoundError: No module named 'nothing'", "pip install mpi4py")
+def mpi4py_does_not_import(bench: Bench) -> Setup:
+    bench.module("mpi4py", "import nothing")
+    return Setup()
+
+
+@wrong("mpi4py", "mpi4py cannot load an MPI library", "unset MPI4PY_MPIABI")
+def library_is_missing(bench: Bench) -> Setup:
+    bench.patch.setenv("MPI4PY_LIBMPI", str(bench.path / "libmpi.so"))
+    return Setup()
+
+
+@wrong("mpiexec of that MPI", "to which belongs none of", "put the mpiexec of that MPI on PATH")
+def only_that_of_another(bench: Bench) -> Setup:
+    bench.no_mpiexec_beside_python()
+    path = bench.command("mpiexec", f"echo '{version_line(OTHER[bench.flavour])}'")
+    bench.patch.setenv("PATH", str(path.parent))
+    return Setup()
+
+
+@wrong("mpiexec of that MPI", "the mpiexec on PATH is", "start jobs by chainermn launch")
+def that_of_another_comes_first(bench: Bench) -> Setup:
+    bench.command("mpiexec", f"echo '{version_line(OTHER[bench.flavour])}'")
+    return Setup()
+
+
+def replace_mpiexec(bench: Bench, script: str) -> None:
+    """Make a script the mpiexec of the MPI in use."""
+    script = f"[ $1 = --version ] && echo '{version_line(bench.flavour)}' && exit\n{script}"
+    bench.no_mpiexec_beside_python()
+    path = bench.command("mpiexec", script)
+    bench.patch.setenv("PATH", f"{path.parent}:/usr/bin:/bin")
+
+
+@wrong("two ranks", "two processes, but each of them is alone", "use both from one installation")
+def twice_one_rank(bench: Bench) -> Setup:
+    replace_mpiexec(
+        bench, 'while [ "$1" != -n ]; do shift; done; shift 2\n"$@" || exit; exec "$@"'
+    )
+    return Setup()
+
+
+@wrong("two ranks", "ended with exit code 3 and no answer: no such fabric", "to see all it says: ")
+def job_fails(bench: Bench) -> Setup:
+    replace_mpiexec(bench, "echo no such fabric >&2; exit 3")
+    return Setup()
+
+
+@wrong("two ranks", "no answer within 1 s", "to see all it says: ")
+def job_hangs(bench: Bench) -> Setup:
+    replace_mpiexec(bench, "exec sleep 600")
+    return Setup(limit=1)
+
+
+@wrong("thread level", "MPI_THREAD_SINGLE", "unset MPI4PY_RC_THREAD_LEVEL")
+def no_threads(bench: Bench) -> Setup:
+    bench.patch.setenv("MPI4PY_RC_THREAD_LEVEL", "single")
+    return Setup()
+
+
+@wrong("shared memory", "64 MiB free in /dev/shm", "docker run --shm-size=1g")
+def as_docker_gives_it(bench: Bench) -> Setup:
+    return setup_with(free_shared_memory=64 * 2**20)
+
+
+@wrong("shared memory", "do not see each other's: crashed with SIGBUS", "--ipc=host")
+def not_shared(bench: Bench) -> Setup:
+    answers(bench, shared_memory=Outcome([], "crashed with SIGBUS"))
+    return setup_with(free_shared_memory=2**30)
+
+
+def answers(bench: Bench, **by_probe: Outcome) -> None:
+    """Give outcomes instead of running probes on ranks."""
+    bench.patch.setattr(Setup, "probe_ranks", lambda self, name, *rest: by_probe[name])
+
+
+RIGHT = dict.fromkeys(("float16", "float32", "float64"), "right")
+
+
+@wrong("all-reduce", "flat: wrong", "a communicator that is right (naive)")
+def one_is_wrong(bench: Bench) -> Setup:
+    means = {"naive": RIGHT, "flat": {**RIGHT, "float64": "wrong"}}
+    return setup_with(two_communicators=Outcome([means]))
+
+
+@wrong("all-reduce", "ImportError: spoilt", "please report this")
+def job_fails_at_import(bench: Bench) -> Setup:
+    bench.module("chainer", "raise ImportError('spoilt')")
+    return Setup()
+
+
+@wrong("float16 sums", "flat: wrong; by MPI itself, which is not needed: refused", "(naive)")
+def float16_is_wrong(bench: Bench) -> Setup:
+    means = {"naive": RIGHT, "flat": {**RIGHT, "float16": "wrong"}}
+    return setup_with(
+        two_communicators=Outcome([means]), two_ranks=Outcome([{"float16": "refused"}])
+    )
+
+
+# ---- GPUs ----
+
+DRIVER = {"library": "13.0", "error": "", "devices": ["/dev/nvidia0"], "gpus": [["H200", 143_771]]}
+
+
+def driver(**changes: Any) -> Outcome:
+    return Outcome([{**DRIVER, **changes}])
+
+
+@wrong("CUDA driver", "/dev/nvidia0 exist, but libcuda.so.1", "docker run --gpus all")
+def no_library(bench: Bench) -> Setup:
+    return setup_with(cuda=driver(library="", error="libcuda.so.1: cannot open"))
+
+
+@wrong("CUDA driver", "cuInit fails with error 803", "restart the machine")
+def driver_does_not_start(bench: Bench) -> Setup:
+    return setup_with(cuda=driver(error="cuInit fails with error 803", gpus=[]))
+
+
+@wrong("CUDA driver", "crashed with SIGSEGV", "run nvidia-smi")
+def driver_crashes(bench: Bench) -> Setup:
+    return setup_with(cuda=Outcome([], "crashed with SIGSEGV"))
+
+
+@wrong("GPUs", "none, CUDA_VISIBLE_DEVICES=''", "unset CUDA_VISIBLE_DEVICES")
+def none_visible(bench: Bench) -> Setup:
+    bench.patch.setenv("CUDA_VISIBLE_DEVICES", "")
+    return setup_with(cuda=driver(gpus=[]))
+
+
+@wrong("one GPU a rank", "2 ranks, but GPUs: 1", "start 1 ranks on this host")
+def more_ranks_than_gpus(bench: Bench) -> Setup:
+    setup = setup_with(cuda=driver())
+    setup.ranks = 2
+    return setup
+
+
+@wrong("CuPy", "not installed", 'pip install "cupy-cuda13x[ctk]"')
+def cupy_not_installed(bench: Bench) -> Setup:
+    install_cupy(bench)
+    return setup_with(cuda=driver())
+
+
+def install_cupy(bench: Bench, *distributions: str) -> None:
+    bench.patch.setattr(
+        "chainermn.doctor.checks.gpu.metadata.packages_distributions",
+        lambda: {"cupy": list(distributions)} if distributions else {},
+    )
+
+
+@wrong("CuPy", "several: cupy-cuda12x cupy-cuda13x", "pip uninstall cupy-cuda12x cupy-cuda13x")
+def cupy_installed_twice(bench: Bench) -> Setup:
+    install_cupy(bench, "cupy-cuda12x", "cupy-cuda13x")
+    return setup_with(cuda=driver())
+
+
+@wrong("CuPy", "ImportError: libnvrtc.so.13", 'pip install "cupy-cuda13x[ctk]"')
+def cupy_does_not_import(bench: Bench) -> Setup:
+    install_cupy(bench, "cupy-cuda13x")
+    bench.module("cupy", "raise ImportError('libnvrtc.so.13: cannot open shared object file')")
+    return setup_with(cuda=driver())
+
+
+# NumPy in the place of the GPU.
+FAKE_CUPY = """
+from types import SimpleNamespace
+import numpy
+from numpy import full
+
+__version__ = "14.2.0"
+
+def arange(n):
+    return numpy.arange({n})
+
+class Device:
+    def __init__(self, number): pass
+    def use(self): {use}
+
+runtime = SimpleNamespace(runtimeGetVersion=lambda: 13000, getDeviceCount=lambda: 1)
+stream = SimpleNamespace(synchronize=lambda: None)
+cuda = SimpleNamespace(
+    runtime=runtime, Device=Device, get_current_stream=lambda: stream, {nccl}
+)
+"""
+
+
+def fake_cupy(bench: Bench, *, n: str = "n", use: str = "pass", nccl: str = "") -> None:
+    install_cupy(bench, "cupy-cuda13x")
+    bench.module("cupy", FAKE_CUPY.format(n=n, use=use, nccl=nccl))
+
+
+@wrong("CuPy", "cupy-cuda13x 14.2.0: the sum of 1000 squares is 285", "pip install")
+def cupy_computes_nonsense(bench: Bench) -> Setup:
+    fake_cupy(bench, n="10")
+    return setup_with(cuda=driver())
+
+
+@wrong("NCCL", "Error: ", "pip install nvidia-nccl-cu13")
+def no_nccl(bench: Bench) -> Setup:
+    fake_cupy(bench)
+    return setup_with(cuda=driver())
+
+
+@wrong("CUDA-aware MPI", "MV2_USE_CUDA is set, but ended with", "or unset MV2_USE_CUDA")
+def crashes(bench: Bench) -> Setup:
+    fake_cupy(bench, use="import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    bench.patch.setenv("MV2_USE_CUDA", "1")
+    return setup_with(cuda=driver())
+
+
+# ---- hosts ----
+
+FACTS = {
+    "python": "3.12.1",
+    "packages": {"numpy": "2.4.6", "chainer": "7.8.1"},
+    "mpiexec": "5.0.2",
+    "script": "0123456789ab",
+    "data": "3 entries (abcdef)",
+    "gpus": 0,
+    "cores": 2,
+}
+
+
+def two_hosts(**there: Any) -> Setup:
+    """Return a setup with two hosts that differ in some facts."""
+    setup = Setup(hosts=[("a", 2), ("b", 2)], script=Path("train.py"), data=Path("images"))
+    addresses = ({"eth0": "10.0.0.1/24"}, {"eth0": "10.0.0.2/24"})
+    facts = {
+        "a": Answer({**FACTS, "host": "a", "addresses": addresses[0]}),
+        "b": Answer({**FACTS, "host": "b", "addresses": addresses[1], **there}),
+    }
+    setup.__dict__["facts"] = facts
+    setup.__dict__["tour"] = Outcome([[rank_on(host) for host in "aabb"]])
+    return setup
+
+
+def rank_on(host: str, **environment: str) -> dict[str, Any]:
+    return {"host": host, "environment": {**os.environ, **environment}}
+
+
+@wrong("ssh without a password", "elsewhere: root@elsewhere: Permission denied", "ssh-copy-id")
+def password_wanted(bench: Bench) -> Setup:
+    bench.command("ssh", "echo 'root@elsewhere: Permission denied (publickey).' >&2; exit 255")
+    return Setup(hosts=[("elsewhere", 1)])
+
+
+@wrong("ssh without a password", "No route to host", "look whether elsewhere is its name")
+def host_is_down(bench: Bench) -> Setup:
+    bench.command("ssh", "echo 'ssh: connect to host elsewhere: No route to host' >&2; exit 255")
+    return Setup(hosts=[("elsewhere", 1)])
+
+
+@wrong("ssh without a password", "there is no ssh on this host", "ssh -o BatchMode=yes")
+def no_ssh(bench: Bench) -> Setup:
+    bench.patch.setenv("PATH", str(bench.path))
+    return Setup(hosts=[("elsewhere", 1)])
+
+
+# Runs the command that it is given here, as sshd does there.
+SSH = 'for last; do :; done; {before}; exec sh -c "{prefix} $last"'
+
+
+@wrong("same Python", "elsewhere: ", "install the same environment at the same path")
+def no_python_there(bench: Bench) -> Setup:
+    bench.command("ssh", SSH.format(before="cd /", prefix="/nowhere"))
+    return Setup(hosts=[("elsewhere", 1)])
+
+
+@wrong("same Python", "a: 3.12.1; b: 3.11.2", "install the same environment")
+def another_python(bench: Bench) -> Setup:
+    return two_hosts(python="3.11.2")
+
+
+@wrong("same packages", "numpy: a: 2.4.6; b: 2.3.0", "install the same environment")
+def another_numpy(bench: Bench) -> Setup:
+    return two_hosts(packages={**FACTS["packages"], "numpy": "2.3.0"})
+
+
+@wrong("same packages", "chainer: a: 7.8.1; b: none", "install the same environment")
+def package_is_missing(bench: Bench) -> Setup:
+    return two_hosts(packages={"numpy": "2.4.6"})
+
+
+@wrong("same mpiexec", "a: 5.0.2; b: missing", "install the same environment")
+def mpiexec_is_missing(bench: Bench) -> Setup:
+    return two_hosts(mpiexec=None)
+
+
+@wrong("script", "a: train.py (sha256 0123456789ab...); b: missing", "copy it to every host")
+def script_is_missing(bench: Bench) -> Setup:
+    return two_hosts(script=None)
+
+
+@wrong("data", "a: images: 3 entries (abcdef); b: images: 2 entries (fedcba)", "copy it to every")
+def data_differ(bench: Bench) -> Setup:
+    return two_hosts(data="2 entries (fedcba)")
+
+
+@wrong("places", "b: ranks: 2, cores: 1, GPUs: 0", "put fewer ranks there")
+def too_few_cores(bench: Bench) -> Setup:
+    return two_hosts(cores=1)
+
+
+@wrong("places", "b: ranks: 2, cores: 2, GPUs: 1", "put fewer ranks there")
+def too_few_gpus(bench: Bench) -> Setup:
+    return two_hosts(gpus=1)
+
+
+@wrong("addresses", "a and b call themselves a", "hostnamectl set-hostname")
+def same_name(bench: Bench) -> Setup:
+    return two_hosts(host="a")
+
+
+@wrong(
+    "addresses",
+    "172.17.0.1 is on a (docker0) and b (docker0)",
+    "chainermn launch --network 10.0.0.0/24",
+)
+def docker(bench: Bench) -> Setup:
+    bench.patch.setattr("chainermn.doctor.checks.hosts.mpi_flavour", lambda: "openmpi")
+    setup = two_hosts()
+    for answer in setup.facts.values():
+        answer.facts["addresses"]["docker0"] = "172.17.0.1/16"
+    return setup
+
+
+@wrong("a job over the hosts", "no answer within", "firewalls must let the hosts connect")
+def job_over_hosts_hangs(bench: Bench) -> Setup:
+    setup = two_hosts()
+    setup.__dict__["tour"] = Outcome([], "no answer within 60 s")
+    return setup
+
+
+@wrong("a job over the hosts", "ranks run on a, a, a, a; expected a, a, b, b", "unset what makes")
+def all_on_the_first(bench: Bench) -> Setup:
+    setup = two_hosts()
+    setup.__dict__["tour"] = Outcome([[rank_on("a")] * 4])
+    return setup
+
+
+@wrong("environment", "NCCL_DEBUG is not the same on b", "chainermn launch --forward NCCL_DEBUG")
+def not_forwarded(bench: Bench) -> Setup:
+    bench.patch.setenv("NCCL_DEBUG", "INFO")
+    setup = two_hosts()
+    setup.__dict__["tour"] = Outcome([[rank_on("a"), rank_on("b", NCCL_DEBUG="")]])
+    return setup
+
+
+@wrong(
+    "environment", "LD_LIBRARY_PATH is not the same on b", "mpiexec of Open MPI -x LD_LIBRARY_PATH"
+)
+def folder_is_missing(bench: Bench) -> Setup:
+    bench.patch.setenv("LD_LIBRARY_PATH", "/opt/one:/opt/two")
+    there = {"LD_LIBRARY_PATH": "/opt/mpi:/opt/two"}
+    setup = two_hosts()
+    setup.__dict__["tour"] = Outcome([[rank_on("a"), rank_on("b", **there)]])
+    return setup
+
+
+@wrong("all-reduce over the hosts", "hierarchical: ValueError: no", "that is right (naive)")
+def wrong_over_the_hosts(bench: Bench) -> Setup:
+    means = {"naive": RIGHT, "hierarchical": dict.fromkeys(RIGHT, "ValueError: no")}
+    answers(bench, communicators=Outcome([means]))
+    return two_hosts()
+
+
+@wrong("links", "no answer within", "firewall")
+def link_is_down(bench: Bench) -> Setup:
+    answers(bench, links=Outcome([], "no answer within 60 s"))
+    return two_hosts()
+
+
+@wrong("links", "a to c: 12 MB/s, 300 µs", "slow: a to c, b to c. ethtool shows the speed")
+def slow_link(bench: Bench) -> Setup:
+    measured = [
+        {"hosts": hosts, "latency": 300e-6, "bandwidth": bandwidth}
+        for hosts, bandwidth in (("ab", 118e6), ("ac", 12e6), ("bc", 11.8e6))
+    ]
+    answers(bench, links=Outcome([measured]))
+    return two_hosts()
+
+
+# ---- the tests ----
+
+
+@pytest.mark.parametrize(("name", "found", "remedy", "spoil"), CASES)
+def test_what_is_wrong_is_found(
+    name: str, found: str, remedy: str, spoil: Spoil, bench: Bench
+) -> None:
+    finding = BY_NAME[name].examine(spoil(bench))
+    assert finding.status is Status.BAD, finding
+    assert found in finding.found
+    assert remedy in finding.remedy
+
+
+def test_every_check_has_a_case() -> None:
+    assert {case.values[0] for case in CASES} == set(BY_NAME)
+
+
+# ---- what is not wrong ----
+
+
+def test_fine_hosts() -> None:
+    setup = two_hosts()
+    for check in CHECKS:
+        if check.subject == "hosts" and check.name not in ("all-reduce over the hosts", "links"):
+            finding = check.examine(setup)
+            assert finding.status is Status.GOOD, (check.name, finding)
+
+
+def test_host_is_asked_by_ssh(bench: Bench) -> None:
+    bench.command("ssh", SSH.format(before="echo welcome", prefix=""))
+    setup = Setup(hosts=[("elsewhere", 1)], script=Path(__file__), data=Path(__file__).parent)
+    facts = setup.facts["elsewhere"].facts
+    assert facts["python"] == platform.python_version()
+    assert facts["packages"]["numpy"] == metadata.version("numpy")
+    assert facts["script"] == hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    for name in ("ssh without a password", "same Python", "same mpiexec", "script", "data"):
+        assert BY_NAME[name].examine(setup).status is Status.GOOD, name
+
+
+def test_docker_does_not_disturb(bench: Bench) -> None:
+    for flavour, network in (("mpich", None), ("openmpi", "10.0.0.0/24")):
+        setup = docker(bench)
+        bench.patch.setattr("chainermn.doctor.checks.hosts.mpi_flavour", lambda f=flavour: f)
+        setup.network = network
+        assert BY_NAME["addresses"].examine(setup).status is Status.GOOD
+
+
+def test_gpus_that_are_fine(bench: Bench) -> None:
+    fake_cupy(bench, nccl="nccl=SimpleNamespace(get_version=lambda: 22705)")
+    # As `from cupy.cuda import nccl` needs a package.
+    text = (bench.path / "modules" / "cupy.py").read_text()
+    bench.module("cupy", text + "import sys; sys.modules['cupy.cuda'] = cuda\n")
+    setup = setup_with(cuda=driver())
+    setup.ranks = 1
+    found = {check.name: check.examine(setup) for check in CHECKS if check.subject == "GPU"}
+    assert {finding.status for finding in found.values()} == {Status.GOOD}, found
+    assert found["GPUs"].found == "H200 (140 GiB)"
+    assert found["CuPy"].found == "cupy-cuda13x 14.2.0, CUDA 13.0"
+    assert found["NCCL"].found == "2.27.5"
+    assert found["CUDA-aware MPI"].found == "two ranks add up device memory"
+
+
+def test_mpi_need_not_be_cuda_aware(bench: Bench) -> None:
+    fake_cupy(bench, use="raise SystemExit(5)")
+    finding = BY_NAME["CUDA-aware MPI"].examine(setup_with(cuda=driver()))
+    assert finding.status is Status.NOT_TRIED
+    assert "not needed: gradients go by NCCL" in finding.found
+
+
+def test_threads_variables_are_those_of_the_library() -> None:
+    assert python.THREAD_VARIABLES == cores.THREAD_VARIABLES
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("max 100000", None), ("100000 100000", 1), ("50000 100000", 1)]
+)
+def test_cores_of_a_container(text: str, cores: int | None, tmp_path: Path) -> None:
+    quota = tmp_path / "cpu.max"
+    quota.write_text(text)
+    assert host_facts.cores(str(quota)) == (cores or len(os.sched_getaffinity(0)))

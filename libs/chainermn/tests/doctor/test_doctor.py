@@ -1,0 +1,162 @@
+"""``chainermn doctor`` as a whole, and how it puts its checks together."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from chainermn.doctor import report
+from chainermn.doctor.checks import CHECKS
+from chainermn.doctor.checks.python import THREAD_VARIABLES
+from chainermn.doctor.registry import Check, Finding, Status, bad, good, not_tried, run_checks
+from chainermn.doctor.setup import Setup
+
+HOSTS = {check.name for check in CHECKS if check.subject == "hosts"}
+# A container may have little of it, and the doctor is right to say so.
+DEPENDS_ON_THE_MACHINE = {"shared memory"}
+
+
+def examine(*command: str, **env: str) -> tuple[int, dict[str, Any]]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, **env}
+    for name in THREAD_VARIABLES:
+        environment.pop(name, None)
+    shown = subprocess.run(
+        [sys.executable, *command, "--json"],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert shown.stderr == ""
+    return shown.returncode, json.loads(shown.stdout)
+
+
+def names_by_status(diagnosis: dict[str, Any]) -> dict[str, set[str]]:
+    names: dict[str, set[str]] = {"good": set(), "bad": set(), "not tried": set()}
+    for row in diagnosis["checks"]:
+        names[row["status"]].add(row["name"])
+    return names
+
+
+def test_this_environment_is_fine() -> None:
+    code, diagnosis = examine("-m", "chainermn.doctor")
+    names = names_by_status(diagnosis)
+    assert names["bad"] <= DEPENDS_ON_THE_MACHINE, diagnosis
+    assert code == bool(names["bad"])
+    assert names["not tried"] >= HOSTS
+    assert names["good"] | DEPENDS_ON_THE_MACHINE >= {
+        check.name for check in CHECKS if check.subject in ("Python", "MPI")
+    }
+    assert diagnosis["versions"]["chainer"] == "7.8.1"
+    assert diagnosis["versions"]["numpy"] == numpy.__version__
+    assert sys.executable in diagnosis["versions"]["Python"]
+
+
+def test_chainer_is_broken_and_its_own_chainermn_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "chainer.py").write_text("raise ImportError('spoilt')")
+    code, diagnosis = examine(
+        "-c",
+        "import chainermn_command; chainermn_command.main()",
+        "doctor",
+        PYTHONPATH=str(tmp_path),
+        CHAINER_COMPAT_DISABLE="1",
+    )
+    assert code == 1
+    names = names_by_status(diagnosis)
+    spoilt = {"chainer-compat", "Chainer computes", "chainermn is this one", "chainermn imports"}
+    assert names["bad"] >= spoilt
+    assert "two ranks" in names["good"]
+    assert all(row["remedy"] for row in diagnosis["checks"] if row["status"] == "bad")
+
+
+def check_that(name: str, finding: Finding, *needs: str) -> Check:
+    return Check("subject", name, lambda setup: finding, needs)
+
+
+TREE = [
+    check_that("fine", good("here")),
+    check_that("wrong", bad("not here", "put it there")),
+    check_that("after fine", good("too"), "fine"),
+    check_that("after wrong", good("never seen"), "wrong"),
+    check_that("after that", good("never seen"), "fine", "after wrong"),
+    check_that("not for us", not_tried("no such thing here")),
+    check_that("after not for us", good("never seen"), "not for us"),
+]
+
+
+def test_needs() -> None:
+    findings = {check.name: finding for check, finding in run_checks(TREE, Setup())}
+    assert findings == {
+        "fine": good("here"),
+        "wrong": bad("not here", "put it there"),
+        "after fine": good("too"),
+        "after wrong": not_tried("needs: wrong"),
+        "after that": not_tried("needs: wrong"),
+        "not for us": not_tried("no such thing here"),
+        "after not for us": not_tried("needs: not for us"),
+    }
+
+
+def test_check_that_raises_is_a_finding() -> None:
+    def examine(setup: Setup) -> Finding:
+        raise ZeroDivisionError("twice")
+
+    ((_, finding),) = run_checks([Check("subject", "raises", examine)], Setup())
+    assert finding.status is Status.BAD
+    assert "ZeroDivisionError: twice" in finding.found
+    assert "report it with this output" in finding.remedy
+
+
+def test_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):  # as in a pipe
+        monkeypatch.delenv(name, raising=False)
+    long = "so much is wrong that it does not fit into a line " * 3
+    rows = [*run_checks(TREE, Setup()), (check_that("long", good("")), bad(long, "do [this]"))]
+    assert report.show({"Python": "3.12 [x]"}, rows) == rows
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0].split() == ["Python", "3.12", "[x]"]
+    table = lines[lines.index("subject") + 1 :]
+    assert [" ".join(line.split()) for line in table[:7]] == [
+        "✓ fine here",
+        "✗ wrong not here",
+        "→ put it there",
+        "✓ after fine too",
+        "– 2 more needs: wrong (after wrong, after that)",  # noqa: RUF001
+        "– not for us no such thing here",  # noqa: RUF001
+        "– after not for us needs: not for us",  # noqa: RUF001
+    ]
+    assert " ".join(" ".join(table[7:-2]).split()) == f"✗ long {long}→ do [this]"
+    assert table[-1] == "2 of 8 checks found something wrong"
+    assert max(map(len, lines)) <= 100
+
+
+def test_json() -> None:
+    rows = list(run_checks(TREE[:2], Setup()))
+    assert json.loads(report.as_json({"Python": "3.12"}, rows)) == {
+        "versions": {"Python": "3.12"},
+        "checks": [
+            {
+                "subject": "subject",
+                "name": "fine",
+                "status": "good",
+                "found": "here",
+                "remedy": "",
+            },
+            {
+                "subject": "subject",
+                "name": "wrong",
+                "status": "bad",
+                "found": "not here",
+                "remedy": "put it there",
+            },
+        ],
+    }

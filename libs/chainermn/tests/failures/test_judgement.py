@@ -1,0 +1,173 @@
+"""What is made of the reports of ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from chainermn.failures.activity import Wait, as_ranges, from_ranges
+from chainermn.failures.clock import AwakeClock
+from chainermn.failures.judgement import Judge, RankState, Verdict
+from chainermn.failures.settings import stall_limit
+
+NOW, LIMIT = 1000.0, 10.0
+STREAM = "communicator 1 of ranks 0-2"
+
+
+def call(number: int, seconds: float, operation: str = "allreduce", stream: str = STREAM) -> Wait:
+    return Wait(stream, number, operation, "0-2", NOW - seconds)
+
+
+def message(number: int, source: int, dest: int, here: int, seconds: float) -> Wait:
+    operation = f"send to rank {dest}" if here == source else f"recv from rank {source}"
+    stream = f"{STREAM}, messages from rank {source} to rank {dest}"
+    return Wait(stream, number, operation, as_ranges(sorted((source, dest))), NOW - seconds)
+
+
+def ranks(*waits: Wait | None, counts: int = 4) -> list[RankState]:
+    """Return ranks whose main threads are in these calls, all in the same number of calls."""
+    return [
+        RankState(rank, "host", 100 + rank, wait, counts={STREAM: counts}, place="train.py:7")
+        for rank, wait in enumerate(waits)
+    ]
+
+
+def judged(states: list[RankState], limit: float = LIMIT) -> list[Verdict]:
+    return Judge(states, NOW, limit).verdicts()
+
+
+def test_nothing_is_wrong_while_ranks_wait_a_little() -> None:
+    assert judged(ranks(call(5, 9.0), call(5, 1.0), None)) == []
+
+
+def test_rank_has_left_without_a_call_that_others_are_in() -> None:
+    states = ranks(call(5, 0.1), call(5, 0.1), None)
+    states[2].left_at = NOW
+    (verdict,) = judged(states, limit=0)
+    assert verdict.is_fatal
+    assert "rank 2 on host has ended its script" in verdict.text
+    assert "allreduce (call 5 on communicator 1 of ranks 0-2)" in verdict.text
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_rank_may_leave_after_its_part_of_a_call(number: int) -> None:
+    states = ranks(call(number, 0.1), None, None)
+    states[2].left_at = NOW
+    assert judged(states) == []
+
+
+@pytest.mark.parametrize(("sent", "is_fatal"), [(2, False), (1, True)])
+def test_message_of_a_rank_that_has_left(sent: int, is_fatal: bool) -> None:
+    wait = message(2, source=1, dest=0, here=0, seconds=0.1)
+    states = ranks(wait, None, None)
+    states[1].left_at = NOW
+    states[1].counts[wait.stream] = sent
+    assert [verdict.is_fatal for verdict in judged(states)] == [True] * is_fatal
+
+
+def test_silent_rank() -> None:
+    states = ranks(None, None, None)
+    states[1].silence = LIMIT + 1
+    (verdict,) = judged(states)
+    assert verdict.is_fatal
+    assert "rank 1 on host (process 101) has been silent for 11 s" in verdict.text
+    assert judged(states, limit=0) == []
+
+
+def test_rank_that_computes_is_only_warned_of() -> None:
+    states = ranks(call(5, 11.0), call(5, 12.0), None)
+    (verdict,) = judged(states)
+    assert not verdict.is_fatal
+    assert "HAS NOT come: rank 2 on host, which is at train.py:7" in verdict.text
+    assert "waited for 12 s" in verdict.text
+
+
+def test_rank_that_does_not_report_is_only_warned_of() -> None:
+    (verdict,) = judged(ranks(call(5, 11.0), call(5, 11.0)))
+    assert not verdict.is_fatal
+    assert "HAS NOT come: rank 2 on a host that does not report" in verdict.text
+
+
+def test_different_calls_at_the_same_time_are_a_deadlock() -> None:
+    states = ranks(call(5, 11.0), call(5, 11.0, "bcast"), call(5, 11.0))
+    verdict = judged(states)[0]
+    assert verdict.is_fatal
+    assert "these ranks wait for each other" in verdict.text
+    assert "rank 1 on host is in bcast (call 5" in verdict.text
+
+
+def test_calls_on_different_communicators_are_a_deadlock() -> None:
+    states = ranks(call(5, 11.0), call(1, 11.0, stream="another"), call(5, 11.0))
+    assert judged(states)[0].is_fatal
+
+
+def test_ranks_that_receive_in_a_ring_are_a_deadlock() -> None:
+    states = ranks(
+        *(message(1, source=(r + 1) % 3, dest=r, here=r, seconds=11.0) for r in range(3))
+    )
+    assert judged(states)[0].is_fatal
+
+
+def test_rank_that_waits_for_one_that_computes_is_no_deadlock() -> None:
+    states = ranks(call(5, 20.0), message(1, source=2, dest=1, here=1, seconds=20.0), None)
+    assert judged(states)
+    assert not any(verdict.is_fatal for verdict in judged(states))
+
+
+def test_message_that_both_have_come_to_is_no_deadlock() -> None:
+    states = ranks(
+        message(1, source=0, dest=1, here=0, seconds=11.0),
+        message(1, source=0, dest=1, here=1, seconds=11.0),
+        None,
+    )
+    verdicts = judged(states)
+    assert not any(verdict.is_fatal for verdict in verdicts)
+    assert "all ranks have come" in verdicts[0].text
+
+
+@pytest.mark.parametrize(("seconds", "is_fatal"), [(99.0, False), (101.0, True)])
+def test_call_that_all_have_come_to_gets_more_time(seconds: float, is_fatal: bool) -> None:
+    states = ranks(*(call(5, seconds) for _ in range(3)))
+    assert [verdict.is_fatal for verdict in judged(states)] == [is_fatal]
+
+
+def test_ranks_that_have_left_long_ago_are_warned_of() -> None:
+    states = ranks(None, None, None)
+    states[0].left_at = NOW - 11
+    (verdict,) = judged(states)
+    assert not verdict.is_fatal
+    assert "rank 1 on host is at train.py:7" in verdict.text
+
+
+def test_long_lists_are_cut() -> None:
+    states = [RankState(rank, "host", 1) for rank in range(100)]
+    states[99].main_wait = Wait("stream", 1, "bcast", "0-99", NOW - 11)
+    (verdict,) = judged(states)
+    assert "and 84 more" in verdict.text
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([0], "0"), ([0, 1, 2], "0-2"), ([3, 1, 2, 7], "3,1-2,7")]
+)
+def test_ranges(numbers: list[int], text: str) -> None:
+    assert as_ranges(numbers) == text
+    assert list(from_ranges(text)) == numbers
+
+
+def test_clock_leaves_out_the_time_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([100.0, 101.0, 5000.0, 5000.5])
+    monkeypatch.setattr("time.monotonic", lambda: next(seconds))
+    clock = AwakeClock(longest_step=2.0)
+    assert [clock.read(), clock.read(), clock.read()] == [1.0, 3.0, 3.5]
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "inf", "nan"])
+def test_limit_that_is_no_number_of_seconds(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHAINERMN_STALL_LIMIT", text)
+    with pytest.raises(ValueError, match="must be a number of seconds"):
+        stall_limit()
+
+
+@pytest.mark.parametrize(("text", "limit"), [("", 300.0), ("0", 0.0), ("2.5", 2.5)])
+def test_limit(text: str, limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHAINERMN_STALL_LIMIT", text)
+    assert stall_limit() == limit

@@ -1,0 +1,75 @@
+"""Lists of hosts and hostfiles, in the notations of both MPIs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chainermn.launch.hosts import fill_hosts, parse_hosts, read_hostfile
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("a", [("a", 1)]),
+        ("a:2,b:3", [("a", 2), ("b", 3)]),
+        ("b,a", [("b", 1), ("a", 1)]),
+        ("a,b,a:2", [("a", 3), ("b", 1)]),
+        (
+            "node-1.example.org:16,user@10.0.0.2",
+            [("node-1.example.org", 16), ("user@10.0.0.2", 1)],
+        ),
+    ],
+)
+def test_list(text: str, hosts: list[tuple[str, int]]) -> None:
+    assert parse_hosts(text) == hosts
+
+
+@pytest.mark.parametrize("text", ["", "a,,b", "a:", "a:many", "a:2:3", ":2", "a b"])
+def test_wrong_list(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a host as in a:2 or 'a slots=2', got"):
+        parse_hosts(text)
+
+
+def test_hostfile(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(
+        "# MPICH\n"
+        "a:2\n"
+        "\n"
+        "   b:4 # the large one\n"
+        "c slots=3\n"
+        "d  slots=2 max_slots=8\n"
+        "e max-slots=8\n"
+        "a\n"
+    )
+    assert read_hostfile(path) == [("a", 3), ("b", 4), ("c", 3), ("d", 2), ("e", 1)]
+
+
+@pytest.mark.parametrize("line", ["a slots=x", "a:2 slots=2", "a rank=1", "a slots=1 slots=2"])
+def test_wrong_line_is_named(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(f"fine:2\n{line}\n")
+    with pytest.raises(ValueError, match=rf"hosts, line 2: expected .*, got '{line}'"):
+        read_hostfile(path)
+
+
+def test_empty_hostfile(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("# nobody\n")
+    with pytest.raises(ValueError, match="hosts names no host"):
+        read_hostfile(path)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "filled"),
+    [(1, [("a", 1)]), (2, [("a", 2)]), (3, [("a", 2), ("b", 1)]), (5, [("a", 2), ("b", 3)])],
+)
+def test_first_hosts_are_filled_first(ranks: int, filled: list[tuple[str, int]]) -> None:
+    assert fill_hosts([("a", 2), ("b", 3)], ranks) == filled
+
+
+def test_too_many_ranks() -> None:
+    with pytest.raises(ValueError, match=r"6 ranks do not fit on the hosts a:2,b:3, which take 5"):
+        fill_hosts([("a", 2), ("b", 3)], 6)

@@ -1,0 +1,98 @@
+"""Which mpiexec is found, and what it is told."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from chainermn.launch.mpiexec import (
+    NAMES,
+    OtherMpiError,
+    find_mpiexec,
+    launch_environment,
+    mpi4py_library,
+    mpi_flavour,
+    mpiexec_command,
+)
+
+OTHER = {"mpich": "openmpi", "openmpi": "mpich"}
+
+
+def test_it_is_the_one_of_the_library() -> None:
+    assert find_mpiexec().parent == Path(sys.executable).parent
+    assert NAMES[mpi_flavour()] in mpi4py_library()
+
+
+def test_there_is_none(only_mpiexec: Callable[[str], Path]) -> None:
+    with pytest.raises(FileNotFoundError, match="pip install"):
+        find_mpiexec()
+
+
+def test_it_is_found_on_path_behind_another(
+    flavour: str,
+    only_mpiexec: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    only_mpiexec(f"echo mpiexec of {NAMES[OTHER[flavour]]}")
+    right = tmp_path / "mpiexec"
+    right.write_text(f"#!/bin/sh\necho mpiexec of {NAMES[flavour]}\n")
+    right.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{os.environ['PATH']}:{tmp_path}")
+    assert find_mpiexec() == right
+
+
+def test_there_is_only_that_of_another_mpi(
+    flavour: str, only_mpiexec: Callable[[str], Path]
+) -> None:
+    mine, other = NAMES[flavour], NAMES[OTHER[flavour]]
+    path = only_mpiexec(f"echo mpiexec of {other}")
+    with pytest.raises(OtherMpiError) as raised:
+        find_mpiexec()
+    message = str(raised.value)
+    assert message.startswith(f"mpi4py uses {mine}")
+    assert f"{path} ({other})" in message
+    assert "put the mpiexec of that MPI on PATH" in message
+
+
+def test_mpi4py_without_a_library(forgets_mpiexec: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPI4PY_LIBMPI", "/nowhere/libmpi.so")
+    with pytest.raises(RuntimeError, match=r"mpi4py cannot load an MPI library: .*pip install"):
+        find_mpiexec()
+
+
+def test_command_for_this_host() -> None:
+    command = mpiexec_command(3, ["train.py", "--epoch", "1"])
+    assert command[0] == str(find_mpiexec())
+    assert command[-5:] == ["3", sys.executable, "train.py", "--epoch", "1"]
+    assert mpiexec_command(3, ["hostname"], python=False)[-3:] == ["-n", "3", "hostname"]
+
+
+def test_command_for_several_hosts() -> None:
+    command = mpiexec_command(3, ["x.py"], hosts=[("a", 2), ("b", 2)], forward=["FOO", "BAR"])
+    assert "a:2,b:1" in command
+    exports = ["-x", "FOO", "-x", "BAR"] if mpi_flavour() == "openmpi" else []
+    assert [part for part in command if part in ("-x", "FOO", "BAR")] == exports
+
+
+def test_settings_of_the_user_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRTE_MCA_plm_ssh_args", "-p 2222")
+    monkeypatch.setenv("HYDRA_LAUNCHER_EXTRA_ARGS", "-p 2222")
+    environment = launch_environment([("a", 1)])
+    assert environment["PRTE_MCA_plm_ssh_args"] == "-p 2222"
+    assert environment["HYDRA_LAUNCHER_EXTRA_ARGS"] == "-p 2222"
+
+
+def test_settings_for_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PRTE_MCA_plm_ssh_args", "HYDRA_LAUNCHER_EXTRA_ARGS", "PRTE_MCA_plm_ssh_agent"):
+        monkeypatch.delenv(name, raising=False)
+    environment = launch_environment([("a", 1)], network="10.0.0.0/24")
+    name = {"openmpi": "PRTE_MCA_plm_ssh_args", "mpich": "HYDRA_LAUNCHER_EXTRA_ARGS"}
+    assert environment[name[mpi_flavour()]] == "-o ConnectTimeout=4 -o BatchMode=yes"
+    assert "PRTE_MCA_plm_ssh_agent" not in environment
+    network = environment.get("OMPI_MCA_btl_tcp_if_include")
+    assert network == ("10.0.0.0/24" if mpi_flavour() == "openmpi" else None)
