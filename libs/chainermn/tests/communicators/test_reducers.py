@@ -194,14 +194,18 @@ def test_nothing_is_allocated_again_and_again(
 
 @pytest.mark.mpi(2)
 def test_no_file_stays() -> None:
+    def held() -> set[str]:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        return {line.partition("/")[2] for line in lines if "/dev/shm/chainermn-" in line}
+
+    before = held()
     comm = chainermn.create_communicator("naive")
     comm._allreduce_mean(np.ones(3, "f"))
     comm.mpi_comm.Barrier()
     # Other jobs on this machine may be about to remove theirs.
-    held = Path("/proc/self/maps").read_text()
-    (path,) = {part for part in held.split() if part.startswith("/dev/shm/chainermn-")}
-    assert not os.path.exists(path)
-    assert f"{path} (deleted)" in held
+    (path,) = held() - before
+    assert path.endswith(" (deleted)")
+    assert not os.path.exists("/" + path.removesuffix(" (deleted)"))
     comm.finalize()
 
 

@@ -434,7 +434,7 @@ def test_double_buffering_runs_in_the_background() -> None:
 @pytest.mark.mpi(1, 2)
 def test_double_buffering_without_thread_support(monkeypatch: pytest.MonkeyPatch) -> None:
     comm = chainermn.create_communicator("naive")
-    monkeypatch.setattr(double_buffering_optimizer, "threads_may_call", lambda: False)
+    monkeypatch.setattr(double_buffering_optimizer, "threads_may_call", lambda n_hosts: False)
     threads = set(threading.enumerate())
     shared = chainermn.create_multi_node_optimizer(optimizers.SGD(0.1), comm, True)
     shared.setup(network(comm.rank))

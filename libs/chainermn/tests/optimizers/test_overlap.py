@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 import warnings
@@ -543,7 +544,7 @@ def test_exchange_begins_while_backward_goes_on() -> None:
             current = optimizer._exchange._round
             if current is not None:
                 # The mean of the gradient of c, while those of a and b are not there yet.
-                current._under_way[0].result(timeout=20)
+                optimizer._exchange._engine.wait(current._under_way[0])
                 arrived.append(net.a.W.grad is None)
             return grad_outputs
 
@@ -697,30 +698,32 @@ def test_nothing_of_the_graph_or_the_optimizer_is_kept() -> None:
     assert not thread.is_alive()
 
 
-@pytest.mark.mpi(1, 2)
-@pytest.mark.parametrize("overlap", [True, "auto"])
-def test_falls_back_where_mpi_allows_no_threads(
-    overlap: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.mpi(2, 3)
+@pytest.mark.parametrize("step", [each_in_another_way, other_weights_on_each_rank, accumulated])
+@pytest.mark.parametrize("where", ["everywhere", "on one"])
+def test_without_threads_it_overlaps_between_functions(
+    step: Step, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     comm = chainermn.create_communicator("naive")
-    plain = train(comm, False, by_update)
-    limited = comm.rank == comm.size - 1
-    monkeypatch.setattr(overlapped_exchange, "threads_may_call", lambda: not limited)
+    allows = where == "on one" and comm.rank != comm.size - 1
+    monkeypatch.setattr(overlapped_exchange, "threads_may_call", lambda n_hosts: allows)
     threads = set(threading.enumerate())
+    assert_same_with_overlap(comm, step)
+    assert allows or threads.issuperset(threading.enumerate())
+
+
+@pytest.mark.mpi(1, 2)
+def test_says_where_a_communicator_cannot_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    comm = chainermn.create_communicator("naive")
+    plain = train(comm, False, by_update)
+    lacking = functools.partial(CommunicatorBase.create_overlapped_exchange, comm)
+    monkeypatch.setattr(comm, "create_overlapped_exchange", lacking)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        if overlap is True:
-            assert_equal(train(comm, True, by_update), plain)
-        else:
-            net = Network()
-            OverlappingOptimizer(optimizers.SGD(), comm, True, "auto").setup(net).update()
+        assert_equal(train(comm, True, by_update), plain)
     messages = [str(warning.message) for warning in caught]
-    if overlap is True and comm.rank == 0:
-        assert len(messages) == 1
-        assert "overlap=True has no effect" in messages[0]
-    else:
-        assert messages == []
-    assert threads.issuperset(threading.enumerate())
+    assert len(messages) == (comm.rank == 0)
+    assert all("overlap=True has no effect: Naive" in message for message in messages)
 
 
 @pytest.mark.mpi(2)

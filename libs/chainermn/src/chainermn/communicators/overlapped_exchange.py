@@ -26,10 +26,10 @@ from chainermn.communicators.messages import Array
 from chainermn.communicators.transport.agreement import any_true
 from chainermn.communicators.transport.mpi import threads_may_call
 from chainermn.failures.activity import waiting
-from chainermn.gradients.background import BackgroundThread
 from chainermn.gradients.overflow import check_overflow
 from chainermn.gradients.overlap import Plan, Round, WireDtype
 from chainermn.gradients.parameters import named_parameters
+from chainermn.gradients.progress import PollingEngine, ThreadEngine
 from chainermn.gradients.readiness import Uses, find_uses, taps
 
 if TYPE_CHECKING:
@@ -49,23 +49,17 @@ class OverlappedExchange:
     ----------
     communicator : MpiCommunicatorBase
         Stays free for other use.
-
-    Raises
-    ------
-    RuntimeError
-        On every rank, if MPI may not be called from several threads on all of them.
     """
 
     def __init__(self, communicator: MpiCommunicatorBase) -> None:
-        able = communicator.mpi_comm.allgather(threads_may_call())
-        if not all(able):
-            raise RuntimeError(
-                "MPI may not be called from several threads at a time (MPI_THREAD_MULTIPLE) on "
-                f"rank {able.index(False)}"
-            )
         self._communicator = communicator
         self._loans = [borrow(communicator) for _ in range(_BUCKETS_UNDER_WAY)]
-        self._thread = BackgroundThread(_BUCKETS_UNDER_WAY)
+        for loan in self._loans:
+            # The first exchange makes what an exchange needs, and waits for other ranks in it.
+            loan.communicator._allreduce_mean(np.zeros(1, np.float32))
+        may_thread = threads_may_call(communicator.inter_size)
+        kind = ThreadEngine if may_thread else PollingEngine
+        self._engine = kind(_BUCKETS_UNDER_WAY)
         self._uses: Mapping[VariableNode, Uses] | None = None
         # The same on all ranks, as it changes only where they agree on it.
         self._plan = Plan()
@@ -96,7 +90,7 @@ class OverlappedExchange:
             for parameter in early:
                 if parameter.node not in uses:
                     current.hand_over(parameter)
-            with taps(early, uses, loss_scale, current.hand_over):
+            with self._engine.in_backward(), taps(early, uses, loss_scale, current.hand_over):
                 loss.backward(loss_scale=loss_scale)
         except BaseException:
             current.abandon()
@@ -145,14 +139,14 @@ class OverlappedExchange:
         self._plan = Plan()
 
     def close(self) -> None:
-        """End the thread. Not collective."""
-        self._thread.end()
+        """Carry on with nothing more. Not collective."""
+        self._engine.end()
         if self._round is None:
             give_back(*self._loans)
 
     def _begin(self) -> Round:
         self._round = Round(
-            self._plan, self._thread, self._mean_in_steps, self._communicator._wire_dtype
+            self._plan, self._engine, self._mean_in_steps, self._communicator._wire_dtype
         )
         return self._round
 

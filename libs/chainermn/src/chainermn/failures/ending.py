@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from typing import Any, NoReturn
@@ -15,6 +18,8 @@ from chainermn.failures.processes import Process, family_of, find, launchers_of
 
 # mpiexec forwards what ranks print, but an abort reaches it another way and would overtake it.
 SECONDS_FOR_OUTPUT = 0.3
+# On a busy host it takes longer until mpiexec begins.
+_SECONDS_UNTIL_READ = 1.2
 # How long MPI has for ending all processes of the job before they are killed.
 _SECONDS_FOR_MPI = 5
 
@@ -61,6 +66,7 @@ def end_job(message: str, patience: float = SECONDS_FOR_OUTPUT, *, after: float 
     time.sleep(after)
     if message:
         print_at_once(message)
+        _wait_until_read()
         time.sleep(patience)
     while not is_first:
         time.sleep(60)
@@ -81,6 +87,17 @@ def print_at_once(message: str) -> None:
     with contextlib.suppress(OSError):
         while left:
             left = left[os.write(2, left) :]
+
+
+def _wait_until_read() -> None:
+    """Wait, for a while, until whoever reads standard error has taken what is in the pipe."""
+    deadline = time.monotonic() + _SECONDS_UNTIL_READ
+    with contextlib.suppress(OSError):  # not a pipe
+        while time.monotonic() < deadline:
+            (unread,) = struct.unpack("i", fcntl.ioctl(2, termios.FIONREAD, b"\0" * 4))
+            if not unread:
+                return
+            time.sleep(0.01)
 
 
 def start_reaper() -> None:

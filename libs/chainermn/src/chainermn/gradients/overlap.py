@@ -12,8 +12,8 @@ import numpy as np
 from chainer.variable import VariableNode
 from numpy.typing import NDArray
 
-from chainermn.gradients.background import BackgroundThread
 from chainermn.gradients.buckets import make_exclusive
+from chainermn.gradients.progress import ProgressEngine
 
 Array: TypeAlias = NDArray[Any]
 WireDtype: TypeAlias = np.dtype[Any] | None
@@ -76,12 +76,12 @@ class Round:
     def __init__(
         self,
         plan: Plan,
-        thread: BackgroundThread,
+        engine: ProgressEngine,
         mean_in_steps: MeanInSteps,
         wire_dtype: WireDtype,
     ) -> None:
         self._plan = plan
-        self._thread = thread
+        self._engine = engine
         self._mean_in_steps = mean_in_steps
         self._wire_dtype = wire_dtype
         self._handed: dict[VariableNode, _Handed] = {}
@@ -128,7 +128,7 @@ class Round:
     def wait(self) -> None:
         """Wait until the means are there."""
         for future in self._under_way:
-            future.result()
+            self._engine.wait(future)
 
     def hand_out(self) -> None:
         """Make the means the gradients of the parameters, in the arrays that these had."""
@@ -150,7 +150,7 @@ class Round:
                 return
             gradients = [self._handed[parameter.node].gradient for parameter in bucket.parameters]
             exchange = functools.partial(self._exchange, bucket, gradients)
-            self._under_way.append(self._thread.submit(exchange))
+            self._under_way.append(self._engine.submit(exchange))
 
     def _exchange(
         self, bucket: _Bucket, gradients: list[Array | None], lane: int

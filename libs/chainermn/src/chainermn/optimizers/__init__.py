@@ -40,12 +40,13 @@ def create_multi_node_optimizer(
         Take a gradient that a rank does not have (``None``) for zeros. Otherwise one that no
         rank has stays ``None``, and one that only some have is an error on all ranks.
     overlap : bool or 'auto'
-        Exchange gradients while backward still computes others, in a thread. The result is the
-        same in all cases. Where `update` is not given a loss function it takes
+        Exchange gradients while backward still computes others: in a thread, or where MPI may
+        not be called from several threads (without ``MPI_THREAD_MULTIPLE``, and with Open MPI on
+        several hosts) between the functions that backward computes, which hides less. The result
+        is the same in all cases. Where `update` is not given a loss function it takes
         `MultiNodeOptimizer.backward` in place of ``loss.backward``. ``'auto'`` overlaps if there
         are several hosts and MPI is not Open MPI. On one host it costs more than it hides, as
-        the ranks leave no core for it; and with Open MPI, jobs with several ranks on each of
-        several hosts were seen to hang in it. Double buffering hides the exchange already.
+        the ranks leave no core for it. Double buffering hides the exchange already.
 
     Returns
     -------

@@ -27,8 +27,9 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
 
     The gradients under way are not part of a snapshot: a resumed run takes one step less.
 
-    Where MPI may not be called from several threads (``MPI_THREAD_MULTIPLE``), the results are
-    the same but the exchange does not run in the background.
+    Where MPI may not be called from several threads (without ``MPI_THREAD_MULTIPLE``, and with
+    Open MPI on several hosts), the results are the same but the exchange does not run in the
+    background.
     """
 
     _exchange: _BackgroundExchange | None
@@ -106,7 +107,7 @@ class _BackgroundExchange:
     def __init__(self, communicator: CommunicatorBase) -> None:
         self._loan = borrow(communicator)
         self._executor = None
-        if threads_may_call():
+        if threads_may_call(communicator.inter_size):
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="chainermn-exchange")
         self._finish: Callable[[], Any] | None = None
         self._running: Future[None] | None = None

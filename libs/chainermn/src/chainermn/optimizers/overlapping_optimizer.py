@@ -19,8 +19,7 @@ class OverlappingOptimizer(MultiNodeOptimizer):
     """Hides the exchange behind backward; its steps are those of `MultiNodeOptimizer`.
 
     `chainermn.communicators.overlapped_exchange` tells how. Where the communicator cannot do
-    that, or MPI may not be called from several threads at a time (``MPI_THREAD_MULTIPLE``), the
-    exchange follows backward.
+    that, the exchange follows backward.
     """
 
     _exchange: OverlappedExchange | None

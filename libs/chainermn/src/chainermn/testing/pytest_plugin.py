@@ -18,6 +18,8 @@ from chainermn.testing.rank_pool import RankPool, RankPoolError, RankResult
 from chainermn.testing.rank_worker import PLUGIN_NAME
 
 DEFAULT_TIMEOUT = 30.0
+# A crash is described first, and then by the stacks of all threads.
+_MOST_OUTPUT = 20_000
 _MARKER = "mpi(*ranks, timeout=30): run on that many ranks; several numbers: once for each"
 _GRAVITY = ("failed", "died", "hung", "skipped", "passed")
 
@@ -115,7 +117,7 @@ class MpiRunner:
         results.sort(key=lambda result: _GRAVITY.index(result.status))
         text = "\n".join(self._describe(result, ranks, limit) for result in results)
         if output:
-            text += f"\n──── output of the job ────\n{output[-4000:]}"
+            text += f"\n──── output of the job ────\n{output[-_MOST_OUTPUT:]}"
         return [self._failure(item, text, start)]
 
     def _start(self, ranks: int) -> RankPool:

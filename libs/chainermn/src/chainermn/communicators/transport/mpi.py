@@ -70,9 +70,16 @@ def host_name() -> str:
     return cast(str, load_mpi().Get_processor_name())
 
 
-def threads_may_call() -> bool:
-    """Tell whether several threads may call MPI at the same time."""
+def threads_may_call(n_hosts: int) -> bool:
+    """Tell whether several threads may call MPI at the same time, in a job on so many hosts.
+
+    With Open MPI they may on one host only, although it says otherwise: where one thread waited
+    in a collective and another looked after a second one, messages to other hosts were seen to
+    stay unsent for ever (5.0.11 and TCP; up to every second job with two ranks on each of two hosts).
+    """
     mpi = load_mpi()
+    if n_hosts > 1 and is_open_mpi():
+        return False
     return cast(bool, mpi.Query_thread() >= mpi.THREAD_MULTIPLE)
 
 

@@ -1,0 +1,182 @@
+"""What carries on with exchanges while backward computes: a thread, or calls in between."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from typing import Any, TypeAlias
+
+import chainer
+from typing_extensions import override
+
+Exchange: TypeAlias = Callable[[int], Iterator[None]]
+
+# Short against the time that a bucket takes, long against that of a look at its progress.
+_SECONDS_BETWEEN_LOOKS = 1e-4
+_SECONDS_FOR_ENDING = 5.0
+
+# MPI may still write to the memory of an exchange that has not come to its end.
+_unfinished: list[Iterator[None]] = []
+
+
+class ProgressEngine(ABC):
+    """Runs exchanges, each begun in the order in which they were submitted.
+
+    An exchange is a generator that yields whenever it has to wait for other ranks; those under
+    way are then carried on in turn. MPI itself makes progress only while it is called.
+
+    Parameters
+    ----------
+    n_lanes : int
+        How many exchanges may be under way at a time. The ``k``-th one has lane ``k % n_lanes``
+        for itself, on every rank.
+    """
+
+    def __init__(self, n_lanes: int) -> None:
+        self._submitted: queue.SimpleQueue[tuple[Exchange, Future[None]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._lanes: list[tuple[Iterator[None], Future[None]] | None] = [None] * n_lanes
+        self._turn = 0
+
+    def submit(self, exchange: Exchange) -> Future[None]:
+        """Run ``exchange(lane)`` when it is its turn.
+
+        Returns
+        -------
+        concurrent.futures.Future
+            Its result is None, or the exception that the exchange raised.
+        """
+        future: Future[None] = Future()
+        self._submitted.put((exchange, future))
+        return future
+
+    @abstractmethod
+    def wait(self, future: Future[None]) -> None:
+        """Wait until an exchange is over; raise what it has raised."""
+
+    @abstractmethod
+    def in_backward(self) -> AbstractContextManager[Any]:
+        """Return a context for a backward during which exchanges are to be carried on."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Carry on with nothing more, also in the midst of an exchange. Not collective."""
+
+    def _look(self, may_wait: bool) -> bool:
+        """Carry on with each exchange by a step; tell whether that has changed anything.
+
+        Parameters
+        ----------
+        may_wait : bool
+            Whether to wait for an exchange to be submitted if there is none.
+        """
+        has_moved = False
+        if self._lanes[self._turn] is None:
+            submitted = self._next(may_wait and not any(self._lanes))
+            if submitted is not None:
+                exchange, future = submitted
+                self._lanes[self._turn] = exchange(self._turn), future
+                self._turn = (self._turn + 1) % len(self._lanes)
+                has_moved = True
+        for lane, running in enumerate(self._lanes):
+            if running is not None and _is_over_after_a_step(*running):
+                self._lanes[lane] = None
+                has_moved = True
+        return has_moved
+
+    def _next(self, must_wait: bool) -> tuple[Exchange, Future[None]] | None:
+        try:
+            return self._submitted.get(block=must_wait)
+        except queue.Empty:
+            return None
+
+    def _keep_unfinished(self) -> None:
+        _unfinished.extend(running[0] for running in self._lanes if running is not None)
+
+
+class ThreadEngine(ProgressEngine):
+    """Carries on in a thread of its own, with short sleeps. Needs ``MPI_THREAD_MULTIPLE``."""
+
+    def __init__(self, n_lanes: int) -> None:
+        super().__init__(n_lanes)
+        self._is_ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="chainermn-overlap", daemon=True)
+        self._thread.start()
+
+    @override
+    def wait(self, future: Future[None]) -> None:
+        future.result()
+
+    @override
+    def in_backward(self) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    @override
+    def end(self) -> None:
+        self._is_ending.set()
+        self._submitted.put(None)
+        if threading.current_thread() is not self._thread:  # which may collect garbage too
+            self._thread.join(_SECONDS_FOR_ENDING)
+
+    def _run(self) -> None:
+        while not self._is_ending.is_set():
+            if not self._look(may_wait=True):
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
+        self._keep_unfinished()
+
+
+class PollingEngine(ProgressEngine):
+    """Carries on after each function that backward computes, and while being waited for."""
+
+    @override
+    def submit(self, exchange: Exchange) -> Future[None]:
+        future = super().submit(exchange)
+        self._look(may_wait=False)
+        return future
+
+    @override
+    def wait(self, future: Future[None]) -> None:
+        while not future.done():
+            if not self._look(may_wait=False):
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
+        future.result()
+
+    @override
+    def in_backward(self) -> AbstractContextManager[Any]:
+        return _AfterEachFunction(lambda: self._look(may_wait=False))
+
+    @override
+    def end(self) -> None:
+        self._keep_unfinished()
+
+
+class _AfterEachFunction(chainer.FunctionHook):
+    """Calls back when backward has computed a function."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.name = f"chainermn-progress-{id(self)}"
+        self._call = call
+
+    def backward_postprocess(
+        self, function: chainer.FunctionNode, in_data: Any, out_grad: Any
+    ) -> None:
+        self._call()
+
+
+def _is_over_after_a_step(exchange: Iterator[None], future: Future[None]) -> bool:
+    try:
+        next(exchange)
+    except StopIteration:
+        future.set_result(None)
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        return False
+    return True
