@@ -75,7 +75,8 @@ def threads_may_call(n_hosts: int) -> bool:
 
     With Open MPI they may on one host only, although it says otherwise: where one thread waited
     in a collective and another looked after a second one, messages to other hosts were seen to
-    stay unsent for ever (5.0.11 and TCP; up to every second job with two ranks on each of two hosts).
+    stay unsent for ever (5.0.11 and TCP; with two ranks on each of two hosts, in up to every
+    second job).
     """
     mpi = load_mpi()
     if n_hosts > 1 and is_open_mpi():
