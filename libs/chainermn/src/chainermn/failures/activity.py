@@ -8,15 +8,15 @@ messages from one rank to another are a stream of their own.
 from __future__ import annotations
 
 import functools
-import sys
 import sysconfig
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from chainermn.failures.stack import main_stack
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -240,12 +240,6 @@ def counts() -> dict[str, int]:
 
 def place() -> str:
     """Return where the main thread is: in the user's code, and below it if that is elsewhere."""
-    frame = innermost = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
-        frame = frame.f_back
-    shown = [_describe(found) for found in (frame, innermost) if found is not None]
-    return ", inside of it ".join(dict.fromkeys(shown))
-
-
-def _describe(frame: FrameType) -> str:
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+    stack = main_stack()
+    users = [place for place in stack if not place.file.startswith(_LIBRARIES)]
+    return ", inside of it ".join(dict.fromkeys(map(str, [*users[:1], *stack[:1]])))

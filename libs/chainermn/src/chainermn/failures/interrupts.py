@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 import time
+
+from chainermn.failures.stack import Place, main_stack
 
 # For a main thread that can, to handle a KeyboardInterrupt.
 _PATIENCE = 3.0
@@ -23,7 +24,7 @@ class Interrupts:
 
     def __init__(self, writer: int) -> None:
         self._since = float("inf")
-        self._position: tuple[int, int] | None = None
+        self._stack: list[Place] | None = None
         if threading.current_thread() is threading.main_thread():
             previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
             if previous != -1:
@@ -32,23 +33,18 @@ class Interrupts:
     def note(self, numbers: bytes) -> None:
         """Take note of signals, by their numbers."""
         is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if signal.SIGINT in numbers and is_default and self._position is None:
-            self._since, self._position = time.monotonic(), _position_of_main_thread()
+        if signal.SIGINT in numbers and is_default and self._stack is None:
+            self._since, self._stack = time.monotonic(), main_stack()
 
     def are_ignored(self) -> bool:
         """Tell whether the main thread has not moved since an interrupt some seconds ago."""
         if time.monotonic() - self._since < _PATIENCE:
             return False
-        is_stuck = self._position == _position_of_main_thread()
-        self._since, self._position = float("inf"), None
+        is_stuck = self._stack == main_stack()
+        self._since, self._stack = float("inf"), None
         return is_stuck
 
 
 def stop_in_child() -> None:
     """Let a forked child not write into the pipe of its parent."""
     signal.set_wakeup_fd(-1)
-
-
-def _position_of_main_thread() -> tuple[int, int] | None:
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return None if frame is None else (id(frame), frame.f_lasti)

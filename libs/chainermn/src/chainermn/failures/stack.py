@@ -1,0 +1,55 @@
+"""Where the main thread is, as seen by another one.
+
+``sys._current_frames`` is not for that: frames that another thread still runs were seen to crash
+CPython 3.11 when they were looked at. `faulthandler` makes no objects of them.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import os
+import re
+import tempfile
+import threading
+from typing import IO, NamedTuple
+
+_LINE = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
+_lock = threading.Lock()
+
+
+class Place(NamedTuple):
+    """A line of a program."""
+
+    file: str
+    line: str
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+def main_stack() -> list[Place]:
+    """Return where the main thread is, the innermost call first; at most 100 calls."""
+    ident = threading.main_thread().ident or 0
+    stacks = _all_stacks().split("hread 0x")  # "Thread" or "Current thread"
+    mine = next((stack for stack in stacks if stack.startswith(f"{ident:016x}")), "")
+    return [Place(*found.groups()) for line in mine.splitlines() if (found := _LINE.match(line))]
+
+
+def _all_stacks() -> str:
+    with _lock:
+        file = _scratch_file()
+        file.seek(0)
+        file.truncate()
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read().decode(errors="replace")
+
+
+@functools.cache
+def _scratch_file() -> IO[bytes]:
+    # Not a pipe, which could be full; in memory where there is such a file, lest a disk be.
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("stacks"), "w+b", buffering=0)
+    return tempfile.TemporaryFile(buffering=0)
