@@ -93,4 +93,10 @@ def run_on(host: Host, commands: Iterable[Command]) -> None:
 
 
 def _run(command: Command) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    try:
+        subprocess.run(
+            command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
+    except subprocess.CalledProcessError as error:
+        error.add_note(error.stderr)  # a traceback has no other place for it
+        raise
