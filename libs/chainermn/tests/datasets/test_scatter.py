@@ -155,7 +155,7 @@ def test_without_a_seed_all_examples_are_still_there_once() -> None:
         (iter([1]), "with a length"),
         (np.float32(1), "with a length"),
         ([lambda: 1], "pickle"),
-        (TupleDataset([1, 2], [1, lambda: 1]), "pickle"),
+        (TupleDataset([1, 2], [lambda: 1, 1]), "pickle"),
         (TransformDataset([1, 2], lambda x: x), "pickle"),
     ],
     ids=["none", "iterator", "scalar", "list", "columns", "transformed"],

@@ -59,7 +59,8 @@ def scatter_dataset(
     Raises
     ------
     TypeError
-        On every rank, if the data set of ``root`` has no length or cannot be pickled.
+        On every rank, if the data set of ``root`` has no length, or what other ranks are to get
+        of it cannot be pickled.
     ValueError
         On every rank, if ``root`` is not the same rank everywhere.
 

@@ -81,7 +81,9 @@ class Columns:
         """Return the columns of the examples with these numbers."""
         rows = examples if self.rows is None else self.rows[examples]
         return [
-            column[rows] if isinstance(column, np.ndarray) else [column[i] for i in rows.tolist()]
+            column[rows]
+            if isinstance(column, np.ndarray)
+            else list(map(column.__getitem__, rows.tolist()))
             for column in self.columns
         ]
 
@@ -114,7 +116,7 @@ def scatter_columns(
     Raises
     ------
     TypeError
-        On every rank, if an example cannot be pickled.
+        On every rank, if an example that another rank gets cannot be pickled.
     Exception
         On every rank, if ``root`` cannot read an example.
     """
@@ -136,7 +138,12 @@ def scatter_columns(
     own = _Collector(lengths[comm.rank])
     for start in range(0, max(1, *lengths), step):
         chunks = run_together(comm, "scatter_dataset", partial(take, start, step))
-        own.add(comm.scatter_obj(chunks, root=root))
+        # What the root keeps is not worth being pickled.
+        kept = None if chunks is None else chunks[root]
+        if chunks is not None:
+            chunks[root] = None
+        received = comm.scatter_obj(chunks, root=root)
+        own.add(received if kept is None else kept)
     return assemble(own.columns)
 
 
