@@ -94,12 +94,13 @@ def test_collectives(report: Report, placement: Placement) -> None:
         assert got == [expected] * size
 
 
-def test_training(report: Report, placement: Placement) -> None:
+@pytest.mark.parametrize("how", ["trained", "trained_overlapping"])
+def test_training(report: Report, placement: Placement, how: str) -> None:
     alone = exchange.network()
     optimizer = exchange.optimizer().setup(alone)
     for step in range(exchange.STEPS):
         optimizer.update(exchange.loss, alone, *exchange.examples(step))
-    for trained in got_by_each(report, placement, "trained"):
+    for trained in got_by_each(report, placement, how):
         assert trained == [trained[0]] * sum(placement)  # bit by bit
         for values, expected in zip(trained[0], exchange.values(alone), strict=True):
             np.testing.assert_allclose(values, expected, rtol=1e-12, atol=1e-14)

@@ -77,11 +77,12 @@ def collectives(comm: CommunicatorBase) -> dict[str, Any]:
     }
 
 
-def train(comm: CommunicatorBase) -> list[Any]:
+def train(comm: CommunicatorBase, overlap: bool) -> list[Any]:
     model = network()
     for parameter in model.params():
         parameter.array += comm.rank  # what rank 0 has, counts
-    together = chainermn.create_multi_node_optimizer(optimizer(), comm).setup(model)
+    together = chainermn.create_multi_node_optimizer(optimizer(), comm, overlap=overlap)
+    together.setup(model)
     part = slice(EXAMPLES * comm.rank // comm.size, EXAMPLES * (comm.rank + 1) // comm.size)
     for step in (0, *range(STEPS)):  # the first update only distributes the parameters
         x, t = examples(step)
@@ -99,7 +100,8 @@ def exchange(name: str) -> dict[str, Any]:
         "mean_grad": mean_grad(comm),
         "mean_grad_by_float16": mean_grad(by_float16),
         "collectives": collectives(comm),
-        "trained": train(comm),
+        "trained": train(comm, overlap=False),
+        "trained_overlapping": train(comm, overlap=True),
     }
 
 
