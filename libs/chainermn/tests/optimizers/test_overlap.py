@@ -19,7 +19,7 @@ import pytest
 from chainer import optimizers
 
 import chainermn
-from chainermn.communicators import overlapped_exchange
+from chainermn.communicators import loans, overlapped_exchange
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.gradients import overlap as rounds
 from chainermn.optimizers.double_buffering_optimizer import DoubleBufferingOptimizer
@@ -696,6 +696,25 @@ def test_nothing_of_the_graph_or_the_optimizer_is_kept() -> None:
     del optimizer
     gc.collect()
     assert not thread.is_alive()
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("settings", [{"overlap": True}, {"double_buffering": True}], ids=str)
+def test_duplicates_of_the_communicator_are_freed(settings: dict[str, Any]) -> None:
+    comm = chainermn.create_communicator("naive")
+    most = 0
+    for _ in range(5):
+        optimizer = chainermn.create_multi_node_optimizer(optimizers.SGD(0.1), comm, **settings)
+        optimizer.setup(Network())
+        for step in range(3):
+            by_update(optimizer.target, optimizer, comm.rank, step)
+        if "double_buffering" in settings:
+            optimizer.wait()
+        most = max(most, sum(loan.lender is comm.mpi_comm for loan in loans._loans))
+        del optimizer
+        gc.collect()
+    # Those in use, and those that have been given back last.
+    assert most <= 2 * (2 if "overlap" in settings else 1)
 
 
 @pytest.mark.mpi(2, 3)
