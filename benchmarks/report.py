@@ -105,7 +105,7 @@ def save(subject: str, mpi: str, groups: Sequence[Group], skipped: Sequence[str]
         for group in load(subject)[mpi]["groups"]:
             measured.setdefault(tuple(group.key.values()), group)
     content = {
-        "about": about(f"./noxw -s \"benchmarks(mpi='{mpi}')\" -- {subject}"),
+        "about": about(f'./noxw -k "benchmarks and {mpi}" -- {subject}'),
         "groups": [asdict(group) for group in sorted(measured.values(), key=_order)],
         "skipped": list(skipped),
     }
