@@ -1,14 +1,18 @@
 """Run a script with what it prints in a file of this process, so that ranks do not mix it up.
 
-python print_into.py DIRECTORY SCRIPT [ARGUMENTS]...
+python print_into.py DIRECTORY SECONDS SCRIPT [ARGUMENTS]...
+
+If it is not over after the seconds, it prints the stacks of its threads to standard error.
 """
 
+import faulthandler
 import os
 import runpy
 import sys
 
 if __name__ == "__main__":
-    _, directory, script, *arguments = sys.argv
+    _, directory, seconds, script, *arguments = sys.argv
+    faulthandler.dump_traceback_later(float(seconds))
     file = os.open(f"{directory}/{os.getpid()}", os.O_CREAT | os.O_WRONLY)
     os.dup2(file, 1)
     sys.argv = [script, *arguments]

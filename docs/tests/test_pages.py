@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import doctest
 import importlib
 import importlib.util
@@ -12,12 +14,14 @@ import signal
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
+import psutil
 import pytest
 
-from chainermn.testing.mpiexec import launch_environment, mpi_flavour, run_job
+from chainermn.testing.mpiexec import Job, launch_environment, mpi_flavour
 
 
 def load(path: Path):
@@ -33,20 +37,48 @@ pages = load(HERE / "pages.py")
 scriptdiff = load(HERE.parent / "scriptdiff.py")
 DOCS, ROOT = pages.DOCS, pages.ROOT
 EXAMPLES = DOCS / "examples"
+#: Seconds after which a job or a shell hangs, on however busy a machine.
+LIMIT = 240
+#: Of that, what is left for showing where it hangs.
+SECONDS_FOR_STACKS = 20
+pytestmark = pytest.mark.timeout(4 * LIMIT)
 
 
-def lines_of_ranks(ranks: int, *arguments: str | Path, cwd: Path, env=None) -> list[str]:
-    """Run a script on some ranks; return what they print, sorted."""
+def run_on_ranks(ranks: int, *arguments: str | Path, cwd: Path):
+    """Run a script on some ranks; return how the job ended, and what they print, sorted.
+
+    A script that hangs fails the test with what it has printed, its processes and their stacks.
+    """
     output = cwd / "output"
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir()
-    job = run_job(
-        ranks, [HERE / "print_into.py", output, *arguments], cwd=cwd, env=env, timeout=120
-    )
-    assert not job.timed_out, job
-    assert (job.returncode, job.stderr) == (0, ""), job
-    assert not job.left_behind
-    return sorted(line for file in output.iterdir() for line in file.read_text().splitlines())
+    limits = [output, str(LIMIT - SECONDS_FOR_STACKS)]
+    job = Job(ranks, [HERE / "print_into.py", *limits, *arguments], cwd=cwd)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        job.process.wait(timeout=LIMIT)
+    alive = described(job.processes()) if job.process.poll() is None else ""
+    result = job.wait(timeout=10)
+    lines = sorted(line for file in output.iterdir() for line in file.read_text().splitlines())
+    if alive:
+        pytest.fail(f"not over after {LIMIT} s, ranks printed {lines}\n{alive}{result.stderr}")
+    assert not result.timed_out, result
+    assert not result.left_behind
+    return result, lines
+
+
+def lines_of_ranks(ranks: int, *arguments: str | Path, cwd: Path) -> list[str]:
+    """Run a script that succeeds on some ranks; return what they print, sorted."""
+    job, lines = run_on_ranks(ranks, *arguments, cwd=cwd)
+    assert (job.returncode, job.stderr) == (0, ""), (job, lines)
+    return lines
+
+
+def described(processes: Iterable[psutil.Process]) -> str:
+    lines = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            lines.append(f"{process.pid} {process.status()} {' '.join(process.cmdline())}\n")
+    return "".join(lines)
 
 
 # Blocks
@@ -69,8 +101,8 @@ def test_python_block(block, tmp_path):
         assert printed == expected
 
 
-def run_in_shell(commands: str, cwd: Path, env: dict[str, str], limit: int) -> None:
-    """Run commands in a folder that looks like the top folder of the repository."""
+def run_in_shell(commands: str, cwd: Path, env: dict[str, str]) -> str:
+    """Run commands in a folder that looks like the top of the repository; return their output."""
     for name in ("apps", "ci", "docs", "libs"):
         (cwd / name).symlink_to(ROOT / name)
     output = cwd / "output"
@@ -78,25 +110,42 @@ def run_in_shell(commands: str, cwd: Path, env: dict[str, str], limit: int) -> N
         shell = subprocess.Popen(
             ["bash", "-euc", commands],
             cwd=cwd,
-            env=env,
+            env={**env, "PYTHONFAULTHANDLER": "1"},
             stdin=subprocess.DEVNULL,
             stdout=written,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         try:
-            shell.wait(timeout=limit)
+            shell.wait(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            with output.open("a") as said:
+                said.write(f"not over after {LIMIT} s\n")
         finally:
-            if shell.poll() is None:
-                os.killpg(shell.pid, signal.SIGKILL)
-                shell.wait()
+            end_with_stacks(shell, output)
     assert shell.returncode == 0, output.read_text()
+    return output.read_text()
+
+
+def end_with_stacks(shell: subprocess.Popen[bytes], output: Path) -> None:
+    """End what is left of a shell; what is Python prints where it is."""
+    if shell.poll() is not None:
+        return
+    processes = [psutil.Process(shell.pid), *psutil.Process(shell.pid).children(recursive=True)]
+    with output.open("a") as said:
+        said.write(described(processes))
+    for number in (signal.SIGABRT, signal.SIGKILL):
+        for process in reversed(processes):
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(number)
+        psutil.wait_procs(processes, timeout=5)
+    shell.wait()
 
 
 @pytest.mark.parametrize("block", pages.marked("run: here"), ids=str)
 def test_shell_block(block, tmp_path):
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    run_in_shell(block.text, tmp_path, {**launch_environment(), "PATH": path}, limit=120)
+    run_in_shell(block.text, tmp_path, {**launch_environment(), "PATH": path})
 
 
 @pytest.mark.venv
@@ -127,7 +176,7 @@ def test_shell_block_in_a_clean_environment(block, tmp_path):
         "UV_CACHE_DIR": str(tmp_path / "cache"),
         "UV_PYTHON_DOWNLOADS": "never",
     }
-    run_in_shell(block.text, tmp_path, env, limit=240)
+    run_in_shell(block.text, tmp_path, env)
 
 
 def unpack_uv(wheels: Path, folder: Path) -> None:
@@ -174,7 +223,8 @@ def test_tutorial_makes_one_script_of_the_other():
 
 def test_checkpoints_go_on_after_a_crash(tmp_path):
     script, weights = EXAMPLES / "checkpoints.py", []
-    crashed = run_job(2, [script, tmp_path / "a", "12"])
+    crashed, lines = run_on_ranks(2, script, tmp_path / "a", "12", cwd=tmp_path)
+    assert lines == ["going on from iteration 0"], crashed
     assert crashed.returncode != 0 or mpi_flavour() == "mpich"  # which takes os._exit for an end
     for out, begin in (("a", 10), ("b", 0)):
         lines = lines_of_ranks(2, script, tmp_path / out, "1000", cwd=tmp_path)
