@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import measured
 from docutils import nodes
 from scriptdiff import pieces, select
 from sphinx.application import Sphinx
@@ -71,6 +72,15 @@ class CommandHelp(SphinxDirective):
         return [nodes.literal_block(text, text, language="text")]
 
 
+class ExchangeTimes(SphinxDirective):
+    """``{exchange-times}``: what the benchmarks have measured of each communicator."""
+
+    def run(self) -> list[nodes.Node]:
+        for path in measured.files():
+            self.env.note_dependency(str(path))
+        return self.parse_text_to_nodes("\n".join(measured.exchange_times()))
+
+
 def resolve_by_last_name(
     app: Sphinx, env: Any, node: Any, content: nodes.TextElement
 ) -> nodes.Node | None:
@@ -99,6 +109,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("drawing", Drawing)
     app.add_directive("script-diff", ScriptDiff)
     app.add_directive("command-help", CommandHelp)
+    app.add_directive("exchange-times", ExchangeTimes)
     app.add_directive("optional-toctree", OptionalToctree)
     app.connect("missing-reference", resolve_by_last_name)
     app.connect("source-read", name_files_beyond_the_site)

@@ -2,6 +2,7 @@
 
 import chainer
 import numpy as np
+from chainer.iterators import SerialIterator
 
 import chainermn
 
@@ -14,7 +15,7 @@ comm = chainermn.create_communicator("naive")
 rank, size = comm.rank, comm.size
 
 sampler = chainermn.create_distributed_sampler(train, comm)
-batches = chainer.iterators.SerialIterator(train, 6, order_sampler=sampler)
+batches = SerialIterator(train, 6, order_sampler=sampler)
 
 model = chainer.links.Linear(10, 2)
 optimizer = chainer.optimizers.Adam()
