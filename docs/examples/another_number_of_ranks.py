@@ -1,29 +1,26 @@
-"""Train for two epochs, from a snapshot of any number of ranks if one is given."""
+"""Train until an epoch, going on from the snapshot that some number of ranks have left, if any."""
 
 import sys
 
-import chainer
 from chainer.training import extensions
 from small_training import make_trainer
 
 import chainermn
 
 
-def main(out: str, snapshot: str | None = None) -> None:
+def main(out: str, epochs: int) -> None:
     comm = chainermn.create_communicator("naive")
-    trainer = make_trainer(comm, epochs=2, out=out)
-    optimizer = trainer.updater.get_optimizer("main")
-    if comm.rank == 0:
-        trainer.extend(extensions.snapshot(filename="snapshot"), trigger=(1, "epoch"))
+    trainer = make_trainer(comm, epochs=epochs, out=out)
     # begin
-    if snapshot is not None:
-        chainer.serializers.load_npz(snapshot, optimizer.target, path="updater/model:main/")
-        chainer.serializers.load_npz(snapshot, optimizer, path="updater/optimizer:main/")
+    snapshot = extensions.snapshot(filename="snapshot", autoload=True)
+    snapshot = chainermn.extensions.multi_node_snapshot(comm, snapshot, [])  # one for all ranks
+    trainer.extend(snapshot, trigger=(1, "epoch"))  # on every rank
     # end
     trainer.run()
     if comm.rank == 0:
-        print(f"step {optimizer.t} of the optimizer")
+        step = trainer.updater.get_optimizer("main").t
+        print(f"epoch {trainer.updater.epoch}, step {step} of the optimizer")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1], int(sys.argv[2]))

@@ -19,6 +19,13 @@ PAGES = sorted(
     for page in DOCS.rglob("*.md")
     if "results" not in page.parts and "tests" not in page.parts
 )
+#: What is read beside the site.
+READMES = sorted(
+    file
+    for pattern in ("*.md", "[!.]*/*.md", "libs/*/*.md", "apps/*/*.md")
+    for file in ROOT.glob(pattern)
+    if file.parent != DOCS
+)
 #: Languages of which nothing can be run.
 NOT_CODE = ("text", "diff", "csv")
 
@@ -68,6 +75,11 @@ def all_blocks() -> list[Block]:
 def marked(mark: str) -> list[Block]:
     """Return the blocks whose mark matches the pattern ``mark``."""
     return [block for block in all_blocks() if re.fullmatch(mark, block.mark)]
+
+
+def in_language(language: str) -> list[Block]:
+    """Return the blocks in a language."""
+    return [block for block in all_blocks() if block.language == language]
 
 
 def printed_by(block: Block) -> list[str] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import doctest
 import importlib
 import importlib.util
 import os
@@ -16,13 +15,15 @@ import sys
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 from xml.etree import ElementTree
 
 import psutil
 import pytest
 
+from chainermn.communicators import _COMMUNICATORS
 from chainermn.doctor.checks import CHECKS
-from chainermn.testing.mpiexec import Job, launch_environment, mpi_flavour
+from chainermn.testing.mpiexec import JOB_VARIABLE, Job, launch_environment, mpi_flavour
 
 
 def load(path: Path):
@@ -190,11 +191,11 @@ def unpack_uv(wheels: Path, folder: Path) -> None:
     (folder / "uv").chmod(0o755)
 
 
-def test_doctests():
-    for block in pages.all_blocks():
-        if block.language == "pycon":
-            test = doctest.DocTestParser().get_doctest(block.text, {}, str(block), None, None)
-            assert doctest.DocTestRunner().run(test).failed == 0, str(block)
+@pytest.mark.parametrize("block", pages.in_language("pycon"), ids=str)
+def test_doctests(block, tmp_path):
+    (tmp_path / "block.txt").write_text(block.text)
+    command = f"{sys.executable} -m doctest block.txt"
+    assert run_in_shell(command, tmp_path, launch_environment()) == ""
 
 
 # The tutorial
@@ -237,9 +238,10 @@ def test_checkpoints_go_on_after_a_crash(tmp_path):
 def test_another_number_of_ranks(tmp_path):
     script = EXAMPLES / "another_number_of_ranks.py"
     # The very first update makes the ranks equal and takes no step.
-    assert lines_of_ranks(2, script, tmp_path / "a", cwd=tmp_path) == ["step 19 of the optimizer"]
-    resumed = lines_of_ranks(3, script, tmp_path / "b", tmp_path / "a/snapshot", cwd=tmp_path)
-    assert resumed == ["step 33 of the optimizer"]
+    first = lines_of_ranks(2, script, tmp_path / "out", "2", cwd=tmp_path)
+    assert first == ["epoch 2, step 19 of the optimizer"]
+    resumed = lines_of_ranks(3, script, tmp_path / "out", "4", cwd=tmp_path)
+    assert resumed == ["epoch 4, step 33 of the optimizer"]
 
 
 @pytest.mark.parametrize("name", ["two_halves", "chain_list"])
@@ -271,21 +273,39 @@ def test_a_new_communicator(ranks, tmp_path):
 
 
 def public_names() -> set[str]:
+    """Return what can be imported from each public module, as ``chainermn.links.N``."""
     modules = ["", ".communicators", ".datasets", ".extensions", ".functions", ".iterators"]
     modules += [".links", ".optimizers", ".testing"]
     names = set()
     for suffix in modules:
         module = importlib.import_module(f"chainermn{suffix}")
         for name in module.__all__:
-            if not isinstance(getattr(module, name), type(importlib)):
-                names.add(name)
+            is_module = isinstance(getattr(module, name), ModuleType)
+            names.add(f"chainermn.{name}" if is_module else name)
     return names
 
 
 def test_every_public_name_is_in_the_reference():
     text = "\n".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
     documented = {name.split(".")[-1] for name in re.findall(r":: (chainermn[\w.]*)", text)}
+    documented |= set(re.findall(r"chainermn\.\w+", text))
     assert public_names() - documented == set()
+
+
+def test_every_communicator_is_in_the_table():
+    rows = re.findall(r"^\| `(\w+)` \| [✓r]", (DOCS / "api/choosing.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(_COMMUNICATORS)
+
+
+def test_every_environment_variable_is_on_the_page():
+    files = (ROOT / "libs").glob("*/src/**/*.py")
+    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text())))
+    texts = {str(node.value) for node in nodes if isinstance(node, ast.Constant)}
+    pattern = r"CHAINER(MN|_COMPAT)_[A-Z_]+|\w+_NUM_THREADS|MALLOC_\w+_|GLIBC_TUNABLES"
+    names = {text for text in texts if re.fullmatch(pattern, text)} - {JOB_VARIABLE}
+    page = (DOCS / "api/command.md").read_text()
+    assert "CHAINERMN_STALL_LIMIT" in names
+    assert [name for name in sorted(names) if f"`{name}`" not in page] == []
 
 
 def test_every_line_of_the_doctor_is_explained():
@@ -367,6 +387,35 @@ def test_files_that_pages_name_are_there():
             if not (ROOT / name).exists():
                 missing.append(f"{page.relative_to(DOCS)}: {name}")
     assert missing == []
+
+
+def test_links_of_the_readmes_lead_somewhere():
+    """Those of the pages are looked at by ``nox -s docs``."""
+    broken = []
+    for readme in pages.READMES:
+        for target, anchor in re.findall(r"\]\(([^()#\s]*)(#[\w-]+)?\)", readme.read_text()):
+            path = readme.parent / target if target else readme
+            if re.match("https?:", target):
+                continue
+            if not path.exists() or (anchor and anchor[1:] not in anchors(path)):
+                broken.append(f"{readme.relative_to(ROOT)}: {target}{anchor}")
+    assert broken == []
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def test_sessions_of_nox_are_there():
+    tree = ast.parse((ROOT / "noxfile.py").read_text())
+    sessions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    for page in [*pages.PAGES, *pages.READMES]:
+        commands = re.findall(r"\bnoxw? (-[^`#\n]*)", page.read_text())
+        for command in (command.partition(" -- ")[0] for command in commands):
+            named = re.findall(r"-s ((?:\w+ ?)+)", command) + re.findall(r'-k "(\w+)', command)
+            assert set(" ".join(named).split()) <= sessions, (page, command)
+            assert not (" -k " in f" {command}" and "-s " in command), (page, command)
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.glob("drawings/[!_s]*.py")), ids=lambda p: p.stem)
