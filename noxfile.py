@@ -1,8 +1,8 @@
 """Every task of the repository, under the name by which people and CI call it.
 
 ``./noxw --list`` shows them and ``./noxw -s cpu_tests`` runs one, ``-k "cpu_tests and openmpi"``
-instead of ``-s`` with one MPI only. ``-p 3.12`` chooses the Python, and what follows ``--`` goes to
-the program inside: ``-- -k allreduce``.
+instead of ``-s`` with one MPI only. ``-p 3.12`` chooses the Python, and what follows ``--`` goes
+to the program inside: ``-- -k allreduce``.
 """
 
 from __future__ import annotations

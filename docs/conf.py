@@ -39,6 +39,7 @@ autodoc_default_options = {"members": True}
 napoleon_google_docstring = False
 napoleon_use_ivar = True
 
+toc_object_entries_show_parents = "hide"
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
