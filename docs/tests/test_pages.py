@@ -108,7 +108,7 @@ def run_in_shell(commands: str, cwd: Path, env: dict[str, str]) -> str:
     for name in ("apps", "ci", "docs", "libs"):
         (cwd / name).symlink_to(ROOT / name)
     output = cwd / "output"
-    with output.open("wb") as written:
+    with output.open("ab") as written:  # as others write to it too
         shell = subprocess.Popen(
             ["bash", "-euc", commands],
             cwd=cwd,
@@ -118,29 +118,30 @@ def run_in_shell(commands: str, cwd: Path, env: dict[str, str]) -> str:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        hangs = ""
         try:
             shell.wait(timeout=LIMIT)
         except subprocess.TimeoutExpired:
-            with output.open("a") as said:
-                said.write(f"not over after {LIMIT} s\n")
+            hangs = f"not over after {LIMIT} s\n{described(offspring(shell))}"
         finally:
-            end_with_stacks(shell, output)
-    assert shell.returncode == 0, output.read_text()
+            end_with_stacks(shell)
+    assert (shell.returncode, hangs) == (0, ""), hangs + output.read_text()
     return output.read_text()
 
 
-def end_with_stacks(shell: subprocess.Popen[bytes], output: Path) -> None:
+def offspring(shell: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    return psutil.Process(shell.pid).children(recursive=True) if shell.poll() is None else []
+
+
+def end_with_stacks(shell: subprocess.Popen[bytes]) -> None:
     """End what is left of a shell; what is Python prints where it is."""
-    if shell.poll() is not None:
-        return
-    processes = [psutil.Process(shell.pid), *psutil.Process(shell.pid).children(recursive=True)]
-    with output.open("a") as said:
-        said.write(described(processes))
+    processes = offspring(shell)
     for number in (signal.SIGABRT, signal.SIGKILL):
         for process in reversed(processes):
             with contextlib.suppress(psutil.Error):
                 process.send_signal(number)
         psutil.wait_procs(processes, timeout=5)
+    shell.kill()
     shell.wait()
 
 
