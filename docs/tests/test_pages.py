@@ -40,7 +40,7 @@ scriptdiff = load(HERE.parent / "scriptdiff.py")
 DOCS, ROOT = pages.DOCS, pages.ROOT
 EXAMPLES = DOCS / "examples"
 #: Seconds after which a job or a shell hangs, on however busy a machine.
-LIMIT = 240
+LIMIT = 400
 #: Of that, what is left for showing where it hangs.
 SECONDS_FOR_STACKS = 20
 pytestmark = pytest.mark.timeout(4 * LIMIT)
