@@ -250,6 +250,19 @@ def test_model_on_two_ranks(name, tmp_path):
     assert lines_of_ranks(2, EXAMPLES / f"{name}.py", cwd=tmp_path) == ["as in one process: True"]
 
 
+def test_delegates(tmp_path):
+    lines = lines_of_ranks(2, EXAMPLES / "delegates.py", cwd=tmp_path)
+    assert lines == ["[2.0, 2.0, 2.0] [3.0, 3.0, 3.0]"]
+
+
+def test_what_makes_an_exchange_faster(tmp_path):
+    # Mean gradients are 1.5 and the rate is 1/4. The first update takes no step, and with double
+    # buffering the second one has no gradients yet.
+    steps = {"plain": 3, "overlap": 3, "half": 3, "double buffering": 2}
+    lines = lines_of_ranks(2, EXAMPLES / "faster.py", cwd=tmp_path)
+    assert lines == sorted(f"{name} {[-1.5 / 4 * n] * 3}" for name, n in steps.items())
+
+
 def test_evaluator_of_ones_own(tmp_path):
     assert lines_of_ranks(2, EXAMPLES / "own_evaluator.py", cwd=tmp_path) == ["120 examples"]
 
