@@ -10,7 +10,7 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.communicators.cores import divide_cores
 from chainermn.communicators.dummy_communicator import DummyCommunicator
 from chainermn.communicators.flat_communicator import FlatCommunicator
-from chainermn.communicators.gpus import why_no_gpu
+from chainermn.communicators.gpus import why_not_one_each
 from chainermn.communicators.hierarchical_communicator import HierarchicalCommunicator
 from chainermn.communicators.memory import keep_freed_memory
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
@@ -58,14 +58,16 @@ def create_communicator(
     Parameters
     ----------
     communicator_name : str, optional
-        How gradients are averaged. By default ``single_node`` on one host, on several
-        ``two_dimensional``, or ``hierarchical`` if they have different numbers of ranks. Inside
-        a host gradients travel by shared memory, between hosts by MPI.
+        How gradients are averaged. By default ``pure_nccl`` if every rank could have a GPU for
+        itself, else ``single_node`` on one host, on several ``two_dimensional``, or
+        ``hierarchical`` if they have different numbers of ranks. What is in host memory travels
+        by shared memory inside a host, between hosts by MPI; what is in GPU memory by NCCL
+        inside a host, between hosts by MPI, but where another way is named here.
 
         ``naive``
-            One all-reduce for each parameter, in place.
+            One all-reduce for each parameter, in place; of GPU memory by MPI.
         ``flat``
-            One all-reduce of all gradients, gathered in one buffer.
+            One all-reduce of all gradients, gathered in one buffer; of GPU memory by MPI.
         ``hierarchical``
             A reduction inside each host, an all-reduce between one rank of each, a broadcast
             inside each host.
@@ -76,15 +78,17 @@ def create_communicator(
             One all-reduce for each large gradient, in place, and for some small ones together;
             refuses to run on several hosts.
         ``non_cuda_aware``
-            On CPU the same as ``hierarchical``.
+            The same as ``hierarchical``, but never gives GPU memory to MPI.
         ``pure_nccl``
-            Needs GPUs, which this version does not use yet: refuses.
+            One all-reduce by NCCL of all gradients, gathered in one buffer; needs a GPU for each
+            rank. Gradients in host memory go as by ``flat``.
         ``dummy``
             No exchange, for measuring what it costs.
     mpi_comm : mpi4py.MPI.Intracomm, optional
         The ranks that take part; all by default.
     allreduce_grad_dtype : {'float16', 'bfloat16', 'float32', 'float64', 'auto'}, optional
-        Dtype of gradients while they travel; that of the gradients by default. What has 16 bits
+        Dtype of gradients while they travel; that of the gradients by default, with
+        ``pure_nccl`` ``chainer.global_config.dtype``. In host memory, what has 16 bits
         is added up in float32, and rounded once on the way there and once on the way back.
         ``hierarchical`` and ``two_dimensional`` round only what travels between hosts, if there
         are several. ``'auto'`` measures the link before the first exchange, and chooses bfloat16
@@ -112,8 +116,10 @@ def create_communicator(
         check_equal(mpi_comm, arguments, "create_communicator")
         topology = Topology.of(mpi_comm)
         if communicator_name is None:
-            communicator_name = _default_on_cpu(topology)
-            _warn_of_default(mpi_comm, communicator_name)
+            lacking = why_not_one_each(mpi_comm, topology)
+            communicator_name = _default_on_cpu(topology) if lacking else "pure_nccl"
+            if lacking and mpi_comm.rank == 0:
+                _warn_of_default(lacking, communicator_name)
         if communicator_name not in _COMMUNICATORS:
             raise ValueError(
                 f"unknown communicator {communicator_name!r}; "
@@ -137,11 +143,7 @@ def _default_on_cpu(topology: Topology) -> str:
     return "two_dimensional" if len(set(topology.ranks_per_host)) == 1 else "hierarchical"
 
 
-def _warn_of_default(mpi_comm: MPI.Intracomm, name: str) -> None:
-    reasons = mpi_comm.gather(why_no_gpu())
-    if mpi_comm.rank != 0 or reasons is None:
-        return
-    reason = next(filter(None, reasons), "this version of chainermn does not train on GPUs yet")
+def _warn_of_default(reason: str, name: str) -> None:
     warnings.warn(
         f"{reason}: gradients are averaged on the CPU, by the communicator {name!r}. "
         f"create_communicator({name!r}) does the same without this warning",

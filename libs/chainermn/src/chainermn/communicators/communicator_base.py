@@ -101,6 +101,11 @@ class CommunicatorBase(Configurable, ABC):
 
     # ---- arrays ----
 
+    @property
+    def over_mpi(self) -> CommunicatorBase:
+        """The communicator of the same ranks whose arrays travel by MPI; mostly this one."""
+        return self
+
     @abstractmethod
     def send(self, data: Arrays, dest: int, tag: int = 0) -> None:
         """Send an array, or a tuple of arrays, to rank ``dest``, which calls :meth:`recv`.

@@ -6,6 +6,7 @@ from typing_extensions import override
 
 from chainermn.communicators.messages import Array
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
+from chainermn.communicators.route import Route
 from chainermn.communicators.transport.reducer import Steps
 
 
@@ -16,5 +17,5 @@ class DummyCommunicator(MpiCommunicatorBase):
     """
 
     @override
-    def _mean_in_steps(self, buffer: Array) -> Steps:
+    def _exchange_in_steps(self, buffer: Array, route: Route) -> Steps:
         yield from ()

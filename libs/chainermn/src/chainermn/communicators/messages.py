@@ -5,6 +5,7 @@ Both travel as a `Parcel`: a small header that MPI pickles, followed by bare buf
 
 from __future__ import annotations
 
+import math
 import pickle
 from abc import ABC, abstractmethod
 from functools import cached_property
@@ -13,6 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
+
+from chainermn.communicators.transport.gpu import on_gpu, the_gpu
 
 Array: TypeAlias = NDArray[Any]
 Arrays: TypeAlias = Array | tuple[Array, ...]
@@ -39,26 +42,32 @@ class Parcel(ABC):
 
 
 class ArrayParcel(Parcel):
-    """An array or a tuple of arrays.
+    """An array or a tuple of arrays, of NumPy's or CuPy's: to the receiver it is of the same.
 
     Raises
     ------
     TypeError
-        If ``data`` is neither, or not made of numbers.
+        If ``data`` is neither, or not made of numbers, or made of arrays of both.
     """
 
     def __init__(self, data: Arrays) -> None:
         self._data: Arrays | None = data
         self.is_tuple = isinstance(data, tuple)
-        arrays = as_tuple(data)
+        arrays: tuple[Any, ...] = as_tuple(data)
         for array in arrays:
-            if not isinstance(array, np.ndarray | np.generic):
+            if not (isinstance(array, np.ndarray | np.generic) or on_gpu(array)):
                 raise TypeError(
                     f"expected an array or a tuple of arrays, got {type(array)}; "
                     "for other objects there are send_obj, bcast_obj, gather_obj, ..."
                 )
             if array.dtype.kind not in "biufc":
                 raise TypeError(f"expected an array of numbers or bool, got dtype {array.dtype}")
+        self.on_gpu = any(on_gpu(array) for array in arrays)
+        if self.on_gpu and not all(on_gpu(array) for array in arrays):
+            raise TypeError(
+                "expected arrays of one kind, got some of NumPy's and some of CuPy's; "
+                "chainer.backends.cuda.to_gpu and to_cpu make one of the other"
+            )
         self.shapes = [array.shape for array in arrays]
         self.dtypes = [array.dtype for array in arrays]
 
@@ -71,8 +80,13 @@ class ArrayParcel(Parcel):
     @override
     def following(self) -> list[Array]:
         if self._data is not None:
+            if self.on_gpu:
+                return [array.ravel() for array in as_tuple(self._data)]
             return [np.ascontiguousarray(array).reshape(-1) for array in as_tuple(self._data)]
         pairs = zip(self.shapes, self.dtypes, strict=True)
+        if self.on_gpu:
+            empty = the_gpu().empty
+            return [empty(math.prod(shape), dtype) for shape, dtype in pairs]
         return [np.empty(shape, dtype).reshape(-1) for shape, dtype in pairs]
 
     @override
@@ -86,6 +100,7 @@ class ArrayParcel(Parcel):
     def __str__(self) -> str:
         pairs = zip(self.dtypes, self.shapes, strict=True)
         described = ", ".join(f"{dtype.name}{list(shape)}" for dtype, shape in pairs)
+        described += " in GPU memory" * self.on_gpu
         return f"a tuple ({described})" if self.is_tuple else f"an array {described}"
 
 

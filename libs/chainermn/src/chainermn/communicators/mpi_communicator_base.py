@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.communicators.gpu_reducers import GpuReducers
 from chainermn.communicators.messages import (
     Array,
     ArrayParcel,
@@ -20,6 +22,7 @@ from chainermn.communicators.messages import (
 )
 from chainermn.communicators.overlapped_exchange import OverlappedExchange
 from chainermn.communicators.reducers import Reducers
+from chainermn.communicators.route import Route
 from chainermn.communicators.topology import Topology
 from chainermn.communicators.transport.agreement import (
     Refusal,
@@ -28,11 +31,15 @@ from chainermn.communicators.transport.agreement import (
     raise_refusals,
 )
 from chainermn.communicators.transport.casts import FLOAT16
+from chainermn.communicators.transport.gpu import gpu, on_gpu, the_gpu
+from chainermn.communicators.transport.gpu_mpi import GpuMpiTransport
 from chainermn.communicators.transport.mpi import MpiTransport, Op, load_mpi
+from chainermn.communicators.transport.nccl import NcclTransport
 from chainermn.communicators.transport.reducer import Steps
 from chainermn.communicators.wire_dtype import as_wire_dtype, choose_wire_dtype
 from chainermn.failures.activity import Group, marked
 from chainermn.gradients.buckets import Buckets
+from chainermn.gradients.gpu_buckets import GpuBuckets
 from chainermn.gradients.overflow import check_overflow
 from chainermn.gradients.parameters import agree_on_gradients, bcast_parameters
 
@@ -42,6 +49,8 @@ if TYPE_CHECKING:
     import chainer
     from mpi4py import MPI
     from numpy.typing import DTypeLike
+
+Carrier: TypeAlias = MpiTransport | GpuMpiTransport | NcclTransport
 
 # Measured: on one host, larger ones only cost the time to copy them; on a link of 1 Gbit/s,
 # smaller ones cost latency.
@@ -67,7 +76,14 @@ class MpiCommunicatorBase(CommunicatorBase):
 
     #: Gradients are gathered into buffers of at most this many bytes; 0: one a parameter. By
     #: default so many that on one host they stay in the cache, and on several time is not lost.
+    #: Those in GPU memory are all gathered into one, but with 0.
     _bucket_bytes: float | None = None
+
+    #: Whether an all-reduce of GPU memory among all ranks goes by NCCL; by MPI otherwise.
+    _everyone_by_nccl = True
+
+    #: Whether MPI may be given GPU memory, if it can read it.
+    _may_be_direct = True
 
     def __init__(
         self,
@@ -90,6 +106,21 @@ class MpiCommunicatorBase(CommunicatorBase):
         if limit is None:
             limit = _BUCKET_BYTES if self.inter_size > 1 else _BUCKET_BYTES_ON_ONE_HOST
         self._buckets = Buckets(limit)
+
+    @cached_property
+    def _gpu_reducers(self) -> GpuReducers:
+        return GpuReducers(
+            self.mpi_comm,
+            self._topology,
+            the_gpu(),
+            self._reducers,
+            everyone_by_nccl=self._everyone_by_nccl,
+            may_be_direct=self._may_be_direct,
+        )
+
+    @cached_property
+    def _gpu_buckets(self) -> GpuBuckets:
+        return GpuBuckets(the_gpu(), self.size, one_each=self._bucket_bytes == 0)
 
     @property
     def allreduce_grad_dtype(self) -> np.dtype[Any] | Literal["auto"] | None:
@@ -139,6 +170,8 @@ class MpiCommunicatorBase(CommunicatorBase):
         return communicator
 
     def finalize(self) -> None:
+        if "_gpu_reducers" in self.__dict__:
+            self._gpu_reducers.free()
         self._reducers.free()
         while self._owned:
             self._owned.pop().Free()
@@ -178,20 +211,17 @@ class MpiCommunicatorBase(CommunicatorBase):
         for step in range(1, self.size):
             dest, source = (self.rank + step) % self.size, (self.rank - step) % self.size
             (outgoing,), (into,) = headers[self.rank][dest].following, received[source].following
-            self._transport.exchange(outgoing, dest, into, source)
+            self._carrier(into).exchange(outgoing, dest, into, source)
         return tuple(parcel.open() for parcel in received)
 
     def allreduce(self, x: Arrays, op: Op = "sum") -> Any:
         described = attempt(lambda: _describe_reduction(x, op))
         check_equal(self.mpi_comm, described, "allreduce")
-        # Copies, in the byte order of this machine, the only one that MPI can calculate with.
-        results = tuple(
-            np.array(array, array.dtype.newbyteorder("="), order="C") for array in as_tuple(x)
-        )
+        results = tuple(_copy(array) for array in as_tuple(x))
         for result in results:
             flat = result.reshape(-1)
             # MPI knows no maximum of bool.
-            self._transport.allreduce(flat.view(np.uint8) if flat.dtype == bool else flat, op)
+            self._carrier(flat).allreduce(flat.view(np.uint8) if flat.dtype == bool else flat, op)
         return results if isinstance(x, tuple) else results[0]
 
     # ---- objects ----
@@ -224,15 +254,19 @@ class MpiCommunicatorBase(CommunicatorBase):
     # ---- models ----
 
     def bcast_data(self, model: chainer.Link) -> None:
-        bcast_parameters(self._transport, model)
+        bcast_parameters(self._transport, self._carrier, model)
 
     def multi_node_mean_grad(self, model: chainer.Link, zero_fill: bool = False) -> None:
         parameters, _ = self._agree(model, zero_fill)
         if self.size == 1:
             return
-        for buffer in self._buckets.exchange(parameters):
+        in_host_memory, in_gpu_memory = _divide_by_memory(parameters)
+        if in_gpu_memory:
+            self._average_on_gpu(in_gpu_memory)
+        for buffer in self._buckets.exchange(in_host_memory):
             self._allreduce_mean(buffer)
-        self._check_overflow(model)
+        if in_host_memory or not in_gpu_memory:
+            self._check_overflow(model)
 
     def _agree(
         self, model: chainer.Link, zero_fill: bool, flags: Sequence[bool] = ()
@@ -242,7 +276,7 @@ class MpiCommunicatorBase(CommunicatorBase):
         Collective. Also chooses the dtype on the wire where that is left to the communicator.
         """
         agreed = agree_on_gradients(
-            self._transport, model, zero_fill, self.allreduce_grad_dtype, flags
+            self._transport, model, zero_fill, self._chosen_dtype or self._wire_dtype, flags
         )
         if self._chosen_dtype == "auto":
             self._chosen_dtype = choose_wire_dtype(self)
@@ -259,17 +293,31 @@ class MpiCommunicatorBase(CommunicatorBase):
             pending.Wait()
 
     def _mean_in_steps(self, buffer: Array) -> Steps:
-        """Do what `_allreduce_mean` does, yielding what it has to wait for: the algorithm.
+        """Do what `_allreduce_mean` does, yielding what it has to wait for.
 
         It does not wait itself, so that several can be under way. But the first one of a
         communicator sets up what it needs together with the other ranks.
+        """
+        return self._exchange_in_steps(buffer, Route(self._reducers, self.size, self._wire_dtype))
+
+    def _exchange_in_steps(self, buffer: Array, route: Route) -> Steps:
+        """Make the elements of ``buffer`` their sums over the ranks, divided: the algorithm.
 
         Parameters
         ----------
-        buffer : ndarray of shape (n,)
-            Of the same length and dtype on all ranks.
+        buffer : array of shape (n,)
+            Of the same length and dtype on all ranks; in GPU memory if the route is for that.
+        route : Route
         """
         raise NotImplementedError
+
+    def _average_on_gpu(self, parameters: Sequence[chainer.Parameter]) -> None:
+        """Replace gradients in GPU memory by their means over the ranks."""
+        # The kernel that hands the gradients back divides them.
+        route = Route(self._gpu_reducers, 1, None)
+        for buffer in self._gpu_buckets.exchange(parameters, self._wire_dtype):
+            for pending in self._exchange_in_steps(buffer, route):
+                pending.Wait()
 
     def create_overlapped_exchange(self) -> OverlappedExchange:
         return OverlappedExchange(self)
@@ -281,7 +329,7 @@ class MpiCommunicatorBase(CommunicatorBase):
         if isinstance(parcel, Refusal):
             raise parcel.kind(f"{where} to rank {dest}: rank {self.rank}: {parcel.message}")
         for part in parcel.following:
-            self._transport.send(part, dest, tag)
+            self._messenger(part).send(part, dest, tag)
 
     def _recv(self, source: int, tag: int | None, status: Any, where: str) -> Any:
         mpi = load_mpi()
@@ -291,7 +339,7 @@ class MpiCommunicatorBase(CommunicatorBase):
         if isinstance(parcel, Refusal):
             raise parcel.kind(f"{where} on rank {self.rank}: rank {source}: {parcel.message}")
         for part in parcel.following:
-            self._transport.recv(part, source, tag)
+            self._messenger(part).recv(part, source, tag)
         return parcel.open()
 
     def _bcast(self, parcel: Parcel | Refusal | None, root: int, where: str) -> Any:
@@ -300,7 +348,7 @@ class MpiCommunicatorBase(CommunicatorBase):
         raise_refusals({root: header}, where)
         here: Any = parcel if self.rank == root else header
         for part in here.following:
-            self._transport.bcast(part, root)
+            self._carrier(part).bcast(part, root)
         return here.open()
 
     def _exchange_headers(self, own: Any, where: str) -> list[Any]:
@@ -313,36 +361,36 @@ class MpiCommunicatorBase(CommunicatorBase):
     def _gather(self, parcels: list[Any], root: int) -> list[Any] | None:
         if self.rank != root:
             for part in parcels[self.rank].following:
-                self._transport.send(part, root)
+                self._carrier(part).send(part, root)
             return None
         for source, parcel in enumerate(parcels):
             if source != root:
                 for part in parcel.following:
-                    self._transport.recv(part, source)
+                    self._carrier(part).recv(part, source)
         return [parcel.open() for parcel in parcels]
 
     def _allgather(self, parcels: list[Any]) -> list[Any]:
         for owner, parcel in enumerate(parcels):
             for part in parcel.following:
-                self._transport.bcast(part, owner)
+                self._carrier(part).bcast(part, owner)
         return [parcel.open() for parcel in parcels]
 
     def _scatter(self, xs: Any, kind: Callable[[Any], Parcel], root: int, where: str) -> Any:
         self._check_root(root, where)
         parcels: Any = None
         if self.rank == root:
-            parcels = attempt(lambda: [kind(x) for x in self._one_each(xs)])
+            parcels = attempt(lambda: _parcels(kind, self._one_each(xs)))
         refusal = self.mpi_comm.bcast(parcels if isinstance(parcels, Refusal) else None, root)
         raise_refusals({root: refusal}, where)
         header = self.mpi_comm.scatter(parcels, root)
         if self.rank != root:
             for part in header.following:
-                self._transport.recv(part, root)
+                self._carrier(part).recv(part, root)
             return header.open()
         for dest, parcel in enumerate(parcels):
             if dest != root:
                 for part in parcel.following:
-                    self._transport.send(part, dest)
+                    self._carrier(part).send(part, dest)
         return parcels[root].open()
 
     def _check_root(self, root: int, where: str) -> None:
@@ -353,19 +401,39 @@ class MpiCommunicatorBase(CommunicatorBase):
 
         check_equal(self.mpi_comm, attempt(describe), where)
 
+    def _carrier(self, part: Array) -> Carrier:
+        """Return what carries a part of a parcel in a call of all ranks."""
+        return self._gpu_reducers.mpi if on_gpu(part) else self._transport
+
+    def _messenger(self, part: Array) -> MpiTransport | GpuMpiTransport:
+        """Return what carries a part of a parcel from one rank to another."""
+        return self._gpu_reducers.point_to_point if on_gpu(part) else self._transport
+
     def _one_each(self, xs: Any) -> Any:
-        if not isinstance(xs, list | tuple | np.ndarray) or getattr(xs, "ndim", 1) == 0:
+        is_sequence = isinstance(xs, list | tuple | np.ndarray) or on_gpu(xs)
+        if not is_sequence or getattr(xs, "ndim", 1) == 0:
             raise TypeError(f"expected a sequence with one entry a rank, got {type(xs)}")
         if len(xs) != self.size:
             raise ValueError(f"expected {self.size} entries, one a rank, got {len(xs)}")
         return xs
 
 
-def in_pieces(buffer: Array) -> Iterator[Array]:
-    """Divide a buffer where an algorithm needs memory in proportion."""
-    length = _BUCKET_BYTES // buffer.itemsize
-    for start in range(0, buffer.size, length):
-        yield buffer[start : start + length]
+def _divide_by_memory(
+    parameters: list[chainer.Parameter],
+) -> tuple[list[chainer.Parameter], list[chainer.Parameter]]:
+    """Return those with gradients in host memory, and those in GPU memory."""
+    if gpu() is None:
+        return parameters, []
+    in_host_memory = [parameter for parameter in parameters if not on_gpu(parameter.grad)]
+    return in_host_memory, [parameter for parameter in parameters if on_gpu(parameter.grad)]
+
+
+def _copy(array: Array) -> Array:
+    """Return a copy that is contiguous, and that MPI can calculate with."""
+    if on_gpu(array):
+        return array.copy(order="C")
+    # In the byte order of this machine, the only one that MPI can calculate with.
+    return np.array(array, array.dtype.newbyteorder("="), order="C")
 
 
 def _one_array(x: Array) -> ArrayParcel:
@@ -375,11 +443,21 @@ def _one_array(x: Array) -> ArrayParcel:
     return parcel
 
 
+def _parcels(kind: Callable[[Any], Parcel], xs: Any) -> list[Parcel]:
+    parcels = [kind(x) for x in xs]
+    if len({getattr(parcel, "on_gpu", False) for parcel in parcels}) > 1:
+        raise TypeError("expected arrays of one kind, got some of NumPy's and some of CuPy's")
+    return parcels
+
+
 def _check_dtypes(parcels: Sequence[ArrayParcel], where: str) -> None:
     """Raise unless all parcels hold the same dtypes; every rank sees the same parcels."""
-    if len({(parcel.is_tuple, *parcel.dtypes) for parcel in parcels}) > 1:
+    if len({(parcel.is_tuple, parcel.on_gpu, *parcel.dtypes) for parcel in parcels}) > 1:
         shown = "; ".join(str(parcel) for parcel in parcels)
-        raise ValueError(f"{where}: all ranks must give the same dtypes, got: {shown}")
+        raise ValueError(
+            f"{where}: all ranks must give the same dtypes, all in host memory or all in GPU "
+            f"memory, got: {shown}"
+        )
 
 
 def _describe_reduction(data: Arrays, op: Op) -> str:

@@ -6,7 +6,9 @@ from chainermn.communicators.hierarchical_communicator import HierarchicalCommun
 
 
 class NonCudaAwareCommunicator(HierarchicalCommunicator):
-    """Goes between the hosts through host memory.
+    """Goes between the hosts through host memory, and never tries whether MPI needs that.
 
     On arrays in host memory there is no difference to `HierarchicalCommunicator`.
     """
+
+    _may_be_direct = False

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 from chainermn.communicators.topology import Topology
 from chainermn.communicators.transport.agreement import Refusal
 from chainermn.communicators.transport.mpi_reducer import MpiReducer
-from chainermn.communicators.transport.reducer import Reducer, SingleReducer
+from chainermn.communicators.transport.reducer import Array, HostReducer, SingleReducer
 from chainermn.communicators.transport.shared_memory import (
     SharedMemoryReducer,
     bytes_needed,
@@ -18,6 +19,8 @@ from chainermn.communicators.transport.shared_memory import (
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+_PIECE_BYTES = 1 << 22
 
 
 class Reducers:
@@ -34,24 +37,30 @@ class Reducers:
         self._mpi_comm = mpi_comm
         self._topology = topology
         self._owned: list[MPI.Intracomm] = []
-        self._made: list[Reducer] = []
+        self._made: list[HostReducer] = []
 
     @cached_property
-    def everyone(self) -> Reducer:
+    def everyone(self) -> HostReducer:
         """Among all ranks: by shared memory if they are on one host."""
         if self._topology.inter_size == 1:
             return self._on_one_host(self._mpi_comm)
         return self._by_mpi(self._mpi_comm)
 
     @cached_property
-    def intra(self) -> Reducer:
+    def intra(self) -> HostReducer:
         """Among the ranks of this host."""
         return self._on_one_host(self._split(self._topology.inter_rank))
 
     @cached_property
-    def inter(self) -> Reducer:
+    def inter(self) -> HostReducer:
         """Among the ranks that have the same place on their hosts."""
         return self._by_mpi(self._split(self._topology.intra_rank))
+
+    def pieces(self, buffer: Array) -> Iterator[Array]:
+        """Divide a buffer where an algorithm needs memory in proportion."""
+        length = _PIECE_BYTES // buffer.itemsize
+        for start in range(0, buffer.size, length):
+            yield buffer[start : start + length]
 
     def take_overflow(self) -> float:
         """Return the largest number that has become infinite since this was last asked, or 0."""
@@ -73,10 +82,10 @@ class Reducers:
         self._owned.append(part)
         return part
 
-    def _by_mpi(self, mpi_comm: MPI.Intracomm) -> Reducer:
+    def _by_mpi(self, mpi_comm: MPI.Intracomm) -> HostReducer:
         return self._note(SingleReducer() if mpi_comm.size == 1 else MpiReducer(mpi_comm))
 
-    def _on_one_host(self, mpi_comm: MPI.Intracomm) -> Reducer:
+    def _on_one_host(self, mpi_comm: MPI.Intracomm) -> HostReducer:
         memory = None if mpi_comm.size == 1 else share_memory(mpi_comm)
         refusals = self._mpi_comm.allgather(memory if isinstance(memory, Refusal) else None)
         refused = [(rank, refusal) for rank, refusal in enumerate(refusals) if refusal]
@@ -88,7 +97,7 @@ class Reducers:
             return self._note(SingleReducer())
         return self._note(SharedMemoryReducer(mpi_comm, memory))
 
-    def _note(self, reducer: Reducer) -> Reducer:
+    def _note(self, reducer: HostReducer) -> HostReducer:
         self._made.append(reducer)
         return reducer
 

@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from chainermn.communicators.messages import Array
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
+from chainermn.communicators.route import Route
 from chainermn.communicators.transport.reducer import Steps
 
 
@@ -29,5 +30,5 @@ class SingleNodeCommunicator(MpiCommunicatorBase):
             )
 
     @override
-    def _mean_in_steps(self, buffer: Array) -> Steps:
-        return self._reducers.everyone.allreduce(buffer, self.size, self._wire_dtype)
+    def _exchange_in_steps(self, buffer: Array, route: Route) -> Steps:
+        return route.reducers.everyone.allreduce(buffer, route.divisor, route.wire_dtype)

@@ -7,7 +7,8 @@ from typing import Any
 from typing_extensions import override
 
 from chainermn.communicators.messages import Array
-from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase, in_pieces
+from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
+from chainermn.communicators.route import Route
 from chainermn.communicators.transport.reducer import Steps
 
 
@@ -30,12 +31,12 @@ class TwoDimensionalCommunicator(MpiCommunicatorBase):
             )
 
     @override
-    def _mean_in_steps(self, buffer: Array) -> Steps:
+    def _exchange_in_steps(self, buffer: Array, route: Route) -> Steps:
         if self.inter_size == 1:
-            yield from self._reducers.everyone.allreduce(buffer, self.size, self._wire_dtype)
+            yield from route.reducers.everyone.allreduce(buffer, route.divisor, route.wire_dtype)
             return
-        intra, inter = self._reducers.intra, self._reducers.inter
-        for piece in in_pieces(buffer):
-            shard = yield from intra.reduce_scatter(piece, divisor=self.size)
-            yield from inter.allreduce(shard, wire_dtype=self._wire_dtype)
+        intra, inter = route.reducers.intra, route.reducers.inter
+        for piece in route.reducers.pieces(buffer):
+            shard = yield from intra.reduce_scatter(piece, route.divisor)
+            yield from inter.allreduce(shard, wire_dtype=route.wire_dtype)
             yield from intra.allgather(piece)

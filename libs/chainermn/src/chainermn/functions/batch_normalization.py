@@ -200,6 +200,7 @@ def multi_node_batch_normalization(
     running_var: Any = None,
     decay: float = 0.9,
     axis: int | tuple[int, ...] | None = None,
+    communication_backend: Backend = "auto",
 ) -> chainer.Variable:
     """Normalize by the mean and variance over the batches of all ranks together.
 
@@ -223,6 +224,8 @@ def multi_node_batch_normalization(
         Of the moving averages.
     axis : int or tuple of int, optional
         Axes to sum over; the first and those behind the channels by default.
+    communication_backend : {'auto', 'mpi', 'nccl'}
+        What statistics in GPU memory travel by; by default what ``comm`` uses.
 
     Returns
     -------
@@ -235,6 +238,8 @@ def multi_node_batch_normalization(
         On every rank, if dtypes or shapes do not fit on one, ranks have different channels, or
         the batch is empty on all.
     """
+    if get_communication_backend(comm, communication_backend) == "mpi":
+        comm = getattr(comm, "over_mpi", comm)  # which a communicator of the user's may not have
     checked = attempt(lambda: _check(x, gamma, beta, axis))
     if isinstance(checked, Refusal):
         # The others are in the all-reduce of forward. What is no array makes all of it raise.

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import chainer
+import numpy as np
 
 from chainermn.communicators.transport.agreement import Refusal, attempt
 from chainermn.functions.pseudo_connect import pseudo_connect
-from chainermn.functions.variables import as_variable, empty_delegate, layouts, or_zeros
+from chainermn.functions.variables import as_variable, empty_delegate, layouts, or_zeros, zeros
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
@@ -100,6 +101,7 @@ class Recv(chainer.FunctionNode):
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Receive as many arrays as are sent."""
+        (self._anchor,) = layouts(inputs)
         received: Any = self.comm.recv(self.peer_rank, self.peer_tag)
         self._outputs = layouts(received)
         return received
@@ -112,7 +114,7 @@ class Recv(chainer.FunctionNode):
         gradients = or_zeros(gys, self._outputs)
         answer = [gradient for gradient, wants in zip(gradients, wanted, strict=True) if wants]
         if not answer:
-            return (chainer.Variable(empty_delegate()),)
+            return (zeros(self._anchor),)
         return (_send(answer, self.comm, self.peer_rank, self.peer_tag, answers=number),)
 
 
@@ -253,7 +255,9 @@ def _recv(
             "fix the order of backward by the delegate_variable of recv, or by pseudo_connect, "
             "or give the messages different tags"
         )
-    anchor = chainer.Variable(empty_delegate(), requires_grad=any(header.wanted))
+    # Chainer takes no arrays of NumPy's and of CuPy's together.
+    xp = np if delegate is None else chainer.backend.get_array_module(delegate)
+    anchor = chainer.Variable(empty_delegate(xp), requires_grad=any(header.wanted))
     if delegate is not None:
         (anchor,) = pseudo_connect(delegate, anchor)
     return Recv(comm, rank, tag, header).apply((anchor,))

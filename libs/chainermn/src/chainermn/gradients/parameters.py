@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import chainer
 import numpy as np
+from chainer.backends import cuda
+from numpy.typing import NDArray
 
 from chainermn.communicators.transport.agreement import agree, check_equal
+from chainermn.communicators.transport.gpu import on_gpu, the_gpu
 
 if TYPE_CHECKING:
     from chainermn.communicators.transport.mpi import MpiTransport
+
+Array = NDArray[Any]
 
 
 class Description(NamedTuple):
@@ -21,12 +26,14 @@ class Description(NamedTuple):
     name: str
     shape: tuple[int, ...] | None  # None: not initialised
     dtype: np.dtype[Any] | None
+    on_gpu: bool
     has_grad: bool
 
     def __str__(self) -> str:
         if self.shape is None:
             return f"{self.name} (not initialised)"
-        return f"{self.name} {np.dtype(self.dtype).name}{list(self.shape)}"
+        where = " in GPU memory" * self.on_gpu
+        return f"{self.name} {np.dtype(self.dtype).name}{list(self.shape)}{where}"
 
 
 def named_parameters(model: chainer.Link) -> list[tuple[str, chainer.Parameter]]:
@@ -82,12 +89,22 @@ def agree_on_gradients(
     if zero_fill:
         for parameter in initialised:
             if parameter.grad is None:
+                # Of CuPy's, where the parameter is.
                 parameter.grad = np.zeros_like(parameter.array)
     return [parameter for parameter in initialised if parameter.grad is not None], flags
 
 
-def bcast_parameters(transport: MpiTransport, model: chainer.Link) -> None:
+def bcast_parameters(
+    transport: MpiTransport, carrier: Callable[[Array], Any], model: chainer.Link
+) -> None:
     """Give every rank the parameters of rank 0, or of the lowest rank that has them.
+
+    Parameters
+    ----------
+    transport : MpiTransport
+    carrier : callable
+        Returns what broadcasts an array, by the memory that the array is in.
+    model : chainer.Link
 
     Raises
     ------
@@ -106,18 +123,26 @@ def bcast_parameters(transport: MpiTransport, model: chainer.Link) -> None:
         source = described[owner]
         if parameter.array is None:
             parameter.initialize(source.shape)
-        values = np.asarray(parameter.array, source.dtype, order="C")
-        transport.bcast(values.reshape(-1), owner)
+        values = _contiguous(parameter.array, source)
+        carrier(values).bcast(values.reshape(-1), owner)
         if values is not parameter.array:
             parameter.array = values
+
+
+def _contiguous(array: Any, like: Description) -> Any:
+    """Return the array, if need be as a copy: C-contiguous, in the memory that is described."""
+    if like.on_gpu:
+        array = array if on_gpu(array) else the_gpu().upload(array)
+        return array.astype(like.dtype, order="C", copy=False)
+    return np.asarray(cuda.to_cpu(array) if on_gpu(array) else array, like.dtype, order="C")
 
 
 def _describe(name: str, parameter: chainer.Parameter, *, assume_grad: bool) -> Description:
     array = parameter.array
     if array is None:
-        return Description(name, None, None, False)
+        return Description(name, None, None, False, False)
     has_grad = assume_grad or parameter.grad is not None
-    return Description(name, array.shape, array.dtype, has_grad)
+    return Description(name, array.shape, array.dtype, on_gpu(array), has_grad)
 
 
 def _check_finite(transport: MpiTransport, pairs: list[tuple[str, chainer.Parameter]]) -> None:
@@ -147,7 +172,7 @@ def _raise_first_difference(
         if len(present) == len(described) and len({d.name for d in described}) == 1:
             if len(set(compared)) == 1:
                 continue
-            if len({d[:3] for d in compared}) == 1:
+            if len({d[:4] for d in compared}) == 1:
                 ranks = [rank for rank, d in enumerate(described) if not d.has_grad]
                 raise ValueError(
                     f"{where}: parameter {compared[0].name} has no gradient on rank"

@@ -45,7 +45,7 @@ class MultiNodeBatchNormalization(CommunicatorHolder, L.BatchNormalization):
     initial_gamma, initial_beta : initializer, optional
         1 and 0 by default.
     communication_backend : {'auto', 'mpi', 'nccl'}
-        What the communicator has to use: either, MPI, NCCL.
+        What statistics in GPU memory travel by; by default what the communicator uses.
     axis : int or tuple of int, optional
         Axes to sum over; the first and those behind the channels by default.
     initial_avg_mean, initial_avg_var : initializer, optional
@@ -66,6 +66,8 @@ class MultiNodeBatchNormalization(CommunicatorHolder, L.BatchNormalization):
     RuntimeError
         If neither ``size`` nor ``axis`` is given.
     """
+
+    _communication_backend: Backend = "auto"
 
     def __init__(
         self,
@@ -98,6 +100,7 @@ class MultiNodeBatchNormalization(CommunicatorHolder, L.BatchNormalization):
             initial_avg_var,
         )
         self.comm = comm
+        self._communication_backend = communication_backend
 
     def forward(self, x: chainer.Variable, finetune: bool = False) -> chainer.Variable:
         """Normalize a batch.
@@ -129,5 +132,6 @@ class MultiNodeBatchNormalization(CommunicatorHolder, L.BatchNormalization):
             self.N += 1
             decay = 1 - 1 / self.N
         return multi_node_batch_normalization(
-            x, gamma, beta, self.comm, self.eps, *statistics, decay, self.axis
+            *(x, gamma, beta, self.comm, self.eps, *statistics, decay, self.axis),
+            communication_backend=self._communication_backend,
         )

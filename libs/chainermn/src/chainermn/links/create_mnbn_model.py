@@ -50,5 +50,6 @@ def create_mnbn_model(
             converted = MultiNodeBatchNormalization.__new__(MultiNodeBatchNormalization)
             converted.__dict__.update(copy.deepcopy(layer.__dict__, copies))
             converted.comm = comm
+            converted._communication_backend = communication_backend
             copies[id(layer)] = converted
     return copy.deepcopy(link, copies)

@@ -11,8 +11,8 @@ from typing_extensions import override
 from chainermn.communicators.transport.mpi import load_mpi
 from chainermn.communicators.transport.reducer import (
     Array,
+    HostReducer,
     Pending,
-    Reducer,
     Steps,
     shard_bounds,
 )
@@ -28,7 +28,7 @@ _CHUNKS_UNDER_WAY = 3
 _SMALL_BYTES = 1 << 13
 
 
-class MpiReducer(Reducer):
+class MpiReducer(HostReducer):
     """Adds up over the ranks of an MPI communicator, by its non-blocking collectives.
 
     Takes up to 6 MiB, and for :meth:`reduce_scatter` as much as the array has.

@@ -34,33 +34,22 @@ def shard_bounds(n: int, size: int) -> list[tuple[int, int]]:
     return [(n * i // size, n * (i + 1) // size) for i in range(size)]
 
 
-class Reducer(ABC):
-    """Collectives on arrays of floats in host memory, in steps.
+class AllReducer(ABC):
+    """All-reduces of arrays of floats, in steps.
 
     Every array is one-dimensional and C-contiguous, of the same length and dtype on all ranks,
-    and changed in place. Each rank adds up a shard of the elements, in the order of the ranks and
-    in float32 where they have 16 bits: all ranks get the same bits, however the elements were
-    divided into arrays. This is the reduce-scatter and all-gather of Thakur, Rabenseifner and
-    Gropp, "Optimization of collective communication operations in MPICH", Int. J. High
-    Performance Computing Applications 19(1), 2005, with the pairwise exchange of shards, which
-    rounds only once to the dtype that travels.
-
-    One thread at a time may use it. What memory it needs it takes at the first call and keeps.
+    and changed in place. One thread at a time may use it. What memory it needs it takes at the
+    first call and keeps.
 
     Parameters
     ----------
     rank, size : int
         Of this process among those that take part.
-
-    Attributes
-    ----------
-    adder : Adder
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
-        self.adder = Adder()
 
     @abstractmethod
     def allreduce(
@@ -76,6 +65,10 @@ class Reducer(ABC):
             To which the arrays are rounded before they travel, and the result once more; that of
             ``array`` by default.
         """
+
+
+class Reducer(AllReducer):
+    """Beside all-reduces, what they can be made of."""
 
     @abstractmethod
     def reduce(self, array: Array, divisor: int = 1) -> Steps:
@@ -101,7 +94,27 @@ class Reducer(ABC):
         """Give every rank the array of rank 0."""
 
 
-class SingleReducer(Reducer):
+class HostReducer(Reducer):
+    """Collectives on arrays in host memory.
+
+    Each rank adds up a shard of the elements, in the order of the ranks and in float32 where they
+    have 16 bits: all ranks get the same bits, however the elements were divided into arrays. This
+    is the reduce-scatter and all-gather of Thakur, Rabenseifner and Gropp, "Optimization of
+    collective communication operations in MPICH", Int. J. High Performance Computing Applications
+    19(1), 2005, with the pairwise exchange of shards, which rounds only once to the dtype that
+    travels.
+
+    Attributes
+    ----------
+    adder : Adder
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self.adder = Adder()
+
+
+class SingleReducer(HostReducer):
     """For a single rank: nothing travels."""
 
     def __init__(self) -> None:

@@ -17,8 +17,8 @@ from typing_extensions import override
 from chainermn.communicators.transport.agreement import Refusal, attempt
 from chainermn.communicators.transport.reducer import (
     Array,
+    HostReducer,
     Pending,
-    Reducer,
     Steps,
     shard_bounds,
 )
@@ -89,7 +89,7 @@ def _map_file(path: Path, n_bytes: int) -> mmap.mmap:
         os.close(descriptor)
 
 
-class SharedMemoryReducer(Reducer):
+class SharedMemoryReducer(HostReducer):
     """Adds up over ranks of one host, chunk by chunk.
 
     A rank writes its part of a chunk where the others can read it, adds up its shard of the chunk
