@@ -7,15 +7,13 @@ are real ones, and everything is done at once.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 from mpi4py import MPI
 
-from chainermn.communicators.transport import gpu
 from chainermn.communicators.transport.gpu import Gpu
 from chainermn.gradients.batched_copy import KINDS
 
@@ -26,10 +24,6 @@ _KINDS = {number: np.dtype(getattr(ml_dtypes, name, name)) for name, number in K
 
 class GpuArray(np.ndarray):
     """An array in what stands in for GPU memory."""
-
-
-def to_gpu(array: Any) -> np.ndarray:
-    return np.array(array, order="C").view(GpuArray)
 
 
 def at(pointer: int, n: int, dtype: np.dtype) -> np.ndarray:
@@ -48,6 +42,10 @@ class StandInGpu(Gpu):
         self._visible = visible
         self.library = StandInNccl(self)
 
+    @staticmethod
+    def to_gpu(array: Any) -> np.ndarray:
+        return np.array(array, order="C").view(GpuArray)
+
     def holds(self, array: object) -> bool:
         return isinstance(array, GpuArray)
 
@@ -59,7 +57,7 @@ class StandInGpu(Gpu):
 
     def upload(self, array: np.ndarray) -> np.ndarray:
         self.log.append("upload")
-        return to_gpu(array)
+        return self.to_gpu(array)
 
     def pointer(self, array: np.ndarray) -> int:
         assert isinstance(array, GpuArray)
@@ -179,9 +177,8 @@ class StandInNcclCommunicator:
         tag = 1000 + number % 1000
         # Rank 0 tells the others who takes part: an NCCL communicator needs only those.
         if rank == 0:
-            ranks = [first]
-            ranks += [WORLD.recv(source=MPI.ANY_SOURCE, tag=tag) for _ in range(size - 1)]
-            world_ranks = [world for _, world in sorted(zip_ranks(ranks, first))]
+            told = [WORLD.recv(source=MPI.ANY_SOURCE, tag=tag) for _ in range(size - 1)]
+            world_ranks = [world for _, world in sorted([(0, first), *told])]
             for other in world_ranks[1:]:
                 WORLD.send(world_ranks, other, tag)
         else:
@@ -266,18 +263,3 @@ class StandInNcclCommunicator:
 
 def _number(dtype: str) -> np.dtype:
     return np.dtype(getattr(ml_dtypes, dtype, dtype))
-
-
-def zip_ranks(told: list[Any], first: int) -> list[tuple[int, int]]:
-    return [(0, first), *told[1:]]
-
-
-@contextmanager
-def stand_in(**options: Any) -> Iterator[StandInGpu]:
-    """Let chainermn believe in a GPU."""
-    found = StandInGpu(**options)
-    gpu.use(found)
-    try:
-        yield found
-    finally:
-        gpu.use(None)

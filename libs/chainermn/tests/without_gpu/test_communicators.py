@@ -1,0 +1,422 @@
+"""Communicators on arrays in GPU memory; host memory and MPI stand in for GPU and NCCL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import ml_dtypes
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import chainermn
+from chainermn.communicators import _COMMUNICATORS
+from chainermn.communicators.pure_nccl_communicator import PureNcclCommunicator
+from chainermn.communicators.single_node_communicator import SingleNodeCommunicator
+from chainermn.communicators.topology import Topology
+from chainermn.communicators.transport import cuda_awareness
+
+WORLD = MPI.COMM_WORLD
+EXCHANGING = sorted(set(_COMMUNICATORS) - {"dummy"})
+LAYOUTS = {1: ["a"], 2: ["aa", "ab"], 3: ["aaa", "aab", "abc"], 4: ["aabb", "abab", "aaab"]}
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+@pytest.fixture(autouse=True)
+def mpi_that_is_not_cuda_aware(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_awareness, "_found", ["it is a stand-in"])
+    monkeypatch.setattr("chainermn.communicators.gpu_reducers._warned", [True])
+
+
+def make(name: str, hosts: str = "", **settings: Any) -> Any:
+    place = Topology.from_hosts(hosts or "a" * WORLD.size, WORLD.rank)
+    return _COMMUNICATORS[name](WORLD, topology=place, **settings)
+
+
+def can_run(name: str, hosts: str) -> bool:
+    counts = {hosts.count(host) for host in hosts}
+    several = len(set(hosts)) > 1
+    return not (name == "single_node" and several or name == "two_dimensional" and len(counts) > 1)
+
+
+def model_with(stand_in: Any, grads: dict[str, np.ndarray]) -> chainer.Chain:
+    model = chainer.Chain()
+    with model.init_scope():
+        for name, grad in grads.items():
+            parameter = chainer.Parameter(stand_in.to_gpu(np.zeros_like(grad)))
+            parameter.grad = stand_in.to_gpu(grad)
+            setattr(model, name, parameter)
+    return model
+
+
+def gradients(rank: int, dtypes: list[str]) -> dict[str, np.ndarray]:
+    shapes = [(2, 3), (), (5,), (0, 4), (9000,)]
+    return {
+        f"{dtype}_{index}": np.random.default_rng([rank, index]).normal(size=shape).astype(dtype)
+        for dtype in dtypes
+        for index, shape in enumerate(shapes)
+    }
+
+
+@pytest.mark.mpi(1, 2, 3, 4)
+@pytest.mark.parametrize("name", EXCHANGING)
+@pytest.mark.parametrize("dtypes", [["float32"], ["float16", "float32", "float64"]])
+def test_mean_grad(stand_in: Any, name: str, dtypes: list[str], mpi_ranks: int) -> None:
+    everywhere = [gradients(rank, dtypes) for rank in range(mpi_ranks)]
+    for hosts in LAYOUTS[mpi_ranks]:
+        if not can_run(name, hosts):
+            continue
+        comm = make(name, hosts)
+        model = model_with(stand_in, everywhere[comm.rank])
+        for _ in range(2):  # what is kept of the first time serves the second
+            for key, grad in everywhere[comm.rank].items():
+                getattr(model, key).grad = stand_in.to_gpu(grad)
+            comm.multi_node_mean_grad(model)
+            for key in everywhere[0]:
+                actual = getattr(model, key).grad
+                expected = np.mean([grads[key].astype("f8") for grads in everywhere], axis=0)
+                narrow = "float16" in key
+                # pure_nccl exchanges in chainer.global_config.dtype, float32.
+                tolerance = 3e-3 if narrow else 1e-6
+                assert stand_in.holds(actual)
+                assert actual.dtype == everywhere[0][key].dtype
+                np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
+                same = WORLD.allgather(np.asarray(actual).tobytes())
+                assert len(set(same)) == 1
+        comm.finalize()
+    assert stand_in.library.open == 0
+
+
+@pytest.mark.mpi(2, 3)
+@pytest.mark.parametrize("name", EXCHANGING)
+@pytest.mark.parametrize("wire", ["float16", BFLOAT16, "float32", "float64"])
+def test_dtype_on_the_wire(stand_in: Any, name: str, wire: Any) -> None:
+    comm = make(name, allreduce_grad_dtype=wire)
+    everywhere = [
+        {"a": np.array([1, 2, 3], "f2") * size, "b": np.arange(4.0) * size, "c": np.ones(2, "f")}
+        for size in (WORLD.size * (rank + 1) for rank in range(WORLD.size))
+    ]
+    model = model_with(stand_in, everywhere[comm.rank])
+    comm.multi_node_mean_grad(model)
+    for key in "abc":
+        expected = np.mean([grads[key].astype("f8") for grads in everywhere], axis=0)
+        np.testing.assert_array_equal(getattr(model, key).grad, expected)
+    kernels = [entry for entry in stand_in.log if "_" in entry and "copy" not in entry]
+    wire_name = np.dtype(wire).name
+    pair = [f"gather_{wire_name}", f"scatter_{wire_name}"]
+    assert kernels == pair * (3 if name == "naive" else 1)  # however many parameters
+    comm.finalize()
+
+
+@pytest.mark.mpi(2, 4)
+def test_what_each_algorithm_uses(stand_in: Any, mpi_ranks: int) -> None:
+    """NCCL inside a host, MPI between hosts; for naive and flat MPI throughout."""
+    hosts = {2: "aa", 4: "aabb"}[mpi_ranks]
+    through_host = {"copy_to_host", "copy_to_gpu"}
+    expected: dict[str, set[str]] = {
+        "naive": through_host,
+        "flat": through_host,
+        "pure_nccl": {"allReduce"},
+    }
+    if mpi_ranks == 2:
+        expected |= dict.fromkeys(
+            ("single_node", "hierarchical", "two_dimensional", "non_cuda_aware"), {"allReduce"}
+        )
+    else:
+        leader = {"reduce", "bcast", *(through_host if WORLD.rank in (0, 2) else ())}
+        expected |= {"hierarchical": leader, "non_cuda_aware": leader}
+        expected["two_dimensional"] = {"reduceScatter", "allGather", *through_host}
+    for name, used in expected.items():
+        comm = make(name, hosts)
+        stand_in.log.clear()
+        comm.multi_node_mean_grad(model_with(stand_in, {"a": np.arange(12, dtype="f")}))
+        kernels = {"upload", "gather_float32", "scatter_float32"}
+        assert set(stand_in.log) == used | kernels, name
+        comm.finalize()
+
+
+@pytest.mark.mpi(2)
+def test_host_never_waits_for_nccl(stand_in: Any) -> None:
+    comm = make("pure_nccl")
+    comm.multi_node_mean_grad(model_with(stand_in, {"a": np.ones(5, "f")}))
+    assert stand_in.waits == 0
+    comm.finalize()
+
+
+@pytest.mark.mpi(2)
+def test_dtype_of_pure_nccl_is_chainers(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    comm = make("pure_nccl")
+    for dtype, name in {
+        np.float16: "float16",
+        chainer.mixed16: "float16",
+        np.float64: "float64",
+        np.float32: "float32",
+    }.items():
+        monkeypatch.setattr(chainer.global_config, "dtype", dtype)
+        stand_in.log.clear()
+        comm.multi_node_mean_grad(model_with(stand_in, {"a": np.ones(5, "f")}))
+        assert f"gather_{name}" in stand_in.log
+    comm.set_config("allreduce_grad_dtype", "bfloat16")
+    comm.multi_node_mean_grad(model_with(stand_in, {"a": np.ones(5, "f")}))
+    assert stand_in.log[-1] == "scatter_bfloat16"
+    comm.finalize()
+    with pytest.raises(ValueError, match="'auto' measures MPI"):
+        make("pure_nccl", allreduce_grad_dtype="auto")
+
+
+@pytest.mark.mpi(2, 3)
+@pytest.mark.parametrize("name", EXCHANGING)
+def test_gradients_that_share_memory_or_are_in_pieces(stand_in: Any, name: str) -> None:
+    comm = make(name)
+    model = model_with(stand_in, {key: np.zeros((3, 3), "f") for key in "abc"})
+    shared = stand_in.to_gpu(np.full((3, 3), comm.rank, "f"))
+    model.a.grad = model.b.grad = shared
+    model.c.grad = stand_in.to_gpu(np.arange(9, dtype="f").reshape(3, 3)).T
+    comm.multi_node_mean_grad(model)
+    for parameter in (model.a, model.b):
+        assert (parameter.grad == (comm.size - 1) / 2).all()
+    np.testing.assert_allclose(model.c.grad, np.arange(9).reshape(3, 3).T, rtol=1e-6)
+    comm.finalize()
+
+
+@pytest.mark.mpi(2, 3)
+def test_some_parameters_in_host_memory(stand_in: Any) -> None:
+    comm = make("pure_nccl")
+    model = model_with(stand_in, {"a": np.full(3, comm.rank, "f"), "b": np.zeros(2, "f")})
+    model.b = chainer.Parameter(np.zeros(2, "f"))
+    model.b.grad = np.full(2, comm.rank, "f")
+    comm.multi_node_mean_grad(model)
+    assert (model.a.grad == (comm.size - 1) / 2).all()
+    assert (model.b.grad == (comm.size - 1) / 2).all()
+    assert not stand_in.holds(model.b.grad)
+    comm.finalize()
+
+
+@pytest.mark.mpi(2, 3)
+def test_models_in_different_memory(stand_in: Any) -> None:
+    comm = make("pure_nccl")
+    model = model_with(stand_in, {"a": np.ones(3, "f")})
+    if comm.rank == 1:
+        model.a.array = np.asarray(model.a.array).view(np.ndarray).copy()
+        model.a.grad = np.ones(3, "f")
+    message = r"rank 0: /a float32\[3\] in GPU memory; rank 1: /a float32\[3\]"
+    for method in (comm.multi_node_mean_grad, comm.bcast_data):
+        with pytest.raises(ValueError, match=message):
+            method(model)
+    comm.finalize()
+
+
+@pytest.mark.mpi(1, 2, 3)
+@pytest.mark.parametrize("name", EXCHANGING)
+def test_bcast_data_and_zero_fill(stand_in: Any, name: str) -> None:
+    comm = make(name)
+    model = model_with(stand_in, {"a": np.ones((2, 3), "f"), "b": np.ones(4, "f2")})
+    model.a.array[...] = comm.rank + 1
+    model.b.array[...] = comm.rank + 2
+    comm.bcast_data(model)
+    assert stand_in.holds(model.a.array)
+    assert (model.a.array == 1).all()
+    assert (model.b.array == 2).all()
+    if comm.rank > 0:
+        model.cleargrads()
+    comm.multi_node_mean_grad(model, zero_fill=True)
+    np.testing.assert_allclose(model.a.grad, np.full((2, 3), 1 / comm.size), rtol=1e-6)
+    comm.finalize()
+
+
+@pytest.mark.mpi(1, 2, 3)
+@pytest.mark.parametrize("name", ["naive", "pure_nccl"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int64", "uint8", "bool", "complex64"])
+def test_collectives(stand_in: Any, name: str, dtype: str) -> None:
+    comm = make(name)
+    rank, size = comm.rank, comm.size
+
+    def array(rank: int, shape: tuple[int, ...] = (2, 3)) -> Any:
+        return stand_in.to_gpu((np.arange(np.prod(shape)) + rank).reshape(shape).astype(dtype))
+
+    def check(actual: Any, expected: Any) -> None:
+        assert stand_in.holds(actual)
+        np.testing.assert_array_equal(actual, np.asarray(expected))
+        assert actual.dtype == dtype
+
+    root = size - 1
+    check(comm.bcast(array(rank) if rank == root else None, root), array(root))
+    for other, part in enumerate(comm.allgather(array(rank, (rank + 1,)))):
+        check(part, array(other, (other + 1,)))
+    gathered = comm.gather(array(rank), root)
+    assert (gathered is None) == (rank != root)
+    for other, part in enumerate(gathered or ()):
+        check(part, array(other))
+    stacked = array(0, (size, 4)) if rank == root else None
+    check(comm.scatter(stacked, root), array(0, (size, 4))[rank])
+    received = comm.alltoall([array(10 * rank + other, (other + 1,)) for other in range(size)])
+    for other, part in enumerate(received):
+        check(part, array(10 * other + rank, (rank + 1,)))
+    first, second = comm.bcast((array(rank), array(rank, ())), 0)
+    check(first, array(0))
+    check(second, array(0, ()))
+    if dtype not in ("bool", "complex64"):
+        maxima = comm.allreduce(array(rank), "max")
+        check(maxima, array(size - 1))
+    if dtype == "bool":
+        check(comm.allreduce(array(rank), "max"), np.ones((2, 3), bool) & (array(0) | (size > 1)))
+    else:
+        total = sum(np.asarray(array(other)).astype("c16") for other in range(size))
+        check(comm.allreduce(array(rank)), total.astype(dtype))
+    assert ("allReduce" in stand_in.log) == (name == "pure_nccl" and dtype != "complex64")
+    comm.finalize()
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("name", ["naive", "pure_nccl"])
+def test_messages(stand_in: Any, name: str) -> None:
+    comm = make(name)
+    given = np.arange(6, dtype="f").reshape(2, 3).T, np.zeros((0, 2), "i4")
+    if comm.rank == 0:
+        comm.send(tuple(map(stand_in.to_gpu, given)), 1, 4)
+    else:
+        for actual, expected in zip(comm.recv(0, 4), given, strict=True):
+            assert stand_in.holds(actual)
+            np.testing.assert_array_equal(actual, expected)
+    comm.finalize()
+
+
+@pytest.mark.mpi(2, 3)
+@pytest.mark.parametrize("name", ["naive", "pure_nccl"])
+def test_mixed_memory_is_refused_on_all_ranks(stand_in: Any, name: str) -> None:
+    comm = make(name)
+    host, device = np.ones(3, "f"), stand_in.to_gpu(np.ones(3, "f"))
+    own = host if comm.rank == 1 else device
+    for call in (comm.allreduce, comm.allgather, comm.gather):
+        with pytest.raises(ValueError, match=r"float32\[3\] in GPU memory"):
+            call(own)
+    with pytest.raises(ValueError, match="in GPU memory"):
+        comm.alltoall([own] * comm.size)
+    message = r"rank 0: expected arrays of one kind, got some of NumPy's and some of CuPy's"
+    with pytest.raises(TypeError, match=message):
+        comm.bcast((host, device))
+    with pytest.raises(TypeError, match=message):
+        comm.scatter([host, *[device] * (comm.size - 1)])
+    with pytest.raises(TypeError, match=message):
+        comm.allreduce((host, device) if comm.rank == 0 else (device, device))
+    comm.finalize()
+
+
+@pytest.mark.mpi(2)
+def test_staging_is_told_once_by_rank_0(
+    stand_in: Any, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr("chainermn.communicators.gpu_reducers._warned", [])
+    for name in ("non_cuda_aware", "naive", "flat"):
+        comm = make(name, "ab")
+        comm.multi_node_mean_grad(model_with(stand_in, {"a": np.ones(5, "f")}))
+        comm.allreduce(stand_in.to_gpu(np.ones(5, "f")))
+        messages = [str(warning.message) for warning in recwarn]
+        if comm.rank == 0 and name != "non_cuda_aware":
+            (message,) = messages
+            assert "MPI cannot read GPU memory (it is a stand-in)" in message
+        else:
+            assert messages == []
+        comm.finalize()
+
+
+@pytest.mark.mpi(2)
+def test_mpi_that_is_cuda_aware_gets_gpu_memory(
+    stand_in: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_awareness, "_found", [""])
+    for name, is_direct in {"flat": True, "hierarchical": True, "non_cuda_aware": False}.items():
+        comm = make(name, "ab")
+        model = model_with(stand_in, {"a": np.full(5, comm.rank, "f")})
+        stand_in.log.clear()
+        comm.multi_node_mean_grad(model)
+        assert (model.a.grad == 0.5).all()
+        total = comm.allreduce(stand_in.to_gpu(np.ones(5, "f")))
+        assert (total == 2).all()
+        assert ("copy_to_host" in stand_in.log) == (not is_direct)
+        comm.finalize()
+
+
+@pytest.mark.mpi(2, 4)
+def test_two_ranks_on_one_gpu(stand_in: Any) -> None:
+    stand_in._device, stand_in._visible = "0000:07:00.0", 1
+    comm = make("pure_nccl")
+    with pytest.raises(RuntimeError, match="NCCL needs a GPU for each rank"):
+        comm.multi_node_mean_grad(model_with(stand_in, {"a": np.ones(5, "f")}))
+    assert stand_in.library.made == 0
+
+
+@pytest.mark.mpi(1, 2)
+def test_default_is_pure_nccl_where_every_rank_can_have_a_gpu(
+    stand_in: Any, recwarn: pytest.WarningsRecorder, mpi_ranks: int
+) -> None:
+    assert isinstance(chainermn.create_communicator(), PureNcclCommunicator)
+    assert len(recwarn) == 0
+    stand_in._visible = mpi_ranks - 1
+    comm = chainermn.create_communicator()
+    assert isinstance(comm, SingleNodeCommunicator)
+    if comm.rank == 0:
+        expected = {1: "there is no CUDA device", 2: "a host has 2 ranks, but GPUs: 1"}
+        assert expected[mpi_ranks] in str(recwarn.pop().message)
+
+
+@pytest.mark.mpi(2)
+def test_default_with_one_gpu_visible_to_each(
+    stand_in: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stand_in, "devices", lambda: [stand_in.device()])
+    assert isinstance(chainermn.create_communicator(), PureNcclCommunicator)
+
+
+@pytest.mark.mpi(2, 3)
+@pytest.mark.parametrize("name", ["naive", "pure_nccl", "hierarchical"])
+@pytest.mark.parametrize("double_buffering", [False, True])
+def test_training_equals_that_in_host_memory(
+    stand_in: Any, name: str, double_buffering: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chainer.global_config, "dtype", np.float64)
+    comm = make(name)
+
+    def train(place: Any) -> list[np.ndarray]:
+        np.random.seed(0)
+        with chainer.using_config("dtype", np.float64):
+            model = chainer.Sequential(L.Linear(3, 8), F.tanh, L.Linear(8, 2))
+        for parameter in model.params():
+            parameter.array = place(parameter.array)
+        optimizer = chainermn.create_multi_node_optimizer(
+            chainer.optimizers.MomentumSGD(0.1), comm, double_buffering, overlap=False
+        ).setup(model)
+        for step in range(6):
+            generator = np.random.default_rng([step, comm.rank])
+            x, t = generator.normal(size=(4, 3)), generator.normal(size=(4, 2))
+            loss = F.mean_squared_error(model(x), t)
+            model.cleargrads()
+            loss.backward()
+            for parameter in model.params():
+                parameter.grad = place(parameter.grad)
+            optimizer.update()
+        getattr(optimizer, "wait", lambda: None)()
+        return [np.asarray(parameter.array) for parameter in model.params()]
+
+    on_gpu, in_host_memory = train(stand_in.to_gpu), train(np.array)
+    assert any("gather_float64" in entry for entry in stand_in.log)
+    for actual, expected in zip(on_gpu, in_host_memory, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-12)
+
+
+@pytest.mark.mpi(2, 3)
+@pytest.mark.parametrize("backend", ["auto", "nccl", "mpi"])
+def test_batch_normalization_by_nccl_and_by_mpi(stand_in: Any, backend: str) -> None:
+    comm = make("pure_nccl")
+    whole = np.random.default_rng(0).normal(size=(4 * comm.size, 5)).astype("f")
+    layer = chainermn.links.MultiNodeBatchNormalization(5, comm, communication_backend=backend)
+    own = stand_in.to_gpu(whole[4 * comm.rank :][:4])
+    y = layer(own)
+    expected = L.BatchNormalization(5)(whole)
+    np.testing.assert_allclose(y.array, expected.array[4 * comm.rank :][:4], atol=1e-5)
+    assert ("allReduce" in stand_in.log) == (backend != "mpi")
+    assert ("copy_to_host" in stand_in.log) == (backend == "mpi")
+    comm.finalize()

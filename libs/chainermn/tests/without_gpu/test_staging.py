@@ -1,0 +1,155 @@
+"""Arrays in GPU memory over MPI: through host memory, and directly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from chainermn.communicators.transport import cuda_awareness, staging
+from chainermn.communicators.transport.gpu_mpi import (
+    CudaAwareReducer,
+    GpuMpiReducer,
+    GpuMpiTransport,
+)
+from chainermn.communicators.transport.mpi import MpiTransport
+from chainermn.communicators.transport.mpi_reducer import MpiReducer
+from chainermn.communicators.transport.staging import Direct, Staging
+from chainermn.doctor.probe import probe_command
+
+WORLD = MPI.COMM_WORLD
+# With chunks of 64 bytes: none, one, one and a bit, as many as there are slots, and more.
+SIZES = [0, 1, 8, 9, 24, 25, 100]
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "_CHUNK_BYTES", 64)
+
+
+@pytest.fixture(params=[Staging, Direct])
+def transport(stand_in: Any, request: pytest.FixtureRequest) -> GpuMpiTransport:
+    return GpuMpiTransport(MpiTransport(WORLD), request.param(stand_in))
+
+
+def parts(n: int, dtype: str = "f8") -> list[np.ndarray]:
+    return [np.random.default_rng([n, rank]).normal(size=n).astype(dtype) for rank in range(3)]
+
+
+@pytest.mark.mpi(1, 2, 3)
+def test_collectives(stand_in: Any, transport: GpuMpiTransport) -> None:
+    for n in SIZES:
+        for op, reduction in {"sum": np.sum, "max": np.max, "mean": np.mean}.items():
+            own = stand_in.to_gpu(parts(n)[WORLD.rank])
+            transport.allreduce(own, op)
+            expected = reduction(parts(n)[: WORLD.size], axis=0)
+            np.testing.assert_allclose(own, expected, rtol=1e-15)
+        root = n % WORLD.size
+        own = stand_in.to_gpu(parts(n)[WORLD.rank])
+        transport.bcast(own, root)
+        np.testing.assert_array_equal(own, parts(n)[root])
+
+
+@pytest.mark.mpi(2, 3)
+def test_messages(stand_in: Any, transport: GpuMpiTransport) -> None:
+    right, left = (WORLD.rank + 1) % WORLD.size, (WORLD.rank - 1) % WORLD.size
+    for n in SIZES:
+        # What goes to the right is longer the higher the rank.
+        own, into = (np.arange(n * (rank + 1), dtype="f8") for rank in (WORLD.rank, left))
+        received = stand_in.to_gpu(np.zeros_like(into))
+        transport.exchange(stand_in.to_gpu(own), right, received, left)
+        np.testing.assert_array_equal(received, into)
+        if WORLD.rank == 0:
+            transport.send(stand_in.to_gpu(own), 1, 5)
+        elif WORLD.rank == 1:
+            received = stand_in.to_gpu(np.zeros(n))
+            transport.recv(received, 0, 5)
+            np.testing.assert_array_equal(received, np.arange(n))
+
+
+@pytest.mark.mpi(2)
+def test_one_rank_staged_the_other_direct(stand_in: Any) -> None:
+    passage = (Staging, Direct)[WORLD.rank](stand_in)
+    transport = GpuMpiTransport(MpiTransport(WORLD), passage)
+    own = stand_in.to_gpu(parts(100)[0])
+    for source in (0, 1):
+        if WORLD.rank == source:
+            transport.send(own, 1 - source, 3)
+        else:
+            received = stand_in.to_gpu(np.zeros(100))
+            transport.recv(received, source, 3)
+            np.testing.assert_array_equal(received, parts(100)[0])
+
+
+def test_next_chunk_is_copied_while_one_is_used(stand_in: Any) -> None:
+    array = stand_in.to_gpu(np.arange(20.0))
+    seen = []
+    for ready, chunk in Staging(stand_in).chunks(array, read=True, written=True):
+        ready.Wait()
+        seen.append((chunk.tolist(), stand_in.log.count("copy_to_host")))
+        chunk *= 2
+    assert seen == [
+        (list(range(8)), 2),
+        (list(range(8, 16)), 3),
+        (list(range(16, 20)), 3),
+    ]
+    assert stand_in.log[:4] == ["copy_to_host", "copy_to_host", "copy_to_gpu", "copy_to_host"]
+    np.testing.assert_array_equal(array, np.arange(20.0) * 2)
+
+
+def test_only_what_is_needed_is_copied(stand_in: Any) -> None:
+    array = stand_in.to_gpu(np.arange(20.0))
+    list(Staging(stand_in).chunks(array, read=True, written=False))
+    assert stand_in.log == ["copy_to_host"] * 3
+    stand_in.log.clear()
+    list(Staging(stand_in).chunks(array, read=False, written=True))
+    assert stand_in.log == ["copy_to_gpu"] * 3
+    stand_in.log.clear()
+    list(Direct(stand_in).chunks(array, read=True, written=True))
+    assert stand_in.log == []
+
+
+@pytest.mark.mpi(2, 3)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("is_direct", [False, True])
+def test_reducers(stand_in: Any, dtype: str, is_direct: bool) -> None:
+    staged = GpuMpiReducer(MpiReducer(WORLD), Staging(stand_in))
+    reducer = CudaAwareReducer(staged, WORLD, Direct(stand_in)) if is_direct else staged
+    for n in SIZES:
+        everywhere = parts(n, dtype)[: WORLD.size]
+        own = stand_in.to_gpu(everywhere[WORLD.rank])
+        for pending in reducer.allreduce(own, WORLD.size):
+            pending.Wait()
+        wide = np.float32 if dtype == "float16" else dtype
+        expected = np.mean([part.astype(wide) for part in everywhere], axis=0).astype(dtype)
+        tolerance = {"float16": 1e-3, "float32": 1e-6, "float64": 1e-15}[dtype]
+        np.testing.assert_allclose(own, expected, rtol=tolerance, atol=tolerance)
+        same = WORLD.allgather(np.asarray(own).tobytes())
+        assert len(set(same)) == 1
+    # 16 bits go through host memory: MPI cannot add them up.
+    assert ("copy_to_host" in stand_in.log) == (not is_direct or dtype == "float16")
+
+
+@pytest.mark.mpi(2, timeout=120)
+def test_awareness_is_tried_out_by_a_job_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without CuPy that job fails; it is run by one rank only, and once."""
+    monkeypatch.setattr(cuda_awareness, "_found", [])
+    tried = []
+    try_out = cuda_awareness._try_out
+    monkeypatch.setattr(cuda_awareness, "_try_out", lambda: tried.append(1) or try_out())
+    for _ in range(2):
+        reason = cuda_awareness.why_not_cuda_aware(WORLD, 0)
+        assert reason.startswith("a job that tries it ModuleNotFoundError: No module named 'cupy'")
+    assert len(tried) == (WORLD.rank == 0)
+
+
+@pytest.mark.mpi(2, timeout=120)
+def test_a_rank_can_start_a_job_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe that succeeds without a GPU, in the place of the one that needs one."""
+    monkeypatch.setattr(cuda_awareness, "_found", [])
+    monkeypatch.setattr(
+        cuda_awareness, "probe_command", lambda _, limit: probe_command("shared_memory", limit)
+    )
+    assert cuda_awareness.why_not_cuda_aware(WORLD, 0) == ""
