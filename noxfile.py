@@ -7,6 +7,7 @@ to the program inside: ``-- -k allreduce``.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import re
 import shutil
@@ -18,6 +19,7 @@ import nox
 ROOT = Path(__file__).resolve().parent
 LIBS = ["libs/chainer_compat", "libs/chainermn"]
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
+GPU_TESTS = ["libs/chainer_compat/tests/gpu", "libs/chainermn/tests/gpu"]
 PIP = "pip>=25.3"  # the first that reads PIP_BUILD_CONSTRAINT
 # How to build Chainer. As a URL, because pip splits the variable at spaces.
 BUILD_ENV = {"PIP_BUILD_CONSTRAINT": (ROOT / "ci/build-constraints.txt").as_uri()}
@@ -47,7 +49,22 @@ def cpu_tests(session: nox.Session, mpi: str) -> None:
     # not depend on MPI is tested in the first of them only.
     paths = [] if mpi == "mpich" else ["-o", "testpaths=libs/chainermn apps"]
     install_for_tests(session, mpi)
-    session.run("python", "-m", "pytest", *paths, *session.posargs)
+    session.run("python", "-m", "pytest", "-m", "not gpu", *paths, *session.posargs)
+
+
+@nox.session(python=PYTHONS, default=False)
+def gpu_tests(session: nox.Session) -> None:
+    """Run the tests that need a GPU, on this machine's; they skip, with the reason, without one.
+
+    ``--no-venv`` takes the CuPy, NCCL, MPI and Chainer that are installed.
+    """
+    if session.virtualenv.is_sandboxed:
+        cuda = cuda_of_driver()
+        if cuda is None:
+            session.skip("there is no NVIDIA driver (libcuda.so.1)")
+        libs = ["libs/chainer_compat[test]", f"libs/chainermn[cuda{cuda},mpich,testing]"]
+        install(session, *libs, *test_requirements())
+    session.run("python", "-m", "pytest", "-m", "gpu", *GPU_TESTS, *session.posargs)
 
 
 @nox.session(python=PYTHONS, default=False)
@@ -128,6 +145,17 @@ def install_for_tests(session: nox.Session, mpi: str) -> None:
         libs = ["chainer-compat[test]", f"chainermn[{mpi},testing]"]
         session.install(*offline, *libs, *test_requirements())
         session.env["CHAINERMN_WHEELHOUSE"] = str(wheels)
+
+
+def cuda_of_driver() -> int | None:
+    """Return 13, 12, or None if there is no NVIDIA driver: for which CUDA to install CuPy."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int()
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    return 13 if version.value >= 13000 else 12
 
 
 def fill_wheelhouse(session: nox.Session) -> Path:

@@ -39,7 +39,9 @@ def make(name: str, hosts: str = "", **settings: Any) -> Any:
 def can_run(name: str, hosts: str) -> bool:
     counts = {hosts.count(host) for host in hosts}
     several = len(set(hosts)) > 1
-    return not (name == "single_node" and several or name == "two_dimensional" and len(counts) > 1)
+    return not (
+        (name == "single_node" and several) or (name == "two_dimensional" and len(counts) > 1)
+    )
 
 
 def model_with(stand_in: Any, grads: dict[str, np.ndarray]) -> chainer.Chain:
@@ -122,9 +124,8 @@ def test_what_each_algorithm_uses(stand_in: Any, mpi_ranks: int) -> None:
         "pure_nccl": {"allReduce"},
     }
     if mpi_ranks == 2:
-        expected |= dict.fromkeys(
-            ("single_node", "hierarchical", "two_dimensional", "non_cuda_aware"), {"allReduce"}
-        )
+        for name in ("single_node", "hierarchical", "two_dimensional", "non_cuda_aware"):
+            expected[name] = {"allReduce"}
     else:
         leader = {"reduce", "bcast", *(through_host if WORLD.rank in (0, 2) else ())}
         expected |= {"hierarchical": leader, "non_cuda_aware": leader}
@@ -264,7 +265,8 @@ def test_collectives(stand_in: Any, name: str, dtype: str) -> None:
     if dtype == "bool":
         check(comm.allreduce(array(rank), "max"), np.ones((2, 3), bool) & (array(0) | (size > 1)))
     else:
-        total = sum(np.asarray(array(other)).astype("c16") for other in range(size))
+        wide = "c16" if dtype == "complex64" else "f8"
+        total = sum(np.asarray(array(other)).astype(wide) for other in range(size))
         check(comm.allreduce(array(rank)), total.astype(dtype))
     assert ("allReduce" in stand_in.log) == (name == "pure_nccl" and dtype != "complex64")
     comm.finalize()
@@ -419,4 +421,27 @@ def test_batch_normalization_by_nccl_and_by_mpi(stand_in: Any, backend: str) -> 
     np.testing.assert_allclose(y.array, expected.array[4 * comm.rank :][:4], atol=1e-5)
     assert ("allReduce" in stand_in.log) == (backend != "mpi")
     assert ("copy_to_host" in stand_in.log) == (backend == "mpi")
+    comm.finalize()
+
+
+@pytest.mark.mpi(2)
+def test_overlap_leaves_gpu_memory_to_the_time_after_backward(
+    stand_in: Any, recwarn: pytest.WarningsRecorder
+) -> None:
+    comm = make("hierarchical")
+    model = chainer.Sequential(L.Linear(3, 2))
+    for parameter in model.params():
+        parameter.array = stand_in.to_gpu(parameter.array)
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(0.5), comm, overlap=True
+    ).setup(model)
+    optimizer.update()
+    messages = [str(warning.message) for warning in recwarn]
+    if comm.rank == 0:
+        (message,) = messages
+        assert "overlap=True has no effect: gradients in GPU memory" in message
+    before = np.array(model[0].b.array)
+    model[0].b.grad = stand_in.to_gpu(np.full(2, comm.rank, "f"))
+    optimizer.update()
+    np.testing.assert_allclose(model[0].b.array, before - 0.25, rtol=1e-6)
     comm.finalize()

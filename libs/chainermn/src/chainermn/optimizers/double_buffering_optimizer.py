@@ -109,6 +109,7 @@ class _BackgroundExchange:
         self._executor = None
         if threads_may_call(communicator.inter_size):
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="chainermn-exchange")
+        self._stream: Any = None
         self._finish: Callable[[], Any] | None = None
         self._running: Future[None] | None = None
 
@@ -116,9 +117,11 @@ class _BackgroundExchange:
         communicator = self._loan.communicator
         device = _device_of(link)
         # The gradients are complete on the GPU once its current stream has come to here.
-        event = cuda.Event() if device.xp is cuda.cupy else None
-        if event is not None:
+        event = None
+        if cuda.available and device.xp is cuda.cupy:
+            event = cuda.cupy.cuda.Event(disable_timing=True)
             event.record()
+            self._stream = self._stream or cuda.Stream(non_blocking=True)
 
         debug = chainer.is_debug()  # which belongs to a thread
 
@@ -127,7 +130,7 @@ class _BackgroundExchange:
                 if event is None:
                     communicator.multi_node_mean_grad(link, zero_fill)
                     return
-                with cuda.Stream(non_blocking=True) as stream:
+                with self._stream as stream:
                     stream.wait_event(event)
                     communicator.multi_node_mean_grad(link, zero_fill)
                     stream.synchronize()

@@ -7,7 +7,9 @@ import weakref
 from typing import TYPE_CHECKING
 
 import chainer
+import numpy as np
 
+from chainermn.communicators.transport.gpu import on_gpu
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, Overlap
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ class OverlappingOptimizer(MultiNodeOptimizer):
 
     def _create_exchange(self) -> None:
         try:
+            self._check_memory()
             exchange = self.communicator.create_overlapped_exchange()
         except RuntimeError as error:
             self._set_own(_is_possible=False)
@@ -60,6 +63,12 @@ class OverlappingOptimizer(MultiNodeOptimizer):
             return
         self._set_own(_exchange=exchange)
         weakref.finalize(self, exchange.close)
+
+    def _check_memory(self) -> None:
+        parameters = self.actual_optimizer.target.params()
+        is_on_gpu = any(on_gpu(parameter.array) for parameter in parameters)
+        if self.communicator.allreduce(np.array(is_on_gpu, np.uint8), "max"):
+            raise RuntimeError("gradients in GPU memory are exchanged after backward")
 
     def _step(self) -> None:
         if self._exchange is None:

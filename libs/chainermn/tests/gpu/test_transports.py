@@ -1,0 +1,101 @@
+"""Kernels, NCCL, and MPI on memory of a real GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from chainermn.communicators.transport.gpu import the_gpu
+from chainermn.communicators.transport.gpu_mpi import GpuMpiTransport
+from chainermn.communicators.transport.mpi import MpiTransport
+from chainermn.communicators.transport.nccl import NcclTransport
+from chainermn.communicators.transport.reducer import shard_bounds
+from chainermn.communicators.transport.staging import Staging
+from chainermn.gradients.batched_copy import BLOCK_LENGTH, KINDS, BatchedCopy, Layout
+
+pytestmark = pytest.mark.gpu
+WORLD = MPI.COMM_WORLD
+DTYPES = ["int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+
+
+def dtype_of(name: str) -> np.dtype:
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def wide(array: Any) -> np.ndarray:
+    return np.asarray(array).astype("f8")
+
+
+def parts(n: int, dtype: np.dtype) -> list[np.ndarray]:
+    return [((np.arange(n) * (rank + 1)) % 5).astype(dtype) for rank in range(WORLD.size)]
+
+
+@pytest.mark.parametrize("wire", KINDS)
+def test_batched_copy(a_gpu: Any, wire: str) -> None:
+    gpu, wire_dtype = the_gpu(), dtype_of(wire)
+    dtypes = [dtype_of(name) for name in (*KINDS, *KINDS)]
+    sizes = [1, 0, BLOCK_LENGTH, 2 * BLOCK_LENGTH + 3, 300, 7, BLOCK_LENGTH - 1, 2]
+    given = [
+        np.random.default_rng(n).normal(size=n).astype(dtype)
+        for n, dtype in zip(sizes, dtypes, strict=True)
+    ]
+    arrays = [a_gpu.to_gpu(array) for array in given]
+    layout = Layout(sizes, dtypes)
+    copy = BatchedCopy(gpu, layout, wire_dtype)
+    buffer = gpu.empty(layout.size, wire_dtype)
+    copy.gather(arrays, buffer)
+    expected = np.concatenate([array.astype(wire_dtype) for array in given])
+    np.testing.assert_array_equal(wide(a_gpu.to_host(buffer)), wide(expected))
+    copy.scatter(buffer, arrays, 3)
+    offset = 0
+    for array, dtype in zip(arrays, dtypes, strict=True):
+        part = expected[offset : offset + array.size]
+        offset += array.size
+        value = np.float64 if "float64" in (wire, dtype.name) else np.float32
+        quotient = (part.astype(value) / value(3)).astype(dtype)
+        np.testing.assert_array_equal(wide(a_gpu.to_host(array)), wide(quotient))
+
+
+@pytest.mark.mpi(1, 2, 3, timeout=120)
+@pytest.mark.usefixtures("with_nccl")
+@pytest.mark.parametrize("name", DTYPES)
+def test_nccl(a_gpu: Any, name: str) -> None:
+    transport, dtype = NcclTransport(WORLD, the_gpu()), dtype_of(name)
+    right, left = (WORLD.rank + 1) % WORLD.size, (WORLD.rank - 1) % WORLD.size
+    for n in (1, 12, 1001):
+        everywhere = parts(n, dtype)
+        total = sum(wide(part) for part in everywhere)
+        own = a_gpu.to_gpu(everywhere[WORLD.rank])
+        transport.allreduce(own)
+        np.testing.assert_array_equal(wide(a_gpu.to_host(own)), total)
+        own = a_gpu.to_gpu(everywhere[WORLD.rank])
+        transport.reduce(own, 0)
+        transport.bcast(own, 0)
+        np.testing.assert_array_equal(wide(a_gpu.to_host(own)), total)
+        own = a_gpu.to_gpu(everywhere[WORLD.rank])
+        shard = transport.reduce_scatter(own)
+        begin, end = shard_bounds(n, WORLD.size)[WORLD.rank]
+        np.testing.assert_array_equal(wide(a_gpu.to_host(shard)), total[begin:end])
+        transport.allgather(own)
+        np.testing.assert_array_equal(wide(a_gpu.to_host(own)), total)
+        own, into = a_gpu.to_gpu(everywhere[WORLD.rank]), a_gpu.to_gpu(np.zeros(n, dtype))
+        transport.exchange(own, right, into, left)
+        np.testing.assert_array_equal(wide(a_gpu.to_host(into)), wide(everywhere[left]))
+    transport.close()
+
+
+@pytest.mark.mpi(1, 2, 3, timeout=120)
+@pytest.mark.parametrize("n", [1, 1000, 5_000_000])
+def test_mpi_through_host_memory(a_gpu: Any, n: int) -> None:
+    transport = GpuMpiTransport(MpiTransport(WORLD), Staging(the_gpu()))
+    everywhere = parts(n, np.dtype("f4"))
+    own = a_gpu.to_gpu(everywhere[WORLD.rank])
+    transport.allreduce(own)
+    np.testing.assert_array_equal(a_gpu.to_host(own), sum(everywhere))
+    own = a_gpu.to_gpu(everywhere[WORLD.rank])
+    transport.bcast(own, WORLD.size - 1)
+    np.testing.assert_array_equal(a_gpu.to_host(own), everywhere[-1])
