@@ -60,7 +60,7 @@ _BUCKET_BYTES = 1 << 22
 
 @marked
 class MpiCommunicatorBase(CommunicatorBase):
-    """What all communicators share; an algorithm adds :meth:`_mean_in_steps`.
+    """What all communicators share; an algorithm adds :meth:`_exchange_in_steps`.
 
     Parameters
     ----------
@@ -134,6 +134,11 @@ class MpiCommunicatorBase(CommunicatorBase):
     @property
     def _wire_dtype(self) -> np.dtype[Any] | None:
         return None if self._chosen_dtype == "auto" else self._chosen_dtype
+
+    @property
+    def _gpu_wire_dtype(self) -> np.dtype[Any] | None:
+        """That of gradients in GPU memory."""
+        return self._wire_dtype
 
     @property
     def rank(self) -> int:
@@ -276,7 +281,7 @@ class MpiCommunicatorBase(CommunicatorBase):
         Collective. Also chooses the dtype on the wire where that is left to the communicator.
         """
         agreed = agree_on_gradients(
-            self._transport, model, zero_fill, self._chosen_dtype or self._wire_dtype, flags
+            self._transport, model, zero_fill, self._chosen_dtype or self._gpu_wire_dtype, flags
         )
         if self._chosen_dtype == "auto":
             self._chosen_dtype = choose_wire_dtype(self)
@@ -315,7 +320,7 @@ class MpiCommunicatorBase(CommunicatorBase):
         """Replace gradients in GPU memory by their means over the ranks."""
         # The kernel that hands the gradients back divides them.
         route = Route(self._gpu_reducers, 1, None)
-        for buffer in self._gpu_buckets.exchange(parameters, self._wire_dtype):
+        for buffer in self._gpu_buckets.exchange(parameters, self._gpu_wire_dtype):
             for pending in self._exchange_in_steps(buffer, route):
                 pending.Wait()
 

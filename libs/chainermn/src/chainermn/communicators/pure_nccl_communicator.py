@@ -25,7 +25,7 @@ class PureNcclCommunicator(MpiCommunicatorBase):
     Its collective calls on arrays in GPU memory go by NCCL too; what is in host memory, objects,
     and messages from one rank to another by MPI. On the wire gradients have the dtype
     ``allreduce_grad_dtype`` or, without one, ``chainer.global_config.dtype``, and float16 for
-    ``mixed16``.
+    ``mixed16``. Those in host memory are exchanged as by `FlatCommunicator`.
 
     Raises
     ------
@@ -59,8 +59,8 @@ class PureNcclCommunicator(MpiCommunicatorBase):
 
     @property
     @override
-    def _wire_dtype(self) -> np.dtype[Any]:
-        chosen = super()._wire_dtype
+    def _gpu_wire_dtype(self) -> np.dtype[Any]:
+        chosen = self._wire_dtype
         if chosen is not None:
             return chosen
         dtype = chainer.global_config.dtype

@@ -59,7 +59,7 @@ class GpuBuckets:
         Yields
         ------
         array of shape (n,)
-            The gradients of a bucket, one behind the other, and a few zeros.
+            The gradients of a bucket, one behind the other, and a few numbers without meaning.
         """
         make_contiguous(parameters)
         for bucket in self._divide(parameters, wire_dtype):
@@ -94,10 +94,8 @@ class GpuBuckets:
         padded = -(-n // self._size) * self._size
         if dtype not in self._memory or self._memory[dtype].size < padded:
             self._memory[dtype] = self._gpu.empty(padded, dtype)
-        buffer = self._memory[dtype][:padded]
-        if padded > n:
-            buffer.view(np.uint8)[n * dtype.itemsize :] = 0
-        return buffer
+            self._memory[dtype].view(np.uint8)[...] = 0
+        return self._memory[dtype][:padded]
 
 
 def make_contiguous(parameters: Sequence[chainer.Parameter]) -> None:
