@@ -188,7 +188,13 @@ def fill_wheelhouse(session: nox.Session) -> Path:
 def test_requirements() -> list[str]:
     """Return pip's arguments for what the tests and the apps import."""
     apps = sorted(map(str, Path().glob("apps/*/requirements.txt")))
-    return ["--group", "test", *(argument for app in apps for argument in ("-r", app))]
+    return [
+        "--group",
+        "test",
+        "--group",
+        "nvrtc",
+        *(argument for app in apps for argument in ("-r", app)),
+    ]
 
 
 def pinned_nox() -> str:

@@ -181,14 +181,14 @@ def compile_for(nvrtc: ctypes.CDLL, source: str, architecture: int) -> tuple[str
     return log.value.decode(), cubin
 
 
-def test_kernels_compile_for_every_gpu(nvrtc: ctypes.CDLL) -> None:
+def test_kernels_compile_for_gpus_old_and_new(nvrtc: ctypes.CDLL) -> None:
     count = ctypes.c_int()
     nvrtc.nvrtcGetNumSupportedArchs(ctypes.byref(count))
     architectures = (ctypes.c_int * count.value)()
     nvrtc.nvrtcGetSupportedArchs(architectures)
     assert 90 in architectures  # H100, H200
     kernels = {f"{what}_{name}" for what in ("gather", "scatter") for name in KINDS}
-    for architecture in architectures:
+    for architecture in (min(architectures), 90, max(architectures)):
         log, cubin = compile_for(nvrtc, batched_copy.source(), architecture)
         assert cubin, log
         assert all(kernel.encode() in cubin for kernel in kernels)
