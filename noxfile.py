@@ -64,7 +64,9 @@ def gpu_tests(session: nox.Session) -> None:
             session.skip("there is no NVIDIA driver (libcuda.so.1)")
         libs = ["libs/chainer_compat[test]", f"libs/chainermn[cuda{cuda},mpich,testing]"]
         install(session, *libs, *test_requirements())
-    session.run("python", "-m", "pytest", "-m", "gpu", *GPU_TESTS, *session.posargs)
+    # Warnings of CuPy's are no faults of ours.
+    options = ["-m", "gpu", "-W", "default", *GPU_TESTS]
+    session.run("python", "-m", "pytest", *options, *session.posargs)
 
 
 @nox.session(python=PYTHONS, default=False)
@@ -91,7 +93,9 @@ def benchmarks(session: nox.Session, mpi: str) -> None:
     """Measure side by side with others, into docs/results; or parts: ``-- exchange model``."""
     apps = sorted(map(str, Path().glob("apps/*/requirements.txt")))
     requirements = [argument for app in apps for argument in ("-r", app)]
-    libs = ["libs/chainer_compat", f"libs/chainermn[{mpi}]"]
+    cuda = cuda_of_driver() if "gpu" in session.posargs else None
+    extras = mpi if cuda is None else f"{mpi},cuda{cuda}"
+    libs = ["libs/chainer_compat", f"libs/chainermn[{extras}]"]
     install(session, *libs, *requirements, "--group", "benchmarks")
     if session.virtualenv.is_sandboxed:  # nothing but the comparison with it depends on PyTorch
         session.install("torch", success_codes=range(256))

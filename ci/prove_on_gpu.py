@@ -70,7 +70,7 @@ def launch(ranks: int, *arguments: str) -> list[str]:
 
 def tasks(ranks: int, out: Path) -> list[Task]:
     """Return what is to be done, the most telling first."""
-    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "-ra"]
+    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "-W", "default"]
     by_nccl = ["--gpu", "--communicator", "pure_nccl", "--out", str(out)]
     mnist = ["apps/mnist/train.py", "--epoch", "5", *by_nccl]
     imagenet = ["apps/imagenet/train.py", "--epoch", "1", *by_nccl]

@@ -125,6 +125,8 @@ class MpiRunner:
         arguments = ["--rootdir", str(config.rootpath), *self._files[ranks]]
         if config.inipath:
             arguments += ["-c", str(config.inipath)]
+        for warning_filter in config.getoption("pythonwarnings") or ():
+            arguments += ["-W", warning_filter]
         if config.pluginmanager.hasplugin("timeout"):
             arguments += ["-o", "timeout=0"]  # the pool keeps the time
         self._pools[ranks] = RankPool(ranks, arguments)
