@@ -52,6 +52,7 @@ TESTS = {
     "prints": "print('from rank', RANK); assert RANK != 2",
     "passes_again": "pass",
     "warns": "warnings.warn('an error here')",
+    "warns_of_what_is_let_pass": "warnings.warn('let pass by -W')",
 }
 
 HEAD = """
@@ -82,7 +83,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     write_suite(directory, "\n".join(parts))
     mark = f"session-{os.getpid()}"
     subprocess.run(
-        [sys.executable, "-m", "pytest", "--junitxml=report.xml"],
+        [sys.executable, "-m", "pytest", "--junitxml=report.xml", "-W", "ignore:let pass"],
         cwd=directory,
         env={**os.environ, MARK: mark},
         capture_output=True,
@@ -123,7 +124,11 @@ def _environment(process: psutil.Process) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["passes", "sees_its_ranks", "shares_a_directory", "passes_again"]
+    "name",
+    [
+        *("passes", "sees_its_ranks", "shares_a_directory", "passes_again"),
+        "warns_of_what_is_let_pass",
+    ],
 )
 def test_passing(session: Session, name: str) -> None:
     outcome, text = session.outcomes[name]
