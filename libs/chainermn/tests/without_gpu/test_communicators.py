@@ -92,9 +92,9 @@ def test_mean_grad(stand_in: Any, name: str, dtypes: list[str], mpi_ranks: int) 
     assert stand_in.library.open == 0
 
 
-@pytest.mark.mpi(2, 3)
+@pytest.mark.mpi(3)
 @pytest.mark.parametrize("name", EXCHANGING)
-@pytest.mark.parametrize("wire", ["float16", BFLOAT16, "float32", "float64"])
+@pytest.mark.parametrize("wire", ["float16", BFLOAT16, "float64"])
 def test_dtype_on_the_wire(stand_in: Any, name: str, wire: Any) -> None:
     comm = make(name, allreduce_grad_dtype=wire)
     everywhere = [
@@ -231,7 +231,7 @@ def test_bcast_data_and_zero_fill(stand_in: Any, name: str) -> None:
 
 @pytest.mark.mpi(1, 2, 3)
 @pytest.mark.parametrize("name", ["naive", "pure_nccl"])
-@pytest.mark.parametrize("dtype", ["float16", "float32", "int64", "uint8", "bool", "complex64"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int64", "bool", "complex64"])
 def test_collectives(stand_in: Any, name: str, dtype: str) -> None:
     comm = make(name)
     rank, size = comm.rank, comm.size
