@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import TYPE_CHECKING
 
@@ -108,10 +109,11 @@ def create_communicator(
         If no MPI library can be loaded, or ``mpiexec`` belongs to another MPI.
     """
     global_except_hook.add_hook()
-    with failures.starting():
-        mpi_comm = world() if mpi_comm is None else mpi_comm
-        failures.join(mpi_comm)
-    with failures.creating(mpi_comm):
+    with contextlib.ExitStack() as stack:
+        with failures.starting():
+            mpi_comm = world() if mpi_comm is None else mpi_comm
+            stack.enter_context(failures.creating(mpi_comm))
+            failures.join(mpi_comm)
         arguments = f"{communicator_name!r}, allreduce_grad_dtype={allreduce_grad_dtype!r}"
         check_equal(mpi_comm, arguments, "create_communicator")
         topology = Topology.of(mpi_comm)

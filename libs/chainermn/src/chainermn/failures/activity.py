@@ -3,16 +3,21 @@
 The calls on a communicator are numbered. All its ranks make the same calls in the same order, so
 the stream that a call belongs to and its number say which calls on other ranks it is to meet. The
 messages from one rank to another are a stream of their own.
+
+Calls that a script makes on ``communicator.mpi_comm`` itself, or on any other communicator of
+mpi4py, have no mark: a rank that waits in one of them seems to compute. If another rank has failed
+the job ends all the same, but ranks that wait for each other there are only warned of.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sysconfig
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -83,8 +88,10 @@ class Wait(NamedTuple):
         return f"{self.operation} (call {self.number} on {self.stream})"
 
 
-# The call of each thread; and how many have begun, by stream.
+# The call of each thread; threads that wait for another one's call to end; and how many calls
+# have begun, by stream.
 _waits: dict[int, Wait] = {}
+_waiting_for: dict[int, int] = {}
 _counts: Counter[str] = Counter()
 _groups: Counter[tuple[int, ...]] = Counter()
 
@@ -165,6 +172,23 @@ class waiting:
             del _waits[self._thread]
 
 
+@contextlib.contextmanager
+def waiting_for(thread: int) -> Iterator[None]:
+    """Mark that this thread does nothing but wait for what another one of the process does.
+
+    Parameters
+    ----------
+    thread : int
+        The identifier of the other one.
+    """
+    me = threading.get_ident()
+    _waiting_for[me] = thread
+    try:
+        yield
+    finally:
+        del _waiting_for[me]
+
+
 def creating(mpi_comm: MPI.Intracomm) -> waiting:
     """Mark the creation of a communicator of these ranks."""
     ranks = as_ranges(world_ranks(mpi_comm))
@@ -228,8 +252,9 @@ def _mark_recv(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def waits() -> list[tuple[Wait, bool]]:
-    """Return the calls that are under way, and for each whether it is the main thread's."""
-    main = threading.main_thread().ident
+    """Return the calls that are under way, and for each whether the main thread waits for it."""
+    main = threading.main_thread().ident or 0
+    main = _waiting_for.get(main, main)
     return [(wait, thread == main) for thread, wait in list(_waits.items())]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import time
 
@@ -46,7 +45,7 @@ class Guard:
     """
 
     def __init__(self, pid: int, limit: float) -> None:
-        self._pid = pid
+        self._me = find(pid)
         self._limit = limit or float("inf")
         names = next(names for names in _VARIABLES if names[0] in os.environ)
         self._variable = names[0]
@@ -57,14 +56,17 @@ class Guard:
     def run(self) -> None:
         """Watch, and end the job if need be."""
         waited = missing = 0.0
-        while find(self._pid) is not None:
+        left: list[int] = []  # before the first to end were followed by those ended for that
+        while self._is_needed():
             time.sleep(_PERIOD)
             waited += _PERIOD  # no clock: it would go on while the host sleeps
             here = self._ranks_here()
-            missing = missing + _PERIOD if 0 < len(here) < self._local_size else 0.0
+            is_missing = self._rank in here and len(here) < self._local_size
+            left = left if missing else here
+            missing = missing + _PERIOD if is_missing else 0.0
             if missing > _SECONDS_TO_BE_SURE:
                 self._end(
-                    f"{self._absent(here)} ended before create_communicator, in which "
+                    f"{self._absent(left)} ended before create_communicator, in which "
                     f"{self._name} waits. What was printed before may say why.",
                     here.index(self._rank) * _SECONDS_FOR_EACH,
                 )
@@ -75,6 +77,9 @@ class Guard:
                     f"{self._size}. CHAINERMN_STALL_LIMIT sets how long to wait.",
                     min(self._rank, 10) * _SECONDS_FOR_EACH,
                 )
+
+    def _is_needed(self) -> bool:
+        return self._me is not None and self._me.is_alive()
 
     def _ranks_here(self) -> list[int]:
         """Return the ranks that the same launcher has started and that are alive."""
@@ -94,16 +99,19 @@ class Guard:
 
     def _end(self, text: str, after: float) -> None:
         time.sleep(after)
+        if not self._is_needed():
+            return
         message = f"chainermn: {text}\nThe whole job is being ended.\n"
         os.write(2, message.encode(errors="replace"))
         # mpiexec would wait for this process, if that kept the standard error of the rank.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 2)
         family = family_of(self._launchers[-1].pid) if self._launchers else []
-        os.kill(self._pid, signal.SIGKILL)
+        assert self._me is not None
+        self._me.kill()
         deadline = time.monotonic() + _SECONDS_FOR_MPIEXEC
-        while family := [p for p in family if p.pid != os.getpid() and find(p.pid) == p]:
+        while family := [p for p in family if p.pid != os.getpid() and p.is_alive()]:
             if time.monotonic() > deadline:
                 for process in reversed(family):
-                    os.kill(process.pid, signal.SIGKILL)
+                    process.kill()
             time.sleep(0.1)

@@ -18,7 +18,9 @@ _BOOT = f"""
 import json, sys
 sys.path.append({_ROOT!r})
 from chainermn.failures import {{module}}
-{{module}}.main(**json.load(sys.stdin))
+arguments = sys.stdin.read()
+if arguments:  # otherwise the rank has ended meanwhile
+    {{module}}.main(**json.loads(arguments))
 """
 
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import secrets
 import selectors
-import signal
 import socket
 import subprocess
 import time
@@ -19,7 +18,7 @@ from chainermn.failures.clock import AwakeClock
 from chainermn.failures.ending import SECONDS_FOR_OUTPUT, print_at_once
 from chainermn.failures.helper import start_helper
 from chainermn.failures.judgement import Judge, RankState
-from chainermn.failures.processes import find, launchers_of
+from chainermn.failures.processes import Process, find, launchers_of
 
 # Once a rank is gone mpiexec may end the job by itself, and then its exit code tells how.
 _SECONDS_FOR_MPIEXEC = 1.0
@@ -75,13 +74,17 @@ def start_monitor(size: int, limit: float) -> tuple[Invitation, subprocess.Popen
             # Not more reports a second than one process takes without effort.
             max(min(1.0, limit / 10) if limit else 1.0, size / 500),
         )
-        arguments = {"listener": listener.fileno(), "invitation": asdict(invitation)}
+        arguments = {
+            "listener": listener.fileno(),
+            "invitation": asdict(invitation),
+            "pid": os.getpid(),
+        }
         return invitation, start_helper("monitor", arguments, [listener.fileno()])
 
 
-def main(listener: int, invitation: dict[str, Any]) -> None:
+def main(listener: int, invitation: dict[str, Any], pid: int) -> None:
     """Run a monitor: what `start_monitor` has started comes here."""
-    Monitor(socket.socket(fileno=listener), Invitation(**invitation)).run()
+    Monitor(socket.socket(fileno=listener), Invitation(**invitation), find(pid)).run()
 
 
 class Monitor:
@@ -91,11 +94,16 @@ class Monitor:
     ----------
     listener : socket.socket
     invitation : Invitation
+    starter : Process or None
+        The rank that has started this process; None if it has ended already.
     """
 
-    def __init__(self, listener: socket.socket, invitation: Invitation) -> None:
+    def __init__(
+        self, listener: socket.socket, invitation: Invitation, starter: Process | None
+    ) -> None:
         self._listener = listener
         self._invitation = invitation
+        self._starter = starter
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._clock = AwakeClock(2 * invitation.period)
@@ -130,6 +138,8 @@ class Monitor:
 
     def _is_done(self) -> bool:
         if self._heard_at and not self._members:
+            return True
+        if not self._heard_at and not (self._starter and self._starter.is_alive()):
             return True
         is_waiting_in_vain = not self._heard_at or self._is_ending
         return is_waiting_in_vain and self._clock.read() > self._give_up_at
@@ -235,8 +245,7 @@ class Monitor:
             return
         time.sleep(SECONDS_FOR_OUTPUT)
         for launcher in reversed(self._launchers):
-            if find(launcher.pid) == launcher:
-                os.kill(launcher.pid, signal.SIGKILL)
+            launcher.kill()
 
     def _broadcast(self, message: Message) -> None:
         for channel in self._members:

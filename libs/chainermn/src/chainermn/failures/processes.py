@@ -5,8 +5,10 @@ Imports nothing but the standard library: `starting` runs without Chainer and MP
 
 from __future__ import annotations
 
+import contextlib
 import os
-from dataclasses import dataclass
+import signal
+from dataclasses import dataclass, field
 from pathlib import Path
 
 # By their names, of which Linux keeps 15 characters.
@@ -27,14 +29,24 @@ class Process:
     """
 
     pid: int
-    name: str
-    parent: int
+    name: str = field(compare=False)  # it changes with exec
+    parent: int = field(compare=False)  # it changes when the parent ends
     started: str
 
     @property
     def is_launcher(self) -> bool:
         """Whether it is MPI's: ``mpiexec``, or what that starts on each host."""
         return self.name.startswith(_LAUNCHERS)
+
+    def is_alive(self) -> bool:
+        """Tell whether it has not ended yet."""
+        return find(self.pid) == self
+
+    def kill(self) -> None:
+        """Kill it, unless it has ended."""
+        if self.is_alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
 
 def find(pid: int) -> Process | None:

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Iterator
 
+from chainermn.failures import watch
 from chainermn.failures.helper import start_helper
 from chainermn.failures.settings import stall_limit
 
@@ -21,7 +22,7 @@ def starting() -> Iterator[None]:
     """Watch over this rank while it initialises MPI and first meets the others.
 
     No thread of the process runs meanwhile, so another process does that: `guard`. From then on a
-    crash prints where it was (`faulthandler`).
+    crash prints where it was (`faulthandler`). A rank that is watched already needs no guard.
 
     Raises
     ------
@@ -32,7 +33,7 @@ def starting() -> Iterator[None]:
     if not faulthandler.is_enabled():
         with contextlib.suppress(Exception):  # no standard error to write to
             faulthandler.enable()
-    if not any(os.environ.get(name, "1") != "1" for name in _SIZES):
+    if watch.is_on() or not any(os.environ.get(name, "1") != "1" for name in _SIZES):
         yield
         return
     guard = None

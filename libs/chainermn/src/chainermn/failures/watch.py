@@ -79,6 +79,11 @@ def join(mpi_comm: MPI.Intracomm) -> None:
         )
 
 
+def is_on() -> bool:
+    """Tell whether this rank is watched."""
+    return _watch is not None
+
+
 def say_failing() -> None:
     """Tell the other ranks that this one is about to say what has failed, and to end the job."""
     if _watch is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +13,7 @@ from chainer.backends import cuda
 
 from chainermn.communicators.loans import borrow, give_back
 from chainermn.communicators.transport.mpi import threads_may_call
+from chainermn.failures.activity import waiting_for
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, Overlap
 
 if TYPE_CHECKING:
@@ -110,6 +112,7 @@ class _BackgroundExchange:
         if threads_may_call(communicator.inter_size):
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="chainermn-exchange")
         self._stream: Any = None
+        self._thread: int | None = None
         self._finish: Callable[[], Any] | None = None
         self._running: Future[None] | None = None
 
@@ -126,6 +129,7 @@ class _BackgroundExchange:
         debug = chainer.is_debug()  # which belongs to a thread
 
         def average() -> None:
+            self._thread = threading.get_ident()
             with chainer.using_config("debug", debug), chainer.using_device(device):
                 if event is None:
                     communicator.multi_node_mean_grad(link, zero_fill)
@@ -143,7 +147,12 @@ class _BackgroundExchange:
 
     def wait(self) -> None:
         finish, self._finish = self._finish, None
-        if finish is not None:
+        if finish is None:
+            return
+        if self._executor is None or self._thread is None:
+            finish()
+            return
+        with waiting_for(self._thread):
             finish()
 
     def close(self) -> None:
