@@ -166,12 +166,15 @@ def test_same_without_workers_and_result_of_one_seed(two_ranks, train, drawn, tm
 PROBE = """
 import sys
 sys.path.insert(0, {here!r})
-import time
+import os, time
+from pathlib import Path
 import chainermn, data, workers
 import numpy as np
 
 class Probe(data.Images):
     def get_example(self, i):
+        if {announce}:
+            Path("worker").write_text(str(os.getpid()))
         time.sleep({seconds})
         return np.array(["mpi4py.MPI" in sys.modules, workers.is_worker()], np.uint8)
 
@@ -181,7 +184,6 @@ if __name__ == "__main__":
     probe = Probe(data.ImageList([("a", 0)] * 40), ".", 8)
     iterator = data.create_iterator(probe, 10, 2, repeat=False, shuffle=False)
     if {announce}:
-        from pathlib import Path
         Path(f"ready.{{comm.rank}}").touch()
     found = np.concatenate([np.stack(batch) for batch in iterator])
     assert found.shape == (40, 2)
@@ -212,6 +214,21 @@ def test_workers_end_with_a_rank_that_is_killed(delay, tmp_path):
     assert not result.timed_out
     assert not result.left_behind
     assert result.returncode != 0
+
+
+def test_worker_that_is_killed_ends_the_job(tmp_path):
+    script = tmp_path / "probe.py"
+    script.write_text(PROBE.format(here=str(HERE), seconds=0.5, announce=True))
+    job = Job(2, [script], cwd=tmp_path)
+    worker = tmp_path / "worker"
+    wait_for(lambda: worker.exists() and worker.read_text())
+    os.kill(int(worker.read_text()), signal.SIGKILL)
+    result = job.wait(60)
+    assert not result.timed_out
+    assert not result.left_behind
+    assert result.returncode != 0
+    assert re.search(r"chainermn: rank \d of 2 on .* failed", result.stderr)
+    assert "was killed by SIGKILL" in result.stderr
 
 
 def test_first_epochs_on_one_rank_with_other_options(train, drawn, tmp_path):

@@ -36,7 +36,7 @@ def main() -> None:
     np.random.seed(args.seed)
     device.xp.random.seed(args.seed)
     chainer.global_config.dtype = chainer.mixed16 if args.mixed16 else np.float32
-    # A worker that has died would be waited for.
+    # A worker that hangs would be waited for.
     warnings.simplefilter("error", chainer.iterators.MultiprocessIterator.TimeoutWarning)
 
     if args.drawn:

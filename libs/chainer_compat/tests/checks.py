@@ -294,6 +294,25 @@ def _():
         iterator.finalize()
 
 
+@check("multiprocess-iterator-failures")
+def _():
+    from chainer.iterators import MultiprocessIterator
+
+    # The third example is missing; without the repair the warning about the time is raised.
+    examples = dict.fromkeys((0, 1, 3), 0)
+    iterator = MultiprocessIterator(
+        examples, 3, shuffle=False, n_processes=1, shared_mem=0, dataset_timeout=3
+    )
+    try:
+        next(iterator)
+    except KeyError as error:
+        assert error.args == (2,)
+    else:
+        raise AssertionError("nothing was raised")
+    finally:
+        iterator.finalize()
+
+
 @check("hdf5-strings")
 def _():
     import h5py

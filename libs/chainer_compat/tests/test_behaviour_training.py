@@ -1,6 +1,7 @@
 """Links, optimizers, serializers, iterators, reporters and the training loop on this stack."""
 
 import json
+import sys
 from itertools import chain
 
 import chainer
@@ -191,6 +192,60 @@ def test_iterators(kind):
         assert iterator.epoch_detail == 1.2
     finally:
         iterator.finalize()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_workers_that_are_replaced_after_some_tasks():
+    iterator = chainer.iterators.MultiprocessIterator(
+        list(range(8)), 4, shuffle=False, n_processes=2, shared_mem=0, maxtasksperchild=1
+    )
+    try:
+        assert [next(iterator)[0] for _ in range(4)] == [0, 4, 0, 4]
+    finally:
+        iterator.finalize()
+
+
+# Workers that mostly wait for work, and that are mostly at work.
+KILLED = """
+import os, signal, sys, time
+from chainer.iterators import MultiprocessIterator
+
+class Slow:
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        time.sleep({seconds})
+        return index
+
+if __name__ == "__main__":
+    iterator = MultiprocessIterator(
+        Slow(), 4, shuffle=False, n_processes=2, shared_mem=0
+    )
+    print(*next(iterator))
+    worker = iterator._prefetch_loop._pool._pool[0].pid
+    os.kill(worker, signal.SIGKILL)
+    try:
+        while True:
+            next(iterator)
+    except RuntimeError as error:
+        assert f"(process {{worker}}) was killed by SIGKILL" in str(error), error
+    try:
+        next(iterator)
+    except RuntimeError:
+        print("raised twice")
+    {end}
+"""
+
+
+@pytest.mark.parametrize("end", ["iterator.finalize()", "pass"])
+@pytest.mark.parametrize("seconds", [0, 0.5])
+def test_worker_that_is_killed_is_named(seconds, end, tmp_path, execute):
+    script = tmp_path / "script.py"
+    script.write_text(KILLED.format(seconds=seconds, end=end))
+    ended = execute(sys.executable, script)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines() == ["0 1 2 3", "raised twice"]
 
 
 def test_shuffled_iterator_sees_everything_once():

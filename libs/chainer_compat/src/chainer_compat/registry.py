@@ -13,6 +13,7 @@ from chainer_compat.repairs import (
     nep50,
     numpy2,
     setuptools82,
+    workers,
 )
 
 When = Literal["before", "after", "instead"]
@@ -219,6 +220,13 @@ REPAIRS = (
         "Thread.setDaemon is deprecated",
         deprecations.set_daemon_warns,
         deprecations.set_daemon_by_attribute,
+    ),
+    Repair(
+        "multiprocess-iterator-failures",
+        "chainer.iterators.multiprocess_iterator",
+        "a worker that fails or is killed is waited for for ever",
+        workers.are_waited_for,
+        workers.raise_failures,
     ),
     Repair(
         "hdf5-strings",

@@ -1,0 +1,94 @@
+"""Failures in the processes of ``MultiprocessIterator``."""
+
+import signal
+from multiprocessing import pool as pools
+from types import ModuleType
+from typing import Any
+
+
+def are_waited_for() -> bool:
+    return True
+
+
+def raise_failures(module: ModuleType) -> None:
+    """Let ``next`` raise what a worker has raised, and RuntimeError if one has been killed.
+
+    An exception ends the thread that would hand the batch out. For a worker that is killed the
+    pool starts another one, but what the first was to do is never done.
+    """
+
+    class Communicator(module._Communicator):  # type: ignore[name-defined]
+        failure: BaseException | None = None
+        _pool: Any = None
+
+        def watch(self, pool: Any) -> None:
+            self._pool, self._workers = pool, set(pool._pool)
+
+        def check(self) -> Any:
+            """Called by the thread before each batch."""
+            self._check_workers()
+            return super().check()
+
+        @property
+        def is_terminated(self) -> bool:
+            """Asked by the thread again and again while it waits for workers."""
+            self._check_workers()
+            return bool(super().is_terminated)
+
+        def get(self) -> Any:
+            found = super().get() if self.failure is None else None
+            if self.failure is not None:
+                raise self.failure
+            return found
+
+        def fail(self, failure: BaseException) -> None:
+            with self._lock:
+                self.failure = failure
+                self._batch_queue.append((None, None))
+                self._not_empty_cond.notify()
+
+        def _check_workers(self) -> None:
+            if self._pool is None:
+                return
+            # The pool removes those that have ended; one that has done its share ends with 0.
+            workers = set(self._pool._pool)
+            for worker in self._workers - workers:
+                if worker.exitcode != 0:
+                    raise RuntimeError(
+                        f"a worker process of MultiprocessIterator (process {worker.pid}) "
+                        f"{_ending(worker.exitcode)}"
+                    )
+            self._workers = workers
+
+    def run(self: Any) -> None:
+        self._comm.watch(self._pool)
+        try:
+            while not self._terminating and self._task():
+                pass
+        except BaseException as error:
+            pool, self._pool = self._pool, None
+            _abandon(pool)
+            self._comm.fail(error)
+        else:
+            self._pool.close()
+            self._pool.join()
+
+    module._Communicator = Communicator  # type: ignore[attr-defined]
+    module._PrefetchLoop._run = run
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"has ended with exit code {code}"
+    return f"was killed by {signal.Signals(-code).name}"
+
+
+def _abandon(pool: Any) -> None:
+    """End the workers of a pool without a lock that one may have held when it was killed."""
+    pool._terminate.cancel()
+    pool.close()
+    pool._worker_handler._state = pools.TERMINATE  # or it would replace those that are killed
+    pool._change_notifier.put(None)
+    pool._worker_handler.join()
+    for worker in pool._pool:
+        worker.kill()
