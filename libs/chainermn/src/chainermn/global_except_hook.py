@@ -51,12 +51,17 @@ def _abort_job(
     if not alive or mpi.COMM_WORLD.size == 1:
         _previous_hook(kind, error, trace)
         return
+    if isinstance(error, MemoryError):
+        traceback.clear_frames(trace)  # what they hold is needed from here on
     rank, size = mpi.COMM_WORLD.rank, mpi.COMM_WORLD.size
     lines = [
         f"chainermn: rank {rank} of {size} on {socket.gethostname()} failed; "
         "the whole job is being ended.\n",
         *traceback.format_exception(kind, error, trace),
     ]
-    failures.say_failing()
     # Ranks that fail alike print one after the other.
-    failures.end_job("".join(lines), after=min(rank, 10) * _SECONDS_FOR_EACH)
+    failures.end_job(
+        "".join(lines),
+        after=min(rank, 10) * _SECONDS_FOR_EACH,
+        announce=failures.say_failing,
+    )

@@ -4,11 +4,16 @@
 """
 
 import ctypes
+import multiprocessing
 import os
+import resource
 import signal
 import sys
+import tempfile
 import time
+from pathlib import Path
 
+import chainer
 import numpy as np
 
 
@@ -16,12 +21,59 @@ def launched_rank() -> int:
     return int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
 
 
+class Slow:
+    """A data set, to read which takes time."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.5)
+        return os.getpid()
+
+
+def kill_worker() -> None:
+    multiprocessing.set_start_method("forkserver")
+    batches = chainer.iterators.MultiprocessIterator(Slow(), 2, n_processes=2, shared_mem=0)
+    os.kill(next(batches)[0], signal.SIGKILL)
+    print("failing", flush=True)
+    for _ in batches:
+        pass
+
+
+def take_memory() -> None:
+    n_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = n_pages * resource.getpagesize() + (200 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    print("failing", flush=True)
+    taken = []
+    while True:
+        taken.append(np.ones(1 << 20))
+
+
+def write_checkpoint(comm, is_full: bool) -> None:
+    import chainermn
+
+    with tempfile.TemporaryDirectory() as folder:
+        checkpointer = chainermn.create_multi_node_checkpointer("name", comm, path=folder)
+        checkpointer.save(chainer.links.Linear(100, 100), 1)
+        if is_full:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10000, 10000))
+            print("failing", flush=True)
+        checkpointer.save(chainer.links.Linear(100, 100), 2)
+
+
 def fail(how: str, comm) -> None:
-    if how == "raise":
+    if how == "worker killed":
+        kill_worker()
+    if how == "out of memory":
+        take_memory()
+    print("failing", flush=True)
+    if how == "exception":
         raise RuntimeError("by design")
     if how.startswith("sys.exit"):
         sys.exit(int(how[-1]))
-    if how == "os._exit":
+    if how == "os._exit 0":
         os._exit(0)
     if how == "segmentation fault":
         ctypes.string_at(0)
@@ -29,6 +81,8 @@ def fail(how: str, comm) -> None:
         comm.recv_obj(1 - comm.rank)
     if how == "compute":
         time.sleep(4)
+    if how == "link goes down":
+        time.sleep(60)
     if how in ("SIGKILL", "SIGSTOP", "SIGTERM"):
         os.kill(os.getpid(), getattr(signal, how))
 
@@ -38,12 +92,12 @@ def main(how: str, who: str = "1") -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if how == "early exit" and launched_rank() == int(who):
         time.sleep(1)
+        print("failing", flush=True)
         sys.exit(0)
     import chainermn
 
     comm = chainermn.create_communicator("naive")
     comm.allreduce(np.ones(3))
-    print("started", flush=True)
     if how == "regular":
         if comm.rank == 0:
             comm.send_obj("the last message", 1)
@@ -53,7 +107,11 @@ def main(how: str, who: str = "1") -> None:
         sys.exit(7)
     if how == "all raise":
         raise RuntimeError("by design")
-    if how == "wait":
+    if how == "disk full":
+        write_checkpoint(comm, is_full=comm.rank == int(who))
+    if how.endswith("to mpiexec"):
+        if comm.rank == int(who):
+            print("failing", flush=True)
         comm.recv_obj(1 - comm.rank)
     if comm.rank == int(who):
         fail(how, comm)

@@ -25,13 +25,13 @@ def raise_failures(module: ModuleType) -> None:
             self._pool, self._workers = pool, set(pool._pool)
 
         def check(self) -> Any:
-            """Called by the thread before each batch."""
+            # The thread calls it before each batch.
             self._check_workers()
             return super().check()
 
         @property
         def is_terminated(self) -> bool:
-            """Asked by the thread again and again while it waits for workers."""
+            # The thread asks again and again while it waits for workers.
             self._check_workers()
             return bool(super().is_terminated)
 

@@ -12,6 +12,7 @@ import sys
 import termios
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from chainermn.failures.processes import Process, family_of, find, launchers_of
@@ -46,7 +47,13 @@ _ending = threading.Lock()
 _reapers: list[subprocess.Popen[bytes]] = []
 
 
-def end_job(message: str, patience: float = SECONDS_FOR_OUTPUT, *, after: float = 0.0) -> NoReturn:
+def end_job(
+    message: str,
+    patience: float = SECONDS_FOR_OUTPUT,
+    *,
+    after: float = 0.0,
+    announce: Callable[[], None] = lambda: None,
+) -> NoReturn:
     """Print a message and end all processes of the job, on this host even if MPI is stuck.
 
     May be called in any thread, and in several: each prints, the first one ends the process.
@@ -59,10 +66,14 @@ def end_job(message: str, patience: float = SECONDS_FOR_OUTPUT, *, after: float 
         Seconds between that and the end.
     after : float
         Seconds to wait before all of it, so that another rank can be first.
+    announce : callable
+        Called at the very beginning: what other threads do because of it comes second.
     """
     is_first = _ending.acquire(blocking=False)
-    if is_first:
-        start_reaper()
+    with contextlib.suppress(Exception):  # whatever is wrong, even if no memory is left
+        announce()
+        if is_first:
+            start_reaper()
     time.sleep(after)
     if message:
         print_at_once(message)

@@ -132,7 +132,7 @@ class Judge:
                 yield self._fatal(
                     f"{state.name} (process {state.pid}) has been silent for "
                     f"{state.silence:.0f} s: it is stopped, or its host or the network is down. "
-                    f"When last heard of, it {self._doing(state)}."
+                    f"When last heard of, it {self._doing(state)}.{self._waited_for(state)}"
                 )
 
     def _deadlocked(self) -> Iterator[Verdict]:
@@ -185,6 +185,12 @@ class Judge:
                     f"others are meant to take so long, nothing is wrong.\n{_cut(lines)}",
                     "lingering",
                 )
+
+    def _waited_for(self, state: RankState) -> str:
+        """Return the first of the calls in which others wait for a rank; nothing if none does."""
+        calls = [wait for wait in self._calls() if state in self._missing(wait)]
+        first = min(calls, key=lambda wait: wait.since, default=None)
+        return f"\n{self._shown(first)}" if first else ""
 
     def _calls(self) -> list[Wait]:
         """Return the calls that ranks are in, each once, as the first to come is in it."""

@@ -99,6 +99,11 @@ def leave() -> None:
             _monitor.wait(_MOST_SECONDS)
 
 
+def _doing() -> str:
+    calls = [wait.name for wait, is_main in activity.waits() if is_main]
+    return " ".join([*(f"in {call}," for call in calls), f"at {activity.place()}"])
+
+
 def _stop_in_child() -> None:
     """Make a forked child forget the watch, which its parent goes on with."""
     global _watch, _monitor
@@ -257,7 +262,7 @@ class Watch(threading.Thread):
         if limit and silence > limit:
             end_job(
                 f"chainermn: nothing has come from {self.invitation.host} for {silence:.0f} s: "
-                f"that host or the network is down. So says {self._me}, at {activity.place()}.\n"
+                f"that host or the network is down. So says {self._me}, {_doing()}.\n"
                 "The whole job is being ended.",
                 after=self._turn,
             )

@@ -115,8 +115,9 @@ class Job:
         """Return what was written so far to standard output and to standard error."""
         texts = []
         for stream in (self._out, self._err):
-            stream.seek(0)
-            texts.append(stream.read().decode(errors="replace").replace("\0", ""))
+            # Not by reading: that would move the place at which the job writes.
+            written = os.pread(stream.fileno(), os.fstat(stream.fileno()).st_size, 0)
+            texts.append(written.decode(errors="replace").replace("\0", ""))
         return texts[0], texts[1]
 
     def kill(self) -> tuple[str, str]:
