@@ -1,0 +1,79 @@
+"""Ranks are killed at any moment, and nothing that a complete checkpoint held is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chainermn.testing.failures import wait_for
+from chainermn.testing.mpiexec import Job
+
+SCRIPT = Path(__file__).parent / "train.py"
+# Fifty in all.
+KILLS = 25 if "CHAINERMN_LONG_TESTS" in os.environ else 1
+TIMEOUT = 100.0
+
+
+def is_complete(file: Path) -> bool:
+    try:
+        with np.load(file, allow_pickle=True) as arrays:
+            return all(arrays[name] is not None for name in arrays)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        return False
+
+
+def newest(kind: str, folder: Path, size: int) -> int:
+    """Return the iteration of the newest checkpoint of which all files are complete, or 0."""
+    found = [
+        {
+            int(iteration.name.split(".")[place])
+            for iteration in folder.glob(pattern)
+            if is_complete(iteration)
+        }
+        for pattern, place in (
+            [(f"checkpoint.{rank}.*", 2) for rank in range(size)]
+            if kind == "checkpoint"
+            else [("snapshot.*.0", 1)]
+        )
+    ]
+    return max(set.intersection(*found), default=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("checkpoint", [2]),  # each rank has its own
+        ("snapshot", [1, 2, 3]),  # one for all, whatever their number
+    ],
+)
+@pytest.mark.timeout(1800)
+def test_killed_again_and_again(kind: str, sizes: list[int], tmp_path: Path) -> None:
+    choice = random.Random(kind)
+    cut_off, size = 0, choice.choice(sizes)
+    for _ in range(KILLS + 1):
+        expected = newest(kind, tmp_path, size)
+        size = choice.choice(sizes)
+        job = Job(size, [SCRIPT, kind, tmp_path])
+        wait_for(job, "goes on after", size, TIMEOUT)
+        said = re.findall(r"process (\d+), goes on after (\d+)\.", job.output()[0])
+        assert [int(iteration) for _, iteration in said] == [expected] * size
+        time.sleep(choice.uniform(0, 0.7))
+        os.kill(int(choice.choice(said)[0]), signal.SIGKILL)
+        result = job.wait(TIMEOUT)
+        assert not result.timed_out, result
+        assert (result.returncode != 0, result.left_behind) == (True, []), result
+        hidden = [file for file in tmp_path.iterdir() if not file.name.startswith(kind)]
+        cut_off += bool(hidden)
+        for file in hidden:
+            file.unlink()
+    assert expected > 0
+    if KILLS > 1:
+        assert cut_off > 0  # some were killed while they were writing
