@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from chainermn.testing.failures import CASES, STALL_LIMIT, Case, Outcome, check, observe
+from chainermn.testing.mpiexec import JobResult
+from ci.multinode.conftest import skip_unless_emulated
 from ci.multinode.hosts import Hosts
 from ci.multinode.jobs import Job
 
-SCRIPT = Path(__file__).resolve().parents[2] / "libs/chainermn/tests/failures/fail.py"
+REPOSITORY = Path(__file__).resolve().parents[2]
+SCRIPT = REPOSITORY / "libs/chainermn/tests/failures/fail.py"
+MNIST = REPOSITORY / "apps/mnist/train.py"
 # Emulated hosts share their cores, and the machine may be busy with other things too.
 SLACK = 3.0
 
@@ -49,3 +54,39 @@ def test_link_goes_down(
     outcome = Outcome(seconds, job.wait())
     assert not left, outcome
     check(LINK_DOWN, outcome, (hosts.names[0], hosts.names[1]), slack=SLACK)
+
+
+@pytest.fixture
+def small_disk(hosts: Hosts, local_path: Path) -> Iterator[Path]:
+    """Return a folder of the first host that takes 100 kB."""
+    skip_unless_emulated(hosts)
+    folder = local_path / "small"
+    first = hosts.names[0]
+    hosts.check(first, "mkdir", str(folder))
+    hosts.check(first, "mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(folder))
+    yield folder
+    hosts.check(first, "umount", str(folder))
+
+
+def test_disk_is_full_while_mnist_writes_a_snapshot(
+    run_job: Callable[..., JobResult], small_disk: Path, hosts: Hosts
+) -> None:
+    job = run_job((1, 1), [MNIST, "--epoch", "100000", "--out", small_disk])
+    assert (job.timed_out, job.left_behind) == (False, []), job
+    assert job.returncode != 0
+    assert f"chainermn: rank 0 of 2 on {hosts.names[0]} failed" in job.stderr
+    assert "No space left on device" in job.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_rank_of_mnist_fails(
+    number: signal.Signals, start_job: Callable[..., Job], local_path: Path, hosts: Hosts
+) -> None:
+    options = ["--epoch", "100000", "--out", local_path / "result"]
+    job = start_job((1, 1), [MNIST, *options], env=LINK_DOWN.environment)
+    job.wait_for("validation/main/accuracy")  # the head of the table of epochs
+    job.signal_rank(1, number)
+    ended = job.wait()
+    assert (ended.timed_out, ended.left_behind) == (False, []), ended
+    assert ended.returncode != 0
+    assert hosts.names[1] in ended.stdout + ended.stderr

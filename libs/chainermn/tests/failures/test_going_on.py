@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import signal
 import time
 import zipfile
@@ -70,10 +71,10 @@ def test_killed_again_and_again(kind: str, sizes: list[int], tmp_path: Path) -> 
         result = job.wait(TIMEOUT)
         assert not result.timed_out, result
         assert (result.returncode != 0, result.left_behind) == (True, []), result
-        hidden = [file for file in tmp_path.iterdir() if not file.name.startswith(kind)]
-        cut_off += bool(hidden)
-        for file in hidden:
-            file.unlink()
+        unfinished = [path for path in tmp_path.iterdir() if not path.name.startswith(kind)]
+        cut_off += bool(unfinished)
+        for path in unfinished:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert expected > 0
     if KILLS > 1:
         assert cut_off > 0  # some were killed while they were writing

@@ -1,0 +1,108 @@
+"""Whatever happens to a rank, the job ends, says why, and leaves nothing behind."""
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import matplotlib.font_manager  # noqa: F401  - announces its first use ever on standard error
+import psutil
+import pytest
+
+from chainermn.testing.mpiexec import Job, JobResult, run_job
+
+HERE = Path(__file__).resolve().parent
+HOST = socket.gethostname()
+TRAIN = [HERE / "train.py", "--epoch", "100000", "--unit", "20"]
+# Generous, since the machine may be busy; what hangs is ended from outside.
+TIMEOUT = 100.0
+
+# As on a disk without space, no file may become larger than this; what MPI needs it has by then.
+WITH_SMALL_FILES = """
+import resource, runpy, sys
+import chainermn
+create = chainermn.create_communicator
+
+def create_and_limit(*arguments):
+    communicator = create(*arguments)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50000, 50000))
+    return communicator
+
+chainermn.create_communicator = create_and_limit
+del sys.argv[0]
+sys.path[0] = {here!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+if_long = pytest.mark.skipif(
+    "CHAINERMN_LONG_TESTS" not in os.environ,
+    reason="CHAINERMN_LONG_TESTS is not set",
+)
+
+
+def start(out: Path, **env: str) -> Job:
+    """Start a training, and return when it is under way."""
+    job = Job(2, [*TRAIN, "--out", out], cwd=out.parent, env=env)
+    deadline = time.monotonic() + TIMEOUT
+    while not (out / "snapshot_epoch_2").exists():
+        if job.process.poll() is not None or time.monotonic() > deadline:
+            raise AssertionError(job.kill())
+        time.sleep(0.05)
+    return job
+
+
+def rank_1(job: Job) -> psutil.Process:
+    (found,) = (
+        process
+        for process in job.processes()
+        if process.cmdline()[1:2] == [str(TRAIN[0])]
+        and "1" in map(process.environ().get, ("PMI_RANK", "OMPI_COMM_WORLD_RANK"))
+    )
+    return found
+
+
+def assert_ended(result: JobResult) -> None:
+    assert not result.timed_out, result
+    assert result.returncode != 0, result
+    assert result.left_behind == [], result
+
+
+def test_disk_is_full_while_a_snapshot_is_written(tmp_path):
+    script = ["-c", WITH_SMALL_FILES.format(here=str(HERE)), *TRAIN, "--unit", "100"]
+    result = run_job(2, [*script, "--out", tmp_path / "result"], timeout=TIMEOUT)
+    assert_ended(result)
+    assert f"chainermn: rank 0 of 2 on {HOST} failed" in result.stderr
+    assert "OSError" in result.stderr
+    assert "snapshot" in result.stderr
+
+
+@if_long
+def test_rank_is_killed(tmp_path):
+    job = start(tmp_path / "result")
+    rank_1(job).kill()
+    result = job.wait(TIMEOUT)
+    assert_ended(result)
+    shown = result.stdout + result.stderr  # where mpiexec says it, depends on the MPI
+    assert any(
+        text in shown
+        for text in (f"rank 1 on {HOST} (process", f"RUNNING AT {HOST}", f"on node {HOST} exited")
+    )
+
+
+@if_long
+def test_rank_stops_answering(tmp_path):
+    job = start(tmp_path / "result", CHAINERMN_STALL_LIMIT="6")
+    rank_1(job).suspend()
+    result = job.wait(TIMEOUT)
+    assert_ended(result)
+    assert f"rank 1 on {HOST} (process " in result.stderr
+    assert "has been silent for" in result.stderr
+
+
+@if_long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_mpiexec_gets_a_signal(number, tmp_path):
+    job = start(tmp_path / "result")
+    job.process.send_signal(number)
+    assert_ended(job.wait(TIMEOUT))
