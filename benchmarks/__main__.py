@@ -15,11 +15,14 @@ from benchmarks import report, summary
 from benchmarks.settings import Settings
 from chainermn.launch.mpiexec import mpi_flavour
 
-PARTS = ("exchange", "iterations", "efficiency", "scatter", "input", "startup", "model")
+PARTS = (
+    *("exchange", "iterations", "efficiency", "scatter", "input", "startup", "model"),
+    *("watch", "failures"),
+)
 # What depends on MPI; the rest is measured with the first of the two only.
 _OF_MPI = {
     "mpich": PARTS,
-    "openmpi": ("exchange", "iterations", "startup"),
+    "openmpi": ("exchange", "iterations", "startup", "watch", "failures"),
 }
 # What is measured only if it is asked for.
 _ON_DEMAND = ("gpu",)

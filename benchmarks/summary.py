@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks import efficiency, exchange, iterations, report
+from benchmarks import efficiency, exchange, iterations, report, watch
 from benchmarks.bounds import wire_bytes
 from benchmarks.harness import SENT, Measured
 from benchmarks.networks import GRADIENT_BYTES, TITLES
@@ -25,6 +25,8 @@ PARTS = {
     "input": "the input pipeline of apps/imagenet",
     "startup": "start-up",
     "model": "the cost model: which communicator when",
+    "watch": "what the watch over failures costs",
+    "failures": "how jobs end that fail",
 }
 ONE_HOST, TWO_HOSTS = "2 ranks, one host", "2 ranks, two hosts, 1 Gbit/s"
 
@@ -175,12 +177,21 @@ def targets_of_startup(groups: Groups) -> Iterator[Target]:
             yield Target("startup", f"start-up, {text}", ratio, 1.1)
 
 
+def targets_of_watch(groups: Groups) -> Iterator[Target]:
+    """Yield the targets of the watch: that nothing can be measured of it."""
+    for group in groups:
+        ratio = group.ratio(watch.ON)
+        if ratio is not None:
+            yield Target("watch", f"watched / not watched, {group.title}", ratio, 1.01)
+
+
 TARGETS: dict[str, Callable[[Groups], Iterator[Target]]] = {
     "exchange": targets_of_exchange,
     "iterations": targets_of_iterations,
     "efficiency": targets_of_efficiency,
     "scatter": targets_of_scatter,
     "startup": targets_of_startup,
+    "watch": targets_of_watch,
 }
 
 

@@ -71,6 +71,7 @@ def test_killed_again_and_again(kind: str, sizes: list[int], tmp_path: Path) -> 
         result = job.wait(TIMEOUT)
         assert not result.timed_out, result
         assert (result.returncode != 0, result.left_behind) == (True, []), result
+        assert "Traceback" not in result.stderr, result  # it has been killed, and nothing else
         unfinished = [path for path in tmp_path.iterdir() if not path.name.startswith(kind)]
         cut_off += bool(unfinished)
         for path in unfinished:

@@ -73,6 +73,15 @@ def test_silent_rank() -> None:
     assert judged(states, limit=0) == []
 
 
+def test_silent_rank_is_shown_with_the_first_call_in_which_others_wait_for_it() -> None:
+    states = ranks(call(5, 3.0), call(6, 1.0), None)
+    states[2].silence = LIMIT + 1
+    (verdict,) = judged(states)
+    assert "allreduce (call 5 on communicator 1 of ranks 0-2)" in verdict.text
+    assert "HAS NOT come: rank 2 on host" in verdict.text
+    assert "    has come: rank 0 on host" in verdict.text
+
+
 def test_rank_that_computes_is_only_warned_of() -> None:
     states = ranks(call(5, 11.0), call(5, 12.0), None)
     (verdict,) = judged(states)

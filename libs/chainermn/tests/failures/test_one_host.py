@@ -67,6 +67,7 @@ def test_crash_shows_where_it_was() -> None:
     [
         ("recv", "allreduce (call 2 on communicator 1 of ranks 0-1)"),
         ("recv on both", "recv_obj from rank 1 (call 1 on communicator 1 of ranks 0-1"),
+        ("double buffering", "multi_node_mean_grad (call "),
     ],
 )
 def test_ranks_that_wait_for_each_other(how: str, call: str) -> None:

@@ -39,6 +39,9 @@ class Report(chainer.training.Extension):
         assert (model.count.array == steps).all(), (iteration, model.count.array)
         print(f"rank {self.rank}, process {os.getpid()}, goes on after {iteration}.", flush=True)
 
+    def __call__(self, trainer: chainer.training.Trainer) -> None:
+        pass
+
 
 def main(kind: str, out: str) -> None:
     comm = chainermn.create_communicator("naive")
