@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 
 import chainer
-import chainer.functions as F
 import numpy as np
 
 
@@ -64,19 +63,6 @@ def write_checkpoint(comm, is_full: bool) -> None:
         checkpointer.save(chainer.links.Linear(100, 100), 2)
 
 
-def update_without(comm, is_missing: bool) -> None:
-    import chainermn
-
-    model = chainer.links.Linear(2, 2)
-    optimizer = chainer.optimizers.SGD()
-    optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, double_buffering=True)
-    optimizer.setup(model)
-    x = np.ones((1, 2), np.float32)
-    for _ in range(2 if is_missing else 10):
-        optimizer.update(lambda: F.sum(model(x)))
-    comm.recv_obj(1 - comm.rank)
-
-
 def fail(how: str, comm) -> None:
     if how == "worker killed":
         kill_worker()
@@ -121,8 +107,6 @@ def main(how: str, who: str = "1") -> None:
         sys.exit(7)
     if how == "all raise":
         raise RuntimeError("by design")
-    if how == "double buffering":
-        update_without(comm, is_missing=comm.rank == int(who))
     if how == "disk full":
         write_checkpoint(comm, is_full=comm.rank == int(who))
     if how.endswith("to mpiexec"):
