@@ -17,7 +17,9 @@ Message: TypeAlias = dict[str, Any]
 
 # What a peer that does not read is owed; more than this is dropped.
 _MOST_BYTES = 1 << 20
+# The kernel of the peer connects; for an answer its process has to be started, or to have a turn.
 _SECONDS_TO_CONNECT = 3.0
+_SECONDS_TO_ANSWER = 30.0
 _SIOCGIFADDR = 0x8915
 
 
@@ -40,6 +42,10 @@ class Channel:
     def fileno(self) -> int:
         """Return the file descriptor."""
         return self._socket.fileno()
+
+    def is_connected(self) -> bool:
+        """Tell whether the connection, which is no longer connecting, is there."""
+        return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
 
     def send(self, message: Message) -> None:
         """Send a message, or of it what the peer takes by now; `flush` sends the rest.
@@ -137,13 +143,16 @@ def _start_connecting(addresses: Iterable[str], port: int, hello: Message) -> It
 
 
 def _first_to_answer(candidates: list[Channel]) -> Channel | None:
-    deadline = time.monotonic() + _SECONDS_TO_CONNECT
+    start = time.monotonic()
+    deadline = start + _SECONDS_TO_CONNECT
     with selectors.DefaultSelector() as selector:
         for channel in candidates:
             selector.register(channel, selectors.EVENT_WRITE)
         while selector.get_map() and (left := deadline - time.monotonic()) > 0:
             for key, events in selector.select(left):
                 channel = cast(Channel, key.fileobj)
+                if channel.is_connected():
+                    deadline = start + _SECONDS_TO_ANSWER
                 channel.flush()
                 selector.modify(channel, selectors.EVENT_READ)
                 try:

@@ -22,7 +22,7 @@ from chainermn.failures.processes import Process, find, launchers_of
 
 # Once a rank is gone mpiexec may end the job by itself, and then its exit code tells how.
 _SECONDS_FOR_MPIEXEC = 1.0
-# For ranks to join, and in the end to be gone.
+# For ranks to be gone in the end.
 _SECONDS_FOR_RANKS = 15.0
 
 
@@ -115,7 +115,7 @@ class Monitor:
         self._first: int | None = None
         self._tell_at = float("inf")
         self._is_ending = self._is_over = False
-        self._give_up_at = _SECONDS_FOR_RANKS
+        self._give_up_at = float("inf")
 
     def run(self) -> None:
         """Listen and judge until all ranks are gone."""
@@ -137,12 +137,9 @@ class Monitor:
             self._end_mpiexec()
 
     def _is_done(self) -> bool:
-        if self._heard_at and not self._members:
-            return True
-        if not self._heard_at and not (self._starter and self._starter.is_alive()):
-            return True
-        is_waiting_in_vain = not self._heard_at or self._is_ending
-        return is_waiting_in_vain and self._clock.read() > self._give_up_at
+        if not self._heard_at:
+            return not (self._starter and self._starter.is_alive())
+        return not self._members or (self._is_ending and self._clock.read() > self._give_up_at)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
