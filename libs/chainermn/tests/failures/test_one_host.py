@@ -24,9 +24,9 @@ if_long = pytest.mark.skipif(
 )
 
 
-def run(*arguments: str, limit: float = 300) -> JobResult:
+def run(*arguments: str, limit: float = 300, ranks: int = 2) -> JobResult:
     env = {"CHAINERMN_STALL_LIMIT": str(limit)}
-    return run_job(2, [SCRIPT, *arguments], timeout=TIMEOUT, env=env)
+    return run_job(ranks, [SCRIPT, *arguments], timeout=TIMEOUT, env=env)
 
 
 def assert_ended(result: JobResult, *texts: str) -> None:
@@ -95,7 +95,7 @@ def test_all_raise_and_each_traceback_is_whole() -> None:
 @if_long
 @pytest.mark.parametrize("who", ["0", "1"])
 def test_rank_that_ends_before_create_communicator(who: str) -> None:
-    result = run("early exit", who)
+    result = run("early exit", who, ranks=4)  # three of which notice it, in turn
     assert_ended(result)
     said = f"rank {who} on {HOST} ended before create_communicator"
     said_by_open_mpi = f"prterun has exited due to process rank {who} with PID"

@@ -110,7 +110,8 @@ class Guard:
         assert self._me is not None
         self._me.kill()
         deadline = time.monotonic() + _SECONDS_FOR_MPIEXEC
-        while family := [p for p in family if p.pid != os.getpid() and p.is_alive()]:
+        # Not for guards, which would wait for each other.
+        while family := [p for p in family if not p.is_helper and p.is_alive()]:
             if time.monotonic() > deadline:
                 for process in reversed(family):
                     process.kill()

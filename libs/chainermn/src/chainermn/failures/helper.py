@@ -13,9 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from chainermn.failures.processes import HELPERS
+
 _ROOT = str(Path(__file__).parents[2])
 _BOOT = f"""
 import json, sys
+try:
+    with open("/proc/self/comm", "w") as name:
+        name.write("{HELPERS}{{module}}")
+except OSError:
+    pass  # not Linux
 sys.path.append({_ROOT!r})
 from chainermn.failures import {{module}}
 arguments = sys.stdin.read()
