@@ -23,12 +23,15 @@ from the failure to the end of `mpiexec`; its exit code; how many processes were
 A job has to end in {BOUND:.0f} s; where nothing but silence is seen, as of a rank that is stopped
 or a host that cannot be reached, in {BOUND:.0f} s after the stall limit (`CHAINERMN_STALL_LIMIT`,
 here {STALL_LIMIT:.0f} s, by default 300 s). A negative exit code is a signal that ended `mpiexec`.
+"SIGTERM" was sent to a rank, "SIGTERM to mpiexec" to `mpiexec`; "out of memory" takes as long as
+filling the memory. On two hosts it is the rank on the other one that fails.
 What each job wrote to standard error was checked too: what has failed, on which rank and host, and
 which ranks had not come to the call in which the others waited.
 
 A call that a script makes on `communicator.mpi_comm` itself is not seen: a rank that waits there
-seems to compute. If another rank fails the job ends all the same; ranks that wait for each other
-there are only warned of, after the stall limit."""
+seems to compute. If another rank raises, crashes or falls silent the job ends all the same. But if
+one has ended its script, or ranks wait for each other there, that is only warned of, after the
+stall limit."""
 
 ONE_HOST, TWO_HOSTS = "one host", "two hosts"
 

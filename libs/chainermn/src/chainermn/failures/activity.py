@@ -5,8 +5,9 @@ the stream that a call belongs to and its number say which calls on other ranks 
 messages from one rank to another are a stream of their own.
 
 Calls that a script makes on ``communicator.mpi_comm`` itself, or on any other communicator of
-mpi4py, have no mark: a rank that waits in one of them seems to compute. If another rank has failed
-the job ends all the same, but ranks that wait for each other there are only warned of.
+mpi4py, have no mark: a rank that waits in one of them seems to compute. If another rank raises,
+crashes or falls silent the job ends all the same. But if one has ended its script, or ranks wait
+for each other there, that is only warned of.
 """
 
 from __future__ import annotations
