@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -28,15 +29,39 @@ LINK_DOWN = Case(
 )
 
 
-@pytest.mark.parametrize("rank", [1, 0], ids=["on the other host", "on the first host"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+ALWAYS_RUN = ("sys.exit 0", "SIGKILL")
+if_long = pytest.mark.skipif(
+    "CHAINERMN_LONG_TESTS" not in os.environ,
+    reason="CHAINERMN_LONG_TESTS is not set: they take three minutes",
+)
+
+
+@pytest.mark.parametrize(
+    ("case", "rank"),
+    [
+        pytest.param(
+            case,
+            rank,
+            id=f"{case.name} on the {('first', 'other')[rank]} host",
+            marks=[] if rank == 1 and case.name in ALWAYS_RUN else if_long,
+        )
+        for rank in (1, 0)
+        for case in CASES
+    ],
+)
 def test_rank_fails(case: Case, rank: int, start_job: Callable[..., Job], hosts: Hosts) -> None:
     job = start_job((1, 1), [SCRIPT, case.name, str(rank)], env=case.environment)
     first, second = hosts.names[:2]
     check(case, observe(case, job), (first, second), rank=rank, slack=SLACK)
 
 
-@pytest.mark.parametrize("end", [1, 0], ids=["of the other host", "of the first host"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(1, id="of the other host"),
+        pytest.param(0, id="of the first host", marks=if_long),
+    ],
+)
 def test_link_goes_down(
     end: int, start_job: Callable[..., Job], set_link: Callable[[str, str], None], hosts: Hosts
 ) -> None:
@@ -68,6 +93,7 @@ def small_disk(hosts: Hosts, local_path: Path) -> Iterator[Path]:
     hosts.check(first, "umount", str(folder))
 
 
+@if_long
 def test_disk_is_full_while_mnist_writes_a_snapshot(
     run_job: Callable[..., JobResult], small_disk: Path, hosts: Hosts
 ) -> None:
@@ -78,6 +104,7 @@ def test_disk_is_full_while_mnist_writes_a_snapshot(
     assert "No space left on device" in job.stderr
 
 
+@if_long
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_rank_of_mnist_fails(
     number: signal.Signals, start_job: Callable[..., Job], local_path: Path, hosts: Hosts
