@@ -12,7 +12,7 @@ import os
 import re
 import tempfile
 import threading
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 _LINE = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 _lock = threading.Lock()
@@ -40,16 +40,17 @@ def main_stack() -> list[Place]:
 def _all_stacks() -> str:
     with _lock:
         file = _scratch_file()
-        file.seek(0)
-        file.truncate()
+        os.ftruncate(file, 0)
+        os.lseek(file, 0, os.SEEK_SET)
         faulthandler.dump_traceback(file, all_threads=True)
-        file.seek(0)
-        return file.read().decode(errors="replace")
+        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
 
 
 @functools.cache
-def _scratch_file() -> IO[bytes]:
+def _scratch_file() -> int:
     # Not a pipe, which could be full; in memory where there is such a file, lest a disk be.
     if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("stacks"), "w+b", buffering=0)
-    return tempfile.TemporaryFile(buffering=0)
+        return os.memfd_create("stacks")
+    file, path = tempfile.mkstemp()
+    os.unlink(path)
+    return file
