@@ -702,7 +702,7 @@ def test_nothing_of_the_graph_or_the_optimizer_is_kept() -> None:
 @pytest.mark.parametrize("settings", [{"overlap": True}, {"double_buffering": True}], ids=str)
 def test_duplicates_of_the_communicator_are_freed(settings: dict[str, Any]) -> None:
     comm = chainermn.create_communicator("naive")
-    most = 0
+    lent = []
     for _ in range(5):
         optimizer = chainermn.create_multi_node_optimizer(optimizers.SGD(0.1), comm, **settings)
         optimizer.setup(Network())
@@ -710,11 +710,11 @@ def test_duplicates_of_the_communicator_are_freed(settings: dict[str, Any]) -> N
             by_update(optimizer.target, optimizer, comm.rank, step)
         if "double_buffering" in settings:
             optimizer.wait()
-        most = max(most, sum(loan.lender is comm.mpi_comm for loan in loans._loans))
+        lent.append(sum(loan.lender is comm.mpi_comm for loan in loans._loans))
         del optimizer
         gc.collect()
-    # Those in use, and those that have been given back last.
-    assert most <= 2 * (2 if "overlap" in settings else 1)
+    # In use, given back last, and those that other tests have not given back.
+    assert lent[4] == lent[3] == lent[2]
 
 
 @pytest.mark.mpi(2, 3)
