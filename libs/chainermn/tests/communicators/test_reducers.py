@@ -189,7 +189,8 @@ def test_nothing_is_allocated_again_and_again(
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 1 << 16
+    # Less than scratch memory has. Other threads, as that of the watch, allocate a little.
+    assert peak < 1 << 18
 
 
 @pytest.mark.mpi(2)
