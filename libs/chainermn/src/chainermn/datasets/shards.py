@@ -133,18 +133,22 @@ def scatter_columns(
             return None
         return [columns.take(part[start : start + step]) for part in parts]
 
-    header = run_together(comm, "scatter_dataset", plan)
+    where = "scatter_dataset"
+    header = run_together(comm, where, plan)
     assemble, lengths, step = comm.bcast_obj(header, root=root)
     own = _Collector(lengths[comm.rank])
     for start in range(0, max(1, *lengths), step):
-        chunks = run_together(comm, "scatter_dataset", partial(take, start, step))
-        # What the root keeps is not worth being pickled.
-        kept = None if chunks is None else chunks[root]
-        if chunks is not None:
-            chunks[root] = None
-        received = comm.scatter_obj(chunks, root=root)
-        own.add(received if kept is None else kept)
+        own.add(_scatter_round(run_together(comm, where, partial(take, start, step)), comm, root))
     return assemble(own.columns)
+
+
+def _scatter_round(chunks: list[Any] | None, comm: CommunicatorBase, root: int) -> list[Column]:
+    """Give each rank its chunk. What the root keeps is not worth being pickled."""
+    kept = None
+    if chunks is not None:
+        kept, chunks[root] = chunks[root], None
+    received = comm.scatter_obj(chunks, root=root)
+    return received if kept is None else kept
 
 
 class _Collector:
