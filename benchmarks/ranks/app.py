@@ -13,7 +13,7 @@ from typing import Any
 
 from chainer.training import Trainer
 
-from benchmarks.ranks.orders import Orders
+from benchmarks.ranks.orders import Orders, rank_and_size
 
 APPS = Path(__file__).resolve().parents[2] / "apps"
 
@@ -67,7 +67,7 @@ class Clock:
             self._seconds += time.perf_counter() - start
             self._left -= 1
             if self._left == 0:
-                counts = _is_root()
+                counts = rank_and_size()[0] == 0
                 self._orders.answer({"seconds": counts * self._seconds / self._iterations})
 
         return measured
@@ -78,8 +78,3 @@ class Clock:
             raise Enough
         self._iterations = self._left = order["repeat"]
         self._seconds = 0.0
-
-
-def _is_root() -> bool:
-    mpi: Any = sys.modules.get("mpi4py.MPI")
-    return mpi is None or mpi.COMM_WORLD.rank == 0
