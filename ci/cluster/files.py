@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 NETWORK = "10.77.0"
+#: For temporary files. Hosts share /tmp, where Open MPI names a folder by nothing but its pid: if
+#: another host has that pid, or one that is gone has left a folder, it ends with exit code 213.
+OWN_FOLDER = "/run/tmp"
 #: Who asks for it by ssh may set this variable, as jobs of `chainermn.testing.mpiexec` do.
 FORWARDED = "CHAINERMN_TESTING_JOB"
 
@@ -21,6 +24,7 @@ UsePAM no
 UseDNS no
 MaxStartups 100
 AcceptEnv {FORWARDED}
+SetEnv TMPDIR={OWN_FOLDER}
 """
 _SSH_CONFIG = f"""\
 Host *

@@ -10,6 +10,7 @@ ip link set lo up
 mount -t tmpfs -o mode=1777 tmpfs /dev/shm
 mount -t tmpfs -o mode=0755 tmpfs /run
 mkdir /run/sshd
+mkdir -m 1777 /run/tmp
 cp -Rp "$files/etc" "$files/hostfile" /run
 echo "$name" >/run/etc/hostname
 for path in /run/etc/*

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from ci.cluster.files import OWN_FOLDER
+
 _NAMESPACES = ["--mount", "--uts", "--ipc", "--net", "--pid"]
 _FIRST_PROCESS = Path(__file__).with_name("host.sh")
 
@@ -37,7 +39,8 @@ class Host:
     def command(self, *arguments: str) -> list[str]:
         """Return the command that runs another one on this host, in the current folder."""
         enter = ["nsenter", f"--target={self.pid}", *_NAMESPACES, "--"]
-        return [*enter, "env", f"--chdir={Path.cwd()}", *arguments]
+        env = ["env", f"--chdir={Path.cwd()}", f"TMPDIR={OWN_FOLDER}"]
+        return [*enter, *env, *arguments]
 
     def is_ready(self) -> bool:
         """Return whether it answers to ssh, once it has a network."""

@@ -98,6 +98,8 @@ def test_every_host_is_one_of_its_own(two: Cluster, tmp_path: Path) -> None:
         "ssh host01 'echo $SHELL'",
         "touch /dev/shm/$(hostname)",
         "ls /dev/shm",
+        "touch $TMPDIR/$(hostname)",
+        "ssh $(hostname) 'ls $TMPDIR'",
         "cat /etc/hostname",
         f"ls {tmp_path}",
         "tr '\\0' ' ' </proc/1/cmdline | cut -d ' ' -f 1,4",
@@ -105,7 +107,7 @@ def test_every_host_is_one_of_its_own(two: Cluster, tmp_path: Path) -> None:
     ]
     for host in ("host00", "host01"):
         printed = run(two.name, "exec", host, "sh", "-ec", "\n".join(seen))
-        expected = [host, "host00", "host01", "/bin/sh", host, host, "shared", f"sh {host}"]
+        expected = [host, "host00", "host01", "/bin/sh", host, host, host, "shared", f"sh {host}"]
         assert printed == (0, "\n".join([*expected, str(Path.cwd()), ""]), "")
 
 
