@@ -26,9 +26,7 @@ here {STALL_LIMIT:.0f} s, by default 300 s). A negative exit code is a signal th
 "SIGTERM" was sent to a rank, "SIGTERM to mpiexec" to `mpiexec`; "out of memory" takes as long as
 filling the memory. On two hosts it is the rank on the other one that fails.
 What each job wrote to standard error was checked too: what has failed, on which rank and host, and
-which ranks had not come to the call in which the others waited. When a rank is killed or crashes,
-`mpiexec` may end all output before anybody but itself has told it; MPICH's does so on standard
-output.
+which ranks had not come to the call in which the others waited.
 
 A call that a script makes on `communicator.mpi_comm` itself is not seen: a rank that waits there
 seems to compute. If another rank raises, crashes or falls silent the job ends all the same. But if

@@ -17,6 +17,7 @@ from chainermn.failures.channel import Channel, Message, listen, own_addresses
 from chainermn.failures.clock import AwakeClock
 from chainermn.failures.ending import SECONDS_FOR_OUTPUT, print_at_once
 from chainermn.failures.helper import start_helper
+from chainermn.failures.hold import SECONDS_HELD
 from chainermn.failures.judgement import Judge, RankState
 from chainermn.failures.processes import Process, find, launchers_of
 
@@ -240,7 +241,7 @@ class Monitor:
         """
         if not any(launcher.name.startswith("hydra_") for launcher in self._launchers):
             return
-        time.sleep(SECONDS_FOR_OUTPUT)
+        time.sleep(SECONDS_HELD + SECONDS_FOR_OUTPUT)
         for launcher in reversed(self._launchers):
             launcher.kill()
 

@@ -19,6 +19,7 @@ from chainermn.failures.activity import Wait, as_ranges, world_ranks
 from chainermn.failures.channel import Channel, connect
 from chainermn.failures.clock import AwakeClock
 from chainermn.failures.ending import end_job
+from chainermn.failures.hold import Hold
 from chainermn.failures.interrupts import Interrupts, stop_in_child
 from chainermn.failures.monitor import Invitation, start_monitor
 from chainermn.failures.settings import stall_limit
@@ -36,6 +37,7 @@ _SECONDS_BETWEEN_PROBES = 0.02
 
 _watch: Watch | None = None
 _monitor: subprocess.Popen[bytes] | None = None
+_hold: Hold | None = None
 _has_joined = False
 
 
@@ -49,7 +51,7 @@ def join(mpi_comm: MPI.Intracomm) -> None:
     UserWarning
         If the ranks cannot connect to each other: what needs that is not noticed then.
     """
-    global _watch, _monitor, _has_joined
+    global _watch, _monitor, _hold, _has_joined
     ranks = world_ranks(mpi_comm)
     if len(ranks) == 1 or min(ranks) < 0:  # alone, or among processes started later
         return
@@ -65,6 +67,8 @@ def join(mpi_comm: MPI.Intracomm) -> None:
     if not _has_joined:
         _has_joined = True
         _watch = Watch.accept(invitation, ranks[mpi_comm.rank]) if invitation else None
+        with contextlib.suppress(OSError):
+            _hold = Hold() if _watch else None
         os.register_at_fork(after_in_child=_stop_in_child)
         atexit.register(leave)
     unwatched = [
@@ -97,6 +101,8 @@ def leave() -> None:
     if _monitor is not None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             _monitor.wait(_MOST_SECONDS)
+    if _hold is not None:
+        _hold.release()
 
 
 def _doing() -> str:
@@ -106,10 +112,12 @@ def _doing() -> str:
 
 def _stop_in_child() -> None:
     """Make a forked child forget the watch, which its parent goes on with."""
-    global _watch, _monitor
+    global _watch, _monitor, _hold
     if _watch is not None:
         _watch.close_in_child()
-    _watch = _monitor = None
+    if _hold is not None:
+        _hold.close_in_child()
+    _watch = _monitor = _hold = None
 
 
 class Watch(threading.Thread):
