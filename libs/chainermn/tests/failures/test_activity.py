@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from chainermn.failures.activity import Wait, waiting, waiting_for, waits
+from chainermn.failures.activity import waiting, waiting_for, waits
+from chainermn.failures.wait import Wait
 
 CALL = ("communicator 7 of ranks 0-1", "allreduce", "0-1")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from chainermn.failures.activity import Wait, as_ranges, from_ranges
 from chainermn.failures.clock import AwakeClock
 from chainermn.failures.judgement import Judge, RankState, Verdict
 from chainermn.failures.settings import stall_limit
+from chainermn.failures.wait import Wait, as_ranges, from_ranges
 
 NOW, LIMIT = 1000.0, 10.0
 STREAM = "communicator 1 of ranks 0-2"

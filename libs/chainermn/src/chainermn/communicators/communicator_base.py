@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from chainermn.communicators.configuration import Configurable
 from chainermn.communicators.messages import Array, Arrays
 
@@ -361,6 +363,11 @@ class CommunicatorBase(Configurable, ABC):
         ValueError
             On every rank, if the models have different parameters or gradients.
         """
+
+    def _any_of_each(self, flags: Sequence[bool], where: str) -> Sequence[bool]:
+        """Tell for each of ``flags`` whether it is true on any rank, in a call of ``where``."""
+        found: Any = self.allreduce(np.array(flags, np.uint8), "max")
+        return [bool(flag) for flag in found]
 
     def create_overlapped_exchange(self) -> OverlappedExchange:
         """Return what averages gradients in the background of backward.

@@ -26,6 +26,7 @@ from chainermn.communicators.route import Route
 from chainermn.communicators.topology import Topology
 from chainermn.communicators.transport.agreement import (
     Refusal,
+    any_of_each,
     attempt,
     check_equal,
     raise_refusals,
@@ -37,7 +38,7 @@ from chainermn.communicators.transport.mpi import MpiTransport, Op, load_mpi
 from chainermn.communicators.transport.nccl import NcclTransport
 from chainermn.communicators.transport.reducer import Steps
 from chainermn.communicators.wire_dtype import as_wire_dtype, choose_wire_dtype
-from chainermn.failures.activity import Group, marked
+from chainermn.failures.activity import Group, marked, waiting
 from chainermn.gradients.buckets import Buckets
 from chainermn.gradients.gpu_buckets import GpuBuckets
 from chainermn.gradients.overflow import check_overflow
@@ -323,6 +324,11 @@ class MpiCommunicatorBase(CommunicatorBase):
         for buffer in self._gpu_buckets.exchange(parameters, self._gpu_wire_dtype):
             for pending in self._exchange_in_steps(buffer, route):
                 pending.Wait()
+
+    def _any_of_each(self, flags: Sequence[bool], where: str) -> Sequence[bool]:
+        # Of what `allreduce` does, all that takes time is left out.
+        with waiting(self._group.stream, where, self._group.members):
+            return any_of_each(self.mpi_comm, flags)
 
     def create_overlapped_exchange(self) -> OverlappedExchange:
         return OverlappedExchange(self)

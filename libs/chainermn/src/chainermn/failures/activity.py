@@ -18,11 +18,12 @@ import sysconfig
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from chainermn.failures.stack import main_stack
+from chainermn.failures.wait import MESSAGES, Wait, as_ranges
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -34,60 +35,6 @@ _COLLECTIVES = (
     *("bcast_data", "bcast_obj", "gather", "gather_obj", "multi_node_mean_grad", "scatter"),
     *("scatter_obj", "split", "create_overlapped_exchange"),
 )
-
-# Who looks for the cause of a stall wants to see where these were called from.
-_LIBRARIES = (
-    str(Path(__file__).parent.parent),
-    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    "<",
-)
-
-_MESSAGES = ", messages from rank "
-
-
-class Wait(NamedTuple):
-    """A call that is under way.
-
-    Attributes
-    ----------
-    stream : str
-        Among whose calls it is numbered.
-    number : int
-        From 1.
-    operation : str
-        As the user called it.
-    members : str
-        The ranks that it needs, as from `as_ranges`.
-    since : float
-        By ``time.monotonic``.
-    """
-
-    stream: str
-    number: int
-    operation: str
-    members: str
-    since: float
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The members."""
-        return from_ranges(self.members)
-
-    @property
-    def key(self) -> tuple[str, int, str]:
-        """What ranks that are in the same call have in common, messages apart."""
-        return self.stream, self.number, self.operation
-
-    @property
-    def is_message(self) -> bool:
-        """Whether it is between two ranks; they call it differently."""
-        return _MESSAGES in self.stream
-
-    @property
-    def name(self) -> str:
-        """What the user calls it."""
-        return f"{self.operation} (call {self.number} on {self.stream})"
-
 
 # The call of each thread; threads that wait for another one's call to end; and how many calls
 # have begun, by stream.
@@ -114,7 +61,7 @@ class Group:
 
     def stream_of_messages(self, source: int, dest: int) -> str:
         """Return the stream of the messages from one rank, by its number there, to another."""
-        return f"{self.stream}{_MESSAGES}{self.ranks[source]} to rank {self.ranks[dest]}"
+        return f"{self.stream}{MESSAGES}{self.ranks[source]} to rank {self.ranks[dest]}"
 
 
 def world_ranks(mpi_comm: MPI.Intracomm) -> tuple[int, ...]:
@@ -126,24 +73,6 @@ def world_ranks(mpi_comm: MPI.Intracomm) -> tuple[int, ...]:
     group.Free()
     world.Free()
     return tuple(int(rank) for rank in ranks)
-
-
-def as_ranges(ranks: Sequence[int]) -> str:
-    """Return ranks in short, as in ``0-2,5``."""
-    parts: list[list[int]] = []
-    for rank in ranks:
-        if parts and rank == parts[-1][-1] + 1:
-            parts[-1][1:] = [rank]
-        else:
-            parts.append([rank])
-    return ",".join("-".join(map(str, part)) for part in parts)
-
-
-@functools.lru_cache(1024)
-def from_ranges(ranges: str) -> tuple[int, ...]:
-    """Return the ranks of which `as_ranges` makes ``ranges``."""
-    bounds = [[int(rank) for rank in part.split("-")] for part in ranges.split(",")]
-    return tuple(rank for bound in bounds for rank in range(bound[0], bound[-1] + 1))
 
 
 class waiting:
@@ -267,5 +196,12 @@ def counts() -> dict[str, int]:
 def place() -> str:
     """Return where the main thread is: in the user's code, and below it if that is elsewhere."""
     stack = main_stack()
-    users = [place for place in stack if not place.file.startswith(_LIBRARIES)]
+    users = [place for place in stack if not place.file.startswith(_libraries())]
     return ", inside of it ".join(dict.fromkeys(map(str, [*users[:1], *stack[:1]])))
+
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    # Who looks for the cause of a stall wants to see where these were called from.
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    return str(Path(__file__).parent.parent), *map(sysconfig.get_path, names), "<"

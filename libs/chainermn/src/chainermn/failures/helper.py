@@ -1,7 +1,7 @@
 """Processes beside a rank, which go on when it is stuck in C code or dead.
 
-They have to be there soon: so they import of all packages only this one, and run without the site
-directories.
+They have to be there soon, and to leave the cores to the ranks: so they import of all packages
+only this one, and run without the site directories.
 """
 
 from __future__ import annotations
@@ -15,19 +15,26 @@ from typing import Any
 
 from chainermn.failures.processes import HELPERS
 
-_ROOT = str(Path(__file__).parents[2])
+# This package and the one that it is in, without what their __init__.py would import.
+_PACKAGES = [
+    ("chainermn", str(Path(__file__).parents[1])),
+    ("chainermn.failures", str(Path(__file__).parent)),
+]
 _BOOT = f"""
-import json, sys
+import json, os, sys
 try:
     with open("/proc/self/comm", "w") as name:
         name.write("{HELPERS}{{module}}")
 except OSError:
     pass  # not Linux
-sys.path.append({_ROOT!r})
+for package, folder in {_PACKAGES}:
+    sys.modules[package] = type(sys)(package)
+    sys.modules[package].__path__ = [folder]
 from chainermn.failures import {{module}}
 arguments = sys.stdin.read()
 if arguments:  # otherwise the rank has ended meanwhile
     {{module}}.main(**json.loads(arguments))
+os._exit(0)  # without clearing up
 """
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from chainermn.failures.activity import Wait
+from chainermn.failures.wait import Wait
 
 # A collective to which all ranks have come, but which does not end, may just be a large one.
 _LIMITS_IF_COMPLETE = 10

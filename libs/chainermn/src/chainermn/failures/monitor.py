@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import selectors
 import socket
 import subprocess
@@ -12,7 +11,6 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from chainermn.failures.activity import Wait
 from chainermn.failures.channel import Channel, Message, listen, own_addresses
 from chainermn.failures.clock import AwakeClock
 from chainermn.failures.ending import SECONDS_FOR_OUTPUT, print_at_once
@@ -20,6 +18,7 @@ from chainermn.failures.helper import start_helper
 from chainermn.failures.hold import SECONDS_HELD
 from chainermn.failures.judgement import Judge, RankState
 from chainermn.failures.processes import Process, find, launchers_of
+from chainermn.failures.wait import Wait
 
 # Once a rank is gone mpiexec may end the job by itself, and then its exit code tells how.
 _SECONDS_FOR_MPIEXEC = 1.0
@@ -70,7 +69,7 @@ def start_monitor(size: int, limit: float) -> tuple[Invitation, subprocess.Popen
             socket.gethostname(),
             own_addresses(),
             listener.getsockname()[1],
-            secrets.token_hex(16),
+            os.urandom(16).hex(),
             limit,
             # Not more reports a second than one process takes without effort.
             max(min(1.0, limit / 10) if limit else 1.0, size / 500),

@@ -10,7 +10,6 @@ import faulthandler
 import functools
 import os
 import re
-import tempfile
 import threading
 from typing import NamedTuple
 
@@ -51,6 +50,8 @@ def _scratch_file() -> int:
     # Not a pipe, which could be full; in memory where there is such a file, lest a disk be.
     if hasattr(os, "memfd_create"):
         return os.memfd_create("stacks")
+    import tempfile  # not needed on Linux
+
     file, path = tempfile.mkstemp()
     os.unlink(path)
     return file

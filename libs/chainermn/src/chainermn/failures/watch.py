@@ -15,7 +15,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from chainermn.failures import activity
-from chainermn.failures.activity import Wait, as_ranges, world_ranks
+from chainermn.failures.activity import world_ranks
 from chainermn.failures.channel import Channel, connect
 from chainermn.failures.clock import AwakeClock
 from chainermn.failures.ending import end_job
@@ -23,6 +23,7 @@ from chainermn.failures.hold import Hold
 from chainermn.failures.interrupts import Interrupts, stop_in_child
 from chainermn.failures.monitor import Invitation, start_monitor
 from chainermn.failures.settings import stall_limit
+from chainermn.failures.wait import Wait, as_ranges
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -122,8 +122,9 @@ class MultiNodeOptimizer:
         target = self.actual_optimizer.target
         link, names = self._synchronised
         changed = link is not target or names != _initialised_names(target)
-        flags = np.array([changed, self._restored], np.uint8)
-        changed_anywhere, restored_anywhere = self.communicator.allreduce(flags, "max")
+        changed_anywhere, restored_anywhere = self.communicator._any_of_each(
+            (changed, self._restored), "update"
+        )
         self._set_own(_restored=False)
         if changed_anywhere:
             self._agree_on_settings()
