@@ -281,8 +281,10 @@ def take_turns(
             measured[contestant.name].skipped = str(error)
         else:
             repeats[contestant.name] = max(1, min(_MOST_REPEATS, round(seconds / once)))
-    for _ in range(rounds):
-        for contestant in contestants:
+    for number in range(rounds):
+        # Each round begins with another one: what the one before leaves in the caches differs.
+        first = number % len(contestants)
+        for contestant in [*contestants[first:], *contestants[:first]]:
             if contestant.name in repeats:
                 tell(contestant.name)
                 team = teams[contestant.team]
