@@ -12,7 +12,9 @@ TITLE = "scatter_dataset"
 INTRODUCTION = """\
 Rank 0 has the data set, each rank gets its part, shuffled. Every turn is a new job of two ranks on
 one host, ours and the original in turn. Memory is that of rank 1, which only receives: by how much
-its resident set grows at most, and in the end."""
+its resident set grows at most, and in the end. Before each turn half a gigabyte is taken and given
+back: a virtual machine, whose host takes away what is free for some seconds, would else spend most
+of the time on getting memory."""
 
 ORIGINAL = "original"
 ROW_BYTES = 784 * 4 + 4

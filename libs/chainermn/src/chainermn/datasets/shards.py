@@ -125,6 +125,7 @@ def scatter_columns(
         if columns is None or parts is None:
             return None
         limit = min(max_bytes, _ROUND_BYTES) // comm.size
+        limit -= limit // 64  # for what comes with the rows
         step = max(1, limit // max(1, columns.row_bytes()))
         return columns.assemble, [len(part) for part in parts], step
 
