@@ -19,7 +19,7 @@ import nox
 ROOT = Path(__file__).resolve().parent
 LIBS = ["libs/chainer_compat", "libs/chainermn"]
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
-GPU_TESTS = ["libs/chainer_compat/tests/gpu", "libs/chainermn/tests/gpu"]
+GPU_TESTS = ["libs/chainer_compat/tests/gpu", "libs/chainermn/tests/gpu", "apps"]
 PIP = "pip>=25.3"  # the first that reads PIP_BUILD_CONSTRAINT
 # How to build Chainer. As a URL, because pip splits the variable at spaces.
 BUILD_ENV = {"PIP_BUILD_CONSTRAINT": (ROOT / "ci/build-constraints.txt").as_uri()}

@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from chainer.backends import cuda
 from PIL import Image
 
-from chainermn.testing.mpiexec import Job, JobResult, mpi_flavour, mpiexec_command
+from chainermn.testing.mpiexec import Job, JobResult, mpi_flavour, mpiexec_command, run_job
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
@@ -68,6 +69,18 @@ def test_two_ranks_learn(two_ranks):
     assert log[-1][ACCURACY] <= log[-1]["validation/main/top5"]
     assert log[-1]["images/s"] > 0
     assert log[-1]["minutes left"] == 0
+
+
+@pytest.mark.gpu
+def test_learns_on_a_gpu(drawn, tmp_path):
+    if not cuda.available:
+        pytest.skip("CuPy is not installed, or finds no GPU")
+    options = [*lists(drawn), "--gpu", "--communicator", "pure_nccl", *SHORT]
+    out = tmp_path / "result"
+    job = run_job(1, [HERE / "train.py", *options, "--out", out], cwd=tmp_path)
+    assert job.returncode == 0, job
+    log = read_log(out)
+    assert log[-1]["main/loss"] < log[0]["main/loss"]
 
 
 def test_validation_is_exact_though_ranks_do_not_divide_it(two_ranks):

@@ -18,6 +18,7 @@ from types import ModuleType
 import matplotlib.font_manager  # noqa: F401  - announces its first use ever on standard error
 import numpy as np
 import pytest
+from chainer.backends import cuda
 from chainer.dataset import get_dataset_root, set_dataset_root
 
 from chainermn.testing.mpiexec import (
@@ -109,6 +110,16 @@ def test_any_number_of_ranks(ranks, tmp_path):
     part = math.ceil(1437 / ranks)
     assert [row["iteration"] for row in log] == [math.ceil(n * part / 20) for n in (1, 2)]
     assert log[-1][ACCURACY] > 0.5
+
+
+@pytest.mark.gpu
+def test_learns_on_a_gpu(tmp_path):
+    if not cuda.available:
+        pytest.skip("CuPy is not installed, or finds no GPU")
+    options = ["--gpu", "--communicator", "pure_nccl", "--epoch", "6", "--out", tmp_path / "result"]
+    job = run_job(1, [HERE / "train.py", *options], cwd=tmp_path)
+    assert job.returncode == 0, job
+    assert read_log(tmp_path / "result")[-1][ACCURACY] > 0.93
 
 
 def test_single_process_script_does_as_well(tmp_path):

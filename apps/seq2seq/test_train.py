@@ -16,6 +16,7 @@ import chainer
 import matplotlib.font_manager  # noqa: F401  - announces its first use ever on standard error
 import numpy as np
 import pytest
+from chainer.backends import cuda
 from chainer.optimizer_hooks import GradientClipping
 from sacrebleu.metrics import BLEU, CHRF
 
@@ -108,6 +109,16 @@ def test_two_ranks_learn_to_read_dates(two_ranks):
     assert [row["iteration"] for row in log] == [math.ceil(10000 / 64)]
     assert log[-1][EXACT] > 0.5  # the default, 6 epochs, leads to more than 0.98
     assert log[-1]["tokens/s"] > 0
+
+
+@pytest.mark.gpu
+def test_learns_on_a_gpu(tmp_path):
+    if not cuda.available:
+        pytest.skip("CuPy is not installed, or finds no GPU")
+    out = tmp_path / "result"
+    job = start(1, out, "--gpu", "--communicator", "pure_nccl", "--epoch", "1")
+    assert job.returncode == 0, job
+    assert read_log(out)[-1][EXACT] > 0.5
 
 
 def test_pictures_and_snapshots_are_written(two_ranks):
