@@ -116,10 +116,11 @@ def test_any_number_of_ranks(ranks, tmp_path):
 def test_learns_on_a_gpu(tmp_path):
     if not cuda.available:
         pytest.skip("CuPy is not installed, or finds no GPU")
-    options = ["--gpu", "--communicator", "pure_nccl", "--epoch", "6", "--out", tmp_path / "result"]
-    job = run_job(1, [HERE / "train.py", *options], cwd=tmp_path)
+    options = ["--gpu", "--communicator", "pure_nccl", "--epoch", "6"]
+    out = tmp_path / "result"
+    job = run_job(1, [HERE / "train.py", *options, "--out", out], cwd=tmp_path)
     assert job.returncode == 0, job
-    assert read_log(tmp_path / "result")[-1][ACCURACY] > 0.93
+    assert read_log(out)[-1][ACCURACY] > 0.93
 
 
 def test_single_process_script_does_as_well(tmp_path):
