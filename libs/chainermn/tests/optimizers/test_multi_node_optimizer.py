@@ -401,6 +401,7 @@ def test_double_buffering_runs_in_the_background() -> None:
         rank, mpi_comm = comm.rank, comm.mpi_comm
         allreduce, bcast_data = comm.allreduce, comm.bcast_data
         allgather_obj, inter_size = comm.allgather_obj, comm.inter_size
+        _any_of_each = comm._any_of_each
 
         def split(self, color: int, key: int) -> Slow:
             return self
