@@ -143,13 +143,13 @@ def install(session: nox.Session, *arguments: str) -> None:
         session.install(*arguments, env=BUILD_ENV)
 
 
-def install_for_tests(session: nox.Session, mpi: str, *more: str) -> None:
+def install_for_tests(session: nox.Session, mpi: str) -> None:
     """Install the libraries with the MPI of one of the two wheels, and what the tests import."""
     if session.virtualenv.is_sandboxed:
         wheels = fill_wheelhouse(session)
         offline = ["--no-index", "--find-links", str(wheels)]
         libs = ["chainer-compat[test]", f"chainermn[{mpi},testing]"]
-        session.install(*offline, *libs, *test_requirements(), *more)
+        session.install(*offline, *libs, *test_requirements())
         session.env["CHAINERMN_WHEELHOUSE"] = str(wheels)
 
 
