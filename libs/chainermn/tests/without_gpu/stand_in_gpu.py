@@ -1,13 +1,19 @@
 """What stands in for a GPU and for NCCL where there is none: host memory, and MPI.
 
 Its arrays are NumPy's, of a class of their own, so that chainermn takes them for CuPy's. Pointers
-are real ones, and everything is done at once.
+are real ones. What the default stream is given is done at once, as NumPy does; what other streams
+are given is done as late as possible: when something waits for it. But NumPy's own operations are
+always done at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Callable, Sequence
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -38,6 +44,8 @@ class StandInGpu(Gpu):
     def __init__(self, device: str | None = None, visible: int = 8) -> None:
         self.log: list[str] = []
         self.waits = 0
+        self.streams: list[StandInStream] = []
+        self._current = threading.local()
         self._device = device or f"0000:{WORLD.rank:02}:00.0"
         self._visible = visible
         self.library = StandInNccl(self)
@@ -65,7 +73,37 @@ class StandInGpu(Gpu):
         return array.ctypes.data
 
     def stream(self) -> int:
-        return 7
+        stream = self.current()
+        return 7 if stream is None else 8 + self.streams.index(stream)
+
+    def new_stream(self) -> StandInStream:
+        self.streams.append(StandInStream())
+        return self.streams[-1]
+
+    @contextlib.contextmanager
+    def on(self, stream: StandInStream) -> Iterator[None]:
+        before, self._current.stream = self.current(), stream
+        try:
+            yield
+        finally:
+            self._current.stream = before
+
+    def current(self) -> StandInStream | None:
+        """Return the current stream of this thread; None: the default one."""
+        return getattr(self._current, "stream", None)
+
+    def begin(self, name: str, call: Callable[[], Any]) -> None:
+        """Do it on the current stream."""
+        stream = self.current()
+
+        def do() -> None:
+            self.log.append(name)
+            call()
+
+        if stream is None:
+            do()
+        else:
+            stream.work.append(do)
 
     def nccl(self) -> Any:
         return self.library
@@ -79,24 +117,33 @@ class StandInGpu(Gpu):
     def copy_to_host(self, array: np.ndarray, host: np.ndarray) -> None:
         assert isinstance(array, GpuArray)
         assert not isinstance(host, GpuArray)
-        self.log.append("copy_to_host")
-        host[:] = array
+        self.begin("copy_to_host", lambda: np.copyto(host, array))
 
     def copy_to_gpu(self, host: np.ndarray, array: np.ndarray) -> None:
         assert isinstance(array, GpuArray)
         assert not isinstance(host, GpuArray)
-        self.log.append("copy_to_gpu")
-        array[:] = host
+        self.begin("copy_to_gpu", lambda: np.copyto(array, host))
 
     def record(self) -> Any:
-        return StandInEvent(self)
+        stream = self.current()
+        event = StandInEvent(self, stream)
+        if stream is not None:
+            stream.work.append(event)
+        return event
 
     def wait_for(self, event: Any) -> None:
         assert isinstance(event, StandInEvent)
+        stream = self.current()
+        if stream is None:
+            event.bring()
+        elif event.stream is not stream:
+            stream.work.append(event.bring)
 
     def run(self, source: str, kernel: str, n_blocks: int, arguments: Sequence[Any]) -> None:
+        self.begin(kernel, lambda: self._copy(kernel, n_blocks, arguments))
+
+    def _copy(self, kernel: str, n_blocks: int, arguments: Sequence[Any]) -> None:
         """Do what the kernels in batched_copy.cu do, block by block."""
-        self.log.append(kernel)
         what, wire = kernel.split("_")
         wire_dtype = np.dtype(getattr(ml_dtypes, wire, wire))
         *tables, length, buffer = arguments[:8]
@@ -116,14 +163,54 @@ class StandInGpu(Gpu):
                 array[:] = part.astype(wide) / wide.type(arguments[8])
 
 
+class StandInStream:
+    """Work for a thread, which does it when it is asked to come to an event."""
+
+    def __init__(self) -> None:
+        self.work: deque[Callable[[], Any]] = deque()
+        self.error: Exception | None = None
+        self._asked: queue.SimpleQueue[StandInEvent] = queue.SimpleQueue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def come_to(self, event: StandInEvent) -> None:
+        self._asked.put(event)
+
+    def _run(self) -> None:
+        while True:
+            event = self._asked.get()
+            while not event.has_come.is_set():
+                try:
+                    self.work.popleft()()
+                except Exception as error:
+                    self.error = error
+                    event.has_come.set()
+
+
 class StandInEvent:
-    def __init__(self, gpu: StandInGpu) -> None:
+    def __init__(self, gpu: StandInGpu, stream: StandInStream | None) -> None:
+        self.stream = stream
+        self.has_come = threading.Event()
         self._gpu = gpu
+        if stream is None:
+            self.has_come.set()
+
+    def __call__(self) -> None:
+        self.has_come.set()
+
+    def bring(self) -> None:
+        """Wait until the stream has done all that comes before the event."""
+        self.Test()
+        self.has_come.wait()
+        if self.stream is not None and self.stream.error is not None:
+            raise self.stream.error
 
     def Test(self) -> bool:
-        return True
+        if self.stream is not None and not self.has_come.is_set():
+            self.stream.come_to(self)
+        return self.has_come.is_set()
 
     def Wait(self) -> None:
+        self.bring()
         self._gpu.waits += 1
 
 
@@ -158,9 +245,13 @@ class StandInNccl:
 
     def groupEnd(self) -> None:
         calls, self.group = self.group, None
-        for request in [call() for call in calls]:
-            if request is not None:
-                request.Wait()
+
+        def do() -> None:
+            for request in [call() for call in calls]:
+                if request is not None:
+                    request.Wait()
+
+        self.gpu.begin("a group", do)
 
     def NcclCommunicator(self, size: int, identity: tuple[int, int], rank: int) -> Any:
         if self.failing == "NcclCommunicator":
@@ -240,12 +331,18 @@ class StandInNcclCommunicator:
     def _do(self, name: str, stream: int, call: Callable[[], Any]) -> None:
         if self._library.failing == name:
             raise self._library.NcclError("NCCL_ERROR_UNHANDLED_CUDA_ERROR: unhandled cuda error")
-        assert stream == 7
-        self._library.gpu.log.append(name)
+        gpu = self._library.gpu
+        assert stream == gpu.stream()
         if self._library.group is not None:
+            gpu.log.append(name)
             self._library.group.append(call)
-        elif (request := call()) is not None:
-            request.Wait()
+            return
+
+        def do() -> None:
+            if (request := call()) is not None:
+                request.Wait()
+
+        gpu.begin(name, do)
 
     def _total(self, pointer: int, n: int, dtype: str, op: Any, roots: Sequence[int]) -> None:
         array = at(pointer, n, _number(dtype))

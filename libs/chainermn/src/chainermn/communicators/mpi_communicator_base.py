@@ -32,7 +32,7 @@ from chainermn.communicators.transport.agreement import (
     raise_refusals,
 )
 from chainermn.communicators.transport.casts import FLOAT16
-from chainermn.communicators.transport.gpu import gpu, on_gpu, the_gpu
+from chainermn.communicators.transport.gpu import on_gpu, the_gpu
 from chainermn.communicators.transport.gpu_mpi import GpuMpiTransport
 from chainermn.communicators.transport.mpi import MpiTransport, Op, load_mpi
 from chainermn.communicators.transport.nccl import NcclTransport
@@ -42,7 +42,11 @@ from chainermn.failures.activity import Group, marked, waiting
 from chainermn.gradients.buckets import Buckets
 from chainermn.gradients.gpu_buckets import GpuBuckets
 from chainermn.gradients.overflow import check_overflow
-from chainermn.gradients.parameters import agree_on_gradients, bcast_parameters
+from chainermn.gradients.parameters import (
+    agree_on_gradients,
+    bcast_parameters,
+    divide_by_memory,
+)
 
 if TYPE_CHECKING:
     from typing import Self
@@ -266,7 +270,7 @@ class MpiCommunicatorBase(CommunicatorBase):
         parameters, _ = self._agree(model, zero_fill)
         if self.size == 1:
             return
-        in_host_memory, in_gpu_memory = _divide_by_memory(parameters)
+        in_host_memory, in_gpu_memory = divide_by_memory(parameters)
         if in_gpu_memory:
             self._average_on_gpu(in_gpu_memory)
         for buffer in self._buckets.exchange(in_host_memory):
@@ -319,11 +323,16 @@ class MpiCommunicatorBase(CommunicatorBase):
 
     def _average_on_gpu(self, parameters: Sequence[chainer.Parameter]) -> None:
         """Replace gradients in GPU memory by their means over the ranks."""
-        # The kernel that hands the gradients back divides them.
-        route = Route(self._gpu_reducers, 1, None)
         for buffer in self._gpu_buckets.exchange(parameters, self._gpu_wire_dtype):
-            for pending in self._exchange_in_steps(buffer, route):
+            for pending in self._sum_on_gpu_in_steps(buffer):
                 pending.Wait()
+
+    def _sum_on_gpu_in_steps(self, buffer: Array) -> Steps:
+        """Replace the elements of ``buffer`` by their sums, as `_mean_in_steps` by their means.
+
+        The kernel that hands gradients in GPU memory back divides them.
+        """
+        return self._exchange_in_steps(buffer, Route(self._gpu_reducers, 1, None))
 
     def _any_of_each(self, flags: Sequence[bool], where: str) -> Sequence[bool]:
         # Of what `allreduce` does, all that takes time is left out.
@@ -427,16 +436,6 @@ class MpiCommunicatorBase(CommunicatorBase):
         if len(xs) != self.size:
             raise ValueError(f"expected {self.size} entries, one a rank, got {len(xs)}")
         return xs
-
-
-def _divide_by_memory(
-    parameters: list[chainer.Parameter],
-) -> tuple[list[chainer.Parameter], list[chainer.Parameter]]:
-    """Return those with gradients in host memory, and those in GPU memory."""
-    if gpu() is None:
-        return parameters, []
-    in_host_memory = [parameter for parameter in parameters if not on_gpu(parameter.grad)]
-    return in_host_memory, [parameter for parameter in parameters if on_gpu(parameter.grad)]
 
 
 def _copy(array: Array) -> Array:

@@ -15,7 +15,8 @@ result is never another one than without overlap.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import chainer
 import numpy as np
@@ -24,10 +25,22 @@ from chainer.variable import VariableNode
 from chainermn.communicators.loans import borrow, give_back
 from chainermn.communicators.messages import Array
 from chainermn.communicators.transport.agreement import any_true
+from chainermn.communicators.transport.casts import FLOAT16
+from chainermn.communicators.transport.gpu import on_gpu, the_gpu
 from chainermn.communicators.transport.mpi import threads_may_call
+from chainermn.communicators.transport.reducer import Steps
 from chainermn.failures.activity import waiting
+from chainermn.gradients.gpu_buckets import new_buffer
 from chainermn.gradients.overflow import check_overflow
-from chainermn.gradients.overlap import Plan, Round, WireDtype
+from chainermn.gradients.overlap import Plan, Round
+from chainermn.gradients.overlap_buckets import (
+    Bucket,
+    GpuBucket,
+    HostBucket,
+    SideStream,
+    SumInSteps,
+    WireDtypes,
+)
 from chainermn.gradients.parameters import named_parameters
 from chainermn.gradients.progress import PollingEngine, ThreadEngine
 from chainermn.gradients.readiness import Uses, find_uses, taps
@@ -38,12 +51,15 @@ if TYPE_CHECKING:
 # While one waits for other ranks, another is being added up.
 _BUCKETS_UNDER_WAY = 2
 
+# A GPU may still write to the memory of these.
+_never_completed: list[Round] = []
+
 
 class OverlappedExchange:
     """Averages the gradients of one model over the ranks. Making one is collective.
 
     Takes memory for another copy of the gradients, besides what the duplicates of the
-    communicator take.
+    communicator take. Those in GPU memory are exchanged on a stream of their own.
 
     Parameters
     ----------
@@ -57,12 +73,14 @@ class OverlappedExchange:
         for loan in self._loans:
             # The first exchange makes what an exchange needs, and waits for other ranks in it.
             loan.communicator._allreduce_mean(np.zeros(1, np.float32))
+        # NCCL is given its work at once, and carries on with it alone.
+        needs_thread = not communicator.uses_nccl
         may_thread = threads_may_call(communicator.inter_size)
-        kind = ThreadEngine if may_thread else PollingEngine
+        kind = ThreadEngine if needs_thread and may_thread else PollingEngine
         self._engine = kind(_BUCKETS_UNDER_WAY)
         self._uses: Mapping[VariableNode, Uses] | None = None
         # The same on all ranks, as it changes only where they agree on it.
-        self._plan = Plan()
+        self._plan = self._plan_for([])
         # At most one, and the same one on all ranks that have one.
         self._round: Round | None = None
 
@@ -120,7 +138,7 @@ class OverlappedExchange:
     def _mean(self, model: chainer.Link, zero_fill: bool) -> None:
         communicator, current, plan = self._communicator, self._round, self._plan
         parameters = [p for p in _initialised(model) if zero_fill or p.grad is not None]
-        is_stale = current is not None and not current.is_valid(communicator._wire_dtype)
+        is_stale = current is not None and not current.is_valid(self._wire_dtypes)
         needs_plan = not plan.is_for(parameters) or self._knows_better_than(plan)
         _, (begun, stale, renew) = communicator._agree(
             model, zero_fill, (current is not None, is_stale, needs_plan)
@@ -130,24 +148,25 @@ class OverlappedExchange:
         if renew:
             self._plan = self._agree_on_plan(parameters)
         self._complete().hand_out()
-        self._check_overflow(model)
+        if not self._plan.is_for_gpu_alone:
+            self._check_overflow(model)
 
     def drop(self) -> None:
         """Forget the gradients under way and what is known of the model. Collective."""
         if any_true(self._communicator.mpi_comm, self._round is not None):
             self._complete(of_use=False)
-        self._plan = Plan()
+        self._plan = self._plan_for([])
 
     def close(self) -> None:
         """Carry on with nothing more. Not collective."""
         self._engine.end()
         if self._round is None:
             give_back(*self._loans)
+        else:
+            _never_completed.append(self._round)
 
     def _begin(self) -> Round:
-        self._round = Round(
-            self._plan, self._engine, self._mean_in_steps, self._communicator._wire_dtype
-        )
+        self._round = Round(self._plan, self._engine, self._wire_dtypes)
         return self._round
 
     def _complete(self, of_use: bool = True) -> Round:
@@ -161,16 +180,23 @@ class OverlappedExchange:
         self._round = None
         return current
 
-    def _mean_in_steps(self, lane: int, buffer: Array, wire_dtype: WireDtype) -> Iterator[None]:
+    @property
+    def _wire_dtypes(self) -> WireDtypes:
+        communicator = self._communicator
+        # Of a single rank nothing travels.
+        on_gpu = communicator._gpu_wire_dtype if communicator.size > 1 else None
+        return WireDtypes(communicator._wire_dtype, on_gpu)
+
+    def _mean_in_steps(
+        self, lane: int, buffer: Array, wire_dtype: np.dtype[Any] | None
+    ) -> Iterator[None]:
         duplicate = self._loans[lane].communicator
         duplicate.allreduce_grad_dtype = wire_dtype
-        for pending in duplicate._mean_in_steps(buffer):
-            while not pending.Test():
-                yield
+        return _carry_on(duplicate._mean_in_steps(buffer))
 
     def _check_overflow(self, model: chainer.Link) -> None:
         communicator = self._communicator
-        if communicator.size > 1 and communicator._wire_dtype == np.float16:
+        if communicator.size > 1 and communicator._wire_dtype == FLOAT16:
             taken = [loan.communicator._reducers.take_overflow() for loan in self._loans]
             check_overflow(communicator.mpi_comm, model, max(taken))
 
@@ -185,7 +211,44 @@ class OverlappedExchange:
             ranks = [uses[p.node].lowest_rank if p.node in uses else -1 for p in parameters]
             order.sort(key=ranks.__getitem__, reverse=True)
         order, follows_graph = self._communicator.mpi_comm.bcast((order, uses is not None))
-        return Plan([parameters[index] for index in order], follows_graph)
+        return self._plan_for([parameters[index] for index in order], follows_graph)
+
+    def _plan_for(
+        self, parameters: Sequence[chainer.Parameter], follows_graph: bool = False
+    ) -> Plan:
+        return Plan(parameters, self._make_bucket, follows_graph)
+
+    def _make_bucket(self, parameters: Sequence[chainer.Parameter]) -> Bucket:
+        if not on_gpu(parameters[0].array):
+            return HostBucket(parameters, self._mean_in_steps)
+        stream, sum_in_steps = self._gpu_side
+        return GpuBucket(parameters, stream, self._communicator.size, sum_in_steps)
+
+    @cached_property
+    def _gpu_side(self) -> tuple[SideStream, SumInSteps]:
+        """What exchanges gradients in GPU memory. Making it is collective."""
+        stream = SideStream(the_gpu())
+        loan = borrow(self._communicator)
+        self._loans.append(loan)
+
+        def sum_in_steps(buffer: Array) -> Iterator[None]:
+            return _carry_on(loan.communicator._sum_on_gpu_in_steps(buffer))
+
+        def first() -> Iterator[None]:
+            zeros = new_buffer(stream.gpu, self._communicator.size, np.dtype(np.float32))
+            yield from sum_in_steps(zeros)
+            stream.gpu.record().Wait()
+
+        # As in host memory, it waits for other ranks.
+        for _ in stream.do(first()):
+            pass
+        return stream, sum_in_steps
+
+
+def _carry_on(steps: Steps) -> Iterator[None]:
+    for pending in steps:
+        while not pending.Test():
+            yield
 
 
 def _initialised(model: chainer.Link) -> list[chainer.Parameter]:

@@ -91,11 +91,22 @@ class GpuBuckets:
         return self._copies[key]
 
     def _buffer(self, n: int, dtype: np.dtype[Any]) -> Array:
-        padded = -(-n // self._size) * self._size
+        padded = padded_length(n, self._size)
         if dtype not in self._memory or self._memory[dtype].size < padded:
-            self._memory[dtype] = self._gpu.empty(padded, dtype)
-            self._memory[dtype].view(np.uint8)[...] = 0
+            self._memory[dtype] = new_buffer(self._gpu, padded, dtype)
         return self._memory[dtype][:padded]
+
+
+def padded_length(n: int, size: int) -> int:
+    """Return the length of a buffer for ``n`` elements that ``size`` ranks can divide evenly."""
+    return -(-n // size) * size
+
+
+def new_buffer(gpu: Gpu, n: int, dtype: np.dtype[Any]) -> Array:
+    """Return zeros, of which those that no gradient replaces remain: sums of them overflow not."""
+    buffer = gpu.empty(n, dtype)
+    buffer.view(np.uint8)[...] = 0
+    return buffer
 
 
 def make_contiguous(parameters: Sequence[chainer.Parameter]) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,14 +11,14 @@ import numpy as np
 from chainer.variable import VariableNode
 from numpy.typing import NDArray
 
+from chainermn.communicators.transport.gpu import on_gpu
 from chainermn.gradients.buckets import make_exclusive
+from chainermn.gradients.gpu_buckets import make_contiguous
+from chainermn.gradients.overlap_buckets import Bucket, WireDtypes
+from chainermn.gradients.parameters import divide_by_memory
 from chainermn.gradients.progress import ProgressEngine
 
 Array: TypeAlias = NDArray[Any]
-WireDtype: TypeAlias = np.dtype[Any] | None
-
-#: On a lane, replaces a buffer by its mean over the ranks; yields whenever it waits for them.
-MeanInSteps: TypeAlias = Callable[[int, Array, WireDtype], Iterator[None]]
 
 # Measured at 1 Gbit/s: smaller ones cost more, larger ones leave more to do after backward.
 _BUCKET_BYTES = 2 << 20
@@ -32,58 +31,55 @@ class Plan:
     ----------
     parameters : sequence of chainer.Parameter
         In the order in which their gradients are to be exchanged.
+    make_bucket : callable
+        Returns a `Bucket` for parameters of one dtype in one memory.
     follows_graph : bool
-        Whether that is the order in which they become final.
+        Whether the order is that in which they become final.
 
     Attributes
     ----------
-    buckets : list of _Bucket
+    buckets : list of Bucket
+    is_for_gpu_alone : bool
+        Whether all gradients are in GPU memory.
     late : set of VariableNode
         Of parameters whose gradients, on this rank, were once changed after they seemed final.
     """
 
     def __init__(
-        self, parameters: Sequence[chainer.Parameter] = (), follows_graph: bool = False
+        self,
+        parameters: Sequence[chainer.Parameter],
+        make_bucket: Callable[[Sequence[chainer.Parameter]], Bucket],
+        follows_graph: bool = False,
     ) -> None:
         self.parameters = parameters
         self.follows_graph = follows_graph
         self.late: set[VariableNode] = set()
-        self.buckets = [_Bucket(bucket) for bucket in _divide(parameters)]
-        self._nodes = {parameter.node for parameter in parameters}
+        self.buckets = [make_bucket(members) for members in _divide(parameters)]
+        self._places = _places(parameters)
+        self.is_for_gpu_alone = bool(self._places) and all(self._places.values())
 
     def is_for(self, parameters: Sequence[chainer.Parameter]) -> bool:
-        """Tell whether the plan is one for just these parameters."""
-        return self._nodes == {parameter.node for parameter in parameters}
-
-
-class _Bucket:
-    """Memory for some gradients one behind the other, and the view of it for each of them."""
-
-    def __init__(self, parameters: list[chainer.Parameter]) -> None:
-        self.parameters = parameters
-        sizes = [parameter.size for parameter in parameters]
-        self.buffer = np.empty(sum(sizes), parameters[0].dtype)
-        parts = np.split(self.buffer, np.cumsum(sizes)[:-1])
-        self.parts = [part.reshape(p.shape) for part, p in zip(parts, parameters, strict=True)]
+        """Tell whether the plan is one for just these parameters, in the memory they are in."""
+        return self._places == _places(parameters)
 
 
 class Round:
     """One exchange of all buckets of a plan, begun bucket by bucket, in the same order everywhere.
 
-    A gradient that has been handed over cannot be written to until it is handed out.
+    A gradient that has been handed over cannot be written to until it is handed out; one in GPU
+    memory, for which CuPy has no such guard, must not be.
+
+    Parameters
+    ----------
+    plan : Plan
+    engine : ProgressEngine
+    wire : WireDtypes
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        engine: ProgressEngine,
-        mean_in_steps: MeanInSteps,
-        wire_dtype: WireDtype,
-    ) -> None:
+    def __init__(self, plan: Plan, engine: ProgressEngine, wire: WireDtypes) -> None:
         self._plan = plan
         self._engine = engine
-        self._mean_in_steps = mean_in_steps
-        self._wire_dtype = wire_dtype
+        self._wire = wire
         self._handed: dict[VariableNode, _Handed] = {}
         self._under_way: list[Future[None]] = []
         self._is_abandoned = False
@@ -95,7 +91,8 @@ class Round:
         gradient = parameter.grad
         if gradient is not None:
             parameter.grad = gradient.view()
-            parameter.grad.flags.writeable = False
+            if not on_gpu(gradient):
+                parameter.grad.flags.writeable = False
         self._handed[parameter.node] = _Handed(gradient, parameter.grad)
         self._begin_full_buckets()
 
@@ -121,22 +118,24 @@ class Round:
             and parameter.grad is not handed.read_only
         }
 
-    def is_valid(self, wire_dtype: WireDtype) -> bool:
+    def is_valid(self, wire: WireDtypes) -> bool:
         """Tell whether the means will be those of the gradients at hand."""
-        return not (self._is_abandoned or self._wire_dtype != wire_dtype or self.changed())
+        return not (self._is_abandoned or self._wire != wire or self.changed())
 
     def wait(self) -> None:
         """Wait until the means are there."""
-        for future in self._under_way:
+        for bucket, future in zip(self._plan.buckets, self._under_way, strict=True):
             self._engine.wait(future)
+            bucket.arrive()
 
     def hand_out(self) -> None:
         """Make the means the gradients of the parameters, in the arrays that these had."""
         self._give_back()
-        make_exclusive(self._plan.parameters)
+        in_host_memory, in_gpu_memory = divide_by_memory(self._plan.parameters)
+        make_exclusive(in_host_memory)
+        make_contiguous(in_gpu_memory)
         for bucket in self._plan.buckets:
-            for part, parameter in zip(bucket.parts, bucket.parameters, strict=True):
-                parameter.grad[...] = part
+            bucket.hand_out()
 
     def _give_back(self) -> None:
         for parameter in self._plan.parameters:
@@ -149,15 +148,8 @@ class Round:
             if any(parameter.node not in self._handed for parameter in bucket.parameters):
                 return
             gradients = [self._handed[parameter.node].gradient for parameter in bucket.parameters]
-            exchange = functools.partial(self._exchange, bucket, gradients)
+            exchange = bucket.exchange(gradients, self._wire)
             self._under_way.append(self._engine.submit(exchange))
-
-    def _exchange(
-        self, bucket: _Bucket, gradients: list[Array | None], lane: int
-    ) -> Iterator[None]:
-        for part, gradient in zip(bucket.parts, gradients, strict=True):
-            part[...] = 0 if gradient is None else gradient
-        yield from self._mean_in_steps(lane, bucket.buffer, self._wire_dtype)
 
 
 class _Handed(NamedTuple):
@@ -165,13 +157,18 @@ class _Handed(NamedTuple):
     read_only: Array | None  # the view of it that its parameter has meanwhile
 
 
+def _places(parameters: Sequence[chainer.Parameter]) -> dict[VariableNode, bool]:
+    return {parameter.node: on_gpu(parameter.array) for parameter in parameters}
+
+
 def _divide(parameters: Sequence[chainer.Parameter]) -> list[list[chainer.Parameter]]:
-    """Return buckets of one dtype each, in the order in which the last of their gradients come."""
+    """Return what travels together, in the order in which the last of its gradients come."""
     full = []
-    filling: dict[np.dtype[Any], list[chainer.Parameter]] = {}
+    filling: dict[tuple[np.dtype[Any], bool], list[chainer.Parameter]] = {}
     for parameter in parameters:
-        bucket = filling.setdefault(parameter.dtype, [])
+        kind = parameter.dtype, on_gpu(parameter.array)
+        bucket = filling.setdefault(kind, [])
         bucket.append(parameter)
         if sum(member.array.nbytes for member in bucket) >= _BUCKET_BYTES:
-            full.append(filling.pop(parameter.dtype))
+            full.append(filling.pop(kind))
     return full + list(filling.values())

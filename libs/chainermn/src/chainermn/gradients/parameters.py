@@ -12,7 +12,7 @@ from chainer.backends import cuda
 from numpy.typing import NDArray
 
 from chainermn.communicators.transport.agreement import agree, check_equal
-from chainermn.communicators.transport.gpu import on_gpu, the_gpu
+from chainermn.communicators.transport.gpu import gpu, on_gpu, the_gpu
 
 if TYPE_CHECKING:
     from chainermn.communicators.transport.mpi import MpiTransport
@@ -39,6 +39,16 @@ class Description(NamedTuple):
 def named_parameters(model: chainer.Link) -> list[tuple[str, chainer.Parameter]]:
     """Return the parameters of ``model`` with their names, in the order of the names."""
     return sorted(model.namedparams(), key=lambda pair: pair[0])
+
+
+def divide_by_memory(
+    parameters: Sequence[chainer.Parameter],
+) -> tuple[list[chainer.Parameter], list[chainer.Parameter]]:
+    """Return those with values in host memory, and those with values in GPU memory."""
+    if gpu() is None:
+        return list(parameters), []
+    in_host_memory = [parameter for parameter in parameters if not on_gpu(parameter.array)]
+    return in_host_memory, [parameter for parameter in parameters if on_gpu(parameter.array)]
 
 
 def agree_on_gradients(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -9,15 +10,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Self
 
 import chainer
-from chainer.backends import cuda
 
 from chainermn.communicators.loans import borrow, give_back
+from chainermn.communicators.transport.gpu import on_gpu, the_gpu
 from chainermn.communicators.transport.mpi import threads_may_call
 from chainermn.failures.activity import waiting_for
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, Overlap
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
+    from chainermn.communicators.transport.gpu import Gpu
+    from chainermn.communicators.transport.reducer import Pending
 
 
 class DoubleBufferingOptimizer(MultiNodeOptimizer):
@@ -117,33 +120,31 @@ class _BackgroundExchange:
         self._running: Future[None] | None = None
 
     def start(self, link: chainer.Link, zero_fill: bool) -> None:
-        communicator = self._loan.communicator
-        device = _device_of(link)
-        # The gradients are complete on the GPU once its current stream has come to here.
-        event = None
-        if cuda.available and device.xp is cuda.cupy:
-            event = cuda.cupy.cuda.Event(disable_timing=True)
-            event.record()
-            self._stream = self._stream or cuda.Stream(non_blocking=True)
-
-        debug = chainer.is_debug()  # which belongs to a thread
-
-        def average() -> None:
-            self._thread = threading.get_ident()
-            with chainer.using_config("debug", debug), chainer.using_device(device):
-                if event is None:
-                    communicator.multi_node_mean_grad(link, zero_fill)
-                    return
-                with self._stream as stream:
-                    stream.wait_event(event)
-                    communicator.multi_node_mean_grad(link, zero_fill)
-                    stream.synchronize()
-
+        average = functools.partial(
+            self._average, link, zero_fill, _device_of(link), chainer.is_debug()
+        )
+        if any(on_gpu(parameter.array) for parameter in link.params()):
+            gpu = the_gpu()
+            self._stream = self._stream or gpu.new_stream()
+            # The gradients are complete once the current stream has come to here.
+            average = functools.partial(self._average_on_stream, gpu, gpu.record(), average)
         if self._executor is None:
             self._finish = average
         else:
             self._running = self._executor.submit(average)
             self._finish = self._running.result
+
+    def _average(self, link: chainer.Link, zero_fill: bool, device: Any, debug: bool) -> None:
+        self._thread = threading.get_ident()
+        # Chainer keeps both for each thread.
+        with chainer.using_config("debug", debug), chainer.using_device(device):
+            self._loan.communicator.multi_node_mean_grad(link, zero_fill)
+
+    def _average_on_stream(self, gpu: Gpu, computed: Pending, average: Callable[[], None]) -> None:
+        with gpu.on(self._stream):
+            gpu.wait_for(computed)
+            average()
+            gpu.record().Wait()
 
     def wait(self) -> None:
         finish, self._finish = self._finish, None

@@ -7,7 +7,6 @@ import weakref
 from typing import TYPE_CHECKING
 
 import chainer
-import numpy as np
 
 from chainermn.communicators.transport.gpu import on_gpu
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, Overlap
@@ -53,8 +52,10 @@ class OverlappingOptimizer(MultiNodeOptimizer):
             self._create_exchange()
 
     def _create_exchange(self) -> None:
+        if self._overlap == "auto" and self._is_on_gpu_anywhere():
+            # Where it pays there has not been measured.
+            return
         try:
-            self._check_memory()
             exchange = self.communicator.create_overlapped_exchange()
         except RuntimeError as error:
             self._set_own(_is_possible=False)
@@ -64,11 +65,11 @@ class OverlappingOptimizer(MultiNodeOptimizer):
         self._set_own(_exchange=exchange)
         weakref.finalize(self, exchange.close)
 
-    def _check_memory(self) -> None:
+    def _is_on_gpu_anywhere(self) -> bool:
         parameters = self.actual_optimizer.target.params()
         is_on_gpu = any(on_gpu(parameter.array) for parameter in parameters)
-        if self.communicator.allreduce(np.array(is_on_gpu, np.uint8), "max"):
-            raise RuntimeError("gradients in GPU memory are exchanged after backward")
+        (is_anywhere,) = self.communicator._any_of_each([is_on_gpu], "update")
+        return bool(is_anywhere)
 
     def _step(self) -> None:
         if self._exchange is None:

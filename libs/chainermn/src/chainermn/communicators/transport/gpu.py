@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,14 @@ class Gpu(ABC):
     @abstractmethod
     def copy_to_gpu(self, host: Array, array: Array) -> None:
         """Begin to copy contiguous elements."""
+
+    @abstractmethod
+    def new_stream(self) -> Any:
+        """Return another stream of the current device, for what is to run beside this one."""
+
+    @abstractmethod
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """Give what this thread asks for in the ``with`` block to another stream."""
 
     @abstractmethod
     def record(self) -> Pending:
@@ -156,6 +165,17 @@ class CupyGpu(Gpu):
         runtime = self._cupy.cuda.runtime
         kind, stream = runtime.memcpyHostToDevice, self.stream()
         runtime.memcpyAsync(array.data.ptr, host.ctypes.data, host.nbytes, kind, stream)
+
+    @override
+    def new_stream(self) -> Any:
+        return self._cupy.cuda.Stream(non_blocking=True)
+
+    @override
+    @contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        # Each thread has a current device of its own.
+        with self._cupy.cuda.Device(stream.device_id), stream:
+            yield
 
     @override
     def record(self) -> Pending:
