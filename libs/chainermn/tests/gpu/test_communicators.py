@@ -212,7 +212,10 @@ def test_batch_normalization_by_nccl(a_gpu: Any, backend: str) -> None:
     check_batch_normalization(a_gpu, "pure_nccl", backend)
 
 
-def check_training(a_gpu: Any, name: str, double_buffering: bool) -> None:
+WAYS_TO_EXCHANGE = [{"overlap": False}, {"overlap": True}, {"double_buffering": True}]
+
+
+def check_training(a_gpu: Any, name: str, settings: dict[str, bool]) -> None:
     comm = chainermn.create_communicator(name)
 
     def train(device: Any) -> list[np.ndarray]:
@@ -220,7 +223,7 @@ def check_training(a_gpu: Any, name: str, double_buffering: bool) -> None:
         model = chainer.Sequential(L.Linear(3, 8), F.tanh, L.Linear(8, 2))
         model.to_device(device)
         optimizer = chainermn.create_multi_node_optimizer(
-            chainer.optimizers.MomentumSGD(0.1), comm, double_buffering
+            chainer.optimizers.MomentumSGD(0.1), comm, **settings
         ).setup(model)
         for step in range(8):
             generator = np.random.default_rng([step, comm.rank])
@@ -238,13 +241,13 @@ def check_training(a_gpu: Any, name: str, double_buffering: bool) -> None:
 
 
 @pytest.mark.mpi(1, 2, timeout=120)
-@pytest.mark.parametrize("double_buffering", [False, True])
-def test_training_by_mpi(a_gpu: Any, double_buffering: bool) -> None:
-    check_training(a_gpu, "flat", double_buffering)
+@pytest.mark.parametrize("settings", WAYS_TO_EXCHANGE, ids=str)
+def test_training_by_mpi(a_gpu: Any, settings: dict[str, bool]) -> None:
+    check_training(a_gpu, "flat", settings)
 
 
 @pytest.mark.mpi(1, 2, timeout=120)
 @pytest.mark.usefixtures("with_nccl")
-@pytest.mark.parametrize("double_buffering", [False, True])
-def test_training_by_nccl(a_gpu: Any, double_buffering: bool) -> None:
-    check_training(a_gpu, "pure_nccl", double_buffering)
+@pytest.mark.parametrize("settings", WAYS_TO_EXCHANGE, ids=str)
+def test_training_by_nccl(a_gpu: Any, settings: dict[str, bool]) -> None:
+    check_training(a_gpu, "pure_nccl", settings)

@@ -45,8 +45,10 @@ def create_multi_node_optimizer(
         several hosts) between the functions that backward computes, which hides less. The result
         is the same in all cases. Where `update` is not given a loss function it takes
         `MultiNodeOptimizer.backward` in place of ``loss.backward``. ``'auto'`` overlaps if there
-        are several hosts and MPI is not Open MPI. On one host it costs more than it hides, as
-        the ranks leave no core for it. Double buffering hides the exchange already.
+        are several hosts and MPI is not Open MPI, and gradients are in host memory. On one host
+        it costs more than it hides, as the ranks leave no core for it. Gradients in GPU memory
+        are exchanged on a stream of their own, with ``True``; this has not been run on a GPU
+        yet. Double buffering hides the exchange already.
 
     Returns
     -------
