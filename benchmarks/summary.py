@@ -167,8 +167,7 @@ def limits_of_iterations(group: Group) -> str:
     on, off = (median_of(group, f"ours, overlap {setting}") for setting in ("on", "off"))
     return (
         f"with overlap=True {on} ms, without {off} ms; an iteration without an exchange takes "
-        f"{median_of(group, 'ours, no exchange')} ms, the link {link:.0f} ms. With 'auto' "
-        "Open MPI does not overlap, and MPICH does"
+        f"{median_of(group, 'ours, no exchange')} ms, the link {link:.0f} ms"
     )
 
 

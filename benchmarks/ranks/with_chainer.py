@@ -43,6 +43,9 @@ def iteration(
     optimizer.setup(model)
     x, t = made.examples(batchsize)
     step = functools.partial(optimizer.update, model, x, t)
+    step()  # makes the replicas equal, and begins the trial of overlap='auto'
+    while getattr(optimizer, "_trial", None) is not None:
+        step()
     return Pipelined(step, optimizer.wait) if settings.get("double_buffering") else step
 
 

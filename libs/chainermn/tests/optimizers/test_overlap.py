@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -760,6 +761,84 @@ def test_ranks_that_give_different_settings() -> None:
         with pytest.raises(ValueError, match="the ranks disagree") as caught:
             optimizer.update()
         assert "rank 0" in str(caught.value)
+
+
+def on_several_hosts(comm: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(type(comm), "inter_size", comm.size)
+    return comm
+
+
+class Slow:
+    """What is done late, on one rank or all."""
+
+    def __init__(self, actual: Callable[..., Any], is_slow: bool) -> None:
+        self._actual = actual
+        self._is_slow = is_slow
+
+    def __call__(self, *arguments: Any) -> Any:
+        time.sleep(0.01 * self._is_slow)
+        return self._actual(*arguments)
+
+
+@pytest.mark.mpi(2, 3)
+@pytest.mark.parametrize("slow", ["with overlap", "without"])
+def test_auto_keeps_what_is_faster(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second iteration overlaps at first; the bits are those without, throughout."""
+    comm = on_several_hosts(chainermn.create_communicator("naive"), monkeypatch)
+    is_slow_rank = comm.rank == comm.size - 1
+    exchanges: list[str] = []
+
+    def note(kind: str, owner: Any, name: str, is_slow: bool) -> None:
+        actual = Slow(getattr(owner, name), is_slow and is_slow_rank)
+
+        def noted(*arguments: Any) -> Any:
+            exchanges.append(kind)
+            return actual(*arguments)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    note("after", comm, "multi_node_mean_grad", slow == "without")
+    create = comm.create_overlapped_exchange
+
+    def create_overlapped_exchange() -> Any:
+        exchange = create()
+        note("during", exchange, "mean", slow == "with overlap")
+        return exchange
+
+    monkeypatch.setattr(comm, "create_overlapped_exchange", create_overlapped_exchange)
+    plain, tried = Network(0), Network(0)
+    threads = set(threading.enumerate())
+    for net, overlap in ((plain, False), (tried, "auto")):
+        optimizer: Any = chainermn.create_multi_node_optimizer(
+            optimizers.MomentumSGD(0.1), comm, overlap=overlap
+        ).setup(net)
+        exchanges.clear()
+        for step in range(1 + 3 + 2 * 7 + 4):
+            each_in_another_way(net, optimizer, comm.rank, step)
+    kept = "during" if slow == "without" else "after"
+    assert exchanges == ["during"] * 3 + ["during", "after"] * 7 + [kept] * 4
+    # With an MPI that threads may not call there is none in either case.
+    assert kept == "during" or threads.issuperset(threading.enumerate())
+    for one, other in zip(plain.params(), tried.params(), strict=True):
+        np.testing.assert_array_equal(one.array, other.array)
+
+
+@pytest.mark.mpi(2)
+def test_auto_where_ranks_fail_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    comm = on_several_hosts(chainermn.create_communicator("naive"), monkeypatch)
+    nets = [Network(0), Network(0)]
+    for net, overlap in zip(nets, (False, "auto"), strict=True):
+        optimizer: Any = chainermn.create_multi_node_optimizer(
+            optimizers.SGD(0.1), comm, overlap=overlap
+        ).setup(net)
+        for step in range(25):
+            if step % 5 == 4 and comm.rank == step % 2:
+                h = net.b(net.a(x(comm.rank, step)))
+                with pytest.raises(ZeroDivisionError):
+                    optimizer.backward(square(net.c(_Failing().apply((h,))[0])))
+            by_update(net, optimizer, comm.rank, step)
+    for one, other in zip(*(net.params() for net in nets), strict=True):
+        np.testing.assert_array_equal(one.array, other.array)
 
 
 def test_what_the_knob_takes() -> None:

@@ -299,9 +299,8 @@ def test_backward_goes_on_while_nccl_works(stand_in: Any) -> None:
 
 @pytest.mark.mpi(2)
 def test_auto_leaves_gpu_memory_to_the_time_after_backward(
-    stand_in: Any, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+    stand_in: Any, recwarn: pytest.WarningsRecorder
 ) -> None:
-    monkeypatch.setattr("chainermn.optimizers.is_open_mpi", lambda: False)
     comm = make("naive")
     assert comm.inter_size == 2
     net = Network(stand_in.to_gpu)

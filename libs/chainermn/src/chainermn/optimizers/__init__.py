@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chainermn.communicators.transport.mpi import is_open_mpi
 from chainermn.optimizers.double_buffering_optimizer import DoubleBufferingOptimizer
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, Overlap
 from chainermn.optimizers.overlapping_optimizer import OverlappingOptimizer
@@ -44,11 +43,11 @@ def create_multi_node_optimizer(
         not be called from several threads (without ``MPI_THREAD_MULTIPLE``, and with Open MPI on
         several hosts) between the functions that backward computes, which hides less. The result
         is the same in all cases. Where `update` is not given a loss function it takes
-        `MultiNodeOptimizer.backward` in place of ``loss.backward``. ``'auto'`` overlaps if there
-        are several hosts and MPI is not Open MPI, and gradients are in host memory. On one host
-        it costs more than it hides, as the ranks leave no core for it. Gradients in GPU memory
-        are exchanged on a stream of their own, with ``True``; this has not been run on a GPU
-        yet. Double buffering hides the exchange already.
+        `MultiNodeOptimizer.backward` in place of ``loss.backward``. ``'auto'`` tries it on several
+        hosts: some of the first iterations overlap and some do not, and the faster way is kept.
+        On one host it costs more than it hides, as the ranks leave no core for it. Gradients in
+        GPU memory are exchanged on a stream of their own, with ``True`` only; this has not been
+        run on a GPU yet. Double buffering hides the exchange already.
 
     Returns
     -------
@@ -82,6 +81,6 @@ def create_multi_node_optimizer(
                 "exchanges gradients during the whole next iteration. Choose one of them"
             )
         return DoubleBufferingOptimizer(actual_optimizer, communicator, zero_fill)
-    pays = communicator.inter_size > 1 and not is_open_mpi()
-    kind = OverlappingOptimizer if overlap is True or (overlap and pays) else MultiNodeOptimizer
+    may_pay = communicator.inter_size > 1
+    kind = OverlappingOptimizer if overlap is True or (overlap and may_pay) else MultiNodeOptimizer
     return kind(actual_optimizer, communicator, zero_fill, overlap)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import chainer
+import numpy as np
 
 from chainermn.communicators.transport.gpu import on_gpu
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, Overlap
+from chainermn.optimizers.overlap_trial import OverlapTrial
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
@@ -20,11 +23,13 @@ class OverlappingOptimizer(MultiNodeOptimizer):
     """Hides the exchange behind backward; its steps are those of `MultiNodeOptimizer`.
 
     `chainermn.communicators.overlapped_exchange` tells how. Where the communicator cannot do
-    that, the exchange follows backward.
+    that, or with ``overlap='auto'`` does not gain by it, the exchange follows backward.
     """
 
     _exchange: OverlappedExchange | None
     _is_possible: bool
+    _trial: OverlapTrial | None
+    _close: Any
 
     def __init__(
         self,
@@ -34,15 +39,22 @@ class OverlappingOptimizer(MultiNodeOptimizer):
         overlap: Overlap = True,
     ) -> None:
         super().__init__(actual_optimizer, communicator, zero_fill, overlap)
-        self._set_own(_exchange=None, _is_possible=True)
+        self._set_own(_exchange=None, _is_possible=True, _trial=None, _close=None)
 
     def backward(self, loss: chainer.Variable) -> None:
         """Run ``loss.backward()`` and begin to exchange: see `MultiNodeOptimizer.backward`."""
-        if self._exchange is None:
-            super().backward(loss)
-            return
-        actual = self.actual_optimizer
-        self._exchange.backward(loss, actual._loss_scale, actual.target, self.zero_fill)
+        actual, exchange = self.actual_optimizer, self._exchange_in_use()
+        with self._timed():
+            if exchange is None:
+                super().backward(loss)
+            else:
+                exchange.backward(loss, actual._loss_scale, actual.target, self.zero_fill)
+
+    def _exchange_in_use(self) -> OverlappedExchange | None:
+        return None if self._trial is not None and not self._trial.overlaps else self._exchange
+
+    def _timed(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._trial is None else self._trial.timed()
 
     def _agree_on_settings(self) -> None:
         super()._agree_on_settings()
@@ -62,8 +74,9 @@ class OverlappingOptimizer(MultiNodeOptimizer):
             if self._overlap is True and self.communicator.rank == 0:
                 warnings.warn(f"overlap=True has no effect: {error}", stacklevel=6)
             return
-        self._set_own(_exchange=exchange)
-        weakref.finalize(self, exchange.close)
+        trial = OverlapTrial() if self._overlap == "auto" else None
+        close = weakref.finalize(self, exchange.close)
+        self._set_own(_exchange=exchange, _trial=trial, _close=close)
 
     def _is_on_gpu_anywhere(self) -> bool:
         parameters = self.actual_optimizer.target.params()
@@ -72,8 +85,20 @@ class OverlappingOptimizer(MultiNodeOptimizer):
         return bool(is_anywhere)
 
     def _step(self) -> None:
-        if self._exchange is None:
-            super()._step()
-            return
-        self._exchange.mean(self.actual_optimizer.target, self.zero_fill)
+        exchange = self._exchange_in_use()
+        mean = self.communicator.multi_node_mean_grad if exchange is None else exchange.mean
+        with self._timed():
+            mean(self.actual_optimizer.target, self.zero_fill)
         self.actual_optimizer.update(None)
+        if self._trial is not None:
+            self._trial.end_iteration()
+            if self._trial.is_over:
+                self._decide(*self._trial.medians)
+
+    def _decide(self, with_overlap: float, without: float) -> None:
+        """Keep what is faster, measured by the slowest rank. Collective."""
+        slowest: Any = self.communicator.allreduce(np.array([with_overlap, without]), "max")
+        self._set_own(_trial=None)
+        if slowest[1] < slowest[0]:
+            self._close()
+            self._set_own(_exchange=None, _is_possible=False)
