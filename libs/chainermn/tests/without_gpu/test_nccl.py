@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -12,6 +13,7 @@ from mpi4py import MPI
 from chainermn.communicators.transport.nccl import NcclTransport, check_devices
 from chainermn.communicators.transport.nccl_reducer import NcclReducer
 from chainermn.communicators.transport.reducer import Steps, shard_bounds
+from chainermn.testing.mpiexec import run_job
 
 WORLD = MPI.COMM_WORLD
 SIZES = [0, 1, 2, 3, 4, 7, 12, 60]
@@ -150,6 +152,22 @@ def test_nccls_own_message_with_rank_and_host(stand_in: Any) -> None:
     stand_in.library.asynchronous_error = "NCCL_ERROR_REMOTE_ERROR: a process has exited"
     with pytest.raises(RuntimeError, match=r"an earlier call on rank \d of 2.*process has exited"):
         transport.bcast(array)
+    assert "process has exited" in str(transport.failure())
+    transport.close()
+    assert transport.failure() is None
+
+
+@pytest.mark.parametrize("how", ["error", "killed"])
+def test_job_of_which_a_rank_waits_for_nccl_in_vain_ends(how: str) -> None:
+    result = run_job(2, [Path(__file__).parent / "wait_for_nccl.py", how], timeout=30)
+    assert not result.timed_out
+    assert result.returncode != 0
+    if how == "error":
+        assert "NCCL failed in an earlier call on rank 0 of 2, on " in result.stderr
+        assert "NCCL_ERROR_REMOTE_ERROR: network" in result.stderr
+    else:
+        assert "chainermn: rank 1 on " in result.stderr
+        assert "The whole job is being ended" in result.stderr
 
 
 @pytest.mark.mpi(2, 3)

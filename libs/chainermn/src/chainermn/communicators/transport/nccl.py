@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from chainermn.communicators.transport.gpu import Gpu
 from chainermn.communicators.transport.mpi import Op, host_name
+from chainermn.communicators.transport.nccl_watch import watch
 from chainermn.communicators.transport.reducer import Array, shard_bounds
 
 if TYPE_CHECKING:
@@ -122,6 +124,9 @@ class NcclTransport:
                     f"NCCL cannot connect {self.size} ranks: rank {rank} of them, on {host}: "
                     f"{each}. NCCL_DEBUG=INFO shows more"
                 )
+        self._is_open = True
+        self._closing = threading.Lock()
+        watch(self)
 
     def allreduce(self, array: Array, op: Op = "sum") -> None:
         """Combine the arrays of all ranks; every rank gets the result.
@@ -211,7 +216,20 @@ class NcclTransport:
 
     def close(self) -> None:
         """Give back what NCCL holds. It cannot be used afterwards."""
-        self._comm.destroy()
+        with self._closing:
+            self._is_open = False
+            self._comm.destroy()
+
+    def failure(self) -> str | None:
+        """Return what of an earlier call has failed meanwhile, or None. In any thread."""
+        with self._closing:
+            if not self._is_open:
+                return None
+            try:
+                self._comm.check_async_error()
+            except self._nccl.NcclError as error:
+                return self._failure("an earlier call", error)
+        return None
 
     @contextmanager
     def _group(self) -> Iterator[None]:
@@ -232,10 +250,13 @@ class NcclTransport:
         try:
             call()
         except self._nccl.NcclError as error:
-            raise RuntimeError(
-                f"NCCL failed in {what} on rank {self.rank} of {self.size}, on {host_name()}: "
-                f"{error}. NCCL_DEBUG=INFO shows more"
-            ) from error
+            raise RuntimeError(self._failure(what, error)) from error
+
+    def _failure(self, what: str, error: Exception) -> str:
+        return (
+            f"NCCL failed in {what} on rank {self.rank} of {self.size}, on {host_name()}: "
+            f"{error}. NCCL_DEBUG=INFO shows more"
+        )
 
     def _dtype(self, array: Array) -> Any:
         name = array.dtype.name
