@@ -201,9 +201,11 @@ class SideStream:
         while self._is_taken:
             yield
         self._is_taken = True
-        for _ in self._resumed(exchange):
-            yield
-        self._is_taken = False
+        try:
+            for _ in self._resumed(exchange):
+                yield
+        finally:
+            self._is_taken = False
 
     def _resumed(self, exchange: Iterator[None]) -> Iterator[None]:
         while True:
