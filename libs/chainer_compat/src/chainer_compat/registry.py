@@ -7,6 +7,7 @@ from typing import Literal
 
 from chainer_compat import settings
 from chainer_compat.repairs import (
+    cudnn,
     cupy14,
     deprecations,
     libraries,
@@ -38,6 +39,8 @@ class Repair:
         Changes the module.
     when
         Before or after the module's own code is executed, or instead of it.
+    option
+        The environment variable that asks for it; the repair is off without. None: always on.
     """
 
     name: str
@@ -46,11 +49,14 @@ class Repair:
     fault: Callable[[], bool]
     function: Callable[[ModuleType], None]
     when: When = "after"
+    option: str | None = None
 
     def status(self) -> tuple[str, str]:
-        """Return ``active``, ``skipped``, ``not needed`` or ``not applicable``, and why."""
+        """Return a word, such as ``active``, ``off`` or ``not needed``, and why."""
         if self.name in settings.skipped():
             return "skipped", "named in CHAINER_COMPAT_SKIP"
+        if self.option is not None and not settings.is_on(self.option):
+            return "off", f"{self.option}=1 switches it on: {self.cause}"
         try:
             fault = self.fault()
         except ImportError as error:
@@ -277,5 +283,29 @@ REPAIRS = (
         "atomicAdd is a template in CuPy 14",
         cupy14.cupy_is_14,
         cupy14.cast_hierarchical_softmax,
+    ),
+    Repair(
+        "cudnn-convolution",
+        "chainer.functions.connection.convolution_2d",
+        "CuPy 14 has no cuDNN",
+        cupy14.cupy_is_14,
+        cudnn.use_for_convolution,
+        option=settings.CUDNN,
+    ),
+    Repair(
+        "cudnn-deconvolution",
+        "chainer.functions.connection.deconvolution_2d",
+        "CuPy 14 has no cuDNN",
+        cupy14.cupy_is_14,
+        cudnn.use_for_deconvolution,
+        option=settings.CUDNN,
+    ),
+    Repair(
+        "cudnn-batch-normalization",
+        "chainer.functions.normalization.batch_normalization",
+        "CuPy 14 has no cuDNN",
+        cupy14.cupy_is_14,
+        cudnn.use_for_batch_normalization,
+        option=settings.CUDNN,
     ),
 )

@@ -2,15 +2,18 @@
 
 import os
 
+# ``CHAINER_COMPAT_CUDNN=1``: let cuDNN compute what it can, by nvidia-cudnn-frontend.
+CUDNN = "CHAINER_COMPAT_CUDNN"
+
 
 def disabled() -> bool:
     """``CHAINER_COMPAT_DISABLE=1``: behave as if this package were not installed."""
-    return _is_on("CHAINER_COMPAT_DISABLE")
+    return is_on("CHAINER_COMPAT_DISABLE")
 
 
 def bundled_chainermn() -> bool:
     """``CHAINER_COMPAT_BUNDLED_CHAINERMN=1``: ``import chainermn`` gives Chainer's own copy."""
-    return _is_on("CHAINER_COMPAT_BUNDLED_CHAINERMN")
+    return is_on("CHAINER_COMPAT_BUNDLED_CHAINERMN")
 
 
 def skipped() -> frozenset[str]:
@@ -19,5 +22,6 @@ def skipped() -> frozenset[str]:
     return frozenset(name.strip() for name in names.split(",") if name.strip())
 
 
-def _is_on(variable: str) -> bool:
+def is_on(variable: str) -> bool:
+    """Return whether a variable is set, to something else than 0."""
     return os.environ.get(variable, "") not in ("", "0")

@@ -1,0 +1,266 @@
+"""cuDNN brought back, where it is asked for: which of Chainer's calls go to it.
+
+What does not go there takes the way it takes without: Chainer's own code on the GPU. That is
+decided beforehand, from shapes, dtypes and settings. A failure of cuDNN's is raised.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from chainer_compat.cudnn import graphs
+from chainer_compat.cudnn.runner import Runner, the_runner
+
+# cuDNN's kernels for batch normalisation begin with Ampere.
+CAPABILITY_TO_NORMALIZE = 80
+
+Runners = Callable[[], Runner]
+Forward = Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]
+
+
+def use_for_convolution(module: ModuleType) -> None:
+    """Let cuDNN compute convolutions, and their gradients with respect to filters."""
+    _insist_on_frontend()
+    convolution, gradient = module.Convolution2DFunction, module.Convolution2DGradW
+    convolution.forward_gpu = convolve(convolution.forward_gpu)
+    gradient.forward_gpu = correlate(gradient.forward_gpu)
+
+
+def use_for_deconvolution(module: ModuleType) -> None:
+    """Let cuDNN compute deconvolutions: the gradients of convolutions with respect to images."""
+    _insist_on_frontend()
+    deconvolution = module.Deconvolution2DFunction
+    deconvolution.forward_gpu = deconvolve(deconvolution.forward_gpu)
+
+
+def use_for_batch_normalization(module: ModuleType) -> None:
+    """Let cuDNN normalise batches during training. It has nothing for given statistics."""
+    _insist_on_frontend()
+    own = module._impl_selector
+    selector = select_normalization(module)
+    module._impl_selector = selector  # type: ignore[attr-defined]
+    init = module.BatchNormalization.__init__
+    if own not in init.__defaults__:
+        raise LookupError("BatchNormalization was expected to have _impl_selector for a default")
+    init.__defaults__ = tuple(selector if value is own else value for value in init.__defaults__)
+
+
+def convolve(own: Forward, runners: Runners = the_runner) -> Forward:
+    """Return a ``forward`` of Convolution2DFunction: cuDNN's, or else its own."""
+
+    @functools.wraps(own)
+    def forward(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not _is_plain(inputs, self.input_layouts):
+            return own(self, inputs)
+        x, w = inputs[:2]
+        geometry = _geometry(self)
+        y_shape = graphs.convolved(x.shape, w.shape, **geometry)
+        problem = graphs.Convolution(
+            computes="y", x=x.shape, w=w.shape, y=y_shape, **geometry, **_demands(x.dtype)
+        )
+        if self.cover_all or not problem.is_possible:
+            return own(self, inputs)
+        self.retain_inputs((0, 1))
+        y = runners().run(problem, x=x, w=w)["y"]
+        return (_plus_bias(y, inputs[2:]),)
+
+    return forward
+
+
+def deconvolve(own: Forward, runners: Runners = the_runner) -> Forward:
+    """Return a ``forward`` of Deconvolution2DFunction: cuDNN's, or else its own."""
+
+    @functools.wraps(own)
+    def forward(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not _is_plain(inputs, self.input_layouts):
+            return own(self, inputs)
+        y, w = inputs[:2]
+        self._calc_out_size(y.shape, w.shape)
+        self._set_cover_all(y.shape, w.shape)
+        x_shape = (y.shape[0], w.shape[1] * self.groups, int(self.outh), int(self.outw))
+        problem = graphs.Convolution(
+            computes="x", x=x_shape, w=w.shape, y=y.shape, **_geometry(self), **_demands(y.dtype)
+        )
+        if not problem.is_possible:
+            return own(self, inputs)
+        self.retain_inputs((0, 1))
+        x = runners().run(problem, y=y, w=w)["x"]
+        return (_plus_bias(x, inputs[2:]),)
+
+    return forward
+
+
+def correlate(own: Forward, runners: Runners = the_runner) -> Forward:
+    """Return a ``forward`` of Convolution2DGradW: cuDNN's, or else its own."""
+
+    @functools.wraps(own)
+    def forward(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        x, y = inputs
+        if x.dtype != self.W_dtype or not _is_plain(inputs, (*self.input_layouts, self.w_layout)):
+            return own(self, inputs)
+        problem = graphs.Convolution(
+            computes="w",
+            x=x.shape,
+            w=tuple(self.W_shape),
+            y=y.shape,
+            **_geometry(self),
+            **_demands(x.dtype),
+        )
+        if not problem.is_possible:
+            return own(self, inputs)
+        self.retain_inputs((0, 1))
+        return (runners().run(problem, x=x, y=y)["w"],)
+
+    return forward
+
+
+def select_normalization(module: ModuleType, runners: Runners = the_runner) -> Callable[..., Any]:
+    """Return a selector of implementations for BatchNormalization: cuDNN's, or Chainer's."""
+    own = module._impl_selector
+
+    class ByCudnn(module.GeneralBatchNormalizationImpl):  # type: ignore[name-defined]
+        def forward(
+            self,
+            axis: Any,
+            gamma: Any,
+            x: Any,
+            x_layout: Any,
+            xp: Any,
+            expander: Any,
+            beta: Any,
+            eps: float,
+            decay: float,
+            running_mean: Any,
+            running_var: Any,
+        ) -> tuple[Any, ...]:
+            problem = graphs.Normalization(x=x.shape, eps=float(eps), **_demands(x.dtype))
+            found = runners().run(problem, x=x, gamma=gamma, beta=beta)
+            mean, inv_std = (found[name].reshape(gamma.shape) for name in ("mean", "inv_std"))
+            if running_mean is not None:
+                _average(module, mean, inv_std, eps, decay, x, running_mean, running_var)
+            return found["y"], x_layout, running_mean, running_var, mean, None, inv_std, None
+
+        def backward(
+            self,
+            axis: Any,
+            gamma: Any,
+            gy: Any,
+            x: Any,
+            x_layout: Any,
+            xp: Any,
+            expander: Any,
+            mean: Any,
+            inv_std: Any,
+            eps: float,
+            var: Any,
+            forward_data: Any,
+        ) -> tuple[Any, ...]:
+            problem = graphs.NormalizationGradient(x=x.shape, **_demands(x.dtype))
+            found = runners().run(problem, gy=gy, x=x, gamma=gamma, mean=mean, inv_std=inv_std)
+            ggamma, gbeta = (found[name].reshape(gamma.shape) for name in ("ggamma", "gbeta"))
+            return found["gx"], x_layout, ggamma, gbeta
+
+    def select(function: Any, inputs: tuple[Any, ...]) -> Any:
+        chosen = own(function, inputs)
+        if type(chosen) is not module.GeneralBatchNormalizationImpl:
+            return chosen
+        x, gamma, _ = inputs
+        averages = (function.running_mean, function.running_var)
+        statistics = (gamma, *(array for array in averages if array is not None))
+        goes = (
+            module.backend.get_array_module(x) is module.cuda.cupy
+            and _is_plain((x,), function.input_layouts)
+            and function.key_axis == (1,)
+            and all(array.dtype == graphs.STATISTICS for array in statistics)
+            and graphs.Normalization(x=x.shape, eps=0.0, **_demands(x.dtype)).is_possible
+            and runners().gpu.capability() >= CAPABILITY_TO_NORMALIZE
+        )
+        return ByCudnn() if goes else chosen
+
+    return select
+
+
+def _is_plain(arrays: Sequence[Any], layouts: Sequence[Any]) -> bool:
+    """Return whether cuDNN may be used, on arrays of one dtype in the usual order of axes."""
+    return (
+        _setting("use_cudnn", always=True, auto=True, never=False)
+        and all(layout is None for layout in layouts)
+        and all(array.dtype == arrays[0].dtype for array in arrays)
+    )
+
+
+def _geometry(function: Any) -> dict[str, Any]:
+    pairs = {
+        "stride": (function.sy, function.sx),
+        "pad": (function.ph, function.pw),
+        "dilate": (function.dy, function.dx),
+    }
+    # As NumPy's integers they would be as good, but the frontend takes none of them.
+    return {name: (int(rows), int(columns)) for name, (rows, columns) in pairs.items()}
+
+
+def _demands(dtype: Any) -> dict[str, Any]:
+    """Return what Chainer's configuration demands of arithmetic with a dtype."""
+    return {
+        "dtype": dtype.name,
+        "tensor_cores": _setting(
+            "use_cudnn_tensor_core", always=True, auto=dtype == "float16", never=False
+        ),
+        "deterministic": bool(_config().cudnn_deterministic),
+    }
+
+
+def _setting(name: str, **meanings: bool) -> bool:
+    value = getattr(_config(), name)
+    if value not in meanings:
+        raise ValueError(
+            f"chainer.config.{name} is {value!r}, but has to be one of {', '.join(meanings)}"
+        )
+    return meanings[value]
+
+
+def _config() -> Any:
+    return importlib.import_module("chainer.configuration").config
+
+
+def _plus_bias(y: Any, bias: Sequence[Any]) -> Any:
+    for b in bias:  # one or none
+        y += b.reshape(1, -1, 1, 1)
+    return y
+
+
+def _average(
+    module: ModuleType,
+    mean: Any,
+    inv_std: Any,
+    eps: float,
+    decay: float,
+    x: Any,
+    running_mean: Any,
+    running_var: Any,
+) -> None:
+    """Update the running averages, of the unbiased variance as Chainer does."""
+    count = x.size // mean.size
+    module.cuda.elementwise(
+        "T mean, T inv_std, T eps, T decay, T unbiased",
+        "T r_mean, T r_var",
+        """
+        r_mean = decay * r_mean + (1 - decay) * mean;
+        r_var = decay * r_var + (1 - decay) * unbiased * (1 / (inv_std * inv_std) - eps);
+        """,
+        "chainer_compat_average",
+    )(mean, inv_std, eps, decay, count / max(count - 1, 1), running_mean, running_var)
+
+
+def _insist_on_frontend() -> None:
+    if importlib.util.find_spec("cudnn") is None:
+        raise RuntimeError(
+            "CHAINER_COMPAT_CUDNN=1 asks for cuDNN, but nvidia-cudnn-frontend is not installed. "
+            "Install it by pip install 'chainer-compat[cudnn13]', or [cudnn12] for CUDA 12, or "
+            "unset the variable"
+        )
