@@ -386,6 +386,57 @@ def _():
     _every_addition_is_cast(BinaryHierarchicalSoftmaxFunction.backward_gpu, 2)
 
 
+@check("cudnn-convolution")
+def _():
+    from chainer.functions.connection import convolution_2d
+
+    node = convolution_2d.Convolution2DFunction(stride=2)
+    y = _on_gpu_by("conv_fprop", node, (1, 2, 5, 5), (3, 2, 3, 3))
+    assert y.shape == (1, 3, 2, 2)
+    gradient = convolution_2d.Convolution2DGradW(node, (3, 2, 3, 3), y.dtype, None)
+    w = _on_gpu_by("conv_wgrad", gradient, (1, 2, 5, 5), (1, 3, 2, 2))
+    assert w.shape == (3, 2, 3, 3)
+
+
+@check("cudnn-deconvolution")
+def _():
+    from chainer.functions.connection import deconvolution_2d
+
+    node = deconvolution_2d.Deconvolution2DFunction()
+    x = _on_gpu_by("conv_dgrad", node, (1, 3, 3, 3), (3, 2, 3, 3))
+    assert x.shape == (1, 2, 5, 5)
+
+
+@check("cudnn-batch-normalization")
+def _():
+    from types import SimpleNamespace
+
+    import numpy
+    from chainer.functions.normalization import batch_normalization
+
+    # The fake CuPy says of all arrays that they are NumPy's.
+    batch_normalization.cuda = SimpleNamespace(cupy=numpy)
+    node = batch_normalization.BatchNormalization()
+    node.forward_gpu = node.forward
+    y = _on_gpu_by("batchnorm", node, (2, 8, 3, 3), (8,), (8,))
+    assert y.shape == (2, 8, 3, 3)
+
+
+def _on_gpu_by(name, node, *shapes):
+    """Compute on what counts as a GPU, and check that the fake cuDNN does it."""
+    import cudnn
+    import numpy
+    from host_gpu import HostGpu
+
+    from chainer_compat.cudnn import runner
+
+    runner.Gpu = HostGpu
+    node._input_layouts = (None,) * len(shapes)
+    (result,) = node.forward_gpu(tuple(numpy.ones(shape, "f4") for shape in shapes))
+    assert cudnn.log[-1][0] == name
+    return result
+
+
 def _every_addition_is_cast(function, count):
     text = "".join(c for c in function.__code__.co_consts if isinstance(c, str))
     additions = [line for line in text.splitlines() if "atomicAdd(" in line]

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,22 @@ def python(execute):
 def fake_cupy():
     """Return a directory for PYTHONPATH that makes Chainer believe in CuPy 14."""
     return str(Path(__file__).parent / "fake_cupy")
+
+
+@pytest.fixture(scope="session")
+def fake_cudnn():
+    """Return a directory for PYTHONPATH whose ``cudnn`` computes with NumPy, in host memory."""
+    return str(Path(__file__).parent / "fake_cudnn")
+
+
+@pytest.fixture
+def stand_in(fake_cudnn):
+    """Load a module of that directory afresh, under a name that is nobody's."""
+
+    def load(name):
+        spec = spec_from_file_location(f"stand_in_{name}", Path(fake_cudnn, f"{name}.py"))
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load

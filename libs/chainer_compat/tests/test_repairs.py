@@ -1,6 +1,7 @@
 """Every repair works, is needed where it is active, and is harmless where it is not."""
 
 import json
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -22,12 +23,13 @@ def needs_cupy(repair):
 
 
 @pytest.fixture(scope="module")
-def failures(execute, fake_cupy):
+def failures(execute, fake_cupy, fake_cudnn):
     """Run checks in a fresh interpreter; return how each failed, or None where it passed."""
 
     def run(repairs, **environment):
         if needs_cupy(repairs[0]):
-            environment["PYTHONPATH"] = fake_cupy
+            environment["PYTHONPATH"] = os.pathsep.join((fake_cupy, fake_cudnn))
+        environment |= {repair.option: "1" for repair in repairs if repair.option}
         names = [repair.name for repair in repairs]
         result = execute(sys.executable, "-W", "error", CHECKS, *names, **environment)
         assert result.returncode == 0, result.stderr

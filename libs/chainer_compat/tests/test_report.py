@@ -1,6 +1,7 @@
 """``python -m chainer_compat``."""
 
 import json
+import os
 
 import numpy
 import pytest
@@ -22,7 +23,7 @@ def test_json(python):
     assert [repair["name"] for repair in report["repairs"]] == [repair.name for repair in REPAIRS]
     states = {repair["name"]: repair["status"] for repair in report["repairs"]}
     assert states["summary-float64"] == "active"
-    assert set(states.values()) <= {"active", "not needed", "not applicable"}
+    assert set(states.values()) <= {"active", "not needed", "not applicable", "off"}
 
 
 def test_text(python):
@@ -49,3 +50,17 @@ def test_without_the_hook(python, tmp_path):
     report = json.loads(python(f"{code}\n{MAIN.format(['--json'])}"))
     assert report["hook"].startswith("not in place")
     assert report["chainer"].startswith("fails with AttributeError")
+
+
+def test_an_option_is_said_to_be_off_or_on(python, fake_cupy, fake_cudnn):
+    path = os.pathsep.join((fake_cupy, fake_cudnn))
+    for value, status in (("0", "off"), ("1", "active")):
+        report = json.loads(
+            python(MAIN.format(["--json"]), PYTHONPATH=path, CHAINER_COMPAT_CUDNN=value)
+        )
+        repairs = {repair["name"]: repair for repair in report["repairs"]}
+        assert repairs["cudnn-convolution"]["status"] == status
+        assert repairs["summary-float64"]["status"] == "active"
+    repair = json.loads(python(MAIN.format(["--json"]), PYTHONPATH=path))["repairs"][-1]
+    assert repair["status"] == "off"
+    assert "CHAINER_COMPAT_CUDNN=1" in repair["reason"]

@@ -13,7 +13,8 @@ from chainer_compat import hook, loading, registry, settings
 def collect() -> dict[str, Any]:
     """Return versions, the place of chainermn, and the status of every repair."""
     cupy = metadata.packages_distributions().get("cupy", ["cupy"])
-    names = ("chainer", "chainermn", "chainer-compat", "numpy", *cupy, "protobuf", "setuptools")
+    ours = ("chainer", "chainermn", "chainer-compat")
+    names = (*ours, "numpy", *cupy, "nvidia-cudnn-frontend", "protobuf", "setuptools")
     # Importing Chainer comes first: whether CuPy works is known only afterwards.
     chainer, hook_state = _chainer(), _hook()
     return {

@@ -200,7 +200,7 @@ def _geometry(function: Any) -> dict[str, Any]:
         "pad": (function.ph, function.pw),
         "dilate": (function.dy, function.dx),
     }
-    # As NumPy's integers they would be as good, but the frontend takes none of them.
+    # They are what the caller gave: NumPy's integers, for instance, or an array.
     return {name: (int(rows), int(columns)) for name, (rows, columns) in pairs.items()}
 
 

@@ -1,0 +1,129 @@
+"""Have the real cuDNN plan, for an H200 that is not there; print what it says, as JSON."""
+
+import json
+
+import cudnn
+
+from chainer_compat.cudnn import graphs
+
+H200 = {
+    "deviceName": "NVIDIA H200",
+    "deviceVer": 900,
+    "driverVer": 13000,
+    "cudaDeviceId": 0,
+    "pciDeviceId": 0,
+    "isTccDriver": 0,
+    "supportCoopLaunch": 1,
+    "multiProcessorCount": 132,
+    "smClockRateKHz": 1980000,
+    "memClockRateKHz": 3201000,
+    "memoryBusWidth": 6144,
+    "l2CacheSize": 62914560,
+    "totalGlobalMem": 150 * 10**9,
+    "warpSize": 32,
+    "maxGridSize": [2147483647, 65535, 65535],
+    "maxBlockSize": [1024, 1024, 64],
+    "maxThreadsPerBlock": 1024,
+    "maxThreadsPerSM": 2048,
+    "maxCtasPerSM": 32,
+    "regsPerBlock": 65536,
+    "maxRegistersPerSM": 65536,
+    "maxSharedMemoryPerBlock": 49152,
+    "maxSharedMemoryPerBlockOptin": 232448,
+    "reservedSharedMemoryPerBlock": 1024,
+    "oversizedSharedMemoryPerBlock": 0,
+}
+GEOMETRIES = {
+    # name: (x, w, stride, pad, dilate)
+    "first of ResNet-50": ((32, 3, 224, 224), (64, 3, 7, 7), (2, 2), (3, 3), (1, 1)),
+    "3x3 of ResNet-50": ((32, 64, 56, 56), (64, 64, 3, 3), (1, 1), (1, 1), (1, 1)),
+    "1x1 of ResNet-50": ((32, 256, 56, 56), (64, 256, 1, 1), (1, 1), (0, 0), (1, 1)),
+    "strided of ResNet-50": ((32, 512, 28, 28), (1024, 512, 1, 1), (2, 2), (0, 0), (1, 1)),
+    "grouped": ((4, 8, 9, 8), (6, 4, 3, 3), (1, 1), (1, 1), (1, 1)),
+    "depthwise": ((4, 32, 14, 14), (32, 1, 3, 3), (1, 1), (1, 1), (1, 1)),
+    "dilated": ((2, 16, 20, 20), (8, 16, 3, 3), (1, 1), (2, 2), (2, 2)),
+    "odd": ((3, 5, 11, 7), (7, 5, 3, 2), (2, 1), (1, 2), (1, 2)),
+    "one of each": ((1, 1, 1, 1), (1, 1, 1, 1), (1, 1), (0, 0), (1, 1)),
+    "more padding than filter": ((1, 2, 3, 3), (2, 2, 2, 2), (3, 3), (4, 4), (1, 1)),
+}
+NORMALIZED = {
+    "first of ResNet-50": (32, 64, 112, 112),
+    "last of ResNet-50": (32, 2048, 7, 7),
+    "one image": (1, 8, 3, 3),
+    "one value": (1, 8, 1, 1),
+    "two points": (2, 8, 1, 1),
+    "no power of two": (3, 24, 13, 5),
+}
+
+
+def main():
+    device = cudnn.create_device_properties(json.dumps(H200))
+    found = {
+        "inferred": {name: inferred(device, *case) for name, case in GEOMETRIES.items()},
+        "convolved": {name: graphs.convolved(*case) for name, case in GEOMETRIES.items()},
+        "plans": {name: outcome(device, problem) for name, problem in problems()},
+        "impossible": outcome(
+            device, graphs.Normalization(dtype="float32", x=(2, 6, 3, 3), eps=1e-5)
+        ),
+    }
+    print(json.dumps(found))
+
+
+def problems():
+    for dtype, tensor_cores, deterministic in (
+        ("float16", True, False),
+        ("float16", True, True),
+        ("float16", False, True),
+        ("float32", False, False),
+        ("float32", False, True),
+        ("float32", True, False),
+    ):
+        demands = {"dtype": dtype, "tensor_cores": tensor_cores, "deterministic": deterministic}
+        label = f"{dtype}{' tensor cores' * tensor_cores}{' deterministic' * deterministic}"
+        for name, (x, w, stride, pad, dilate) in GEOMETRIES.items():
+            geometry = {"stride": stride, "pad": pad, "dilate": dilate}
+            shapes = {"x": x, "w": w, "y": graphs.convolved(x, w, **geometry)}
+            for computes in shapes:
+                yield (
+                    f"{label}, {computes}, {name}",
+                    graphs.Convolution(computes=computes, **shapes, **geometry, **demands),
+                )
+        for name, x in NORMALIZED.items():
+            yield f"{label}, normalized, {name}", graphs.Normalization(x=x, eps=2e-5, **demands)
+            yield f"{label}, gx, {name}", graphs.NormalizationGradient(x=x, **demands)
+
+
+def outcome(device, problem):
+    """Return how cuDNN would solve a problem, or why not."""
+    try:
+        plan = graphs.plan(cudnn, problem, device_property=device)
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {
+        "possible": problem.is_possible,
+        "workspace": plan.workspace,
+        "shapes": {name: list(plan.tensors[name].get_dim()) for name in problem.outputs},
+        "strides": {name: list(plan.tensors[name].get_stride()) for name in problem.outputs},
+        "expected": {name: shape for name, (shape, _) in problem.outputs.items()},
+        "dense": {name: graphs.dense(shape) for name, (shape, _) in problem.outputs.items()},
+    }
+
+
+def inferred(device, x, w, stride, pad, dilate):
+    """Return the shape that cuDNN itself infers for a convolution."""
+    graph = cudnn.pygraph(
+        io_data_type=cudnn.data_type.FLOAT,
+        intermediate_data_type=cudnn.data_type.FLOAT,
+        compute_data_type=cudnn.data_type.FLOAT,
+        device_property=device,
+    )
+    image, weight = (graph.tensor(dim=shape, stride=graphs.dense(shape)) for shape in (x, w))
+    geometry = {"padding": list(pad), "stride": list(stride), "dilation": list(dilate)}
+    y = graph.conv_fprop(image=image, weight=weight, **geometry)
+    y.set_output(True)
+    graph.validate()
+    return list(y.get_dim())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The real cuDNN accepts our graphs, and plans them for an H200, where there is no GPU.
+
+Needs nvidia-cudnn-frontend, cuDNN and cuBLAS, as `pip install 'chainer-compat[cudnn13]'` gets
+them. Nothing is run: cuDNN chooses and finalizes its engines from the properties of a device.
+"""
+
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+NEEDED = {
+    "nvidia-cudnn-frontend": ("nvidia-cudnn-frontend",),
+    "cuDNN": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
+    "cuBLAS": ("nvidia-cublas", "nvidia-cublas-cu12"),
+}
+# Of the driver, without which cuDNN does not load. Planning calls the first one only.
+DRIVER = """\
+int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
+"""
+REFUSING = """\
+cuCtxGetCurrent cuCtxGetLimit cuCtxPopCurrent cuCtxPushCurrent cuDeviceGet cuDeviceGetCount
+cuGetErrorName cuGetErrorString cuKernelGetAttribute cuKernelGetFunction cuKernelSetAttribute
+cuLaunchCooperativeKernel cuLaunchKernel cuLaunchKernelEx cuLibraryGetKernel cuLibraryLoadData
+cuLibraryLoadFromFile cuLibraryUnload cuLinkAddData cuLinkComplete cuLinkCreate cuLinkDestroy
+cuModuleGetFunction cuModuleLoadData cuModuleUnload cuOccupancyMaxPotentialClusterSize
+cuStreamGetCtx cuTensorMapEncodeIm2col cuTensorMapEncodeTiled
+""".split()
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory):
+    """Return a path on which there is a CUDA driver, or what stands in for one."""
+    for what, names in NEEDED.items():
+        if not any(map(is_installed, names)):
+            pytest.skip(f"needs {what}: pip install 'chainer-compat[cudnn13]'")
+    given = os.environ.get("LD_LIBRARY_PATH", "")
+    try:
+        ctypes.CDLL("libcuda.so.1")
+        return given
+    except OSError:
+        pass
+    if not shutil.which("cc"):
+        pytest.skip("needs an NVIDIA driver, or a C compiler for what stands in for it")
+    folder = tmp_path_factory.mktemp("driver")
+    source, library = folder / "driver.c", folder / "libcuda.so.1"
+    refusals = (f"int {name}(void) {{ return 3; }}\n" for name in REFUSING)
+    source.write_text(DRIVER + "".join(refusals))
+    compile_ = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, source]
+    subprocess.run(compile_, check=True)
+    return os.pathsep.join(filter(None, (str(folder), given)))
+
+
+def is_installed(distribution):
+    try:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def found(libraries, execute):
+    """What cuDNN says, in a process of its own: it ends those in which it lacks a library."""
+    script = Path(__file__).parent / "plan_cudnn.py"
+    result = execute(sys.executable, script, LD_LIBRARY_PATH=libraries)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return json.loads(result.stdout)
+
+
+def test_cudnn_infers_the_shapes_that_we_do(found):
+    assert len(found["inferred"]) == 10
+    assert found["inferred"] == found["convolved"]
+
+
+def test_there_is_a_plan_for_everything_that_we_call_possible(found):
+    assert len(found["plans"]) == 6 * (10 * 3 + 6 * 2)
+    errors = [f"{name}: {p['error']}" for name, p in found["plans"].items() if "error" in p]
+    assert not errors, "\n".join(errors)
+    for plan in found["plans"].values():
+        assert plan["possible"]
+        assert plan["workspace"] >= 0
+        assert plan["shapes"] == plan["expected"]
+        assert plan["strides"] == plan["dense"]
+
+
+def test_settings_change_what_is_chosen(found):
+    """Without tensor cores nothing is copied into the order of axes that they want."""
+    for computes in "xwy":
+        with_them = found["plans"][f"float32 tensor cores, {computes}, 3x3 of ResNet-50"]
+        without = found["plans"][f"float32, {computes}, 3x3 of ResNet-50"]
+        assert with_them["workspace"] > without["workspace"]
+
+
+def test_what_cudnn_refuses_is_not_called_possible(found):
+    """Without a plan, the error says what was asked for and what to do."""
+    error = found["impossible"]["error"]
+    assert error.startswith("RuntimeError: cuDNN 9.")
+    assert "Normalization(dtype='float32'" in error
+    assert "chainer.using_config('use_cudnn', 'never')" in error

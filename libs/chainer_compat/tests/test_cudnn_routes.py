@@ -1,0 +1,479 @@
+"""Which of Chainer's calls go to cuDNN, and with what: against a stand-in in host memory.
+
+``forward_cpu`` is replaced instead of ``forward_gpu``, so that NumPy's arrays go the way that
+CuPy's do on a GPU. What is expected is computed by Chainer in float64, which cuDNN never gets.
+"""
+
+import os
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import chainer
+import chainer.functions as F
+import numpy as np
+import pytest
+from chainer.functions.connection import convolution_2d, deconvolution_2d
+from chainer.functions.normalization import batch_normalization
+
+from chainer_compat.cudnn import graphs
+from chainer_compat.cudnn import runner as runners
+from chainer_compat.repairs import cudnn as routes
+
+TOLERANCES = {"float16": 1e-2, "float32": 2e-5}
+CONVOLUTIONS = {"conv_fprop", "conv_dgrad", "conv_wgrad"}
+NORMALIZATIONS = {"batchnorm", "batchnorm_backward"}
+
+GEOMETRIES = {
+    # name: (shape of x, output channels, size of the filter, other arguments)
+    "plain": ((2, 3, 6, 5), 4, (3, 3), {}),
+    "padded": ((2, 3, 6, 5), 4, (3, 2), {"pad": (1, 2)}),
+    "strided": ((2, 3, 7, 9), 4, (3, 3), {"stride": (2, 3)}),
+    "a rest that is left out": ((2, 3, 8, 8), 4, (3, 3), {"stride": 2}),
+    "dilated": ((2, 3, 9, 8), 4, (3, 2), {"dilate": (2, 3)}),
+    "grouped": ((2, 6, 6, 5), 4, (3, 3), {"groups": 2}),
+    "depthwise": ((2, 3, 6, 5), 6, (2, 2), {"groups": 3, "pad": 1}),
+    "points": ((3, 4, 2, 3), 5, (1, 1), {}),
+    "all of it": (
+        (2, 4, 11, 12),
+        6,
+        (3, 2),
+        {"stride": (2, 1), "pad": (3, 1), "dilate": (2, 3), "groups": 2},
+    ),
+    "more padding than filter": ((1, 2, 3, 3), 2, (2, 2), {"pad": 4, "stride": 3}),
+    "numbers of numpy's": ((1, 2, 5, 5), 2, (3, 3), {"stride": np.array([2, 1])}),
+}
+
+
+def interpret(in_params, out_params, operation, name):
+    """Do what an elementwise kernel does, if its text means the same in Python."""
+
+    def kernel(*arrays):
+        parameters = f"{in_params}, {out_params}".split(", ")
+        assert all(parameter.startswith("T ") for parameter in parameters)
+        dtype = next(array.dtype for array in arrays if isinstance(array, np.ndarray))
+        names = [parameter.removeprefix("T ") for parameter in parameters]
+        values = dict(zip(names, (np.asarray(array, dtype) for array in arrays), strict=True))
+        exec(textwrap.dedent(operation), {}, values)
+        for parameter, array in zip(names, arrays, strict=True):
+            if parameter in out_params:
+                array[...] = values[parameter]
+
+    return kernel
+
+
+@pytest.fixture
+def cudnn(stand_in):
+    return stand_in("cudnn")
+
+
+@pytest.fixture
+def runner(cudnn, stand_in, monkeypatch):
+    """Send Chainer's functions on host memory to the stand-in; return what runs it."""
+    found = runners.Runner(cudnn, stand_in("host_gpu").HostGpu())
+
+    def replace(function, route):
+        monkeypatch.setattr(function, "forward_cpu", route(function.forward_cpu, lambda: found))
+
+    replace(convolution_2d.Convolution2DFunction, routes.convolve)
+    replace(convolution_2d.Convolution2DGradW, routes.correlate)
+    replace(deconvolution_2d.Deconvolution2DFunction, routes.deconvolve)
+    # Chainer's own code for host memory asks `cuda` for nothing.
+    numpy_as_cupy = SimpleNamespace(cupy=np, elementwise=interpret)
+    monkeypatch.setattr(batch_normalization, "cuda", numpy_as_cupy)
+    select = routes.select_normalization(batch_normalization, lambda: found)
+    init = batch_normalization.BatchNormalization.__init__
+    monkeypatch.setattr(init, "__defaults__", (*init.__defaults__[:-1], select))
+    return found
+
+
+def computed(cudnn):
+    """Return the names of what the stand-in has computed so far, and forget them."""
+    names = [entry[0] for entry in cudnn.log if entry[0] in CONVOLUTIONS | NORMALIZATIONS]
+    cudnn.log.clear()
+    return names
+
+
+def draw(*shapes):
+    random = np.random.RandomState(0)
+    return [random.uniform(-1, 1, shape) for shape in shapes]
+
+
+def variables(arrays, dtype):
+    return [chainer.Variable(array.astype(dtype)) for array in arrays]
+
+
+def differentiate(function, arrays, dtype):
+    """Return a function's value, its gradients, and gradients of their squares, in float64."""
+    inputs = variables(arrays, dtype)
+    y = function(*inputs)
+    gradients = chainer.grad([F.sum(y * y)], inputs, enable_double_backprop=True)
+    squares = sum(F.sum(gradient * gradient) for gradient in gradients)
+    # The gradient of the gradient with respect to the bias does not depend on it.
+    again = chainer.grad([squares], inputs[:2])
+    return [np.asarray(found.array, "f8") for found in (y, *gradients, *again)]
+
+
+def assert_equal(actual, expected, dtype):
+    for got, wanted in zip(actual, expected, strict=True):
+        scale = max(1.0, float(np.abs(wanted).max()))
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=TOLERANCES[dtype] * scale)
+
+
+def convolution(shape, n_out, ksize, arguments):
+    """Return a convolution with a bias, and its arrays."""
+    w = (n_out, shape[1] // arguments.get("groups", 1), *ksize)
+    # Small, so that the squares of gradients of gradients are float16's.
+    arrays = [array / 4 for array in draw(shape, w, n_out)]
+    return lambda x, w, b: F.convolution_2d(x, w, b, **arguments), arrays
+
+
+def deconvolution(shape, n_out, ksize, arguments):
+    """Return the deconvolution that makes arrays of this shape, and its arrays."""
+    w = (n_out, shape[1] // arguments.get("groups", 1), *ksize)
+    with chainer.no_backprop_mode():
+        y = F.convolution_2d(*draw(shape, w), **arguments)
+    arrays = [array / 4 for array in draw(y.shape, w, shape[1])]
+    arguments = {**arguments, "outsize": shape[2:]}
+    return lambda x, w, b: F.deconvolution_2d(x, w, b, **arguments), arrays
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.parametrize("make", [convolution, deconvolution], ids=["there", "and back"])
+def test_convolutions_and_their_gradients(make, name, dtype, runner, cudnn):
+    function, arrays = make(*GEOMETRIES[name])
+    # What is rounded to the dtype is the same for both.
+    arrays = [array.astype(dtype) for array in arrays]
+    expected = differentiate(function, arrays, "float64")
+    assert computed(cudnn) == []
+    actual = differentiate(function, arrays, dtype)
+    assert_equal(actual, expected, dtype)
+    done = computed(cudnn)
+    assert set(done) == CONVOLUTIONS
+    assert done[0] == ("conv_fprop" if make is convolution else "conv_dgrad")
+    assert len(done) >= 7
+
+
+def test_results_have_the_dtype_and_the_order_of_axes_of_chainers(runner, cudnn):
+    x, w = variables(draw((2, 3, 6, 5), (4, 3, 3, 3)), "float16")
+    y = F.convolution_2d(x, w)
+    F.sum(y).backward()
+    assert y.dtype == x.grad.dtype == w.grad.dtype == np.float16
+    assert y.array.flags.c_contiguous
+    assert computed(cudnn) == ["conv_fprop", "conv_dgrad", "conv_wgrad"]
+
+
+NOT_TAKEN = {
+    "cover_all": ("float32", {}, {"cover_all": True, "stride": 2}),
+    "float64": ("float64", {}, {}),
+    "never": ("float32", {"use_cudnn": "never"}, {}),
+}
+
+
+@pytest.mark.parametrize("name", NOT_TAKEN)
+def test_what_cudnn_does_not_get_goes_chainers_way(name, runner, cudnn):
+    dtype, config, arguments = NOT_TAKEN[name]
+    arrays = draw((1, 2, 6, 6), (2, 2, 3, 3))
+
+    def function(x, w):
+        return F.convolution_2d(x, w, **arguments)
+
+    expected = differentiate(function, arrays, "float64")
+    with chainer.using_config("use_cudnn", config.get("use_cudnn", "auto")):
+        actual = differentiate(function, arrays, dtype)
+    assert computed(cudnn) == []
+    assert_equal(actual, expected, "float32")
+
+
+def test_two_dtypes_go_chainers_way(runner, cudnn):
+    x, w = draw((1, 2, 5, 5), (2, 2, 3, 3))
+    y = F.convolution_2d(x.astype("f4"), w.astype("f2"))
+    x = F.deconvolution_2d(y, w.astype("f2"))
+    assert (x.dtype, computed(cudnn)) == (np.float32, [])
+
+
+def test_a_deconvolution_that_covers_all_goes_chainers_way(runner, cudnn):
+    x, w = variables(draw((1, 2, 3, 3), (2, 2, 3, 3)), "float32")
+    # A convolution of 6 rows has 2 positions at a stride of 2, and 3 if it covers all.
+    y = F.deconvolution_2d(x, w, stride=2, outsize=(6, 6))
+    F.sum(y).backward()
+    assert computed(cudnn) == []
+
+
+def test_an_impossible_convolution_is_refused_by_chainer(runner, cudnn):
+    x, w = draw((1, 2, 2, 2), (2, 2, 3, 3))
+    with pytest.raises(AssertionError, match="Height in the output should be positive"):
+        F.convolution_2d(x.astype("f4"), w.astype("f4"))
+    assert computed(cudnn) == []
+
+
+@pytest.mark.parametrize(
+    "change, possible",
+    [
+        ({}, True),
+        ({"dtype": "float64"}, False),
+        ({"dtype": "bfloat16"}, False),
+        ({"x": (0, 4, 6, 6), "y": (0, 6, 4, 4)}, False),
+        ({"x": (2**20, 4, 6, 6), "y": (2**20, 6, 4, 4)}, True),
+        ({"x": (2**24, 4, 6, 6), "y": (2**24, 6, 4, 4)}, False),
+        ({"pad": (-1, 0), "y": (2, 6, 2, 4)}, False),
+        ({"y": (2, 6, 5, 4)}, False),
+        ({"w": (5, 2, 3, 3), "y": (2, 5, 4, 4)}, False),
+        ({"w": (6, 3, 3, 3)}, False),
+    ],
+)
+def test_what_is_possible(change, possible):
+    shapes = {"x": (2, 4, 6, 6), "w": (6, 2, 3, 3), "y": (2, 6, 4, 4)}
+    geometry = {"stride": (1, 1), "pad": (0, 0), "dilate": (1, 1)}
+    arguments = {"computes": "y", "dtype": "float32", **shapes, **geometry, **change}
+    assert graphs.Convolution(**arguments).is_possible == possible
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda array: np.asfortranarray(array),
+        lambda array: np.repeat(array, 2, axis=-1)[..., ::2],
+        lambda array: array[::-1][::-1][:, ::-1][:, ::-1],
+        lambda array: np.broadcast_to(array[:1], array.shape),
+        lambda array: shifted(array),
+    ],
+    ids=["other order", "gaps", "to and fro", "broadcast", "not aligned"],
+)
+def test_arrays_that_cudnn_cannot_read_are_copied(view, runner, cudnn):
+    x, w = (view(array.astype("f4")) for array in draw((2, 3, 6, 5), (4, 3, 3, 3)))
+    expected = F.convolution_2d(x.astype("f8"), w.astype("f8")).array
+    assert_equal([F.convolution_2d(x, w).array], [expected], "float32")
+    assert computed(cudnn) == ["conv_fprop"]
+
+
+def shifted(array):
+    room = np.empty(array.size + 1, array.dtype)
+    found = room[1:].reshape(array.shape)
+    found[...] = array
+    assert found.ctypes.data % runners.ALIGNMENT != 0
+    return found
+
+
+def iterate(shape=(1, 2, 5, 5), dtype="float32", **arguments):
+    x, w = variables(draw(shape, (2, 2, 3, 3)), dtype)
+    F.sum(F.convolution_2d(x, w, **arguments)).backward()
+
+
+def plans(cudnn):
+    found = [entry for entry in cudnn.log if entry[0] == "plan"]
+    cudnn.log.clear()
+    return found
+
+
+def test_plans_are_made_once(runner, cudnn):
+    iterate()
+    assert cudnn.log[0] == "handle"
+    assert cudnn.log.count("handle") == 1
+    assert ("conv_fprop", 7) in cudnn.log  # on the current stream
+    assert len(plans(cudnn)) == 3
+    iterate()
+    assert "handle" not in cudnn.log
+    assert computed(cudnn) == ["conv_fprop", "conv_dgrad", "conv_wgrad"]
+    for other in (
+        {"shape": (2, 2, 5, 5)},
+        {"dtype": "float16"},
+        {"stride": 2},
+        {"pad": 1},
+        {"dilate": 2},
+    ):
+        iterate(**other)
+        assert len(plans(cudnn)) == 3
+        iterate(**other)
+        assert len(plans(cudnn)) == 0
+
+
+def test_the_oldest_plans_are_dropped_when_the_device_has_nothing_to_do(
+    runner, cudnn, monkeypatch
+):
+    monkeypatch.setattr(runners, "PLANS_KEPT", 3)
+    iterate()
+    assert runner.gpu.synchronized == 0
+    iterate(pad=1)
+    assert runner.gpu.synchronized == 3
+    plans(cudnn)
+    iterate(pad=1)
+    assert plans(cudnn) == []
+    iterate()
+    assert len(plans(cudnn)) == 3
+
+
+def test_every_device_and_every_thread_has_a_handle_of_its_own(runner, cudnn):
+    iterate()
+    runner.gpu.number = 1
+    iterate()
+    assert cudnn.log.count("handle") == 2
+    barrier = threading.Barrier(2)
+
+    def work(_):
+        barrier.wait(10)
+        x, w = (array.astype("f4") for array in draw((1, 2, 5, 5), (2, 2, 3, 3)))
+        with chainer.using_device("@numpy"):
+            return F.convolution_2d(x, w).array
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(work, range(2))
+    assert (first == second).all()
+    assert cudnn.log.count("handle") == 4
+
+
+@pytest.mark.parametrize(
+    "dtype, config, unwanted",
+    [
+        ("float16", {}, set()),
+        ("float32", {}, {"TENSOR_CORE"}),
+        ("float32", {"use_cudnn_tensor_core": "always"}, set()),
+        ("float16", {"use_cudnn_tensor_core": "never"}, {"TENSOR_CORE"}),
+        ("float16", {"cudnn_deterministic": True}, {"NONDETERMINISTIC"}),
+    ],
+)
+def test_settings_of_chainers(dtype, config, unwanted, runner, cudnn):
+    values = {"use_cudnn_tensor_core": "auto", "cudnn_deterministic": False, **config}
+    iterate(dtype=dtype)  # a plan for other settings is not used
+    first = {"TENSOR_CORE"} if dtype == "float32" else set()
+    always = {"DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION"}
+    assert {entry[3] for entry in plans(cudnn)} == {frozenset(always | first)}
+    with (
+        chainer.using_config("use_cudnn_tensor_core", values["use_cudnn_tensor_core"]),
+        chainer.using_config("cudnn_deterministic", values["cudnn_deterministic"]),
+    ):
+        iterate(dtype=dtype)
+    expected = [] if unwanted == first else [frozenset(always | unwanted)] * 3
+    assert [entry[3] for entry in plans(cudnn)] == expected
+
+
+@pytest.mark.parametrize("name", ["use_cudnn", "use_cudnn_tensor_core"])
+def test_a_setting_that_chainer_does_not_have(name, runner):
+    with (
+        chainer.using_config(name, "sometimes"),
+        pytest.raises(ValueError, match=f"{name} is 'sometimes', but .* always, auto, never"),
+    ):
+        iterate()
+
+
+def test_a_failure_of_cudnns_says_what_to_do(runner, cudnn):
+    cudnn.failure = cudnn.cudnnGraphNotSupportedError("no engine")
+    with pytest.raises(RuntimeError, match=r"no engine.* 'never'") as caught:
+        iterate()
+    assert "computes='y'" in str(caught.value)
+    assert "9.99.0" in str(caught.value)
+
+
+def normalize(x, gamma, beta, **arguments):
+    return F.batch_normalization(x, gamma, beta, **arguments)
+
+
+def normalization_arrays(shape=(3, 8, 4, 5)):
+    x, gamma, beta = draw(shape, shape[1], shape[1])
+    return [x * np.arange(1, shape[1] + 1)[:, None, None], gamma + 2, beta]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_batch_normalization_and_its_gradients(dtype, runner, cudnn):
+    arrays = normalization_arrays()
+    arrays[0] = arrays[0].astype(dtype)
+    weights = draw(arrays[0].shape)[0]
+
+    def results(dtype):
+        x, gamma, beta = variables(arrays, dtype)
+        if dtype == "float16":  # what Chainer calls mixed precision
+            gamma, beta = variables(arrays[1:], "float32")
+        averages = [np.full(8, value, gamma.dtype) for value in (0.5, 2)]
+        y = F.batch_normalization(
+            x, gamma, beta, running_mean=averages[0], running_var=averages[1], decay=0.75, eps=0.1
+        )
+        loss = F.sum(F.cast(y * y, "float32") * weights.astype("f4"))
+        gradients = chainer.grad([loss], [x, gamma, beta], enable_double_backprop=True)
+        squares = sum(F.sum(F.cast(g * g, "float32")) for g in gradients)
+        again = chainer.grad([squares], [x, gamma])
+        arrays_ = [found.array for found in (y, *gradients, *again)]
+        return [found.dtype for found in arrays_], [*arrays_, *averages]
+
+    _, expected = results("float64")
+    assert computed(cudnn) == []
+    dtypes, actual = results(dtype)
+    # The gradients of gradients pass through y once more.
+    assert computed(cudnn) == ["batchnorm", "batchnorm_backward", "batchnorm_backward"]
+    assert dtypes == [np.dtype(name) for name in (dtype, dtype, "f4", "f4", dtype, "f4")]
+    if dtype == "float16":  # the squares of the gradients exceed what is near in float16
+        actual, expected = [found[:4] + found[6:] for found in (actual, expected)]
+    assert_equal([np.asarray(array, "f8") for array in actual], expected, dtype)
+
+
+def test_batch_normalization_without_averages(runner, cudnn):
+    arrays = normalization_arrays()
+    expected = normalize(*arrays).array
+    y = normalize(*(array.astype("f4") for array in arrays))
+    assert computed(cudnn) == ["batchnorm"]
+    assert_equal([y.array], [expected], "float32")
+
+
+def of(dtype, *arrays):
+    return [array.astype(dtype) for array in arrays]
+
+
+NOT_NORMALIZED = {
+    "channels that are no multiple": lambda: normalize(
+        *of("f4", *normalization_arrays((3, 6, 4, 5)))
+    ),
+    "4 channels in float16": lambda: normalize(
+        *of("f2", normalization_arrays((3, 4, 4, 5))[0]),
+        *of("f4", *normalization_arrays((3, 4, 4, 5))[1:]),
+    ),
+    "float64": lambda: normalize(*normalization_arrays()),
+    "float16 throughout": lambda: normalize(*of("f2", *normalization_arrays())),
+    "other averages": lambda: normalize(
+        *of("f4", *normalization_arrays()),
+        running_mean=np.zeros(8, "f8"),
+        running_var=np.zeros(8, "f8"),
+    ),
+    "vectors": lambda: normalize(*of("f4", *draw((3, 8), 8, 8))),
+    "another axis": lambda: normalize(*of("f4", *draw((3, 8, 4, 8), 8, 8)), axis=(0, 1, 2)),
+    "two axes": lambda: normalize(*of("f4", *draw((3, 8, 4, 5), (8, 4), (8, 4)))),
+    "given statistics": lambda: F.fixed_batch_normalization(
+        *of("f4", *normalization_arrays(), np.zeros(8), np.ones(8))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_NORMALIZED)
+def test_what_is_normalized_by_chainer(name, runner, cudnn):
+    assert np.isfinite(NOT_NORMALIZED[name]().array).all()
+    assert computed(cudnn) == []
+
+
+def test_gpus_before_ampere_normalize_by_chainers_code(runner, cudnn):
+    runner.gpu.of_capability = 75
+    normalize(*of("f4", *normalization_arrays()))
+    assert computed(cudnn) == []
+    iterate()
+    assert len(computed(cudnn)) == 3
+
+
+def test_cudnn_may_be_left_out_of_batch_normalization(runner, cudnn):
+    with chainer.using_config("use_cudnn", "never"):
+        normalize(*of("f4", *normalization_arrays()))
+    assert computed(cudnn) == []
+
+
+def test_asking_for_cudnn_without_the_frontend_is_an_error(python, fake_cupy):
+    code = "import sys; sys.modules['cudnn'] = None; import chainer"
+    asked = {"PYTHONPATH": fake_cupy, "CHAINER_COMPAT_CUDNN": "1"}
+    errors = python(code, fails=True, **asked)
+    assert "nvidia-cudnn-frontend is not installed" in errors
+    assert "pip install 'chainer-compat[cudnn13]'" in errors
+    # Where there is no CuPy there is nothing to be computed by cuDNN.
+    python("import sys; sys.modules['cupy'] = None; " + code, CHAINER_COMPAT_CUDNN="1")
+
+
+def test_cudnn_is_not_loaded_before_it_is_used(python, fake_cupy, fake_cudnn):
+    path = os.pathsep.join((fake_cupy, fake_cudnn))
+    code = "import chainer, sys; print('cudnn' in sys.modules)"
+    assert python(code, PYTHONPATH=path, CHAINER_COMPAT_CUDNN="1") == "False"
