@@ -31,7 +31,7 @@ cuLaunchCooperativeKernel cuLaunchKernel cuLaunchKernelEx cuLibraryGetKernel cuL
 cuLibraryLoadFromFile cuLibraryUnload cuLinkAddData cuLinkComplete cuLinkCreate cuLinkDestroy
 cuModuleGetFunction cuModuleLoadData cuModuleUnload cuOccupancyMaxPotentialClusterSize
 cuStreamGetCtx cuTensorMapEncodeIm2col cuTensorMapEncodeTiled
-""".split()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def libraries(tmp_path_factory):
         pytest.skip("needs an NVIDIA driver, or a C compiler for what stands in for it")
     folder = tmp_path_factory.mktemp("driver")
     source, library = folder / "driver.c", folder / "libcuda.so.1"
-    refusals = (f"int {name}(void) {{ return 3; }}\n" for name in REFUSING)
+    refusals = (f"int {name}(void) {{ return 3; }}\n" for name in REFUSING.split())
     source.write_text(DRIVER + "".join(refusals))
     compile_ = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, source]
     subprocess.run(compile_, check=True)

@@ -113,18 +113,6 @@ def with_dtypes(names):
     return [(n, d) for n in names for d in TOLERANCES if d == "float32" or n not in ONLY_FLOAT32]
 
 
-@pytest.fixture
-def device():
-    try:
-        cuda.check_cuda_available()
-        count = cuda.cupy.cuda.runtime.getDeviceCount()
-    except RuntimeError as error:
-        pytest.skip(" ".join(str(error).split()))
-    if count == 0:
-        pytest.skip("there is no CUDA device")
-    return chainer.get_device("@cupy:0")
-
-
 def inputs(shape, dtype):
     values = np.random.RandomState(0).uniform(-1, 1, SHAPES[shape])
     return values.astype(dtype)
