@@ -64,11 +64,21 @@ def gpu_tests(session: nox.Session) -> None:
         cuda = cuda_of_driver()
         if cuda is None:
             session.skip("there is no NVIDIA driver (libcuda.so.1)")
-        libs = ["libs/chainer_compat[test]", f"libs/chainermn[cuda{cuda},mpich,testing]"]
+        compat = f"libs/chainer_compat[cudnn{cuda},test]"
+        libs = [compat, f"libs/chainermn[cuda{cuda},mpich,testing]"]
         install(session, *libs, *test_requirements())
     # Warnings of CuPy's are no faults of ours.
     options = ["-m", "gpu", "-W", "default", *GPU_TESTS]
     session.run("python", "-m", "pytest", *options, *session.posargs)
+
+
+@nox.session(python=PYTHONS, default=False)
+def cudnn_tests(session: nox.Session) -> None:
+    """Have the real cuDNN plan what it would compute on an H200: 2 GB to fetch, but no GPU."""
+    libs = ["libs/chainer_compat[cudnn13,test]", "libs/chainermn[mpich,testing]"]
+    install(session, *libs, "--group", "test")
+    tests = "libs/chainer_compat/tests/test_cudnn_plans.py"
+    session.run("python", "-m", "pytest", tests, *session.posargs)
 
 
 @nox.session(python=PYTHONS, default=False)
@@ -96,8 +106,10 @@ def benchmarks(session: nox.Session, mpi: str) -> None:
     apps = sorted(map(str, Path().glob("apps/*/requirements.txt")))
     requirements = [argument for app in apps for argument in ("-r", app)]
     cuda = cuda_of_driver() if "gpu" in session.posargs else None
-    extras = mpi if cuda is None else f"{mpi},cuda{cuda}"
-    libs = ["libs/chainer_compat", f"libs/chainermn[{extras}]"]
+    compat, extras = "libs/chainer_compat", mpi
+    if cuda is not None:
+        compat, extras = f"{compat}[cudnn{cuda}]", f"{mpi},cuda{cuda}"
+    libs = [compat, f"libs/chainermn[{extras}]"]
     install(session, *libs, *requirements, "--group", "benchmarks")
     if session.virtualenv.is_sandboxed:  # nothing but the comparison with it depends on PyTorch
         session.install("torch", success_codes=range(256))

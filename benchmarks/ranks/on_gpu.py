@@ -6,6 +6,7 @@ Every rank takes a GPU of its own; rank 0 writes what it has measured into FILE,
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -139,21 +140,38 @@ def iterations(comm: MpiCommunicatorBase, network: str) -> dict[str, Step | str]
     x, t = cupy.asarray(x), cupy.asarray(t)
     optimizer = chainer.optimizers.SGD(1e-4).setup(model)
 
-    def iterate(exchange: bool) -> None:
-        loss = model(x, t)
-        model.cleargrads()
-        loss.backward()
+    def iterate(exchange: bool, use_cudnn: str = "never") -> None:
+        with chainer.using_config("use_cudnn", use_cudnn):
+            loss = model(x, t)
+            model.cleargrads()
+            loss.backward()
         if exchange:
             comm._average_on_gpu(sorted_parameters(model))
         optimizer.update()
 
+    def forward() -> None:
+        with chainer.using_config("use_cudnn", "never"):
+            F.sum(model(x, t))
+
     found: dict[str, Step | str] = {
         "ours without exchange": lambda: iterate(False),
         "ours": lambda: iterate(True),
-        "ours, forward alone": lambda: F.sum(model(x, t)),
+        "ours, forward alone": forward,
+        "ours with cuDNN, without exchange": by_cudnn(lambda: iterate(False, "auto")),
     }
     found["PyTorch with cuDNN, alone"] = by_torch(network)
     return found
+
+
+def by_cudnn(step: Step) -> Step | str:
+    """Return a step that uses chainer-compat's cuDNN, or why it cannot."""
+    if importlib.util.find_spec("cudnn") is None:
+        return "it is not installed; pip install 'chainer-compat[cudnn13]'"
+    try:
+        step()
+    except RuntimeError as error:  # the other figures are worth having
+        return f"it fails: {error}"
+    return step
 
 
 def by_torch(network: str) -> Step | str:

@@ -50,6 +50,8 @@ def interpret(in_params, out_params, operation, name):
     """Do what an elementwise kernel does, if its text means the same in Python."""
 
     def kernel(*arrays):
+        # CuPy takes a number of NumPy's for an array of its dtype.
+        assert all(type(array) in (float, np.ndarray) for array in arrays)
         parameters = f"{in_params}, {out_params}".split(", ")
         assert all(parameter.startswith("T ") for parameter in parameters)
         dtype = next(array.dtype for array in arrays if isinstance(array, np.ndarray))
@@ -387,7 +389,13 @@ def test_batch_normalization_and_its_gradients(dtype, runner, cudnn):
             gamma, beta = variables(arrays[1:], "float32")
         averages = [np.full(8, value, gamma.dtype) for value in (0.5, 2)]
         y = F.batch_normalization(
-            x, gamma, beta, running_mean=averages[0], running_var=averages[1], decay=0.75, eps=0.1
+            x,
+            gamma,
+            beta,
+            running_mean=averages[0],
+            running_var=averages[1],
+            decay=np.float64(0.75),
+            eps=0.1,
         )
         loss = F.sum(F.cast(y * y, "float32") * weights.astype("f4"))
         gradients = chainer.grad([loss], [x, gamma, beta], enable_double_backprop=True)

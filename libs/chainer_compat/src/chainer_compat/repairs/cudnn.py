@@ -254,7 +254,15 @@ def _average(
         r_var = decay * r_var + (1 - decay) * unbiased * (1 / (inv_std * inv_std) - eps);
         """,
         "chainer_compat_average",
-    )(mean, inv_std, eps, decay, count / max(count - 1, 1), running_mean, running_var)
+    )(
+        mean,
+        inv_std,
+        float(eps),
+        float(decay),
+        count / max(count - 1, 1),
+        running_mean,
+        running_var,
+    )
 
 
 def _insist_on_frontend() -> None:
