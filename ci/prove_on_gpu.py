@@ -79,8 +79,8 @@ def tasks(ranks: int, out: Path) -> list[Task]:
     return [
         Task("chainermn doctor", ["-m", "chainermn", "doctor", "-n", str(ranks)], 50),
         Task("tests of transports and communicators", [*pytest, TESTS[1]], 180, True),
-        Task("tests of Chainer's functions and links", [*pytest, TESTS[0]], 50, True),
-        Task("benchmarks", benchmarks, 110),
+        Task("tests of Chainer's functions and links", [*pytest, TESTS[0]], 80, True),
+        Task("benchmarks", benchmarks, 130),
         Task("apps/mnist", launch(ranks, *mnist), 40),
         Task("apps/imagenet", launch(ranks, *imagenet), 50),
         Task("apps/seq2seq", launch(ranks, *seq2seq), 50),

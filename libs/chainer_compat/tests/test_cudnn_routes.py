@@ -191,9 +191,44 @@ def test_what_cudnn_does_not_get_goes_chainers_way(name, runner, cudnn):
 
 def test_two_dtypes_go_chainers_way(runner, cudnn):
     x, w = draw((1, 2, 5, 5), (2, 2, 3, 3))
-    y = F.convolution_2d(x.astype("f4"), w.astype("f2"))
-    x = F.deconvolution_2d(y, w.astype("f2"))
-    assert (x.dtype, computed(cudnn)) == (np.float32, [])
+    x, w = chainer.Variable(x.astype("f4")), chainer.Variable(w.astype("f2"))
+    y = F.deconvolution_2d(F.convolution_2d(x, w), w)
+    F.sum(y).backward()
+    assert computed(cudnn) == []
+    assert (y.dtype, x.grad.dtype, w.grad.dtype) == (np.float32, np.float32, np.float16)
+
+
+@pytest.mark.parametrize(
+    "route, make",
+    [
+        (routes.convolve, lambda _: convolution_2d.Convolution2DFunction()),
+        (routes.deconvolve, lambda _: deconvolution_2d.Deconvolution2DFunction()),
+        (
+            routes.correlate,
+            lambda w: convolution_2d.Convolution2DGradW(
+                convolution_2d.Convolution2DFunction(), w.shape, w.dtype, None
+            ),
+        ),
+    ],
+    ids=["convolve", "deconvolve", "correlate"],
+)
+def test_other_orders_of_axes_go_chainers_way(route, make, runner, cudnn):
+    x, w = (array.astype("f4") for array in draw((1, 2, 3, 3), (2, 2, 3, 3)))
+    node = make(w)
+    forward = route(lambda self, inputs: "its own", lambda: runner)
+    inputs = (x, x[..., :1, :1]) if route is routes.correlate else (x, w)
+    node._input_layouts = (chainer.memory_layouts.CUDNN_CHANNEL_LAST_X, None)
+    assert forward(node, inputs) == "its own"
+    node._input_layouts = (None, None)
+    assert forward(node, inputs) != "its own"
+    assert len(computed(cudnn)) == 1
+
+
+def test_the_gradient_of_a_deconvolution_with_respect_to_filters_alone(runner, cudnn):
+    x, w = variables(draw((1, 2, 3, 3), (2, 2, 3, 3)), "float32")
+    (gradient,) = chainer.grad([F.deconvolution_2d(x, w)], [w])
+    assert computed(cudnn) == ["conv_dgrad", "conv_wgrad"]
+    assert gradient.shape == w.shape
 
 
 def test_a_deconvolution_that_covers_all_goes_chainers_way(runner, cudnn):
@@ -305,6 +340,16 @@ def test_the_oldest_plans_are_dropped_when_the_device_has_nothing_to_do(
     assert plans(cudnn) == []
     iterate()
     assert len(plans(cudnn)) == 3
+
+
+def test_plans_that_are_used_are_kept(runner, cudnn, monkeypatch):
+    monkeypatch.setattr(runners, "PLANS_KEPT", 2)
+    x, w = (array.astype("f4") for array in draw((1, 2, 5, 5), (2, 2, 3, 3)))
+    made = []
+    for pad in (0, 1, 0, 2, 0, 1):
+        F.convolution_2d(x, w, pad=pad)
+        made.append(len(plans(cudnn)))
+    assert made == [1, 1, 0, 1, 0, 1]
 
 
 def test_every_device_and_every_thread_has_a_handle_of_its_own(runner, cudnn):
@@ -463,6 +508,30 @@ def test_gpus_before_ampere_normalize_by_chainers_code(runner, cudnn):
     assert computed(cudnn) == []
     iterate()
     assert len(computed(cudnn)) == 3
+
+
+def test_arrays_in_host_memory_are_normalized_there(runner, cudnn, monkeypatch):
+    monkeypatch.setattr(batch_normalization.cuda, "cupy", object())
+    normalize(*of("f4", *normalization_arrays()))
+    assert computed(cudnn) == []
+
+
+def test_another_implementation_that_chainer_chooses_stays(runner):
+    class Own:
+        pass
+
+    module = SimpleNamespace(_impl_selector=lambda *_: "iDeep", GeneralBatchNormalizationImpl=Own)
+    assert routes.select_normalization(module, lambda: runner)(None, None) == "iDeep"
+
+
+def test_other_orders_of_axes_are_normalized_by_chainer(runner):
+    inputs = of("f4", *normalization_arrays())
+    node = batch_normalization.BatchNormalization()
+    node.key_axis = (1,)
+    own = batch_normalization.GeneralBatchNormalizationImpl
+    for layout, is_own in ((None, False), (chainer.memory_layouts.CUDNN_CHANNEL_LAST_X, True)):
+        node._input_layouts = (layout, None, None)
+        assert (type(node._impl_selector(node, inputs)) is own) == is_own
 
 
 def test_cudnn_may_be_left_out_of_batch_normalization(runner, cudnn):
