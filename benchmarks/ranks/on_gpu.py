@@ -149,6 +149,15 @@ def iterations(comm: MpiCommunicatorBase, network: str) -> dict[str, Step | str]
             comm._average_on_gpu(sorted_parameters(model))
         optimizer.update()
 
+    twin = model.copy(mode="copy")
+    overlapping = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(1e-4), comm, overlap=True
+    ).setup(twin)
+
+    def overlapped() -> None:
+        with chainer.using_config("use_cudnn", "never"):
+            overlapping.update(twin, x, t)
+
     def forward() -> None:
         with chainer.using_config("use_cudnn", "never"):
             F.sum(model(x, t))
@@ -156,6 +165,7 @@ def iterations(comm: MpiCommunicatorBase, network: str) -> dict[str, Step | str]
     found: dict[str, Step | str] = {
         "ours without exchange": lambda: iterate(False),
         "ours": lambda: iterate(True),
+        "ours, overlapped": overlapped,
         "ours, forward alone": forward,
         "ours with cuDNN, without exchange": by_cudnn(lambda: iterate(False, "auto")),
     }
