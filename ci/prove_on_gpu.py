@@ -71,10 +71,10 @@ def launch(ranks: int, *arguments: str) -> list[str]:
 def tasks(ranks: int, out: Path) -> list[Task]:
     """Return what is to be done, the most telling first."""
     pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "-W", "default"]
-    by_nccl = ["--gpu", "--communicator", "pure_nccl", "--out", str(out)]
-    mnist = ["apps/mnist/train.py", "--epoch", "5", *by_nccl]
-    imagenet = ["apps/imagenet/train.py", "--epoch", "1", *by_nccl]
-    seq2seq = ["apps/seq2seq/train.py", "--epoch", "1", *by_nccl]
+    on_gpu = ["--gpu", "--out", str(out)]
+    mnist = ["apps/mnist/train.py", "--epoch", "5", *on_gpu]
+    imagenet = ["apps/imagenet/train.py", "--epoch", "1", *on_gpu]
+    seq2seq = ["apps/seq2seq/train.py", "--epoch", "1", *on_gpu]
     benchmarks = ["-m", "benchmarks", "gpu", "--rounds", "3"]
     return [
         Task("chainermn doctor", ["-m", "chainermn", "doctor", "-n", str(ranks)], 50),

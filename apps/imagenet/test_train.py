@@ -75,7 +75,7 @@ def test_two_ranks_learn(two_ranks):
 def test_learns_on_a_gpu(drawn, tmp_path):
     if not cuda.available:
         pytest.skip("CuPy is not installed, or finds no GPU")
-    options = [*lists(drawn), "--gpu", "--communicator", "pure_nccl", *SHORT]
+    options = [*lists(drawn), "--gpu", *SHORT]
     out = tmp_path / "result"
     job = run_job(1, [HERE / "train.py", *options, "--out", out], cwd=tmp_path)
     assert job.returncode == 0, job

@@ -30,7 +30,8 @@ from models import ARCHITECTURES
 def main() -> None:
     args = parse_arguments()
     workers.start_forkserver()  # before MPI is
-    comm = chainermn.create_communicator(args.communicator)
+    communicator = args.communicator or ("pure_nccl" if args.gpu else "naive")
+    comm = chainermn.create_communicator(communicator)
     device = chainer.get_device(f"@cupy:{comm.intra_rank}" if args.gpu else "@numpy")
     device.use()
     np.random.seed(args.seed)
@@ -137,7 +138,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--least-area", type=float, help="least share of an image that is cut out at random")
     add("--mixed16", action="store_true", help="compute in float16, with float32 parameters")
     add("--mnbn", action="store_true", help="batch normalization over the batches of all ranks")
-    add("--communicator", default="naive", help="default: %(default)s")
+    add("--communicator", help="default: pure_nccl with --gpu, naive without")
     add("--gpu", "-g", action="store_true", help="train on GPU")
     add("--loaderjob", "-j", type=int, help="processes that read images, of a rank; 0: itself")
     add("--skip-unreadable", action="store_true", help="do not end at images that are damaged")

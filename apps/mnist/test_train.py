@@ -116,11 +116,19 @@ def test_any_number_of_ranks(ranks, tmp_path):
 def test_learns_on_a_gpu(tmp_path):
     if not cuda.available:
         pytest.skip("CuPy is not installed, or finds no GPU")
-    options = ["--gpu", "--communicator", "pure_nccl", "--epoch", "6"]
+    options = ["--gpu", "--epoch", "6"]
     out = tmp_path / "result"
     job = run_job(1, [HERE / "train.py", *options, "--out", out], cwd=tmp_path)
     assert job.returncode == 0, job
     assert read_log(out)[-1][ACCURACY] > 0.93
+
+
+def test_says_what_a_gpu_is_missing_for(tmp_path):
+    if cuda.available:
+        pytest.skip("there is a GPU")
+    job = run_job(2, [HERE / "train.py", "--gpu"], cwd=tmp_path)
+    assert job.returncode != 0
+    assert "pure_nccl needs a GPU for each rank: on rank 0, CuPy" in job.stderr, job
 
 
 def test_single_process_script_does_as_well(tmp_path):
@@ -358,7 +366,7 @@ def test_scripts_differ_in_nothing_but_the_tutorial():
         "add_reports(trainer)",
         "print_summary(trainer)",
     ]
-    assert len(added) == 13
+    assert len(added) == 14
 
 
 def test_readme_shows_how_the_scripts_differ():

@@ -116,7 +116,7 @@ def test_learns_on_a_gpu(tmp_path):
     if not cuda.available:
         pytest.skip("CuPy is not installed, or finds no GPU")
     out = tmp_path / "result"
-    job = start(1, out, "--gpu", "--communicator", "pure_nccl", "--epoch", "1")
+    job = start(1, out, "--gpu", "--epoch", "1")
     assert job.returncode == 0, job
     assert read_log(out)[-1][EXACT] > 0.5
 
