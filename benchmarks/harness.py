@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import select
 import statistics
 import subprocess
@@ -282,9 +283,8 @@ def take_turns(
         else:
             repeats[contestant.name] = max(1, min(_MOST_REPEATS, round(seconds / once)))
     for number in range(rounds):
-        # Each round begins with another one: what the one before leaves in the caches differs.
-        first = number % len(contestants)
-        for contestant in [*contestants[first:], *contestants[:first]]:
+        # What the one before has left behind is not always that of the same one.
+        for contestant in random.Random(number).sample(contestants, len(contestants)):
             if contestant.name in repeats:
                 tell(contestant.name)
                 team = teams[contestant.team]
