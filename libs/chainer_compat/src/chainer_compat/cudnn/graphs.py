@@ -140,40 +140,58 @@ class Convolution(Problem):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Normalization(Problem):
-    """Batch normalisation of ``x`` by its own statistics: what happens during training.
+class ChannelProblem(Problem):
+    """An operation on images ``x`` and on statistics of each of their channels.
 
     Attributes
     ----------
     x
         Shape.
-    eps
-        Is added to the variance.
     """
 
     x: Shape
-    eps: float
 
     @property
     def is_possible(self) -> bool:
         """Whether cuDNN takes shapes and dtypes like these."""
-        return _can_normalize(self.dtype, self.x)
+        return (
+            self.dtype in DTYPES
+            and len(self.x) == 4
+            and _fits(self.x)
+            and self.x[1] % CHANNELS_AT_ONCE[self.dtype] == 0
+        )
+
+    @property
+    def _per_channel(self) -> Shape:
+        return (1, self.x[1], 1, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normalization(ChannelProblem):
+    """Batch normalisation of ``x`` by its own statistics: what happens during training.
+
+    Attributes
+    ----------
+    eps
+        Is added to the variance.
+    """
+
+    eps: float
 
     @property
     def outputs(self) -> Outputs:
         """The shape and dtype of every array that is computed, by name."""
-        statistics = {
-            name: (_per_channel(self.x), STATISTICS)
-            for name in ("mean", "inv_std", "unused_mean", "unused_variance")
-        }
+        statistics = dict.fromkeys(
+            ("mean", "inv_std", "unused_mean", "unused_variance"), (self._per_channel, STATISTICS)
+        )
         return {"y": (self.x, self.dtype), **statistics}
 
     def describe(self, cudnn: ModuleType, graph: Any) -> dict[str, Any]:
         """Add the operation to a graph; return its tensors, inputs and outputs, by name."""
         inputs = {
             "x": self._tensor(cudnn, graph, "x", self.x),
-            "gamma": self._tensor(cudnn, graph, "gamma", _per_channel(self.x), STATISTICS),
-            "beta": self._tensor(cudnn, graph, "beta", _per_channel(self.x), STATISTICS),
+            "gamma": self._tensor(cudnn, graph, "gamma", self._per_channel, STATISTICS),
+            "beta": self._tensor(cudnn, graph, "beta", self._per_channel, STATISTICS),
         }
         # The frontend insists on running averages. Whether cuDNN averages the biased or the
         # unbiased variance is not documented, so gamma stands in for the old ones, and the new
@@ -193,34 +211,20 @@ class Normalization(Problem):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NormalizationGradient(Problem):
-    """The gradients of batch normalisation with respect to ``x``, gamma and beta.
-
-    Attributes
-    ----------
-    x
-        Shape.
-    """
-
-    x: Shape
-
-    @property
-    def is_possible(self) -> bool:
-        """Whether cuDNN takes shapes and dtypes like these."""
-        return _can_normalize(self.dtype, self.x)
+class NormalizationGradient(ChannelProblem):
+    """The gradients of batch normalisation with respect to ``x``, gamma and beta."""
 
     @property
     def outputs(self) -> Outputs:
         """The shape and dtype of every array that is computed, by name."""
-        statistics = {name: (_per_channel(self.x), STATISTICS) for name in ("ggamma", "gbeta")}
+        statistics = dict.fromkeys(("ggamma", "gbeta"), (self._per_channel, STATISTICS))
         return {"gx": (self.x, self.dtype), **statistics}
 
     def describe(self, cudnn: ModuleType, graph: Any) -> dict[str, Any]:
         """Add the operation to a graph; return its tensors, inputs and outputs, by name."""
         tensors = {name: self._tensor(cudnn, graph, name, self.x) for name in ("gy", "x")}
         for name in ("gamma", "mean", "inv_std"):
-            shape = _per_channel(self.x)
-            tensors[name] = self._tensor(cudnn, graph, name, shape, STATISTICS)
+            tensors[name] = self._tensor(cudnn, graph, name, self._per_channel, STATISTICS)
         results = graph.batchnorm_backward(
             grad=tensors["gy"],
             input=tensors["x"],
@@ -319,13 +323,5 @@ def _unwanted(cudnn: ModuleType, problem: Problem) -> list[Any]:
     return unwanted
 
 
-def _can_normalize(dtype: str, x: Shape) -> bool:
-    return dtype in DTYPES and len(x) == 4 and _fits(x) and x[1] % CHANNELS_AT_ONCE[dtype] == 0
-
-
 def _fits(shape: Shape) -> bool:
     return min(shape) > 0 and math.prod(shape) <= MOST_ELEMENTS
-
-
-def _per_channel(x: Shape) -> Shape:
-    return (1, x[1], 1, 1)

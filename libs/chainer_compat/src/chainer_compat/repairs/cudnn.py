@@ -21,6 +21,7 @@ CAPABILITY_TO_NORMALIZE = 80
 
 Runners = Callable[[], Runner]
 Forward = Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]
+Pose = Callable[[Any, tuple[Any, ...]], graphs.Convolution | None]
 
 
 def use_for_convolution(module: ModuleType) -> None:
@@ -53,68 +54,77 @@ def use_for_batch_normalization(module: ModuleType) -> None:
 def convolve(own: Forward, runners: Runners = the_runner) -> Forward:
     """Return a ``forward`` of Convolution2DFunction: cuDNN's, or else its own."""
 
-    @functools.wraps(own)
-    def forward(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        if not _is_plain(inputs, self.input_layouts):
-            return own(self, inputs)
+    def pose(self: Any, inputs: tuple[Any, ...]) -> graphs.Convolution | None:
+        if not _is_plain(inputs, self.input_layouts) or self.cover_all:
+            return None
         x, w = inputs[:2]
         geometry = _geometry(self)
         y_shape = graphs.convolved(x.shape, w.shape, **geometry)
-        problem = graphs.Convolution(
+        return graphs.Convolution(
             computes="y", x=x.shape, w=w.shape, y=y_shape, **geometry, **_demands(x.dtype)
         )
-        if self.cover_all or not problem.is_possible:
-            return own(self, inputs)
-        self.retain_inputs((0, 1))
-        y = runners().run(problem, x=x, w=w)["y"]
-        return (_plus_bias(y, inputs[2:]),)
 
-    return forward
+    return _route(own, runners, pose, ("x", "w"))
 
 
 def deconvolve(own: Forward, runners: Runners = the_runner) -> Forward:
     """Return a ``forward`` of Deconvolution2DFunction: cuDNN's, or else its own."""
 
-    @functools.wraps(own)
-    def forward(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def pose(self: Any, inputs: tuple[Any, ...]) -> graphs.Convolution | None:
         if not _is_plain(inputs, self.input_layouts):
-            return own(self, inputs)
+            return None
         y, w = inputs[:2]
         self._calc_out_size(y.shape, w.shape)
         self._set_cover_all(y.shape, w.shape)
         x_shape = (y.shape[0], w.shape[1] * self.groups, int(self.outh), int(self.outw))
-        problem = graphs.Convolution(
+        return graphs.Convolution(
             computes="x", x=x_shape, w=w.shape, y=y.shape, **_geometry(self), **_demands(y.dtype)
         )
-        if not problem.is_possible:
-            return own(self, inputs)
-        self.retain_inputs((0, 1))
-        x = runners().run(problem, y=y, w=w)["x"]
-        return (_plus_bias(x, inputs[2:]),)
 
-    return forward
+    return _route(own, runners, pose, ("y", "w"))
 
 
 def correlate(own: Forward, runners: Runners = the_runner) -> Forward:
     """Return a ``forward`` of Convolution2DGradW: cuDNN's, or else its own."""
 
-    @functools.wraps(own)
-    def forward(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def pose(self: Any, inputs: tuple[Any, ...]) -> graphs.Convolution | None:
         x, y = inputs
         if x.dtype != self.W_dtype or not _is_plain(inputs, (*self.input_layouts, self.w_layout)):
-            return own(self, inputs)
-        problem = graphs.Convolution(
-            computes="w",
-            x=x.shape,
-            w=tuple(self.W_shape),
-            y=y.shape,
-            **_geometry(self),
-            **_demands(x.dtype),
+            return None
+        w_shape = tuple(self.W_shape)
+        return graphs.Convolution(
+            computes="w", x=x.shape, w=w_shape, y=y.shape, **_geometry(self), **_demands(x.dtype)
         )
-        if not problem.is_possible:
+
+    return _route(own, runners, pose, ("x", "y"))
+
+
+def _route(own: Forward, runners: Runners, pose: Pose, names: tuple[str, str]) -> Forward:
+    """Return a ``forward`` that has cuDNN solve what ``pose`` poses, if that is possible.
+
+    Parameters
+    ----------
+    own
+        Chainer's, for everything else.
+    runners
+        Returns what runs cuDNN.
+    pose
+        Returns the problem of a call, or None.
+    names
+        In the problem, of the first two inputs. A third one is the bias.
+    """
+
+    @functools.wraps(own)
+    def forward(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        problem = pose(self, inputs)
+        if problem is None or not problem.is_possible:
             return own(self, inputs)
         self.retain_inputs((0, 1))
-        return (runners().run(problem, x=x, y=y)["w"],)
+        arrays = dict(zip(names, inputs[:2], strict=True))
+        result = runners().run(problem, **arrays)[problem.computes]
+        for bias in inputs[2:]:
+            result += bias.reshape(1, -1, 1, 1)
+        return (result,)
 
     return forward
 
@@ -226,12 +236,6 @@ def _setting(name: str, **meanings: bool) -> bool:
 
 def _config() -> Any:
     return importlib.import_module("chainer.configuration").config
-
-
-def _plus_bias(y: Any, bias: Sequence[Any]) -> Any:
-    for b in bias:  # one or none
-        y += b.reshape(1, -1, 1, 1)
-    return y
 
 
 def _average(
