@@ -30,7 +30,7 @@ from chainermn.communicators.transport.gpu import on_gpu, the_gpu
 from chainermn.communicators.transport.mpi import threads_may_call
 from chainermn.communicators.transport.reducer import Steps
 from chainermn.failures.activity import waiting
-from chainermn.gradients.gpu_buckets import new_buffer
+from chainermn.gradients.gpu_buckets import gpu_zeros
 from chainermn.gradients.overflow import check_overflow
 from chainermn.gradients.overlap import Plan, Round
 from chainermn.gradients.overlap_buckets import (
@@ -235,7 +235,7 @@ class OverlappedExchange:
             return _carry_on(loan.communicator._sum_on_gpu_in_steps(buffer))
 
         def first() -> Iterator[None]:
-            zeros = new_buffer(stream.gpu, self._communicator.size, np.dtype(np.float32))
+            zeros = gpu_zeros(stream.gpu, self._communicator.size, np.dtype(np.float32))
             yield from sum_in_steps(zeros)
             stream.gpu.record().Wait()
 

@@ -93,20 +93,23 @@ class GpuBuckets:
     def _buffer(self, n: int, dtype: np.dtype[Any]) -> Array:
         padded = padded_length(n, self._size)
         if dtype not in self._memory or self._memory[dtype].size < padded:
-            self._memory[dtype] = new_buffer(self._gpu, padded, dtype)
+            self._memory[dtype] = gpu_zeros(self._gpu, padded, dtype)
         return self._memory[dtype][:padded]
 
 
 def padded_length(n: int, size: int) -> int:
-    """Return the length of a buffer for ``n`` elements that ``size`` ranks can divide evenly."""
+    """Return the length of a buffer for ``n`` elements that ``size`` ranks can divide evenly.
+
+    What is behind the elements is added up with them, and must not overflow: zeros.
+    """
     return -(-n // size) * size
 
 
-def new_buffer(gpu: Gpu, n: int, dtype: np.dtype[Any]) -> Array:
-    """Return zeros, of which those that no gradient replaces remain: sums of them overflow not."""
-    buffer = gpu.empty(n, dtype)
-    buffer.view(np.uint8)[...] = 0
-    return buffer
+def gpu_zeros(gpu: Gpu, n: int, dtype: np.dtype[Any]) -> Array:
+    """Return ``n`` zeros in GPU memory."""
+    zeros = gpu.empty(n, dtype)
+    zeros.view(np.uint8)[...] = 0
+    return zeros
 
 
 def make_contiguous(parameters: Sequence[chainer.Parameter]) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from chainermn.gradients.batched_copy import BatchedCopy, Layout
-from chainermn.gradients.gpu_buckets import new_buffer, padded_length
+from chainermn.gradients.gpu_buckets import gpu_zeros, padded_length
 from chainermn.gradients.progress import Exchange
 
 if TYPE_CHECKING:
@@ -161,12 +161,12 @@ class GpuBucket(Bucket):
 
     def _allocate(self, dtype: np.dtype[Any]) -> tuple[Array, BatchedCopy]:
         length = padded_length(self._layout.size, self._size)
-        buffer = new_buffer(self._gpu, length, dtype)
+        buffer = gpu_zeros(self._gpu, length, dtype)
         return buffer, BatchedCopy(self._gpu, self._layout, dtype)
 
     def _contiguous(self, gradient: Array | None, parameter: chainer.Parameter) -> Array:
         if gradient is None:
-            return new_buffer(self._gpu, parameter.size, parameter.dtype)
+            return gpu_zeros(self._gpu, parameter.size, parameter.dtype)
         return gradient if gradient.flags.c_contiguous else gradient.copy(order="C")
 
     def _run(self, computed: Pending, lane: int) -> Iterator[None]:

@@ -41,6 +41,11 @@ def named_parameters(model: chainer.Link) -> list[tuple[str, chainer.Parameter]]
     return sorted(model.namedparams(), key=lambda pair: pair[0])
 
 
+def is_on_gpu(model: chainer.Link) -> bool:
+    """Tell whether any parameter of ``model`` has its values in GPU memory."""
+    return any(on_gpu(parameter.array) for parameter in model.params())
+
+
 def divide_by_memory(
     parameters: Sequence[chainer.Parameter],
 ) -> tuple[list[chainer.Parameter], list[chainer.Parameter]]:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Self
 import chainer
 
 from chainermn.communicators.loans import borrow, give_back
-from chainermn.communicators.transport.gpu import on_gpu, the_gpu
+from chainermn.communicators.transport.gpu import the_gpu
 from chainermn.communicators.transport.mpi import threads_may_call
 from chainermn.failures.activity import waiting_for
+from chainermn.gradients.parameters import is_on_gpu
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, Overlap
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class _BackgroundExchange:
         average = functools.partial(
             self._average, link, zero_fill, _device_of(link), chainer.is_debug()
         )
-        if any(on_gpu(parameter.array) for parameter in link.params()):
+        if is_on_gpu(link):
             gpu = the_gpu()
             self._stream = self._stream or gpu.new_stream()
             # The gradients are complete once the current stream has come to here.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import chainer
 import numpy as np
 
-from chainermn.communicators.transport.gpu import on_gpu
+from chainermn.gradients.parameters import is_on_gpu
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, Overlap
 from chainermn.optimizers.overlap_trial import OverlapTrial
 
@@ -79,9 +79,8 @@ class OverlappingOptimizer(MultiNodeOptimizer):
         self._set_own(_exchange=exchange, _trial=trial, _close=close)
 
     def _is_on_gpu_anywhere(self) -> bool:
-        parameters = self.actual_optimizer.target.params()
-        is_on_gpu = any(on_gpu(parameter.array) for parameter in parameters)
-        (is_anywhere,) = self.communicator._any_of_each([is_on_gpu], "update")
+        here = is_on_gpu(self.actual_optimizer.target)
+        (is_anywhere,) = self.communicator._any_of_each([here], "update")
         return bool(is_anywhere)
 
     def _step(self) -> None:

@@ -226,9 +226,9 @@ class NcclTransport:
             if not self._is_open:
                 return None
             try:
-                self._comm.check_async_error()
-            except self._nccl.NcclError as error:
-                return self._failure("an earlier call", error)
+                self._check_earlier_calls()
+            except RuntimeError as error:
+                return str(error)
         return None
 
     @contextmanager
@@ -241,22 +241,22 @@ class NcclTransport:
             self._check("a group of calls", self._nccl.groupEnd)
 
     def _call(self, name: str, *arguments: Any) -> None:
-        # An error of an earlier call, or of another rank, which has been found meanwhile.
-        self._check("an earlier call", self._comm.check_async_error)
+        self._check_earlier_calls()
         method = getattr(self._comm, name)
         self._check(name, lambda: method(*arguments, self._gpu.stream()))
+
+    def _check_earlier_calls(self) -> None:
+        """Raise an error of theirs, or of another rank, which has been found meanwhile."""
+        self._check("an earlier call", self._comm.check_async_error)
 
     def _check(self, what: str, call: Callable[[], Any]) -> None:
         try:
             call()
         except self._nccl.NcclError as error:
-            raise RuntimeError(self._failure(what, error)) from error
-
-    def _failure(self, what: str, error: Exception) -> str:
-        return (
-            f"NCCL failed in {what} on rank {self.rank} of {self.size}, on {host_name()}: "
-            f"{error}. NCCL_DEBUG=INFO shows more"
-        )
+            raise RuntimeError(
+                f"NCCL failed in {what} on rank {self.rank} of {self.size}, on {host_name()}: "
+                f"{error}. NCCL_DEBUG=INFO shows more"
+            ) from error
 
     def _dtype(self, array: Array) -> Any:
         name = array.dtype.name
