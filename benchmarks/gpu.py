@@ -43,7 +43,7 @@ def measure(settings: Settings) -> tuple[list[Group], list[str]]:
         )
         environment = {**launch_environment(), "PYTHONPATH": python_path()}
         if importlib.util.find_spec("cudnn") is not None:
-            environment["CHAINER_COMPAT_CUDNN"] = "1"  # for the steps that say so
+            environment["CHAINER_COMPAT_CUDNN"] = "1"
         try:
             job = subprocess.run(
                 command, env=environment, capture_output=True, text=True, timeout=_SECONDS

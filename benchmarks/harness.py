@@ -283,7 +283,7 @@ def take_turns(
         else:
             repeats[contestant.name] = max(1, min(_MOST_REPEATS, round(seconds / once)))
     for number in range(rounds):
-        # What the one before has left behind is not always that of the same one.
+        # A contestant finds what the one before has left behind: not always the same one.
         for contestant in random.Random(number).sample(contestants, len(contestants)):
             if contestant.name in repeats:
                 tell(contestant.name)

@@ -40,6 +40,7 @@ def main() -> None:
     file, rounds = Path(sys.argv[1]), int(sys.argv[2])
     comm = chainermn.create_communicator("pure_nccl")
     chainer.get_device(f"@cupy:{comm.intra_rank}").use()
+    chainer.global_config.use_cudnn = "never"  # but in the steps that say so
     bandwidth = copy_bandwidth(comm, rounds)
     groups = [group for name in NETWORKS for group in measure(comm, name, rounds, bandwidth)]
     if comm.rank == 0:
@@ -140,11 +141,10 @@ def iterations(comm: MpiCommunicatorBase, network: str) -> dict[str, Step | str]
     x, t = cupy.asarray(x), cupy.asarray(t)
     optimizer = chainer.optimizers.SGD(1e-4).setup(model)
 
-    def iterate(exchange: bool, use_cudnn: str = "never") -> None:
-        with chainer.using_config("use_cudnn", use_cudnn):
-            loss = model(x, t)
-            model.cleargrads()
-            loss.backward()
+    def iterate(exchange: bool) -> None:
+        loss = model(x, t)
+        model.cleargrads()
+        loss.backward()
         if exchange:
             comm._average_on_gpu(sorted_parameters(model))
         optimizer.update()
@@ -154,34 +154,31 @@ def iterations(comm: MpiCommunicatorBase, network: str) -> dict[str, Step | str]
         chainer.optimizers.SGD(1e-4), comm, overlap=True
     ).setup(twin)
 
-    def overlapped() -> None:
-        with chainer.using_config("use_cudnn", "never"):
-            overlapping.update(twin, x, t)
-
-    def forward() -> None:
-        with chainer.using_config("use_cudnn", "never"):
-            F.sum(model(x, t))
-
     found: dict[str, Step | str] = {
         "ours without exchange": lambda: iterate(False),
         "ours": lambda: iterate(True),
-        "ours, overlapped": overlapped,
-        "ours, forward alone": forward,
-        "ours with cuDNN, without exchange": by_cudnn(lambda: iterate(False, "auto")),
+        "ours, overlapped": lambda: overlapping.update(twin, x, t),
+        "ours, forward alone": lambda: F.sum(model(x, t)),
+        "ours with cuDNN, without exchange": by_cudnn(lambda: iterate(False)),
     }
     found["PyTorch with cuDNN, alone"] = by_torch(network)
     return found
 
 
 def by_cudnn(step: Step) -> Step | str:
-    """Return a step that uses chainer-compat's cuDNN, or why it cannot."""
+    """Return the step by chainer-compat's cuDNN, or why it cannot be."""
     if importlib.util.find_spec("cudnn") is None:
         return "it is not installed; pip install 'chainer-compat[cudnn13]'"
+
+    def with_cudnn() -> None:
+        with chainer.using_config("use_cudnn", "auto"):
+            step()
+
     try:
-        step()
+        with_cudnn()
     except RuntimeError as error:  # the other figures are worth having
         return f"it fails: {error}"
-    return step
+    return with_cudnn
 
 
 def by_torch(network: str) -> Step | str:
