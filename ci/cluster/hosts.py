@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from ci.cluster import requirements
 from ci.cluster.files import OWN_FOLDER
 
 _NAMESPACES = ["--mount", "--uts", "--ipc", "--net", "--pid"]
@@ -39,7 +40,8 @@ class Host:
     def command(self, *arguments: str) -> list[str]:
         """Return the command that runs another one on this host, in the current folder."""
         enter = ["nsenter", f"--target={self.pid}", *_NAMESPACES, "--"]
-        env = ["env", f"--chdir={Path.cwd()}", f"TMPDIR={OWN_FOLDER}"]
+        variables = [f"TMPDIR={OWN_FOLDER}", f"PATH={requirements.path()}"]
+        env = ["env", f"--chdir={Path.cwd()}", *variables]
         return [*enter, *env, *arguments]
 
     def is_ready(self) -> bool:
@@ -78,6 +80,7 @@ def start(
     return subprocess.Popen(
         [*prefix, *unshare, *first],
         cwd="/",
+        env=requirements.environment(),
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,

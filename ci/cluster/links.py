@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterable, Sequence
 
-from ci.cluster import files
+from ci.cluster import files, requirements
 from ci.cluster.hosts import Host
 
 #: Like Docker's: on every host the same address, by which no host reaches another.
@@ -95,7 +95,12 @@ def run_on(host: Host, commands: Iterable[Command]) -> None:
 def _run(command: Command) -> None:
     try:
         subprocess.run(
-            command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL
+            command,
+            check=True,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            env=requirements.environment(),
         )
     except subprocess.CalledProcessError as error:
         error.add_note(error.stderr)  # a traceback has no other place for it

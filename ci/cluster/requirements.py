@@ -23,12 +23,21 @@ _PACKAGES = {
 _WHERE_ROOT_LOOKS = "/usr/local/sbin:/usr/sbin:/sbin"
 
 
+def path() -> str:
+    """Return PATH with root's programs, which cron, ``env -i`` and plain accounts leave out."""
+    return f"{os.environ.get('PATH', os.defpath)}:{_WHERE_ROOT_LOOKS}"
+
+
+def environment() -> dict[str, str]:
+    """Return the environment in which to run the programs."""
+    return {**os.environ, "PATH": path()}
+
+
 def find_missing() -> str:
     """Return in one line what this machine lacks; nothing if it can have hosts."""
     if sys.platform != "linux":
         return f"only Linux has what hosts are made of, and this is {sys.platform}"
-    path = f"{os.environ.get('PATH', os.defpath)}:{_WHERE_ROOT_LOOKS}"
-    missing = [program for program in _PACKAGES if not shutil.which(program, path=path)]
+    missing = [program for program in _PACKAGES if not shutil.which(program, path=path())]
     reasons = [] if os.geteuid() == 0 else ["this needs root, try sudo"]
     if missing:
         packages = sorted({_PACKAGES[program] for program in missing})
@@ -46,6 +55,7 @@ def _try() -> str:
     namespaces = ["--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "--mount-proc"]
     tried = subprocess.run(
         ["unshare", *namespaces, "sh", "-ec", "\n".join(commands)],
+        env=environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
