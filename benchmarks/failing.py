@@ -74,7 +74,8 @@ def describe(case: Case, outcome: Outcome, hosts: Hosts | None) -> dict[str, Any
     names = hosts.names if hosts else [socket.gethostname()] * 2
     try:
         check(case, outcome, (names[0], names[1]))
-        fault = ""
+        late = outcome.seconds > case.bound
+        fault = f"took longer than {case.bound:g} s" if late else ""
     except AssertionError as error:
         fault = str(error)
     return {

@@ -74,7 +74,7 @@ def run_command(start_command: Callable[..., Job]) -> Callable[..., JobResult]:
     """Return a function that runs a command line of ``mpiexec`` to its end."""
 
     def run(
-        command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = 120
+        command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = 300
     ) -> JobResult:
         return start_command(command, env=env).wait(timeout)
 
@@ -118,7 +118,7 @@ def run_job(start_job: Callable[..., Job]) -> Callable[..., JobResult]:
         arguments: Arguments,
         *,
         env: Mapping[str, str] | None = None,
-        timeout: float = 120,
+        timeout: float = 300,
     ) -> JobResult:
         return start_job(placement, arguments, env=env).wait(timeout)
 

@@ -38,7 +38,7 @@ class Hosts:
         self.emulated = hostfile == EMULATED_HOSTFILE
 
     def run(
-        self, host: str, command: Sequence[str], *, timeout: float = 60
+        self, host: str, command: Sequence[str], *, timeout: float = 300
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on a host, in the current folder; return how it ended.
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from ci.multinode.hosts import Hosts
 
 _MARKED = Path(__file__).with_name("marked.py")
 # How long daemons of an MPI may take to follow mpiexec.
-_GRACE = 5.0
+_GRACE = 30.0
 # Open MPI makes every ssh the leader of a process group, and so does the ssh itself; where cores
 # are busy, mpiexec comes second, is refused, and says so. It means nothing.
 _NOISE = re.compile(r"^\[.*\] plm:ssh: Warning: setpgid\(.*\) failed in parent .*\n", re.MULTILINE)
@@ -102,6 +103,16 @@ class Job:
             for process in json.loads(answer)
         ]
 
+    def note_end(self, host: str, file: Path) -> None:
+        """Have a host make a file once no process of the job is left there.
+
+        That it does by itself, even if it cannot be reached by then.
+        """
+        list_here = shlex.join(self._list_processes)
+        script = f'while [ "$({list_here})" != "[]" ]; do sleep 0.2; done; touch {file}'
+        detached = f"setsid sh -c {shlex.quote(script)} </dev/null >/dev/null 2>&1 &"
+        self._hosts.check(host, "sh", "-c", detached)
+
     def signal_rank(self, rank: int, number: signal.Signals) -> Process:
         """Send a signal to the process of a rank, not to its children; return the process."""
         mine = [process for process in self.processes() if process.rank == rank]
@@ -125,7 +136,7 @@ class Job:
             texts.append(_NOISE.sub("", written.decode(errors="replace").replace("\0", "")))
         return texts[0], texts[1]
 
-    def wait_for(self, text: str, *, timeout: float = 120) -> None:
+    def wait_for(self, text: str, *, timeout: float = 300) -> None:
         """Wait until the job has written a text, at most ``timeout`` seconds.
 
         Raises
@@ -139,7 +150,7 @@ class Job:
             assert running, f"no {text!r} in {self.output()}"
             time.sleep(0.05)
 
-    def wait(self, timeout: float = 120) -> JobResult:
+    def wait(self, timeout: float = 300) -> JobResult:
         """Wait for the end of the job, at most ``timeout`` seconds; clear up behind it.
 
         Processes that outlive ``mpiexec`` by some seconds are in ``left_behind``.

@@ -31,7 +31,7 @@ def chainermn(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )
 
 

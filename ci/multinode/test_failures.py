@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from chainermn.testing.failures import CASES, STALL_LIMIT, Case, Outcome, check, observe
+from chainermn.testing.failures import (
+    BOUND,
+    CASES,
+    STALL_LIMIT,
+    Case,
+    Outcome,
+    check,
+    observe,
+)
 from chainermn.testing.mpiexec import JobResult
 from ci.multinode.conftest import skip_unless_emulated
 from ci.multinode.hosts import Hosts
@@ -19,8 +28,8 @@ from ci.multinode.jobs import Job
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = REPOSITORY / "libs/chainermn/tests/failures/fail.py"
 MNIST = REPOSITORY / "apps/mnist/train.py"
-# Emulated hosts share their cores, and the machine may be busy with other things too.
-SLACK = 3.0
+# Ten times what is promised: the benchmarks show that the promise holds on an idle machine.
+TIMEOUT = 10 * (BOUND + STALL_LIMIT)
 
 LINK_DOWN = Case(
     "link goes down",
@@ -52,7 +61,7 @@ if_long = pytest.mark.skipif(
 def test_rank_fails(case: Case, rank: int, start_job: Callable[..., Job], hosts: Hosts) -> None:
     job = start_job((1, 1), [SCRIPT, case.name, str(rank)], env=case.environment)
     first, second = hosts.names[:2]
-    check(case, observe(case, job), (first, second), rank=rank, slack=SLACK)
+    check(case, observe(case, job, TIMEOUT), (first, second), rank=rank)
 
 
 @pytest.mark.parametrize(
@@ -63,22 +72,34 @@ def test_rank_fails(case: Case, rank: int, start_job: Callable[..., Job], hosts:
     ],
 )
 def test_link_goes_down(
-    end: int, start_job: Callable[..., Job], set_link: Callable[[str, str], None], hosts: Hosts
+    end: int,
+    start_job: Callable[..., Job],
+    set_link: Callable[[str, str], None],
+    hosts: Hosts,
+    folder_of_all_hosts: Path,
 ) -> None:
     job = start_job((1, 1), [SCRIPT, "link goes down"], env=LINK_DOWN.environment)
     job.wait_for("failing")
+    first, other = hosts.names[:2]
+    job.note_end(other, folder_of_all_hosts / "gone")
     set_link(hosts.names[end], "down")
     start = time.monotonic()
-    job.process.wait(SLACK * LINK_DOWN.bound)
+    job.process.wait(TIMEOUT)
     seconds = time.monotonic() - start
-    # Nobody reaches the other host now, where all has to end in the same time.
-    time.sleep(max(0.0, LINK_DOWN.bound - seconds))
-    for name in hosts.names[:2]:
+    # Nobody reaches the other host now, where all has to end too.
+    while not (folder_of_all_hosts / "gone").exists():
+        assert time.monotonic() < start + TIMEOUT
+        time.sleep(0.1)
+    for name in (first, other):
         set_link(name, "up")
-    left = job.processes()
-    outcome = Outcome(seconds, job.wait())
-    assert not left, outcome
-    check(LINK_DOWN, outcome, (hosts.names[0], hosts.names[1]), slack=SLACK)
+    check(LINK_DOWN, Outcome(seconds, job.wait()), (first, other))
+
+
+@pytest.fixture
+def folder_of_all_hosts() -> Iterator[Path]:
+    """Return an empty folder that emulated hosts share, unlike those for temporary files."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def test_what_is_left_on_another_host_is_found_and_killed(
     run_job: Callable[..., JobResult], hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "_GRACE", 0.5)
-    job = run_job((1, 1), [SCRIPT, "stray"], timeout=30)
+    job = run_job((1, 1), [SCRIPT, "stray"])
     assert not job.timed_out
     (stray,) = job.left_behind
     name, pid, *command = stray.split()

@@ -301,7 +301,7 @@ def _():
     # The third example is missing; without the repair the warning about the time is raised.
     examples = dict.fromkeys((0, 1, 3), 0)
     iterator = MultiprocessIterator(
-        examples, 3, shuffle=False, n_processes=1, shared_mem=0, dataset_timeout=3
+        examples, 3, shuffle=False, n_processes=1, shared_mem=0, dataset_timeout=10
     )
     try:
         next(iterator)

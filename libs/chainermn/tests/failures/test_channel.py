@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -12,20 +13,35 @@ from chainermn.failures import channel
 from chainermn.failures.channel import Channel, connect, listen
 
 
-def answer(listener: socket.socket, after: float) -> None:
-    connection, _ = listener.accept()
-    with connection:
-        time.sleep(after)
-        Channel(connection).send({"kind": "welcome"})
+@contextmanager
+def answering(listener: socket.socket, allowed: threading.Event) -> Iterator[None]:
+    """Accept a connection in the ``with`` block, and answer to it once that is allowed."""
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            allowed.wait()
+            Channel(connection).send({"kind": "welcome"})
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    yield
+    thread.join()
 
 
 def test_answer_may_take_longer_than_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "_SECONDS_TO_CONNECT", 0.2)
-    with listen() as listener:
-        thread = threading.Thread(target=answer, args=(listener, 1.0))
-        thread.start()
+    allowed = threading.Event()
+    at_first = iter([0.0, 0.0])
+
+    def clock() -> float:
+        if (now := next(at_first, None)) is not None:
+            return now
+        allowed.set()
+        return (channel._SECONDS_TO_CONNECT + channel._SECONDS_TO_ANSWER) / 2
+
+    monkeypatch.setattr(channel, "monotonic", clock)
+    with listen() as listener, answering(listener, allowed):
         found = connect(["127.0.0.1"], listener.getsockname()[1], {"token": "x"})
-        thread.join()
     assert found is not None
     found.close()
 
@@ -36,21 +52,20 @@ def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         assert connect(["127.0.0.1"], listener.getsockname()[1], {"token": "x"}) is None
 
 
-def test_nobody_listens() -> None:
+def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    # If it waited, it would wait for ever.
+    monkeypatch.setattr(channel, "monotonic", lambda: 0.0)
     with listen() as listener:
         port = listener.getsockname()[1]
-    start = time.monotonic()
     assert connect(["127.0.0.1"], port, {"token": "x"}) is None
-    assert time.monotonic() - start < channel._SECONDS_TO_ANSWER / 2
 
 
 def test_first_of_several_addresses_to_answer() -> None:
-    with listen() as listener:
-        thread = threading.Thread(target=answer, args=(listener, 0.0))
-        thread.start()
+    allowed = threading.Event()
+    allowed.set()
+    with listen() as listener, answering(listener, allowed):
         # The first one is reserved for documentation, so nobody has it.
         addresses = ["192.0.2.1", "127.0.0.1"]
         found = connect(addresses, listener.getsockname()[1], {"token": "x"})
-        thread.join()
     assert found is not None
     found.close()

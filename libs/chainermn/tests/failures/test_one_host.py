@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from chainermn.testing.failures import CASES, STALL_LIMIT, Case, check, observe
+from chainermn.testing.failures import BOUND, CASES, STALL_LIMIT, Case, check, observe
 from chainermn.testing.mpiexec import Job, JobResult, run_job
+
+pytestmark = pytest.mark.each_mpi
 
 SCRIPT = Path(__file__).parent / "fail.py"
 HOST = socket.gethostname()
-# Three times what is promised, since the machine may be busy.
-SLACK = 3.0
-TIMEOUT = 100.0
+# Ten times what is promised: the benchmarks show that the promise holds on an idle machine.
+TIMEOUT = 10 * (BOUND + STALL_LIMIT)
 
 ALWAYS_RUN = ("exception", "sys.exit 0", "SIGKILL", "SIGSTOP", "disk full", "worker killed")
 if_long = pytest.mark.skipif(
@@ -46,14 +47,14 @@ def assert_ended(result: JobResult, *texts: str) -> None:
 )
 def test_rank_1_fails(case: Case) -> None:
     job = Job(2, [SCRIPT, case.name], env=case.environment)
-    check(case, observe(case, job, TIMEOUT), (HOST, HOST), slack=SLACK)
+    check(case, observe(case, job, TIMEOUT), (HOST, HOST))
 
 
 @if_long
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_rank_0_fails(case: Case) -> None:
     job = Job(2, [SCRIPT, case.name, "0"], env=case.environment)
-    check(case, observe(case, job, TIMEOUT), (HOST, HOST), rank=0, slack=SLACK)
+    check(case, observe(case, job, TIMEOUT), (HOST, HOST), rank=0)
 
 
 @if_long

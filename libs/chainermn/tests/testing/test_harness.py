@@ -15,7 +15,10 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
-from chainermn.testing.mpiexec import run_job
+from chainermn.testing import mpiexec
+from chainermn.testing.mpiexec import Job, run_job
+
+pytestmark = pytest.mark.each_mpi
 
 # Inherited by every process of an inner pytest, so that strays can be found.
 MARK = "CHAINERMN_TEST_OF_THE_HARNESS"
@@ -27,7 +30,9 @@ TESTS = {
         (shared_tmp_path / str(RANK)).touch()
         MPI.COMM_WORLD.Barrier()
         assert len(list(shared_tmp_path.iterdir())) == 3""",
-    "fails_on_one": "assert RANK != 1, 'one is wrong'",
+    "fails_on_one": """
+        MPI.COMM_WORLD.Barrier()
+        assert RANK != 1, 'one is wrong'""",
     "fails_while_others_wait": """
         if RANK == 1:
             raise RuntimeError("gave up")
@@ -202,10 +207,8 @@ sys.exit(pytest.main(["-q"]))
 
 
 def test_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
-    write_suite(
-        tmp_path,
-        HEAD + "@pytest.mark.mpi(2)\ndef test_wait():\n    MPI.COMM_WORLD.recv(source=RANK)\n",
-    )
+    waits = f"open({str(tmp_path / 'waits')!r}, 'w').close(); MPI.COMM_WORLD.recv(source=RANK)"
+    write_suite(tmp_path, f"{HEAD}@pytest.mark.mpi(2)\ndef test_wait():\n    {waits}\n")
     mark = f"interrupt-{os.getpid()}"
     pytest_process = subprocess.Popen(
         [sys.executable, "-c", PYTEST_THAT_CAN_BE_INTERRUPTED],
@@ -214,12 +217,10 @@ def test_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
         stdout=subprocess.DEVNULL,
     )
 
-    deadline = time.monotonic() + 60
-    while len(processes_with(mark)) < 4 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    time.sleep(1)
+    while not (tmp_path / "waits").exists():
+        time.sleep(0.02)
     pytest_process.send_signal(signal.SIGINT)
-    pytest_process.wait(timeout=30)
+    pytest_process.wait()
     assert processes_with(mark) == []
 
 
@@ -239,14 +240,20 @@ def test_run_job_reports_a_timeout_and_clears_up(tmp_path: Path) -> None:
         "import os; os.write(1, b'rank %d,' % MPI.COMM_WORLD.rank)\n"
         "MPI.COMM_WORLD.recv(source=MPI.COMM_WORLD.rank)\n"
     )
-    result = run_job(2, [script], timeout=5)
+    job = Job(2, [script])
+    while job.output()[0].count("rank") < 2:
+        time.sleep(0.02)
+    result = job.wait(timeout=0.1)
     assert result.timed_out
     assert result.returncode != 0
     assert "rank 0" in result.stdout
     assert "rank 1" in result.stdout
 
 
-def test_run_job_finds_what_outlives_mpiexec(tmp_path: Path) -> None:
+def test_run_job_finds_what_outlives_mpiexec(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mpiexec, "_GRACE", 0.5)
     script = tmp_path / "script.py"
     script.write_text(
         "import subprocess\nfrom mpi4py import MPI\n"
@@ -254,7 +261,7 @@ def test_run_job_finds_what_outlives_mpiexec(tmp_path: Path) -> None:
         "    subprocess.Popen(['sleep', '601'], start_new_session=True,\n"
         "                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
     )
-    result = run_job(2, [script], timeout=30)
+    result = run_job(2, [script])
     assert not result.timed_out
     assert result.returncode == 0
-    assert result.left_behind == ["sleep 601"]
+    assert "sleep 601" in result.left_behind

@@ -9,8 +9,8 @@ import selectors
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterable, Iterator
+from time import monotonic
 from typing import Any, TypeAlias, cast
 
 Message: TypeAlias = dict[str, Any]
@@ -143,12 +143,12 @@ def _start_connecting(addresses: Iterable[str], port: int, hello: Message) -> It
 
 
 def _first_to_answer(candidates: list[Channel]) -> Channel | None:
-    start = time.monotonic()
+    start = monotonic()
     deadline = start + _SECONDS_TO_CONNECT
     with selectors.DefaultSelector() as selector:
         for channel in candidates:
             selector.register(channel, selectors.EVENT_WRITE)
-        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+        while selector.get_map() and (left := deadline - monotonic()) > 0:
             for key, events in selector.select(left):
                 channel = cast(Channel, key.fileobj)
                 if channel.is_connected():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import perf_counter
 
 # In which the order of gradients is learned, and memory is touched for the first time.
 _ITERATIONS_BEFORE = 3
@@ -32,11 +32,11 @@ class OverlapTrial:
     @contextmanager
     def timed(self) -> Iterator[None]:
         """Count what is done in the ``with`` block: that in which overlap can save time."""
-        start = time.perf_counter()
+        start = perf_counter()
         try:
             yield
         finally:
-            self._spent += time.perf_counter() - start
+            self._spent += perf_counter() - start
 
     def end_iteration(self) -> None:
         """Go on to the next iteration."""

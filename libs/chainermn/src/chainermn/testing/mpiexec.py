@@ -31,6 +31,9 @@ __all__ = [
     "run_job",
 ]
 
+#: Seconds that processes have to follow ``mpiexec``: the daemons of Open MPI take a moment, and
+#: longer on a busy machine. What is alive after that has been left behind.
+_GRACE = 20.0
 #: Every process of a job inherits this variable, so that strays can be found after it.
 JOB_VARIABLE = "CHAINERMN_TESTING_JOB"
 
@@ -130,8 +133,8 @@ class Job:
         for stray in strays:
             with contextlib.suppress(psutil.Error):
                 stray.kill()
-        psutil.wait_procs(strays, timeout=10)
-        self.process.wait(timeout=10)
+        psutil.wait_procs(strays, timeout=60)
+        self.process.wait(timeout=60)
         output = self.output()
         self._out.close()
         self._err.close()
@@ -150,7 +153,7 @@ class Job:
         seconds = time.monotonic() - self._started
         left_behind = []
         if not timed_out:
-            psutil.wait_procs(self.processes(), timeout=2)  # daemons of Open MPI take a moment
+            psutil.wait_procs(self.processes(), timeout=_GRACE)
             for process in self.processes():
                 with contextlib.suppress(psutil.Error):
                     left_behind.append(" ".join(process.cmdline()))
@@ -162,7 +165,7 @@ def run_job(
     ranks: int,
     arguments: Sequence[str | os.PathLike[str]],
     *,
-    timeout: float = 60,
+    timeout: float = 300,
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
 ) -> JobResult:

@@ -30,6 +30,9 @@ START_LIMIT = 120.0
 # Once one rank has failed the others get this long to finish; those that need the failed one
 # never will.
 GRACE_AFTER_FAILURE = 2.0
+# For a rank to write where its threads are; the main thread comes last, perhaps cut off.
+STACK_LIMIT = 5.0
+_ENDS_OF_STACKS = ("in _run_module_as_main", "...")
 
 
 @dataclass
@@ -167,21 +170,20 @@ class RankPool:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pids[rank], signal.SIGUSR1)
         path = self._directory / f"stack{rank}"
-        deadline = time.monotonic() + 1
-        while time.monotonic() < deadline:
-            time.sleep(0.05)
+        deadline = time.monotonic() + STACK_LIMIT
+        stack = ""
+        while time.monotonic() < deadline and not stack.rstrip().endswith(_ENDS_OF_STACKS):
+            time.sleep(0.02)
             with contextlib.suppress(FileNotFoundError):
-                if path.read_text():
-                    time.sleep(0.05)  # the rest of it
-                    return _without_pytest(path.read_text(errors="replace"))
-        return "(it does not answer to a signal either)"
+                stack = path.read_text(errors="replace")
+        return _without_pytest(stack) or "(it does not answer to a signal either)"
 
     def close(self) -> str:
         """Let the ranks end by themselves; return what was wrong with that, or ``''``."""
         for connection in self._connections:
             with contextlib.suppress(OSError):
                 connection.send(None)
-        result = self._job.wait(timeout=20)
+        result = self._job.wait(timeout=60)
         self._clear()
         if result.timed_out:
             return f"{self.ranks} ranks did not end after their last test\n{result.stderr}"
