@@ -14,6 +14,8 @@ import pytest
 from chainermn.testing.mpiexec import JobResult, run_job
 
 HERE = Path(__file__).resolve().parent
+# Seconds after which something hangs, on however busy a machine.
+LIMIT = 600
 NAMES = ["data", "evaluation", "generated", "images", "models", "prepare", "training"]
 
 # The threads of a BLAS wait for each other for long where other programs use the cores too.
@@ -59,7 +61,7 @@ def start() -> Callable[..., JobResult]:
     ) -> JobResult:
         env = ONE_THREAD if ranks == 1 else {}  # for more ranks the library sees to it
         arguments = [HERE / script, *map(str, options)]
-        job = run_job(ranks, arguments, cwd=cwd, env=env, timeout=120)
+        job = run_job(ranks, arguments, cwd=cwd, env=env, timeout=LIMIT)
         assert not job.timed_out, job
         assert not job.left_behind, job
         if fails:

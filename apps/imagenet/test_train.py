@@ -32,8 +32,8 @@ def load_conftest():
 
 
 conftest = load_conftest()
-read_log, direct_environment, lists = (
-    getattr(conftest, name) for name in ("read_log", "direct_environment", "lists")
+read_log, direct_environment, lists, LIMIT = (
+    getattr(conftest, name) for name in ("read_log", "direct_environment", "lists", "LIMIT")
 )
 
 
@@ -59,6 +59,7 @@ def two_ranks(train, drawn, tmp_path_factory) -> tuple[JobResult, Path]:
     return train(2, drawn, out, *SHORT), out
 
 
+@pytest.mark.each_mpi
 def test_two_ranks_learn(two_ranks):
     _, out = two_ranks
     log = read_log(out)
@@ -115,7 +116,7 @@ def test_predict(two_ranks, drawn):
     command = [HERE / "predict.py", "--model", out / "model.npz"]
     environment = direct_environment() | conftest.ONE_THREAD
     shown = subprocess.run(
-        [*command, *images], env=environment, capture_output=True, text=True, timeout=60
+        [*command, *images], env=environment, capture_output=True, text=True, timeout=LIMIT
     )
     assert (shown.returncode, shown.stderr) == (0, "")
     lines = shown.stdout.splitlines()
@@ -128,30 +129,49 @@ def test_predict(two_ranks, drawn):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT,
     )
     assert shown.returncode == 1
     assert "README.md: UnidentifiedImageError" in shown.stderr
     assert shown.stdout.count("%") == 5
 
 
+# Runs the script whose name follows, and kills the last rank once it has taken so many iterations.
+KILLS_ITSELF = """
+import os, runpy, signal, sys
+from chainer.training import StandardUpdater
+
+if __name__ == "__main__":
+    update, last = StandardUpdater.update, int(sys.argv[1])
+
+    def update_or_die(self):
+        update(self)
+        optimizer = self.get_optimizer("main")
+        if self.iteration == last and optimizer.communicator.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    StandardUpdater.update = update_or_die
+    del sys.argv[:2]
+    sys.path[0] = os.path.dirname(sys.argv[0])
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def test_killed_and_started_again_is_as_if_undisturbed(two_ranks, drawn, tmp_path):
     _, undisturbed = two_ranks
     out = tmp_path / "result"
-    arguments = [HERE / "train.py", *lists(drawn), "--out", out, "--arch", "small", *SHORT]
-    arguments += ["--checkpoint", "4"]
+    kills_itself = tmp_path / "kills_itself.py"
+    kills_itself.write_text(KILLS_ITSELF)
+    options = [*lists(drawn), "--out", out, "--arch", "small", *SHORT, "--checkpoint", "4"]
     going_on = []
-    for newest in (8, 28, None):
-        job = Job(2, [str(argument) for argument in arguments], cwd=tmp_path)
-        if newest is not None:
-            wait_for(lambda newest=newest: (out / f"small-2.1.{newest}").exists())
-            os.kill(ranks_of(job)[-1].pid, signal.SIGKILL)
-        result = job.wait(60)
+    for last in (10, 31, None):
+        program = [HERE / "train.py"] if last is None else [kills_itself, last, HERE / "train.py"]
+        job = Job(2, [str(argument) for argument in (*program, *options)], cwd=tmp_path)
+        result = job.wait(LIMIT)
         assert not result.timed_out and not result.left_behind, result
-        assert (result.returncode == 0) == (newest is None), result
+        assert (result.returncode == 0) == (last is None), result
         going_on += re.findall(r"going on after iteration (\d+)", result.stdout)
-    assert [int(iteration) % 4 for iteration in going_on] == [0, 0]
-    assert 4 <= int(going_on[0]) < int(going_on[1]) <= 44
+    assert going_on == ["8", "28"]
     assert_equal_models(out, undisturbed)
     times = ("elapsed_time", "images/s", "minutes left")
     assert [{k: v for k, v in row.items() if k not in times} for row in read_log(out)] == [
@@ -159,8 +179,8 @@ def test_killed_and_started_again_is_as_if_undisturbed(two_ranks, drawn, tmp_pat
     ]
 
 
-def wait_for(condition, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + LIMIT
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -209,26 +229,28 @@ if __name__ == "__main__":
 def test_workers_do_not_load_mpi(tmp_path):
     script = tmp_path / "probe.py"
     script.write_text(PROBE.format(here=str(HERE), seconds=0, announce=False))
-    result = Job(2, [script], cwd=tmp_path).wait(60)
+    result = Job(2, [script], cwd=tmp_path).wait(LIMIT)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.split() == ["fine", "fine"]
     assert not result.left_behind
 
 
-@pytest.mark.parametrize("delay", [0, 3])
-def test_workers_end_with_a_rank_that_is_killed(delay, tmp_path):
+@pytest.mark.each_mpi
+# Written before the workers are started, and by a worker that is busy.
+@pytest.mark.parametrize("announcement", ["ready.0", "worker"])
+def test_workers_end_with_a_rank_that_is_killed(announcement, tmp_path):
     script = tmp_path / "probe.py"
     script.write_text(PROBE.format(here=str(HERE), seconds=30, announce=True))
     job = Job(2, [script], cwd=tmp_path)
-    wait_for((tmp_path / "ready.0").exists)
-    time.sleep(delay)  # the workers are being started; or they are busy
+    wait_for((tmp_path / announcement).exists)
     os.kill(ranks_of(job)[0].pid, signal.SIGKILL)
-    result = job.wait(30)
+    result = job.wait(LIMIT)
     assert not result.timed_out
     assert not result.left_behind
     assert result.returncode != 0
 
 
+@pytest.mark.each_mpi
 def test_worker_that_is_killed_ends_the_job(tmp_path):
     script = tmp_path / "probe.py"
     script.write_text(PROBE.format(here=str(HERE), seconds=0.5, announce=True))
@@ -236,7 +258,7 @@ def test_worker_that_is_killed_ends_the_job(tmp_path):
     worker = tmp_path / "worker"
     wait_for(lambda: worker.exists() and worker.read_text())
     os.kill(int(worker.read_text()), signal.SIGKILL)
-    result = job.wait(60)
+    result = job.wait(LIMIT)
     assert not result.timed_out
     assert not result.left_behind
     assert result.returncode != 0
@@ -310,7 +332,7 @@ def test_mpiexec_starts_the_script_itself(cwd, drawn, tmp_path):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT,
     )
     assert (shown.returncode, shown.stderr) == (0, ""), shown
     assert read_log(tmp_path / "result")[-1]["iteration"] == 10
@@ -337,6 +359,7 @@ def stop(process: subprocess.Popen) -> None:
 @pytest.mark.skipif(
     not (REPOSITORY / "libs/chainermn/pyproject.toml").exists(), reason="this is a copy"
 )
+@pytest.mark.venv
 @pytest.mark.skipif(
     "CHAINERMN_WHEELHOUSE" not in os.environ,
     reason="CHAINERMN_WHEELHOUSE names no folder of wheels to install a copy from",
@@ -368,7 +391,7 @@ def test_copied_app_trains(tmp_path):
             start_new_session=True,
         )
         try:
-            shell.wait(timeout=240)
+            shell.wait(timeout=LIMIT)
         finally:
             stop(shell)
     assert shell.returncode == 0, output.read_text()

@@ -32,6 +32,8 @@ from chainermn.testing.mpiexec import (
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 ACCURACY = "validation/main/accuracy"
+# Seconds after which something hangs, on however busy a machine.
+LIMIT = 600
 
 
 def load_module(name: str) -> ModuleType:
@@ -77,12 +79,12 @@ def two_ranks(tmp_path_factory) -> tuple[JobResult, Path]:
     return train(2, out), out
 
 
+@pytest.mark.each_mpi
 def test_two_ranks_learn_to_read_digits(two_ranks):
-    job, out = two_ranks
+    _, out = two_ranks
     log = read_log(out)
     assert [row["epoch"] for row in log] == list(range(1, 21))
     assert log[-1][ACCURACY] >= 0.97
-    assert job.seconds < 60
 
 
 def test_plots_and_snapshots_are_written(two_ranks):
@@ -93,6 +95,7 @@ def test_plots_and_snapshots_are_written(two_ranks):
         assert (out / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
+@pytest.mark.each_mpi
 def test_only_rank_0_prints_and_plainly_where_no_terminal_is(two_ranks):
     job, out = two_ranks
     header, *rows, summary, files = job.stdout.splitlines()
@@ -137,7 +140,7 @@ def test_single_process_script_does_as_well(tmp_path):
     for script in ("train_single.py", "train.py"):
         out = tmp_path / script
         command = [HERE / script, "--epoch", "6", "--out", out]
-        shown = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+        shown = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT)
         assert (shown.returncode, shown.stderr) == (0, ""), shown
         accuracy[script] = read_log(out)[-1][ACCURACY]
     assert accuracy["train.py"] == pytest.approx(accuracy["train_single.py"], abs=0.02)
@@ -156,7 +159,7 @@ def test_mpiexec_starts_the_script_itself(cwd, tmp_path):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT,
     )
     assert (shown.returncode, shown.stderr) == (0, ""), shown
     assert math.ceil(719 / 30) == read_log(tmp_path / "result")[-1]["iteration"]
@@ -178,6 +181,7 @@ def test_resumed_run_goes_on(two_ranks, tmp_path):
     assert job.stdout.count("after 4 epochs") == 1
 
 
+@pytest.mark.each_mpi
 def test_progress_bar_where_mpiexec_writes_to_a_terminal(tmp_path):
     terminal, end_of_mpiexec = os.openpty()
     command = mpiexec_command(2, [HERE / "train.py", "--epoch", "1", "--out", tmp_path])
@@ -189,7 +193,7 @@ def test_progress_bar_where_mpiexec_writes_to_a_terminal(tmp_path):
         start_new_session=True,
     )
     os.close(end_of_mpiexec)
-    shown, deadline = b"", time.monotonic() + 60
+    shown, deadline = b"", time.monotonic() + LIMIT
     try:
         while time.monotonic() < deadline:
             if select.select([terminal], [], [], 0.5)[0]:
@@ -197,7 +201,7 @@ def test_progress_bar_where_mpiexec_writes_to_a_terminal(tmp_path):
                     shown += os.read(terminal, 4096)
                 except OSError:  # the other end has been closed
                     break
-        assert mpiexec.wait(timeout=10) == 0
+        assert mpiexec.wait(timeout=LIMIT) == 0
     finally:
         stop(mpiexec)
         os.close(terminal)
@@ -273,8 +277,8 @@ VALID = idx(np.zeros((2, 3)))
         (VALID[:-1], r"expected 18 bytes for an array of shape \(2, 3\), got 17"),
         (VALID + b"\0", r"expected 18 bytes for an array of shape \(2, 3\), got 19"),
         (VALID[:8], "expected 12 bytes"),
-        (gzip.compress(VALID)[:-4], "labels: damaged gzip file"),
-        (gzip.compress(VALID)[:12] + b"?" * 20, "labels: damaged gzip file"),
+        (gzip.compress(VALID, mtime=0)[:-4], "labels: damaged gzip file"),
+        (gzip.compress(VALID, mtime=0)[:12] + b"?" * 20, "labels: damaged gzip file"),
     ],
 )
 def test_error_for_what_is_not_an_idx_file(content, message):
@@ -337,7 +341,7 @@ def test_error_without_a_network_names_two_other_ways(empty_cache, monkeypatch):
 
 def test_all_ranks_end_when_rank_0_finds_no_data(tmp_path):
     options = ["--dataset", "mnist", "--data", tmp_path, "--out", tmp_path / "result"]
-    job = run_job(2, [HERE / "train.py", *options], timeout=30)
+    job = run_job(2, [HERE / "train.py", *options])
     assert job.returncode != 0
     assert not job.timed_out
     assert not job.left_behind
@@ -388,6 +392,7 @@ def stop(process: subprocess.Popen) -> None:
 @pytest.mark.skipif(
     not (REPOSITORY / "libs/chainermn/pyproject.toml").exists(), reason="this is a copy"
 )
+@pytest.mark.venv
 @pytest.mark.skipif(
     "CHAINERMN_WHEELHOUSE" not in os.environ,
     reason="CHAINERMN_WHEELHOUSE names no folder of wheels to install a copy from",
@@ -419,7 +424,7 @@ def test_copied_app_trains(tmp_path):
             start_new_session=True,
         )
         try:
-            shell.wait(timeout=240)
+            shell.wait(timeout=LIMIT)
         finally:
             stop(shell)
     assert shell.returncode == 0, output.read_text()

@@ -47,7 +47,7 @@ def in_turn(comm: Any) -> Iterator[None]:
     comm.allgather_obj(None)
 
 
-@pytest.mark.mpi(1, 2, 3, 4)
+@pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("name", ["plain", "dotted.name.0", "dotted.name.0.7"])
 def test_newest_checkpoint_is_loaded(name: str, shared_tmp_path: Path) -> None:
     comm = chainermn.create_communicator("naive")
@@ -65,7 +65,7 @@ def test_newest_checkpoint_is_loaded(name: str, shared_tmp_path: Path) -> None:
     assert files(path) == sorted(expected)
 
 
-@pytest.mark.mpi(1, 2, 3, 4)
+@pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize(("keep", "more"), [(2, 2), (1, 0), (3, 1)])
 def test_garbage_collection(keep: int, more: int, shared_tmp_path: Path) -> None:
     comm = chainermn.create_communicator("naive")
@@ -81,7 +81,7 @@ def test_garbage_collection(keep: int, more: int, shared_tmp_path: Path) -> None
             assert files(shared_tmp_path) == expected
 
 
-@pytest.mark.mpi(1, 2, 3, 4)
+@pytest.mark.mpi(1, 3)
 def test_finalize_removes_what_is_left(shared_tmp_path: Path) -> None:
     comm = chainermn.create_communicator("naive")
     (shared_tmp_path / "x.0.notes").touch()
@@ -129,7 +129,7 @@ def replace_by_another_size(file: Path) -> None:
         np.savez(stream, **arrays)
 
 
-@pytest.mark.mpi(1, 2, 3, 4)
+@pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -160,7 +160,7 @@ def test_spoiled_file_is_skipped_on_all_ranks(spoil: Any, shared_tmp_path: Path)
     assert (resumed.x.array == 2).all()
 
 
-@pytest.mark.mpi(2, 3)
+@pytest.mark.mpi(3)
 def test_checkpoint_that_only_some_ranks_have_is_ignored(shared_tmp_path: Path) -> None:
     comm = chainermn.create_communicator("naive")
     checkpointer = create_multi_node_checkpointer("x", comm, path=shared_tmp_path)
@@ -186,7 +186,7 @@ def test_no_checkpoint(shared_tmp_path: Path) -> None:
     assert (resumed.x.array == 4).all()
 
 
-@pytest.mark.mpi(1, 2, 3, 4)
+@pytest.mark.mpi(1, 3)
 def test_checkpoint_of_another_model(shared_tmp_path: Path) -> None:
     comm = chainermn.create_communicator("naive")
     checkpointer = create_multi_node_checkpointer("x", comm, path=shared_tmp_path)
@@ -208,7 +208,7 @@ def nothing() -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-@pytest.mark.mpi(1, 2, 3, 4)
+@pytest.mark.mpi(1, 3)
 def test_write_failure_raises_on_all_and_keeps_the_previous(shared_tmp_path: Path) -> None:
     comm = chainermn.create_communicator("naive")
     checkpointer = create_multi_node_checkpointer("x", comm, path=shared_tmp_path)
@@ -244,14 +244,14 @@ def test_bad_arguments(arguments: Any, message: str) -> None:
         create_multi_node_checkpointer("x", comm).maybe_load(counter())
 
 
-@pytest.mark.mpi(2, 3)
+@pytest.mark.mpi(3)
 def test_names_that_differ() -> None:
     comm = chainermn.create_communicator("naive")
     with pytest.raises(ValueError, match="the same name"):
         create_multi_node_checkpointer(f"x{comm.rank}", comm)
 
 
-@pytest.mark.mpi(1, 2, 3, 4)
+@pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("with_optimizer", [True, False])
 def test_resumed_training_equals_an_unbroken_one(
     with_optimizer: bool, shared_tmp_path: Path, training: Any
@@ -291,8 +291,8 @@ def test_job_killed_while_it_writes(tmp_path: Path) -> None:
         out = tmp_path / str(attempt)
         job = Job(2, [HERE / "write_checkpoints.py", out])
         try:
-            deadline = time.monotonic() + 30
-            while not list(out.glob("job.*.5")) and time.monotonic() < deadline:
+            while not list(out.glob("job.*.5")):
+                assert job.process.poll() is None, job.output()
                 time.sleep(0.02 + 0.013 * attempt)
             for process in job.processes():
                 if "write_checkpoints" in " ".join(process.cmdline()[1:2]):
