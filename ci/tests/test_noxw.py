@@ -31,7 +31,7 @@ def offline() -> dict[str, str]:
     """Return an environment in which pip finds nox without a network."""
     wheels = os.environ.get("CHAINERMN_WHEELHOUSE")
     if wheels is None:
-        pytest.skip("CHAINERMN_WHEELHOUSE names no directory of wheels; nox -s cpu_tests sets it")
+        pytest.skip("CHAINERMN_WHEELHOUSE names no wheels; nox -s install_tests sets it")
     return {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": Path(wheels).as_uri()}
 
 
@@ -100,6 +100,7 @@ def installed(checkout: Path) -> list[str]:
     return [path.name for path in (checkout / ".noxw").glob("*")]
 
 
+@pytest.mark.venv
 def test_installs_once_and_passes_on_arguments_and_exit_code(
     checkout: Path, tmp_path: Path, offline: dict[str, str]
 ) -> None:
@@ -114,6 +115,7 @@ def test_installs_once_and_passes_on_arguments_and_exit_code(
     assert "noxw:" not in second.stderr
 
 
+@pytest.mark.venv
 def test_two_at_once(checkout: Path, offline: dict[str, str]) -> None:
     processes = [
         subprocess.Popen(command(checkout, "-s", "echo"), env=offline, stderr=subprocess.DEVNULL)
@@ -123,6 +125,7 @@ def test_two_at_once(checkout: Path, offline: dict[str, str]) -> None:
     assert len(installed(checkout)) == 1
 
 
+@pytest.mark.venv
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_runs_after_an_interrupted_installation(
     checkout: Path, offline: dict[str, str], how: signal.Signals
@@ -149,6 +152,7 @@ def test_runs_after_an_interrupted_installation(
     assert again.returncode == 0, again.stderr
 
 
+@pytest.mark.venv
 def test_without_a_network(checkout: Path, tmp_path: Path, offline: dict[str, str]) -> None:
     error = only_error(noxw(checkout, env={**offline, "PIP_FIND_LINKS": str(tmp_path)}))
     assert "is there a network" in error
@@ -156,6 +160,7 @@ def test_without_a_network(checkout: Path, tmp_path: Path, offline: dict[str, st
     assert installed(checkout) == []
 
 
+@pytest.mark.venv
 def test_installs_another_nox_when_the_pin_changes(
     checkout: Path, offline: dict[str, str]
 ) -> None:
@@ -165,6 +170,7 @@ def test_installs_another_nox_when_the_pin_changes(
     assert "nox==1!" in only_error(noxw(checkout, "-s", "echo", env=offline))
 
 
+@pytest.mark.venv
 def test_without_ensurepip_takes_the_systems_pip(
     checkout: Path, tmp_path: Path, offline: dict[str, str]
 ) -> None:

@@ -155,7 +155,7 @@ def test_shell_block(block, tmp_path):
 @pytest.mark.parametrize("block", pages.marked("run: clean"), ids=str)
 def test_shell_block_in_a_clean_environment(block, tmp_path):
     if "CHAINERMN_WHEELHOUSE" not in os.environ:
-        pytest.skip("CHAINERMN_WHEELHOUSE names no folder of wheels; nox -s cpu_tests sets it")
+        pytest.skip("CHAINERMN_WHEELHOUSE names no folder of wheels; nox -s install_tests sets it")
     if not importlib.util.find_spec("ensurepip"):
         pytest.skip("this Python makes no environments (venv)")
     if mpi_flavour() == "openmpi":

@@ -8,6 +8,8 @@ import pytest
 
 from chainermn.testing.mpiexec import JobResult, run_job
 
+pytestmark = pytest.mark.each_mpi
+
 WAITS_FOR_A_RANK_THAT_FAILS = """
 import sys
 {before}
@@ -21,7 +23,7 @@ comm.recv_obj(1)
 def fail(tmp_path: Path, before: str, ranks: int = 3, **env: str) -> JobResult:
     script = tmp_path / "script.py"
     script.write_text(WAITS_FOR_A_RANK_THAT_FAILS.format(before=before))
-    return run_job(ranks, [script], timeout=30, env=env)
+    return run_job(ranks, [script], env=env)
 
 
 # Without create_communicator: bare MPI in its place.
@@ -62,7 +64,7 @@ def test_alone_it_is_an_ordinary_traceback(tmp_path: Path) -> None:
     script.write_text(
         "import chainermn\ncomm = chainermn.create_communicator('naive')\nraise ValueError('no')\n"
     )
-    result = run_job(1, [script], timeout=30)
+    result = run_job(1, [script])
     assert result.returncode != 0
     assert "ValueError: no" in result.stderr
     assert "chainermn: rank" not in result.stderr
@@ -78,7 +80,7 @@ def test_failure_before_mpi_is_initialised(tmp_path: Path) -> None:
         "if rank == '1':\n"
         "    raise ValueError('early')\n"
     )
-    result = run_job(2, [script], timeout=30)
+    result = run_job(2, [script])
     assert not result.timed_out
     assert result.returncode != 0
     assert "ValueError: early" in result.stderr
@@ -100,6 +102,6 @@ def test_child_of_a_rank_leaves_the_job_alone(tmp_path: Path) -> None:
         "    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3\n"
         "comm.allgather_obj(0)\n"
     )
-    result = run_job(2, [script], timeout=30)
+    result = run_job(2, [script])
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("ValueError: in the child") == 1

@@ -9,6 +9,8 @@ import pytest
 import chainermn
 from chainermn.together import check_root, run_together
 
+pytestmark = pytest.mark.each_mpi
+
 
 @pytest.mark.mpi(1, 2, 3, 4)
 def test_result_is_that_of_this_rank() -> None:

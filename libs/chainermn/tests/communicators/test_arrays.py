@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 import chainermn
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
+pytestmark = pytest.mark.each_mpi
+
 DTYPES = [
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64"),

@@ -9,6 +9,8 @@ import pytest
 from chainermn.communicators.transport.casts import Casts
 from chainermn.communicators.transport.sums import Adder, divide
 
+pytestmark = pytest.mark.each_mpi
+
 ALL_HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
 
 

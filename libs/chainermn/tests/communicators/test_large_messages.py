@@ -9,6 +9,8 @@ import chainermn
 from chainermn.communicators.transport import mpi
 from chainermn.communicators.transport.mpi import MpiTransport, world
 
+pytestmark = pytest.mark.each_mpi
+
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

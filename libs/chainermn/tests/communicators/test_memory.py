@@ -9,6 +9,8 @@ import pytest
 
 from chainermn.testing.mpiexec import run_job
 
+pytestmark = pytest.mark.each_mpi
+
 COUNTS_PAGE_FAULTS = """
 import resource, sys
 import numpy as np

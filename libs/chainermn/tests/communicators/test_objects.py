@@ -11,6 +11,8 @@ import pytest
 import chainermn
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
+pytestmark = pytest.mark.each_mpi
+
 
 def obj_of(rank: int) -> dict[str, Any]:
     """Return something small on even ranks and too large for its header on odd ones."""

@@ -25,6 +25,8 @@ from chainermn.communicators.transport.reducer import (
 )
 from chainermn.communicators.transport.shared_memory import SharedMemoryReducer, share_memory
 
+pytestmark = pytest.mark.each_mpi
+
 WORLD = MPI.COMM_WORLD
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 # With chunks of 256 bytes: none, fewer elements than ranks, primes, a chunk and one more or less.

@@ -16,6 +16,8 @@ from chainermn.communicators.single_node_communicator import SingleNodeCommunica
 from chainermn.communicators.topology import Topology
 from chainermn.communicators.two_dimensional_communicator import TwoDimensionalCommunicator
 
+pytestmark = pytest.mark.each_mpi
+
 SEVERAL_HOSTS = [
     NaiveCommunicator,
     FlatCommunicator,

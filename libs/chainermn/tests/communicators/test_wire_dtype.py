@@ -16,6 +16,8 @@ from chainermn.communicators.naive_communicator import NaiveCommunicator
 from chainermn.communicators.topology import Topology
 from chainermn.communicators.two_dimensional_communicator import TwoDimensionalCommunicator
 
+pytestmark = pytest.mark.each_mpi
+
 WORLD = MPI.COMM_WORLD
 KINDS = [NaiveCommunicator, FlatCommunicator, HierarchicalCommunicator, TwoDimensionalCommunicator]
 SHAPES = [(7, 11), (), (70000,), (3,)]

@@ -21,6 +21,8 @@ from chainermn.doctor.probe import Outcome
 from chainermn.doctor.registry import Status
 from chainermn.doctor.setup import Setup
 
+pytestmark = pytest.mark.each_mpi
+
 BY_NAME = {check.name: check for check in CHECKS}
 
 #: (name of a check, what is wrong, what it finds, its remedy, function that brings it about)

@@ -18,6 +18,8 @@ from chainermn.doctor.checks.python import THREAD_VARIABLES
 from chainermn.doctor.registry import Check, Finding, Status, bad, good, not_tried, run_checks
 from chainermn.doctor.setup import Setup
 
+pytestmark = pytest.mark.each_mpi
+
 HOSTS = {check.name for check in CHECKS if check.subject == "hosts"}
 # A container may have little of it, and the doctor is right to say so.
 DEPENDS_ON_THE_MACHINE = {"shared memory"}

@@ -17,6 +17,8 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.functions import pseudo_connect, recv, send
 from chainermn.functions.point_to_point_communication import Recv, Send
 
+pytestmark = pytest.mark.each_mpi
+
 FLOATS = ["float16", "float32", "float64"]
 # The same draws on every rank.
 alike = settings(derandomize=True, deadline=None, database=None, max_examples=25)

@@ -8,6 +8,8 @@ import pytest
 
 from chainermn.launch.hosts import fill_hosts, parse_hosts, read_hostfile
 
+pytestmark = pytest.mark.each_mpi
+
 
 @pytest.mark.parametrize(
     ("text", "hosts"),

@@ -20,6 +20,10 @@ from click.testing import CliRunner, Result
 from chainermn.__main__ import main
 from chainermn.launch.mpiexec import find_mpiexec, mpi_flavour
 
+pytestmark = pytest.mark.each_mpi
+
+# Seconds after which something hangs, on however busy a machine.
+LIMIT = 120
 # Each rank leaves a file that says what it got.
 WRITES = """\
 import os, pathlib, sys
@@ -33,7 +37,7 @@ pathlib.Path(sys.argv[1], f"rank{world.rank}").write_text(text)
 def launch(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "chainermn", "launch", *map(str, arguments)]
     return subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, **options
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT, **options
     )
 
 
@@ -123,7 +127,7 @@ def marked(name: str) -> list[psutil.Process]:
     return found
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 30) -> bool:
+def wait_until(true: Callable[[], bool], seconds: float = LIMIT) -> bool:
     deadline = time.monotonic() + seconds
     while not true() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -146,7 +150,7 @@ def test_signal_ends_the_job(number: signal.Signals, mark: str, tmp_path: Path) 
     )
     assert wait_until(lambda: all((tmp_path / f"rank{rank}").exists() for rank in (0, 1)))
     process.send_signal(number)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=LIMIT)
     assert process.returncode != 0
     assert "starting again" not in stderr
     assert wait_until(lambda: not marked(mark)), marked(mark)
@@ -157,7 +161,7 @@ def test_dry_run_prints_what_a_shell_can_run(tmp_path: Path) -> None:
     script.write_text(WRITES)
     printed = invoke("-n", 2, "--stall-limit", 8, "--dry-run", script, tmp_path, "a b").output
     assert not list(tmp_path.glob("rank*"))
-    subprocess.run(printed, shell=True, check=True, timeout=60, stdin=subprocess.DEVNULL)
+    subprocess.run(printed, shell=True, check=True, timeout=LIMIT, stdin=subprocess.DEVNULL)
     assert [(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)] == [
         repr((2, ["a b"], "8", sys.executable))
     ] * 2
@@ -223,7 +227,7 @@ def test_command_starts_where_chainer_compat_is_off() -> None:
         env={**os.environ, "CHAINER_COMPAT_DISABLE": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT,
     )
     assert (shown.returncode, shown.stdout) == (0, "chainermn, version 8.0.0\n"), shown.stderr
 
@@ -233,4 +237,4 @@ def test_launching_imports_neither_chainer_nor_rich() -> None:
         "import sys, chainermn.__main__\n"
         "assert not {'chainer', 'rich', 'mpi4py', 'numpy'} & set(sys.modules)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=LIMIT)

@@ -19,6 +19,8 @@ from chainermn.launch.mpiexec import (
     mpiexec_command,
 )
 
+pytestmark = pytest.mark.each_mpi
+
 OTHER = {"mpich": "openmpi", "openmpi": "mpich"}
 
 

@@ -39,7 +39,7 @@ def same_state(own: chainer.Link, other: chainer.Link, tolerance: float = 1e-12)
     assert own.N == other.N
 
 
-@pytest.mark.mpi(1, 2, 3, 4)
+@pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("finetune", [False, True])
 def test_statistics_over_several_batches(comm: CommunicatorBase, finetune: bool) -> None:
     own = MultiNodeBatchNormalization(3, comm, decay=0.8, dtype="f8")
@@ -70,7 +70,7 @@ def network(bn: Any) -> chainer.Sequential:
         )
 
 
-@pytest.mark.mpi(1, 2, 3, 4)
+@pytest.mark.mpi(1, 3)
 def test_training_equals_one_process(comm: CommunicatorBase) -> None:
     alone = network(L.BatchNormalization)
     shared = network(lambda size: MultiNodeBatchNormalization(size, comm))

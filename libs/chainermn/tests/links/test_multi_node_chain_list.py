@@ -81,7 +81,7 @@ def pipeline(comm: CommunicatorBase, links: list[Stage]) -> MultiNodeChainList:
     return model
 
 
-@pytest.mark.mpi(1, 2, 3, 4)
+@pytest.mark.mpi(1, 3)
 def test_training_equals_one_process(comm: CommunicatorBase) -> None:
     alone, links = chainer.Sequential(*stages()), stages()
     reference = chainer.optimizers.Adam(0.01).setup(alone)

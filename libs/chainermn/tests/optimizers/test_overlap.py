@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -23,10 +22,13 @@ import chainermn
 from chainermn.communicators import loans, overlapped_exchange
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.gradients import overlap as rounds
+from chainermn.optimizers import overlap_trial
 from chainermn.optimizers.double_buffering_optimizer import DoubleBufferingOptimizer
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
 from chainermn.optimizers.overlapping_optimizer import OverlappingOptimizer
 from chainermn.testing.mpiexec import run_job
+
+pytestmark = pytest.mark.each_mpi
 
 STEPS = 5
 
@@ -413,7 +415,7 @@ def test_wire_dtype_that_changes() -> None:
     assert_equal(overlapped, plain)
 
 
-@pytest.mark.mpi(2, 3)
+@pytest.mark.mpi(3)
 @pytest.mark.parametrize(
     "name", ["flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware"]
 )
@@ -495,7 +497,7 @@ class _Failing(chainer.FunctionNode):
         raise ZeroDivisionError("by design")
 
 
-@pytest.mark.mpi(2, 3)
+@pytest.mark.mpi(3)
 @pytest.mark.parametrize("where", ["same", "different", "forward on one"])
 def test_training_goes_on_after_an_exception(where: str) -> None:
     def step(net: Any, optimizer: MultiNodeOptimizer, rank: int, number: int) -> None:
@@ -525,7 +527,7 @@ def test_training_goes_on_after_an_exception(where: str) -> None:
 @pytest.mark.parametrize("where", ["backward", "end"])
 def test_job_of_which_a_rank_fails_ends(where: str) -> None:
     script = Path(__file__).parent / "end_while_overlapping.py"
-    result = run_job(2, [script, where], timeout=60)
+    result = run_job(2, [script, where])
     assert not result.timed_out
     assert (result.returncode == 0) == (where == "end"), result.stderr
     if where == "backward":
@@ -591,7 +593,7 @@ def test_gradients_kept_by_the_user_stay_as_they_are() -> None:
         np.testing.assert_array_equal(gradient, copy)
 
 
-@pytest.mark.mpi(2, 3)
+@pytest.mark.mpi(3)
 def test_resumed_training_is_the_same(shared_tmp_path: Path) -> None:
     comm = chainermn.create_communicator("naive")
 
@@ -718,7 +720,7 @@ def test_duplicates_of_the_communicator_are_freed(settings: dict[str, Any]) -> N
     assert lent[4] == lent[3] == lent[2]
 
 
-@pytest.mark.mpi(2, 3)
+@pytest.mark.mpi(3)
 @pytest.mark.parametrize("step", [each_in_another_way, other_weights_on_each_rank, accumulated])
 @pytest.mark.parametrize("where", ["everywhere", "on one"])
 def test_without_threads_it_overlaps_between_functions(
@@ -768,30 +770,22 @@ def on_several_hosts(comm: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return comm
 
 
-class Slow:
-    """What is done late, on one rank or all."""
-
-    def __init__(self, actual: Callable[..., Any], is_slow: bool) -> None:
-        self._actual = actual
-        self._is_slow = is_slow
-
-    def __call__(self, *arguments: Any) -> Any:
-        time.sleep(0.01 * self._is_slow)
-        return self._actual(*arguments)
-
-
-@pytest.mark.mpi(2, 3)
+@pytest.mark.mpi(3)
 @pytest.mark.parametrize("slow", ["with overlap", "without"])
 def test_auto_keeps_what_is_faster(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second iteration overlaps at first; the bits are those without, throughout."""
     comm = on_several_hosts(chainermn.create_communicator("naive"), monkeypatch)
     is_slow_rank = comm.rank == comm.size - 1
     exchanges: list[str] = []
+    now = 0.0
+    monkeypatch.setattr(overlap_trial, "perf_counter", lambda: now)
 
     def note(kind: str, owner: Any, name: str, is_slow: bool) -> None:
-        actual = Slow(getattr(owner, name), is_slow and is_slow_rank)
+        actual = getattr(owner, name)
 
         def noted(*arguments: Any) -> Any:
+            nonlocal now
+            now += 2.0 if is_slow and is_slow_rank else 1.0
             exchanges.append(kind)
             return actual(*arguments)
 
