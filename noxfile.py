@@ -67,9 +67,13 @@ def cpu_tests(session: nox.Session, mpi: str) -> None:
 @nox.session(python=PYTHONS, default=False, reuse_venv=True)
 def quick(session: nox.Session) -> None:
     """Answer in a minute while one works: what the library does on ranks that stay up."""
-    if "--no-install" not in sys.argv:
-        libs = ["-e", "libs/chainer_compat[test]", "-e", "libs/chainermn[mpich,testing]"]
-        install(session, *libs, *test_requirements())
+    if session.virtualenv.is_sandboxed:
+        digest = digest_of_requirements()
+        installed = Path(session.virtualenv.location, "requirements.sha256")
+        if not installed.exists() or installed.read_text() != digest:
+            libs = ["-e", "libs/chainer_compat[test]", "-e", "libs/chainermn[mpich,testing]"]
+            install(session, *libs, *test_requirements())
+            installed.write_text(digest)
     session.run("python", "-m", "pytest", "-m", "mpi and not gpu", "libs", *session.posargs)
 
 
@@ -79,6 +83,14 @@ def install_tests(session: nox.Session) -> None:
     session.env["CHAINERMN_WHEELHOUSE"] = str(fill_wheelhouse(session))
     install_for_tests(session, "mpich")
     run_tests(session, "venv", *session.posargs)
+
+
+@nox.session(python=PYTHONS, default=False)
+def mutants(session: nox.Session) -> None:
+    """Break the library in small ways, and show which of them no test notices: ``-- FILE``."""
+    install_for_tests(session, "mpich")
+    install(session, "--group", "mutants")
+    session.run("python", "ci/mutants.py", *(session.posargs or ["mutants.jsonl"]))
 
 
 @nox.session(python=PYTHONS, default=False)
@@ -235,11 +247,7 @@ def fill_wheelhouse(session: nox.Session) -> Path:
     """
     wheels = session.cache_dir.resolve() / f"wheelhouse-{session.python}"
     stamp = wheels / "requirements.sha256"
-    named_in = ["noxw", "noxfile.py", "pyproject.toml", "ci/build-constraints.txt"]
-    named_in += sorted(map(str, Path().glob("libs/*/pyproject.toml")))
-    named_in += sorted(map(str, Path().glob("apps/*/requirements.txt")))
-    digest = hashlib.sha256(b"\0".join(Path(name).read_bytes() for name in named_in)).hexdigest()
-
+    digest = digest_of_requirements()
     session.install(PIP)
     pip_wheel = ["python", "-m", "pip", "wheel", "--quiet", "--wheel-dir", str(wheels)]
     if stamp.exists() and stamp.read_text() == digest:
@@ -252,6 +260,14 @@ def fill_wheelhouse(session: nox.Session) -> Path:
         session.run_install(*pip_wheel, *libs, *test_requirements(), *tools, env=BUILD_ENV)
         stamp.write_text(digest)
     return wheels
+
+
+def digest_of_requirements() -> str:
+    """Return a digest of all files that say what is installed."""
+    named_in = ["noxw", "noxfile.py", "pyproject.toml", "ci/build-constraints.txt"]
+    named_in += sorted(map(str, Path().glob("libs/*/pyproject.toml")))
+    named_in += sorted(map(str, Path().glob("apps/*/requirements.txt")))
+    return hashlib.sha256(b"\0".join(Path(name).read_bytes() for name in named_in)).hexdigest()
 
 
 def test_requirements() -> list[str]:

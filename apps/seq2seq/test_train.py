@@ -221,17 +221,14 @@ def test_three_ranks_end_together_with_an_odd_corpus(dates, tmp_path):
     assert [row["iteration"] for row in read_log(tmp_path / "result")] == [7, 14]
 
 
-def test_gzipped_text_is_the_same_corpus(dates, tmp_path):
+def test_gzipped_text_and_other_options(dates, tmp_path):
     packed = tuple(tmp_path / f"{path.name}.gz" for path in dates)
     for path, plain in zip(packed, dates, strict=True):
         path.write_bytes(gzip.compress(plain.read_bytes()))
-    logs = []
+        assert data._unpack(path, tmp_path).read_bytes() == plain.read_bytes()
     options = [*SMALL, "--epoch", "1", "--share-embedding", "--layer", "2"]
-    options += ["--optimizer", "rmsprop"]
-    for name, files in (("packed", packed), ("plain", dates)):
-        train(1, tmp_path / name, *corpus_options(files), *options)
-        logs.append([[row[key] for key in SCORES] for row in read_log(tmp_path / name)])
-    assert logs[0] == logs[1]
+    train(1, tmp_path / "result", *corpus_options(packed), *options, "--optimizer", "rmsprop")
+    assert read_log(tmp_path / "result")[-1]["iteration"] == math.ceil(166 / 8)
 
 
 def test_resumed_run_is_as_one_never_interrupted(dates, tmp_path):

@@ -1,0 +1,189 @@
+"""Break the library in small ways, one at a time, and see whether a test notices.
+
+``python ci/mutants.py RESULTS`` is what ``nox -s mutants`` runs. Each mutant has one operator,
+number, condition, loop or exception changed by cosmic-ray. Which of all possible ones are tried
+depends on nothing but their text, so that two commits are tried with the same ones. RESULTS gets a
+line of JSON for each; those that are there already are not tried again.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from cosmic_ray.ast import ast_nodes, get_ast_from_path
+from cosmic_ray.ast.ast_query import ASTQuery
+from cosmic_ray.mutating import mutate_and_test
+from cosmic_ray.plugins import get_operator, operator_names
+from cosmic_ray.work_item import MutationSpec
+from rich.progress import track
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = Path("libs/chainermn/src/chainermn")
+TESTS = Path("libs/chainermn/tests")
+#: How the name of a module begins, and the tests that are to notice; the first that fits counts.
+NOTICED_BY = {
+    "communicators/gpu": ["without_gpu"],
+    "communicators/loans": ["optimizers/test_overlap.py"],
+    "communicators/overlapped_exchange": ["optimizers/test_overlap.py", "without_gpu"],
+    "communicators/pure_nccl": ["without_gpu"],
+    "communicators/transport/cuda_awareness": ["without_gpu"],
+    "communicators/transport/gpu": ["without_gpu"],
+    "communicators/transport/nccl": ["without_gpu"],
+    "communicators/transport/staging": ["without_gpu"],
+    "communicators/": ["communicators"],
+    "datasets/": ["datasets"],
+    "extensions/checkpoint": ["extensions/test_checkpoint.py"],
+    "failures/judgement": ["failures/test_judgement.py"],
+    "gradients/batched_copy": ["without_gpu"],
+    "gradients/gpu_buckets": ["without_gpu"],
+    "gradients/overlap": ["optimizers/test_overlap.py", "without_gpu"],
+    "gradients/": ["gradients", "communicators/test_models.py", "optimizers"],
+}
+# What takes long and would notice little more.
+LEFT_OUT = "not gpu and not test_more_than_2_gib and not in_vain and not test_freed_memory"
+SECONDS = 600
+# Most of these change nothing that can be seen.
+NOT_TRIED = ("core/RemoveDecorator", "core/NoOp")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one place in one module."""
+
+    key: str
+    module: str
+    definition: str
+    operator: str
+    occurrence: int
+    start: tuple[int, int]
+    end: tuple[int, int]
+
+
+def all_mutants(module: str) -> Iterator[Mutant]:
+    """Yield all mutants of a module but those of annotations, which nothing evaluates."""
+    path = ROOT / SOURCE / module
+    text = path.read_text(encoding="utf-8")
+    lines, spans, seen = text.splitlines(), list(never_evaluated(text)), Counter[str]()
+    for operator in operator_names():
+        if operator in NOT_TRIED or get_operator(operator).arguments():
+            continue
+        occurrence = -1
+        for node in ast_nodes(get_ast_from_path(path)):
+            for start, end in get_operator(operator)().mutation_positions(node):
+                occurrence += 1
+                if any(first <= start < last for first, last in spans):
+                    continue
+                definition = str(ASTQuery(node).get_definition_name())
+                name = f"{module} {definition} {operator} {lines[start[0] - 1].strip()}"
+                seen[name] += 1
+                key = hashlib.sha256(f"{name} {seen[name]}".encode()).hexdigest()
+                yield Mutant(key, module, definition, operator, occurrence, start, end)
+
+
+def never_evaluated(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Yield beginning and end of annotations, and of what only type checkers read."""
+    for node in ast.walk(ast.parse(text)):
+        found: list[ast.AST | None] = []
+        if isinstance(node, ast.arg | ast.AnnAssign):
+            found.append(node.annotation)
+        if isinstance(node, ast.FunctionDef):
+            found.append(node.returns)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            found.append(node)
+        for part in found:
+            if isinstance(part, ast.expr | ast.stmt):
+                end = (part.end_lineno or 0, part.end_col_offset or 0)
+                yield (part.lineno, part.col_offset), end
+
+
+def choose(number: int) -> list[Mutant]:
+    """Return mutants of that many places: of each place one, the places with the least hashes."""
+    modules = [p.relative_to(ROOT / SOURCE).as_posix() for p in (ROOT / SOURCE).rglob("*.py")]
+    of_place: dict[tuple[str, tuple[int, int]], Mutant] = {}
+    for module in modules:
+        if tests_of(module):
+            for mutant in all_mutants(module):
+                place = (module, mutant.start)
+                of_place[place] = min(of_place.get(place, mutant), mutant, key=lambda m: m.key)
+    return sorted(of_place.values(), key=lambda mutant: mutant.key)[:number]
+
+
+def tests_of(module: str) -> list[str]:
+    return next((tests for start, tests in NOTICED_BY.items() if module.startswith(start)), [])
+
+
+def copy_repository(folder: str) -> None:
+    """Give this process a copy of the repository, to change and to test."""
+    copy = Path(tempfile.mkdtemp(dir=folder)) / "copy"
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "_build", "result")
+    shutil.copytree(ROOT, copy, ignore=ignored)
+    os.chdir(copy)
+    os.environ["PYTHONPATH"] = str(copy / SOURCE.parent)
+
+
+def try_out(mutant: Mutant) -> dict[str, Any]:
+    """Make the mutant and run the tests; return what became of it."""
+    spec = MutationSpec(
+        Path.cwd() / SOURCE / mutant.module,
+        mutant.operator,
+        mutant.occurrence,
+        mutant.start,
+        mutant.end,
+    )
+    tests = " ".join(str(TESTS / test) for test in tests_of(mutant.module))
+    options = f"-x -q --no-header --tb=line -p no:cacheprovider -k '{LEFT_OUT}'"
+    result = mutate_and_test([spec], f"{sys.executable} -m pytest {options} {tests}", SECONDS)
+    outcome = result.test_outcome.value if result.test_outcome else result.worker_outcome.value
+    last = (result.output or "").strip().splitlines()[-3:]
+    return {**asdict(mutant), "outcome": outcome, "diff": result.diff, "last lines": last}
+
+
+@click.command()
+@click.argument("results", type=click.Path(path_type=Path))
+@click.option("--number", default=300, help="of mutants")
+@click.option("--workers", default=2, help="mutants tried at a time")
+@click.option("--again", type=click.Path(exists=True, path_type=Path), help="survivors of these")
+def main(results: Path, number: int, workers: int, again: Path | None) -> None:
+    """Try mutants, and print those that survive."""
+    chosen = choose(number)
+    if again is not None:
+        survivors = {row["key"] for row in read(again) if row["outcome"] == "survived"}
+        chosen = [mutant for mutant in chosen if mutant.key in survivors]
+    tried = {row["key"] for row in read(results)}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProcessPoolExecutor(workers, initializer=copy_repository, initargs=(folder,)) as executor,
+        results.open("a", encoding="utf-8") as file,
+    ):
+        left = [executor.submit(try_out, mutant) for mutant in chosen if mutant.key not in tried]
+        for future in track(as_completed(left), "mutants", total=len(left)):
+            file.write(json.dumps(future.result()) + "\n")
+            file.flush()
+    found = [row for row in read(results) if row["key"] in {mutant.key for mutant in chosen}]
+    for row in found:
+        if row["outcome"] != "killed":
+            click.echo(f"{row['outcome']}: {row['module']}, {row['definition']}\n{row['diff']}\n")
+    click.echo(str(dict(Counter(row["outcome"] for row in found))))
+
+
+def read(results: Path) -> list[dict[str, Any]]:
+    if not results.exists():
+        return []
+    return [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+
+
+if __name__ == "__main__":
+    main()
