@@ -1,13 +1,78 @@
-"""Fixtures for tests of what finds and starts mpiexec."""
+"""Property tests on several ranks, and fixtures for tests of what finds and starts mpiexec."""
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis.errors import UnsatisfiedAssumption
 
 from chainermn.launch import mpiexec
+
+# Each seed draws other examples.
+SEED = os.environ.get("CHAINERMN_RANDOM_SEED", "0")
+
+# No example may depend on a clock or on an earlier run: both can differ between ranks.
+hypothesis.settings.register_profile(
+    "same on all ranks",
+    database=None,
+    deadline=None,
+    max_examples=30,
+    suppress_health_check=[
+        hypothesis.HealthCheck.too_slow,
+        hypothesis.HealthCheck.function_scoped_fixture,  # one communicator serves all examples
+    ],
+)
+hypothesis.settings.load_profile("same on all ranks")
+
+
+class WrongExample(BaseException):
+    """Ends a property test: Hypothesis would try an example again, on one rank alone."""
+
+
+def ends_at_once(test: Callable[..., None]) -> Callable[..., None]:
+    """Return a test that says with which example it fails."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            test(*args, **kwargs)
+        except UnsatisfiedAssumption:
+            raise
+        except (Exception, pytest.fail.Exception) as error:
+            example = "\n".join(f"    {name} = {value!r}" for name, value in kwargs.items())
+            raise WrongExample(f"{error}\nThe example:\n{example}") from error
+
+    return run
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have property tests end at the first example that fails."""
+    # Once each, even if a test is run with several parameters.
+    for function in {getattr(item, "function", None) for item in items}:
+        if hasattr(function, "hypothesis"):
+            function.hypothesis.inner_test = ends_at_once(function.hypothesis.inner_test)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let property tests draw the same examples on all ranks."""
+    function = getattr(item, "function", None)
+    if hasattr(function, "hypothesis"):
+        hypothesis.seed(f"{SEED} {item.nodeid}")(function)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how to repeat property tests that have failed."""
+    failed = terminalreporter.stats.get("failed", ())
+    if any("hypothesis" in report.keywords for report in failed):
+        terminalreporter.write_line(
+            f"Property tests drew their examples by CHAINERMN_RANDOM_SEED={SEED}."
+        )
 
 
 @pytest.fixture

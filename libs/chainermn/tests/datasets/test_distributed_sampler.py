@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import chainermn
 from chainermn.datasets import create_distributed_sampler
 
-PROPERTY = settings(derandomize=True, deadline=None, database=None, max_examples=15)
+PROPERTY = settings(max_examples=15)
 
 
 @pytest.mark.mpi(1, 3)

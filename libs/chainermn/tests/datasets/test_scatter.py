@@ -17,7 +17,7 @@ import chainermn
 from chainermn.testing.mpiexec import run_job
 
 HERE = Path(__file__).parent
-PROPERTY = settings(derandomize=True, deadline=None, database=None, max_examples=25)
+PROPERTY = settings(max_examples=25)
 
 
 def expected_examples(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import chainermn
 from chainermn.extensions import GenericMultiNodeEvaluator, create_multi_node_evaluator
 
-PROPERTY = settings(derandomize=True, deadline=None, database=None, max_examples=15)
+PROPERTY = settings(max_examples=15)
 
 
 class Square(chainer.Chain):

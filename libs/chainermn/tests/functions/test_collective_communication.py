@@ -28,8 +28,7 @@ from chainermn.functions import (
 
 DTYPES = ["float16", "float32", "float64"]
 SHAPES = [(), (0,), (3,), (2, 1, 2)]
-# The same draws on every rank.
-alike = settings(derandomize=True, deadline=None, database=None, max_examples=10)
+alike = settings(max_examples=10)
 Arrays = list[np.ndarray]
 
 

@@ -20,8 +20,7 @@ from chainermn.functions.point_to_point_communication import Recv, Send
 pytestmark = pytest.mark.each_mpi
 
 FLOATS = ["float16", "float32", "float64"]
-# The same draws on every rank.
-alike = settings(derandomize=True, deadline=None, database=None, max_examples=25)
+alike = settings(max_examples=25)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import chainermn
 from chainermn.iterators import create_multi_node_iterator
 
-PROPERTY = settings(derandomize=True, deadline=None, database=None, max_examples=10)
+PROPERTY = settings(max_examples=10)
 NAMES = ["epoch", "is_new_epoch", "current_position", "epoch_detail", "previous_epoch_detail"]
 
 

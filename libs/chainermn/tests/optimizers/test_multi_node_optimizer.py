@@ -25,7 +25,7 @@ from chainermn.testing.mpiexec import run_job
 
 pytestmark = pytest.mark.each_mpi
 
-PROPERTY = settings(derandomize=True, deadline=None, database=None, max_examples=10)
+PROPERTY = settings(max_examples=10)
 BATCH = 4
 
 Values = dict[str, np.ndarray]
