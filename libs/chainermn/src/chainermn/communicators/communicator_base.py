@@ -75,7 +75,7 @@ class CommunicatorBase(Configurable, ABC):
         Parameters
         ----------
         color : int
-            Ranks that give the same number form a group.
+            Ranks that give the same number form a group; not negative.
         key : int
             The ranks of a group are numbered in the order of their keys.
 
@@ -83,6 +83,11 @@ class CommunicatorBase(Configurable, ABC):
         -------
         CommunicatorBase
             Of the same class and configuration, over the ranks of this rank's group.
+
+        Raises
+        ------
+        ValueError
+            On every rank, if one gives something else.
         """
 
     def finalize(self) -> None:
@@ -343,8 +348,8 @@ class CommunicatorBase(Configurable, ABC):
 
         Raises
         ------
-        ValueError
-            On every rank, if the models have different parameters.
+        TypeError, ValueError
+            On every rank, if one gives no model, or the models have different parameters.
         """
 
     @abstractmethod
@@ -360,8 +365,9 @@ class CommunicatorBase(Configurable, ABC):
 
         Raises
         ------
-        ValueError
-            On every rank, if the models have different parameters or gradients.
+        TypeError, ValueError
+            On every rank, if one gives no model, or the models have different parameters or
+            gradients.
         """
 
     def _any_of_each(self, flags: Sequence[bool], where: str) -> Sequence[bool]:

@@ -50,7 +50,9 @@ class ArrayParcel(Parcel):
         If ``data`` is neither, or not made of numbers, or made of arrays of both.
     """
 
-    def __init__(self, data: Arrays) -> None:
+    def __init__(self, data: Arrays | np.generic) -> None:
+        if isinstance(data, np.generic):  # such as a row of a one-dimensional array
+            data = np.asarray(data)
         self._data: Arrays | None = data
         self.is_tuple = isinstance(data, tuple)
         arrays: tuple[Any, ...] = as_tuple(data)

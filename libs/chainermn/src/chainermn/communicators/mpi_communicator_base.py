@@ -170,6 +170,8 @@ class MpiCommunicatorBase(CommunicatorBase):
         return self._topology.inter_size
 
     def split(self, color: int, key: int) -> Self:
+        refusals = self.mpi_comm.allgather(attempt(lambda: _check_split(color, key)))
+        raise_refusals(dict(enumerate(refusals)), "split")
         part = cast("MPI.Intracomm", self.mpi_comm.Split(color, key))
         hosts = [str(node) for node in part.allgather(self.inter_rank)]
         communicator = type(self)(part, topology=Topology.from_hosts(hosts, part.rank))
@@ -195,19 +197,18 @@ class MpiCommunicatorBase(CommunicatorBase):
         return self._recv(source, tag, None, "recv")
 
     def bcast(self, x: Arrays | None, root: int = 0) -> Any:
-        parcel = attempt(lambda: ArrayParcel(cast(Arrays, x))) if self.rank == root else None
-        return self._bcast(parcel, root, "bcast")
+        return self._bcast(lambda: ArrayParcel(cast(Arrays, x)), root, "bcast")
 
     def gather(self, x: Arrays, root: int = 0) -> tuple[Any, ...] | None:
         self._check_root(root, "gather")
         parcels = self._exchange_headers(attempt(lambda: ArrayParcel(x)), "gather")
-        _check_dtypes(parcels, "gather")
+        _check_dtypes([[parcel] for parcel in parcels], "gather")
         gathered = self._gather(parcels, root)
         return None if gathered is None else tuple(gathered)
 
     def allgather(self, x: Arrays) -> tuple[Any, ...]:
         parcels = self._exchange_headers(attempt(lambda: ArrayParcel(x)), "allgather")
-        _check_dtypes(parcels, "allgather")
+        _check_dtypes([[parcel] for parcel in parcels], "allgather")
         return tuple(self._allgather(parcels))
 
     def scatter(self, xs: Sequence[Arrays] | Array | None, root: int = 0) -> Any:
@@ -216,7 +217,7 @@ class MpiCommunicatorBase(CommunicatorBase):
     def alltoall(self, xs: Sequence[Array]) -> tuple[Array, ...]:
         parcels = attempt(lambda: [_one_array(x) for x in self._one_each(xs)])
         headers = self._exchange_headers(parcels, "alltoall")
-        _check_dtypes([header for row in headers for header in row], "alltoall")
+        _check_dtypes(headers, "alltoall")
         received = [row[self.rank] for row in headers]
         for step in range(1, self.size):
             dest, source = (self.rank + step) % self.size, (self.rank - step) % self.size
@@ -243,8 +244,7 @@ class MpiCommunicatorBase(CommunicatorBase):
         return self._recv(source, tag, status, "recv_obj")
 
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        parcel = attempt(lambda: PickleParcel(obj)) if self.rank == root else None
-        return self._bcast(parcel, root, "bcast_obj")
+        return self._bcast(lambda: PickleParcel(obj), root, "bcast_obj")
 
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
         self._check_root(root, "gather_obj")
@@ -259,7 +259,8 @@ class MpiCommunicatorBase(CommunicatorBase):
         return self._scatter(objs, PickleParcel, root, "scatter_obj")
 
     def allreduce_obj(self, obj: Any) -> Any:
-        return functools.reduce(operator.add, self.allgather_obj(obj))
+        parcels = self._exchange_headers(attempt(lambda: PickleParcel(obj)), "allreduce_obj")
+        return functools.reduce(operator.add, self._allgather(parcels))
 
     # ---- models ----
 
@@ -362,8 +363,9 @@ class MpiCommunicatorBase(CommunicatorBase):
             self._messenger(part).recv(part, source, tag)
         return parcel.open()
 
-    def _bcast(self, parcel: Parcel | Refusal | None, root: int, where: str) -> Any:
+    def _bcast(self, make: Callable[[], Parcel], root: int, where: str) -> Any:
         self._check_root(root, where)
+        parcel = attempt(make) if self.rank == root else None
         header = self.mpi_comm.bcast(parcel, root)
         raise_refusals({root: header}, where)
         here: Any = parcel if self.rank == root else header
@@ -460,14 +462,28 @@ def _parcels(kind: Callable[[Any], Parcel], xs: Any) -> list[Parcel]:
     return parcels
 
 
-def _check_dtypes(parcels: Sequence[ArrayParcel], where: str) -> None:
-    """Raise unless all parcels hold the same dtypes; every rank sees the same parcels."""
-    if len({(parcel.is_tuple, parcel.on_gpu, *parcel.dtypes) for parcel in parcels}) > 1:
-        shown = "; ".join(str(parcel) for parcel in parcels)
+def _check_dtypes(rows: Sequence[Sequence[ArrayParcel]], where: str) -> None:
+    """Raise unless all parcels, a row from each rank, hold the same dtypes."""
+    if (
+        len({(parcel.is_tuple, parcel.on_gpu, *parcel.dtypes) for row in rows for parcel in row})
+        > 1
+    ):
+        shown = "; ".join(
+            f"rank {rank}: {', '.join(map(str, row))}" for rank, row in enumerate(rows)
+        )
         raise ValueError(
             f"{where}: all ranks must give the same dtypes, all in host memory or all in GPU "
             f"memory, got: {shown}"
         )
+
+
+def _check_split(color: int, key: int) -> None:
+    # What a C int holds; MPI takes no negative color.
+    for name, number, least in (("color", color, 0), ("key", key, -(2**31))):
+        if not (isinstance(number, int | np.integer) and least <= number < 2**31):
+            raise ValueError(
+                f"{name} must be an integer from {least} to {2**31 - 1}, got {number!r}"
+            )
 
 
 def _describe_reduction(data: Arrays, op: Op) -> str:

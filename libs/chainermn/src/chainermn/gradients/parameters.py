@@ -11,7 +11,13 @@ import numpy as np
 from chainer.backends import cuda
 from numpy.typing import NDArray
 
-from chainermn.communicators.transport.agreement import agree, check_equal
+from chainermn.communicators.transport.agreement import (
+    Refusal,
+    agree,
+    attempt,
+    check_equal,
+    raise_refusals,
+)
 from chainermn.communicators.transport.gpu import gpu, on_gpu, the_gpu
 
 if TYPE_CHECKING:
@@ -37,7 +43,15 @@ class Description(NamedTuple):
 
 
 def named_parameters(model: chainer.Link) -> list[tuple[str, chainer.Parameter]]:
-    """Return the parameters of ``model`` with their names, in the order of the names."""
+    """Return the parameters of ``model`` with their names, in the order of the names.
+
+    Raises
+    ------
+    TypeError
+        If it is no model.
+    """
+    if not isinstance(model, chainer.Link):
+        raise TypeError(f"expected a model, a chainer.Link, got {type(model)}")
     return sorted(model.namedparams(), key=lambda pair: pair[0])
 
 
@@ -85,19 +99,18 @@ def agree_on_gradients(
 
     Raises
     ------
-    ValueError
-        On every rank, if the ranks have different parameters or gradients, or different
-        settings; in Chainer's debug mode also if a gradient is not finite.
+    TypeError, ValueError
+        On every rank, if a rank gives no model, or if the ranks have different parameters or
+        gradients, or different settings; in Chainer's debug mode also if a gradient is not
+        finite.
     """
-    pairs = named_parameters(model)
-    own = tuple(_describe(name, parameter, assume_grad=zero_fill) for name, parameter in pairs)
+    pairs, own = _describe_all(model, assume_grad=zero_fill)
     debug = chainer.is_debug()
     settings = f"allreduce_grad_dtype={wire_dtype}, zero_fill={zero_fill}, debug={debug}"
     is_agreed, flags = agree(transport.mpi_comm, (settings, own), flags)
-    if not is_agreed:
+    if not is_agreed or isinstance(own, Refusal):
         check_equal(transport.mpi_comm, settings, "multi_node_mean_grad")
-        everywhere = transport.mpi_comm.allgather(own)
-        _raise_first_difference("multi_node_mean_grad", everywhere)
+        _exchange_descriptions(transport, own, "multi_node_mean_grad")
     if debug:
         _check_finite(transport, pairs)
     initialised = [parameter for _, parameter in pairs if parameter.array is not None]
@@ -123,13 +136,11 @@ def bcast_parameters(
 
     Raises
     ------
-    ValueError
-        On every rank, if the ranks have different parameters.
+    TypeError, ValueError
+        On every rank, if a rank gives no model, or if the ranks have different parameters.
     """
-    pairs = named_parameters(model)
-    own = [_describe(name, parameter, assume_grad=True) for name, parameter in pairs]
-    everywhere: list[Sequence[Description]] = transport.mpi_comm.allgather(own)
-    _raise_first_difference("bcast_data", everywhere, uninitialised_matches=True)
+    pairs, own = _describe_all(model, assume_grad=True)
+    everywhere = _exchange_descriptions(transport, own, "bcast_data", uninitialised_matches=True)
     for index, (_, parameter) in enumerate(pairs):
         described = [descriptions[index] for descriptions in everywhere]
         owner = next((r for r, d in enumerate(described) if d.shape is not None), None)
@@ -145,11 +156,21 @@ def bcast_parameters(
 
 
 def _contiguous(array: Any, like: Description) -> Any:
-    """Return the array, if need be as a copy: C-contiguous, in the memory that is described."""
+    """Return the array, if need be as a copy: C-contiguous, writable, in the described memory."""
     if like.on_gpu:
         array = array if on_gpu(array) else the_gpu().upload(array)
         return array.astype(like.dtype, order="C", copy=False)
-    return np.asarray(cuda.to_cpu(array) if on_gpu(array) else array, like.dtype, order="C")
+    return np.require(cuda.to_cpu(array) if on_gpu(array) else array, like.dtype, ["C", "W"])
+
+
+def _describe_all(
+    model: chainer.Link, *, assume_grad: bool
+) -> tuple[list[tuple[str, chainer.Parameter]], tuple[Description, ...] | Refusal]:
+    """Return the parameters with their names, and what the other ranks are told of them."""
+    pairs = attempt(lambda: named_parameters(model))
+    if isinstance(pairs, Refusal):
+        return [], pairs
+    return pairs, tuple(_describe(*pair, assume_grad=assume_grad) for pair in pairs)
 
 
 def _describe(name: str, parameter: chainer.Parameter, *, assume_grad: bool) -> Description:
@@ -175,10 +196,16 @@ def _check_finite(transport: MpiTransport, pairs: list[tuple[str, chainer.Parame
         raise ValueError(f"multi_node_mean_grad: gradients that are NaN or infinite: {shown}")
 
 
-def _raise_first_difference(
-    where: str, everywhere: Sequence[Sequence[Description]], *, uninitialised_matches: bool = False
-) -> None:
-    """Raise for the first parameter that is not the same on all ranks, if there is one."""
+def _exchange_descriptions(
+    transport: MpiTransport,
+    own: tuple[Description, ...] | Refusal,
+    where: str,
+    *,
+    uninitialised_matches: bool = False,
+) -> list[tuple[Description, ...]]:
+    """Return the descriptions of all ranks, or raise for the first parameter that differs."""
+    everywhere = transport.mpi_comm.allgather(own)
+    raise_refusals(dict(enumerate(everywhere)), where)
     for described in zip_longest(*everywhere):
         present = [d for d in described if d is not None]
         compared = [
@@ -202,3 +229,4 @@ def _raise_first_difference(
             f"{where}: the model must have the same parameters on all ranks; "
             f"the first difference is {shown}"
         )
+    return everywhere
