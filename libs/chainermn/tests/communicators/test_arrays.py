@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import hypothesis.extra.numpy as npst
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import chainermn
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
 pytestmark = pytest.mark.each_mpi
-
-DTYPES = [
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "float32", "float64"),
-]
-
-# All ranks must draw the same examples.
-same_on_all_ranks = settings(derandomize=True, database=None, deadline=None, max_examples=20)
-shapes = npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
 
 
 @pytest.fixture
@@ -48,130 +35,6 @@ def same(actual: Any, expected: Any) -> None:
     np.testing.assert_array_equal(actual, expected, strict=True)
 
 
-@pytest.mark.mpi(1, 2, 3, 4)
-class TestShapesAndDtypes:
-    """Every collective takes any shape and dtype."""
-
-    @same_on_all_ranks
-    @given(shape=shapes, dtype=st.sampled_from(DTYPES))
-    def test_bcast(self, shape: tuple[int, ...], dtype: str) -> None:
-        comm = chainermn.create_communicator("naive")
-        root = comm.size - 1
-        given_here = array_of(root, shape, dtype) if comm.rank == root else None
-        same(comm.bcast(given_here, root=root), array_of(root, shape, dtype))
-
-    @same_on_all_ranks
-    @given(shape=shapes, dtype=st.sampled_from(DTYPES))
-    def test_gather_and_allgather(self, shape: tuple[int, ...], dtype: str) -> None:
-        comm = chainermn.create_communicator("naive")
-        expected = tuple(array_of(rank, (rank, *shape), dtype) for rank in range(comm.size))
-        own = expected[comm.rank]
-        root = comm.size // 2
-        gathered = comm.gather(own, root)
-        if comm.rank == root:
-            same(gathered, expected)
-        else:
-            assert gathered is None
-        same(comm.allgather(own), expected)
-
-    @same_on_all_ranks
-    @given(shape=shapes, dtype=st.sampled_from(DTYPES))
-    def test_scatter(self, shape: tuple[int, ...], dtype: str) -> None:
-        comm = chainermn.create_communicator("naive")
-        parts = [array_of(rank, (rank + 1, *shape), dtype) for rank in range(comm.size)]
-        same(comm.scatter(parts if comm.rank == 0 else None), parts[comm.rank])
-
-    @same_on_all_ranks
-    @given(shape=shapes, dtype=st.sampled_from(DTYPES))
-    def test_alltoall(self, shape: tuple[int, ...], dtype: str) -> None:
-        comm = chainermn.create_communicator("naive")
-
-        def part(source: int, dest: int) -> np.ndarray:
-            return array_of(source * 10 + dest, (source + 1, dest, *shape), dtype)
-
-        received = comm.alltoall([part(comm.rank, dest) for dest in range(comm.size)])
-        same(received, tuple(part(source, comm.rank) for source in range(comm.size)))
-
-    @same_on_all_ranks
-    @given(shape=shapes, dtype=st.sampled_from(DTYPES))
-    def test_send_and_recv_in_a_ring(self, shape: tuple[int, ...], dtype: str) -> None:
-        comm = chainermn.create_communicator("naive")
-        if comm.size == 1:
-            return
-        after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-        pair = (array_of(comm.rank, shape, dtype), array_of(comm.rank, (2,), "float64"))
-        if comm.rank == 0:
-            comm.send(pair, after, tag=3)
-            received = comm.recv(before, tag=3)
-        else:
-            received = comm.recv(before, tag=3)
-            comm.send(pair, after, tag=3)
-        same(received, (array_of(before, shape, dtype), array_of(before, (2,), "float64")))
-
-    @same_on_all_ranks
-    @given(
-        shape=shapes,
-        dtype=st.sampled_from([dtype for dtype in DTYPES if dtype != "bool"]),
-        op=st.sampled_from(["sum", "max", "min", "prod"]),
-    )
-    def test_allreduce(self, shape: tuple[int, ...], dtype: str, op: str) -> None:
-        comm = chainermn.create_communicator("naive")
-        reduce = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}[op]
-        everywhere = [array_of(rank, shape, dtype) for rank in range(comm.size)]
-        own = everywhere[comm.rank].copy()
-        with np.errstate(over="ignore"):
-            expected = np.asarray(
-                reduce(np.stack(everywhere), axis=0, dtype=dtype)
-                if op in ("sum", "prod")
-                else reduce(np.stack(everywhere), axis=0)
-            )
-        same(comm.allreduce(own, op=op), expected)
-        same(own, everywhere[comm.rank])  # the argument is left alone
-
-    @same_on_all_ranks
-    @given(shape=shapes, dtype=st.sampled_from(["float16", "float32", "float64"]))
-    def test_mean(self, shape: tuple[int, ...], dtype: str) -> None:
-        comm = chainermn.create_communicator("naive")
-        everywhere = [array_of(rank, shape, dtype) for rank in range(comm.size)]
-        expected = np.mean(everywhere, axis=0, dtype="float64").astype(dtype)
-        result = comm.allreduce(everywhere[comm.rank], op="mean")
-        np.testing.assert_allclose(result, expected, rtol=2e-3 if dtype == "float16" else 1e-7)
-
-    @same_on_all_ranks
-    @given(shape=shapes)
-    def test_any_and_all(self, shape: tuple[int, ...]) -> None:
-        comm = chainermn.create_communicator("naive")
-        everywhere = np.stack(
-            [array_of(rank, shape, "int8") % 2 == 0 for rank in range(comm.size)]
-        )
-        own = np.asarray(everywhere[comm.rank])
-        same(comm.allreduce(own, op="max"), np.asarray(everywhere.any(axis=0)))
-        same(comm.allreduce(own, op="min"), np.asarray(everywhere.all(axis=0)))
-
-
-@pytest.mark.mpi(1, 2, 3, 4)
-@pytest.mark.parametrize(
-    "strided",
-    [
-        lambda x: x.T,
-        lambda x: x[::2],
-        lambda x: x[::-1, ::-1],
-        lambda x: np.broadcast_to(x[0], (4, 6)),
-        np.asfortranarray,
-    ],
-)
-def test_non_contiguous(
-    comm: MpiCommunicatorBase, strided: Callable[[np.ndarray], np.ndarray]
-) -> None:
-    everywhere = tuple(strided(array_of(rank, (4, 6), "float32")) for rank in range(comm.size))
-    own = everywhere[comm.rank]
-    same(comm.allgather(own), everywhere)
-    same(comm.bcast(own), everywhere[0])
-    same(comm.allreduce(own), np.sum(everywhere, axis=0))
-    same(comm.alltoall([own] * comm.size), everywhere)
-    same(comm.scatter([own] * comm.size), everywhere[0])
-
-
 @pytest.mark.mpi(1, 3)
 def test_tuples(comm: MpiCommunicatorBase) -> None:
     everywhere = tuple(
@@ -192,12 +55,6 @@ def test_foreign_byte_order(comm: MpiCommunicatorBase) -> None:
     foreign = np.arange(3, dtype="f4").astype(">f4")
     same(comm.allreduce(foreign), np.arange(3, dtype="f4") * 2)
     np.testing.assert_array_equal(comm.bcast(foreign), [0, 1, 2])
-
-
-@pytest.mark.mpi(3)
-def test_scatter_of_an_array_gives_each_rank_its_row(comm: MpiCommunicatorBase) -> None:
-    rows = np.arange(12.0).reshape(3, 4)
-    same(comm.scatter(rows, root=2), rows[comm.rank])
 
 
 @pytest.mark.mpi(2, 4)
