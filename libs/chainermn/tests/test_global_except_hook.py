@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import socket
+import sys
+import weakref
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from chainermn import global_except_hook
 from chainermn.testing.mpiexec import JobResult, run_job
 
 pytestmark = pytest.mark.each_mpi
@@ -105,3 +114,55 @@ def test_child_of_a_rank_leaves_the_job_alone(tmp_path: Path) -> None:
     result = run_job(2, [script])
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("ValueError: in the child") == 1
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    """Let this process seem to be rank 2 of 3, which nothing ends; return how it would be."""
+    calls: list[tuple[str, dict[str, Any]]] = []
+    mpi = SimpleNamespace(
+        Is_initialized=lambda: True,
+        Is_finalized=lambda: False,
+        COMM_WORLD=SimpleNamespace(rank=2, size=3),
+    )
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)
+    monkeypatch.setattr(global_except_hook, "_pid", os.getpid())
+    monkeypatch.setattr(
+        global_except_hook.failures, "end_job", lambda text, **how: calls.append((text, how))
+    )
+    return calls
+
+
+def raised_by(function: Callable[[], Any]) -> BaseException:
+    with pytest.raises(BaseException) as caught:
+        function()
+    return caught.value
+
+
+def test_what_is_said_of_an_error(ends: list[tuple[str, dict[str, Any]]]) -> None:
+    error = raised_by(lambda: int("many"))
+    global_except_hook._abort_job(type(error), error, error.__traceback__)
+    ((text, how),) = ends
+    assert text.startswith(f"chainermn: rank 2 of 3 on {socket.gethostname()} failed; ")
+    assert text.endswith("ValueError: invalid literal for int() with base 10: 'many'\n")
+    assert "Traceback (most recent call last):" in text
+    assert how == {"after": 0.06, "announce": global_except_hook.failures.say_failing}
+
+
+def test_memory_of_failed_calls_is_given_back(ends: list[tuple[str, dict[str, Any]]]) -> None:
+    class Large:
+        pass
+
+    held = []
+
+    def take(kind: type[BaseException]) -> None:
+        large = Large()
+        held.append(weakref.ref(large))
+        raise kind
+
+    for kind in (MemoryError, ValueError):
+        error = raised_by(functools.partial(take, kind))
+        assert held[-1]() is not None
+        global_except_hook._abort_job(kind, error, error.__traceback__)
+        assert (held[-1]() is None) == (kind is MemoryError)
+    assert ["in take\n" in text for text, _ in ends] == [True, True]

@@ -160,6 +160,7 @@ class Watch(threading.Thread):
             return None
         join = {"kind": "join", "rank": rank, "host": socket.gethostname(), "pid": os.getpid()}
         if not channel.ask(join):
+            channel.close()
             return None
         watch = cls(invitation, rank, channel)
         watch.start()

@@ -1,0 +1,71 @@
+"""Processes that stand in for a job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from chainermn.failures.processes import Process, family_of, find
+
+# Each line is the process number of a rank.
+LAUNCHER = """#!/bin/sh
+for rank in $*
+do
+    PMI_RANK=$rank OMPI_COMM_WORLD_RANK=$rank sleep 600 >/dev/null &
+    echo $!
+done
+wait
+"""
+
+
+class Job:
+    """A script in the place of mpiexec, and ranks that only sleep."""
+
+    def __init__(self, launcher: Path, n_ranks: int) -> None:
+        launcher.write_text(LAUNCHER)
+        launcher.chmod(0o755)
+        self.process = subprocess.Popen(
+            [launcher, *map(str, range(n_ranks))], stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        pids = [int(self.process.stdout.readline()) for _ in range(n_ranks)]
+        self.launcher = named(launcher.name, self.process.pid)
+        self.ranks = [named("sleep", pid) for pid in pids]
+
+    def end(self, rank: int) -> None:
+        """Kill a rank, and wait until it is gone."""
+        self.ranks[rank].kill()
+        while self.ranks[rank].is_alive():
+            os.sched_yield()
+
+    def close(self) -> None:
+        for process in reversed(family_of(self.process.pid)):
+            process.kill()
+        self.process.communicate()
+
+
+def named(name: str, pid: int) -> Process:
+    """Wait until a process runs its program, as from then on it has the name of that."""
+    while (process := find(pid)) is not None and process.name != name:
+        time.sleep(0.01)
+    assert process is not None
+    return process
+
+
+@pytest.fixture
+def start_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Return a function that starts a job of some ranks, by an mpiexec of some name."""
+    started: list[Job] = []
+
+    def start(n_ranks: int = 2, name: str = "mpiexec") -> Job:
+        started.append(Job(tmp_path / name, n_ranks))
+        return started[-1]
+
+    yield start
+    for job in started:
+        job.close()

@@ -1,0 +1,220 @@
+"""How a job is ended, with stand-ins for MPI and for the processes that get killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from chainermn.failures import ending
+from chainermn.failures.ending import end_job, print_at_once, start_reaper
+
+
+class Ended(BaseException):
+    """In the place of the death of this process."""
+
+
+class StandInMpi:
+    def __init__(self, log: list[str], is_initialized: bool, is_finalized: bool) -> None:
+        self.Is_initialized = lambda: is_initialized
+        self.Is_finalized = lambda: is_finalized
+        self.COMM_WORLD = SimpleNamespace(Abort=lambda code: log.append(f"Abort({code})"))
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let `end_job` only note what it would do to this process, and return the notes."""
+    notes: list[str] = []
+
+    def kill(pid: int, number: int) -> None:
+        assert (pid, number) == (os.getpid(), signal.SIGKILL)
+        notes.append("kill")
+        raise Ended
+
+    monkeypatch.setattr(ending, "_ending", threading.Lock())
+    monkeypatch.setattr(ending, "start_reaper", lambda: notes.append("start_reaper"))
+    monkeypatch.setattr(ending, "print_at_once", lambda message: notes.append(message))
+    monkeypatch.setattr(ending.time, "sleep", lambda seconds: notes.append(f"sleep({seconds})"))
+    monkeypatch.setattr(ending.os, "kill", kill)
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", StandInMpi(notes, True, False))
+    return notes
+
+
+def test_order_in_which_a_job_is_ended(log: list[str]) -> None:
+    with pytest.raises(Ended):
+        end_job("why", 0.75, after=2.0, announce=lambda: log.append("announce"))
+    assert log == [
+        *("announce", "start_reaper", "sleep(2.0)", "why", "sleep(0.75)", "Abort(1)", "kill")
+    ]
+
+
+def test_without_a_message_nobody_waits_for_readers(log: list[str]) -> None:
+    with pytest.raises(Ended):
+        end_job("")
+    assert log == ["start_reaper", "sleep(0.0)", "Abort(1)", "kill"]
+
+
+@pytest.mark.parametrize(
+    "mpi",
+    [None, StandInMpi([], False, False), StandInMpi([], True, True)],
+    ids=["not imported", "not initialised", "finalised"],
+)
+def test_without_mpi(mpi: Any, log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)
+    if mpi:
+        monkeypatch.setattr(mpi.COMM_WORLD, "Abort", lambda code: pytest.fail("not allowed now"))
+    with pytest.raises(Ended):
+        end_job("")
+    assert log[-1] == "kill"
+
+
+def test_whatever_announcing_does(log: list[str]) -> None:
+    def announce() -> None:
+        raise MemoryError
+
+    with pytest.raises(Ended):
+        end_job("why", announce=announce)
+    assert log[-3:] == ["sleep(0.3)", "Abort(1)", "kill"]
+
+
+def test_second_thread_prints_and_leaves_the_end_to_the_first(
+    log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sleep(seconds: float) -> None:
+        log.append(f"sleep({seconds})")
+        if seconds == 60:
+            raise Ended  # in the place of the end that comes meanwhile
+
+    monkeypatch.setattr(ending.time, "sleep", sleep)
+    with pytest.raises(Ended):
+        end_job("", announce=lambda: log.append("first"))
+    log.clear()
+    with pytest.raises(Ended):
+        end_job("what I saw", announce=lambda: log.append("second"))
+    assert log == ["second", "sleep(0.0)", "what I saw", "sleep(0.3)", "sleep(60)"]
+
+
+# ---- standard error ----
+
+
+@contextlib.contextmanager
+def piped() -> Iterator[int]:
+    """Let standard error be a pipe, and yield the end from which to read."""
+    # No fixture: before a test begins, pytest redirects standard error once more.
+    before = os.dup(2)
+    reader, writer = os.pipe()
+    os.dup2(writer, 2)
+    os.close(writer)
+    try:
+        yield reader
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(reader)
+
+
+def test_message_larger_than_a_pipe() -> None:
+    message = "a long line\n" * 20_000
+    with piped() as reader:
+        thread = threading.Thread(target=print_at_once, args=[message], daemon=True)
+        thread.start()
+        read = b""
+        while len(read) < len(message):
+            read += os.read(reader, 1 << 16)
+        thread.join()
+    assert read.decode() == message
+
+
+def test_waits_until_the_message_has_been_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[bytes] = []
+    with piped() as reader:
+        monkeypatch.setattr(ending.time, "sleep", lambda s: read.append(os.read(reader, 5)))
+        print_at_once("unread \ud800")
+        ending._wait_until_read()
+    assert read == [b"unrea", b"d ?\n"]
+
+
+def test_message_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "_SECONDS_UNTIL_READ", 0.05)
+    with piped() as reader:
+        print_at_once("unread")
+        ending._wait_until_read()
+        assert os.read(reader, 100) == b"unread\n"
+
+
+def test_standard_error_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, text: bytes) -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(ending.os, "write", refuse)
+    monkeypatch.setattr(sys, "stdout", None)
+    print_at_once("nobody will know")
+
+
+# ---- the reaper ----
+
+
+@pytest.fixture
+def reap(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Return a function that starts a reaper as if this process were another one."""
+    reapers: list[subprocess.Popen[bytes]] = []
+    monkeypatch.setattr(ending, "_reapers", reapers)
+    monkeypatch.setattr(ending, "_SECONDS_FOR_MPI", 0)
+
+    def run(process: Any) -> None:
+        monkeypatch.setattr(ending, "find", lambda pid: process)
+        start_reaper()
+        for reaper in reapers:
+            reaper.wait(60)
+
+    return run
+
+
+def test_all_of_the_job_are_killed(start_job: Any, reap: Callable[[Any], None]) -> None:
+    job, other = start_job(3), start_job(1, "hydra_pmi_proxy")
+    reap(job.ranks[1])
+    for process in (*job.ranks, job.launcher):
+        while process.is_alive():  # it is about to die
+            os.sched_yield()
+    assert [process.is_alive() for process in (*other.ranks, other.launcher)] == [True, True]
+
+
+def test_without_a_launcher_only_the_process_is_killed(
+    start_job: Any, reap: Callable[[Any], None]
+) -> None:
+    job = start_job(2, "not_of_mpi")
+    reap(job.ranks[0])
+    while job.ranks[0].is_alive():
+        os.sched_yield()
+    assert [process.is_alive() for process in (job.ranks[1], job.launcher)] == [True, True]
+
+
+def test_process_whose_number_belongs_to_another_by_now_is_spared(start_job: Any) -> None:
+    job = start_job(2)
+    names = [f"{rank.pid}:{rank.started}" for rank in job.ranks]
+    names[1] += "0"
+    subprocess.run(["/bin/sh", "-c", ending._REAPER, "sh", "0", *names], timeout=60)
+    while job.ranks[0].is_alive():
+        os.sched_yield()
+    assert job.ranks[1].is_alive()
+
+
+def test_reaper_has_nothing_left_to_do(start_job: Any) -> None:
+    job = start_job(1)
+    job.end(0)
+    name = f"{job.ranks[0].pid}:{job.ranks[0].started}"
+    # It would wait for an hour otherwise.
+    subprocess.run(["/bin/sh", "-c", ending._REAPER, "sh", "36000", name], timeout=60)
+
+
+def test_no_reaper_where_processes_cannot_be_seen(reap: Callable[[Any], None]) -> None:
+    reap(None)
+    assert ending._reapers == []

@@ -1,0 +1,48 @@
+"""The marks around the calls of communicators, and the counts that ranks compare."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import chainermn
+from chainermn.failures import activity
+
+pytestmark = pytest.mark.each_mpi
+
+
+@pytest.fixture
+def comm() -> Any:
+    return chainermn.create_communicator("naive").split(0, MPI.COMM_WORLD.rank)
+
+
+def stream_of(comm: Any, source: int, dest: int) -> str:
+    return comm._group.stream_of_messages(source, dest)
+
+
+@pytest.mark.mpi(3)
+def test_messages_from_any_rank_are_counted_as_those_of_their_sender(comm: Any) -> None:
+    if comm.rank:
+        for number in range(comm.rank):
+            comm.send_obj((comm.rank, number), 0)
+    else:
+        received = [comm.recv_obj(MPI.ANY_SOURCE) for _ in range(3)]
+        assert sorted(received) == [(1, 0), (2, 0), (2, 1)]
+    counts = activity.counts()
+    for sender in (1, 2):
+        if comm.rank in (0, sender):  # both ends count alike
+            assert counts[stream_of(comm, sender, 0)] == sender
+    comm.allreduce(np.ones(1))
+
+
+@pytest.mark.mpi(2)
+def test_message_to_a_rank_that_is_not_there(comm: Any) -> None:
+    before = activity.counts()
+    with pytest.raises(MPI.Exception):
+        comm.send_obj("nobody", 2)
+    assert activity.counts() == before
+    assert activity.waits() == []
+    comm.allreduce(np.ones(1))

@@ -1,0 +1,256 @@
+"""What the monitor hears of ranks, and tells them. It runs in a thread; the ranks are channels."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chainermn.failures import monitor
+from chainermn.failures.channel import Message, connect, listen
+from chainermn.failures.monitor import Invitation, Monitor
+from chainermn.failures.processes import Process, find
+
+STREAM = "communicator 1 of ranks 0-1"
+TOKEN = {"token": "secret"}
+TIMEOUT = 60.0
+
+
+class Rank:
+    """The connection of a rank that has joined."""
+
+    def __init__(self, port: int, number: int) -> None:
+        channel = connect(["127.0.0.1"], port, TOKEN)
+        assert channel is not None
+        self.channel = channel
+        self._heard: list[Message] = []
+        channel.send({"kind": "join", "rank": number, "host": "here", "pid": 100 + number})
+        self.hear("joined")
+
+    def report(self, **what: Any) -> None:
+        nothing: Message = {"main": None, "others": [], "counts": {}, "place": "", "left": False}
+        self.channel.send({"kind": "report", **nothing, **what})
+
+    def hear(self, kind: str) -> Message:
+        """Wait for the next message of this kind."""
+        deadline = time.monotonic() + TIMEOUT
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.channel, selectors.EVENT_READ)
+            while True:
+                for number, message in enumerate(self._heard):
+                    if message["kind"] == kind:
+                        del self._heard[: number + 1]
+                        return message
+                assert selector.select(deadline - time.monotonic()), kind
+                self._heard = self.channel.receive()
+
+
+class Clock:
+    """One on which time passes when a test says so."""
+
+    now = 0.0
+
+    def read(self) -> float:
+        return self.now
+
+
+class Running:
+    """A monitor in a thread."""
+
+    def __init__(self, limit: float, starter: int, clock: Clock | None) -> None:
+        listener = listen()
+        self.port = listener.getsockname()[1]
+        invitation = Invitation("here", ["127.0.0.1"], self.port, "secret", limit, period=0.05)
+        self._monitor = Monitor(listener, invitation, find(starter))
+        if clock is not None:
+            self._monitor._clock = clock  # type: ignore[assignment]
+        self._thread = threading.Thread(target=self._monitor.run, daemon=True)
+        self._thread.start()
+        self._ranks: list[Rank] = []
+
+    def join(self, n_ranks: int) -> list[Rank]:
+        self._ranks = [Rank(self.port, number) for number in range(n_ranks)]
+        return self._ranks
+
+    def wait_until_heard(self, rank: int, at: float) -> None:
+        """Wait until it has taken note of what a rank has sent at this time on its clock."""
+        while self._monitor._heard_at.get(rank) != at:
+            time.sleep(0.01)
+
+    def wait(self) -> None:
+        """Wait until the monitor has ended."""
+        self._thread.join(TIMEOUT)
+        assert not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Do what the end of the process does."""
+        for rank in self._ranks:
+            rank.channel.close()
+        self.wait()
+        selector = self._monitor._selector
+        for key in list(selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+        selector.close()
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def launchers(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
+    """Return what takes the place of the mpiexec that may run these tests."""
+    found: list[Process] = []
+    monkeypatch.setattr(monitor, "launchers_of", lambda pid: found)
+    return found
+
+
+@pytest.fixture
+def start(launchers: list[Process]) -> Iterator[Start]:
+    started: list[Running] = []
+
+    def begin(
+        limit: float = 0.0, starter: int | None = None, clock: Clock | None = None
+    ) -> Running:
+        started.append(Running(limit, os.getpid() if starter is None else starter, clock))
+        return started[-1]
+
+    yield begin
+    for running in started:
+        running.close()
+
+
+def test_ranks_may_go_once_all_have_left(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    running = start()
+    first, second = running.join(2)
+    first.report(left=True)
+    first.hear("tick")
+    second.report(left=True)
+    first.hear("go")
+    second.hear("go")
+    first.channel.close()
+    second.channel.close()
+    running.wait()
+    assert capfd.readouterr().err == ""
+
+
+def test_rank_that_is_gone_without_a_word(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    running = start()
+    first, second = running.join(2)
+    second.channel.close()
+    assert first.hear("end")["first"] == 0
+    assert "rank 1 on here (process 101) is the first to be gone" in capfd.readouterr().err
+
+
+def test_rank_that_says_what_has_failed_ends_the_job(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, second, third = start().join(3)
+    third.channel.send({"kind": "failing"})
+    second.channel.send({"kind": "failing"})  # too late: it is not the first
+    assert {rank.hear("end")["first"] for rank in (first, second, third)} in ({1}, {2})
+    assert capfd.readouterr().err == ""
+
+
+def test_rank_that_waits_for_one_that_has_left(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, second = start().join(2)
+    second.report(left=True)
+    first.report(main=[STREAM, 3, "allreduce", "0-1", 0.5], place="train.py:7")
+    first.hear("end")
+    second.hear("end")
+    said = capfd.readouterr().err
+    assert "rank 1 on here has ended its script" in said
+    assert "allreduce (call 3 on communicator 1 of ranks 0-1)" in said
+    assert "rank 0 on here, which is in allreduce" in said
+    assert said.count("The whole job is being ended.") == 1
+
+
+def test_same_thing_is_warned_of_once(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    first, second = start(limit=1000.0).join(2)
+    for _ in range(3):
+        first.report(main=[STREAM, 3, "allreduce", "0-1", 1500.0])
+        second.report(place="train.py:7", counts={STREAM: 2})
+        first.hear("tick")
+        first.hear("tick")
+    said = capfd.readouterr().err
+    assert said.count("ranks have waited for 150") == 1
+    assert "HAS NOT come: rank 1 on here, which is at train.py:7" in said
+
+
+def test_calls_of_other_threads_count(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    first, second = start().join(2)
+    call = [STREAM, 3, "allreduce", "0-1", 0.5]
+    second.report(left=True, others=[call])
+    first.report(main=call)
+    first.hear("tick")
+    first.hear("tick")
+    second.report(left=True, counts={STREAM: 3})
+    first.hear("tick")
+    first.hear("tick")
+    first.report(main=[STREAM, 4, "bcast", "0-1", 0.5])
+    first.hear("end")
+    assert "bcast (call 4 on" in capfd.readouterr().err
+
+
+def test_silent_rank_is_not_the_one_to_end_the_job(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock()
+    running = start(limit=2.0, clock=clock)
+    _, second = running.join(2)
+    for now in (1.9, 3.0):
+        clock.now = now
+        second.report()
+        running.wait_until_heard(1, now)
+    while not (said := capfd.readouterr().err):
+        time.sleep(0.01)
+    assert "rank 0 on here (process 100) has been silent for 3 s" in said
+    clock.now = 3.5
+    assert second.hear("end")["first"] == 1
+
+
+def test_strangers_are_not_listened_to(start: Start) -> None:
+    running = start()
+    first, _ = running.join(2)
+    assert connect(["127.0.0.1"], running.port, {"token": "of another job"}) is None
+    assert connect(["127.0.0.1"], running.port, {"kind": "failing"}) is None
+    guest = connect(["127.0.0.1"], running.port, TOKEN)
+    assert guest is not None
+    guest.close()  # before it has joined: nobody misses it
+    assert first.hear("tick") == first.hear("tick") == {"kind": "tick"}
+
+
+def test_nobody_comes_and_the_rank_that_started_it_ends(start: Start) -> None:
+    with subprocess.Popen(["sleep", "600"]) as starter:
+        running = start(starter=starter.pid)
+        starter.kill()
+    running.wait()
+
+
+@pytest.mark.parametrize(("name", "is_killed"), [("hydra_pmi_proxy", True), ("prterun", False)])
+def test_all_are_gone_at_once(
+    name: str, is_killed: bool, start: Start, launchers: list[Process], tmp_path: Path
+) -> None:
+    launcher = tmp_path / name
+    launcher.write_text("#!/bin/sh\nread -r line\n")
+    launcher.chmod(0o755)
+    with subprocess.Popen([launcher], stdin=subprocess.PIPE) as process:
+        while (found := find(process.pid)) is None or found.name != name:
+            time.sleep(0.01)
+        launchers.append(found)
+        running = start(clock=Clock())
+        for rank in running.join(2):
+            rank.channel.close()
+        running.wait()
+        if not is_killed:  # that of Open MPI needs no help
+            process.communicate(b"\n")
+        assert process.wait(TIMEOUT) == (-signal.SIGKILL if is_killed else 0)

@@ -1,0 +1,365 @@
+"""What a rank reports, and what makes it end the job. This test is the monitor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from chainermn.failures import hold, interrupts, watch
+from chainermn.failures.activity import waiting
+from chainermn.failures.channel import Channel, Message, listen
+from chainermn.failures.interrupts import Interrupts
+from chainermn.failures.monitor import Invitation
+from chainermn.failures.watch import Watch
+
+HOST = socket.gethostname()
+TIMEOUT = 60.0
+
+
+class Ended(BaseException):
+    """In the place of the death of this process."""
+
+
+class Peer:
+    """The monitor's end of the connection of rank 3."""
+
+    def __init__(self, limit: float, answers: bool = True) -> None:
+        self._listener = listen()
+        self._messages: list[Message] = []
+        port = self._listener.getsockname()[1]
+        self.invitation = Invitation("there", ["127.0.0.1"], port, "secret", limit, period=0.05)
+        thread = threading.Thread(target=self._welcome, args=[answers], daemon=True)
+        thread.start()
+        self.watch = Watch.accept(self.invitation, 3)
+        thread.join(TIMEOUT)
+
+    def _welcome(self, answers: bool) -> None:
+        connection, _ = self._listener.accept()
+        self.channel = Channel(connection)
+        assert self.hear() == {"token": "secret"}
+        self.channel.send({"kind": "welcome"})
+        self.joined = self.hear()
+        if answers:
+            self.channel.send({"kind": "joined"})
+        else:
+            self.channel.close()
+
+    def hear(self) -> Message:
+        """Wait for the next message."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.channel, selectors.EVENT_READ)
+            while not self._messages:
+                assert selector.select(TIMEOUT)
+                self._messages = self.channel.receive()
+        return self._messages.pop(0)
+
+    def report_of(self, expected: Callable[[Message], bool]) -> Message:
+        """Wait for a report of which something is true."""
+        deadline = time.monotonic() + TIMEOUT
+        while not expected(report := self.hear()):
+            assert time.monotonic() < deadline, report
+        return report
+
+    def close(self) -> None:
+        self._listener.close()
+        self.channel.close()
+        if self.watch is not None:
+            self.watch.join(TIMEOUT)
+            assert not self.watch.is_alive()
+            self.watch.close_in_child()
+            self.watch = None
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
+    """Let nothing end this process; return the messages, and after how long they would come."""
+    calls: list[tuple[str, float]] = []
+
+    def end_job(message: str, *, after: float) -> None:
+        calls.append((message, after))
+        raise Ended
+
+    def run(self: Watch) -> None:
+        with contextlib.suppress(Ended):
+            really_run(self)
+
+    really_run = Watch.run
+    monkeypatch.setattr(Watch, "run", run)
+    monkeypatch.setattr(watch, "end_job", end_job)
+    return calls
+
+
+@pytest.fixture
+def meet(ends: list[tuple[str, float]]) -> Iterator[Callable[..., Peer]]:
+    met: list[Peer] = []
+
+    def start(limit: float = 0.0, answers: bool = True) -> Peer:
+        met.append(Peer(limit, answers))
+        return met[-1]
+
+    yield start
+    for peer in met:
+        peer.close()
+    signal.set_wakeup_fd(-1)
+
+
+Meet = Callable[..., Peer]
+
+
+def test_what_a_rank_reports(meet: Meet, ends: list[tuple[str, float]]) -> None:
+    peer = meet()
+    assert peer.joined == {"kind": "join", "rank": 3, "host": HOST, "pid": os.getpid()}
+    assert peer.report_of(lambda report: report["main"] is None)["left"] is False
+    call = ["communicator 9 of ranks 0-3", "allreduce", "0-3"]
+    with waiting(*call):
+        report = peer.report_of(lambda report: "selectors.py" in report["place"])
+        assert [report["main"][i] for i in (0, 2, 3)] == call
+        assert report["place"].startswith(f"{__file__}:")
+        assert ", inside of it " in report["place"]
+        assert report["others"] == []
+    peer.report_of(lambda report: report["main"] is None)
+    peer.channel.send({"kind": "go"})
+    peer.close()
+    assert ends == []
+
+
+def test_calls_are_counted_once(meet: Meet) -> None:
+    peer = meet()
+    stream = "communicator 8 of ranks 0-3"
+    for number in (1, 2):
+        with waiting(stream, "bcast", "0-3"):
+            assert peer.report_of(lambda report: bool(report["main"]))["main"][1] == number
+        counted = peer.report_of(lambda report: report["main"] is None)["counts"]
+        assert stream not in counted  # it has been told with the call
+    peer.channel.send({"kind": "go"})
+
+
+def test_rank_leaves_when_all_have(
+    meet: Meet, ends: list[tuple[str, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probes: list[None] = []
+    mpi = SimpleNamespace(
+        Is_finalized=lambda: len(probes) > 2,
+        COMM_WORLD=SimpleNamespace(Iprobe=lambda: probes.append(None)),
+    )
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)
+    peer = meet()
+    assert peer.watch is not None
+    leaving = threading.Thread(target=peer.watch.leave, daemon=True)
+    leaving.start()
+    peer.report_of(lambda report: report["left"])
+    while len(probes) < 3:
+        peer.hear()
+    assert leaving.is_alive()
+    peer.channel.send({"kind": "go"})
+    leaving.join(TIMEOUT)
+    assert not leaving.is_alive()
+    assert ends == []
+
+
+def test_interrupt_while_a_rank_waits_at_its_end(
+    meet: Meet, ends: list[tuple[str, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    mpi = SimpleNamespace(Is_finalized=lambda: False, COMM_WORLD=SimpleNamespace(Iprobe=interrupt))
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)
+    peer = meet()
+    assert peer.watch is not None
+    with pytest.raises(Ended):
+        peer.watch.leave()
+    ((message, after),) = ends
+    assert f"rank 3 on {HOST} was interrupted at its end" in message
+    assert after == pytest.approx(0.9)
+    peer.channel.send({"kind": "go"})
+
+
+@pytest.mark.parametrize(("first", "seconds"), [(3, 0.0), (1, 2.0)])
+def test_rank_is_told_to_end(
+    first: int, seconds: float, meet: Meet, ends: list[tuple[str, float]]
+) -> None:
+    peer = meet()
+    peer.channel.send({"kind": "tick"})
+    peer.channel.send({"kind": "end", "first": first})
+    peer.close()
+    assert ends == [("", seconds)]  # whoever knows the reason says it
+
+
+def test_monitor_is_gone(meet: Meet, ends: list[tuple[str, float]]) -> None:
+    meet().close()
+    ((message, _),) = ends
+    assert "the process that watches over the job on there has been killed" in message
+    assert f"So says rank 3 on {HOST}" in message
+
+
+def test_monitor_is_silent(meet: Meet, ends: list[tuple[str, float]]) -> None:
+    with waiting("communicator 7 of ranks 0-3", "gather", "0-3"):
+        peer = meet(limit=0.5)
+        assert peer.watch is not None
+        peer.watch.join(TIMEOUT)
+    ((message, _),) = ends
+    assert "nothing has come from there for " in message
+    assert "in gather (call 1 on communicator 7 of ranks 0-3), at " in message
+
+
+def test_rank_that_fails_says_so(meet: Meet) -> None:
+    peer = meet()
+    assert peer.watch is not None
+    peer.watch.say_failing()
+    assert peer.report_of(lambda message: message["kind"] == "failing")
+    peer.channel.send({"kind": "go"})
+
+
+def test_monitor_that_cannot_be_reached() -> None:
+    with listen() as listener:
+        port = listener.getsockname()[1]
+    invitation = Invitation("there", ["127.0.0.1"], port, "secret", 0.0, 0.05)
+    assert Watch.accept(invitation, 3) is None
+
+
+def test_monitor_that_does_not_let_a_rank_join(meet: Meet) -> None:
+    assert meet(answers=False).watch is None
+
+
+# ---- interrupts ----
+
+
+def test_interrupt_that_the_main_thread_ignores(
+    meet: Meet, ends: list[tuple[str, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupts, "_PATIENCE", 0.2)
+    monkeypatch.setattr(interrupts, "main_stack", lambda: ["where it is stuck"])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        peer = meet()
+        assert peer.watch is not None
+        # As the signal's handler in C does, while the main thread is in other code in C.
+        os.write(peer.watch._wake_writer, bytes([signal.SIGINT]))
+        peer.watch.join(TIMEOUT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    ((message, _),) = ends
+    assert f"rank 3 on {HOST} was interrupted while it was at {__file__}" in message
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    for end in ends:
+        os.set_blocking(end, False)
+    yield ends
+    signal.set_wakeup_fd(-1)
+    for end in ends:
+        os.close(end)
+
+
+@pytest.mark.parametrize(
+    ("number", "handler", "is_noted"),
+    [
+        (signal.SIGINT, signal.default_int_handler, True),
+        (signal.SIGINT, signal.SIG_IGN, False),
+        (signal.SIGTERM, signal.default_int_handler, False),
+    ],
+)
+def test_interrupts_that_matter(
+    number: int,
+    handler: Any,
+    is_noted: bool,
+    pipe: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(interrupts, "_PATIENCE", 0.0)
+    monkeypatch.setattr(interrupts, "main_stack", lambda: ["where it is stuck"])
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        noticed = Interrupts(pipe[1])
+        noticed.note(bytes([number]))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert noticed.are_ignored() == is_noted
+    assert not noticed.are_ignored()  # it is looked into once
+
+
+def test_main_thread_that_goes_on(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    stacks = iter([["here"], ["there"]])
+    monkeypatch.setattr(interrupts, "_PATIENCE", 0.0)
+    monkeypatch.setattr(interrupts, "main_stack", lambda: next(stacks))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        noticed = Interrupts(pipe[1])
+        noticed.note(bytes([signal.SIGINT]))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not noticed.are_ignored()
+
+
+def test_who_wants_to_hear_of_signals_first_keeps_that(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    Interrupts(reader)
+    assert signal.set_wakeup_fd(-1) == writer
+    thread = threading.Thread(target=Interrupts, args=[writer])  # where it is not allowed
+    thread.start()
+    thread.join()
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+# ---- what keeps the files of a rank open ----
+
+HOLDER = """
+import os, sys
+from chainermn.failures import hold
+hold._SCRIPT = "read -r line || sleep 600"
+hold = hold.Hold()
+if sys.argv[1] == "released":
+    hold.release()
+elif sys.argv[1] == "in a child":
+    if os.fork() == 0:
+        hold.close_in_child()
+    else:
+        os.wait()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "is_held"), [("released", False), ("killed", True), ("in a child", True)]
+)
+def test_files_stay_open_when_a_rank_is_gone(how: str, is_held: bool) -> None:
+    command = [sys.executable, "-c", HOLDER, how]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.wait(TIMEOUT) == 0
+        assert process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)
+        assert (process.stdout.read() is None) == is_held  # None: open, but nothing has come
+        if is_held:
+            os.killpg(process.pid, signal.SIGKILL)
+        os.set_blocking(process.stdout.fileno(), True)
+        assert process.stdout.read() == b""
+
+
+def test_connection_to_the_process_manager(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    for value, found in ((str(reader), [reader]), ("none", []), (None, [])):
+        if value is None:
+            monkeypatch.delenv("PMI_FD")
+        else:
+            monkeypatch.setenv("PMI_FD", value)
+        assert hold._process_manager() == found
+    os.close(reader)
+    os.close(writer)
+    monkeypatch.setenv("PMI_FD", str(reader))
+    assert hold._process_manager() == []
