@@ -641,6 +641,40 @@ def test_mpi_need_not_be_cuda_aware(bench: Bench) -> None:
     assert "not needed: gradients go by NCCL" in finding.found
 
 
+def test_any_number_of_ranks_fits_while_none_is_named() -> None:
+    finding = BY_NAME["one GPU a rank"].examine(setup_with(cuda=driver()))
+    assert (finding.status, finding.found) == (Status.GOOD, "for up to 1 ranks on this host")
+
+
+def test_mpiexec_need_not_be_on_path(bench: Bench) -> None:
+    bench.patch.setenv("PATH", str(bench.path))
+    finding = BY_NAME["mpiexec of that MPI"].examine(Setup())
+    assert finding.status is Status.GOOD
+    assert finding.found.endswith("mpiexec; it is not on PATH, but chainermn launch finds it")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("script", "no script named: use --script"),
+        ("data", "no data named: use --data"),
+        ("links", "there is one host only"),
+    ],
+)
+def test_what_nobody_has_asked_for_is_not_tried(name: str, why: str) -> None:
+    finding = BY_NAME[name].examine(Setup(hosts=[("a", 4)]))
+    assert (finding.status, finding.found) == (Status.NOT_TRIED, why)
+
+
+def test_links_that_are_alike(bench: Bench) -> None:
+    pairs = {"ab": 118e6, "ac": 60e6, "bc": 117e6}
+    measured = [{"hosts": hosts, "latency": 50e-6, "bandwidth": pairs[hosts]} for hosts in pairs]
+    answers(bench, links=Outcome([measured]))
+    finding = BY_NAME["links"].examine(two_hosts())
+    assert finding.status is Status.GOOD
+    assert "a to c: 60 MB/s, 50 µs" in finding.found
+
+
 def test_threads_variables_are_those_of_the_library() -> None:
     assert python.THREAD_VARIABLES == cores.THREAD_VARIABLES
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 
 import numpy
 import pytest
+from click.testing import CliRunner
 
 from chainermn.doctor import report
 from chainermn.doctor.checks import CHECKS
 from chainermn.doctor.checks.python import THREAD_VARIABLES
+from chainermn.doctor.command import doctor
 from chainermn.doctor.registry import Check, Finding, Status, bad, good, not_tried, run_checks
 from chainermn.doctor.setup import Setup
 
@@ -139,6 +142,29 @@ def test_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     assert " ".join(" ".join(table[7:-2]).split()) == f"✗ long {long}→ do [this]"
     assert table[-1] == "2 of 8 checks found something wrong"
     assert max(map(len, lines)) <= 100
+
+
+def test_command_prints_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chainermn.doctor.command.CHECKS", TREE)
+    monkeypatch.setattr("chainermn.doctor.command.collect_versions", lambda setup: {"host": "h1"})
+    shown = CliRunner().invoke(doctor, [])
+    assert shown.exit_code == 1
+    assert shown.output.startswith("  host")
+    assert shown.output.endswith("\n1 of 7 checks found something wrong\n")
+    monkeypatch.setattr("chainermn.doctor.command.CHECKS", TREE[:1])
+    shown = CliRunner().invoke(doctor, [])
+    assert shown.exit_code == 0
+    assert shown.output.endswith("\nnone of 1 checks found something wrong\n")
+
+
+def test_terminal_keeps_its_width(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "50")
+    report.show({}, [(check_that("long", good("so many words " * 9)), good("so many words " * 9))])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(re.sub("\x1b.*?m", "", line).rstrip()) for line in lines) <= 50
 
 
 def test_json() -> None:
