@@ -173,6 +173,15 @@ def test_mpiexec_of_another_mpi_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         load_mpi()
 
 
+def test_no_mpi_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import chainermn; chainermn.create_communicator('naive')"
+    monkeypatch.setenv("MPI4PY_LIBMPI", "/nowhere/libmpi.so")
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert shown.returncode == 1
+    assert "RuntimeError: mpi4py cannot load an MPI library: " in shown.stderr
+    assert "pip install 'chainermn[mpich]'" in shown.stderr
+
+
 def test_mpiexec_is_found_beside_python() -> None:
     assert find_mpiexec().exists()
     assert find_mpiexec().parent == Path(sys.executable).parent

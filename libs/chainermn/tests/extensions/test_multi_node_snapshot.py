@@ -229,3 +229,24 @@ def test_object_and_fixed_filename(shared_tmp_path: Path, training: Any) -> None
     assert second.updater.iteration == 0
     own = training.optimizer_of(second).target.predictor[0].W.array
     np.testing.assert_array_equal(own, training.optimizer_of(first).target.predictor[0].W.array)
+
+
+@pytest.mark.mpi(1, 3)
+@pytest.mark.parametrize("on_error", [True, False])
+def test_snapshot_of_what_was_there_when_an_error_came(
+    on_error: bool, shared_tmp_path: Path, training: Any
+) -> None:
+    comm = chainermn.create_communicator("naive")
+    trainer = training.make_trainer(comm, shared_tmp_path, 4)
+    snapshot = extensions.snapshot(snapshot_on_error=on_error)
+    trainer.extend(multi_node_snapshot(comm, snapshot, []), trigger=(9, "iteration"))
+
+    def fail(trainer: chainer.training.Trainer) -> None:
+        if trainer.updater.iteration == 2:
+            raise ZeroDivisionError("by design")
+
+    trainer.extend(fail, trigger=(1, "iteration"))
+    with pytest.raises(ZeroDivisionError):
+        trainer.run()
+    comm.allgather_obj(None)
+    assert snapshots(shared_tmp_path) == (["snapshot_iter_2.0"] if on_error else [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +14,12 @@ from chainermn.launch.mpiexec import (
     NAMES,
     OtherMpiError,
     find_mpiexec,
+    flavour_of,
     launch_environment,
     mpi4py_library,
     mpi_flavour,
     mpiexec_command,
+    mpiexec_version,
 )
 
 pytestmark = pytest.mark.each_mpi
@@ -98,3 +101,20 @@ def test_settings_for_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "PRTE_MCA_plm_ssh_agent" not in environment
     network = environment.get("OMPI_MCA_btl_tcp_if_include")
     assert network == ("10.0.0.0/24" if mpi_flavour() == "openmpi" else None)
+
+
+def test_mpiexec_that_does_not_run(forgets_mpiexec: None, tmp_path: Path) -> None:
+    broken = tmp_path / "mpiexec"
+    broken.write_text("no program")
+    broken.chmod(0o755)
+    assert "Exec format error" in mpiexec_version(broken)
+    assert flavour_of(broken) == ""
+
+
+def test_mpi4py_that_never_answers(forgets_mpiexec: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], **options: object) -> None:
+        raise subprocess.TimeoutExpired(command, 60)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(RuntimeError, match=r"cannot load an MPI library: .* timed out after 60"):
+        mpi4py_library()

@@ -1,0 +1,59 @@
+"""What every communicator inherits, those of others included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chainer
+import numpy as np
+import pytest
+
+import chainermn
+from chainermn.communicators.communicator_base import CommunicatorBase
+
+
+@pytest.fixture
+def comm() -> Any:
+    return chainermn.create_communicator("naive")
+
+
+@pytest.mark.mpi(2)
+def test_names_of_the_first_version(comm: Any) -> None:
+    model = chainer.links.Linear(2, 2)
+    model.W.array[...] = comm.rank + 1
+    comm.broadcast_data(model)
+    np.testing.assert_array_equal(model.W.array, np.ones((2, 2)))
+    model.W.grad = np.full((2, 2), 4.0 * comm.rank, np.float32)
+    model.b.grad = None
+    comm.allreduce_grad(model)
+    np.testing.assert_array_equal(model.W.grad, np.full((2, 2), 2.0))
+    assert model.b.grad is None
+
+
+@pytest.mark.mpi(1, 2)
+def test_with_block(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[CommunicatorBase] = []
+    monkeypatch.setattr(type(comm), "finalize", lambda self: ends.append(self))
+    with pytest.raises(KeyError), comm:
+        raise KeyError
+    assert ends == []  # the others may never come to it
+    with comm as entered:
+        assert entered is comm
+        assert ends == []
+    assert ends == [comm]
+
+
+@pytest.mark.mpi(1, 2, 3)
+def test_what_is_true_on_any_rank(comm: Any) -> None:
+    flags = [False, comm.rank == 0, comm.rank == comm.size - 1, True]
+    for any_of_each in (CommunicatorBase._any_of_each, type(comm)._any_of_each):
+        assert list(any_of_each(comm, flags, "test")) == [False, True, True, True]
+
+
+def test_communicator_of_others_has_no_background() -> None:
+    class Other(CommunicatorBase):
+        """Nothing but what is inherited."""
+
+    Other.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="Other does not exchange in the background"):
+        Other().create_overlapped_exchange()

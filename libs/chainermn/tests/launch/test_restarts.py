@@ -1,0 +1,137 @@
+"""How a process is run to its end, and what signals do meanwhile."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chainermn.launch import restarts
+from chainermn.launch.restarts import run_to_end
+
+
+@pytest.fixture(autouse=True)
+def timers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, signal.Signals]]:
+    """Let no time pass; return after which times a process would get which signals."""
+    made: list[tuple[float, signal.Signals]] = []
+
+    class Timer(threading.Thread):
+        def __init__(self, seconds: float, function: object, arguments: list[signal.Signals]):
+            super().__init__(target=lambda: None)
+            made.append((seconds, *arguments))
+
+    monkeypatch.setattr(restarts.threading, "Timer", Timer)
+    return made
+
+
+@pytest.fixture(params=[signal.SIGINT, signal.SIGTERM])
+def number(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
+    """Return a signal, whose handler must be the same in the end."""
+    before = signal.signal(request.param, signal.default_int_handler)
+    yield request.param
+    assert signal.signal(request.param, before) == signal.default_int_handler
+
+
+def shell(script: str) -> list[str]:
+    return ["/bin/sh", "-c", script]
+
+
+def test_exit_codes() -> None:
+    assert run_to_end(shell("exit 0"), os.environ, 0) == 0
+    assert run_to_end(shell("exit 7"), os.environ, 0) == 7
+    assert run_to_end(shell("kill -KILL $$"), os.environ, 0) == 128 + signal.SIGKILL
+
+
+def receive(*numbers: signal.Signals, once: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this process receive signals when it waits for another one that has made a file."""
+
+    class Popen(subprocess.Popen):  # type: ignore[type-arg]
+        def wait(self, timeout: float | None = None) -> int:
+            while not once.exists():
+                os.sched_yield()
+            for number in numbers:
+                os.kill(os.getpid(), number)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(restarts.subprocess, "Popen", Popen)
+
+
+TRAPS = "trap 'exit 5' INT; trap 'exit 6' TERM; touch {}; while :; do sleep 0.1; done"
+
+
+def test_signal_is_passed_on_and_ends_all_attempts(
+    number: signal.Signals,
+    timers: list[tuple[float, signal.Signals]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(restarts, "_in_foreground", lambda: False)
+    ready = tmp_path / "ready"
+    receive(number, once=ready, monkeypatch=monkeypatch)
+    code = run_to_end(shell(TRAPS.format(ready)), os.environ, max_restarts=3)
+    assert code == {signal.SIGINT: 5, signal.SIGTERM: 6}[number]
+    assert capfd.readouterr().err == ""
+    # What follows, should it not have ended: first politely.
+    assert timers == [(5.0, signal.SIGTERM), (10.0, signal.SIGKILL)]
+
+
+def test_interrupt_by_a_terminal_is_not_sent_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "_in_foreground", lambda: True)
+    ready = tmp_path / "ready"
+    receive(signal.SIGINT, signal.SIGTERM, once=ready, monkeypatch=monkeypatch)
+    assert run_to_end(shell(TRAPS.format(ready)), os.environ, 0) == 6
+
+
+def test_signal_that_comes_before_the_process(number: signal.Signals) -> None:
+    with restarts._SignalsToChild() as signals:
+        os.kill(os.getpid(), number)
+        assert signals.received
+        assert signals.run(["sleep", "600"], os.environ) == 128 + signal.SIGTERM
+
+
+# In a session of its own, whose terminal is what it opens first.
+IN_A_TERMINAL = """
+import os, sys
+os.close(os.open(sys.argv[1], os.O_RDWR))
+from chainermn.launch.restarts import _in_foreground
+def answers():
+    yield _in_foreground()
+    if os.fork() == 0:
+        os.setpgid(0, 0)
+        os._exit(_in_foreground())
+    yield bool(os.waitstatus_to_exitcode(os.wait()[1]))
+print(*answers())
+"""
+
+
+def test_terminal_and_its_jobs_in_the_background() -> None:
+    main, terminal = pty.openpty()
+    try:
+        shown = subprocess.run(
+            [sys.executable, "-c", IN_A_TERMINAL, os.ttyname(terminal)],
+            start_new_session=True,
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        os.close(terminal)
+        os.close(main)
+    assert (shown.stdout, shown.stderr) == ("True False\n", "")
+
+
+def test_no_terminal() -> None:
+    code = "from chainermn.launch.restarts import _in_foreground; print(_in_foreground())"
+    shown = subprocess.run(
+        [sys.executable, "-c", code], start_new_session=True, capture_output=True, text=True
+    )
+    assert (shown.stdout, shown.stderr) == ("False\n", "")

@@ -1,0 +1,60 @@
+"""Why ranks cannot use GPUs, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from mpi4py import MPI
+
+from chainermn.communicators.gpus import why_no_gpu, why_no_nccl, why_not_one_each
+from chainermn.communicators.topology import Topology
+from chainermn.communicators.transport import gpu
+
+
+def test_no_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(gpu.sys.modules, "cupy", raising=False)
+    assert why_no_gpu() == "CuPy is not installed, or cannot be imported"
+    assert why_no_nccl() == why_no_gpu()
+    with pytest.raises(RuntimeError, match="comes from another rank, but this rank uses no GPU"):
+        gpu.the_gpu()
+
+
+def test_no_device(stand_in: Any) -> None:
+    assert why_no_gpu() is None
+    stand_in._visible = 0
+    assert why_no_gpu() == "there is no CUDA device"
+    assert why_no_nccl() == "there is no CUDA device"
+
+
+def test_driver_that_fails(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def devices() -> list[str]:
+        raise RuntimeError("cudaErrorInsufficientDriver")
+
+    monkeypatch.setattr(stand_in, "devices", devices)
+    assert why_no_gpu() == "CUDA does not answer (cudaErrorInsufficientDriver)"
+
+
+def test_cupy_without_nccl(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nccl() -> Any:
+        raise ImportError("CuPy finds no NCCL library")
+
+    assert why_no_nccl() is None
+    monkeypatch.setattr(stand_in, "nccl", nccl)
+    assert why_no_nccl() == "CuPy finds no NCCL library"
+
+
+@pytest.mark.mpi(3)
+@pytest.mark.parametrize(
+    ("visible", "reason"),
+    [
+        ([8, 8, 8], None),
+        ([3, 3, 3], None),
+        ([2, 2, 2], "a host has 3 ranks, but GPUs: 2"),
+        ([2, 0, 2], "there is no CUDA device"),
+    ],
+)
+def test_same_answer_on_all_ranks(visible: list[int], reason: str | None, stand_in: Any) -> None:
+    world = MPI.COMM_WORLD
+    stand_in._visible = visible[world.rank]
+    assert why_not_one_each(world, Topology.of(world)) == reason

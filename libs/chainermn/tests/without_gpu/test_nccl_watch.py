@@ -1,0 +1,90 @@
+"""The thread that ends a job whose NCCL fails while nobody calls it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from chainermn.communicators.transport import nccl_watch
+from chainermn.communicators.transport.nccl_watch import NcclWatch
+
+
+class Ended(BaseException):
+    """In the place of the end of the process."""
+
+
+class Connection:
+    """Fails at some of the looks."""
+
+    def __init__(self, looks: str) -> None:
+        self._looks = iter(looks)
+
+    def failure(self) -> str | None:
+        look = next(self._looks, "?")
+        if look == "?":
+            raise Ended
+        return "NCCL failed" if look == "x" else None
+
+
+@pytest.mark.parametrize(
+    ("looks", "is_ended"),
+    [
+        ("....", False),
+        ("xxxx", False),  # it may still raise where it is called
+        ("xxxxx.xxxxx", False),
+        ("..xxxxxxx", True),
+        ("x.xxxxxxx", True),
+    ],
+)
+def test_failure_that_stays_ends_the_job(
+    looks: str, is_ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages: list[str] = []
+
+    def end_job(message: str) -> None:
+        messages.append(message)
+        raise Ended
+
+    # A second passes with each look.
+    clock = itertools.count()
+    now = [next(clock)]
+    monkeypatch.setattr(nccl_watch, "end_job", end_job)
+    monkeypatch.setattr(nccl_watch.time, "sleep", lambda _: now.append(next(clock)))
+    monkeypatch.setattr(nccl_watch.time, "monotonic", lambda: 1.0 + now[-1])
+    monkeypatch.setattr(nccl_watch, "_SECONDS_FOR_RAISING", 4.5)
+    watch, connection = NcclWatch(), Connection(looks)
+    watch.add(connection)
+    with pytest.raises(Ended):
+        watch.run()
+    expected = ["chainermn: NCCL failed\nThe whole job is being ended."] if is_ended else []
+    assert messages == expected
+
+
+def test_what_is_gone_is_watched_no_longer() -> None:
+    watch, failing = NcclWatch(), Connection("xx")
+    watch.add(failing)
+    watch.add(Connection("x"))
+    assert watch._first_failure() == "NCCL failed"
+    del failing
+    assert watch._first_failure() is None
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[NcclWatch]]:
+    watches: list[NcclWatch] = []
+    monkeypatch.setattr(nccl_watch, "_watch", None)
+    monkeypatch.setattr(NcclWatch, "start", lambda self: watches.append(self))
+    yield watches
+
+
+def test_one_watch_for_all(started: list[NcclWatch]) -> None:
+    connections = [Connection("."), Connection("x")]
+    for connection in connections:
+        nccl_watch.watch(connection)
+    (watch,) = started
+    assert isinstance(watch, threading.Thread)
+    assert watch.daemon
+    assert watch._first_failure() == "NCCL failed"
