@@ -224,6 +224,20 @@ def test_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     assert processes_with(mark) == []
 
 
+def test_folder_of_temporary_files_with_a_longer_path_than_sockets_have(tmp_path: Path) -> None:
+    write_suite(tmp_path, "import pytest\n@pytest.mark.mpi(2)\ndef test_x(): pass\n")
+    temporary = tmp_path / ("long" * 30)
+    temporary.mkdir()
+    finished = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q"],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 0, finished.stdout
+
+
 def test_marker_without_numbers_is_refused(tmp_path: Path) -> None:
     write_suite(tmp_path, "import pytest\n@pytest.mark.mpi\ndef test_x(): pass\n")
     finished = subprocess.run(

@@ -77,7 +77,8 @@ class RankPool:
         self._directory = Path(tempfile.mkdtemp(prefix="mpi"))
         listener = socket.socket(socket.AF_UNIX)
         address = self._directory / "socket"
-        listener.bind(str(address))
+        with contextlib.chdir(address.parent):  # the whole path may be too long for a socket
+            listener.bind(address.name)
         listener.listen(ranks)
         self._job = Job(
             ranks,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import signal
@@ -64,16 +65,17 @@ class RankWorker:
         self._reports.append(report)
 
 
-def main(address: str, arguments: list[str]) -> int:
+def main(address: Path, arguments: list[str]) -> int:
     """Connect to the pool and serve it."""
     from mpi4py import MPI
 
     rank = MPI.COMM_WORLD.rank
-    directory = Path(address).parent
+    directory = address.parent
     stack = (directory / f"stack{rank}").open("w")
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
     client = socket.socket(socket.AF_UNIX)
-    client.connect(address)
+    with contextlib.chdir(directory):
+        client.connect(address.name)
     connection = Connection(client.detach())
     connection.send((rank, os.getpid()))
     # Capturing sys alone leaves the file descriptors to MPI's own messages.
@@ -83,4 +85,4 @@ def main(address: str, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
