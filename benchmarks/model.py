@@ -163,7 +163,7 @@ def write() -> None:
             lines += [*describe_choice(machine), ""]
         lines += [f"- Not measured: {reason}" for reason in content["skipped"]]
     path = report.RESULTS / "model.md"
-    path.write_text("\n".join(lines).rstrip() + "\n")
+    path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
 
 def describe_fit(machine: Counts, groups: list[Group]) -> list[str]:

@@ -263,7 +263,7 @@ def write() -> None:
     lines += ["## What limits those that are not met", "", *list_limits(saved), ""]
     path = report.RESULTS / "README.md"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines).rstrip() + "\n")
+    path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
 
 Saved = dict[str, dict[str, dict[str, Any]]]

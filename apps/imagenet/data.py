@@ -1,6 +1,7 @@
 """Labelled image files: their list, the examples made of them, and batches of these."""
 
 import json
+import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class ImageList:
     """
 
     def __init__(self, pairs: Sequence[tuple[str, int]]) -> None:
-        encoded = [path.encode() for path, _ in pairs]
+        encoded = [os.fsencode(path) for path, _ in pairs]
         self.text = np.frombuffer(b"".join(encoded), np.uint8)
         self.ends = np.cumsum([len(path) for path in encoded], dtype=np.int64)
         self.labels = np.array([label for _, label in pairs], np.int32)
@@ -48,8 +49,8 @@ class ImageList:
             If a line is something else, or there is none.
         """
         pairs = []
-        with open(path) as lines:
-            for number, line in enumerate(lines, 1):
+        with open(path, "rb") as lines:
+            for number, line in enumerate(map(os.fsdecode, lines), 1):
                 name, _, label = line.strip().rpartition(" ")
                 if not name or not label.isdecimal():
                     raise ValueError(f"{path}:{number}: expected 'path label', got {line!r}")
@@ -67,7 +68,8 @@ class ImageList:
 
     def __getitem__(self, i: int) -> tuple[str, int]:
         begin = self.ends[i - 1] if i else 0
-        return self.text[begin : self.ends[i]].tobytes().decode(), int(self.labels[i])
+        path = os.fsdecode(self.text[begin : self.ends[i]].tobytes())
+        return path, int(self.labels[i])
 
 
 @dataclass

@@ -4,6 +4,7 @@
 import argparse
 import csv
 import json
+import os
 import re
 import socket
 from functools import partial
@@ -81,7 +82,7 @@ def write_lists(args: argparse.Namespace) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     for part, pairs in lists.items():
         lines = [f"{path.relative_to(args.ilsvrc).as_posix()} {label}\n" for path, label in pairs]
-        (args.out / f"{part}.txt").write_text("".join(lines))
+        (args.out / f"{part}.txt").write_bytes(os.fsencode("".join(lines)))
         print(f"{part}: {len(lines)} images", flush=True)
     (args.out / "classes.txt").write_text("\n".join(synsets) + "\n")
 

@@ -1,5 +1,6 @@
 """Image files become the examples that they should."""
 
+import os
 import re
 from functools import partial
 
@@ -115,9 +116,10 @@ def test_decoding_at_reduced_size_changes_little(app, tmp_path):
 
 def test_list_file(app, tmp_path):
     path = tmp_path / "list.txt"
-    path.write_text("a/b.jpg 3\nname with spaces.jpg 0\nü.jpg\t7\n".replace("\t", " "))
+    lines = "a/b.jpg 3\nname with spaces.jpg 0\nü.jpg\t7\n".replace("\t", " ")
+    path.write_bytes(lines.encode())  # as names of files are
     listed = app.data.ImageList.read(path)
-    expected = [("a/b.jpg", 3), ("name with spaces.jpg", 0), ("ü.jpg", 7)]
+    expected = [("a/b.jpg", 3), ("name with spaces.jpg", 0), (os.fsdecode("ü.jpg".encode()), 7)]
     assert [listed[i] for i in range(len(listed))] == expected
     assert [listed.part(1, 3)[i] for i in range(2)] == expected[1:]
 

@@ -376,7 +376,7 @@ def test_copied_app_trains(tmp_path):
         **direct_environment(),
         "HOME": str(tmp_path),
         "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": os.environ["CHAINERMN_WHEELHOUSE"],
+        "PIP_FIND_LINKS": Path(os.environ["CHAINERMN_WHEELHOUSE"]).as_uri(),
     }
     environment.pop("PYTHONPATH", None)
     output = tmp_path / "output"

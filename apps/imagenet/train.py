@@ -173,7 +173,8 @@ def describe(args: argparse.Namespace, train: data.ImageList) -> dict[str, Any]:
     folder = Path(args.train).parent
     classes, mean = args.classes or folder / "classes.txt", args.mean or folder / "mean.json"
     n_classes = int(train.labels.max()) + 1
-    names = classes.read_text().splitlines() if classes.exists() or args.classes else []
+    has_names = classes.exists() or args.classes
+    names = classes.read_text(encoding="utf-8").splitlines() if has_names else []
     about = {"mean": [128] * 3, "deviation": [64] * 3}
     if mean.exists() or args.mean:
         about = json.loads(mean.read_text())

@@ -527,13 +527,13 @@ def stop(process: subprocess.Popen) -> None:
 def test_copied_app_trains(tmp_path):
     if mpi_flavour() == "openmpi":
         pytest.skip("a copy brings an MPI of its own: tested where this environment has MPICH")
-    readme = (HERE / "README.md").read_text()
+    readme = (HERE / "README.md").read_text(encoding="utf-8")
     (commands,) = re.findall(r"as they are\. -->\n```sh\n(.*?)```", readme, re.DOTALL)
     environment = {
         **direct_environment(),
         "HOME": str(tmp_path),
         "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": os.environ["CHAINERMN_WHEELHOUSE"],
+        "PIP_FIND_LINKS": Path(os.environ["CHAINERMN_WHEELHOUSE"]).as_uri(),
     }
     environment.pop("PYTHONPATH", None)
     output = tmp_path / "output"

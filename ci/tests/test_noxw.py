@@ -40,7 +40,7 @@ def checkout(tmp_path: Path) -> Path:
     """Return a fresh checkout, in a folder with a space in its name."""
     root = tmp_path / "a checkout"
     root.mkdir()
-    shutil.copy(NOXW, root)
+    shutil.copyfile(NOXW, root / "noxw")  # which can be written, whether the original can or not
     (root / "noxfile.py").write_text(NOXFILE)
     return root
 

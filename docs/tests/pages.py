@@ -46,9 +46,14 @@ class Block:
         return f"{self.page.relative_to(DOCS)}:{self.line}"
 
 
+def read(page: Path) -> str:
+    """Return the text of a page, whatever encoding this machine prefers."""
+    return page.read_text(encoding="utf-8")
+
+
 def blocks(page: Path) -> Iterator[Block]:
     """Yield the blocks of code of a page, from top to bottom."""
-    lines = page.read_text().splitlines()
+    lines = read(page).splitlines()
     numbers = iter(range(len(lines)))
     for start in numbers:
         fence = _FENCE.fullmatch(lines[start])

@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -96,7 +97,7 @@ def test_every_block_says_whether_it_is_run():
 
 @pytest.mark.parametrize("block", pages.marked(r"run: \d ranks?"), ids=str)
 def test_python_block(block, tmp_path):
-    (tmp_path / "block.py").write_text(block.text)
+    (tmp_path / "block.py").write_text(block.text, encoding="utf-8")
     ranks = int(block.mark.split()[1])
     printed = lines_of_ranks(ranks, tmp_path / "block.py", cwd=tmp_path)
     if (expected := pages.printed_by(block)) is not None:
@@ -174,7 +175,7 @@ def test_shell_block_in_a_clean_environment(block, tmp_path):
         "HOME": str(tmp_path),
         "PATH": os.pathsep.join([str(tools), os.environ["PATH"]]),
         "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": str(wheels),
+        "PIP_FIND_LINKS": wheels.as_uri(),  # it is split at spaces
         "UV_CONFIG_FILE": str(tmp_path / "uv.toml"),
         "UV_CACHE_DIR": str(tmp_path / "cache"),
         "UV_PYTHON_DOWNLOADS": "never",
@@ -195,7 +196,7 @@ def unpack_uv(wheels: Path, folder: Path) -> None:
 @pytest.mark.parametrize("block", pages.in_language("pycon"), ids=str)
 def test_doctests(block, tmp_path):
     (tmp_path / "block.txt").write_text(block.text)
-    command = f"{sys.executable} -m doctest block.txt"
+    command = f"{shlex.quote(sys.executable)} -m doctest block.txt"
     assert run_in_shell(command, tmp_path, launch_environment()) == ""
 
 
@@ -206,7 +207,7 @@ def shown_pieces() -> list[str]:
     """Return the texts by which the tutorial selects differences, in the order of its pages."""
     steps = sorted((DOCS / "tutorial").glob("step*.md"))
     directive = r"```\{script-diff\}[^\n]*\n(.*?)```"
-    text = "\n".join(step.read_text() for step in steps)
+    text = "\n".join(pages.read(step) for step in steps)
     return [line for body in re.findall(directive, text, re.DOTALL) for line in body.splitlines()]
 
 
@@ -300,30 +301,30 @@ def public_names() -> set[str]:
 
 
 def test_every_public_name_is_in_the_reference():
-    text = "\n".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
+    text = "\n".join(pages.read(page) for page in (DOCS / "api").glob("*.md"))
     documented = {name.split(".")[-1] for name in re.findall(r":: (chainermn[\w.]*)", text)}
     documented |= set(re.findall(r"chainermn\.\w+", text))
     assert public_names() - documented == set()
 
 
 def test_every_communicator_is_in_the_table():
-    rows = re.findall(r"^\| `(\w+)` \| [✓r]", (DOCS / "api/choosing.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| [✓r]", pages.read(DOCS / "api/choosing.md"), re.MULTILINE)
     assert sorted(rows) == sorted(_COMMUNICATORS)
 
 
 def test_every_environment_variable_is_on_the_page():
     files = (ROOT / "libs").glob("*/src/**/*.py")
-    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text())))
+    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_bytes())))
     texts = {str(node.value) for node in nodes if isinstance(node, ast.Constant)}
     pattern = r"CHAINER(MN|_COMPAT)_[A-Z_]+|\w+_NUM_THREADS|MALLOC_\w+_|GLIBC_TUNABLES"
     names = {text for text in texts if re.fullmatch(pattern, text)} - {JOB_VARIABLE}
-    page = (DOCS / "api/command.md").read_text()
+    page = pages.read(DOCS / "api/command.md")
     assert "CHAINERMN_STALL_LIMIT" in names
     assert [name for name in sorted(names) if f"`{name}`" not in page] == []
 
 
 def test_every_line_of_the_doctor_is_explained():
-    page = (DOCS / "troubleshooting.md").read_text()
+    page = pages.read(DOCS / "troubleshooting.md")
     lines = re.findall("^[✓✗–] (.{26})", page, re.MULTILINE)  # noqa: RUF001
     shown = {line.strip() for line in lines}
     names = {check.name for check in CHECKS}
@@ -351,7 +352,7 @@ def words(node: ast.AST) -> str:
 def texts_of_the_library() -> set[str]:
     """Return all texts in its source, and their lines, with single spaces."""
     files = (ROOT / "libs/chainermn/src/chainermn").rglob("*.py")
-    found = {words(node) for file in files for node in ast.walk(ast.parse(file.read_text()))}
+    found = {words(node) for file in files for node in ast.walk(ast.parse(file.read_bytes()))}
     return {" ".join(text.split()) for whole in found for text in (whole, *whole.splitlines())}
 
 
@@ -387,7 +388,7 @@ def test_messages_are_those_of_the_library():
         for line in lines:
             if not line.startswith(("node", "numpy: node", "172.")):  # facts of the hosts
                 assert is_said(line, texts), (str(block), line)
-    page = (DOCS / "troubleshooting.md").read_text()
+    page = pages.read(DOCS / "troubleshooting.md")
     headings = re.findall(r"^### (.+)\n\nChainerMN's", page, re.MULTILINE)
     assert len(headings) > 4
     for heading in headings:
@@ -397,7 +398,7 @@ def test_messages_are_those_of_the_library():
 def test_files_that_pages_name_are_there():
     missing = []
     for page in pages.PAGES:
-        for name in re.findall(r"`((?:apps|benchmarks|ci|docs|libs)/[\w./-]+)`", page.read_text()):
+        for name in re.findall(r"`((?:apps|benchmarks|ci|docs|libs)/[\w./-]+)`", pages.read(page)):
             if not (ROOT / name).exists():
                 missing.append(f"{page.relative_to(DOCS)}: {name}")
     assert missing == []
@@ -407,7 +408,7 @@ def test_links_of_the_readmes_lead_somewhere():
     """Those of the pages are looked at by ``nox -s docs``."""
     broken = []
     for readme in pages.READMES:
-        for target, anchor in re.findall(r"\]\(([^()#\s]*)(#[\w-]+)?\)", readme.read_text()):
+        for target, anchor in re.findall(r"\]\(([^()#\s]*)(#[\w-]+)?\)", pages.read(readme)):
             path = readme.parent / target if target else readme
             if re.match("https?:", target):
                 continue
@@ -417,15 +418,15 @@ def test_links_of_the_readmes_lead_somewhere():
 
 
 def anchors(page: Path) -> set[str]:
-    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", pages.read(page), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
 def test_sessions_of_nox_are_there():
-    tree = ast.parse((ROOT / "noxfile.py").read_text())
+    tree = ast.parse((ROOT / "noxfile.py").read_bytes())
     sessions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     for page in [*pages.PAGES, *pages.READMES]:
-        commands = re.findall(r"\bnoxw? (-[^`#\n]*)", page.read_text())
+        commands = re.findall(r"\bnoxw? (-[^`#\n]*)", pages.read(page))
         for command in (command.partition(" -- ")[0] for command in commands):
             named = re.findall(r"-s ((?:\w+ ?)+)", command) + re.findall(r'-k "(\w+)', command)
             assert set(" ".join(named).split()) <= sessions, (page, command)
