@@ -218,6 +218,7 @@ def test_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     )
 
     while not (tmp_path / "waits").exists():
+        assert pytest_process.poll() is None
         time.sleep(0.02)
     pytest_process.send_signal(signal.SIGINT)
     pytest_process.wait()
@@ -251,11 +252,12 @@ def test_run_job_reports_a_timeout_and_clears_up(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "from mpi4py import MPI\n"
-        "import os; os.write(1, b'rank %d,' % MPI.COMM_WORLD.rank)\n"
+        "import os; os.write(1, b'rank %d\\n' % MPI.COMM_WORLD.rank)\n"
         "MPI.COMM_WORLD.recv(source=MPI.COMM_WORLD.rank)\n"
     )
     job = Job(2, [script])
-    while job.output()[0].count("rank") < 2:
+    while job.output()[0].count("rank") < 2:  # Open MPI passes on whole lines
+        assert job.process.poll() is None, job.output()
         time.sleep(0.02)
     result = job.wait(timeout=0.1)
     assert result.timed_out
