@@ -250,7 +250,7 @@ def test_signal_while_a_command_runs(
     name: str, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     marker = tmp_path / "running"
-    lines = f"sleep 86400 & ssh host01 sleep 86400 & touch {marker}; wait"
+    lines = f"sleep 86400 & ssh host01 sleep 86400 & touch '{marker}'; wait"
     with cluster(name, "run", "2", "setsid", "sh", "-c", lines) as process:
         wait_for(marker.exists)
         process.send_signal(number)
@@ -270,7 +270,7 @@ def test_signal_while_hosts_start(
 ) -> None:
     # The hosts are there, but what is to connect them to the network hangs.
     marker, nsenter = tmp_path / "starting", tmp_path / "nsenter"
-    nsenter.write_text(f"#!/bin/sh\ntouch {marker}\nexec sleep 86400\n")
+    nsenter.write_text(f"#!/bin/sh\ntouch '{marker}'\nexec sleep 86400\n")
     nsenter.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     with cluster(name, *command) as process:

@@ -63,7 +63,7 @@ def receive(*numbers: signal.Signals, once: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(restarts.subprocess, "Popen", Popen)
 
 
-TRAPS = "trap 'exit 5' INT; trap 'exit 6' TERM; touch {}; while :; do sleep 0.1; done"
+TRAPS = "trap 'exit 5' INT; trap 'exit 6' TERM; touch '{}'; while :; do sleep 0.1; done"
 
 
 def test_signal_is_passed_on_and_ends_all_attempts(
