@@ -248,6 +248,21 @@ def test_marker_without_numbers_is_refused(tmp_path: Path) -> None:
     assert "needs numbers of ranks" in finished.stdout + finished.stderr
 
 
+def test_numbers_of_ranks_can_be_chosen(tmp_path: Path) -> None:
+    tests = "@pytest.mark.mpi(1, 2, 3)\ndef test_x(): pass\ndef test_alone(): pass\n"
+    write_suite(tmp_path, f"import pytest\n{tests}")
+    finished = subprocess.run(
+        [sys.executable, "-m", "pytest", "-v", "--mpi-ranks", "1", "--mpi-ranks", "3"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    lines = [line.split()[:2] for line in finished.stdout.splitlines() if "::" in line]
+    names = ["test_x[n=1]", "test_x[n=3]", "test_alone"]
+    assert lines == [[f"test_inner.py::{name}", "PASSED"] for name in names]
+    assert "1 deselected" in finished.stdout
+
+
 def test_run_job_reports_a_timeout_and_clears_up(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

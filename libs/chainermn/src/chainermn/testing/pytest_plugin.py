@@ -4,6 +4,8 @@
 time for at most ten seconds. A test passes if it passes on every rank. Fixtures are set up on
 the ranks, not in the pytest that was started: ``mpi_ranks`` is the number of ranks,
 ``shared_tmp_path`` a directory that all ranks of a test share.
+
+``pytest --mpi-ranks 2 --mpi-ranks 3`` leaves out what runs on other numbers of ranks.
 """
 
 from __future__ import annotations
@@ -32,6 +34,17 @@ def _ranks(item: pytest.Item) -> int:
     return int(item.callspec.params["mpi_ranks"])  # type: ignore[attr-defined]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let numbers of ranks be chosen."""
+    parser.getgroup("chainermn").addoption(
+        "--mpi-ranks",
+        action="append",
+        type=int,
+        metavar="N",
+        help="leave out tests on other numbers of ranks; may be given several times",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the marker; outside of a rank, take over the tests that carry it."""
     config.addinivalue_line("markers", _MARKER)
@@ -50,6 +63,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             f"as in @pytest.mark.mpi(1, 2); got {marker.args!r}"
         )
     metafunc.parametrize("mpi_ranks", marker.args, indirect=True, ids=lambda n: f"n={n}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out numbers of ranks that were not asked for."""
+    wanted = config.getoption("mpi_ranks")
+    if wanted is not None:
+        left_out = {item for item in items if _marker(item) and _ranks(item) not in wanted}
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(autouse=True)
