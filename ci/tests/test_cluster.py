@@ -105,12 +105,12 @@ def test_every_host_is_one_of_its_own(two: Cluster, tmp_path: Path) -> None:
         "ssh $(hostname) 'ls $TMPDIR'",
         "cat /etc/hostname",
         f"ls {tmp_path}",
-        "tr '\\0' ' ' </proc/1/cmdline | cut -d ' ' -f 1,4",
+        "tr '\\0' : </proc/1/cmdline | cut -d : -f 1,4",
         "pwd",
     ]
     for host in ("host00", "host01"):
         printed = run(two.name, "exec", host, "sh", "-ec", "\n".join(seen))
-        expected = [host, "host00", "host01", "/bin/sh", host, host, host, "shared", f"sh {host}"]
+        expected = [host, "host00", "host01", "/bin/sh", host, host, host, "shared", f"sh:{host}"]
         assert printed == (0, "\n".join([*expected, str(Path.cwd()), ""]), "")
 
 
