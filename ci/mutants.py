@@ -131,7 +131,7 @@ def copy_repository(folder: str) -> None:
     ignored = shutil.ignore_patterns(".*", "__pycache__", "_build", "result")
     shutil.copytree(ROOT, copy, ignore=ignored)
     os.chdir(copy)
-    os.environ["PYTHONPATH"] = str(copy / SOURCE.parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (copy / SOURCE.parent, copy / "ci")))
 
 
 def try_out(mutant: Mutant) -> dict[str, Any]:
@@ -144,7 +144,8 @@ def try_out(mutant: Mutant) -> dict[str, Any]:
         mutant.end,
     )
     tests = " ".join(str(TESTS / test) for test in tests_of(mutant.module))
-    options = f"-x -q --no-header --tb=line -p no:cacheprovider -k '{LEFT_OUT}'"
+    options = "-x -q --no-header --tb=line -p no:cacheprovider -p three_ranks_first"
+    options += f" -k '{LEFT_OUT}'"
     result = mutate_and_test([spec], f"{sys.executable} -m pytest {options} {tests}", SECONDS)
     outcome = result.test_outcome.value if result.test_outcome else result.worker_outcome.value
     last = (result.output or "").strip().splitlines()[-3:]
