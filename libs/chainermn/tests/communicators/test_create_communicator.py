@@ -13,7 +13,7 @@ import threadpoolctl
 from mpi4py import MPI
 
 import chainermn
-from chainermn.communicators import cores, gpus
+from chainermn.communicators import _COMMUNICATORS, cores, gpus
 from chainermn.communicators.single_node_communicator import SingleNodeCommunicator
 from chainermn.communicators.topology import Topology
 from chainermn.communicators.transport.mpi import load_mpi
@@ -49,6 +49,17 @@ def test_default_without_gpu_warns_on_rank_0_only(recwarn: pytest.WarningsRecord
         assert "by the communicator 'single_node'" in message
     else:
         assert messages == []
+
+
+@pytest.mark.mpi(4)
+@no_gpu
+@pytest.mark.filterwarnings("ignore:.* gradients are averaged on the CPU")
+@pytest.mark.parametrize(("hosts", "name"), [("aabb", "two_dimensional"), ("abbb", "hierarchical")])
+def test_default_on_several_hosts(monkeypatch: pytest.MonkeyPatch, hosts: str, name: str) -> None:
+    host = hosts[MPI.COMM_WORLD.rank]
+    monkeypatch.setattr("chainermn.communicators.topology.host_name", lambda: host)
+    with chainermn.create_communicator() as comm:
+        assert type(comm) is _COMMUNICATORS[name]
 
 
 @pytest.mark.mpi(1, 2)

@@ -16,6 +16,7 @@ import pytest
 
 from chainermn.gradients import batched_copy
 from chainermn.gradients.batched_copy import KINDS, BatchedCopy, Layout
+from chainermn.gradients.gpu_buckets import padded_length
 
 BLOCK = batched_copy.BLOCK_LENGTH
 
@@ -35,6 +36,10 @@ def test_layout() -> None:
     names = ["kinds", "sizes", "offsets", "block_arrays", "block_starts"]
     assert [getattr(layout, name).dtype for name in names] == types  # as the kernels read them
     assert Layout([], []).size == 0
+
+
+def test_buffer_is_as_long_as_ranks_can_divide() -> None:
+    assert [padded_length(n, 3) for n in (0, 1, 3, 7)] == [0, 3, 3, 9]
 
 
 @pytest.fixture(scope="module")
