@@ -39,6 +39,7 @@ TESTS = Path("libs/chainermn/tests")
 NOTICED_BY = {
     "communicators/gpu": ["without_gpu"],
     "communicators/loans": ["optimizers/test_overlap.py"],
+    "communicators/mpi_communicator_base": ["communicators", "without_gpu/test_communicators.py"],
     "communicators/overlapped_exchange": ["optimizers/test_overlap.py", "without_gpu"],
     "communicators/pure_nccl": ["without_gpu"],
     "communicators/transport/cuda_awareness": ["without_gpu"],
@@ -143,9 +144,10 @@ def copy_repository(folder: str) -> None:
 
 def pytest(tests: list[str]) -> list[str]:
     """Return the command that runs these tests."""
-    options = "-x -q --no-header --tb=line -p no:cacheprovider -p three_ranks_first -k".split()
+    options = ["-x", "-q", "--no-header", "--tb=line", "-k", LEFT_OUT]
+    options += ["-p", "no:cacheprovider", "-p", "three_ranks_first"]
     paths = [str(TESTS / test) for test in tests]
-    return [sys.executable, "-m", "pytest", *options, LEFT_OUT, *paths]
+    return [sys.executable, "-m", "pytest", *options, *paths]
 
 
 def try_unbroken(tests: list[str]) -> None:

@@ -45,6 +45,7 @@ def test_default_without_gpu_warns_on_rank_0_only(recwarn: pytest.WarningsRecord
     messages = [str(warning.message) for warning in recwarn]
     if comm.rank == 0:
         (message,) = messages
+        assert recwarn[0].filename == __file__  # the line that creates the communicator
         assert "CuPy" in message or "CUDA" in message
         assert "by the communicator 'single_node'" in message
     else:
@@ -54,7 +55,9 @@ def test_default_without_gpu_warns_on_rank_0_only(recwarn: pytest.WarningsRecord
 @pytest.mark.mpi(4)
 @no_gpu
 @pytest.mark.filterwarnings("ignore:.* gradients are averaged on the CPU")
-@pytest.mark.parametrize(("hosts", "name"), [("aabb", "two_dimensional"), ("abbb", "hierarchical")])
+@pytest.mark.parametrize(
+    ("hosts", "name"), [("aabb", "two_dimensional"), ("abbb", "hierarchical")]
+)
 def test_default_on_several_hosts(monkeypatch: pytest.MonkeyPatch, hosts: str, name: str) -> None:
     host = hosts[MPI.COMM_WORLD.rank]
     monkeypatch.setattr("chainermn.communicators.topology.host_name", lambda: host)

@@ -105,6 +105,20 @@ def test_gradients_of_several_dtypes(name: str, wire: str | None) -> None:
         np.testing.assert_array_equal(grad, np.array([1, 2, 3]) * factor)
 
 
+@pytest.mark.mpi(3)
+@pytest.mark.parametrize("name", EXCHANGING)
+def test_models_of_several_sizes(name: str) -> None:
+    """What a communicator keeps for the next model does for a larger and for a smaller one."""
+    comm = chainermn.create_communicator(name)
+    for n in (2, 7, 3):
+        model = chainer.Sequential(L.Linear(n, n), L.Linear(n, 1))
+        for _, parameter in model.namedparams():
+            parameter.grad = np.full(parameter.shape, n + comm.rank, "f4")
+        comm.multi_node_mean_grad(model)
+        for grad in values(model, "grad").values():
+            np.testing.assert_array_equal(grad, n + 1)
+
+
 @pytest.mark.mpi(2)
 def test_float16_sums_do_not_overflow() -> None:
     comm = chainermn.create_communicator("flat")

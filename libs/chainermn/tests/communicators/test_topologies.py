@@ -100,6 +100,13 @@ def test_single_node_refuses_several_hosts(mpi_ranks: int) -> None:
         SingleNodeCommunicator(MPI.COMM_WORLD, topology=topology("ab" + "b" * (mpi_ranks - 2)))
 
 
+@pytest.mark.mpi(2)
+def test_color_that_is_none() -> None:
+    comm = chainermn.create_communicator("naive")
+    with pytest.raises(ValueError, match="color must be an integer from 0 to 2147483647, got -1"):
+        comm.split(-comm.rank, 0)
+
+
 @pytest.mark.mpi(4)
 def test_split_keeps_hosts_and_settings() -> None:
     comm = HierarchicalCommunicator(

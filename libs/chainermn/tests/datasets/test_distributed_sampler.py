@@ -141,7 +141,7 @@ def test_iterator_over_another_data_set() -> None:
 
 
 @pytest.mark.mpi(3)
-@pytest.mark.parametrize("seed", [-1, 2**32, 0.5])
+@pytest.mark.parametrize("seed", [-1, 2**32, 2**33, 0.5])
 def test_bad_seed_on_one_rank(seed: Any) -> None:
     comm = chainermn.create_communicator("naive")
     with pytest.raises((ValueError, TypeError)):
