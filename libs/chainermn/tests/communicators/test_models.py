@@ -162,13 +162,16 @@ def test_zero_fill(name: str) -> None:
     assert (model.c.grad == 0).all()
 
 
-@pytest.mark.mpi(2, 3)
-def test_missing_gradient_without_zero_fill_is_named_on_all_ranks() -> None:
+@pytest.mark.mpi(3)
+@pytest.mark.parametrize(("with_gradient", "named"), [({0, 2}, "rank 1"), ({1}, "ranks 0, 2")])
+def test_missing_gradient_without_zero_fill_is_named_on_all_ranks(
+    with_gradient: set[int], named: str
+) -> None:
     comm = chainermn.create_communicator("naive")
     model = Model()
-    if comm.rank != 1:
+    if comm.rank in with_gradient:
         model.c.grad = np.ones(5, "f")
-    with pytest.raises(ValueError, match=r"/c has no gradient on rank 1, .*zero_fill=True"):
+    with pytest.raises(ValueError, match=f"/c has no gradient on {named}, .*zero_fill=True"):
         comm.multi_node_mean_grad(model)
 
 

@@ -216,6 +216,8 @@ def test_iterations_of_an_epoch_are_those_of_rank_0() -> None:
     with pytest.warns(DeprecationWarning, match="deprecated"):
         assert chainermn.datasets.get_n_iterations_for_one_epoch(own, 2, comm) == 4
     with pytest.warns(DeprecationWarning, match="deprecated"):
+        assert chainermn.datasets.get_n_iterations_for_one_epoch(own, 1, comm) == 7
+    with pytest.warns(DeprecationWarning, match="deprecated"):
         trigger = chainermn.datasets.get_epoch_trigger(3, own, 2, comm)
     assert trigger == (12, "iteration")
     with (
