@@ -21,13 +21,14 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import click
 from cosmic_ray.ast import ast_nodes, get_ast_from_path
 from cosmic_ray.ast.ast_query import ASTQuery
-from cosmic_ray.mutating import mutate_and_test
+from cosmic_ray.mutating import mutate_and_test, mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 from cosmic_ray.work_item import MutationSpec
 from rich.progress import track
@@ -114,7 +115,10 @@ def never_evaluated(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int
 
 
 def choose(number: int) -> list[Mutant]:
-    """Return mutants of that many places: of each place one, the places with the least hashes."""
+    """Return mutants of that many places: of each place one, the places with the least hashes.
+
+    What is no Python is left out: cosmic-ray takes the asterisk among parameters for a product.
+    """
     modules = [p.relative_to(ROOT / SOURCE).as_posix() for p in (ROOT / SOURCE).rglob("*.py")]
     of_place: dict[tuple[str, tuple[int, int]], Mutant] = {}
     for module in modules:
@@ -122,7 +126,18 @@ def choose(number: int) -> list[Mutant]:
             for mutant in all_mutants(module):
                 place = (module, mutant.start)
                 of_place[place] = min(of_place.get(place, mutant), mutant, key=lambda m: m.key)
-    return sorted(of_place.values(), key=lambda mutant: mutant.key)[:number]
+    in_order = sorted(of_place.values(), key=lambda mutant: mutant.key)
+    return list(islice(filter(is_python, in_order), number))
+
+
+def is_python(mutant: Mutant) -> bool:
+    text = (ROOT / SOURCE / mutant.module).read_text(encoding="utf-8")
+    operator = get_operator(mutant.operator)()
+    try:
+        ast.parse(mutate_code(text, operator, mutant.occurrence) or "")
+    except SyntaxError:
+        return False
+    return True
 
 
 def tests_of(module: str) -> list[str]:
