@@ -240,7 +240,7 @@ def test_workers_do_not_load_mpi(tmp_path):
 @pytest.mark.parametrize("announcement", ["ready.0", "worker"])
 def test_workers_end_with_a_rank_that_is_killed(announcement, tmp_path):
     script = tmp_path / "probe.py"
-    script.write_text(PROBE.format(here=str(HERE), seconds=30, announce=True))
+    script.write_text(PROBE.format(here=str(HERE), seconds=600, announce=True))
     job = Job(2, [script], cwd=tmp_path)
     wait_for((tmp_path / announcement).exists)
     os.kill(ranks_of(job)[0].pid, signal.SIGKILL)

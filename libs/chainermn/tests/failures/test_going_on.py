@@ -69,6 +69,7 @@ def test_killed_again_and_again(kind: str, sizes: list[int], tmp_path: Path) -> 
         said = re.findall(r"process (\d+), goes on after (\d+)\.", job.output()[0])
         assert [int(iteration) for _, iteration in said] == [expected] * size
         while newest(kind, tmp_path, size) <= expected:
+            assert job.process.poll() is None, job.output()
             time.sleep(choice.uniform(0, 0.1))
         time.sleep(choice.uniform(0, 0.7))
         os.kill(int(choice.choice(said)[0]), signal.SIGKILL)

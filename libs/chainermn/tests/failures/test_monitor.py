@@ -22,6 +22,7 @@ from chainermn.failures.processes import Process, find
 STREAM = "communicator 1 of ranks 0-1"
 TOKEN = {"token": "secret"}
 TIMEOUT = 60.0
+PERIOD = 0.05
 
 
 class Rank:
@@ -68,8 +69,9 @@ class Running:
     def __init__(self, limit: float, starter: int, clock: Clock | None) -> None:
         listener = listen()
         self.port = listener.getsockname()[1]
-        invitation = Invitation("here", ["127.0.0.1"], self.port, "secret", limit, period=0.05)
+        invitation = Invitation("here", ["127.0.0.1"], self.port, "secret", limit, PERIOD)
         self._monitor = Monitor(listener, invitation, find(starter))
+        self._clock = clock
         if clock is not None:
             self._monitor._clock = clock  # type: ignore[assignment]
         self._thread = threading.Thread(target=self._monitor.run, daemon=True)
@@ -84,6 +86,21 @@ class Running:
         """Wait until it has taken note of what a rank has sent at this time on its clock."""
         while self._monitor._heard_at.get(rank) != at:
             time.sleep(0.01)
+
+    def judge(self, reports: dict[int, Message]) -> None:
+        """Let ranks report, and the clock go on until that is noted and judged."""
+        now = self._tick()
+        for rank, report in reports.items():
+            self._ranks[rank].report(**report)
+            self.wait_until_heard(rank, now)
+        for _ in range(2):  # what it judges comes after the tick
+            self._tick()
+
+    def _tick(self) -> float:
+        assert self._clock is not None
+        self._clock.now += PERIOD
+        self._ranks[0].hear("tick")
+        return self._clock.now
 
     def wait(self) -> None:
         """Wait until the monitor has ended."""
@@ -102,6 +119,17 @@ class Running:
 
 
 Start = Callable[..., Running]
+
+
+def stderr_with(text: str, capfd: pytest.CaptureFixture[str]) -> str:
+    """Wait until this has been written to standard error; return it with all before it."""
+    deadline = time.monotonic() + TIMEOUT
+    said = ""
+    while text not in said:
+        assert time.monotonic() < deadline, said
+        time.sleep(0.01)
+        said += capfd.readouterr().err
+    return said
 
 
 @pytest.fixture
@@ -142,11 +170,12 @@ def test_ranks_may_go_once_all_have_left(start: Start, capfd: pytest.CaptureFixt
 
 
 def test_rank_that_is_gone_without_a_word(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
-    running = start()
-    first, second = running.join(2)
+    clock = Clock()
+    first, second = start(clock=clock).join(2)
     second.channel.close()
+    stderr_with("rank 1 on here (process 101) is the first to be gone", capfd)
+    clock.now = 1.0  # until then mpiexec may end the job by itself
     assert first.hear("end")["first"] == 0
-    assert "rank 1 on here (process 101) is the first to be gone" in capfd.readouterr().err
 
 
 def test_rank_that_says_what_has_failed_ends_the_job(
@@ -175,30 +204,28 @@ def test_rank_that_waits_for_one_that_has_left(
 
 
 def test_same_thing_is_warned_of_once(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
-    first, second = start(limit=1000.0).join(2)
+    running = start(limit=1000.0, clock=Clock())
+    running.join(2)
+    waits = {"main": [STREAM, 3, "allreduce", "0-1", 1500.0]}
     for _ in range(3):
-        first.report(main=[STREAM, 3, "allreduce", "0-1", 1500.0])
-        second.report(place="train.py:7", counts={STREAM: 2})
-        first.hear("tick")
-        first.hear("tick")
+        running.judge({0: waits, 1: {"place": "train.py:7", "counts": {STREAM: 2}}})
     said = capfd.readouterr().err
     assert said.count("ranks have waited for 150") == 1
     assert "HAS NOT come: rank 1 on here, which is at train.py:7" in said
 
 
 def test_calls_of_other_threads_count(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
-    first, second = start().join(2)
+    clock = Clock()
+    running = start(clock=clock)
+    first, _ = running.join(2)
     call = [STREAM, 3, "allreduce", "0-1", 0.5]
-    second.report(left=True, others=[call])
-    first.report(main=call)
-    first.hear("tick")
-    first.hear("tick")
-    second.report(left=True, counts={STREAM: 3})
-    first.hear("tick")
-    first.hear("tick")
+    running.judge({1: {"left": True, "others": [call]}, 0: {"main": call}})
+    running.judge({1: {"left": True, "counts": {STREAM: 3}}})
+    assert capfd.readouterr().err == ""
     first.report(main=[STREAM, 4, "bcast", "0-1", 0.5])
-    first.hear("end")
-    assert "bcast (call 4 on" in capfd.readouterr().err
+    running.wait_until_heard(0, clock.now)
+    clock.now += PERIOD
+    stderr_with("bcast (call 4 on", capfd)
 
 
 def test_silent_rank_is_not_the_one_to_end_the_job(
@@ -211,9 +238,7 @@ def test_silent_rank_is_not_the_one_to_end_the_job(
         clock.now = now
         second.report()
         running.wait_until_heard(1, now)
-    while not (said := capfd.readouterr().err):
-        time.sleep(0.01)
-    assert "rank 0 on here (process 100) has been silent for 3 s" in said
+    stderr_with("rank 0 on here (process 100) has been silent for 3 s", capfd)
     clock.now = 3.5
     assert second.hear("end")["first"] == 1
 

@@ -124,7 +124,7 @@ def test_what_a_rank_reports(meet: Meet, ends: list[tuple[str, float]]) -> None:
     assert peer.report_of(lambda report: report["main"] is None)["left"] is False
     call = ["communicator 9 of ranks 0-3", "allreduce", "0-3"]
     with waiting(*call):
-        report = peer.report_of(lambda report: "selectors.py" in report["place"])
+        report = peer.report_of(lambda it: it["main"] and "selectors.py" in it["place"])
         assert [report["main"][i] for i in (0, 2, 3)] == call
         assert report["place"].startswith(f"{__file__}:")
         assert ", inside of it " in report["place"]
