@@ -12,6 +12,8 @@ import pytest
 
 from chainermn.testing.mpiexec import Job, JobResult, run_job
 
+pytestmark = pytest.mark.each_mpi
+
 HERE = Path(__file__).resolve().parent
 HOST = socket.gethostname()
 TRAIN = [HERE / "train.py", "--epoch", "100000", "--unit", "20"]

@@ -11,6 +11,8 @@ import pytest
 import chainermn
 from chainermn.communicators.communicator_base import CommunicatorBase
 
+pytestmark = pytest.mark.each_mpi
+
 
 @pytest.fixture
 def comm() -> Any:

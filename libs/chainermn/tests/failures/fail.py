@@ -80,7 +80,7 @@ def fail(how: str, comm) -> None:
     if how in ("recv", "recv on both"):
         comm.recv_obj(1 - comm.rank)
     if how == "compute":
-        time.sleep(4)
+        time.sleep(25)
     if how == "link goes down":
         time.sleep(60)
     if how in ("SIGKILL", "SIGSTOP", "SIGTERM"):
