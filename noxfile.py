@@ -95,7 +95,7 @@ def install_tests(session: nox.Session) -> None:
     """Install as users do, in every order, with every tool, in environments of their own."""
     session.env["CHAINERMN_WHEELHOUSE"] = str(fill_wheelhouse(session))
     install_for_tests(session, "mpich")
-    run_side_by_side(session, "venv", *session.posargs)
+    run_tests(session, "venv", *session.posargs, on_pools=False)
 
 
 @nox.session(python=PYTHONS, default=False)
@@ -236,26 +236,26 @@ def install_for_tests(session: nox.Session, mpi: str) -> None:
 
 
 def run_tests(
-    session: nox.Session, only: str, *options: str, python: Sequence[str] = ("python",)
+    session: nox.Session,
+    only: str,
+    *options: str,
+    python: Sequence[str] = ("python",),
+    on_pools: bool = True,
 ) -> None:
-    """Run the tests with some markers, or of these what the options say."""
+    """Run the tests with some markers, or of these what the options say.
+
+    ``on_pools`` tells whether some of them run on pools of ranks: a pytest that finds none fails.
+    """
     pytest = [*python, "-m", "pytest", "-m"]
     if options:
         session.run(*pytest, only, *options, external=True)
         return
     # A test that starts processes waits for them most of its time. One on a pool of ranks does
     # not, and shares the pool with others.
-    run_side_by_side(session, f"not mpi and {only}", python=python)
-    session.run(*pytest, f"mpi and {only}", external=True)
-
-
-def run_side_by_side(
-    session: nox.Session, only: str, *options: str, python: Sequence[str] = ("python",)
-) -> None:
-    """Run the tests with some markers in several processes, those of one file in one of them."""
-    several = ["-n", str(max(2, (os.cpu_count() or 1) // 2)), "--dist", "loadfile"]
-    command = [*python, "-m", "pytest", *several, "-m", only, *options]
-    session.run(*command, env=ONE_THREAD, external=True)
+    side_by_side = ["-n", str(max(2, (os.cpu_count() or 1) // 2)), "--dist", "loadfile"]
+    session.run(*pytest, f"not mpi and {only}", *side_by_side, env=ONE_THREAD, external=True)
+    if on_pools:
+        session.run(*pytest, f"mpi and {only}", external=True)
 
 
 def as_stranger(place: Path) -> list[str]:

@@ -121,15 +121,14 @@ class Running:
 Start = Callable[..., Running]
 
 
-def stderr_with(text: str, capfd: pytest.CaptureFixture[str]) -> str:
-    """Wait until this has been written to standard error; return it with all before it."""
+def wait_for_stderr(text: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Wait until this has been written to standard error."""
     deadline = time.monotonic() + TIMEOUT
     said = ""
     while text not in said:
         assert time.monotonic() < deadline, said
         time.sleep(0.01)
         said += capfd.readouterr().err
-    return said
 
 
 @pytest.fixture
@@ -173,7 +172,7 @@ def test_rank_that_is_gone_without_a_word(start: Start, capfd: pytest.CaptureFix
     clock = Clock()
     first, second = start(clock=clock).join(2)
     second.channel.close()
-    stderr_with("rank 1 on here (process 101) is the first to be gone", capfd)
+    wait_for_stderr("rank 1 on here (process 101) is the first to be gone", capfd)
     clock.now = 1.0  # until then mpiexec may end the job by itself
     assert first.hear("end")["first"] == 0
 
@@ -225,7 +224,7 @@ def test_calls_of_other_threads_count(start: Start, capfd: pytest.CaptureFixture
     first.report(main=[STREAM, 4, "bcast", "0-1", 0.5])
     running.wait_until_heard(0, clock.now)
     clock.now += PERIOD
-    stderr_with("bcast (call 4 on", capfd)
+    wait_for_stderr("bcast (call 4 on", capfd)
 
 
 def test_silent_rank_is_not_the_one_to_end_the_job(
@@ -238,7 +237,7 @@ def test_silent_rank_is_not_the_one_to_end_the_job(
         clock.now = now
         second.report()
         running.wait_until_heard(1, now)
-    stderr_with("rank 0 on here (process 100) has been silent for 3 s", capfd)
+    wait_for_stderr("rank 0 on here (process 100) has been silent for 3 s", capfd)
     clock.now = 3.5
     assert second.hear("end")["first"] == 1
 

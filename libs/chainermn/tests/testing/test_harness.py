@@ -83,8 +83,9 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     parts = [HEAD]
     for name, body in TESTS.items():
         indented = textwrap.indent(textwrap.dedent(body).strip(), "    ")
-        mark = "@pytest.mark.mpi(3, timeout=3)" if name == "hangs" else "@pytest.mark.mpi(3)"
-        parts.append(f"{mark}\ndef test_{name}(mpi_ranks, shared_tmp_path):\n{indented}\n")
+        limit = ", timeout=3" if name == "hangs" else ""
+        signature = f"@pytest.mark.mpi(3{limit})\ndef test_{name}(mpi_ranks, shared_tmp_path):"
+        parts.append(f"{signature}\n{indented}\n")
     write_suite(directory, "\n".join(parts))
     mark = f"session-{os.getpid()}"
     subprocess.run(
