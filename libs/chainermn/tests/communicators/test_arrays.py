@@ -50,6 +50,28 @@ def test_tuples(comm: MpiCommunicatorBase) -> None:
     same(comm.bcast(()), ())
 
 
+@pytest.mark.mpi(1, 3)
+def test_a_list_of_arrays_arrives_as_a_tuple(comm: MpiCommunicatorBase) -> None:
+    everywhere = tuple(
+        (array_of(rank, (2,), "float32"), array_of(rank, (), "int64")) for rank in range(comm.size)
+    )
+    own = list(everywhere[comm.rank])
+    same(comm.bcast(own), everywhere[0])
+    gathered = comm.gather(own)
+    if comm.rank == 0:
+        same(gathered, everywhere)
+    same(comm.allgather(own), everywhere)
+    same(comm.scatter([list(entry) for entry in everywhere]), everywhere[comm.rank])
+    same(
+        comm.allreduce(own), tuple(np.sum(part, axis=0) for part in zip(*everywhere, strict=True))
+    )
+    same(comm.alltoall([own[0]] * comm.size), tuple(first for first, _ in everywhere))
+    if comm.size > 1 and comm.rank == 1:
+        comm.send(own, 0)
+    elif comm.size > 1 and comm.rank == 0:
+        same(comm.recv(1), everywhere[1])
+
+
 @pytest.mark.mpi(2)
 def test_foreign_byte_order(comm: MpiCommunicatorBase) -> None:
     foreign = np.arange(3, dtype="f4").astype(">f4")
@@ -68,7 +90,8 @@ BAD_ALLREDUCE = {
     "another shape": (np.zeros(3), ValueError, r"float64\[3\].*rank 1.*float64\[3, 1\]"),
     "another dtype": (np.zeros((3, 1), "f"), ValueError, "float32"),
     "a tuple": ((np.zeros((3, 1)),), ValueError, "a tuple"),
-    "a list": ([1.0], TypeError, "rank 0: expected an array or a tuple of arrays, got .*list"),
+    "a list": ([np.zeros((3, 1))], ValueError, "a tuple"),
+    "numbers": ([1.0], TypeError, "rank 0: expected an array, or .*, got .*list with .*float"),
     "objects": (np.array([None]), TypeError, "rank 0: expected an array of numbers"),
     "None": (None, TypeError, "rank 0: expected an array"),
 }
@@ -177,5 +200,5 @@ def test_complex_numbers(comm: MpiCommunicatorBase) -> None:
 
 @pytest.mark.mpi(2)
 def test_alltoall_of_tuples(comm: MpiCommunicatorBase) -> None:
-    with pytest.raises(TypeError, match="rank 0: expected an array for each rank, got a tuple"):
+    with pytest.raises(TypeError, match="rank 0: expected an array for each rank, got a tuple or list"):
         comm.alltoall([(np.zeros(2),)] * comm.size)

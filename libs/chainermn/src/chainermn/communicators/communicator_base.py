@@ -115,11 +115,11 @@ class CommunicatorBase(Configurable, ABC):
 
     @abstractmethod
     def send(self, data: Arrays, dest: int, tag: int = 0) -> None:
-        """Send an array, or a tuple of arrays, to rank ``dest``, which calls :meth:`recv`.
+        """Send an array, or several, to rank ``dest``, which calls :meth:`recv`.
 
         Parameters
         ----------
-        data : ndarray or tuple of ndarray
+        data : ndarray, or tuple or list of ndarray
             Numbers or bool, of any shape and dtype.
         dest : int
         tag : int
@@ -137,28 +137,28 @@ class CommunicatorBase(Configurable, ABC):
         Returns
         -------
         ndarray or tuple of ndarray
-            As it was sent.
+            As it was sent; a list arrives as a tuple, as from all methods.
         """
 
     @abstractmethod
     def bcast(self, x: Arrays | None, root: int = 0) -> Arrays:
-        """Give every rank the array, or the tuple of arrays, of rank ``root``.
+        """Give every rank the array, or the arrays, of rank ``root``.
 
         Parameters
         ----------
-        x : ndarray or tuple of ndarray
+        x : ndarray, or tuple or list of ndarray
             What ``root`` gives; ignored elsewhere.
         root : int
 
         Returns
         -------
         ndarray or tuple of ndarray
-            On ``root``, ``x`` itself.
+            On ``root``, ``x`` itself; a tuple of its arrays, if it is a list.
 
         Raises
         ------
         TypeError
-            On every rank, if ``x`` of ``root`` is neither.
+            On every rank, if ``x`` of ``root`` is something else.
         """
 
     @abstractmethod
@@ -167,7 +167,7 @@ class CommunicatorBase(Configurable, ABC):
 
         Parameters
         ----------
-        x : ndarray or tuple of ndarray
+        x : ndarray, or tuple or list of ndarray
             Shapes may differ from rank to rank, dtypes may not.
         root : int
 
@@ -200,7 +200,7 @@ class CommunicatorBase(Configurable, ABC):
 
         Parameters
         ----------
-        xs : sequence of (ndarray or tuple of ndarray), or ndarray of shape (size, ...)
+        xs : sequence of (ndarray, or tuple or list of ndarray), or ndarray of shape (size, ...)
             What ``root`` gives; ignored elsewhere. Shapes may differ from entry to entry.
         root : int
 
@@ -240,7 +240,7 @@ class CommunicatorBase(Configurable, ABC):
 
         Parameters
         ----------
-        x : ndarray or tuple of ndarray
+        x : ndarray, or tuple or list of ndarray
             Of the same shape and dtype on every rank.
         op : {'sum', 'mean', 'max', 'min', 'prod'}
             ``'mean'`` needs floats; bool takes ``'max'`` (any) and ``'min'`` (all).

@@ -18,7 +18,7 @@ from typing_extensions import override
 from chainermn.communicators.transport.gpu import on_gpu, the_gpu
 
 Array: TypeAlias = NDArray[Any]
-Arrays: TypeAlias = Array | tuple[Array, ...]
+Arrays: TypeAlias = Array | tuple[Array, ...] | list[Array]
 
 # Pickles up to this many bytes travel with their header, in one message instead of two.
 _INLINE_BYTES = 1 << 16
@@ -42,24 +42,27 @@ class Parcel(ABC):
 
 
 class ArrayParcel(Parcel):
-    """An array or a tuple of arrays, of NumPy's or CuPy's: to the receiver it is of the same.
+    """An array, or a tuple or list of arrays, of NumPy or CuPy; a list arrives as a tuple.
 
     Raises
     ------
     TypeError
-        If ``data`` is neither, or not made of numbers, or made of arrays of both.
+        If ``data`` is something else, or not made of numbers, or made of arrays of both.
     """
 
     def __init__(self, data: Arrays | np.generic) -> None:
         if isinstance(data, np.generic):  # such as a row of a one-dimensional array
             data = np.asarray(data)
+        elif isinstance(data, list):
+            data = tuple(data)
         self._data: Arrays | None = data
         self.is_tuple = isinstance(data, tuple)
         arrays: tuple[Any, ...] = as_tuple(data)
         for array in arrays:
             if not (isinstance(array, np.ndarray | np.generic) or on_gpu(array)):
+                described = f"a tuple or list with {type(array)}" if self.is_tuple else type(array)
                 raise TypeError(
-                    f"expected an array or a tuple of arrays, got {type(array)}; "
+                    f"expected an array, or a tuple or list of arrays, got {described}; "
                     "for other objects there are send_obj, bcast_obj, gather_obj, ..."
                 )
             if array.dtype.kind not in "biufc":
@@ -153,4 +156,4 @@ class PickleParcel(Parcel):
 
 def as_tuple(data: Arrays) -> tuple[Array, ...]:
     """Return the arrays that ``data`` is made of."""
-    return data if isinstance(data, tuple) else (data,)
+    return tuple(data) if isinstance(data, list | tuple) else (data,)

@@ -233,7 +233,7 @@ class MpiCommunicatorBase(CommunicatorBase):
             flat = result.reshape(-1)
             # MPI knows no maximum of bool.
             self._carrier(flat).allreduce(flat.view(np.uint8) if flat.dtype == bool else flat, op)
-        return results if isinstance(x, tuple) else results[0]
+        return results if isinstance(x, list | tuple) else results[0]
 
     # ---- objects ----
 
@@ -451,7 +451,7 @@ def _copy(array: Array) -> Array:
 def _one_array(x: Array) -> ArrayParcel:
     parcel = ArrayParcel(x)
     if parcel.is_tuple:
-        raise TypeError("expected an array for each rank, got a tuple")
+        raise TypeError("expected an array for each rank, got a tuple or list")
     return parcel
 
 
