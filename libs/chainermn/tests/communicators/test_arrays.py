@@ -200,5 +200,7 @@ def test_complex_numbers(comm: MpiCommunicatorBase) -> None:
 
 @pytest.mark.mpi(2)
 def test_alltoall_of_tuples(comm: MpiCommunicatorBase) -> None:
-    with pytest.raises(TypeError, match="rank 0: expected an array for each rank, got a tuple or list"):
+    with pytest.raises(
+        TypeError, match="rank 0: expected an array for each rank, got a tuple or list"
+    ):
         comm.alltoall([(np.zeros(2),)] * comm.size)

@@ -201,6 +201,21 @@ def test_generic_evaluator(lengths: list[int], batch: int, root: int) -> None:
     assert len(seen) == (2 * -(-len(own) // batch) if comm.rank == root else 0)
 
 
+@pytest.mark.mpi(1, 3)
+def test_generic_evaluator_with_nothing_overridden() -> None:
+    comm = chainermn.create_communicator("naive")
+    own = np.arange(comm.rank + 1, dtype="f")[:, None] + 10 * comm.rank
+    iterator = SerialIterator(own, 1, repeat=False, shuffle=False)
+    model = chainer.links.Linear(1, 1, initialW=2, initial_bias=1)
+    results = GenericMultiNodeEvaluator(comm, iterator, model)(None)
+    if comm.rank != 0:
+        assert results is None
+        return
+    expected = {1: [1], 3: [1, 21, 41, 23, 43, 45]}[comm.size]
+    assert [float(result.array[0, 0]) for result in results] == expected
+    assert all(isinstance(result, chainer.Variable) for result in results)
+
+
 def test_generic_evaluator_without_a_communicator() -> None:
     iterator = SerialIterator(np.array([1, -1, 2]), 1, repeat=False, shuffle=False)
     result = Collected(None, iterator, chainer.Chain())(None)

@@ -30,8 +30,8 @@ def has_examples(iterator: Any) -> bool:
 class GenericMultiNodeEvaluator(Extension):
     """Base of evaluators for results that are not means, such as a BLEU score.
 
-    Subclasses define `calc_local`, which each rank calls for each batch of its own iterator,
-    and `aggregate`, which ``root`` calls with the results of all ranks.
+    Each rank calls `calc_local` for each batch of its own iterator, and ``root`` calls
+    `aggregate` with the results of all ranks. Subclasses override one or both.
 
     Parameters
     ----------
@@ -40,8 +40,8 @@ class GenericMultiNodeEvaluator(Extension):
     iterator : chainer.dataset.Iterator
         Over the data of this rank, once (``repeat=False``). The ranks may have different
         numbers of batches, or none.
-    target : chainer.Link
-        The model, for use in `calc_local`.
+    target : callable
+        The model, which `calc_local` calls.
     device : device specifier, optional
         Where batches are sent.
     converter : callable
@@ -66,7 +66,7 @@ class GenericMultiNodeEvaluator(Extension):
         self,
         comm: CommunicatorBase | None,
         iterator: chainer.dataset.Iterator,
-        target: chainer.Link,
+        target: Callable[..., Any],
         device: Any = None,
         converter: Callable[..., Any] = concat_examples,
         root: int = 0,
@@ -110,19 +110,20 @@ class GenericMultiNodeEvaluator(Extension):
     def calc_local(self, *args: Any, **kwargs: Any) -> Any:
         """Return the result of a batch: anything that can be pickled, or None to add nothing.
 
-        Gets the arrays of a batch as the model would, in test mode and without backward.
+        Takes the arrays of a batch, in test mode and without backward. By default, returns what
+        ``target`` does.
         """
-        raise NotImplementedError
+        return self._targets["main"](*args, **kwargs)
 
     def aggregate(self, results: list[Any]) -> Any:
-        """Put together the results of all batches of all ranks.
+        """Put together the results of all batches of all ranks; return the list by default.
 
         Parameters
         ----------
         results : list
             The first batches of all ranks in the order of the ranks, then the second ones, ...
         """
-        raise NotImplementedError
+        return results
 
     def _gather_all(self, comm: CommunicatorBase, batches: Iterator[Any]) -> list[Any]:
         results: list[Any] = []

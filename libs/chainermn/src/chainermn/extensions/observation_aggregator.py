@@ -32,8 +32,9 @@ class ObservationAggregator(Extension):
         iterations on all ranks.
     aggregator : callable, optional
         Makes the result, on rank 0, of a list with one list for each rank: of what it observed,
-        in the order of time, as numbers or arrays in host memory. The mean of all of it by
-        default.
+        in the order of time, in host memory; variables have lost their graph. By default, the
+        mean of all of it, element by element: of variables, such as the loss of a
+        ``Classifier``, a variable of their dtype; otherwise a float, or an array of float64.
     """
 
     trigger = 1, "iteration"
@@ -74,7 +75,8 @@ class ObservationAggregator(Extension):
         def aggregate() -> tuple[bool, Any]:
             if gathered is None or not any(gathered):
                 return False, None
-            return True, self.aggregator(gathered)
+            with chainer.no_backprop_mode():
+                return True, self.aggregator(gathered)
 
         result = run_together(self.comm, "ObservationAggregator", aggregate)
         is_observed, value = self.comm.bcast_obj(result)
@@ -83,11 +85,17 @@ class ObservationAggregator(Extension):
 
 
 def _in_host_memory(value: Any) -> Any:
-    # The variable itself would keep the whole computational graph in memory.
-    value = value.array if isinstance(value, chainer.Variable) else value
+    if isinstance(value, chainer.Variable):
+        # The variable itself would keep the whole computational graph in memory.
+        return chainer.Variable(cuda.to_cpu(value.array), requires_grad=False)
     return cuda.to_cpu(value) if isinstance(value, chainer.get_array_types()) else value
 
 
-def _mean(observed: list[list[Any]]) -> float:
+def _mean(observed: list[list[Any]]) -> Any:
     values = [value for history in observed for value in history]
-    return float(np.mean(np.asarray(values, np.float64)))
+    arrays = [value.array if isinstance(value, chainer.Variable) else value for value in values]
+    mean = np.mean(np.asarray(arrays, np.float64), axis=0)
+    if isinstance(values[0], chainer.Variable):
+        dtype = np.result_type(values[0].dtype, np.float16)  # that of the variable, if of floats
+        return chainer.Variable(np.asarray(mean, dtype), requires_grad=False)
+    return mean if mean.ndim else float(mean)
