@@ -10,7 +10,7 @@ import chainer
 import numpy as np
 import pytest
 from chainer.datasets import TupleDataset
-from chainer.iterators import MultithreadIterator, SerialIterator
+from chainer.iterators import MultiprocessIterator, MultithreadIterator, SerialIterator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -95,6 +95,72 @@ def test_snapshot_of_the_master_serves_all_ranks(steps: int, shared_tmp_path: Pa
         chainer.serializers.load_npz(str(path), resumed)
         assert position(resumed) == position(unbroken)
     np.testing.assert_equal(next(resumed), next(unbroken))
+
+
+KINDS = {
+    "serial": lambda examples: SerialIterator(examples, 3),
+    "in order": lambda examples: SerialIterator(examples, 3, shuffle=False),
+    "threads": lambda examples: MultithreadIterator(examples, 3),
+    "processes": lambda examples: MultiprocessIterator(examples, 3, n_processes=1),
+}
+
+
+@pytest.mark.mpi(3)
+@pytest.mark.parametrize("steps", [0, 1, 3, 5])
+@pytest.mark.parametrize("kind", ["serial", "in order", "threads"])
+def test_snapshot_of_any_rank_loads_into_a_plain_iterator(kind: str, steps: int) -> None:
+    comm = chainermn.create_communicator("naive")
+    np.random.seed(5)
+    own = KINDS[kind](dataset()) if comm.rank == 1 else None
+    shared = create_multi_node_iterator(own, comm, 1)
+    for _ in range(steps):
+        next(shared)
+    assert_goes_on(KINDS[kind](dataset()), shared)
+
+
+@pytest.mark.mpi(2)
+def test_snapshot_of_any_rank_loads_into_one_with_processes() -> None:
+    # It may not start its workers while MPI runs, so it is only the one that loads.
+    comm = chainermn.create_communicator("naive")
+    own = KINDS["serial"](dataset()) if comm.rank == 0 else None
+    shared = create_multi_node_iterator(own, comm)
+    for _ in range(4):
+        next(shared)
+    saved = chainer.serializers.npz.serialize(shared)
+    plain: Any = KINDS["processes"](dataset())
+    chainer.serializers.NpzDeserializer(saved).load(plain)
+    assert position(plain) == position(shared)
+    orders = comm.allgather_obj(plain._state.order)
+    np.testing.assert_array_equal(orders[0], orders[1])
+    plain.finalize()
+
+
+@pytest.mark.mpi(3)
+@pytest.mark.parametrize("has_order", [True, False])
+def test_snapshot_of_a_rank_that_has_loaded_one(has_order: bool) -> None:
+    comm = chainermn.create_communicator("naive")
+
+    def iterator(seed: int) -> Any:
+        np.random.seed(seed)
+        return create_multi_node_iterator(SerialIterator(dataset(n=20), 3), comm)
+
+    before, resumed = iterator(1), iterator(2)
+    next(before)
+    saved = chainer.serializers.npz.serialize(before)
+    if not has_order and comm.rank != 0:
+        del saved["order"]  # as an older version has written it
+    chainer.serializers.NpzDeserializer(saved).load(resumed)
+    if not has_order:
+        next(resumed)
+    assert_goes_on(SerialIterator(dataset(n=20), 3), resumed)
+
+
+def assert_goes_on(plain: Any, shared: Any) -> None:
+    """Load what this rank saves of ``shared`` into ``plain``: their next batches are the same."""
+    saved = chainer.serializers.npz.serialize(shared)
+    chainer.serializers.NpzDeserializer(saved).load(plain)
+    assert position(plain) == position(shared)
+    np.testing.assert_equal(next(plain), next(shared))
 
 
 @pytest.mark.mpi(1, 3)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from chainer.dataset import Iterator
+from chainer.iterators import MultithreadIterator
 
 from chainermn.together import check_root, run_together
 
@@ -63,8 +64,9 @@ def create_multi_node_iterator(
 class MultiNodeIterator(Iterator):
     """Yields the batches of the master's iterator; see `create_multi_node_iterator`.
 
-    ``next`` and ``reset`` are collective; ``serialize`` is not: a snapshot that the master has
-    written can be read by all ranks, which then continue with the same batch.
+    ``next`` and ``reset`` are collective; ``serialize`` is not. Every rank saves what the
+    iterator of the master would, so the snapshot of any rank can be loaded by all ranks, which
+    then continue with the same batch, and by a plain iterator.
 
     Attributes
     ----------
@@ -87,12 +89,19 @@ class MultiNodeIterator(Iterator):
             for name in ("batch_size", "repeat")
             if hasattr(self._actual, name)
         }
-        self._settings: dict[str, Any] = communicator.bcast_obj(settings, root=rank_master)
-        self._state = self._share_state()
+        # The one iterator of Chainer's that saves its order under another name.
+        order_key = "_order" if isinstance(self._actual, MultithreadIterator) else "order"
+        self._settings: dict[str, Any]
+        self._settings, self._order_key = communicator.bcast_obj(
+            (settings, order_key), root=rank_master
+        )
+        self._order_is_known = False
+        self._order: Any = None
+        self._state: dict[str, Any] = {}
+        self._share(lambda: None)
 
     def __next__(self) -> list[Any]:
-        batch, state = self._share(lambda: next(self._actual, None))
-        self._state = state
+        batch = self._share(lambda: next(self._actual, None))
         if batch is None:
             raise StopIteration
         return batch
@@ -101,7 +110,8 @@ class MultiNodeIterator(Iterator):
 
     def reset(self) -> None:
         """Go back to the start, as the master's iterator does. Every rank must call it."""
-        _, self._state = self._share(lambda: self._actual.reset())
+        self._order_is_known = False
+        self._share(lambda: self._actual.reset())
 
     def finalize(self) -> None:
         """End the workers of the master's iterator, if there are any."""
@@ -110,9 +120,15 @@ class MultiNodeIterator(Iterator):
             actual.finalize()
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load the position; the master also what its iterator saves."""
+        """Save or load the position in the data, and the order of the examples in this epoch."""
         if self._is_master:
             self._actual.serialize(serializer)
+            self._order_is_known = False
+        elif self._order is not None:
+            try:
+                self._order = serializer(self._order_key, self._order)
+            except KeyError:  # a snapshot that has none; the master sends its own
+                self._order = None
         state = self._own_state()
         # Chainer's serializers cannot load None into a number.
         if state["previous_epoch_detail"] is None:
@@ -142,23 +158,29 @@ class MultiNodeIterator(Iterator):
             return dict(self._state)
         return {name: getattr(self._actual, name, start) for name, start in _START.items()}
 
-    def _share_state(self) -> dict[str, Any]:
-        return self.communicator.bcast_obj(
-            self._own_state() if self._is_master else None, root=self.rank_master
-        )
-
-    def _share(self, act: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
-        """Give every rank what ``act`` returns on the master, and the position after it."""
-        message: tuple[Any, dict[str, Any], str | None] | None = None
+    def _share(self, act: Callable[[], Any]) -> Any:
+        """Return what ``act`` returns on the master, on every rank, and note where it then is."""
+        message: tuple[Any, dict[str, Any], Any, str | None] | None = None
         if self._is_master:
             try:
-                message = act(), self._own_state(), None
+                result, failure = act(), None
             except Exception as error:
-                raised = error
-                message = None, self._own_state(), f"{type(error).__name__}: {error}"
-        result, state, failure = self.communicator.bcast_obj(message, root=self.rank_master)
+                raised, result, failure = error, None, f"{type(error).__name__}: {error}"
+            message = result, self._own_state(), self._new_order(), failure
+        result, self._state, new_order, failure = self.communicator.bcast_obj(
+            message, root=self.rank_master
+        )
+        if new_order is not None:
+            (self._order,) = new_order
         if failure is not None:
             if self._is_master:
                 raise raised
             raise RuntimeError(f"the iterator of rank {self.rank_master} failed: {failure}")
-        return result, state
+        return result
+
+    def _new_order(self) -> tuple[Any] | None:
+        """Return the order of the examples if the other ranks do not know it; on the master."""
+        if self._order_is_known and not self._own_state()["is_new_epoch"]:
+            return None
+        self._order_is_known = True
+        return (getattr(getattr(self._actual, "_state", None), "order", None),)
