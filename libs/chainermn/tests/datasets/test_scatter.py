@@ -119,6 +119,17 @@ def test_division(n: int, root: int, shuffle: bool, seed: int, equal: bool, buff
     assert all((image == images(n)[label]).all() for image, label in part)
 
 
+@pytest.mark.mpi(1, 3)
+def test_bare_communicator_of_mpi() -> None:
+    comm = chainermn.create_communicator("naive")
+    numbers = np.arange(7) if comm.rank == 0 else None
+    part = chainermn.scatter_dataset(numbers, comm.mpi_comm, shuffle=True, seed=1)
+    expected = chainermn.scatter_dataset(numbers, comm, shuffle=True, seed=1)
+    assert list(part) == list(expected)
+    with pytest.raises(TypeError, match="rank 0 must give a data set with a length"):
+        chainermn.scatter_dataset(None, comm.mpi_comm)
+
+
 @pytest.mark.mpi(3)
 def test_a_rank_holds_its_own_examples_only() -> None:
     comm = chainermn.create_communicator("naive")

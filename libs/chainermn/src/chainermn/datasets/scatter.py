@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from chainer.datasets import SubDataset
 
+from chainermn.communicators.naive_communicator import NaiveCommunicator
 from chainermn.datasets.shards import Columns, Indices, scatter_columns
 from chainermn.together import check_root, run_together
 
 if TYPE_CHECKING:
+    from mpi4py import MPI
+
     from chainermn.communicators.communicator_base import CommunicatorBase
 
 
@@ -23,7 +26,7 @@ class DataSizeError(RuntimeError):
 
 def scatter_dataset(
     dataset: Sequence[Any] | None,
-    comm: CommunicatorBase,
+    comm: CommunicatorBase | MPI.Intracomm,
     root: int = 0,
     shuffle: bool = False,
     seed: int | None = None,
@@ -37,7 +40,8 @@ def scatter_dataset(
     ----------
     dataset : sequence
         On ``root``, anything with ``len`` and ``[]`` that can be pickled; ignored elsewhere.
-    comm : CommunicatorBase
+    comm : CommunicatorBase or mpi4py.MPI.Intracomm
+        The second is for scripts written for ChainerMN 1.0.
     root : int
         The rank that has the data set. Its other arguments count, not those of other ranks.
     shuffle : bool
@@ -72,6 +76,7 @@ def scatter_dataset(
     its examples on demand.
     """
     where = "scatter_dataset"
+    comm = _as_communicator(comm)
     check_root(comm, root, where)
 
     def plan() -> tuple[int, Indices | None, Columns | None]:
@@ -210,6 +215,11 @@ def part_bounds(n: int, rank: int, size: int, force_equal_length: bool) -> tuple
     each, remainder = divmod(n, size)
     begin = rank * each + min(rank, remainder)
     return begin, begin + each + (rank < remainder)
+
+
+def _as_communicator(comm: Any) -> CommunicatorBase:
+    is_of_mpi4py = type(comm).__module__.startswith("mpi4py")
+    return NaiveCommunicator(comm) if is_of_mpi4py else comm
 
 
 def _length(dataset: Any, root: int) -> int:
