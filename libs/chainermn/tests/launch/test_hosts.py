@@ -49,7 +49,16 @@ def test_hostfile(tmp_path: Path) -> None:
     assert read_hostfile(path) == [("a", 3), ("b", 4), ("c", 3), ("d", 2), ("e", 1)]
 
 
-@pytest.mark.parametrize("line", ["a slots=x", "a:2 slots=2", "a rank=1", "a slots=1 slots=2"])
+def test_hostfile_of_chainermn_1(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("host00 cpu=4\nhost01 cpu=4 # the same\n\n# host02 cpu=4\nhost03 cpus=2\n")
+    assert read_hostfile(path) == [("host00", 4), ("host01", 4), ("host03", 2)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["a slots=x", "a cpu=", "a cpu=2 slots=2", "a:2 slots=2", "a rank=1", "a slots=1 slots=2"],
+)
 def test_wrong_line_is_named(line: str, tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text(f"fine:2\n{line}\n")

@@ -169,7 +169,7 @@ def test_dry_run_prints_what_a_shell_can_run(tmp_path: Path) -> None:
 
 def test_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hostfile = tmp_path / "hosts"
-    hostfile.write_text("a slots=2\nb:2\n")
+    hostfile.write_text("a cpu=2  # as ChainerMN 1 wrote it\nb:2\n")
     for name in os.environ:
         if name.startswith("CHAINER"):
             monkeypatch.delenv(name)

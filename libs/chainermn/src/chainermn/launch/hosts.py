@@ -12,7 +12,8 @@ from typing import TypeAlias
 Host: TypeAlias = tuple[str, int]
 
 _NAME = re.compile(r"([^\s:=]+)(?::(\d+))?")
-_SLOTS = re.compile(r"slots=(\d+)")
+# The documentation of ChainerMN 1 wrote cpu=4, as did Open MPI at that time.
+_SLOTS = re.compile(r"(?:slots|cpus?)=(\d+)")
 _IGNORED = re.compile(r"max[_-]slots=\d+")
 
 
@@ -30,8 +31,9 @@ def parse_hosts(text: str) -> list[Host]:
 def read_hostfile(path: str | os.PathLike[str]) -> list[Host]:
     """Return the hosts named in a file, one a line: ``host slots=4``, ``host:4`` or ``host``.
 
-    ``#`` begins a comment. A host without a number takes one rank, and one that is named again
-    takes as many more. ``max_slots=4`` is accepted and ignored.
+    ``cpu=4`` means the same as ``slots=4``. ``#`` begins a comment. A host without a number takes
+    one rank, and one that is named again takes as many more. ``max_slots=4`` is accepted and
+    ignored.
 
     Raises
     ------
