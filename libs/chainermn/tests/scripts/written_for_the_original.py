@@ -4,6 +4,7 @@ Run with both implementations; what they print has to be equal.
 """
 
 import sys
+from argparse import Namespace
 
 import chainer
 import chainer.functions as F
@@ -34,9 +35,13 @@ def arrays(comm):
     yield comm.bcast(own, 1)
     yield comm.scatter((own,) * comm.size, 0)
     yield comm.alltoall((own,) * comm.size)
+    yield comm.scatter([own] * comm.size, 0)
+    yield comm.alltoall([own] * comm.size)
     if comm.rank == 0:
         comm.send(own, 1, 7)
+        comm.send([own, own[0]], 1, 7)
     elif comm.rank == 1:
+        yield comm.recv(0, 7)
         yield comm.recv(0, 7)
 
 
@@ -74,6 +79,21 @@ def functions(comm):
     yield x.grad
 
 
+def evaluation(comm):
+    own = np.arange(comm.rank + 1, dtype=np.float32)[:, None] + 10 * comm.rank
+    batches = chainer.iterators.SerialIterator(own, 1, repeat=False, shuffle=False)
+    model = L.Linear(1, 1, initialW=2, initial_bias=1)
+    results = chainermn.extensions.GenericMultiNodeEvaluator(comm, batches, model)(None)
+    yield [result.array.tolist() for result in results or ()]
+
+
+def observation(comm):
+    trainer = Namespace(observation={}, updater=Namespace(iteration=1))
+    trainer.observation["loss"] = np.array([comm.rank + 1, 7], np.float32)
+    chainermn.extensions.ObservationAggregator(comm, "loss", "mean")(trainer)
+    yield trainer.observation["mean"]
+
+
 def training(comm):
     generator = np.random.RandomState(comm.rank)
     x = generator.rand(24, 4).astype(np.float32)
@@ -101,11 +121,14 @@ def training(comm):
     yield np.round(model.predictor.out.W.array, 4)
 
 
+PARTS = (arrays, objects, data, functions, evaluation, observation, training)
+
+
 def main():
     comm = chainermn.create_communicator("naive")
     half = comm.split(comm.rank % 2, comm.rank)
     lines = [f"{comm.rank} of {comm.size}, {comm.intra_rank}, {comm.inter_rank}, {half.size}"]
-    for part in (arrays, objects, data, functions, training):
+    for part in PARTS:
         lines += [
             f"{part.__name__}: {np.array2string(v) if isinstance(v, np.ndarray) else v}"
             for v in part(comm)
