@@ -355,6 +355,30 @@ def _():
     assert batch.array.tolist() == [(a @ b).tolist()] * 2
 
 
+@check("mnist-mirrors")
+def _():
+    import hashlib
+    import os
+    import urllib.request
+
+    from chainer import dataset
+
+    from chainer_compat.repairs import mnist
+
+    def no_network(url, path):
+        raise OSError(f"asked for {url}")
+
+    urllib.request.urlretrieve = no_network
+    name = "t10k-labels-idx1-ubyte.gz"
+    mnist.SHA256[name] = hashlib.sha256(b"labels").hexdigest()
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, name).write_bytes(b"labels")
+        os.environ["CHAINER_COMPAT_MNIST"] = folder
+        dataset.set_dataset_root(Path(folder, "root"))
+        path = dataset.cached_download(f"http://yann.lecun.com/exdb/mnist/{name}")
+        assert Path(path).read_bytes() == b"labels"
+
+
 @check("cudnn-warning")
 def _():
     from chainer.backends import cuda

@@ -11,6 +11,7 @@ from chainer_compat.repairs import (
     cupy14,
     deprecations,
     libraries,
+    mnist,
     nep50,
     numpy2,
     setuptools82,
@@ -255,6 +256,13 @@ REPAIRS = (
         "scipy.sparse has no float16",
         libraries.scipy_lacks_float16,
         libraries.multiply_in_float32,
+    ),
+    Repair(
+        "mnist-mirrors",
+        "chainer.dataset.download",
+        "yann.lecun.com no longer serves MNIST",
+        mnist.is_no_longer_served,
+        mnist.fetch_from_mirrors,
     ),
     Repair(
         "cudnn-warning",

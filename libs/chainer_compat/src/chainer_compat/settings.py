@@ -1,9 +1,11 @@
-"""The environment variables, read when Chainer is imported and never before."""
+"""The environment variables, read when Chainer is imported or later, never before."""
 
 import os
 
 # ``CHAINER_COMPAT_CUDNN=1``: let cuDNN compute what it can, by nvidia-cudnn-frontend.
 CUDNN = "CHAINER_COMPAT_CUDNN"
+# ``CHAINER_COMPAT_MNIST=FOLDER-OR-URL``: take the files of MNIST from there and nowhere else.
+MNIST = "CHAINER_COMPAT_MNIST"
 
 
 def disabled() -> bool:
@@ -20,6 +22,11 @@ def skipped() -> frozenset[str]:
     """``CHAINER_COMPAT_SKIP=NAME,NAME``: leave out these repairs. For the tests."""
     names = os.environ.get("CHAINER_COMPAT_SKIP", "")
     return frozenset(name.strip() for name in names.split(",") if name.strip())
+
+
+def mnist() -> str:
+    """``CHAINER_COMPAT_MNIST``; empty if MNIST comes from the mirrors."""
+    return os.environ.get(MNIST, "")
 
 
 def is_on(variable: str) -> bool:
