@@ -221,8 +221,12 @@ from chainer_compat.repairs import mnist
 
 name = {NAMES[0]!r}
 mnist.SHA256[name] = {mnist.SHA256[NAMES[0]]!r}
-resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-cached_download(mnist.HOST + name)
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+try:
+    cached_download(mnist.HOST + name)
+finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 """
     environment = {"CHAINER_DATASET_ROOT": str(root), "CHAINER_COMPAT_MNIST": str(files)}
     errors = python(code, "-B", fails=True, **environment)
