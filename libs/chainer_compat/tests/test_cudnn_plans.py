@@ -1,7 +1,7 @@
 """The real cuDNN accepts our graphs, and plans them for an H200, where there is no GPU.
 
-Needs nvidia-cudnn-frontend, cuDNN and cuBLAS, as `pip install 'chainer-compat[cudnn13]'` gets
-them. Nothing is run: cuDNN chooses and finalizes its engines from the properties of a device.
+Needs nvidia-cudnn-frontend, cuDNN and cuBLAS: `pip install './libs/chainer_compat[cudnn13]'`.
+Nothing is run: cuDNN chooses and finalizes its engines from the properties of a device.
 """
 
 import ctypes
@@ -39,7 +39,7 @@ def libraries(tmp_path_factory):
     """Return a path on which there is a CUDA driver, or what stands in for one."""
     for what, names in NEEDED.items():
         if not any(map(is_installed, names)):
-            pytest.skip(f"needs {what}: pip install 'chainer-compat[cudnn13]'")
+            pytest.skip(f"needs {what}: pip install './libs/chainer_compat[cudnn13]'")
     given = os.environ.get("LD_LIBRARY_PATH", "")
     try:
         ctypes.CDLL("libcuda.so.1")
