@@ -148,7 +148,7 @@ def gpu_tests(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS, default=False)
 def cudnn_tests(session: nox.Session) -> None:
-    """Have the real cuDNN plan what it would compute on an H200: 2 GB to fetch, but no GPU."""
+    """Have the real cuDNN plan what it would compute on an H200: 2 GB on disk, but no GPU."""
     libs = ["libs/chainer_compat[cudnn13,test]", "libs/chainermn[mpich,testing]"]
     install(session, *libs, "--group", "test")
     tests = "libs/chainer_compat/tests/test_cudnn_plans.py"
