@@ -32,5 +32,5 @@ def mlp_parameters() -> int:
 GRADIENT_BYTES = {
     "mlp": 4 * mlp_parameters(),
     "conv": 4 * conv_parameters(),
-    "resnet50": 4 * 25_557_032,
+    "resnet50": 4 * 25_557_096,
 }

@@ -1,65 +1,398 @@
-"""The networks are those of the papers."""
+"""The networks are those of the papers, and name and compute things as Chainer's example."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
 
 import chainer
+import chainer.functions as F
+import chainer.links as L
 import numpy as np
 import pytest
+from chainer.links.model.vision import googlenet as chainers_googlenet
 
+Shapes = dict[str, tuple[int, ...]]
+Arrays = dict[str, np.ndarray]
+
+# Batches on which networks train fast: number of pictures and their side. Some networks need
+# pictures as large as they were designed for, or more than one.
+BATCHES = {
+    "alex": (1, 227),
+    "googlenet": (1, 224),
+    "googlenetbn": (2, 224),
+    "nin": (2, 67),
+    "resnet50": (2, 64),
+    "small": (2, 24),
+    "vgg16": (2, 32),
+}
 # The papers give them rounded: 60 million, 138 million, or a table of layers to add up.
 PARAMETERS = {
-    "alex": 60_965_224,
-    "nin": 7_595_176,
-    "vgg16": 138_357_544,
-    "googlenet": 13_378_280,
-    "googlenetbn": 11_285_224,
-    "resnet50": 25_557_032,
-}
-REDUCED = {
-    "alex": 67,
-    "nin": 67,
-    "vgg16": 32,
-    "googlenet": 64,
-    "googlenetbn": 64,
-    "resnet50": 64,
-    "small": 24,
+    "alex": (16, 62_378_344),
+    "googlenet": (128, 13_378_280),
+    "googlenetbn": (222, 17_587_128),
+    "nin": (24, 7_595_176),
+    "resnet50": (162, 25_557_096),
 }
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_number_of_parameters(app, name, monkeypatch):
-    # To draw them takes longer than all the rest.
-    monkeypatch.setattr(chainer.initializers.Normal, "__call__", lambda self, array: array.fill(0))
-    model = app.models.ARCHITECTURES[name](n_out=1000)
-    images = np.zeros((1, 3, model.insize, model.insize), np.float32)
-    with chainer.using_config("train", name == "googlenet"), chainer.no_backprop_mode():
-        model(images)
-    assert model.count_params() == PARAMETERS[name]
+# What a file of Chainer's example has: its names, with the shapes that follow from the papers.
 
 
-def test_googlenet_without_its_auxiliary_classifiers(app):
-    model = app.models.ARCHITECTURES["googlenet"](n_out=1000)
+def layer(name: str, *shape: int, bias: bool = True) -> Shapes:
+    return {f"{name}/W": shape} | ({f"{name}/b": shape[:1]} if bias else {})
+
+
+def convolution(name: str, n_in: int, n_out: int, ksize: int, bias: bool = True) -> Shapes:
+    return layer(name, n_out, n_in, ksize, ksize, bias=bias)
+
+
+def normalization(name: str, n: int) -> Shapes:
+    arrays = ("gamma", "beta", "avg_mean", "avg_var")
+    return {f"{name}/{array}": (n,) for array in arrays} | {f"{name}/N": ()}
+
+
+def alex() -> Shapes:
+    return (
+        convolution("conv1", 3, 96, 11)
+        | convolution("conv2", 96, 256, 5)
+        | convolution("conv3", 256, 384, 3)
+        | convolution("conv4", 384, 384, 3)
+        | convolution("conv5", 384, 256, 3)
+        | layer("fc6", 4096, 9216)
+        | layer("fc7", 4096, 4096)
+        | layer("fc8", 1000, 4096)
+    )
+
+
+def nin() -> Shapes:
+    shapes: Shapes = {}
+    n_in = 3
+    for number, (ksize, *widths) in enumerate(
+        [(11, 96, 96, 96), (5, 256, 256, 256), (3, 384, 384, 384), (3, 1024, 1024, 1000)], 1
+    ):
+        for place, width in enumerate(widths):
+            shapes |= convolution(f"mlpconv{number}/{place}", n_in, width, 1 if place else ksize)
+            n_in = width
+    return shapes
+
+
+def googlenet() -> Shapes:
+    shapes = (
+        convolution("conv1", 3, 64, 7)
+        | convolution("conv2_reduce", 64, 64, 1)
+        | convolution("conv2", 64, 192, 3)
+    )
+    n_in = 192
+    for name, one, proj3, three, proj5, five, pooled in [
+        ("inc3a", 64, 96, 128, 16, 32, 32),
+        ("inc3b", 128, 128, 192, 32, 96, 64),
+        ("inc4a", 192, 96, 208, 16, 48, 64),
+        ("inc4b", 160, 112, 224, 24, 64, 64),
+        ("inc4c", 128, 128, 256, 24, 64, 64),
+        ("inc4d", 112, 144, 288, 32, 64, 64),
+        ("inc4e", 256, 160, 320, 32, 128, 128),
+        ("inc5a", 256, 160, 320, 32, 128, 128),
+        ("inc5b", 384, 192, 384, 48, 128, 128),
+    ]:
+        shapes |= (
+            convolution(f"{name}/conv1", n_in, one, 1)
+            | convolution(f"{name}/proj3", n_in, proj3, 1)
+            | convolution(f"{name}/conv3", proj3, three, 3)
+            | convolution(f"{name}/proj5", n_in, proj5, 1)
+            | convolution(f"{name}/conv5", proj5, five, 5)
+            | convolution(f"{name}/projp", n_in, pooled, 1)
+        )
+        n_in = one + three + five + pooled
+    for name, n_in in (("loss1", 512), ("loss2", 528)):
+        shapes |= (
+            convolution(f"{name}_conv", n_in, 128, 1)
+            | layer(f"{name}_fc1", 1024, 2048)
+            | layer(f"{name}_fc2", 1000, 1024)
+        )
+    return shapes | layer("loss3_fc", 1000, 1024)
+
+
+def googlenetbn() -> Shapes:
+    shapes = (
+        convolution("conv1", 3, 64, 7, bias=False)
+        | normalization("norm1", 64)
+        | convolution("conv2", 64, 192, 3, bias=False)
+        | normalization("norm2", 192)
+    )
+    n_in = 192
+    for name, one, proj3, three, proj33, double, pooled in [
+        ("inc3a", 64, 64, 64, 64, 96, 32),
+        ("inc3b", 64, 64, 96, 64, 96, 64),
+        ("inc3c", 0, 128, 160, 64, 96, 0),
+        ("inc4a", 224, 64, 96, 96, 128, 128),
+        ("inc4b", 192, 96, 128, 96, 128, 128),
+        ("inc4c", 128, 128, 160, 128, 160, 128),
+        ("inc4d", 64, 128, 192, 160, 192, 128),
+        ("inc4e", 0, 128, 192, 192, 256, 0),
+        ("inc5a", 352, 192, 320, 160, 224, 128),
+        ("inc5b", 352, 192, 320, 192, 224, 128),
+    ]:
+        convolutions = [
+            ("proj3", n_in, proj3, 1),
+            ("conv3", proj3, three, 3),
+            ("proj33", n_in, proj33, 1),
+            ("conv33a", proj33, double, 3),
+            ("conv33b", double, double, 3),
+        ]
+        if one:
+            convolutions += [("conv1", n_in, one, 1), ("poolp", n_in, pooled, 1)]
+        for part, *channels, ksize in convolutions:
+            shapes |= convolution(f"{name}/{part}", *channels, ksize, bias=False)
+            shapes |= normalization(f"{name}/{part}n", channels[1])
+        n_in = one + three + double + (pooled or n_in)
+    for name in "ab":
+        shapes |= (
+            convolution(f"conv{name}", 576, 128, 1, bias=False)
+            | normalization(f"norm{name}", 128)
+            | layer(f"lin{name}", 1024, 2048, bias=False)
+            | normalization(f"norm{name}2", 1024)
+            | layer(f"out{name}", 1000, 1024)
+        )
+    return shapes | layer("out", 1000, 1024)
+
+
+def resnet50() -> Shapes:
+    shapes = convolution("conv1", 3, 64, 7) | normalization("bn1", 64)
+    n_in = 64
+    for stage, blocks, inner in ((2, 3, 64), (3, 4, 128), (4, 6, 256), (5, 3, 512)):
+        for block in range(blocks):
+            convolutions = [(n_in, inner, 1), (inner, inner, 3), (inner, 4 * inner, 1)]
+            if block == 0:
+                convolutions.append((n_in, 4 * inner, 1))
+            for number, (channels, width, ksize) in enumerate(convolutions, 1):
+                prefix = f"res{stage}/{block}"
+                shapes |= convolution(f"{prefix}/conv{number}", channels, width, ksize, bias=False)
+                shapes |= normalization(f"{prefix}/bn{number}", width)
+            n_in = 4 * inner
+    return shapes | layer("fc", 1000, 2048)
+
+
+SHAPES = {make.__name__: make for make in (alex, googlenet, googlenetbn, nin, resnet50)}
+
+
+def draw(shapes: Shapes) -> Arrays:
+    """Return weights with which no layer's output vanishes or explodes."""
+    random = np.random.default_rng(0)
+    arrays: Arrays = {}
+    for name, shape in shapes.items():
+        kind = name.rpartition("/")[2]
+        if kind == "N":
+            arrays[name] = np.array(0)
+            continue
+        array = random.standard_normal(shape, dtype=np.float32)
+        if kind == "W":
+            array *= (2 / array[0].size) ** 0.5
+        elif kind in ("gamma", "avg_var"):
+            array = 1 + 0.2 * np.tanh(array)
+        else:
+            array *= 0.1
+        arrays[name] = array
+    return arrays
+
+
+# The computation once more: by Chainer's links of the same networks where it has them, otherwise
+# by functions. All return the scores; in training, those of the auxiliary classifiers too.
+
+
+def convolve(w: Arrays, name: str, x: chainer.Variable, **options: int) -> chainer.Variable:
+    return F.convolution_2d(x, w[f"{name}/W"], w.get(f"{name}/b"), **options)
+
+
+def normalize(w: Arrays, name: str, x: chainer.Variable) -> chainer.Variable:
+    gamma, beta = w[f"{name}/gamma"], w[f"{name}/beta"]
+    if chainer.config.train:
+        return F.relu(F.batch_normalization(x, gamma, beta))
+    mean, variance = w[f"{name}/avg_mean"], w[f"{name}/avg_var"]
+    return F.relu(F.fixed_batch_normalization(x, gamma, beta, mean, variance))
+
+
+def by_alex(w: Arrays, x: np.ndarray) -> list[chainer.Variable]:
+    h = F.relu(convolve(w, "conv1", x, stride=4))
+    h = F.max_pooling_2d(F.local_response_normalization(h), 3, 2)
+    h = F.relu(convolve(w, "conv2", h, pad=2))
+    h = F.max_pooling_2d(F.local_response_normalization(h), 3, 2)
+    for name in ("conv3", "conv4", "conv5"):
+        h = F.relu(convolve(w, name, h, pad=1))
+    h = F.max_pooling_2d(h, 3, 2)
+    for name in ("fc6", "fc7"):
+        h = F.relu(F.linear(h, w[f"{name}/W"], w[f"{name}/b"]))
+    return [F.linear(h, w["fc8/W"], w["fc8/b"])]
+
+
+def by_nin(w: Arrays, x: np.ndarray) -> list[chainer.Variable]:
+    h = x
+    for number, options in enumerate([{"stride": 4}, {"pad": 2}, {"pad": 1}, {"pad": 1}], 1):
+        h = F.relu(convolve(w, f"mlpconv{number}/0", h, **options))
+        h = F.relu(convolve(w, f"mlpconv{number}/1", h))
+        h = convolve(w, f"mlpconv{number}/2", h)
+        if number < 4:
+            h = F.max_pooling_2d(F.relu(h), 3, 2)
+    return [F.average_pooling_2d(h, 6).reshape(len(x), 1000)]
+
+
+def by_googlenet(w: Arrays, x: np.ndarray) -> list[chainer.Variable]:
+    link = L.GoogLeNet(pretrained_model=None)
+    chainer.serializers.NpzDeserializer(w).load(link)
+    layers = ["loss3_fc"]
+    if chainer.config.train:
+        layers += ["loss1_fc2", "loss2_fc2"]
+    found = link(x, layers)
+    return [found[name] for name in layers]
+
+
+def by_googlenetbn(w: Arrays, x: np.ndarray) -> list[chainer.Variable]:
+    def block(name: str, h: chainer.Variable, **options: int) -> chainer.Variable:
+        return normalize(w, f"{name}n", convolve(w, name, h, **options))
+
+    def inception(name: str, h: chainer.Variable) -> chainer.Variable:
+        stride = 2 if name in ("inc3c", "inc4e") else 1
+        three = block(f"{name}/conv3", block(f"{name}/proj3", h), pad=1, stride=stride)
+        double = block(f"{name}/conv33a", block(f"{name}/proj33", h), pad=1)
+        double = block(f"{name}/conv33b", double, pad=1, stride=stride)
+        if stride == 2:
+            return F.concat([three, double, F.max_pooling_2d(h, 3, 2, 1, cover_all=False)])
+        pool = F.max_pooling_2d if name == "inc5b" else F.average_pooling_2d
+        pooled = block(f"{name}/poolp", pool(h, 3, 1, 1))
+        return F.concat([block(f"{name}/conv1", h), three, double, pooled])
+
+    def auxiliary(name: str, h: chainer.Variable) -> chainer.Variable:
+        h = normalize(w, f"norm{name}", convolve(w, f"conv{name}", F.average_pooling_2d(h, 5, 3)))
+        h = normalize(w, f"norm{name}2", F.linear(h, w[f"lin{name}/W"]))
+        return F.linear(h, w[f"out{name}/W"], w[f"out{name}/b"])
+
+    h = normalize(w, "norm1", convolve(w, "conv1", x, stride=2, pad=3))
+    h = F.max_pooling_2d(h, 3, 2, 1)
+    h = F.max_pooling_2d(normalize(w, "norm2", convolve(w, "conv2", h, pad=1)), 3, 2, 1)
+    scores = []
+    for name in ("3a", "3b", "3c", "4a", "4b", "4c", "4d", "4e", "5a", "5b"):
+        h = inception(f"inc{name}", h)
+        if chainer.config.train and name in ("4a", "4d"):
+            scores.append(auxiliary("a" if name == "4a" else "b", h))
+    assert h.shape[2:] == (8, 8)
+    return [F.linear(F.mean(h[:, :, :7, :7], axis=(2, 3)), w["out/W"], w["out/b"]), *scores]
+
+
+def by_resnet50(w: Arrays, x: np.ndarray) -> list[chainer.Variable]:
+    def name_of_link(name: str) -> str:
+        stage, _, rest = name.partition("/")
+        block, _, array = rest.partition("/")
+        if stage == "fc":
+            return f"fc6/{rest}"
+        return f"{stage}/{f'b{block}' if int(block) else 'a'}/{array}" if array else name
+
+    link = L.ResNet50Layers(pretrained_model=None)
+    named = {name_of_link(name): array for name, array in w.items() if "res" in name}
+    named |= {name_of_link(name): array for name, array in w.items() if "res" not in name}
+    chainer.serializers.NpzDeserializer(named).load(link)
+    return [link(x, ["fc6"])["fc6"]]
+
+
+COMPUTE: dict[str, Callable] = {
+    "alex": by_alex,
+    "googlenet": by_googlenet,
+    "googlenetbn": by_googlenetbn,
+    "nin": by_nin,
+    "resnet50": by_resnet50,
+}
+
+
+@pytest.fixture
+def drawn_fast(monkeypatch):
+    """Let initial weights be drawn by a faster generator: that takes longer than all the rest."""
+
+    def fill(self: chainer.initializers.Normal, array: np.ndarray) -> None:
+        random = np.random.default_rng(array.size)
+        array[...] = self.scale * random.standard_normal(array.shape, dtype=np.float32)
+
+    monkeypatch.setattr(chainer.initializers.Normal, "__call__", fill)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_names_and_shapes_are_those_of_chainers_example(app, name, drawn_fast):
+    model = app.models.ARCHITECTURES[name]()
+    saved = chainer.serializers.npz.serialize(model)
+    assert {key: np.shape(array) for key, array in saved.items()} == SHAPES[name]()
+    assert (len(list(model.params())), model.count_params()) == PARAMETERS[name]
+
+
+def test_vgg16_has_as_many_parameters_as_in_the_paper(app, drawn_fast):
+    model = app.models.ARCHITECTURES["vgg16"](n_out=1000)
     with chainer.using_config("train", False), chainer.no_backprop_mode():
-        model(np.zeros((1, 3, 224, 224), np.float32))
-    names = [name for name, p in model.namedparams() if "auxiliary" not in name]
-    assert sum(dict(model.namedparams())[name].size for name in names) == 6_998_552
+        model(np.zeros((1, 3, model.insize, model.insize), np.float32))
+    assert model.count_params() == 138_357_544
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_weights_of_chainers_example_load_and_compute_what_they_do_there(
+    app, name, drawn_fast, monkeypatch, tmp_path
+):
+    # Otherwise each draws what it drops out. Chainer's link normalizes as Caffe does.
+    monkeypatch.setattr(F, "dropout", lambda h, ratio=0.5: h)
+    monkeypatch.setattr(chainers_googlenet, "_dropout", lambda h: h)
+    normalize_as_example = functools.partial(F.local_response_normalization, n=5)
+    monkeypatch.setattr(chainers_googlenet, "_local_response_normalization", normalize_as_example)
+    arrays = draw(SHAPES[name]())
+    path: Path = tmp_path / "weights.npz"
+    np.savez(path, **arrays)
+    model = app.models.ARCHITECTURES[name]()
+    app.snapshots.load_weights(path, model)
+    path.unlink()  # alex has 250 MB
+    for key, parameter in model.namedparams():
+        np.testing.assert_array_equal(parameter.array, arrays[key[1:]], err_msg=key)
+
+    side = {"alex": 227, "nin": 227}.get(name, 224)
+    x = np.random.default_rng(1).standard_normal((2, 3, side, side), dtype=np.float32)
+    modes = [False, True] if "googlenet" in name else [False]
+    for train in modes:
+        with chainer.using_config("train", train), chainer.no_backprop_mode():
+            scores = model(x)
+            expected = COMPUTE[name](arrays, x)
+        scores = scores if train else (scores,)
+        assert len(scores) == len(expected)
+        for ours, theirs in zip(scores, expected, strict=True):
+            assert theirs.shape == (2, 1000)
+            spread = theirs.array.std()
+            assert spread > 0.01
+            np.testing.assert_allclose(ours.array, theirs.array, rtol=0, atol=1e-3 * spread)
+
+
+def test_googlenet_without_its_auxiliary_classifiers(app, drawn_fast):
+    parameters = dict(app.models.ARCHITECTURES["googlenet"]().namedparams())
+    own = [p.size for name, p in parameters.items() if not name.startswith(("/loss1", "/loss2"))]
+    assert sum(own) == 6_998_552
 
 
 def test_every_network_is_tested(app):
-    assert set(app.models.ARCHITECTURES) == set(REDUCED)
+    assert set(app.models.ARCHITECTURES) == set(BATCHES)
 
 
-@pytest.mark.parametrize("name", REDUCED)
-def test_scores_and_gradients(app, name):
+@pytest.mark.parametrize("name", BATCHES)
+def test_scores_and_gradients(app, name, drawn_fast):
     np.random.seed(0)
     model = app.models.ARCHITECTURES[name](n_out=7)
     classifier = app.training.Classifier(model, smoothing=0.1)
-    x = np.random.rand(2, 3, REDUCED[name], REDUCED[name]).astype(np.float32)
-    loss = classifier(x, np.array([3, 6], np.int32))
+    n, side = BATCHES[name]
+    x = np.random.rand(n, 3, side, side).astype(np.float32)
+    loss = classifier(x, np.array([3, 6][:n], np.int32))
     classifier.cleargrads()
     loss.backward()
     assert loss.dtype == np.float32
     assert all(p.grad is not None and np.isfinite(p.grad).all() for p in model.params())
     with chainer.using_config("train", False):
-        assert model(x).shape == (2, 7)
+        assert model(x).shape == (n, 7)
+
+
+@pytest.mark.parametrize("name", ["googlenetbn", "resnet50", "small"])
+def test_statistics_are_float32_also_when_the_rest_is_float16(app, name, drawn_fast):
+    with chainer.using_config("dtype", chainer.mixed16):
+        model = app.models.ARCHITECTURES[name](n_out=7)
+    dtypes = {link.gamma.dtype for link in model.links() if hasattr(link, "gamma")}
+    assert (model.conv1.W.dtype, dtypes) == (np.float16, {np.dtype(np.float32)})
 
 
 def test_loss_with_and_without_smoothing(app):

@@ -82,9 +82,9 @@ class Bottleneck(nn.Module):
     def __init__(self, n_in: int, inner: int, outer: int, stride: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            *normalised(n_in, inner, 1),
+            *normalised(n_in, inner, 1, stride),
             nn.ReLU(),
-            *normalised(inner, inner, 3, stride),
+            *normalised(inner, inner, 3),
             nn.ReLU(),
             *normalised(inner, outer, 1),
         )
@@ -101,7 +101,8 @@ def normalised(n_in: int, n_out: int, ksize: int, stride: int = 1) -> tuple[nn.M
 
 
 def resnet50() -> nn.Module:
-    layers: list[nn.Module] = [*normalised(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3), nn.BatchNorm2d(64), nn.ReLU()]
+    layers.append(nn.MaxPool2d(3, 2, ceil_mode=True))
     channels = 64
     for stage, blocks in enumerate((3, 4, 6, 3)):
         for block in range(blocks):

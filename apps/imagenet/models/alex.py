@@ -6,7 +6,9 @@ import chainer.links as L
 
 
 class Alex(chainer.Chain):
-    """The network of the paper, whose two halves are the groups of layers 2, 4 and 5.
+    """The network of the paper in one piece: no layer is divided into groups.
+
+    Names and computation are those of Chainer's ImageNet example, so its weights load.
 
     Parameters
     ----------
@@ -20,11 +22,11 @@ class Alex(chainer.Chain):
         super().__init__()
         with self.init_scope():
             self.conv1 = L.Convolution2D(3, 96, 11, stride=4)
-            self.conv2 = L.Convolution2D(96, 256, 5, pad=2, groups=2)
+            self.conv2 = L.Convolution2D(96, 256, 5, pad=2)
             self.conv3 = L.Convolution2D(256, 384, 3, pad=1)
-            self.conv4 = L.Convolution2D(384, 384, 3, pad=1, groups=2)
-            self.conv5 = L.Convolution2D(384, 256, 3, pad=1, groups=2)
-            self.fc6 = L.Linear(None, 4096)
+            self.conv4 = L.Convolution2D(384, 384, 3, pad=1)
+            self.conv5 = L.Convolution2D(384, 256, 3, pad=1)
+            self.fc6 = L.Linear(256 * 6 * 6, 4096)
             self.fc7 = L.Linear(4096, 4096)
             self.fc8 = L.Linear(4096, n_out)
 

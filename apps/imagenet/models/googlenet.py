@@ -22,6 +22,8 @@ INCEPTIONS = {
 class GoogLeNet(chainer.Chain):
     """Nine Inception modules, and two auxiliary classifiers that only take part in training.
 
+    Names and computation are those of Chainer's ImageNet example, so its weights load.
+
     Parameters
     ----------
     n_out : int
@@ -37,10 +39,14 @@ class GoogLeNet(chainer.Chain):
             self.conv2_reduce = L.Convolution2D(64, 64, 1)
             self.conv2 = L.Convolution2D(64, 192, 3, pad=1)
             for name, channels in INCEPTIONS.items():
-                setattr(self, f"inception{name}", L.Inception(*channels))
-            self.fc = L.Linear(1024, n_out)
-            self.auxiliary1 = Auxiliary(512, n_out)
-            self.auxiliary2 = Auxiliary(528, n_out)
+                setattr(self, f"inc{name}", L.Inception(*channels))
+            self.loss3_fc = L.Linear(1024, n_out)
+            self.loss1_conv = L.Convolution2D(512, 128, 1)
+            self.loss1_fc1 = L.Linear(128 * 4 * 4, 1024)
+            self.loss1_fc2 = L.Linear(1024, n_out)
+            self.loss2_conv = L.Convolution2D(528, 128, 1)
+            self.loss2_fc1 = L.Linear(128 * 4 * 4, 1024)
+            self.loss2_fc2 = L.Linear(1024, n_out)
 
     def forward(self, x: chainer.Variable) -> chainer.Variable | tuple[chainer.Variable, ...]:
         """Return the scores of the classes; see the package."""
@@ -48,36 +54,17 @@ class GoogLeNet(chainer.Chain):
         h = F.local_response_normalization(h, n=5)
         h = F.relu(self.conv2(F.relu(self.conv2_reduce(h))))
         h = F.max_pooling_2d(F.local_response_normalization(h, n=5), 3, stride=2)
-        h = self.inception3b(self.inception3a(h))
-        h = after_4a = self.inception4a(F.max_pooling_2d(h, 3, stride=2))
-        h = after_4d = self.inception4d(self.inception4c(self.inception4b(h)))
-        h = self.inception4e(h)
-        h = self.inception5b(self.inception5a(F.max_pooling_2d(h, 3, stride=2)))
-        scores = self.fc(F.dropout(F.mean(h, axis=(2, 3)), 0.4))
+        h = self.inc3b(self.inc3a(h))
+        h = after_4a = self.inc4a(F.max_pooling_2d(h, 3, stride=2))
+        h = after_4d = self.inc4d(self.inc4c(self.inc4b(h)))
+        h = self.inc4e(h)
+        h = self.inc5b(self.inc5a(F.max_pooling_2d(h, 3, stride=2)))
+        scores = self.loss3_fc(F.dropout(F.mean(h, axis=(2, 3)), 0.4))
         if not chainer.config.train:
             return scores
-        return scores, self.auxiliary1(after_4a), self.auxiliary2(after_4d)
+        return scores, self._auxiliary("loss1", after_4a), self._auxiliary("loss2", after_4d)
 
-
-class Auxiliary(chainer.Chain):
-    """Classifier in the middle of the network, which brings gradients to its lower layers.
-
-    Parameters
-    ----------
-    n_in : int
-        Channels of its input.
-    n_out : int
-        Number of classes.
-    """
-
-    def __init__(self, n_in: int, n_out: int) -> None:
-        super().__init__()
-        with self.init_scope():
-            self.conv = L.Convolution2D(n_in, 128, 1)
-            self.fc1 = L.Linear(None, 1024)
-            self.fc2 = L.Linear(1024, n_out)
-
-    def forward(self, x: chainer.Variable) -> chainer.Variable:
-        """Return the scores of the classes."""
-        h = F.relu(self.conv(F.average_pooling_2d(x, min(5, *x.shape[2:]), stride=3)))
-        return self.fc2(F.dropout(F.relu(self.fc1(h)), 0.7))
+    def _auxiliary(self, name: str, h: chainer.Variable) -> chainer.Variable:
+        """Return the scores of a classifier in the middle of the network."""
+        h = F.relu(self[f"{name}_conv"](F.average_pooling_2d(h, 5, stride=3)))
+        return self[f"{name}_fc2"](F.relu(self[f"{name}_fc1"](h)))

@@ -5,16 +5,13 @@ import chainer.functions as F
 import chainer.initializers as I
 import chainer.links as L
 
-# Of each stage: blocks, channels inside a block, channels that it puts out.
-STAGES = ((3, 64, 256), (4, 128, 512), (6, 256, 1024), (3, 512, 2048))
-
 
 class ResNet50(chainer.Chain):
     """Sixteen blocks of three convolutions and a shortcut.
 
-    A block that halves the picture does so in its 3x3 convolution, as most do it today, and not
-    in the first as in the paper. The last scale of each block starts at zero, so that at first
-    a block passes on what it is given (Goyal et al., 2017).
+    Names and computation are those of Chainer's ImageNet example, so its weights load. The last
+    scale of each block starts at zero, so that at first a block passes on what it is given
+    (Goyal et al., 2017).
 
     Parameters
     ----------
@@ -27,24 +24,27 @@ class ResNet50(chainer.Chain):
     def __init__(self, n_out: int = 1000) -> None:
         super().__init__()
         with self.init_scope():
-            self.conv1 = convolution(3, 64, 7, stride=2)
+            self.conv1 = L.Convolution2D(3, 64, 7, stride=2, pad=3, initialW=I.HeNormal())
             self.bn1 = L.BatchNormalization(64)
-            self.blocks = chainer.ChainList()
+            self.res2 = blocks(3, 64, 64, 256, stride=1)
+            self.res3 = blocks(4, 256, 128, 512, stride=2)
+            self.res4 = blocks(6, 512, 256, 1024, stride=2)
+            self.res5 = blocks(3, 1024, 512, 2048, stride=2)
             self.fc = L.Linear(2048, n_out, initialW=I.Normal(0.01))
-        channels = 64
-        for stage, (blocks, inner, outer) in enumerate(STAGES):
-            for block in range(blocks):
-                stride = 2 if stage > 0 and block == 0 else 1
-                self.blocks.append(Bottleneck(channels, inner, outer, stride))
-                channels = outer
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
         """Return the scores of the classes."""
-        h = F.relu(self.bn1(self.conv1(x)))
-        h = F.max_pooling_2d(h, 3, stride=2, pad=1, cover_all=False)
-        for block in self.blocks:
-            h = block(h)
+        h = F.max_pooling_2d(F.relu(self.bn1(self.conv1(x))), 3, stride=2)
+        for stage in (self.res2, self.res3, self.res4, self.res5):
+            for block in stage:
+                h = block(h)
         return self.fc(F.mean(h, axis=(2, 3)))
+
+
+def blocks(n: int, n_in: int, inner: int, outer: int, stride: int) -> chainer.ChainList:
+    """Return blocks, of which the first one changes the size and the number of channels."""
+    others = [Bottleneck(outer, inner, outer) for _ in range(n - 1)]
+    return chainer.ChainList(Bottleneck(n_in, inner, outer, stride, projection=True), *others)
 
 
 class Bottleneck(chainer.Chain):
@@ -55,29 +55,33 @@ class Bottleneck(chainer.Chain):
     n_in, inner, outer : int
         Channels of the input, of the 3x3 convolution, of the output.
     stride : int
+        Of the first convolution, as in the paper.
+    projection : bool
+        Add a 1x1 convolution of the input instead.
     """
 
-    def __init__(self, n_in: int, inner: int, outer: int, stride: int) -> None:
+    def __init__(
+        self, n_in: int, inner: int, outer: int, stride: int = 1, projection: bool = False
+    ) -> None:
         super().__init__()
+        self.projection = projection
         with self.init_scope():
-            self.conv1 = convolution(n_in, inner, 1)
+            self.conv1 = convolution(n_in, inner, 1, stride)
             self.bn1 = L.BatchNormalization(inner)
-            self.conv2 = convolution(inner, inner, 3, stride)
+            self.conv2 = convolution(inner, inner, 3)
             self.bn2 = L.BatchNormalization(inner)
             self.conv3 = convolution(inner, outer, 1)
             self.bn3 = L.BatchNormalization(outer, initial_gamma=0)
-            if n_in != outer:
-                self.shortcut = convolution(n_in, outer, 1, stride)
-                self.shortcut_bn = L.BatchNormalization(outer)
+            if projection:
+                self.conv4 = convolution(n_in, outer, 1, stride)
+                self.bn4 = L.BatchNormalization(outer)
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
         """Return the output, of shape (batch, outer, height / stride, width / stride)."""
         h = F.relu(self.bn1(self.conv1(x)))
         h = F.relu(self.bn2(self.conv2(h)))
         h = self.bn3(self.conv3(h))
-        if hasattr(self, "shortcut"):
-            x = self.shortcut_bn(self.shortcut(x))
-        return F.relu(h + x)
+        return F.relu(h + (self.bn4(self.conv4(x)) if self.projection else x))
 
 
 def convolution(n_in: int, n_out: int, ksize: int, stride: int = 1) -> L.Convolution2D:
