@@ -3,10 +3,11 @@
 import json
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import chainer
 import numpy as np
@@ -16,6 +17,8 @@ import chainermn
 import images
 import workers
 from iterator import MultiprocessIterator
+
+T = TypeVar("T")
 
 # Of the side of a validation image, what is cut out of its middle: 224 of 256 pixels.
 CENTRE = 0.875
@@ -168,6 +171,10 @@ class EpochOrder(chainer.iterators.OrderSampler):
         order = self.sampler(current_order % n, current_position)
         return order + n * (self.sampler.epoch - 1)
 
+    def of_epoch(self, epoch: int) -> np.ndarray:
+        """Return the order of an epoch, counted from 0."""
+        return self.sampler.order(epoch) + self.sampler.n * epoch
+
 
 def create_iterator(
     images: Images, batch_size: int, n_workers: int, **order: object
@@ -233,9 +240,30 @@ class ToBatch(chainer.dataset.Converter):
         self.skipped += len(unreadable)
 
 
-def share_list(path: str | Path, comm: chainermn.CommunicatorBase) -> ImageList:
-    """Read a list file on rank 0 and give it to all ranks."""
-    return comm.bcast_obj(ImageList.read(path) if comm.rank == 0 else None)
+def together(comm: chainermn.CommunicatorBase, act: Callable[[], T]) -> T:
+    """Return ``act()``; if it fails on any rank with a bad input, all ranks end with its error.
+
+    Raises
+    ------
+    SystemExit
+        On every rank, when ``act`` raises OSError or ValueError on any. Rank 0 prints.
+    """
+    result, error = None, None
+    try:
+        result = act()
+    except (OSError, ValueError) as raised:
+        error = str(raised)
+    errors = comm.allgather_obj(error)
+    if any(errors):
+        # Several ranks that cannot read a file say the same.
+        found = "\n".join(dict.fromkeys(filter(None, errors)))
+        raise SystemExit(f"error: {found}" if comm.rank == 0 else 1)
+    return result
+
+
+def share(comm: chainermn.CommunicatorBase, read: Callable[[], T]) -> T:
+    """Return on all ranks what rank 0 reads."""
+    return comm.bcast_obj(together(comm, lambda: read() if comm.rank == 0 else None))
 
 
 def check_files(listed: ImageList, root: str | Path, comm: chainermn.CommunicatorBase) -> None:
@@ -257,10 +285,37 @@ def check_files(listed: ImageList, root: str | Path, comm: chainermn.Communicato
             )
 
 
-def read_statistics(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and standard deviation of red, green and blue, from prepare.py's file."""
-    content = json.loads(path.read_text())
-    return np.array(content["mean"]), np.array(content["deviation"])
+def read_statistics(path: Path) -> dict[str, list[float]]:
+    """Return ``mean`` and ``deviation`` of red, green and blue.
+
+    Parameters
+    ----------
+    path : path
+        A file of prepare.py; or, with the ending ``.npy``, the mean of images from 0 to 255, of
+        shape (3, height, width), as Chainer's ImageNet example takes it. Of that only the means
+        of the colours are used, and 255 is the deviation, since that example divides by it.
+
+    Raises
+    ------
+    OSError, ValueError
+    """
+    if path.suffix != ".npy":
+        try:
+            content = json.loads(path.read_text())
+            return {name: content[name] for name in ("mean", "deviation")}
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}: expected mean and deviation ({error})") from None
+    try:
+        image = np.load(path)
+    except (EOFError, ValueError) as error:
+        raise ValueError(f"{path}: expected an array in NumPy's format ({error})") from None
+    if image.ndim != 3 or len(image) != 3 or image.dtype.kind not in "fiu":
+        found = f"{image.dtype} of shape {image.shape}"
+        raise ValueError(f"{path}: expected numbers of shape (3, height, width), got {found}")
+    means = image.mean(axis=(1, 2), dtype=np.float64).tolist()
+    if not all(0 <= mean <= 255 for mean in means):
+        raise ValueError(f"{path}: expected means from 0 to 255, got {means}")
+    return {"mean": means, "deviation": [255.0] * 3}
 
 
 class Sums:

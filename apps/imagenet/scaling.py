@@ -49,7 +49,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--arch", "-a", choices=sorted(ARCHITECTURES), default="small")
-    add("--batchsize", "-b", type=int, default=32, help="images of a process in one step")
+    add("--batchsize", "-B", type=int, default=32, help="images of a process in one step")
     add("--iterations", type=int, default=20, help="of a round; default: %(default)s")
     add("--rounds", type=int, default=15, help="default: %(default)s")
     add("--communicator", default="naive", help="default: %(default)s")

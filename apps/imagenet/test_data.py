@@ -1,5 +1,6 @@
 """Image files become the examples that they should."""
 
+import json
 import os
 import re
 from functools import partial
@@ -166,6 +167,46 @@ def test_order_tells_the_epoch(app):
     resumed = app.data.EpochOrder(DistributedOrderSampler(n, 0, 6, seed=1))
     resumed(np.arange(n), 0)
     np.testing.assert_array_equal(resumed(current[0], 0), orders[0](current[0], 0))
+
+
+def test_statistics_of_either_file(app, tmp_path):
+    written = {"mean": [1.5, 2, 3], "deviation": [4, 5, 6]}
+    (tmp_path / "mean.json").write_text(json.dumps(written))
+    assert app.data.read_statistics(tmp_path / "mean.json") == written
+    image = np.arange(3 * 4 * 6, dtype=np.float32).reshape(3, 4, 6)
+    np.save(tmp_path / "mean.npy", image)
+    found = app.data.read_statistics(tmp_path / "mean.npy")
+    assert found == {"mean": [11.5, 35.5, 59.5], "deviation": [255] * 3}
+
+
+SHAPE = r"expected numbers of shape \(3, height, width\), got"
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros(3), f"{SHAPE} float64 of shape \\(3,\\)"),
+        (np.zeros((4, 5, 3)), f"{SHAPE} float64 of shape \\(4, 5, 3\\)"),
+        (np.full((3, 2, 2), "a"), f"{SHAPE} <U1 of shape \\(3, 2, 2\\)"),
+        (np.full((3, 2, 2), np.nan), r"expected means from 0 to 255, got \[nan, nan, nan\]"),
+        (np.full((3, 2, 2), 256), r"expected means from 0 to 255, got \[256"),
+        (np.full((3, 2, 2), None), "expected an array in NumPy's format"),
+    ],
+)
+def test_error_for_what_is_not_a_mean_image(app, array, message, tmp_path):
+    np.save(tmp_path / "mean.npy", array)
+    with pytest.raises(ValueError, match=rf"mean\.npy: {message}"):
+        app.data.read_statistics(tmp_path / "mean.npy")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("mean.npy", ""), ("mean.npy", "text"), ("mean.json", "{}"), ("mean.json", "[")],
+)
+def test_error_for_other_statistics(app, name, content, tmp_path):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=rf"{name}: expected"):
+        app.data.read_statistics(tmp_path / name)
 
 
 def test_unreadable_files(app, drawn, tmp_path):

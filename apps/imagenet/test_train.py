@@ -1,6 +1,7 @@
 """Train on a few ranks and check what comes out."""
 
 import importlib.util
+import json
 import os
 import re
 import signal
@@ -49,6 +50,48 @@ def assert_equal_models(out: Path, other: Path) -> None:
         np.testing.assert_array_equal(first[name], second[name], err_msg=name)
 
 
+# Arguments
+
+
+def parse(app, monkeypatch, *arguments: str):
+    monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+    return app.train.parse_arguments()
+
+
+def test_options_are_those_of_the_original_example(app, monkeypatch):
+    typed = "-a alex -B 7 -b 9 -E 3 -j 2 -m mean.npy -r snapshot -o out a.txt -R images"
+    typed += " --initmodel weights --test --communicator flat b.txt"
+    args = parse(app, monkeypatch, *typed.split())
+    assert (args.train, args.val, args.root) == ("a.txt", "b.txt", Path("images"))
+    assert (args.arch, args.batchsize, args.val_batchsize, args.epoch) == ("alex", 7, 9, 3)
+    assert (args.loaderjob, args.mean, args.resume) == (2, Path("mean.npy"), "snapshot")
+    assert (args.out, args.initmodel, args.test) == ("out", "weights", True)
+    assert (args.communicator, args.drawn) == ("flat", False)
+    args = parse(app, monkeypatch, "--train", "a.txt", "-e", "5", "--val", "b.txt")
+    assert (args.train, args.val, args.epoch) == ("a.txt", "b.txt", 5)
+    assert (args.batchsize, args.val_batchsize, args.arch) == (32, 250, "resnet50")
+    assert parse(app, monkeypatch).drawn
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a", "b", "--train", "a"], "either as TRAIN VAL or as --train TRAIN --val VAL"),
+        (["a", "--val", "b"], "either as TRAIN VAL or as --train TRAIN --val VAL"),
+        (["a"], "expected two lists, TRAIN and VAL, got 1"),
+        (["a", "b", "c"], "expected two lists, TRAIN and VAL, got 3"),
+        (["--val", "b"], "--train and --val belong together"),
+    ],
+)
+def test_lists_are_given_in_one_of_two_ways(arguments, message, app, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse(app, monkeypatch, *arguments)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+# Training
+
 # Small enough to train in seconds, and large enough to see that something is learnt.
 SHORT = ["--epoch", "3", "--batchsize", "20", "--lr", "0.8", "--loaderjob", "1", "--seed", "3"]
 
@@ -92,7 +135,8 @@ def test_validation_is_exact_though_ranks_do_not_divide_it(two_ranks):
 
 def test_what_is_written(two_ranks):
     _, out = two_ranks
-    expected = [*PICTURES, "log", "model.json", "model.npz"]
+    snapshots = [f"snapshot_epoch_{epoch}" for epoch in (1, 2, 3)]
+    expected = [*PICTURES, *snapshots, "log", "model.json", "model.npz"]
     assert sorted(path.name for path in out.iterdir()) == sorted(expected)
     for name in PICTURES:
         with Image.open(out / name) as picture:
@@ -101,7 +145,8 @@ def test_what_is_written(two_ranks):
 
 def test_only_rank_0_prints_and_plainly_where_no_terminal_is(two_ranks):
     job, out = two_ranks
-    header, *rows, summary, files = job.stdout.splitlines()
+    first, header, *rows, summary, files = job.stdout.splitlines()
+    assert first == "ranks: 2, hosts: 1, communicator: naive"
     assert header.split()[:2] == ["epoch", "main/loss"]
     assert header.split()[-3:] == ["images/s", "minutes", "left"]
     assert [row.split()[0] for row in rows] == ["1", "2", "3"]
@@ -177,6 +222,58 @@ def test_killed_and_started_again_is_as_if_undisturbed(two_ranks, drawn, tmp_pat
     assert [{k: v for k, v in row.items() if k not in times} for row in read_log(out)] == [
         {k: v for k, v in row.items() if k not in times} for row in read_log(undisturbed)
     ]
+
+
+def test_resumed_from_a_snapshot_it_is_as_if_undisturbed(two_ranks, drawn, tmp_path):
+    _, undisturbed = two_ranks
+    out = tmp_path / "result"
+    kills_itself = tmp_path / "kills_itself.py"
+    kills_itself.write_text(KILLS_ITSELF)
+    train = [HERE / "train.py", *lists(drawn), "--out", out, "--arch", "small", *SHORT]
+    killed = Job(2, [kills_itself, "22", *train, "--checkpoint", "4"], cwd=tmp_path).wait(LIMIT)
+    assert killed.returncode != 0, killed
+    assert (out / "small-2.0.20").exists()  # newer than the snapshot
+    job = Job(2, [*train, "--resume", out / "snapshot_epoch_1"], cwd=tmp_path).wait(LIMIT)
+    assert (job.returncode, job.stderr) == (0, ""), job
+    assert re.findall(r"going on after iteration (\d+)", job.stdout) == ["15"]
+    assert_equal_models(out, undisturbed)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_resumed_with_another_number_of_ranks(ranks, two_ranks, train, drawn, tmp_path):
+    snapshot = two_ranks[1] / "snapshot_epoch_2"
+    out = tmp_path / "result"
+    job = train(ranks, drawn, out, *SHORT, "--resume", snapshot)
+    assert "going on after iteration 30\n" in job.stdout
+    log, before = read_log(out), read_log(two_ranks[1])
+    assert log[:2] == before[:2]
+    assert [row["iteration"] for row in log] == [15, 30, 30 + 600 // ranks // 20]
+    assert log[2]["main/loss"] < log[0]["main/loss"]
+
+
+def test_bad_input_ends_all_ranks_with_one_message(two_ranks, train, drawn, tmp_path):
+    snapshot = two_ranks[1] / "snapshot_epoch_3"
+    damaged, shape = tmp_path / "damaged", tmp_path / "mean.npy"
+    damaged.write_bytes(snapshot.read_bytes()[:-1000])
+    np.save(shape, np.zeros((3, 8)))
+    absent = tmp_path / "absent"
+    for options, message in (
+        (["--resume", absent], f"[Errno 2] No such file or directory: '{absent}'"),
+        (["--resume", damaged], f"{damaged} is damaged, or not an NPZ file (BadZipFile:"),
+        (["--resume", snapshot, "--arch", "nin"], f"{snapshot} is not a snapshot of such a tr"),
+        (
+            ["--initmodel", two_ranks[1] / "model.npz", "--arch", "nin"],
+            f"{two_ranks[1]}/model.npz does not have the weights of this network: it lacks "
+            "mlpconv1/0/W, mlpconv1/0/b, mlpconv1/1/W, mlpconv1/1/b, mlpconv1/2/W and 19 more; "
+            "it also has bn1/N,",
+        ),
+        (["--mean", shape], f"{shape}: expected numbers of shape (3, height, width), got float64"),
+        (["--train", absent], f"[Errno 2] No such file or directory: '{absent}'"),
+    ):
+        job = train(2, drawn, tmp_path / "result", *options, "--loaderjob", 0, fails=True)
+        assert job.stderr.count("error: ") == 1, job
+        assert f"error: {message}" in job.stderr
+        assert "Traceback" not in job.stderr
 
 
 def wait_for(condition) -> None:
@@ -310,7 +407,8 @@ def test_damaged_file_ends_the_job_or_is_skipped(train, damaged, tmp_path):
     assert message in job.stderr
     job = train(2, damaged, tmp_path / "result", *options, "--skip-unreadable")
     assert job.stdout.count(f"skipped: {message}") == 1
-    assert "1 times an image was skipped" in job.stdout
+    assert "images skipped in all epochs, as they could not be read: 1\n" in job.stdout
+    assert "recognised after 1 epoch\n" in job.stdout
 
 
 def test_all_ranks_end_where_a_host_lacks_the_images(train, drawn, tmp_path):
@@ -323,8 +421,12 @@ def test_all_ranks_end_where_a_host_lacks_the_images(train, drawn, tmp_path):
 @pytest.mark.parametrize("cwd", [REPOSITORY, HERE.parent])
 def test_mpiexec_starts_the_script_itself(cwd, drawn, tmp_path):
     script = HERE.relative_to(cwd) / "train.py"
-    options = [*lists(drawn), "--arch", "small", "--test", "--batchsize", 8, "--loaderjob", 0]
-    command = mpiexec_command(2, [script, *map(str, options), "--out", tmp_path / "result"])
+    np.save(tmp_path / "mean.npy", np.full((3, 5, 4), [[[10]], [[20.5]], [[30]]], np.float32))
+    # As one has typed it for the original's example.
+    options = ["--test", "-a", "small", "-B", 8, "-b", 50, "-j", 0, "-E", 2, "-R", drawn]
+    options += ["-m", tmp_path / "mean.npy", "-o", tmp_path / "result"]
+    options += [drawn / "train.txt", drawn / "val.txt"]
+    command = mpiexec_command(2, [script, *map(str, options)])
     command.remove(sys.executable)
     shown = subprocess.run(
         command,
@@ -337,6 +439,8 @@ def test_mpiexec_starts_the_script_itself(cwd, drawn, tmp_path):
     )
     assert (shown.returncode, shown.stderr) == (0, ""), shown
     assert read_log(tmp_path / "result")[-1]["iteration"] == 10
+    about = json.loads((tmp_path / "result/model.json").read_text())
+    assert (about["mean"], about["deviation"]) == ([10, 20.5, 30], [255] * 3)
 
 
 @pytest.mark.skipif(
@@ -345,7 +449,7 @@ def test_mpiexec_starts_the_script_itself(cwd, drawn, tmp_path):
 )
 def test_drawn_images_are_recognised(start, tmp_path):
     job = start(2, "train.py", cwd=tmp_path)
-    assert job.stdout.startswith("drawing 3499 images into")
+    assert job.stdout.splitlines()[1].startswith("drawing 3499 images into")
     assert read_log(tmp_path / "result")[-1][ACCURACY] > 0.9
 
 

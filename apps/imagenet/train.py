@@ -19,6 +19,7 @@ import chainermn
 import data
 import evaluation
 import generated
+import snapshots
 import terminal
 import training
 import workers
@@ -30,8 +31,10 @@ from models import ARCHITECTURES
 def main() -> None:
     args = parse_arguments()
     workers.start_forkserver()  # before MPI is
-    communicator = args.communicator or ("pure_nccl" if args.gpu else "naive")
-    comm = chainermn.create_communicator(communicator)
+    name = args.communicator or ("pure_nccl" if args.gpu else "naive")
+    comm = chainermn.create_communicator(name)
+    if comm.rank == 0:
+        print(f"ranks: {comm.size}, hosts: {comm.inter_size}, communicator: {name}", flush=True)
     device = chainer.get_device(f"@cupy:{comm.intra_rank}" if args.gpu else "@numpy")
     device.use()
     np.random.seed(args.seed)
@@ -42,15 +45,16 @@ def main() -> None:
 
     if args.drawn:
         generated.provide(args.root, comm)
-    train, validation = (data.share_list(path, comm) for path in (args.train, args.val))
+    train = data.share(comm, lambda: data.ImageList.read(args.train))
+    validation = data.share(comm, lambda: data.ImageList.read(args.val))
     data.check_files(train, args.root, comm)
     data.check_files(validation, args.root, comm)
-    about = comm.bcast_obj(describe(args, train) if comm.rank == 0 else None)
+    about = data.share(comm, lambda: describe(args, train))
 
-    model = ARCHITECTURES[args.arch](len(about["classes"]))
+    network = ARCHITECTURES[args.arch](len(about["classes"]))
     if args.initmodel:
-        chainer.serializers.load_npz(args.initmodel, model)
-    model = training.Classifier(model, args.label_smoothing)
+        data.together(comm, lambda: snapshots.load_weights(args.initmodel, network))
+    model = training.Classifier(network, args.label_smoothing)
     if args.mnbn:
         model = create_mnbn_model(model, comm)
     model.to_device(device)
@@ -64,11 +68,12 @@ def main() -> None:
 
     jobs = available_workers(comm) if args.loaderjob is None else args.loaderjob
     sampler = chainermn.datasets.create_distributed_sampler(train, comm, seed=args.seed)
+    orders = data.EpochOrder(sampler)
     batches = data.create_iterator(
         data.Images(train, args.root, about["insize"], args.seed, args.least_area),
         args.batchsize,
         jobs,
-        order_sampler=data.EpochOrder(sampler),
+        order_sampler=orders,
     )
     part = chainermn.scatter_index(len(validation), comm, force_equal_length=False)
     validation_batches = data.create_iterator(
@@ -98,7 +103,8 @@ def main() -> None:
         add_reports(trainer, trigger, iterations, args.batchsize * comm.size)
     checkpointer = create_multi_node_checkpointer(f"{args.arch}-{comm.size}", comm, path=args.out)
     interval = args.checkpoint or min(math.ceil(per_epoch), 1000)
-    trainer.extend(checkpointer, trigger=(interval, "iteration"))
+    # Not (interval, "iteration"): snapshots would have that under a name with the number of ranks.
+    trainer.extend(checkpointer, trigger=lambda trainer: trainer.updater.iteration % interval == 0)
 
     @chainer.training.make_extension(trigger=stop, priority=checkpointer.priority + 1)
     def finish(trainer: chainer.training.Trainer) -> None:
@@ -111,7 +117,10 @@ def main() -> None:
     # Before the last checkpoint is written and all of them are deleted.
     trainer.extend(finish)
 
-    checkpointer.maybe_load(trainer, optimizer)
+    if args.resume:
+        data.together(comm, lambda: snapshots.load_snapshot(args.resume, trainer, orders))
+    else:
+        checkpointer.maybe_load(trainer, optimizer)
     if comm.rank == 0 and updater.iteration:
         print(f"going on after iteration {updater.iteration}", flush=True)
     trainer.run()
@@ -121,15 +130,16 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
+    add("lists", metavar="LIST", nargs="*", help="the same two as --train and --val")
     add("--train", metavar="LIST", help="file of lines 'path label'; by default, drawn images")
     add("--val", metavar="LIST", help="the same, of the images to validate with")
     add("--root", "-R", metavar="DIR", type=Path, help="what the paths of the lists start from")
-    add("--mean", metavar="FILE", type=Path, help="default: mean.json beside the training list")
+    add("--mean", "-m", metavar="FILE", type=Path, help="default: mean.json or .npy beside LIST")
     add("--classes", metavar="FILE", type=Path, help="names; default: classes.txt beside it")
     add("--arch", "-a", choices=sorted(ARCHITECTURES), help="default: small or resnet50")
-    add("--batchsize", "-b", type=int, default=32, help="images of a process in one step")
-    add("--val_batchsize", "-B", type=int, default=250, help="and in validation")
-    add("--epoch", "-e", type=int, help="how often to go through the data; default: 20 or 90")
+    add("--batchsize", "-B", type=int, default=32, help="images of a process in one step")
+    add("--val_batchsize", "-b", type=int, default=250, help="and in validation")
+    add("--epoch", "-E", "-e", type=int, help="passes through the data; default: 20 or 90")
     add("--lr", type=float, help="learning rate for 256 images a step; default: 0.4 or 0.1")
     add("--warmup", type=float, help="epochs in which it rises; default: 1 or 5")
     add("--schedule", choices=["cosine", "step"], default="cosine", help="how it falls then")
@@ -145,9 +155,16 @@ def parse_arguments() -> argparse.Namespace:
     add("--seed", type=int, default=0, help="of the first weights and of all shuffling")
     add("--out", "-o", metavar="DIR", default="result", help="for log, pictures and snapshots")
     add("--initmodel", "-i", metavar="FILE", help="start from the weights in this model.npz")
+    add("--resume", "-r", metavar="FILE", help="go on from this snapshot, not from checkpoints")
     add("--checkpoint", type=int, metavar="N", help="iterations; default: an epoch, at most 1000")
     add("--test", action="store_true", help="only ten iterations, to see whether all is well")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
+    if args.lists:
+        if args.train or args.val:
+            parser.error("give the lists either as TRAIN VAL or as --train TRAIN --val VAL")
+        if len(args.lists) != 2:
+            parser.error(f"expected two lists, TRAIN and VAL, got {len(args.lists)}")
+        args.train, args.val = args.lists
     if (args.train is None) != (args.val is None):
         parser.error("--train and --val belong together")
     drawn = args.train is None
@@ -171,13 +188,15 @@ def parse_arguments() -> argparse.Namespace:
 def describe(args: argparse.Namespace, train: data.ImageList) -> dict[str, Any]:
     """Return what has to be known to use the network."""
     folder = Path(args.train).parent
-    classes, mean = args.classes or folder / "classes.txt", args.mean or folder / "mean.json"
+    classes = args.classes or folder / "classes.txt"
+    means = [args.mean] if args.mean else [folder / "mean.json", folder / "mean.npy"]
+    mean = next((path for path in means if args.mean or path.exists()), None)
     n_classes = int(train.labels.max()) + 1
     has_names = classes.exists() or args.classes
     names = classes.read_text(encoding="utf-8").splitlines() if has_names else []
     about = {"mean": [128] * 3, "deviation": [64] * 3}
-    if mean.exists() or args.mean:
-        about = json.loads(mean.read_text())
+    if mean:
+        about = data.read_statistics(mean)
     return {
         "arch": args.arch,
         "insize": ARCHITECTURES[args.arch].insize,
@@ -212,6 +231,8 @@ def add_reports(
 
     trainer.extend(extensions.observe_lr(), trigger=trigger)
     trainer.extend(extensions.LogReport(trigger=trigger, postprocess=add_speed))
+    snapshot = extensions.snapshot(filename="snapshot_epoch_{.updater.epoch}", n_retains=3)
+    trainer.extend(snapshot, trigger=trigger)
 
     matplotlib.use("Agg")  # draws into files, whether there is a screen or not
     for quantity in ("loss", "accuracy"):
@@ -245,9 +266,10 @@ def save(
 def print_summary(trainer: chainer.training.Trainer, skipped: int) -> None:
     last = trainer.get_extension("LogReport").log[-1]
     accuracy, epoch = last["validation/main/accuracy"], last["epoch"]
-    print(f"{accuracy:.2%} of the validation images recognised after {epoch} epochs")
+    plural = "epoch" if epoch == 1 else "epochs"
+    print(f"{accuracy:.2%} of the validation images recognised after {epoch} {plural}")
     if skipped:
-        print(f"{skipped} times an image was skipped, as it could not be read")
+        print(f"images skipped in all epochs, as they could not be read: {skipped}")
     files = "accuracy.png,loss.png,confusion.png,log,model.npz"
     print(f"curves, log and network: {Path(trainer.out).resolve()}/{{{files}}}")
 
