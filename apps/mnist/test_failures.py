@@ -37,6 +37,23 @@ sys.path[0] = {here!r}
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
+# Runs the script whose name follows; rank 1 leaves after ten iterations.
+WITH_EXIT = """
+import runpy, sys
+from chainer.training import StandardUpdater
+update = StandardUpdater.update
+
+def update_or_exit(self):
+    update(self)
+    if self.iteration == 10 and self.get_optimizer("main").communicator.rank == 1:
+        sys.exit()
+
+StandardUpdater.update = update_or_exit
+del sys.argv[0]
+sys.path[0] = {here!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
 if_long = pytest.mark.skipif(
     "CHAINERMN_LONG_TESTS" not in os.environ,
     reason="CHAINERMN_LONG_TESTS is not set",
@@ -77,6 +94,13 @@ def test_disk_is_full_while_a_snapshot_is_written(tmp_path):
     assert f"chainermn: rank 0 of 2 on {HOST} failed" in result.stderr
     assert "OSError" in result.stderr
     assert "snapshot" in result.stderr
+
+
+def test_one_rank_exits(tmp_path):
+    script = ["-c", WITH_EXIT.format(here=str(HERE)), *TRAIN, "--out", tmp_path / "result"]
+    result = run_job(2, script, timeout=TIMEOUT)
+    assert_ended(result)
+    assert f"rank 1 on {HOST}" in result.stderr
 
 
 @if_long

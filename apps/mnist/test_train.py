@@ -107,7 +107,8 @@ def test_plots_and_snapshots_are_written(two_ranks):
 @pytest.mark.each_mpi
 def test_only_rank_0_prints_and_plainly_where_no_terminal_is(two_ranks):
     job, out = two_ranks
-    header, *rows, summary, files = job.stdout.splitlines()
+    first, header, *rows, summary, files = job.stdout.splitlines()
+    assert first == "ranks: 2, hosts: 1, communicator: naive"
     assert header.split()[:2] == ["epoch", "main/loss"]
     assert [row.split()[0] for row in rows] == [str(epoch) for epoch in range(1, 7)]
     assert re.fullmatch(r"9\d\.\d\d% of the validation data .* after 6 epochs", summary)
@@ -216,7 +217,7 @@ def test_progress_bar_where_mpiexec_writes_to_a_terminal(tmp_path):
         os.close(terminal)
     assert b"this epoch [#" in shown
     assert b"10 iter, 0 epoch / 1 epochs" in shown
-    assert shown.count(b"after 1 epochs") == 1
+    assert shown.count(b"after 1 epoch\r\n") == 1
 
 
 # Data
@@ -379,7 +380,7 @@ def test_scripts_differ_in_nothing_but_the_tutorial():
         "add_reports(trainer)",
         "print_summary(trainer)",
     ]
-    assert len(added) == 14
+    assert len(added) == 16
 
 
 def test_readme_shows_how_the_scripts_differ():

@@ -17,8 +17,10 @@ from model import MLP
 
 def main() -> None:
     args = parse_arguments()
-    communicator = args.communicator or ("pure_nccl" if args.gpu else "naive")
-    comm = chainermn.create_communicator(communicator)
+    name = args.communicator or ("pure_nccl" if args.gpu else "naive")
+    comm = chainermn.create_communicator(name)
+    if comm.rank == 0:
+        print(f"ranks: {comm.size}, hosts: {comm.inter_size}, communicator: {name}", flush=True)
     device = chainer.get_device(f"@cupy:{comm.intra_rank}" if args.gpu else "@numpy")
     device.use()
     np.random.seed(args.seed)
@@ -91,7 +93,8 @@ def add_reports(trainer: chainer.training.Trainer) -> None:
 def print_summary(trainer: chainer.training.Trainer) -> None:
     last = trainer.get_extension("LogReport").log[-1]
     accuracy, epoch = last["validation/main/accuracy"], last["epoch"]
-    print(f"{accuracy:.2%} of the validation data read correctly after {epoch} epochs")
+    plural = "epoch" if epoch == 1 else "epochs"
+    print(f"{accuracy:.2%} of the validation data read correctly after {epoch} {plural}")
     print(f"curves and log: {Path(trainer.out).resolve()}/{{accuracy.png,loss.png,log}}")
 
 

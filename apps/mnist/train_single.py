@@ -81,7 +81,8 @@ def add_reports(trainer: chainer.training.Trainer) -> None:
 def print_summary(trainer: chainer.training.Trainer) -> None:
     last = trainer.get_extension("LogReport").log[-1]
     accuracy, epoch = last["validation/main/accuracy"], last["epoch"]
-    print(f"{accuracy:.2%} of the validation data read correctly after {epoch} epochs")
+    plural = "epoch" if epoch == 1 else "epochs"
+    print(f"{accuracy:.2%} of the validation data read correctly after {epoch} {plural}")
     print(f"curves and log: {Path(trainer.out).resolve()}/{{accuracy.png,loss.png,log}}")
 
 

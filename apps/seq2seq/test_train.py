@@ -134,13 +134,14 @@ def test_pictures_and_snapshots_are_written(two_ranks):
 
 def test_only_rank_0_prints_and_plainly_where_no_terminal_is(two_ranks):
     job, out = two_ranks
-    lines = job.stdout.splitlines()
+    first, *lines = job.stdout.splitlines()
+    assert first == "ranks: 2, hosts: 1, communicator: naive"
     assert lines[0] == "20000 pairs to train on, 1000 to validate with, skipped: none"
     assert re.fullmatch(r"vocabularies of \d+ and 15 tokens", lines[1])
     assert lines[2].split()[:2] == ["epoch", "main/loss"]
     assert lines[3].split()[0] == "1"
     assert len(lines[4:-3]) == 8
-    assert re.fullmatch(r"\d\d\.\d\d% of the validation data .* after 1 epochs", lines[-3])
+    assert re.fullmatch(r"\d\d\.\d\d% of the validation data .* after 1 epoch", lines[-3])
     assert re.fullmatch(r"BLEU \d\d\.\d{4}, chrF \d\d\.\d{4}", lines[-2])
     assert lines[-1].startswith(f"curves, attention and log: {out}/{{")
     assert "\033" not in job.stdout
@@ -265,7 +266,8 @@ def test_rates_fall_and_training_stops_without_progress(dates, tmp_path):
 def test_model_parallel_training_is_that_of_one_process(dates, tmp_path):
     out = tmp_path / "result"
     options = [*corpus_options(dates), *SMALL, "--dropout", "0", "--clip", "0.5", "--lr", "0.01"]
-    train(2, out, *options, script="train_model_parallel.py")
+    job = train(2, out, *options, script="train_model_parallel.py")
+    assert job.stdout.startswith("ranks: 2, hosts: 1, communicator: naive\n")
 
     found = json.loads((out / "corpus/vocabulary.json").read_text(encoding="utf-8"))
     corpus = data.Corpus(*dates, tuple(map(data.Vocabulary, found["vocabularies"])), {})

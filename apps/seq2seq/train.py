@@ -21,8 +21,10 @@ from model import EOS, Seq2seq
 
 def main() -> None:
     args = parse_arguments()
-    communicator = args.communicator or ("pure_nccl" if args.gpu else "naive")
-    comm = chainermn.create_communicator(communicator)
+    name = args.communicator or ("pure_nccl" if args.gpu else "naive")
+    comm = chainermn.create_communicator(name)
+    if comm.rank == 0:
+        print(f"ranks: {comm.size}, hosts: {comm.inter_size}, communicator: {name}", flush=True)
     device = chainer.get_device(f"@cupy:{comm.intra_rank}" if args.gpu else "@numpy")
     device.use()
     np.random.seed(args.seed)
@@ -57,8 +59,8 @@ def main() -> None:
     trainer.extend(decay)
     if comm.rank == 0:
         add_reports(trainer, comm.size)
-        name = "snapshot_epoch_{.updater.epoch}"
-        trainer.extend(extensions.snapshot(filename=name, n_retains=3))
+        filename = "snapshot_epoch_{.updater.epoch}"
+        trainer.extend(extensions.snapshot(filename=filename, n_retains=3))
         trainer.extend(training.Fingerprint(corpus.digest()))
         save_description(Path(args.out), about)
 
@@ -186,7 +188,8 @@ def print_summary(trainer: chainer.training.Trainer, examples: list[tuple[str, s
         print(f"  {source}\n    {translation}  {mark}  {reference}")
     last = trainer.get_extension("LogReport").log[-1]
     exact, epoch = last["validation/main/exact"], last["epoch"]
-    print(f"{exact:.2%} of the validation data translated exactly after {epoch} epochs")
+    plural = "epoch" if epoch == 1 else "epochs"
+    print(f"{exact:.2%} of the validation data translated exactly after {epoch} {plural}")
     print(f"BLEU {last['validation/main/bleu']:.4f}, chrF {last['validation/main/chrf']:.4f}")
     files = "loss.png,score.png,exact.png,attention.png,log"
     print(f"curves, attention and log: {Path(trainer.out).resolve()}/{{{files}}}")
