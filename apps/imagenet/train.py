@@ -130,12 +130,13 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
-    add("lists", metavar="LIST", nargs="*", help="the same two as --train and --val")
+    add("lists", metavar="TRAIN VAL", nargs="*", help="the same as --train TRAIN --val VAL")
     add("--train", metavar="LIST", help="file of lines 'path label'; by default, drawn images")
     add("--val", metavar="LIST", help="the same, of the images to validate with")
     add("--root", "-R", metavar="DIR", type=Path, help="what the paths of the lists start from")
-    add("--mean", "-m", metavar="FILE", type=Path, help="default: mean.json or .npy beside LIST")
-    add("--classes", metavar="FILE", type=Path, help="names; default: classes.txt beside it")
+    mean = "mean.json, or mean image (.npy) whose means of colours count; default: beside TRAIN"
+    add("--mean", "-m", metavar="FILE", type=Path, help=mean)
+    add("--classes", metavar="FILE", type=Path, help="names; default: classes.txt beside TRAIN")
     add("--arch", "-a", choices=sorted(ARCHITECTURES), help="default: small or resnet50")
     add("--batchsize", "-B", type=int, default=32, help="images of a process in one step")
     add("--val_batchsize", "-b", type=int, default=250, help="and in validation")
