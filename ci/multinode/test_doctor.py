@@ -77,8 +77,8 @@ def test_hosts_differ(
     setup = Setup(hosts=[(first, 1), (second, 1)], script=script, data=local_path)
     expected = {
         "same packages": f"numpy: {first}: {metadata.version('numpy')}; {second}: {other_numpy}",
-        "script": f"{second}: missing",
-        "data": f"{local_path}: 1 entries",
+        "same script": f"{second}: missing",
+        "same data": f"{local_path}: 1 entries",
     }
     if mpi_flavour() == "openmpi":  # MPICH forwards all variables
         expected["environment"] = f"NCCL_DEBUG is not the same on {second}"

@@ -369,7 +369,8 @@ def letters(text: str) -> int:
 
 
 def findings(block: str) -> Iterator[str]:
-    """Yield what a block of the doctor's says is bad, and the remedies."""
+    """Yield what a block of the doctor's says is bad, and the remedies, without their commands."""
+    block = re.sub(r"^ +\$ .*\n?", "", block, flags=re.MULTILINE)
     for entry in re.split("^[✓–] .*|^✗ ", block, flags=re.MULTILINE):  # noqa: RUF001
         name, _, text = " ".join(entry[:26].split()), "", " ".join(entry[26:].split())
         found, _, remedy = text.partition(" → ")

@@ -545,7 +545,7 @@ def test_asking_for_cudnn_without_the_frontend_is_an_error(python, fake_cupy):
     asked = {"PYTHONPATH": fake_cupy, "CHAINER_COMPAT_CUDNN": "1"}
     errors = python(code, fails=True, **asked)
     assert "nvidia-cudnn-frontend is not installed" in errors
-    assert "pip install nvidia-cudnn-frontend nvidia-cudnn-cu13" in errors
+    assert "pip install 'nvidia-cudnn-frontend>=1.32' 'nvidia-cudnn-cu13>=9'" in errors
     # Where there is no CuPy there is nothing to be computed by cuDNN.
     python("import sys; sys.modules['cupy'] = None; " + code, CHAINER_COMPAT_CUDNN="1")
 

@@ -15,10 +15,10 @@ import pytest
 
 from chainermn.communicators import cores
 from chainermn.doctor import host_facts
-from chainermn.doctor.checks import CHECKS, python
+from chainermn.doctor.checks import CHECKS, job, python
 from chainermn.doctor.facts import Answer
 from chainermn.doctor.probe import Outcome
-from chainermn.doctor.registry import Status
+from chainermn.doctor.registry import Status, good, not_tried
 from chainermn.doctor.setup import Setup
 
 pytestmark = pytest.mark.each_mpi
@@ -73,7 +73,7 @@ class Bench:
 def bench(
     flavour: str, forgets_mpiexec: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Bench:
-    for name in (*python.THREAD_VARIABLES, "CUDA_VISIBLE_DEVICES", "MV2_USE_CUDA"):
+    for name in (*job.THREAD_VARIABLES, "CUDA_VISIBLE_DEVICES", "MV2_USE_CUDA"):
         monkeypatch.delenv(name, raising=False)
     return Bench(tmp_path, monkeypatch, flavour)
 
@@ -113,14 +113,14 @@ def without_hook(bench: Bench) -> Setup:
     return setup_with(compat=Outcome([{"hook": "not in place: no .pth file was processed"}]))
 
 
-@wrong("chainer-compat", "7.0 does not belong to chainermn", "chainer-compat==8")
+@wrong("chainer-compat", "version 7.0, which does not belong to chainermn", "--no-deps")
 def of_another_version(bench: Bench) -> Setup:
     return setup_with(
         compat=Outcome([{"hook": "in place", "versions": {"chainer-compat": "7.0"}}])
     )
 
 
-@wrong("Chainer computes", "ImportError: spoilt", "python -m chainer_compat says")
+@wrong("Chainer computes", "modules/chainer.py:1", "package again, for example Chainer: echo")
 def chainer_does_not_import(bench: Bench) -> Setup:
     bench.module("chainer", "raise ImportError('spoilt')")
     return Setup()
@@ -138,7 +138,7 @@ def copy_of_chainer(bench: Bench) -> Setup:
     return Setup()
 
 
-@wrong("chainermn is this one", "/chainermn/__init__.py instead of", "move or rename it")
+@wrong("chainermn is this one", "/chainermn/__init__.py instead of", "another name: mv ")
 def folder_beside_the_script(bench: Bench) -> Setup:
     (bench.path / "chainermn").mkdir()
     (bench.path / "chainermn" / "__init__.py").touch()
@@ -146,25 +146,47 @@ def folder_beside_the_script(bench: Bench) -> Setup:
     return Setup(script=bench.path / "train.py")
 
 
-@wrong("chainermn imports", "ImportError: spoilt", "what fails to import is named above")
+@wrong("chainermn imports", "modules/threadpoolctl.py:1", "move that file away")
 def dependency_is_broken(bench: Bench) -> Setup:
     bench.module("threadpoolctl", "raise ImportError('spoilt')")
     return Setup()
 
 
-@wrong("cores", "2 cores for 8 ranks", "start 2 ranks at most")
+@wrong("cores", "2 cores for 8 ranks", "start at most 2 ranks")
 def too_many_ranks(bench: Bench) -> Setup:
     setup = setup_with(cores=2)
     setup.ranks = 8
     return setup
 
 
-@wrong("cores", "OMP_NUM_THREADS=4: ranks: 2, threads: 8, cores: 4", "unset OMP_NUM_THREADS")
+@wrong("threads", "OMP_NUM_THREADS=4: 8 threads in all, for 4 cores", ": unset OMP_NUM_THREADS")
 def too_many_threads(bench: Bench) -> Setup:
     bench.patch.setenv("OMP_NUM_THREADS", "4")
     setup = setup_with(cores=4)
     setup.ranks = 2
     return setup
+
+
+@wrong("threads", "MKL_NUM_THREADS='abc': expected a number", ": unset MKL_NUM_THREADS")
+def no_number_of_threads(bench: Bench) -> Setup:
+    bench.patch.setenv("OMP_NUM_THREADS", "1")
+    bench.patch.setenv("MKL_NUM_THREADS", "abc")
+    return Setup()
+
+
+@wrong("script", "there is no /", "copy it there, or name its path by --script")
+def script_is_not_here(bench: Bench) -> Setup:
+    return Setup(script=bench.path / "train.py")
+
+
+@wrong("script", " cannot be read, or is a folder", "copy it there")
+def script_is_a_folder(bench: Bench) -> Setup:
+    return Setup(script=bench.path)
+
+
+@wrong("data", "there is no /", "copy it there, or name its path by --data")
+def data_are_not_here(bench: Bench) -> Setup:
+    return Setup(data=bench.path / "images")
 
 
 # ---- MPI ----
@@ -177,33 +199,33 @@ def version_line(flavour: str) -> str:
 OTHER = {"mpich": "openmpi", "openmpi": "mpich"}
 
 
-@wrong("mpiexec", "none beside this Python or on PATH", "pip install 'chainermn[mpich]'")
+@wrong("mpiexec", "none beside this Python or on PATH", " install --force-reinstall")
 def not_there(bench: Bench) -> Setup:
     bench.no_mpiexec_beside_python()
     bench.patch.setenv("PATH", str(bench.path))
     return Setup()
 
 
-@wrong("mpiexec", "(neither MPICH nor Open MPI): of somebody", "pip install 'chainermn[mpich]'")
+@wrong("mpiexec", "(neither MPICH nor Open MPI): of somebody", " install --force-reinstall")
 def of_no_mpi_we_know(bench: Bench) -> Setup:
     bench.no_mpiexec_beside_python()
     bench.patch.setenv("PATH", str(bench.command("mpiexec", "echo of somebody").parent))
     return Setup()
 
 
-@wrong("mpi4py", "ModuleNotFoundError: No module named 'nothing'", "pip install mpi4py")
+@wrong("mpi4py", "ModuleNotFoundError: No module named 'nothing'", "'mpi4py>=4.1'")
 def mpi4py_does_not_import(bench: Bench) -> Setup:
     bench.module("mpi4py", "import nothing")
     return Setup()
 
 
-@wrong("mpi4py", "mpi4py cannot load an MPI library", "unset MPI4PY_MPIABI")
+@wrong("mpi4py", "mpi4py cannot load an MPI library", ": unset MPI4PY_LIBMPI")
 def library_is_missing(bench: Bench) -> Setup:
     bench.patch.setenv("MPI4PY_LIBMPI", str(bench.path / "libmpi.so"))
     return Setup()
 
 
-@wrong("mpiexec of that MPI", "to which belongs none of", "put the mpiexec of that MPI on PATH")
+@wrong("mpiexec of that MPI", "but none of these mpiexec belongs to it", "put the mpiexec")
 def only_that_of_another(bench: Bench) -> Setup:
     bench.no_mpiexec_beside_python()
     path = bench.command("mpiexec", f"echo '{version_line(OTHER[bench.flavour])}'")
@@ -233,25 +255,25 @@ def twice_one_rank(bench: Bench) -> Setup:
     return Setup()
 
 
-@wrong("two ranks", "ended with exit code 3 and no answer: no such fabric", "to see all it says: ")
+@wrong("two ranks", "ended with exit code 3 and no answer: no such fabric", "see all it says: ")
 def job_fails(bench: Bench) -> Setup:
     replace_mpiexec(bench, "echo no such fabric >&2; exit 3")
     return Setup()
 
 
-@wrong("two ranks", "no answer within 1 s", "to see all it says: ")
+@wrong("two ranks", "no answer within 1 s", "see all it says: ")
 def job_hangs(bench: Bench) -> Setup:
     replace_mpiexec(bench, "exec sleep 600")
     return Setup(limit=1)
 
 
-@wrong("thread level", "MPI_THREAD_SINGLE", "unset MPI4PY_RC_THREAD_LEVEL")
+@wrong("thread level", "MPI_THREAD_SINGLE: double_buffering", ": unset MPI4PY_RC_THREAD_LEVEL")
 def no_threads(bench: Bench) -> Setup:
     bench.patch.setenv("MPI4PY_RC_THREAD_LEVEL", "single")
     return Setup()
 
 
-@wrong("shared memory", "64 MiB free in /dev/shm", "docker run --shm-size=1g")
+@wrong("/dev/shm", "64 MiB free, less than 128 MiB", "docker run --shm-size=1g")
 def as_docker_gives_it(bench: Bench) -> Setup:
     return setup_with(free_shared_memory=64 * 2**20)
 
@@ -259,7 +281,7 @@ def as_docker_gives_it(bench: Bench) -> Setup:
 @wrong("shared memory", "do not see each other's: crashed with SIGBUS", "--ipc=host")
 def not_shared(bench: Bench) -> Setup:
     answers(bench, shared_memory=Outcome([], "crashed with SIGBUS"))
-    return setup_with(free_shared_memory=2**30)
+    return Setup()
 
 
 def answers(bench: Bench, **by_probe: Outcome) -> None:
@@ -327,7 +349,12 @@ def more_ranks_than_gpus(bench: Bench) -> Setup:
     return setup
 
 
-@wrong("CuPy", "not installed", 'pip install "cupy-cuda13x[ctk]"')
+@wrong("CUDA driver", "for CUDA up to 11.8", "update the driver: CuPy 14 needs CUDA 12")
+def driver_is_old(bench: Bench) -> Setup:
+    return setup_with(cuda=driver(library="11.8"))
+
+
+@wrong("CuPy", "not installed", "install it: ")
 def cupy_not_installed(bench: Bench) -> Setup:
     install_cupy(bench)
     return setup_with(cuda=driver())
@@ -340,13 +367,13 @@ def install_cupy(bench: Bench, *distributions: str) -> None:
     )
 
 
-@wrong("CuPy", "several: cupy-cuda12x cupy-cuda13x", "pip uninstall cupy-cuda12x cupy-cuda13x")
+@wrong("CuPy", "several: cupy-cuda12x, cupy-cuda13x", "uninstall -y cupy-cuda12x cupy-cuda13x")
 def cupy_installed_twice(bench: Bench) -> Setup:
     install_cupy(bench, "cupy-cuda12x", "cupy-cuda13x")
     return setup_with(cuda=driver())
 
 
-@wrong("CuPy", "ImportError: libnvrtc.so.13", 'pip install "cupy-cuda13x[ctk]"')
+@wrong("CuPy", "ImportError: libnvrtc.so.13", " install 'cupy-cuda13x[ctk]>=14'")
 def cupy_does_not_import(bench: Bench) -> Setup:
     install_cupy(bench, "cupy-cuda13x")
     bench.module("cupy", "raise ImportError('libnvrtc.so.13: cannot open shared object file')")
@@ -381,13 +408,13 @@ def fake_cupy(bench: Bench, *, n: str = "n", use: str = "pass", nccl: str = "") 
     bench.module("cupy", FAKE_CUPY.format(n=n, use=use, nccl=nccl))
 
 
-@wrong("CuPy", "cupy-cuda13x 14.2.0: the sum of 1000 squares is 285", "pip install")
+@wrong("CuPy", "cupy-cuda13x 14.2.0: the sum of 1000 squares is 285", " install --force-reinstall")
 def cupy_computes_nonsense(bench: Bench) -> Setup:
     fake_cupy(bench, n="10")
     return setup_with(cuda=driver())
 
 
-@wrong("NCCL", "Error: ", "pip install nvidia-nccl-cu13")
+@wrong("NCCL", "Error: ", " install 'nvidia-nccl-cu13>=2.27'")
 def no_nccl(bench: Bench) -> Setup:
     fake_cupy(bench)
     return setup_with(cuda=driver())
@@ -436,13 +463,13 @@ def password_wanted(bench: Bench) -> Setup:
     return Setup(hosts=[("elsewhere", 1)])
 
 
-@wrong("ssh without a password", "No route to host", "look whether elsewhere is its name")
+@wrong("ssh without a password", "No route to host", "check that elsewhere is up")
 def host_is_down(bench: Bench) -> Setup:
     bench.command("ssh", "echo 'ssh: connect to host elsewhere: No route to host' >&2; exit 255")
     return Setup(hosts=[("elsewhere", 1)])
 
 
-@wrong("ssh without a password", "there is no ssh on this host", "ssh -o BatchMode=yes")
+@wrong("ssh without a password", "there is no ssh on this host", "install an ssh client")
 def no_ssh(bench: Bench) -> Setup:
     bench.patch.setenv("PATH", str(bench.path))
     return Setup(hosts=[("elsewhere", 1)])
@@ -478,12 +505,14 @@ def mpiexec_is_missing(bench: Bench) -> Setup:
     return two_hosts(mpiexec=None)
 
 
-@wrong("script", "a: train.py (sha256 0123456789ab...); b: missing", "copy it to every host")
+@wrong("same script", "a: train.py (sha256 0123456789ab...); b: missing", "copy it to every host")
 def script_is_missing(bench: Bench) -> Setup:
     return two_hosts(script=None)
 
 
-@wrong("data", "a: images: 3 entries (abcdef); b: images: 2 entries (fedcba)", "copy it to every")
+@wrong(
+    "same data", "a: images: 3 entries (abcdef); b: images: 2 entries (fedcba)", "copy it to every"
+)
 def data_differ(bench: Bench) -> Setup:
     return two_hosts(data="2 entries (fedcba)")
 
@@ -503,10 +532,15 @@ def same_name(bench: Bench) -> Setup:
     return two_hosts(host="a")
 
 
+@wrong("addresses", "localhost and 127.0.0.1 are one host", ": --host localhost:5")
+def one_host_of_two_names(bench: Bench) -> Setup:
+    return Setup(hosts=[("localhost", 2), ("127.0.0.1", 3)])
+
+
 @wrong(
     "addresses",
     "172.17.0.1 is on a (docker0) and b (docker0)",
-    "chainermn launch --network 10.0.0.0/24",
+    "--network 10.0.0.0/24, or by mpiexec --mca btl_tcp_if_include 10.0.0.0/24",
 )
 def docker(bench: Bench) -> Setup:
     bench.patch.setattr("chainermn.doctor.checks.hosts.mpi_flavour", lambda: "openmpi")
@@ -516,7 +550,7 @@ def docker(bench: Bench) -> Setup:
     return setup
 
 
-@wrong("a job over the hosts", "no answer within", "firewalls must let the hosts connect")
+@wrong("a job over the hosts", "no answer within", "look for firewalls")
 def job_over_hosts_hangs(bench: Bench) -> Setup:
     setup = two_hosts()
     setup.__dict__["tour"] = Outcome([], "no answer within 60 s")
@@ -539,7 +573,7 @@ def not_forwarded(bench: Bench) -> Setup:
 
 
 @wrong(
-    "environment", "LD_LIBRARY_PATH is not the same on b", "mpiexec of Open MPI -x LD_LIBRARY_PATH"
+    "environment", "LD_LIBRARY_PATH is not the same on b", "mpiexec -x LD_LIBRARY_PATH of Open MPI"
 )
 def folder_is_missing(bench: Bench) -> Setup:
     bench.patch.setenv("LD_LIBRARY_PATH", "/opt/one:/opt/two")
@@ -582,7 +616,7 @@ def test_what_is_wrong_is_found(
     finding = BY_NAME[name].examine(spoil(bench))
     assert finding.status is Status.BAD, finding
     assert found in finding.found
-    assert remedy in finding.remedy
+    assert remedy in f"{finding.remedy}: {finding.command}"
 
 
 def test_every_check_has_a_case() -> None:
@@ -607,7 +641,13 @@ def test_host_is_asked_by_ssh(bench: Bench) -> None:
     assert facts["python"] == platform.python_version()
     assert facts["packages"]["numpy"] == metadata.version("numpy")
     assert facts["script"] == hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
-    for name in ("ssh without a password", "same Python", "same mpiexec", "script", "data"):
+    for name in (
+        "ssh without a password",
+        "same Python",
+        "same mpiexec",
+        "same script",
+        "same data",
+    ):
         assert BY_NAME[name].examine(setup).status is Status.GOOD, name
 
 
@@ -658,6 +698,8 @@ def test_mpiexec_need_not_be_on_path(bench: Bench) -> None:
     [
         ("script", "no script named: use --script"),
         ("data", "no data named: use --data"),
+        ("same script", "no script named: use --script"),
+        ("same data", "no data named: use --data"),
         ("links", "there is one host only"),
     ],
 )
@@ -676,7 +718,89 @@ def test_links_that_are_alike(bench: Bench) -> None:
 
 
 def test_threads_variables_are_those_of_the_library() -> None:
-    assert python.THREAD_VARIABLES == cores.THREAD_VARIABLES
+    assert job.THREAD_VARIABLES == cores.THREAD_VARIABLES
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({}, "create_communicator divides the cores among the ranks of a host"),
+        ({"OMP_NUM_THREADS": "2"}, "OMP_NUM_THREADS=2"),
+        ({"OMP_NUM_THREADS": " 2 , 8"}, "OMP_NUM_THREADS= 2 , 8"),
+        (
+            {"OMP_NUM_THREADS": "01", "MKL_NUM_THREADS": "2"},
+            "OMP_NUM_THREADS=01, MKL_NUM_THREADS=2",
+        ),
+    ],
+)
+def test_threads_that_fit(variables: dict[str, str], found: str, bench: Bench) -> None:
+    for name, value in variables.items():
+        bench.patch.setenv(name, value)
+    setup = setup_with(cores=4)
+    setup.ranks = 2
+    assert BY_NAME["threads"].examine(setup) == good(found)
+
+
+def test_one_thread_is_right_even_for_more_ranks_than_cores(bench: Bench) -> None:
+    bench.patch.setenv("OMP_NUM_THREADS", "1")
+    setup = setup_with(cores=2)
+    setup.ranks = 4
+    assert BY_NAME["threads"].examine(setup).status is Status.GOOD
+    assert BY_NAME["cores"].examine(setup).status is Status.BAD
+
+
+@pytest.mark.parametrize("variable", job.THREAD_VARIABLES)
+@pytest.mark.parametrize("value", ["abc", "0", "", "-1", "1.5", "0,2", "2,", "2,abc", "2 2"])
+def test_numbers_of_threads_that_are_nonsense(variable: str, value: str, bench: Bench) -> None:
+    bench.patch.setenv(variable, value)
+    finding = BY_NAME["threads"].examine(Setup())
+    expected = f"{variable}={value!r}: expected a number of threads, at least 1"
+    assert (finding.status, finding.found) == (Status.BAD, expected)
+    assert finding.command == f"unset {variable}"
+
+
+def test_only_openmp_takes_a_list_of_threads(bench: Bench) -> None:
+    bench.patch.setenv("MKL_NUM_THREADS", "1,1")
+    assert BY_NAME["threads"].examine(Setup()).status is Status.BAD
+
+
+def test_too_many_ranks_do_not_hide_too_many_threads(bench: Bench) -> None:
+    bench.patch.setenv("OMP_NUM_THREADS", "8")
+    setup = setup_with(cores=2)
+    setup.ranks = 4
+    assert BY_NAME["cores"].examine(setup).found == "2 cores for 4 ranks"
+    threads = BY_NAME["threads"].examine(setup).found
+    assert threads == "OMP_NUM_THREADS=8: 32 threads in all, for 2 cores"
+
+
+def test_script_and_data_are_here(bench: Bench) -> None:
+    script = bench.path / "train.py"
+    script.write_text("pass")
+    setup = Setup(script=script, data=bench.path)
+    assert BY_NAME["script"].examine(setup) == good(f"{script}: a file of 4 bytes")
+    assert BY_NAME["data"].examine(setup).found.startswith(f"{bench.path}: 1 entries")
+
+
+@pytest.mark.parametrize("name", ["script", "data"])
+def test_hosts_are_looked_at_instead_of_here(name: str) -> None:
+    missing = Path("/nowhere")
+    finding = BY_NAME[name].examine(Setup(hosts=[("a", 1)], script=missing, data=missing))
+    assert finding == not_tried(f"same {name} looks for it on every host")
+
+
+def test_debian_names_the_mpiexec_of_each_mpi(bench: Bench) -> None:
+    bench.no_mpiexec_beside_python()
+    bench.command("mpiexec", f"echo '{version_line(OTHER[bench.flavour])}'")
+    right = bench.command(f"mpiexec.{bench.flavour}", f"echo '{version_line(bench.flavour)}'")
+    finding = BY_NAME["mpiexec of that MPI"].examine(Setup())
+    assert finding.remedy == f"start jobs by chainermn launch, or by {right}"
+    assert finding.command == ""
+
+
+def test_a_newer_driver_runs_the_newest_cupy(bench: Bench) -> None:
+    install_cupy(bench)
+    finding = BY_NAME["CuPy"].examine(setup_with(cuda=driver(library="14.1")))
+    assert finding.command.endswith(" install 'cupy-cuda13x[ctk]>=14'")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from chainermn.launch.mpiexec import (
     NAMES,
-    OtherMpiError,
+    MpiError,
     find_mpiexec,
     flavour_of,
     launch_environment,
@@ -56,7 +56,7 @@ def test_there_is_only_that_of_another_mpi(
 ) -> None:
     mine, other = NAMES[flavour], NAMES[OTHER[flavour]]
     path = only_mpiexec(f"echo mpiexec of {other}")
-    with pytest.raises(OtherMpiError) as raised:
+    with pytest.raises(MpiError) as raised:
         find_mpiexec()
     message = str(raised.value)
     assert message.startswith(f"mpi4py uses {mine}")
@@ -66,7 +66,9 @@ def test_there_is_only_that_of_another_mpi(
 
 def test_mpi4py_without_a_library(forgets_mpiexec: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPI4PY_LIBMPI", "/nowhere/libmpi.so")
-    with pytest.raises(RuntimeError, match=r"mpi4py cannot load an MPI library: .*pip install"):
+    with pytest.raises(
+        RuntimeError, match=r"mpi4py cannot load an MPI library: .*: unset MPI4PY_LIBMPI$"
+    ):
         find_mpiexec()
 
 

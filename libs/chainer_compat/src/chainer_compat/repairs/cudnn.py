@@ -273,6 +273,6 @@ def _insist_on_frontend() -> None:
     if importlib.util.find_spec("cudnn") is None:
         raise RuntimeError(
             "CHAINER_COMPAT_CUDNN=1 asks for cuDNN, but nvidia-cudnn-frontend is not installed. "
-            "Type pip install nvidia-cudnn-frontend nvidia-cudnn-cu13 (or nvidia-cudnn-cu12 for "
-            "CUDA 12), or unset the variable"
+            "Install it and cuDNN: pip install 'nvidia-cudnn-frontend>=1.32' "
+            "'nvidia-cudnn-cu13>=9', or nvidia-cudnn-cu12 for CUDA 12; or unset the variable"
         )

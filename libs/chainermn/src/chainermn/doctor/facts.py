@@ -17,6 +17,7 @@ from chainermn.launch.mpiexec import SSH_OPTIONS, find_mpiexec
 
 _SCRIPT = Path(__file__).with_name("host_facts.py")
 _LIMIT = 30.0
+NO_SSH = "there is no ssh on this host"
 _SSH_FAILED = 255
 
 
@@ -72,7 +73,7 @@ def _ask(host: str, python: list[str]) -> Answer:
             timeout=_LIMIT,
         )
     except FileNotFoundError:
-        return Answer(no_way_in="there is no ssh on this host: install an ssh client")
+        return Answer(no_way_in=NO_SSH)
     except subprocess.TimeoutExpired:
         return Answer(no_way_in=f"no answer within {_LIMIT:g} s")
     said = (shown.stderr.strip().splitlines() or [f"exit code {shown.returncode}"])[-1].strip()

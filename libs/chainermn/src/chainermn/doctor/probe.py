@@ -110,6 +110,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _run_here(name: str, limit: str, arguments: str) -> None:
     import faulthandler
     import importlib
+    import traceback
 
     faulthandler.dump_traceback_later(float(limit), exit=True)
     sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -117,7 +118,8 @@ def _run_here(name: str, limit: str, arguments: str) -> None:
         probe = importlib.import_module(f"chainermn.doctor.probes.{name}")
         answer = probe.examine(**json.loads(arguments))
     except Exception as error:
-        _say("error", f"{type(error).__name__}: {error}")
+        *_, place = traceback.extract_tb(error.__traceback__)
+        _say("error", f"{type(error).__name__}: {error}, at {place.filename}:{place.lineno}")
         os._exit(1)  # else MPI would wait for the other ranks
     if answer is not None:
         _say("answer", answer)

@@ -29,11 +29,14 @@ class Finding:
         What is there; for `Status.NOT_TRIED`, why it was not looked at.
     remedy : str
         For `Status.BAD`, what to do.
+    command : str
+        For `Status.BAD`, what to type; empty if that is for the user to find out.
     """
 
     status: Status
     found: str
     remedy: str = ""
+    command: str = ""
 
 
 def good(found: str) -> Finding:
@@ -41,9 +44,9 @@ def good(found: str) -> Finding:
     return Finding(Status.GOOD, found)
 
 
-def bad(found: str, remedy: str) -> Finding:
-    """Return that something is wrong, and what to do."""
-    return Finding(Status.BAD, found, remedy)
+def bad(found: str, remedy: str, command: str = "") -> Finding:
+    """Return that something is wrong, what to do, and what to type."""
+    return Finding(Status.BAD, found, remedy, command)
 
 
 def not_tried(why: str) -> Finding:
@@ -69,17 +72,22 @@ class Check:
         Takes a `Setup` and returns a `Finding`.
     needs : tuple of str
         Names of checks without whose success this one says nothing.
+    blames : tuple of str
+        Names of checks that explain why this one fails, if they have failed.
     """
 
     subject: str
     name: str
     examine: Examine
     needs: tuple[str, ...] = ()
+    blames: tuple[str, ...] = ()
 
 
-def check(subject: str, name: str, *, needs: Iterable[str] = ()) -> Callable[[Examine], Check]:
+def check(
+    subject: str, name: str, *, needs: Iterable[str] = (), blames: Iterable[str] = ()
+) -> Callable[[Examine], Check]:
     """Make a `Check` of the function that follows."""
-    return lambda examine: Check(subject, name, examine, tuple(needs))
+    return lambda examine: Check(subject, name, examine, tuple(needs), tuple(blames))
 
 
 def run_checks(checks: Iterable[Check], setup: Setup) -> Iterator[tuple[Check, Finding]]:
@@ -91,16 +99,21 @@ def run_checks(checks: Iterable[Check], setup: Setup) -> Iterator[tuple[Check, F
 
 
 def run_check(each: Check, setup: Setup, before: dict[str, Finding]) -> Finding:
-    """Run one check, given what those before it have found."""
+    """Run one check, given what those before it have found: one cause is told once."""
     for name in each.needs:
         if before[name].found.startswith(_NEEDS):
             return before[name]
         if before[name].status is not Status.GOOD:
             return not_tried(f"{_NEEDS}{name}")
     try:
-        return each.examine(setup)
+        finding = each.examine(setup)
     except Exception as error:
-        return bad(
+        finding = bad(
             f"the check itself fails with {type(error).__name__}: {error}",
             "this is a fault of the doctor; please report it with this output",
         )
+    if finding.status is Status.BAD:
+        for name in each.blames:
+            if before[name].status is Status.BAD:
+                return not_tried(f"{_NEEDS}{name}")
+    return finding

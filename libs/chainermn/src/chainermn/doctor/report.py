@@ -18,6 +18,7 @@ Row: TypeAlias = tuple[Check, Finding]
 _COLOURS = {Status.GOOD: "green", Status.BAD: "red", Status.NOT_TRIED: "dim"}
 _WORDS = {Status.GOOD: "good", Status.BAD: "bad", Status.NOT_TRIED: "not tried"}
 _NAME_WIDTH = 26
+_INDENT = " " * (1 + 1 + _NAME_WIDTH + 1)
 # In a narrower pipe every line would break; a terminal knows its width.
 _NARROWEST = 100
 
@@ -31,6 +32,7 @@ def as_json(versions: Mapping[str, str], rows: Iterable[Row]) -> str:
             "status": _WORDS[finding.status],
             "found": finding.found,
             "remedy": finding.remedy,
+            "command": finding.command,
         }
         for check, finding in rows
     ]
@@ -55,16 +57,20 @@ def show(versions: Mapping[str, str], rows: Iterable[Row]) -> list[Row]:
     shown: list[Row] = []
     for subject, of_subject in groupby(rows, key=lambda row: row[0].subject):
         group = list(of_subject)
-        table = _table()
+        console.print(f"\n[bold]{subject}[/bold]")
         for name, finding in _merged(group):
             found = Text(finding.found)
             if finding.remedy:
                 found.append(f"\n→ {finding.remedy}", style="bold")
-            table.add_row(Text(finding.status, style=_COLOURS[finding.status]), name, found)
-        console.print(f"\n[bold]{subject}[/bold]", table, sep="\n")
+            row = _table()
+            row.add_row(Text(finding.status, style=_COLOURS[finding.status]), name, found)
+            console.print(row)
+            if finding.command:  # in one line, however long, as it is to be copied
+                console.print(Text(f"{_INDENT}$ {finding.command}", "bold"), soft_wrap=True)
         shown += group
-    count = sum(finding.status is Status.BAD for _, finding in shown)
-    console.print(f"\n{count or 'none'} of {len(shown)} checks found something wrong")
+    statuses = [finding.status for _, finding in shown]
+    counts = ", ".join(f"{statuses.count(status)} {_WORDS[status]}" for status in Status)
+    console.print(f"\n{counts}")
     return shown
 
 

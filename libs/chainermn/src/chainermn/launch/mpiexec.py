@@ -10,6 +10,7 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
+from chainermn import remedies
 from chainermn.launch.hosts import Host, fill_hosts
 
 # Open MPI refuses to run as root, warns about fabrics that a laptop lacks, and spins while it
@@ -43,25 +44,19 @@ _SIGNS = {
 }
 NAMES = {"mpich": "MPICH", "openmpi": "Open MPI", "": "neither MPICH nor Open MPI"}
 
-_INSTALL = "install an MPI, for example with: pip install 'chainermn[mpich]'"
 
-
-class OtherMpiError(RuntimeError):
-    """No ``mpiexec`` belongs to the MPI of mpi4py: ranks would not find each other.
+class MpiError(RuntimeError):
+    """MPI is not installed, or not as it should be.
 
     Attributes
     ----------
-    found, remedy : str
-        The two parts of the message.
+    found, remedy, command : str
+        What is wrong, what to do, and what to type.
     """
 
-    def __init__(self, library: str, mpiexecs: str) -> None:
-        self.found = f"mpi4py uses {library}, to which belongs none of: {mpiexecs}"
-        self.remedy = (
-            "put the mpiexec of that MPI on PATH; if pip has installed two MPIs, which overwrite "
-            "each other's, uninstall both and install one again"
-        )
-        super().__init__(f"{self.found}; {self.remedy}")
+    def __init__(self, found: str, remedy: str, command: str) -> None:
+        self.found, self.remedy, self.command = found, remedy, command
+        super().__init__(f"{found}; {remedy}: {command}")
 
 
 def mpiexec_candidates() -> list[Path]:
@@ -101,7 +96,7 @@ def mpi4py_library() -> str:
 
     Raises
     ------
-    RuntimeError
+    MpiError
         If mpi4py cannot be imported or finds no library.
     """
     code = (
@@ -117,10 +112,10 @@ def mpi4py_library() -> str:
             timeout=60,
         )
     except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"mpi4py cannot load an MPI library: {error}") from None
+        raise _cannot_load_mpi(str(error)) from None
     if shown.returncode:
         lines = shown.stderr.strip().splitlines() or [f"exit code {shown.returncode}"]
-        raise RuntimeError(f"mpi4py cannot load an MPI library: {lines[-1]}; {_INSTALL}")
+        raise _cannot_load_mpi(lines[-1])
     # All that Open MPI adds in the same line says where it was built.
     first = shown.stdout.strip("\0 \n").splitlines()[0].partition(", package:")[0]
     return " ".join(first.split())
@@ -134,20 +129,26 @@ def find_mpiexec() -> Path:
     ------
     FileNotFoundError
         If there is none.
-    OtherMpiError
-        If there are only those of other MPIs.
-    RuntimeError
-        If mpi4py cannot be imported or finds no library.
+    MpiError
+        If mpi4py cannot be imported or finds no library, or if there are only those of other
+        MPIs: their ranks would not find each other.
     """
     candidates = mpiexec_candidates()
     if not candidates:
-        raise FileNotFoundError(f"no mpiexec beside this Python or on PATH; {_INSTALL}")
+        raise FileNotFoundError(
+            "no mpiexec beside this Python or on PATH; "
+            f"install an MPI, for example: {remedies.install_mpi()}"
+        )
     library = mpi4py_library()
     for candidate in candidates:
         if flavour_of(candidate) and flavour_of(candidate) == _flavour(library):
             return candidate
     found = ", ".join(f"{path} ({NAMES[flavour_of(path)]})" for path in candidates)
-    raise OtherMpiError(library, found)
+    raise MpiError(
+        f"mpi4py uses {library}, but none of these mpiexec belongs to it: {found}",
+        "put the mpiexec of that MPI on PATH, or install an MPI that has one, for example",
+        remedies.install_mpi(),
+    )
 
 
 def mpi_flavour() -> str:
@@ -230,6 +231,11 @@ def mpiexec_command(
     program = [sys.executable, *arguments] if python else arguments
     command = [find_mpiexec(), *placement, *exports, "-n", str(ranks), *program]
     return [os.fspath(part) for part in command]
+
+
+def _cannot_load_mpi(error: str) -> MpiError:
+    found = f"mpi4py cannot load an MPI library: {error}"
+    return MpiError(found, "give it one that it can load", remedies.load_mpi(error))
 
 
 def _flavour(version: str) -> str:

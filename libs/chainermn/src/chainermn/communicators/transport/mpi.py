@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from chainermn import remedies
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -46,7 +48,7 @@ def load_mpi() -> ModuleType:
     except (ImportError, RuntimeError) as error:
         raise RuntimeError(
             f"mpi4py cannot load an MPI library: {error}\n"
-            "Install one beside it, for example with: pip install 'chainermn[mpich]'"
+            f"Give it one that it can load: {remedies.load_mpi(str(error))}"
         ) from error
     for variable, launcher in _LAUNCHER_SIZES.items():
         launched = os.environ.get(variable, "1")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from chainermn.doctor.checks import gpu, hosts, mpi, python
+from chainermn.doctor.checks import gpu, hosts, job, mpi, python
 from chainermn.doctor.registry import Check
 
 #: All of them, in the order in which they are run and shown: that of the files.
 CHECKS: tuple[Check, ...] = tuple(
     found
-    for module in (python, mpi, gpu, hosts)
+    for module in (python, mpi, gpu, job, hosts)
     for found in vars(module).values()
     if isinstance(found, Check)
 )

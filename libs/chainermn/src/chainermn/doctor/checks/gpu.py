@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 from importlib import metadata
 
+from chainermn import remedies
 from chainermn.doctor.registry import Finding, bad, check, good, not_tried
 from chainermn.doctor.setup import Setup
+
+#: Those for which CuPy 14 is on the package index.
+OLDEST_CUDA, NEWEST_CUDA = 12, 13
 
 
 @check("GPU", "CUDA driver")
@@ -16,7 +20,10 @@ def cuda_driver(setup: Setup) -> Finding:
         return bad(setup.cuda.failure, "run nvidia-smi; reinstall the driver if that fails too")
     driver = setup.cuda.answer
     if driver["library"] and not driver["error"]:
-        return good(f"for CUDA up to {driver['library']}")
+        cuda = f"for CUDA up to {driver['library']}"
+        if int(driver["library"].partition(".")[0]) < OLDEST_CUDA:
+            return bad(cuda, f"update the driver: CuPy 14 needs CUDA {OLDEST_CUDA} or newer")
+        return good(cuda)
     if driver["library"]:
         return bad(
             driver["error"],
@@ -62,19 +69,26 @@ def one_gpu_a_rank(setup: Setup) -> Finding:
 @check("GPU", "CuPy", needs=["GPUs"])
 def cupy(setup: Setup) -> Finding:
     """Check that it is installed, once, and computes."""
-    major = setup.cuda.answer["library"].partition(".")[0]
-    install = f'pip install "cupy-cuda{major}x[ctk]"'
+    # A driver runs what is made for an older CUDA, too.
+    major = min(NEWEST_CUDA, int(setup.cuda.answer["library"].partition(".")[0]))
+    package = f"cupy-cuda{major}x[ctk]>=14"
+    install = remedies.pip("install", package)
     installed = metadata.packages_distributions().get("cupy", [])
     if not installed:
-        return bad("not installed", install)
+        return bad("not installed", "install it", install)
     if len(set(installed)) > 1:
-        both = " ".join(sorted(set(installed)))
-        return bad(f"several: {both}", f"pip uninstall {both}; {install}")
+        several = sorted(set(installed))
+        uninstall = remedies.pip("uninstall", "-y", *several)
+        found = f"several: {', '.join(several)}"
+        return bad(found, "keep one", f"{uninstall} && {install}")
     if setup.cupy.failure:
-        return bad(f"{installed[0]}: {setup.cupy.failure}", install)
+        found = f"{installed[0]}: {setup.cupy.failure}"
+        return bad(found, "install it with the libraries of CUDA that it needs", install)
     answer = setup.cupy.answer
     if answer["error"]:
-        return bad(f"{installed[0]} {answer['version']}: {answer['error']}", install)
+        found = f"{installed[0]} {answer['version']}: {answer['error']}"
+        again = remedies.pip("install", "--force-reinstall", "--no-deps", package)
+        return bad(found, "install it again; if that changes nothing, please report this", again)
     return good(f"{installed[0]} {answer['version']}, CUDA {answer['runtime']}")
 
 
@@ -84,7 +98,8 @@ def nccl(setup: Setup) -> Finding:
     answer = setup.cupy.answer
     if not answer["nccl"]:
         major = answer["runtime"].partition(".")[0]
-        return bad(answer["nccl error"], f"pip install nvidia-nccl-cu{major}")
+        install = remedies.pip("install", f"nvidia-nccl-cu{major}>=2.27")
+        return bad(answer["nccl error"], "install it", install)
     return good(answer["nccl"])
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from chainermn.doctor.checks.mpi import judge_means
+from chainermn.doctor.facts import NO_SSH
 from chainermn.doctor.registry import Finding, bad, check, good, not_tried
 from chainermn.doctor.setup import Setup
 from chainermn.launch.mpiexec import mpi_flavour
@@ -22,7 +23,7 @@ VARIABLES = re.compile(
 SLOW = 0.25
 
 _SAME = "install the same environment at the same path on every host, or share its folder"
-_READY = ("ssh without a password", "same Python", "same mpiexec", "addresses")
+_READY = ("ssh without a password", "same Python", "same mpiexec", "addresses", "two ranks")
 
 
 @check("hosts", "ssh without a password")
@@ -32,11 +33,17 @@ def ssh(setup: Setup) -> Finding:
         return not_tried("no hosts named: use --hostfile or --host")
     if closed := {name: a.no_way_in for name, a in setup.facts.items() if a.no_way_in}:
         first, why = next(iter(closed.items()))
+        if why == NO_SSH:
+            return bad(why, "install an ssh client, such as Debian's openssh-client")
         if "Permission denied" in why or "verification failed" in why:
             cure = f"ssh {first} once by hand, to accept its key; ssh-copy-id {first}"
+        elif "Could not resolve" in why:
+            cure = f"correct the name {first}, or add it to /etc/hosts"
         else:
-            cure = f"look whether {first} is its name, and whether it is up and runs sshd"
-        return bad(_list(closed), f"{cure}; then ssh -o BatchMode=yes {first} true must work")
+            cure = f"check that {first} is up, can be reached from here, and runs sshd"
+        return bad(
+            _list(closed), f"{cure}; then this must work", f"ssh -o BatchMode=yes {first} true"
+        )
     return good(", ".join(setup.facts))
 
 
@@ -63,29 +70,29 @@ def same_packages(setup: Setup) -> Finding:
     return good(", ".join(names))
 
 
-@check("hosts", "same mpiexec", needs=["same Python"])
+@check("hosts", "same mpiexec", needs=["same Python", "mpiexec of that MPI"])
 def same_mpiexec(setup: Setup) -> Finding:
     """Check that the mpiexec of this host is on all, at the same path and of the same version."""
     return _same(setup, "mpiexec")
 
 
-@check("hosts", "script", needs=["same Python"])
-def script(setup: Setup) -> Finding:
+@check("hosts", "same script", needs=["same Python"])
+def same_script(setup: Setup) -> Finding:
     """Check that the script is on every host, at the same path."""
     if setup.script is None:
         return not_tried("no script named: use --script")
     return _same(setup, "script", lambda digest: f"{setup.script} (sha256 {digest}...)")
 
 
-@check("hosts", "data", needs=["same Python"])
-def data(setup: Setup) -> Finding:
+@check("hosts", "same data", needs=["same Python"])
+def same_data(setup: Setup) -> Finding:
     """Check that the data are on every host, at the same path."""
     if setup.data is None:
         return not_tried("no data named: use --data")
     return _same(setup, "data", lambda contents: f"{setup.data}: {contents}")
 
 
-@check("hosts", "places", needs=["same Python"])
+@check("hosts", "places", needs=["same Python"], blames=["cores", "one GPU a rank"])
 def places(setup: Setup) -> Finding:
     """Check that every host has a core, and a GPU if it has any, for each of its ranks."""
     shown, crowded = {}, {}
@@ -100,16 +107,23 @@ def places(setup: Setup) -> Finding:
     return good(_list(shown))
 
 
-@check("hosts", "addresses", needs=["same Python"])
+@check("hosts", "addresses", needs=["same Python", "mpiexec of that MPI"])
 def addresses(setup: Setup) -> Finding:
     """Check that names and addresses differ: Open MPI takes Docker's for a way to another host."""
     facts = _facts(setup)
     own_names = {name: each["host"] for name, each in facts.items()}
     if shared := _shared(own_names):
         name, hosts = next(iter(shared.items()))
+        if facts[hosts[0]]["addresses"] == facts[hosts[1]]["addresses"]:
+            places = sum(n for host, n in setup.hosts or () if host in hosts)
+            return bad(
+                f"{' and '.join(hosts)} are one host, {name}",
+                f"name it once, with the ranks of both: --host {hosts[0]}:{places}",
+            )
         return bad(
             f"{' and '.join(hosts)} call themselves {name}: their ranks seem to share a host",
-            "give each host a name of its own: hostnamectl set-hostname NAME",
+            "give each host a name of its own: hostnamectl set-hostname NAME "
+            "(docker run --hostname NAME)",
         )
     interfaces = [
         (host, interface, ipaddress.ip_interface(address))
@@ -132,7 +146,8 @@ def addresses(setup: Setup) -> Finding:
     network = for_all[0] if for_all else "ADDRESS/BITS of the network that joins the hosts"
     return bad(
         found,
-        f"chainermn launch --network {network}, or mpiexec --mca btl_tcp_if_include {network}",
+        f"start the job by chainermn launch --network {network}, or by mpiexec --mca "
+        f"btl_tcp_if_include {network}",
     )
 
 
@@ -142,8 +157,8 @@ def job(setup: Setup) -> Finding:
     if setup.tour.failure:
         return bad(
             setup.tour.failure,
-            "if no host can be reached by another: firewalls must let the hosts connect to each "
-            "other on any port; a network for MPI is chosen by --network",
+            "let the hosts connect to each other on any port: look for firewalls. If they share "
+            "several networks, choose one by --network",
         )
     facts = _facts(setup)
     expected = [facts[name]["host"] for name, ranks in setup.hosts or () for _ in range(ranks)]
@@ -173,20 +188,17 @@ def environment(setup: Setup) -> Finding:
                 hosts.append(rank["host"])
     lost = {name: hosts for name, hosts in lost.items() if hosts}
     if lost:
-        ways = {"chainermn launch": "--forward", "mpiexec of Open MPI": "-x"}
+        forward, export = (" ".join(f"{o} {name}" for name in lost) for o in ("--forward", "-x"))
         return bad(
             "; ".join(f"{name} is not the same on {', '.join(on)}" for name, on in lost.items()),
-            ", or ".join(
-                " ".join([command, *(f"{option} {name}" for name in lost)])
-                for command, option in ways.items()
-            ),
+            f"start the job by chainermn launch {forward}, or by mpiexec {export} of Open MPI",
         )
     paths = {rank["environment"].get("PATH") for rank in setup.tour.answer}
     found = ", ".join(sorted(wanted)) or "nothing is set that would matter"
     return good(found + ("" if paths == {os.environ.get("PATH")} else "; PATH differs"))
 
 
-@check("hosts", "all-reduce over the hosts", needs=["a job over the hosts", "Chainer computes"])
+@check("hosts", "all-reduce over the hosts", needs=["a job over the hosts", "all-reduce"])
 def all_reduce(setup: Setup) -> Finding:
     """Check that every communicator that can run there computes exact means."""
     hosts = setup.hosts or []

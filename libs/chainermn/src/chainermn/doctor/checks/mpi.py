@@ -2,50 +2,55 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from chainermn import remedies
 from chainermn.doctor.probe import Outcome
 from chainermn.doctor.registry import Finding, bad, check, good
 from chainermn.doctor.setup import Setup
 from chainermn.launch.mpiexec import (
     NAMES,
-    OtherMpiError,
+    MpiError,
     find_mpiexec,
     flavour_of,
+    launch_settings,
     mpi4py_library,
     mpiexec_candidates,
     mpiexec_command,
     mpiexec_version,
 )
 
-_INSTALL = "pip install 'chainermn[mpich]', or an MPI of the system's"
 #: Docker gives 64 MiB, which data-loading workers and NCCL soon exceed.
 LEAST_SHARED_MEMORY = 128 * 2**20
+# These make mpi4py ask MPI for less.
+_THREAD_LEVELS = ("MPI4PY_RC_THREAD_LEVEL", "MPI4PY_RC_THREADS")
 
 
 @check("MPI", "mpiexec")
 def mpiexec(setup: Setup) -> Finding:
     """Check that there is one, of an MPI that we know."""
     candidates = mpiexec_candidates()
+    remedy, command = "install an MPI, for example", remedies.install_mpi()
     if not candidates:
-        return bad("none beside this Python or on PATH", _INSTALL)
+        return bad("none beside this Python or on PATH", remedy, command)
     found = ", ".join(f"{path} ({NAMES[flavour_of(path)]})" for path in candidates)
     if not any(map(flavour_of, candidates)):
-        return bad(f"{found}: {mpiexec_version(candidates[0])[:200]}", _INSTALL)
+        return bad(f"{found}: {mpiexec_version(candidates[0])[:200]}", remedy, command)
     return good(found)
 
 
-@check("MPI", "mpi4py")
+@check("MPI", "mpi4py", blames=["mpiexec"])
 def mpi4py(setup: Setup) -> Finding:
     """Check that it can be imported, and loads an MPI library."""
     try:
         return good(mpi4py_library())
-    except RuntimeError as error:
-        return bad(str(error), f"pip install mpi4py; {_INSTALL}; unset MPI4PY_MPIABI")
+    except MpiError as error:
+        return bad(error.found, error.remedy, error.command)
 
 
 @check("MPI", "mpiexec of that MPI", needs=["mpiexec", "mpi4py"])
@@ -53,21 +58,38 @@ def same_mpi(setup: Setup) -> Finding:
     """Check whose it is: ranks that another MPI's has started do not find each other."""
     try:
         right = find_mpiexec()
-    except OtherMpiError as error:
-        return bad(error.found, error.remedy)
+    except MpiError as error:
+        return bad(error.found, error.remedy, error.command)
     typed = shutil.which("mpiexec")
     if typed is None:
         return good(f"{right}; it is not on PATH, but chainermn launch finds it")
     if flavour_of(Path(typed)) != flavour_of(right):
-        return bad(
+        found = (
             f"the mpiexec on PATH is {typed} ({NAMES[flavour_of(Path(typed))]}), "
-            f"but mpi4py uses {NAMES[flavour_of(right)]}",
-            f"start jobs by chainermn launch, or by {right}, or put its folder first on PATH",
+            f"but mpi4py uses {NAMES[flavour_of(right)]}"
         )
+        if right.name != "mpiexec":  # as Debian names that of each MPI
+            return bad(found, f"start jobs by chainermn launch, or by {right}")
+        remedy = "start jobs by chainermn launch, or put the right one first on PATH"
+        return bad(found, remedy, f'export PATH={shlex.quote(str(right.parent))}:"$PATH"')
     return good(str(right))
 
 
-@check("MPI", "two ranks", needs=["mpiexec of that MPI"])
+@check("MPI", "/dev/shm")
+def shared_memory_left(setup: Setup) -> Finding:
+    """Check how much is left where ranks of a host, data-loading workers and NCCL share memory."""
+    free = setup.free_shared_memory
+    shown = f"{free / 2**20:,.0f} MiB free"
+    if free < LEAST_SHARED_MEMORY:
+        return bad(
+            f"{shown}, less than {LEAST_SHARED_MEMORY / 2**20:.0f} MiB",
+            "start a container with docker run --shm-size=1g, or --ipc=host; elsewhere, as root",
+            "mount -o remount,size=1g /dev/shm",
+        )
+    return good(shown)
+
+
+@check("MPI", "two ranks", needs=["mpiexec of that MPI"], blames=["/dev/shm"])
 def two_ranks(setup: Setup) -> Finding:
     """Check that two processes are one job of two ranks, not two jobs of one."""
     outcome = setup.two_ranks
@@ -79,8 +101,9 @@ def two_ranks(setup: Setup) -> Finding:
         )
     if outcome.failure:
         code = ["-c", "from mpi4py import MPI; print(MPI.COMM_WORLD.size)"]
-        by_hand = shlex.join(mpiexec_command(2, code))
-        return bad(outcome.failure, f"to see all it says: {by_hand}")
+        set_before = [f"{name}={shlex.quote(text)}" for name, text in launch_settings().items()]
+        by_hand = " ".join([*set_before, shlex.join(mpiexec_command(2, code))])
+        return bad(outcome.failure, "see all it says", by_hand)
     return good("size 2")
 
 
@@ -89,39 +112,32 @@ def thread_level(setup: Setup) -> Finding:
     """Check that MPI allows what exchanges gradients in the background: MPI_THREAD_MULTIPLE."""
     level = setup.two_ranks.answer["thread level"]
     if level != "MULTIPLE":
-        return bad(
-            f"MPI_THREAD_{level}",
-            "double_buffering exchanges nothing in the background: unset MPI4PY_RC_THREAD_LEVEL "
-            "and MPI4PY_RC_THREADS, or use an MPI that was built with MPI_THREAD_MULTIPLE",
-        )
+        found = f"MPI_THREAD_{level}: double_buffering exchanges nothing in the background"
+        if told := [name for name in _THREAD_LEVELS if name in os.environ]:
+            return bad(found, "let mpi4py ask MPI for more", f"unset {' '.join(told)}")
+        return bad(found, "use an MPI that was built with MPI_THREAD_MULTIPLE")
     return good(f"MPI_THREAD_{level}")
 
 
-@check("MPI", "shared memory", needs=["two ranks"])
+@check("MPI", "shared memory", needs=["two ranks"], blames=["/dev/shm"])
 def shared_memory(setup: Setup) -> Finding:
-    """Check ``/dev/shm``, where ranks of a host, data-loading workers and NCCL exchange data."""
-    free = setup.free_shared_memory
-    shown = f"{free / 2**20:,.0f} MiB free in /dev/shm"
-    if free < LEAST_SHARED_MEMORY:
-        return bad(
-            shown, "docker run --shm-size=1g (or --ipc=host); mount -o remount,size=1g /dev/shm"
-        )
+    """Check that two ranks read what the other has written."""
     outcome = setup.probe_ranks("shared_memory")
     if outcome.failure or outcome.answer != "right":
         return bad(
-            f"{shown}; ranks do not see each other's: {outcome.failure or outcome.answer}",
+            f"ranks do not see each other's: {outcome.failure or outcome.answer}",
             "look for old files in /dev/shm and /tmp; containers need --ipc=host to share memory",
         )
-    return good(f"{shown}; two ranks see each other's")
+    return good("two ranks see each other's")
 
 
-@check("MPI", "all-reduce", needs=["two ranks"])
+@check("MPI", "all-reduce", needs=["two ranks", "chainermn imports"], blames=["/dev/shm"])
 def all_reduce(setup: Setup) -> Finding:
     """Check that every communicator that runs on CPU computes exact means."""
     return judge_means(setup.two_communicators, ["float32", "float64"])
 
 
-@check("MPI", "float16 sums", needs=["two ranks"])
+@check("MPI", "float16 sums", needs=["all-reduce"])
 def float16_sums(setup: Setup) -> Finding:
     """Check that means of float16 are exact, even where MPI itself cannot add them up."""
     finding = judge_means(setup.two_communicators, ["float16"])
@@ -132,7 +148,7 @@ def float16_sums(setup: Setup) -> Finding:
 def judge_means(outcome: Outcome, dtypes: Sequence[str]) -> Finding:
     """Return what the probe ``communicators`` says about the means in some dtypes."""
     if outcome.failure:
-        return bad(outcome.failure, "if Chainer and MPI are all right above, please report this")
+        return bad(outcome.failure, "please report this, with this output")
     results = {
         name: next((by[dtype] for dtype in dtypes if by[dtype] != "right"), "right")
         for name, by in outcome.answer.items()

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import chainermn
+from chainermn import remedies
 from chainermn.doctor.registry import Finding, bad, check, good
 from chainermn.doctor.setup import Setup
 
 OLDEST_PYTHON = (3, 11)
-#: Those of `chainermn.communicators.cores`, which cannot be imported without Chainer.
-THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-)
 _OURS = Path(chainermn.__file__ or "").resolve().parent
+# Does not import it: that may fail, or do anything.
+_FIND = "import importlib.util; print(importlib.util.find_spec('chainermn').origin)"
 
 
 @check("Python", "Python")
@@ -35,87 +32,83 @@ def python(setup: Setup) -> Finding:
 @check("Python", "chainer-compat")
 def chainer_compat(setup: Setup) -> Finding:
     """Check that the package that makes Chainer run on this Python is at work."""
-    install = f"pip install --force-reinstall --no-deps chainer-compat=={chainermn.__version__}"
-    if setup.compat.failure:
-        return bad(setup.compat.failure, install)
+    if failure := setup.compat.failure:
+        return _broken(failure, "chainer-compat", remedies.reinstall("chainer-compat"))
     report = setup.compat.answer
     if "CHAINER_COMPAT_DISABLE" in report["hook"]:
-        return bad(report["hook"], "unset CHAINER_COMPAT_DISABLE")
+        return bad(report["hook"], "switch it on again", "unset CHAINER_COMPAT_DISABLE")
     if report["hook"] != "in place":
-        return bad(report["hook"], f"{install}; start Python without -S")
+        return bad(report["hook"], "install it again", remedies.reinstall("chainer-compat"))
     if (version := report["versions"]["chainer-compat"]) != chainermn.__version__:
-        return bad(f"{version} does not belong to chainermn {chainermn.__version__}", install)
+        return bad(
+            f"version {version}, which does not belong to chainermn {chainermn.__version__}",
+            "install the one that does",
+            remedies.reinstall("chainer-compat"),
+        )
     statuses = [repair["status"] for repair in report["repairs"]]
     counts = ", ".join(f"{statuses.count(s)} {s}" for s in dict.fromkeys(statuses))
     return good(f"in place; repairs: {counts}")
 
 
-@check("Python", "Chainer computes")
+@check("Python", "Chainer computes", needs=["chainer-compat"])
 def chainer_computes(setup: Setup) -> Finding:
     """Check that a forward pass, a backward pass and a mean give the right numbers."""
     outcome = setup.probe("chainer_computes")
+    if not outcome.failure and not outcome.answer:
+        return good("a forward and a backward pass are right")
+    found = outcome.failure or "wrong: " + ", ".join(outcome.answer)
+    if os.environ.get("CHAINER_COMPAT_SKIP"):
+        return bad(found, "leave out no repair", "unset CHAINER_COMPAT_SKIP")
     if outcome.failure:
-        return bad(
-            outcome.failure,
-            "python -m chainer_compat says which repairs are active; "
-            "a new environment helps: pip install 'chainermn[mpich]'",
-        )
-    if outcome.answer:
-        return bad(
-            "wrong: " + ", ".join(outcome.answer),
-            "repairs of chainer-compat are missing: unset CHAINER_COMPAT_SKIP, or report this",
-        )
-    return good("a forward and a backward pass are right")
+        return _broken(found, "Chainer", remedies.install_chainer())
+    report = shlex.join([sys.executable, "-m", "chainer_compat"])
+    return bad(found, "please report this, with what the following prints", report)
 
 
-@check("Python", "chainermn is this one")
+@check("Python", "chainermn is this one", needs=["chainer-compat"])
 def chainermn_is_this_one(setup: Setup) -> Finding:
     """Check that neither Chainer's old copy nor some folder takes the name ``chainermn``."""
-    found = subprocess.run(
-        [sys.executable, "-c", "import chainermn; print(chainermn.__file__)"],
+    shown = subprocess.run(
+        [sys.executable, "-c", _FIND],
         cwd=setup.script.parent if setup.script and setup.script.is_file() else None,
         capture_output=True,
         text=True,
         timeout=setup.limit,
     )
-    lines = (found.stdout if found.returncode == 0 else found.stderr).strip().splitlines()
-    last = lines[-1] if lines else f"exit code {found.returncode}"
-    if found.returncode == 0 and Path(last).resolve().parent == _OURS:
-        return good(last)
+    lines = (shown.stdout if shown.returncode == 0 else shown.stderr).strip().splitlines()
+    found = Path(lines[-1] if lines else f"exit code {shown.returncode}")
+    if found.resolve().parent == _OURS:
+        return good(str(found))
+    folder = found.parent.parent
+    instead = f"import chainermn takes {found} instead of {_OURS}"
     if os.environ.get("CHAINER_COMPAT_BUNDLED_CHAINERMN"):
-        remedy = "unset CHAINER_COMPAT_BUNDLED_CHAINERMN"
-    else:
-        remedy = (
-            "if that is Chainer's own copy, mend chainer-compat (above); "
-            "else move or rename it, or take its folder out of PYTHONPATH"
-        )
-    return bad(f"import chainermn gives {last} instead of {_OURS}", remedy)
+        remedy = "do not ask for Chainer's own copy"
+        return bad(instead, remedy, "unset CHAINER_COMPAT_BUNDLED_CHAINERMN")
+    if not found.is_file() or (folder / "chainer").is_dir():
+        return bad(instead, "install chainermn again", remedies.reinstall("chainermn"))
+    remedy = "give that folder another name"
+    if str(folder) in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+        remedy += f", or take {folder} out of PYTHONPATH"
+    other_name = found.parent.with_name("another_name")
+    return bad(instead, remedy, shlex.join(["mv", str(found.parent), str(other_name)]))
 
 
-@check("Python", "chainermn imports")
+@check("Python", "chainermn imports", needs=["Chainer computes"])
 def chainermn_imports(setup: Setup) -> Finding:
     """Check that everything public can be imported."""
     outcome = setup.probe("public_names")
     if outcome.failure:
-        install = "pip install --force-reinstall chainermn; what fails to import is named above"
-        return bad(outcome.failure, install)
+        return _broken(outcome.failure, "chainermn", remedies.reinstall("chainermn"))
     return good(f"all {outcome.answer} public names")
 
 
-@check("Python", "cores")
-def cores(setup: Setup) -> Finding:
-    """Check that there are cores for the ranks, and for the threads that each is told to start."""
-    here, ranks = setup.cores, setup.ranks or 1
-    if ranks > here:
-        return bad(
-            f"{here} cores for {ranks} ranks",
-            f"start {here} ranks at most: more take turns, and wait for each other",
-        )
-    for name in THREAD_VARIABLES:
-        value = os.environ.get(name, "")
-        if value.isdigit() and ranks * int(value) > here:
-            return bad(
-                f"{name}={value}: ranks: {ranks}, threads: {ranks * int(value)}, cores: {here}",
-                f"unset {name}: create_communicator divides the cores among the ranks of a host",
-            )
-    return good(f"{here}, for {ranks} ranks" if setup.ranks else str(here))
+def _broken(failure: str, name: str, install: str) -> Finding:
+    """Return that something cannot be imported, and how to install what is missing or broken."""
+    if missing := remedies.install_module(failure):
+        return bad(failure, "install what is missing", missing)
+    return bad(
+        failure,
+        "move that file away if it belongs to no installed package; otherwise install its "
+        f"package again, for example {name}",
+        install,
+    )
