@@ -18,11 +18,19 @@ from chainermn.launch.options import forwarded, host_options, one_of
 
 
 @click.command
-@click.option("-n", "--ranks", type=click.IntRange(1), help="How many you mean to start here.")
+@click.option("-n", "--ranks", type=click.IntRange(1), help="Ranks you mean to start here.")
 @host_options
-@click.option("--script", type=click.Path(path_type=Path), help="Must be on every host.")
-@click.option("--data", type=click.Path(path_type=Path), help="Must be on every host.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--script",
+    type=click.Path(path_type=Path),
+    help="Script you mean to start; must be here, or on every host that you name.",
+)
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    help="File or folder that it reads; must be here, or on every host that you name.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def doctor(
     ranks: int | None,
     host: list[Host] | None,
@@ -33,9 +41,9 @@ def doctor(
     data: Path | None,
     as_json: bool,
 ) -> None:
-    """Find out what is wrong with an installation, and say what to do.
+    """Find what is wrong with an installation, and say what to do.
 
-    Ends with exit code 1 if anything is wrong. All that is printed can go into a bug report.
+    The exit code is 1 if anything is wrong. Paste the whole output into a bug report.
     """
     from chainermn.doctor import report  # rich takes longer to import than all the rest
 

@@ -19,20 +19,20 @@ def host_options(command: Command) -> Command:
             "--forward",
             metavar="VAR",
             multiple=True,
-            help="Give this environment variable to the ranks on other hosts; may be repeated. "
-            "Those that begin with CHAINER always go along.",
+            help="Pass this environment variable to the ranks on other hosts; may be repeated. "
+            "Variables that begin with CHAINER are always passed.",
         ),
         click.option(
             "--network",
             metavar="CIDR",
-            help="Keep Open MPI to this network, as 10.0.0.0/24: for hosts with addresses that "
-            "do not lead to each other, such as Docker's.",
+            help="Make Open MPI use this network only, such as 10.0.0.0/24, where hosts also have "
+            "addresses that do not lead to each other, such as Docker's.",
         ),
         click.option(
             "--hostfile",
             metavar="FILE",
             callback=_reader(read_hostfile),
-            help="A file of hosts, one a line: 'a:2' or 'a slots=2'.",
+            help="A file of hosts, one per line: 'a:2' or 'a slots=2'.",
         ),
         click.option(
             "--host",
