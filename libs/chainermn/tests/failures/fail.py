@@ -63,6 +63,21 @@ def write_checkpoint(comm, is_full: bool) -> None:
         checkpointer.save(chainer.links.Linear(100, 100), 2)
 
 
+def evaluate(comm, is_added: bool) -> None:
+    import chainermn
+
+    data = chainer.datasets.TupleDataset(np.zeros((4, 1), np.float32), np.zeros(4, np.int32))
+    model = chainer.links.Classifier(chainer.links.Linear(1, 2))
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
+    batches = (chainer.iterators.SerialIterator(data, 2, repeat=each) for each in (True, False))
+    updater = chainer.training.StandardUpdater(next(batches), optimizer)
+    trainer = chainer.training.Trainer(updater, (1, "epoch"))
+    evaluator = chainer.training.extensions.Evaluator(next(batches), model)
+    if is_added:
+        trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm))
+    trainer.run()
+
+
 def fail(how: str, comm) -> None:
     if how == "worker killed":
         kill_worker()
@@ -107,6 +122,9 @@ def main(how: str, who: str = "1") -> None:
         raise RuntimeError("by design")
     if how == "disk full":
         write_checkpoint(comm, is_full=comm.rank == int(who))
+    if how == "extension":
+        evaluate(comm, is_added=comm.rank == int(who))
+        return
     if how.endswith("to mpiexec"):
         if comm.rank == int(who):
             print("failing", flush=True)

@@ -104,6 +104,30 @@ def test_different_calls_at_the_same_time_are_a_deadlock() -> None:
     assert f"rank 1 on host is in bcast (call 5 on {STREAM}) since 11.0 s, at" in verdict.text
 
 
+def test_extension_of_some_ranks_only_is_named() -> None:
+    caller = "extension 'validation' (Evaluator)"
+    evaluating, updating = call(5, 11.0, "bcast_obj")._replace(caller=caller), call(5, 11.0)
+    verdict = judged(ranks(evaluating, updating, updating))[0]
+    assert f"since 11.0 s, called by {caller}, at train.py:7" in verdict.text
+    assert f"Only some of these ranks are in {caller}: an extension that" in verdict.text
+    assert "must be added to the trainers of all ranks, with the same trigger." in verdict.text
+
+
+def test_extension_that_others_have_ended_without_is_named() -> None:
+    caller = "extension 'validation' (Evaluator)"
+    states = ranks(call(5, 0.1)._replace(caller=caller), None, None)
+    states[1].left_at = states[2].left_at = NOW
+    assert f"Only some of these ranks are in {caller}: " in judged(states)[0].text
+
+
+def test_extension_of_all_ranks_is_not_to_blame() -> None:
+    caller = "extension 'validation' (Evaluator)"
+    waits = [call(5, 11.0, operation)._replace(caller=caller) for operation in ("a", "b", "b")]
+    verdict = judged(ranks(*waits))[0]
+    assert "these ranks wait for each other" in verdict.text
+    assert "Only some" not in verdict.text
+
+
 def test_calls_on_different_communicators_are_a_deadlock() -> None:
     states = ranks(call(5, 11.0), call(1, 11.0, stream="another"), call(5, 11.0))
     assert judged(states)[0].is_fatal

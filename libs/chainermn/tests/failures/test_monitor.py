@@ -192,7 +192,7 @@ def test_rank_that_waits_for_one_that_has_left(
 ) -> None:
     first, second = start().join(2)
     second.report(left=True)
-    first.report(main=[STREAM, 3, "allreduce", "0-1", 0.5], place="train.py:7")
+    first.report(main=[STREAM, 3, "allreduce", "0-1", 0.5, ""], place="train.py:7")
     first.hear("end")
     second.hear("end")
     said = capfd.readouterr().err
@@ -205,7 +205,7 @@ def test_rank_that_waits_for_one_that_has_left(
 def test_same_thing_is_warned_of_once(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
     running = start(limit=1000.0, clock=Clock())
     running.join(2)
-    waits = {"main": [STREAM, 3, "allreduce", "0-1", 1500.0]}
+    waits = {"main": [STREAM, 3, "allreduce", "0-1", 1500.0, ""]}
     for _ in range(3):
         running.judge({0: waits, 1: {"place": "train.py:7", "counts": {STREAM: 2}}})
     said = capfd.readouterr().err
@@ -217,11 +217,11 @@ def test_calls_of_other_threads_count(start: Start, capfd: pytest.CaptureFixture
     clock = Clock()
     running = start(clock=clock)
     first, _ = running.join(2)
-    call = [STREAM, 3, "allreduce", "0-1", 0.5]
+    call = [STREAM, 3, "allreduce", "0-1", 0.5, ""]
     running.judge({1: {"left": True, "others": [call]}, 0: {"main": call}})
     running.judge({1: {"left": True, "counts": {STREAM: 3}}})
     assert capfd.readouterr().err == ""
-    first.report(main=[STREAM, 4, "bcast", "0-1", 0.5])
+    first.report(main=[STREAM, 4, "bcast", "0-1", 0.5, ""])
     running.wait_until_heard(0, clock.now)
     clock.now += PERIOD
     wait_for_stderr("bcast (call 4 on", capfd)

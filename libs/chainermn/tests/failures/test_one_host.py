@@ -25,9 +25,9 @@ if_long = pytest.mark.skipif(
 )
 
 
-def run(*arguments: str, limit: float = 300, ranks: int = 2) -> JobResult:
+def run(*arguments: str, limit: float = 300, ranks: int = 2, cwd: Path | None = None) -> JobResult:
     env = {"CHAINERMN_STALL_LIMIT": str(limit)}
-    return run_job(ranks, [SCRIPT, *arguments], timeout=TIMEOUT, env=env)
+    return run_job(ranks, [SCRIPT, *arguments], timeout=TIMEOUT, env=env, cwd=cwd)
 
 
 def assert_ended(result: JobResult, *texts: str) -> None:
@@ -81,6 +81,17 @@ def test_rank_that_computes_is_waited_for() -> None:
     assert result.returncode == 0, result.stderr
     assert "ranks have waited for" in result.stderr
     assert f"HAS NOT come: rank 1 on {HOST}, which is at {SCRIPT}:" in result.stderr
+
+
+def test_extension_on_one_rank_only_is_named(tmp_path: Path) -> None:
+    result = run("extension", cwd=tmp_path)
+    assert_ended(
+        result,
+        f"rank 0 on {HOST} has ended its script",
+        f"has come: rank 1 on {HOST}, which is in allgather_obj (call ",
+        f"called by extension 'validation' (Evaluator), at {SCRIPT}:",
+        "Only some of these ranks are in extension 'validation' (Evaluator): ",
+    )
 
 
 @if_long

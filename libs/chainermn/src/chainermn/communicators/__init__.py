@@ -10,6 +10,7 @@ from chainermn import failures, global_except_hook
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.communicators.cores import divide_cores
 from chainermn.communicators.dummy_communicator import DummyCommunicator
+from chainermn.communicators.extensions_at_work import extension_at_work
 from chainermn.communicators.flat_communicator import FlatCommunicator
 from chainermn.communicators.gpus import why_not_one_each
 from chainermn.communicators.hierarchical_communicator import HierarchicalCommunicator
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
 __all__ = ["CommunicatorBase", "create_communicator"]
+
+failures.name_callers_by(extension_at_work)
 
 _COMMUNICATORS: dict[str, type[MpiCommunicatorBase]] = {
     "dummy": DummyCommunicator,

@@ -1,8 +1,8 @@
 """No failure hangs a job: every rank is watched, and when one fails all end with a message."""
 
-from chainermn.failures.activity import creating
+from chainermn.failures.activity import creating, name_callers_by
 from chainermn.failures.ending import end_job
 from chainermn.failures.starting import starting
 from chainermn.failures.watch import join, say_failing
 
-__all__ = ["creating", "end_job", "join", "say_failing", "starting"]
+__all__ = ["creating", "end_job", "join", "name_callers_by", "say_failing", "starting"]

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import sysconfig
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from chainermn.failures.stack import main_stack
@@ -42,6 +44,21 @@ _waits: dict[int, Wait] = {}
 _waiting_for: dict[int, int] = {}
 _counts: Counter[str] = Counter()
 _groups: Counter[tuple[int, ...]] = Counter()
+
+# Tells from the frame of a call what part of the program makes it.
+_caller_at: Callable[[FrameType], str] | None = None
+
+
+def name_callers_by(function: Callable[[FrameType], str]) -> None:
+    """Have a function say on whose behalf each call is made; see `Wait.caller`.
+
+    Parameters
+    ----------
+    function : callable
+        Gets the frame of the call, in its thread; returns an empty text for nobody in particular.
+    """
+    global _caller_at
+    _caller_at = function
 
 
 class Group:
@@ -95,7 +112,9 @@ class waiting:
         if self._is_outermost:
             stream, operation, members = self._call
             number = _counts[stream] = _counts[stream] + 1
-            _waits[self._thread] = Wait(stream, number, operation, members, time.monotonic())
+            caller = _caller_at(sys._getframe(1)) if _caller_at else ""
+            since = time.monotonic()
+            _waits[self._thread] = Wait(stream, number, operation, members, since, caller)
 
     def __exit__(self, *error: object) -> None:
         if self._is_outermost:

@@ -122,7 +122,7 @@ class Judge:
             if gone:
                 yield self._fatal(
                     f"{_listed(gone)} has ended its script, or called sys.exit, while others "
-                    f"wait for it:\n{self._shown(wait)}"
+                    f"wait for it:\n{self._shown(wait)}{_advice(self._members(wait))}"
                 )
 
     def _silent(self) -> Iterator[Verdict]:
@@ -150,7 +150,8 @@ class Judge:
             ]
             if not free:
                 lines = [f"  {self._ranks[r].name} {self._doing(self._ranks[r])}" for r in blocked]
-                yield self._fatal(f"these ranks wait for each other:\n{_cut(lines)}")
+                advice = _advice(self._ranks[rank] for rank in blocked)
+                yield self._fatal(f"these ranks wait for each other:\n{_cut(lines)}{advice}")
                 return
             for rank in free:
                 del blocked[rank]
@@ -231,13 +232,25 @@ class Judge:
         if state.main_wait is None:
             return f"is at {state.place}"
         seconds = self._now - state.main_wait.since
-        return f"is in {state.main_wait.name} since {seconds:.1f} s, at {state.place}"
+        caller = state.main_wait.caller and f"called by {state.main_wait.caller}, "
+        return f"is in {state.main_wait.name} since {seconds:.1f} s, {caller}at {state.place}"
 
     def _fatal(self, text: str) -> Verdict:
         return Verdict(f"{text}\n{self._remedy}", "", is_fatal=True)
 
     def _warning(self, text: str, subject: str) -> Verdict:
         return Verdict(f"{text}\n{self._remedy}", subject, is_fatal=False)
+
+
+def _advice(states: Iterable[RankState]) -> str:
+    """Return what to do where only some of these ranks are in an extension; mostly nothing."""
+    callers = {state.main_wait.caller if state.main_wait else "" for state in states}
+    if len(callers) == 1:
+        return ""
+    return (
+        f"\nOnly some of these ranks are in {' and '.join(sorted(callers - {''}))}: an extension "
+        "that communicates must be added to the trainers of all ranks, with the same trigger."
+    )
 
 
 def _listed(names: list[str]) -> str:

@@ -189,8 +189,10 @@ class Monitor:
             self._release()
 
     def _note(self, state: RankState, report: Message) -> None:
-        def wait(stream: str, number: int, operation: str, members: str, seconds: float) -> Wait:
-            return Wait(stream, number, operation, members, self._clock.read() - seconds)
+        def wait(
+            stream: str, number: int, operation: str, members: str, seconds: float, caller: str
+        ) -> Wait:
+            return Wait(stream, number, operation, members, self._clock.read() - seconds, caller)
 
         state.main_wait = wait(*report["main"]) if report["main"] else None
         state.other_waits = [wait(*other) for other in report["others"]]

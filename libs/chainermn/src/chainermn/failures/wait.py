@@ -25,6 +25,9 @@ class Wait(NamedTuple):
         The ranks that it needs, as from `as_ranges`.
     since : float
         By ``time.monotonic``.
+    caller : str
+        The part of the program that makes it, as ``extension 'validation' (Evaluator)``; empty
+        if that is not known.
     """
 
     stream: str
@@ -32,6 +35,7 @@ class Wait(NamedTuple):
     operation: str
     members: str
     since: float
+    caller: str = ""
 
     @property
     def ranks(self) -> tuple[int, ...]:

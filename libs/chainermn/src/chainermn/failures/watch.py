@@ -253,7 +253,8 @@ class Watch(threading.Thread):
 
         def described(wait: Wait) -> list[Any]:
             longest = now - self._seen_at[wait] + self.invitation.period
-            return [*wait[:4], min(time.monotonic() - wait.since, longest)]
+            seconds = min(time.monotonic() - wait.since, longest)
+            return [*wait[:4], seconds, wait.caller]
 
         self._channel.send(
             {

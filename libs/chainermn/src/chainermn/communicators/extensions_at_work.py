@@ -1,0 +1,32 @@
+"""Which extension of a trainer makes a call."""
+
+from __future__ import annotations
+
+from types import FrameType
+from typing import Any
+
+from chainer.training import Trainer
+
+_RUN = Trainer.run.__code__
+_METHODS = ("__call__", "initialize", "finalize", "on_error")
+
+
+def extension_at_work(frame: FrameType) -> str:
+    """Return which extension has come to this frame, for messages; empty if none has.
+
+    Parameters
+    ----------
+    frame : frame
+        Of the thread that asks: those of another thread must not be looked at.
+    """
+    inner, outer = frame, frame.f_back
+    while outer is not None and outer.f_code is not _RUN:
+        inner, outer = outer, outer.f_back
+    if outer is None or "entry" not in outer.f_locals:
+        return ""
+    # `Trainer.run` has the entry of its latest extension at hand whatever it calls.
+    extension: Any = outer.f_locals["entry"].extension
+    own = (extension, *(getattr(extension, name, None) for name in _METHODS))
+    if not any(getattr(function, "__code__", None) is inner.f_code for function in own):
+        return ""
+    return f"extension {extension.name!r} ({type(extension).__name__})"
