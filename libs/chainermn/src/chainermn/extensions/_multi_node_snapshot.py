@@ -14,6 +14,7 @@ import chainer
 import numpy as np
 from chainer.training.extension import Extension
 
+from chainermn.arguments import check_communicator, check_has
 from chainermn.extensions.npz_files import find_damage
 from chainermn.together import run_together
 
@@ -49,7 +50,8 @@ def multi_node_snapshot(
     Raises
     ------
     ValueError, TypeError
-        On every rank, if the sets are not disjoint sets of ranks, or differ.
+        On every rank, if the sets are not disjoint sets of ranks, or differ, or ``snapshot`` is
+        no snapshot.
 
     Notes
     -----
@@ -59,7 +61,14 @@ def multi_node_snapshot(
     had: if that is another one now the iterator goes on as far through its epoch, in an order of
     its own.
     """
-    sets = run_together(comm, _WHERE, lambda: parse_replica_sets(replica_sets, comm.size))
+    check_communicator(f"{_WHERE}(comm, snapshot, replica_sets)", comm, snapshot)
+
+    def check() -> list[set[int]]:
+        expected = "a snapshot, as chainer.training.extensions.snapshot returns"
+        check_has(_WHERE, snapshot, expected, "filename")
+        return parse_replica_sets(replica_sets, comm.size)
+
+    sets = run_together(comm, _WHERE, check)
     everywhere = comm.allgather_obj(sets)
     if any(other != everywhere[0] for other in everywhere):
         raise ValueError(

@@ -12,6 +12,7 @@ import chainer
 import numpy as np
 from chainer.training.extension import Extension
 
+from chainermn.arguments import check_communicator
 from chainermn.extensions.npz_files import find_damage, write_atomically
 from chainermn.together import run_together
 
@@ -57,12 +58,16 @@ def create_multi_node_checkpointer(
 
     Raises
     ------
+    TypeError
+        If ``comm`` is no communicator.
     ValueError
         On every rank, if the arguments make no sense or ranks have different names.
     """
+    where = "create_multi_node_checkpointer"
+    check_communicator(f"{where}(name, comm)", comm, name)
 
     def check() -> str:
-        if not name or "/" in name or "\0" in name:
+        if not isinstance(name, str) or not name or "/" in name or "\0" in name:
             raise ValueError(f"the name must be one of a file, got {name!r}")
         if cp_interval < 1 or gc_interval < 0:
             raise ValueError(
@@ -71,7 +76,6 @@ def create_multi_node_checkpointer(
             )
         return name
 
-    where = "create_multi_node_checkpointer"
     names = comm.allgather_obj(run_together(comm, where, check))
     if len(set(names)) > 1:
         raise ValueError(f"{where}: all ranks must give the same name, got {names}, by rank")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import chainer
 import numpy as np
 
+from chainermn.arguments import check_communicator, check_has
 from chainermn.extensions.example_weights import ExampleWeights
 from chainermn.extensions.generic_multi_node_evaluator import (
     GenericMultiNodeEvaluator,
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
 
 __all__ = ["GenericMultiNodeEvaluator", "create_multi_node_evaluator"]
+
+_WHERE = "create_multi_node_evaluator"
 
 Evaluator = TypeVar("Evaluator")
 
@@ -52,6 +55,8 @@ def create_multi_node_evaluator(
 
     Raises
     ------
+    TypeError
+        If ``actual_evaluator`` has no ``evaluate``, or ``communicator`` is no communicator.
     ValueError
         If ``mean_over`` is unknown.
 
@@ -59,6 +64,9 @@ def create_multi_node_evaluator(
     -----
     If ``evaluate`` raises on one rank, it does so on all.
     """
+    call = f"{_WHERE}(actual_evaluator, communicator)"
+    check_communicator(call, communicator, actual_evaluator)
+    check_has(_WHERE, actual_evaluator, "an evaluator, with a method evaluate", "evaluate")
     if mean_over not in ("ranks", "examples"):
         raise ValueError(f"mean_over must be 'ranks' or 'examples', got {mean_over!r}")
     evaluate_locally = actual_evaluator.evaluate  # type: ignore[attr-defined]

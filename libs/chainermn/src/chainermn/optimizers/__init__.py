@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from chainermn.arguments import check_communicator, check_has
 from chainermn.optimizers.double_buffering_optimizer import DoubleBufferingOptimizer
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, Overlap
 from chainermn.optimizers.overlapping_optimizer import OverlappingOptimizer
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
 
 __all__ = ["create_multi_node_optimizer"]
+
+_WHERE = "create_multi_node_optimizer"
 
 
 def create_multi_node_optimizer(
@@ -57,6 +60,8 @@ def create_multi_node_optimizer(
 
     Raises
     ------
+    TypeError
+        If ``actual_optimizer`` is no optimizer, or ``communicator`` no communicator.
     ValueError
         If ``overlap`` is something else, or True together with ``double_buffering``. Ranks that
         give different settings are found by the first ``update``, which raises on all of them.
@@ -72,6 +77,9 @@ def create_multi_node_optimizer(
     in one process with the batches of all ranks. Dynamic loss scaling sees it too: an overflow
     on one rank makes the mean overflow, and all ranks skip the step.
     """
+    call = f"{_WHERE}(actual_optimizer, communicator)"
+    check_communicator(call, communicator, actual_optimizer)
+    check_has(_WHERE, actual_optimizer, "an optimizer", "setup", "update")
     if overlap not in (True, False, "auto"):
         raise ValueError(f"overlap must be True, False or 'auto', got {overlap!r}")
     if double_buffering:

@@ -1,0 +1,58 @@
+"""Arguments that are easily mixed up: each is named with what was expected and what was given."""
+
+from __future__ import annotations
+
+
+def check_communicator(call: str, communicator: object, other: object) -> None:
+    """Raise unless an argument is a communicator.
+
+    Parameters
+    ----------
+    call : str
+        What to write, as ``create_multi_node_optimizer(actual_optimizer, communicator)``.
+    communicator : object
+    other : object
+        The argument with which it may have changed places.
+
+    Raises
+    ------
+    TypeError
+        If it is none.
+    """
+    if _is_communicator(communicator):
+        return
+    name = call.partition("(")[0]
+    if _is_communicator(other):
+        raise TypeError(f"the arguments of {name} are swapped: write {call}")
+    expected = "a communicator, as create_communicator returns"
+    raise TypeError(f"{name}: expected {expected}, got {_described(communicator)}")
+
+
+def check_has(where: str, argument: object, expected: str, *attributes: str) -> None:
+    """Raise unless an argument has all these attributes, and is no class.
+
+    Parameters
+    ----------
+    where : str
+        What the user called.
+    argument : object
+    expected : str
+        What it should be, as ``an optimizer``.
+    *attributes : str
+
+    Raises
+    ------
+    TypeError
+    """
+    if isinstance(argument, type) or not all(hasattr(argument, name) for name in attributes):
+        raise TypeError(f"{where}: expected {expected}, got {_described(argument)}")
+
+
+def _is_communicator(value: object) -> bool:
+    return hasattr(value, "allgather_obj") and not isinstance(value, type)
+
+
+def _described(value: object) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__qualname__}, not one of its objects"
+    return f"{value!r:.80} of type {type(value).__qualname__}"

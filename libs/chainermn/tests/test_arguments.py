@@ -1,0 +1,106 @@
+"""Arguments that are swapped, or of another type than expected, are named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import chainer
+import pytest
+from chainer.training import extensions
+from mpi4py import MPI
+
+import chainermn
+from chainermn.extensions import multi_node_snapshot
+
+pytestmark = pytest.mark.each_mpi
+
+
+def evaluator() -> extensions.Evaluator:
+    return extensions.Evaluator(
+        chainer.iterators.SerialIterator([1], 1, repeat=False), chainer.Link()
+    )
+
+
+# A call with its arguments swapped, and what to write.
+SWAPPED: dict[str, Callable[[Any], object]] = {
+    "create_multi_node_optimizer(actual_optimizer, communicator)": (
+        lambda comm: chainermn.create_multi_node_optimizer(comm, chainer.optimizers.SGD())
+    ),
+    "create_multi_node_evaluator(actual_evaluator, communicator)": (
+        lambda comm: chainermn.create_multi_node_evaluator(comm, evaluator())
+    ),
+    "create_multi_node_checkpointer(name, comm)": (
+        lambda comm: chainermn.create_multi_node_checkpointer(comm, "name")
+    ),
+    "multi_node_snapshot(comm, snapshot, replica_sets)": (
+        lambda comm: multi_node_snapshot(extensions.snapshot(), comm, [])
+    ),
+}
+
+
+@pytest.mark.mpi(1, 2)
+@pytest.mark.parametrize("call", SWAPPED)
+def test_swapped_arguments(call: str) -> None:
+    comm = chainermn.create_communicator("naive")
+    with pytest.raises(TypeError) as caught:
+        SWAPPED[call](comm)
+    name = call.partition("(")[0]
+    assert str(caught.value) == f"the arguments of {name} are swapped: write {call}"
+
+
+# What is given as what; and what is said to be expected, and given.
+WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
+    "communicator by name": (
+        lambda comm: chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), "naive"),
+        "create_multi_node_optimizer: expected a communicator, as create_communicator returns, "
+        "got 'naive' of type str",
+    ),
+    "model": (
+        lambda comm: chainermn.create_multi_node_optimizer([1, 2], comm),
+        "create_multi_node_optimizer: expected an optimizer, got [1, 2] of type list",
+    ),
+    "class": (
+        lambda comm: chainermn.create_multi_node_optimizer(chainer.optimizers.SGD, comm),
+        "create_multi_node_optimizer: expected an optimizer, "
+        "got the class SGD, not one of its objects",
+    ),
+    "no evaluator": (
+        lambda comm: chainermn.create_multi_node_evaluator(None, comm),
+        "create_multi_node_evaluator: expected an evaluator, with a method evaluate, "
+        "got None of type NoneType",
+    ),
+    "name that is none": (
+        lambda comm: chainermn.create_multi_node_checkpointer(5, comm),
+        "the name must be one of a file, got 5",
+    ),
+    "no snapshot": (
+        lambda comm: multi_node_snapshot(comm, [], []),
+        "multi_node_snapshot: expected a snapshot, as chainer.training.extensions.snapshot "
+        "returns, got [] of type list",
+    ),
+}
+
+
+@pytest.mark.mpi(1, 2)
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_type(what: str) -> None:
+    call, message = WRONG[what]
+    comm = chainermn.create_communicator("naive")
+    with pytest.raises((TypeError, ValueError)) as caught:
+        call(comm)
+    assert str(caught.value) == message
+
+
+@pytest.mark.mpi(2)
+def test_communicator_of_mpi4py_is_none_of_chainermn() -> None:
+    with pytest.raises(TypeError, match="expected a communicator, as create_communicator returns"):
+        chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), MPI.COMM_WORLD)
+
+
+@pytest.mark.mpi(2)
+def test_what_is_no_snapshot_on_one_rank_raises_on_all() -> None:
+    comm = chainermn.create_communicator("naive")
+    snapshot = extensions.snapshot() if comm.rank == 0 else None
+    with pytest.raises(TypeError, match="multi_node_snapshot: expected a snapshot"):
+        multi_node_snapshot(comm, snapshot, [])
