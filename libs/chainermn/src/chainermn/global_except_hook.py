@@ -15,7 +15,7 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from chainermn import failures
+from chainermn import failures, resuming
 
 #: Either of them, not empty, installs the hook when ``chainermn`` is imported.
 VARIABLES = ("CHAINERMN_FORCE_ABORT_ON_EXCEPTION", "CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS")
@@ -44,6 +44,7 @@ def add_hook_if_enabled() -> None:
 def _abort_job(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
+    resuming.explain(error)
     # A rank without MPI just exits, which mpiexec notices by itself; so does a forked child,
     # which must not touch the MPI of its parent.
     mpi: Any = sys.modules.get("mpi4py.MPI")

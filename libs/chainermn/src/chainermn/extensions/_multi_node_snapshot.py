@@ -136,6 +136,12 @@ class MultiNodeSnapshot(Extension):
         ------
         Exception
             On every rank, if the snapshot does not fit the trainer of any.
+
+        Warns
+        -----
+        UserWarning
+            On rank 0, if nothing is loaded because none of the snapshots that there are was
+            written by each of the ranks that write now; and for each that is skipped: damaged.
         """
         autoload, self.snapshot.autoload = self.snapshot.autoload, False
         if self.is_master:
@@ -177,8 +183,12 @@ class MultiNodeSnapshot(Extension):
     def _newest_common_name(self, directory: Path) -> str | None:
         """Return the name, without suffix, of the snapshot that all ranks load."""
         own = run_together(self.comm, _WHERE, lambda: self._times(directory))
-        by_rank = [times for times in self.comm.allgather_obj(own) if times is not None]
+        everywhere = dict(enumerate(self.comm.allgather_obj(own)))
+        by_rank = [times for times in everywhere.values() if times is not None]
         common = set.intersection(*map(set, by_rank))
+        if any(by_rank) and not common and self.comm.rank == 0:
+            found = {rank: len(times) for rank, times in everywhere.items() if times is not None}
+            _warn_of_other_writers(directory, found)
         # Times of the first set alone: clocks of other hosts may differ.
         for name in sorted(common, key=lambda name: (by_rank[0][name], name), reverse=True):
             damage = ""
@@ -209,6 +219,16 @@ class MultiNodeSnapshot(Extension):
             for file in directory.iterdir()
             if file.name.startswith(prefix) and file.name.endswith(ending) and file.is_file()
         }
+
+
+def _warn_of_other_writers(directory: Path, found: Mapping[int, int]) -> None:
+    counts = ", ".join(f"{number} by rank {rank}" for rank, number in found.items())
+    warnings.warn(
+        f"{_WHERE}: nothing is loaded from {directory}, as no snapshot there was written by each "
+        f"of the ranks that write now; there are {counts}. Was the number of ranks another one, "
+        "or replica_sets? With replica_sets=[] any number of ranks loads what another one wrote",
+        stacklevel=2,
+    )
 
 
 def _load(contents: bytes, target: Any) -> None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias
 import chainer
 import numpy as np
 
+from chainermn.resuming import N_RANKS
+
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
 
@@ -113,10 +115,15 @@ class MultiNodeOptimizer:
         loss.backward(loss_scale=self.actual_optimizer._loss_scale)
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Save or load the state of ``actual_optimizer``."""
+        """Save or load the state of ``actual_optimizer``.
+
+        Beside it the number of ranks is saved, which loading neither needs nor reads.
+        """
         self.actual_optimizer.serialize(serializer)
         if isinstance(serializer, chainer.Deserializer):
             self._set_own(_restored=True)
+        else:
+            serializer(N_RANKS, self.communicator.size)
 
     def _must_synchronise(self) -> bool:
         target = self.actual_optimizer.target
