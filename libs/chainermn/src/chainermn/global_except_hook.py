@@ -1,9 +1,10 @@
 """End the whole job when one rank fails.
 
 A rank that dies of an uncaught exception leaves the others waiting for it for ever. With this
-hook it prints its traceback, with its rank, and ends all of them. `create_communicator` installs
-it; a script that may fail before can call `add_hook` itself, and a user can ask for it from
-outside by setting ``CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS=1``.
+hook it prints its traceback, with its rank, and ends all of them. Ranks that fail in the same way
+print it once. An interrupt (Ctrl-C) is one line. `create_communicator` installs the hook; a script
+that may fail before can call `add_hook` itself, and a user can ask for it from outside by setting
+``CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS=1``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from types import TracebackType
 from typing import Any
 
 from chainermn import failures, resuming
+from chainermn.failures.activity import users_places
+from chainermn.failures.stack import Place
 
 #: Either of them, not empty, installs the hook when ``chainermn`` is imported.
 VARIABLES = ("CHAINERMN_FORCE_ABORT_ON_EXCEPTION", "CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS")
@@ -55,14 +58,35 @@ def _abort_job(
     if isinstance(error, MemoryError):
         traceback.clear_frames(trace)  # what they hold is needed from here on
     rank, size = mpi.COMM_WORLD.rank, mpi.COMM_WORLD.size
-    lines = [
-        f"chainermn: rank {rank} of {size} on {socket.gethostname()} failed; "
-        "the whole job is being ended.\n",
-        *traceback.format_exception(kind, error, trace),
-    ]
-    # Ranks that fail alike print one after the other.
+    me = f"rank {rank} of {size} on {socket.gethostname()}"
+    if isinstance(error, KeyboardInterrupt):
+        reason = failures.INTERRUPTED
+        text = f"chainermn: interrupted (Ctrl-C){_progress(trace)}: {me} was at {_place(trace)}. "
+        text += "The whole job is being ended."
+    else:
+        reason = "".join(traceback.format_exception(kind, error, trace))
+        text = f"chainermn: {me} failed; the whole job is being ended. "
+        text += f"Ranks that fail in the same way do not repeat this.\n{reason}"
     failures.end_job(
-        "".join(lines),
+        text,
+        # Ranks that fail in different ways print one after the other.
         after=min(rank, 10) * _SECONDS_FOR_EACH,
-        announce=failures.say_failing,
+        announce=lambda: failures.say_failing(reason),
     )
+
+
+def _progress(trace: TracebackType | None) -> str:
+    """Return how far a trainer has come, if one is running."""
+    for frame, _ in traceback.walk_tb(trace):
+        if frame.f_code.co_name == "run" and hasattr(frame.f_locals.get("self"), "updater"):
+            return f" after {frame.f_locals['self'].updater.iteration} iterations"
+    return ""
+
+
+def _place(trace: TracebackType | None) -> Place:
+    """Return where in the user's code a rank was."""
+    stack = [
+        Place(frame.f_code.co_filename, str(line), frame.f_code.co_name)
+        for frame, line in traceback.walk_tb(trace)
+    ]
+    return (users_places(stack) or stack)[-1]

@@ -32,6 +32,18 @@ def test_unknown_name_lists_the_known_ones() -> None:
 
 
 @pytest.mark.mpi(2)
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("hierachical", "hierarchical"), ("2d_two_dimensional", "two_dimensional"), ("nccl", None)],
+)
+def test_misspelt_name(name: str, meant: str | None) -> None:
+    question = f"(did you mean {meant!r}?); expected one of dummy, " if meant else "; expected one"
+    with pytest.raises(ValueError, match=f"unknown communicator {name!r}") as caught:
+        chainermn.create_communicator(name)
+    assert question in str(caught.value)
+
+
+@pytest.mark.mpi(2)
 def test_another_name_on_another_rank_raises_on_both() -> None:
     with pytest.raises(ValueError, match=r"disagree.*rank 0: 'naive'.*rank 1: 'flat'"):
         chainermn.create_communicator(["naive", "flat"][MPI.COMM_WORLD.rank])

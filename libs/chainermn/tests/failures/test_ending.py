@@ -50,10 +50,16 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_order_in_which_a_job_is_ended(log: list[str]) -> None:
     with pytest.raises(Ended):
-        end_job("why", 0.75, after=2.0, announce=lambda: log.append("announce"))
+        end_job("why", 0.75, after=2.0, announce=lambda: not log.append("announce"))
     assert log == [
         *("announce", "start_reaper", "sleep(2.0)", "why", "sleep(0.75)", "Abort(1)", "kill")
     ]
+
+
+def test_rank_leaves_the_message_and_the_end_to_another_one(log: list[str]) -> None:
+    with pytest.raises(Ended):
+        end_job("why", after=0.5, announce=lambda: False)
+    assert log == ["start_reaper", "sleep(2.0)", "Abort(1)", "kill"]
 
 
 def test_without_a_message_nobody_waits_for_readers(log: list[str]) -> None:
@@ -95,10 +101,10 @@ def test_second_thread_prints_and_leaves_the_end_to_the_first(
 
     monkeypatch.setattr(ending.time, "sleep", sleep)
     with pytest.raises(Ended):
-        end_job("", announce=lambda: log.append("first"))
+        end_job("", announce=lambda: not log.append("first"))
     log.clear()
     with pytest.raises(Ended):
-        end_job("what I saw", announce=lambda: log.append("second"))
+        end_job("what I saw", announce=lambda: not log.append("second"))
     assert log == ["second", "sleep(0.0)", "what I saw", "sleep(0.3)", "sleep(60)"]
 
 

@@ -181,9 +181,13 @@ def test_rank_that_says_what_has_failed_ends_the_job(
     start: Start, capfd: pytest.CaptureFixture[str]
 ) -> None:
     first, second, third = start().join(3)
-    third.channel.send({"kind": "failing"})
-    second.channel.send({"kind": "failing"})  # too late: it is not the first
-    assert {rank.hear("end")["first"] for rank in (first, second, third)} in ({1}, {2})
+    third.channel.send({"kind": "failing", "reason": "that of 2"})
+    second.channel.send({"kind": "failing", "reason": "that of 1"})  # too late: not the first
+    ends = [rank.hear("end") for rank in (first, second, third)]
+    assert ends[0]["first"] in (1, 2)
+    for end in ends:
+        expected = {"first": ends[0]["first"], "reason": f"that of {ends[0]['first']}"}
+        assert end == {"kind": "end", **expected}
     assert capfd.readouterr().err == ""
 
 

@@ -87,8 +87,10 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
     """Let nothing end this process; return the messages, and after how long they would come."""
     calls: list[tuple[str, float]] = []
 
-    def end_job(message: str, *, after: float) -> None:
-        calls.append((message, after))
+    def end_job(
+        message: str, *, after: float = 0.0, announce: Callable[[], bool] = lambda: True
+    ) -> None:
+        calls.append((message if announce() else "", after))
         raise Ended
 
     def run(self: Watch) -> None:
@@ -175,15 +177,19 @@ def test_interrupt_while_a_rank_waits_at_its_end(
     def interrupt() -> None:
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(watch, "_SECONDS_FOR_AN_ANSWER", 0.0)
     mpi = SimpleNamespace(Is_finalized=lambda: False, COMM_WORLD=SimpleNamespace(Iprobe=interrupt))
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)
     peer = meet()
     assert peer.watch is not None
     with pytest.raises(Ended):
         peer.watch.leave()
-    ((message, after),) = ends
+    ((message, _),) = ends
     assert f"rank 3 on {HOST} was interrupted at its end" in message
-    assert after == pytest.approx(0.9)
+    told = peer.report_of(lambda message: message["kind"] == "failing")
+    # A rank that was interrupted elsewhere gives the same reason.
+    assert peer.watch.say_failing(watch.INTERRUPTED)
+    assert peer.report_of(lambda it: it["kind"] == "failing") == told
     peer.channel.send({"kind": "go"})
 
 
@@ -193,7 +199,7 @@ def test_rank_is_told_to_end(
 ) -> None:
     peer = meet()
     peer.channel.send({"kind": "tick"})
-    peer.channel.send({"kind": "end", "first": first})
+    peer.channel.send({"kind": "end", "first": first, "reason": ""})
     peer.close()
     assert ends == [("", seconds)]  # whoever knows the reason says it
 
@@ -215,11 +221,33 @@ def test_monitor_is_silent(meet: Meet, ends: list[tuple[str, float]]) -> None:
     assert "in gather (call 1 on communicator 7 of ranks 0-3), at " in message
 
 
-def test_rank_that_fails_says_so(meet: Meet) -> None:
+@pytest.mark.parametrize(
+    ("first", "first_reason", "is_to_say_it"),
+    [(3, "the same", True), (1, "the same", False), (1, "another", True), (None, "another", True)],
+)
+def test_rank_that_fails_says_why_unless_another_one_has(
+    first: int | None, first_reason: str, is_to_say_it: bool, meet: Meet, ends: Any
+) -> None:
     peer = meet()
     assert peer.watch is not None
-    peer.watch.say_failing()
-    assert peer.report_of(lambda message: message["kind"] == "failing")
+    says: list[bool] = []
+    watched = peer.watch
+    thread = threading.Thread(target=lambda: says.append(watched.say_failing("mine")))
+    thread.start()
+    told = peer.report_of(lambda message: message["kind"] == "failing")
+    reason = told["reason"] if first_reason == "the same" else "another"
+    peer.channel.send({"kind": "end", "first": first, "reason": reason})
+    thread.join(TIMEOUT)
+    assert says == [is_to_say_it]
+
+
+def test_rank_that_fails_and_hears_nothing_says_why(
+    meet: Meet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_SECONDS_FOR_AN_ANSWER", 0.0)
+    peer = meet()
+    assert peer.watch is not None
+    assert peer.watch.say_failing("mine")
     peer.channel.send({"kind": "go"})
 
 

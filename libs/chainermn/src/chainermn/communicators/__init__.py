@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import warnings
 from typing import TYPE_CHECKING
 
@@ -126,10 +127,7 @@ def create_communicator(
             if lacking and mpi_comm.rank == 0:
                 _warn_of_default(lacking, communicator_name)
         if communicator_name not in _COMMUNICATORS:
-            raise ValueError(
-                f"unknown communicator {communicator_name!r}; "
-                f"expected one of {', '.join(sorted(_COMMUNICATORS))}"
-            )
+            raise ValueError(_unknown(communicator_name))
         communicator = _COMMUNICATORS[communicator_name](
             mpi_comm,
             allreduce_grad_dtype=allreduce_grad_dtype,
@@ -139,6 +137,13 @@ def create_communicator(
         divide_cores(mpi_comm, topology)
         keep_freed_memory()
     return communicator
+
+
+def _unknown(name: object) -> str:
+    similar = difflib.get_close_matches(str(name), _COMMUNICATORS, n=1, cutoff=0.8)
+    question = f" (did you mean {similar[0]!r}?)" if similar else ""
+    known = ", ".join(sorted(_COMMUNICATORS))
+    return f"unknown communicator {name!r}{question}; expected one of {known}"
 
 
 def _default_on_cpu(topology: Topology) -> str:

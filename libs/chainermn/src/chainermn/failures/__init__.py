@@ -3,6 +3,14 @@
 from chainermn.failures.activity import creating, name_callers_by
 from chainermn.failures.ending import end_job
 from chainermn.failures.starting import starting
-from chainermn.failures.watch import join, say_failing
+from chainermn.failures.watch import INTERRUPTED, join, say_failing
 
-__all__ = ["creating", "end_job", "join", "name_callers_by", "say_failing", "starting"]
+__all__ = [
+    "INTERRUPTED",
+    "creating",
+    "end_job",
+    "join",
+    "name_callers_by",
+    "say_failing",
+    "starting",
+]

@@ -19,12 +19,12 @@ import sysconfig
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from chainermn.failures.stack import main_stack
+from chainermn.failures.stack import Place, main_stack
 from chainermn.failures.wait import MESSAGES, Wait, as_ranges
 
 if TYPE_CHECKING:
@@ -215,8 +215,12 @@ def counts() -> dict[str, int]:
 def place() -> str:
     """Return where the main thread is: in the user's code, and below it if that is elsewhere."""
     stack = main_stack()
-    users = [place for place in stack if not place.file.startswith(_libraries())]
-    return ", inside of it ".join(dict.fromkeys(map(str, [*users[:1], *stack[:1]])))
+    return ", inside of it ".join(dict.fromkeys(map(str, [*users_places(stack)[:1], *stack[:1]])))
+
+
+def users_places(stack: Iterable[Place]) -> list[Place]:
+    """Return those places of a stack that are in the user's code, not in that of a library."""
+    return [place for place in stack if not place.file.startswith(_libraries())]
 
 
 @functools.cache

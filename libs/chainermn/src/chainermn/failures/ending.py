@@ -23,6 +23,8 @@ SECONDS_FOR_OUTPUT = 0.3
 _SECONDS_UNTIL_READ = 1.2
 # How long MPI has for ending all processes of the job before they are killed.
 _SECONDS_FOR_MPI = 5
+# How long a rank that has nothing to say waits for the one that says it to end the job.
+SECONDS_FOR_THE_FIRST = 2.0
 
 # The arguments are seconds, then processes as PID:START. It runs without Python, whose files may
 # lie beyond a network that is down.
@@ -52,7 +54,7 @@ def end_job(
     patience: float = SECONDS_FOR_OUTPUT,
     *,
     after: float = 0.0,
-    announce: Callable[[], None] = lambda: None,
+    announce: Callable[[], bool] = lambda: True,
 ) -> NoReturn:
     """Print a message and end all processes of the job, on this host even if MPI is stuck.
 
@@ -67,11 +69,13 @@ def end_job(
     after : float
         Seconds to wait before all of it, so that another rank can be first.
     announce : callable
-        Called at the very beginning: what other threads do because of it comes second.
+        Called at the very beginning: what other threads do because of it comes second. Returns
+        whether this process is to print the message: otherwise another one does, and ends the job.
     """
     is_first = _ending.acquire(blocking=False)
     with contextlib.suppress(Exception):  # whatever is wrong, even if no memory is left
-        announce()
+        if not announce():
+            message, after = "", SECONDS_FOR_THE_FIRST
         if is_first:
             start_reaper()
     time.sleep(after)

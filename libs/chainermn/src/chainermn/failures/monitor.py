@@ -113,6 +113,7 @@ class Monitor:
         self._launchers = launchers_of(os.getpid())
         # The rank that ends the job for all, and when the others are told to end too.
         self._first: int | None = None
+        self._reason = ""
         self._tell_at = float("inf")
         self._is_ending = self._is_over = False
         self._give_up_at = float("inf")
@@ -184,6 +185,7 @@ class Monitor:
             self._note(state, message)
         if kind == "failing" and not self._is_ending:  # and prints by itself what has failed
             self._is_ending, self._first = True, state.rank
+            self._reason = message["reason"]
             self._tell_at = self._clock.read()
         if not self._is_over and all(m.left_at is not None for m in self._members.values()):
             self._release()
@@ -231,7 +233,7 @@ class Monitor:
             lately = now - 3 * self._invitation.period - _SECONDS_FOR_MPIEXEC
             able = [s.rank for s in self._members.values() if self._heard_at[s.rank] > lately]
             self._first = min(able, default=None)
-        self._broadcast({"kind": "end", "first": self._first})
+        self._broadcast({"kind": "end", "first": self._first, "reason": self._reason})
         self._tell_at = float("inf")
         self._give_up_at = now + _SECONDS_FOR_RANKS
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
 import os
 import selectors
 import socket
@@ -18,7 +19,7 @@ from chainermn.failures import activity
 from chainermn.failures.activity import world_ranks
 from chainermn.failures.channel import Channel, connect
 from chainermn.failures.clock import AwakeClock
-from chainermn.failures.ending import end_job
+from chainermn.failures.ending import SECONDS_FOR_THE_FIRST, end_job
 from chainermn.failures.hold import Hold
 from chainermn.failures.interrupts import Interrupts, stop_in_child
 from chainermn.failures.monitor import Invitation, start_monitor
@@ -28,8 +29,10 @@ from chainermn.failures.wait import Wait, as_ranges
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# Told to end, a rank gives the one that knows the reason so much time for saying it.
-_SECONDS_FOR_THE_FIRST = 2.0
+# How long a rank that fails waits to hear whether another one has failed alike.
+_SECONDS_FOR_AN_ANSWER = 1.0
+#: The reason of ranks that an interrupt ends, wherever they are.
+INTERRUPTED = "interrupted"
 # What several ranks notice they say in turn, until one of them has ended the job.
 _SECONDS_FOR_EACH = 0.3
 _MOST_SECONDS = 3.0
@@ -89,10 +92,20 @@ def is_on() -> bool:
     return _watch is not None
 
 
-def say_failing() -> None:
-    """Tell the other ranks that this one is about to say what has failed, and to end the job."""
-    if _watch is not None:
-        _watch.say_failing()
+def say_failing(reason: str) -> bool:
+    """Tell the other ranks that this one is about to say what has failed, and to end the job.
+
+    Parameters
+    ----------
+    reason : str
+        The same on ranks that fail in the same way: one of them is enough to say it.
+
+    Returns
+    -------
+    bool
+        Whether this rank has to say it: no other one was first with the same reason.
+    """
+    return _watch is None or _watch.say_failing(reason)
 
 
 def leave() -> None:
@@ -104,6 +117,10 @@ def leave() -> None:
             _monitor.wait(_MOST_SECONDS)
     if _hold is not None:
         _hold.release()
+
+
+def _digest(reason: str) -> str:
+    return hashlib.sha256(reason.encode(errors="replace")).hexdigest()
 
 
 def _doing() -> str:
@@ -151,6 +168,10 @@ class Watch(threading.Thread):
         self._counts: dict[str, int] = {}
         self._is_leaving = self._is_over = False
         self._released = threading.Event()
+        # Who ends the job, and for which reason.
+        self._told_to_end = threading.Event()
+        self._first: int | None = None
+        self._reason = ""
 
     @classmethod
     def accept(cls, invitation: Invitation, rank: int) -> Watch | None:
@@ -190,9 +211,11 @@ class Watch(threading.Thread):
         self._channel.close()
         self._released.set()
 
-    def say_failing(self) -> None:
-        """See `say_failing`."""
-        self._channel.send({"kind": "failing"})
+    def say_failing(self, reason: str) -> bool:
+        """See `say_failing`. Not for the thread of the watch, which has to hear the answer."""
+        self._channel.send({"kind": "failing", "reason": _digest(reason)})
+        self._told_to_end.wait(_SECONDS_FOR_AN_ANSWER)
+        return self._first == self._rank or self._reason != _digest(reason)
 
     def leave(self) -> None:
         """See `leave`."""
@@ -208,7 +231,7 @@ class Watch(threading.Thread):
             end_job(
                 f"chainermn: {self._me} was interrupted at its end, where it waited for the "
                 "others. The whole job is being ended.",
-                after=self._turn,
+                announce=lambda: self.say_failing(INTERRUPTED),
             )
 
     def close_in_child(self) -> None:
@@ -243,8 +266,10 @@ class Watch(threading.Thread):
             if message["kind"] == "go":
                 self._is_over = True
             elif message["kind"] == "end":
-                is_first = message["first"] == self._rank
-                end_job("", after=0 if is_first else _SECONDS_FOR_THE_FIRST)
+                self._first, self._reason = message["first"], message["reason"]
+                self._told_to_end.set()
+                is_first = self._first == self._rank
+                end_job("", after=0 if is_first else SECONDS_FOR_THE_FIRST)
 
     def _report(self) -> None:
         now, waits = self._clock.read(), activity.waits()
