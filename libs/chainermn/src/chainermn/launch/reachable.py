@@ -1,0 +1,87 @@
+"""Find hosts to which ssh has no way, before mpiexec says so in thirty lines."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+# With one of these, something else than ssh as it is configured may start ranks on other hosts.
+_OTHER_LAUNCHERS = (
+    *("HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP", "HYDRA_BOOTSTRAP_EXEC"),
+    *("PRTE_MCA_plm", "PRTE_MCA_plm_ssh_agent", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"),
+)
+_SECONDS = 4.0
+
+
+def unreachable(hosts: Iterable[str]) -> dict[str, str]:
+    """Return for each host to which ssh cannot get why it cannot.
+
+    Names are looked up as ssh does, which has aliases and ways through other hosts of its own
+    (``~/.ssh/config``); then its port is asked for a connection. Takes 4 seconds at most.
+
+    Parameters
+    ----------
+    hosts : iterable of str
+        Names that users give; this host may be among them.
+    """
+    if any(os.environ.get(name) for name in _OTHER_LAUNCHERS):
+        return {}
+    names = [name for name in hosts if not _is_this_host(name)]
+    with ThreadPoolExecutor(max_workers=32) as pool:
+        reasons = zip(names, pool.map(_obstacle, names), strict=True)
+        return {name: reason for name, reason in reasons if reason}
+
+
+def _is_this_host(name: str) -> bool:
+    if name == socket.gethostname():
+        return True
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return any(_is_own(family, address[0]) for family, *_, address in found)
+
+
+def _is_own(family: int, address: object) -> bool:
+    with socket.socket(family) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _obstacle(name: str) -> str:
+    """Return why ssh cannot get to a host; empty if it can, or goes another way."""
+    settings = _ssh_settings(name)
+    if settings is None or settings.keys() & {"proxyjump", "proxycommand"}:
+        return ""
+    host, port = settings.get("hostname", name), settings.get("port", "22")
+    try:
+        socket.create_connection((host, int(port)), timeout=_SECONDS).close()
+    except socket.gaierror as error:
+        return f"there is no host of this name ({error.strerror})"
+    except OSError as error:
+        return f"port {port}, that of ssh, cannot be reached ({error.strerror or error})"
+    return ""
+
+
+def _ssh_settings(name: str) -> dict[str, str] | None:
+    """Return the settings of ssh for a host, names in lower case; None if they are not known."""
+    try:
+        shown = subprocess.run(
+            ["ssh", "-G", "--", name],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if shown.returncode:
+        return None
+    pairs = (line.partition(" ") for line in shown.stdout.splitlines())
+    return {key: value for key, _, value in pairs if value and value != "none"}

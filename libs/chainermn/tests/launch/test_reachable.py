@@ -1,0 +1,114 @@
+"""Hosts to which ssh has no way are named before mpiexec starts."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from chainermn.__main__ import main
+from chainermn.launch import command, reachable
+from chainermn.launch.reachable import unreachable
+
+
+@pytest.fixture(autouse=True)
+def no_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let there be no name of a host, except those of this one; and no launcher but ssh."""
+    really = socket.getaddrinfo
+
+    def look_up(host: str, *arguments: Any, **options: Any) -> Any:
+        if host not in ("localhost", "127.0.0.1"):
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return really(host, *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    for name in reachable._OTHER_LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that makes a script of a shell the ssh on PATH."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def put(*lines: str) -> None:
+        path = tmp_path / "ssh"
+        # As `ssh -G -- name`, which writes the settings for the name.
+        path.write_text("\n".join(["#!/bin/sh", '[ "$1 $2" = "-G --" ] || exit 255', *lines, ""]))
+        path.chmod(0o755)
+
+    return put
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Return a port of this host at which something listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_name_that_there_is_not(ssh: Callable[..., None]) -> None:
+    ssh('echo "hostname $3"')
+    expected = "there is no host of this name (Name or service not known)"
+    assert unreachable(["localhost", "a", socket.gethostname(), "b"]) == {
+        "a": expected,
+        "b": expected,
+    }
+
+
+def test_alias_of_ssh(ssh: Callable[..., None], port: int) -> None:
+    ssh("echo hostname 127.0.0.1", f"echo port {port}", "echo proxycommand none")
+    assert unreachable(["alias"]) == {}
+
+
+def test_port_that_does_not_answer(ssh: Callable[..., None]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    ssh("echo hostname 127.0.0.1", f"echo port {port}")
+    expected = f"port {port}, that of ssh, cannot be reached (Connection refused)"
+    assert unreachable(["alias"]) == {"alias": expected}
+
+
+@pytest.mark.parametrize(
+    "line", ["echo proxyjump gate", "echo proxycommand nc", "exit 255", "kill $$"]
+)
+def test_what_cannot_be_known_is_left_to_ssh(line: str, ssh: Callable[..., None]) -> None:
+    ssh(line, "echo hostname inside")
+    assert unreachable(["inside"]) == {}
+
+
+def test_no_ssh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert unreachable(["a"]) == {}
+
+
+@pytest.mark.parametrize("variable", ["HYDRA_LAUNCHER", "PRTE_MCA_plm", "SLURM_JOB_ID"])
+def test_other_launchers_have_ways_of_their_own(
+    variable: str, ssh: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssh('echo "hostname $3"')
+    assert "a" in unreachable(["a"])
+    monkeypatch.setenv(variable, "1")
+    assert unreachable(["a"]) == {}
+
+
+def test_launch_says_it_in_one_line(
+    ssh: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(command, "run_to_end", lambda *arguments: started.append(arguments) or 0)
+    ssh('echo "hostname $3"')
+    hosts = ["launch", "--host", "localhost:1,nosuchhost:2,unused:1", "-n", "2", "hostname"]
+    result = CliRunner().invoke(main, hosts)
+    assert (result.exit_code, started) == (1, [])
+    assert result.output == (
+        "Error: nosuchhost: there is no host of this name (Name or service not known). "
+        "Find out more with: chainermn doctor --host nosuchhost:1\n"
+    )
+    assert CliRunner().invoke(main, [*hosts[:2], "localhost:2", *hosts[3:]]).exit_code == 0
+    assert len(started) == 1
