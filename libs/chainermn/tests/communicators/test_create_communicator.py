@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,8 @@ from chainermn.communicators import _COMMUNICATORS, cores, gpus
 from chainermn.communicators.single_node_communicator import SingleNodeCommunicator
 from chainermn.communicators.topology import Topology
 from chainermn.communicators.transport.mpi import load_mpi
-from chainermn.testing.mpiexec import find_mpiexec, mpi_flavour, run_job
+from chainermn.notes import note_once
+from chainermn.testing.mpiexec import Job, find_mpiexec, mpi_flavour, run_job
 
 pytestmark = pytest.mark.each_mpi
 
@@ -146,6 +148,54 @@ def test_cores_are_divided(monkeypatch: pytest.MonkeyPatch, n_cores: int, bound:
         before = blas_threads()
         cores.divide_cores(MPI.COMM_WORLD, Topology.of(MPI.COMM_WORLD))
         assert blas_threads() == (before if size == 1 else {expected})
+
+
+@pytest.mark.mpi(3)
+def test_more_ranks_than_cores_are_noted_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    world, host = MPI.COMM_WORLD, socket.gethostname()
+    note_once.cache_clear()  # of what earlier tests have had this process say
+    for name, usable, said in (
+        ("a a a", {0, 1}, [f"3 ranks share 2 cores on {host}: they take turns. Start at most 2 "]),
+        ("a a a", {0, 1}, []),  # it has been said
+        ("a a a", {5}, [f"3 ranks share 1 core on {host}: they take turns. Start at most 1 "]),
+        ("a a a", {0, 1, 2}, []),
+        ("a a a", {world.rank}, []),  # each has been bound to its own
+        ("a b b", {0, 1}, []),
+        ("a b b", {3}, [f"2 ranks share 1 core on {host}: they take turns. Start at most 1 "]),
+    ):
+        monkeypatch.setattr(cores, "_usable_cores", lambda usable=usable: frozenset(usable))
+        with threadpoolctl.threadpool_limits(5, user_api="blas"):
+            cores.divide_cores(world, Topology.from_hosts(name.split(), world.rank))
+        lines = capfd.readouterr().err.splitlines()
+        assert len(lines) == (len(said) if world.rank == 0 else 0)
+        for line, start in zip(lines, said, strict=False):
+            assert line == f"chainermn: note: {start}there for speed."
+
+
+def test_note_on_several_hosts() -> None:
+    two = frozenset({0, 1})
+    peers = [(node, f"host{node}", two) for node in (0, 1, 1, 1, 2, 2, 2)]
+    assert cores._crowded(peers).startswith(
+        "3 ranks share 2 cores on host1, and so it is on 1 more of the hosts: they take turns."
+    )
+
+
+def test_job_notes_it_once_and_results_of_tests_leave_it_out(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import chainermn\n"
+        "from chainermn.communicators import cores\n"
+        "cores._usable_cores = lambda: frozenset({0})\n"
+        "for name in ('naive', 'flat'):\n"
+        "    chainermn.create_communicator(name)\n"
+    )
+    job = Job(2, [script])
+    job.process.wait(timeout=300)
+    written, result = job.output()[1], job.wait(300)
+    assert written.count("chainermn: note: 2 ranks share 1 core on ") == 1
+    assert result.stderr == ""
 
 
 @pytest.mark.mpi(4)

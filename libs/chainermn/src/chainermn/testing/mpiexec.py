@@ -20,6 +20,7 @@ from chainermn.launch.mpiexec import (
     mpi_flavour,
     mpiexec_command,
 )
+from chainermn.notes import without_notes
 
 __all__ = [
     "Job",
@@ -47,7 +48,8 @@ class JobResult:
     returncode : int
         Exit code of ``mpiexec``.
     stdout, stderr : str
-        Output of all ranks together.
+        Output of all ranks together; without notes (`chainermn.notes`), which depend on the
+        machine.
     seconds : float
         Wall time until ``mpiexec`` ended or was ended.
     timed_out : bool
@@ -158,7 +160,9 @@ class Job:
                 with contextlib.suppress(psutil.Error):
                     left_behind.append(" ".join(process.cmdline()))
         stdout, stderr = self.kill()
-        return JobResult(self.process.returncode, stdout, stderr, seconds, timed_out, left_behind)
+        return JobResult(
+            self.process.returncode, stdout, without_notes(stderr), seconds, timed_out, left_behind
+        )
 
 
 def run_job(

@@ -1,0 +1,23 @@
+"""Notes on standard error, about the machine rather than about what a job does.
+
+They are no warnings: a job that is only slow does not fail where warnings are errors.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+_PREFIX = "chainermn: note: "
+
+
+@functools.cache
+def note_once(text: str) -> None:
+    """Print a note of one line, unless this process has printed it before."""
+    print(f"{_PREFIX}{text}", file=sys.stderr, flush=True)
+
+
+def without_notes(output: str) -> str:
+    """Return what was written to standard error without the lines that are notes."""
+    lines = output.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith(_PREFIX))
