@@ -80,20 +80,38 @@ def test_alone_it_is_an_ordinary_traceback(tmp_path: Path) -> None:
     assert "chainermn: rank" not in result.stderr
 
 
-def test_failure_before_mpi_is_initialised(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["by add_hook", "from outside"])
+def test_failure_before_mpi_is_initialised(tmp_path: Path, how: str) -> None:
     script = tmp_path / "script.py"
-    # One rank only: what Python prints by itself comes in pieces, and two ranks' would mix.
+    # Rank 0 does not come to anything by which it could notice.
     script.write_text(
-        "import os\nimport chainermn.global_except_hook\n"
-        "chainermn.global_except_hook.add_hook()\n"
-        "rank = os.environ.get('PMI_RANK') or os.environ['OMPI_COMM_WORLD_RANK']\n"
+        "import os, time, chainermn\n"
+        + ("chainermn.global_except_hook.add_hook()\n" if how == "by add_hook" else "")
+        + "rank = os.environ.get('PMI_RANK') or os.environ['OMPI_COMM_WORLD_RANK']\n"
         "if rank == '1':\n"
         "    raise ValueError('early')\n"
+        "time.sleep(600)\n"
     )
-    result = run_job(2, [script])
-    assert not result.timed_out
+    result = run_job(2, [script], env=HOOKED[how][1], timeout=100)
+    assert (result.timed_out, result.left_behind) == (False, [])
     assert result.returncode != 0
+    assert f"chainermn: rank 1 of 2 on {socket.gethostname()} failed" in result.stderr
     assert "ValueError: early" in result.stderr
+
+
+def test_program_that_a_rank_starts_leaves_the_job_alone(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import subprocess, sys, chainermn\n"
+        "code = 'import chainermn; raise ValueError(\"in a program\")'\n"
+        "assert subprocess.run([sys.executable, '-c', code]).returncode == 1\n"
+        "comm = chainermn.create_communicator('naive')\n"
+        "comm.allgather_obj(0)\n"
+    )
+    result = run_job(2, [script], env=HOOKED["from outside"][1])
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("ValueError: in a program") == 2
+    assert "chainermn: " not in result.stderr
 
 
 def test_child_of_a_rank_leaves_the_job_alone(tmp_path: Path) -> None:

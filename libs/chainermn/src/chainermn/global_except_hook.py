@@ -48,16 +48,12 @@ def _abort_job(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
     resuming.explain(error)
-    # A rank without MPI just exits, which mpiexec notices by itself; so does a forked child,
-    # which must not touch the MPI of its parent.
-    mpi: Any = sys.modules.get("mpi4py.MPI")
-    alive = mpi and mpi.Is_initialized() and not mpi.Is_finalized() and os.getpid() == _pid
-    if not alive or mpi.COMM_WORLD.size == 1:
+    rank, size = _rank_and_size()
+    if size == 1:
         _previous_hook(kind, error, trace)
         return
     if isinstance(error, MemoryError):
         traceback.clear_frames(trace)  # what they hold is needed from here on
-    rank, size = mpi.COMM_WORLD.rank, mpi.COMM_WORLD.size
     me = f"rank {rank} of {size} on {socket.gethostname()}"
     if isinstance(error, KeyboardInterrupt):
         reason = failures.INTERRUPTED
@@ -73,6 +69,18 @@ def _abort_job(
         after=min(rank, 10) * _SECONDS_FOR_EACH,
         announce=lambda: failures.say_failing(reason),
     )
+
+
+def _rank_and_size() -> tuple[int, int]:
+    """Return the rank of this process and the number of ranks; 0 and 1 if there is no job."""
+    alone = 0, 1
+    if os.getpid() != _pid:  # a forked child must not touch the MPI of its parent
+        return alone
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if not mpi or not mpi.Is_initialized():
+        # Before that, MPICH's mpiexec takes no notice of an exit code.
+        return failures.launched_as() or alone
+    return alone if mpi.Is_finalized() else (mpi.COMM_WORLD.rank, mpi.COMM_WORLD.size)
 
 
 def _progress(trace: TracebackType | None) -> str:

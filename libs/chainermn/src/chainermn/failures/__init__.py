@@ -2,6 +2,7 @@
 
 from chainermn.failures.activity import creating, name_callers_by
 from chainermn.failures.ending import end_job
+from chainermn.failures.processes import launched_as
 from chainermn.failures.starting import starting
 from chainermn.failures.watch import INTERRUPTED, join, say_failing
 
@@ -10,6 +11,7 @@ __all__ = [
     "creating",
     "end_job",
     "join",
+    "launched_as",
     "name_callers_by",
     "say_failing",
     "starting",

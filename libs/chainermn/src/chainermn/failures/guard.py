@@ -7,6 +7,7 @@ import socket
 import time
 
 from chainermn.failures.processes import (
+    RANK_VARIABLES,
     all_processes,
     environment_of,
     family_of,
@@ -20,12 +21,6 @@ _SECONDS_TO_BE_SURE = 1.5
 _SECONDS_FOR_MPIEXEC = 5.0
 # Every rank of a host notices that another one is gone: they say so in turn, until all are ended.
 _SECONDS_FOR_EACH = 0.3
-
-# How MPICH and Open MPI tell a process its rank, their number, and that of those on its host.
-_VARIABLES = (
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-)
 
 
 def main(pid: int, limit: float) -> None:
@@ -47,7 +42,7 @@ class Guard:
     def __init__(self, pid: int, limit: float) -> None:
         self._me = find(pid)
         self._limit = limit or float("inf")
-        names = next(names for names in _VARIABLES if names[0] in os.environ)
+        names = next(names for names in RANK_VARIABLES if names[0] in os.environ)
         self._variable = names[0]
         self._rank, self._size, self._local_size = (int(os.environ.get(n, "0")) for n in names)
         self._launchers = launchers_of(pid)

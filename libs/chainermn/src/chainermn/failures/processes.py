@@ -15,6 +15,12 @@ from pathlib import Path
 HELPERS = "chainermn-"
 _LAUNCHERS = ("hydra_", "mpiexec", "mpirun", "orted", "orterun", "prted", "prterun")
 
+#: How MPICH and Open MPI tell a process its rank, their number, and that of those on its host.
+RANK_VARIABLES = (
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+)
+
 
 @dataclass(frozen=True)
 class Process:
@@ -89,6 +95,21 @@ def launchers_of(pid: int) -> list[Process]:
             break
         process = parent
     return found
+
+
+def launched_as() -> tuple[int, int] | None:
+    """Return the rank of this process and the number of ranks, as mpiexec has told it.
+
+    None if it is not one that MPI has started itself: a rank's children inherit its variables.
+    """
+    me = find(os.getpid())
+    launchers = launchers_of(os.getpid())
+    if me is None or not launchers or me.parent != launchers[0].pid:
+        return None
+    for rank, size, _ in RANK_VARIABLES:
+        if rank in os.environ and size in os.environ:
+            return int(os.environ[rank]), int(os.environ[size])
+    return None
 
 
 def family_of(pid: int) -> list[Process]:

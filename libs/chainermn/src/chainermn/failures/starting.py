@@ -11,10 +11,8 @@ from collections.abc import Iterator
 
 from chainermn.failures import watch
 from chainermn.failures.helper import start_helper
+from chainermn.failures.processes import RANK_VARIABLES
 from chainermn.failures.settings import stall_limit
-
-# How MPICH and Open MPI tell a process that it is one of several.
-_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 
 
 @contextlib.contextmanager
@@ -33,7 +31,7 @@ def starting() -> Iterator[None]:
     if not faulthandler.is_enabled():
         with contextlib.suppress(Exception):  # no standard error to write to
             faulthandler.enable()
-    if watch.is_on() or not any(os.environ.get(name, "1") != "1" for name in _SIZES):
+    if watch.is_on() or not any(os.environ.get(name, "1") != "1" for _, name, _ in RANK_VARIABLES):
         yield
         return
     guard = None
