@@ -6,6 +6,7 @@ from pathlib import Path
 import chainermn
 
 sys.path.insert(0, str(Path(__file__).parent))
+from scriptdiff import ONLY_SEEN
 
 project = "ChainerMN"
 copyright = "the ChainerMN maintainers"
@@ -47,5 +48,6 @@ html_copy_source = False
 html_show_sphinx = False
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+copybutton_exclude = f".linenos, .{ONLY_SEEN}"
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import measured
 from docutils import nodes
-from scriptdiff import pieces, select
+from scriptdiff import shown, walk
 from sphinx.application import Sphinx
 from sphinx.directives.other import TocTree
 from sphinx.domains.python import PythonDomain
@@ -36,18 +36,36 @@ class Drawing(SphinxDirective):
 
 
 class ScriptDiff(SphinxDirective):
-    """``{script-diff} OLD NEW``: the differences that add the texts of the content's lines."""
+    """``{script-diff} OLD NEW``: the differences that add the texts of the content's lines.
+
+    Each is shown with its place in the script of a reader who has made the changes of the pages
+    of this folder up to here.
+    """
 
     required_arguments = 2
     has_content = True
 
     def run(self) -> list[nodes.Node]:
-        paths = [ROOT / argument for argument in self.arguments]
-        for path in paths:
+        scripts = [ROOT / argument for argument in self.arguments]
+        here = Path(self.env.doc2path(self.env.docname))
+        pages = sorted(here.parent.glob("step*.md"))
+        for path in (*scripts, *pages):
             self.env.note_dependency(str(path))
-        found = pieces(*(path.read_text() for path in paths))
-        text = "\n@@\n".join(str(select(found, line)) for line in self.content)
-        return [nodes.literal_block(text, text, language="diff")]
+        texts = [text for page in pages for text in shown(page.read_text(encoding="utf-8"))]
+        steps = walk(*(path.read_text(encoding="utf-8") for path in scripts), texts)
+        return [
+            captioned_code(f"{scripts[0].name}, {piece.place(script)}", piece.html())
+            for text, piece, script in steps
+            if text in self.content
+        ]
+
+
+def captioned_code(caption: str, html: str) -> nodes.raw:
+    """Return a block of code as Sphinx writes it, of which ``html`` is the inside."""
+    caption = f'<div class="code-block-caption"><span class="caption-text">{caption}</span></div>'
+    block = f'<div class="highlight-diff"><div class="highlight"><pre>{html}</pre></div></div>'
+    wrapped = f'<div class="literal-block-wrapper docutils container">{caption}{block}</div>'
+    return nodes.raw("", wrapped, format="html")
 
 
 class OptionalToctree(TocTree):

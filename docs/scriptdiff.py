@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from html import escape
 
+#: The class of what is seen, and left out by the button that copies.
+ONLY_SEEN = "only-seen"
 _CONTEXT = 2
 
 
@@ -17,17 +23,45 @@ class Piece:
     added: tuple[str, ...]
     after: tuple[str, ...]
 
-    def __str__(self) -> str:
-        parts = ((" ", self.before), ("-", self.removed), ("+", self.added), (" ", self.after))
-        return "\n".join((sign + line).rstrip() for sign, lines in parts for line in lines)
-
     def apply(self, text: str) -> str:
         """Return ``text`` with the lines replaced, which must be there exactly once."""
-        old = "\n".join((*self.before, *self.removed, *self.after))
         new = "\n".join((*self.before, *self.added, *self.after))
+        self._begin(text)
+        return text.replace(self._old(), new)
+
+    def place(self, text: str) -> str:
+        """Return where in ``text`` the piece belongs: the lines it shows, and their function."""
+        first = text[: self._begin(text)].count("\n") + 1
+        last = first + self._old().count("\n")
+        lines = f"line {first}" if first == last else f"lines {first} to {last}"
+        changed = first + len(self.before)
+        functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+        around = [f.name for f in functions if f.lineno <= changed <= (f.end_lineno or 0)]
+        return ", ".join([lines, *(f"in {name}()" for name in around)])
+
+    def html(self) -> str:
+        """Return the lines with their signs, of which nothing but the added lines is copied."""
+        return "".join(
+            (
+                *(_seen(f" {line}\n") for line in self.before),
+                *(_seen(f"-{line}\n", "gd") for line in self.removed),
+                *(f'<span class="gi">{_seen("+")}{escape(line)}\n</span>' for line in self.added),
+                *(_seen(f" {line}\n") for line in self.after),
+            )
+        )
+
+    def _old(self) -> str:
+        return "\n".join((*self.before, *self.removed, *self.after))
+
+    def _begin(self, text: str) -> int:
+        old = self._old()
         if text.count(old) != 1:
             raise ValueError(f"expected these lines once, found {text.count(old)} times:\n{old}")
-        return text.replace(old, new)
+        return text.index(old)
+
+
+def _seen(text: str, *classes: str) -> str:
+    return f'<span class="{" ".join((ONLY_SEEN, *classes))}">{escape(text)}</span>'
 
 
 def pieces(old: str, new: str) -> list[Piece]:
@@ -52,3 +86,18 @@ def select(found: list[Piece], text: str) -> Piece:
     if len(selected) != 1:
         raise ValueError(f"expected one difference that adds {text!r}, found {len(selected)}")
     return selected[0]
+
+
+def shown(page: str) -> list[str]:
+    """Return the texts by which a page selects the pieces that it shows, from top to bottom."""
+    bodies = re.findall(r"```\{script-diff\}[^\n]*\n(.*?)```", page, re.DOTALL)
+    return [line for body in bodies for line in body.splitlines()]
+
+
+def walk(old: str, new: str, texts: Iterable[str]) -> Iterator[tuple[str, Piece, str]]:
+    """Yield each text, its piece, and the script to which the pieces before it were applied."""
+    found = pieces(old, new)
+    for text in texts:
+        piece = select(found, text)
+        yield text, piece, old
+        old = piece.apply(old)

@@ -1,8 +1,8 @@
 """The blocks of code on the pages, and what is said about running each of them.
 
-A line ``% run: 2 ranks``, ``% run: here``, ``% run: clean`` or ``% not run: REASON`` stands right
-before a block, where the site does not show it. ``% prints`` before a block of text says that the
-block before it prints this, lines in any order.
+A line ``% run: 2 ranks``, ``% run: here``, ``% run: clean``, ``% run: tutorial`` or
+``% not run: REASON`` stands right before a block, where the site does not show it. ``% prints``
+before a block of text says that the block before it prints this, lines in any order.
 """
 
 from __future__ import annotations
@@ -29,6 +29,14 @@ READMES = sorted(
 #: Languages of which nothing can be run.
 NOT_CODE = ("text", "diff", "csv")
 
+#: What a reader of the tutorial does: changes a script, puts lines into it, runs commands.
+_TO_DO = re.compile(
+    r"""^```\{script-diff\}[^\n]*\n(?P<pieces>.*?)^```$
+    | ^%\ put\ before:\ (?P<before>[^\n]*)\n
+      ```\{literalinclude\}\ (?P<file>\S+)\n(?P<part>.*?)^```$
+    | ^%\ run:\ tutorial\n```sh\n(?P<commands>.*?)^```$""",
+    re.DOTALL | re.MULTILINE | re.VERBOSE,
+)
 _FENCE = re.compile(r"( *)(`{3,})([\w{-]*)\}? *(.*)")
 
 
@@ -70,6 +78,30 @@ def blocks(page: Path) -> Iterator[Block]:
         mark = above.removeprefix("% ") if above.startswith("% ") else ""
         text = "\n".join(body).strip("\n") + "\n"
         yield Block(page, start + 1, argument if kind.startswith("{") else kind, mark, text)
+
+
+def tutorial() -> Iterator[tuple[Path, str, str]]:
+    """Yield what a reader of the tutorial does, from the first page to the last.
+
+    Of each: the page, ``change``, ``put`` or ``run``, and what: the text that selects a piece of
+    the differences, a line of the script with what to put before it, or commands.
+    """
+    for page in (DOCS / "tutorial/index.md", *sorted(DOCS.glob("tutorial/step*.md"))):
+        for found in _TO_DO.finditer(read(page)):
+            if found["pieces"]:
+                yield from ((page, "change", line) for line in found["pieces"].splitlines())
+            elif found["commands"]:
+                yield page, "run", found["commands"]
+            else:
+                yield page, "put", found["before"] + "\n" + included(page, found)
+
+
+def included(page: Path, found: re.Match[str]) -> str:
+    """Return the lines of a file between two others that a page includes."""
+    lines = read(page.parent / found["file"]).splitlines(keepends=True)
+    marks = re.findall(r':(?:start-after|end-before): "(.+)"', found["part"])
+    begin, end = (next(n for n, line in enumerate(lines) if mark in line) for mark in marks)
+    return "".join(lines[begin + 1 : end])
 
 
 def all_blocks() -> list[Block]:

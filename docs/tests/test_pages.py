@@ -8,13 +8,16 @@ import importlib
 import importlib.util
 import os
 import re
+import runpy
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
@@ -88,7 +91,7 @@ def described(processes: Iterable[psutil.Process]) -> str:
 
 
 def test_every_block_says_whether_it_is_run():
-    marks = r"run: (\d ranks?|here|clean)|not run: .+"
+    marks = r"run: (\d ranks?|here|clean|tutorial)|not run: .+"
     code = [block for block in pages.all_blocks() if block.language not in pages.NOT_CODE]
     assert [str(b) for b in code if b.language == ""] == []
     unmarked = [str(b) for b in code if b.language != "pycon" and not re.fullmatch(marks, b.mark)]
@@ -106,9 +109,19 @@ def test_python_block(block, tmp_path):
 
 def run_in_shell(commands: str, cwd: Path, env: dict[str, str]) -> str:
     """Run commands in a folder that looks like the top of the repository; return their output."""
+    make_look_like_the_repository(cwd)
+    return output_of_shell(commands, cwd, env)
+
+
+def make_look_like_the_repository(folder: Path) -> None:
     for name in ("apps", "ci", "docs", "libs"):
-        (cwd / name).symlink_to(ROOT / name)
+        (folder / name).symlink_to(ROOT / name)
+
+
+def output_of_shell(commands: str, cwd: Path, env: dict[str, str]) -> str:
+    """Run commands, all of which succeed; return what they print."""
     output = cwd / "output"
+    output.unlink(missing_ok=True)
     with output.open("ab") as written:  # as others write to it too
         shell = subprocess.Popen(
             ["bash", "-euc", commands],
@@ -203,23 +216,125 @@ def test_doctests(block, tmp_path):
 # The tutorial
 
 
-def shown_pieces() -> list[str]:
-    """Return the texts by which the tutorial selects differences, in the order of its pages."""
-    steps = sorted((DOCS / "tutorial").glob("step*.md"))
-    directive = r"```\{script-diff\}[^\n]*\n(.*?)```"
-    text = "\n".join(pages.read(step) for step in steps)
-    return [line for body in re.findall(directive, text, re.DOTALL) for line in body.splitlines()]
+class Hunk(HTMLParser):
+    """A change as the site shows it: what is seen, and what the button copies."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.seen = self.copied = ""
+        self._only_seen: list[bool] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        self._only_seen.append(scriptdiff.ONLY_SEEN in dict(attributes)["class"].split())
+
+    def handle_endtag(self, tag):
+        self._only_seen.pop()
+
+    def handle_data(self, data):
+        self.seen += data
+        self.copied += "" if any(self._only_seen) else data
+
+
+def edit(script: str, place: str, html: str) -> str:
+    """Change a script as a reader does: go to the place, replace what has a minus."""
+    hunk, lines = Hunk(html), script.splitlines()
+    signs = "".join(line[0] for line in hunk.seen.splitlines())
+    shown = [line[1:] for line in hunk.seen.splitlines() if line[0] != "+"]
+    first, last, function = re.fullmatch(
+        r"lines? (\d+)(?: to (\d+))?(?:, in (\w+)\(\))?", place
+    ).groups()
+    begin, end = int(first) - 1, int(last or first)
+    assert lines[begin:end] == shown
+    at = begin + len(signs) - len(signs.lstrip())
+    above = re.findall(r"^def (\w+)", "\n".join(lines[: at + 1]), re.MULTILINE)
+    assert above[-1:] == ([function] if function else [])
+    lines[at : at + signs.count("-")] = hunk.copied.splitlines()
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture(scope="module")
+def printed_in_tutorial(tmp_path_factory) -> list[list[str]]:
+    """Do what the tutorial says, from its first page to the last; return what is printed."""
+    top = tmp_path_factory.mktemp("tutorial")
+    make_look_like_the_repository(top)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    env = {**launch_environment(), "PATH": path, "OMP_NUM_THREADS": "1"}
+    old, new = (pages.read(ROOT / "apps/mnist" / name) for name in ("train_single.py", "train.py"))
+    doing = list(pages.tutorial())
+    texts = [what for _, kind, what in doing if kind == "change"]
+    places = scriptdiff.walk(old, new, texts)
+    cwd, printed = top, []
+    for _, kind, what in doing:
+        script = cwd / "train_single.py"
+        if kind == "change":
+            _, piece, before = next(places)
+            script.write_text(edit(pages.read(script), piece.place(before), piece.html()))
+        elif kind == "put":
+            line, lines = what.split("\n", 1)
+            (found,) = re.findall(f"^ *{re.escape(line)}$", pages.read(script), re.MULTILINE)
+            script.write_text(pages.read(script).replace(found, lines + found))
+        else:
+            # A checkout that cannot be written is copied as one.
+            commands = f"{what}\nchmod -R u+w {shlex.quote(str(top))}\npwd"
+            *lines, pwd = output_of_shell(commands, cwd, env).splitlines()
+            printed.append(lines)
+            cwd = Path(pwd)
+    return printed
 
 
 def test_tutorial_makes_one_script_of_the_other():
-    old, new = ((ROOT / "apps/mnist" / n).read_text() for n in ("train_single.py", "train.py"))
-    found = scriptdiff.pieces(old, new)
-    selected = [scriptdiff.select(found, text) for text in shown_pieces()]
-    assert len(set(selected)) == len(selected) == len(found)
-    text = old
-    for piece in selected:
-        text = piece.apply(text)
-    assert text == new
+    """The commands of step 2 compare them; here nothing is shown twice or left out."""
+    old, new = (pages.read(ROOT / "apps/mnist" / name) for name in ("train_single.py", "train.py"))
+    texts = [what for _, kind, what in pages.tutorial() if kind == "change"]
+    steps = list(scriptdiff.walk(old, new, texts))
+    assert len({piece for _, piece, _ in steps}) == len(steps) == len(scriptdiff.pieces(old, new))
+
+
+def shapes(lines: list[str]) -> Counter[str]:
+    """Count lines that are the same up to numbers and folders."""
+    return Counter(
+        " ".join(re.sub(r"/[^ {]+/", "FOLDER/", re.sub(r"\d[\d.]*", "#", line)).split())
+        for line in lines
+    )
+
+
+def rows(lines: list[str]) -> list[list[str]]:
+    """Return the numbers of each line for an epoch."""
+    return [line.split() for line in lines if re.match(r"\d+ ", line)]
+
+
+def test_tutorial_goes_through_as_written(printed_in_tutorial):
+    both, copied, step1, step2, checkpoints, snapshots = printed_in_tutorial
+    header, row = pages.printed_by(pages.marked("run: tutorial")[0])[::-1]
+    assert both.count(header) == 2
+    assert [len(numbers) for numbers in rows(both)] == 2 * [len(row.split())]
+    assert copied == []
+    # What one process and two ranks print once each, the two ranks of step 1 print both.
+    assert shapes(step1) == shapes(both)
+    first, second = rows(step1)
+    assert first[:-1] == second[:-1]
+    assert set(shapes(step2).values()) == {1}
+    assert set(shapes(step2)) == set(shapes(both))
+    assert checkpoints[-len(step2) - 1 :].count("going on from iteration 0") == 1
+    assert [numbers[0] for numbers in rows(snapshots)] == ["1", "1", "2"]
+
+
+def test_button_copies_the_lines_that_are_added(monkeypatch):
+    old = "import os\n\n\ndef f(a):\n    b = a < 1\n    return b\n"
+    new = 'import os\n\n\ndef f(a):\n    b = "$ &"\n    c = a < 2\n    return b\n'
+    (piece,) = scriptdiff.pieces(old, new)
+    hunk = Hunk(piece.html())
+    added = '    b = "$ &"\n    c = a < 2\n'
+    assert hunk.copied == added
+    signed = "".join(f"+{line}" for line in added.splitlines(keepends=True))
+    assert hunk.seen == f" \n def f(a):\n-    b = a < 1\n{signed}     return b\n"
+    assert piece.place(old) == "lines 3 to 6, in f()"
+    assert piece.place("\n" + old) == "lines 4 to 7, in f()"
+    assert edit(old, piece.place(old), piece.html()) == new
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    selectors = runpy.run_path(str(DOCS / "conf.py"))["copybutton_exclude"].split(", ")
+    assert f".{scriptdiff.ONLY_SEEN}" in selectors
 
 
 # Examples that pages include
