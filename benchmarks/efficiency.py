@@ -10,11 +10,11 @@ TITLE = "Parallel efficiency of the apps"
 INTRODUCTION = """\
 Each app as `mpiexec -n 2 train.py` starts it, with nothing set by the user, beside the same app on
 one rank that may use one of the two cores (`taskset`): as many examples for each rank and as much
-of the machine. Seconds of an iteration, with the reading of its batch; validation and snapshots
-are not in it. All are kept alive and measured in turn. What two such single ranks lose when both
-run at the same time, without an exchange, is the machine's share: memory and cache that both need,
-and workers that read images beside the ranks. One rank that has both cores to itself is there for
-those who want to know what a second rank gains them on the same machine."""
+of the machine. Times are those of an iteration, with the reading of its batch; validation and
+snapshots are not in it. All are kept alive and measured in turn. What two such single ranks lose
+when both run at the same time, without an exchange, is the machine's share: memory and cache that
+both need, and workers that read images beside the ranks. One rank that has both cores to itself is
+there for those who want to know what a second rank gains them on the same machine."""
 
 #: Arguments by which nothing but training happens, for long enough.
 APPS = {
@@ -61,9 +61,14 @@ def measure_app(app: str, settings: Settings) -> Group:
                 if round_ > 0 or settings.quick:  # the first one warms up
                     rows[row].seconds.append(seconds)
     group = Group(f"apps/{app}, defaults", {"app": app}, list(rows.values()), ONE)
-    efficiency, limit = (1 / (group.ratio(name) or 1) for name in (TWO, BOTH))
-    group.notes.append(
+    group.notes.append(describe(group))
+    return group
+
+
+def describe(group: Group) -> str:
+    """Return the parallel efficiency of an app, in words."""
+    efficiency, limit = (group.ratio(ONE, name) or 0.0 for name in (TWO, BOTH))
+    return (
         f"Parallel efficiency {efficiency:.2f}; of two single ranks at the same time {limit:.2f}; "
         f"of what those do, two ranks with an exchange do {efficiency / limit:.0%}."
     )
-    return group

@@ -17,8 +17,8 @@ TITLE = "The input pipeline of apps/imagenet"
 INTRODUCTION = """\
 Milliseconds for a batch of 32 images, ready for the network, from JPEG files of 500x375 pixels
 that are decoded and cut out at random, beside PyTorch's DataLoader on the same files with the same
-function; see `benchmarks/input_pipeline.py`. The bound is what decoding and cutting take in one
-process, divided by the workers."""
+function; see `benchmarks/input_pipeline.py`. The reference is what decoding and cutting take in
+one process, divided by the workers."""
 
 BATCHSIZE = 32
 
@@ -40,9 +40,10 @@ def measure(settings: Settings) -> tuple[list[Group], list[str]]:
         rows = [
             Measured(NAMES[name], [BATCHSIZE / rate for rate in rates[name]]) for name in rates
         ]
-        group = Group(f"{workers} workers", {"workers": workers}, rows, NAMES["torch"])
-        group.bound = BATCHSIZE / sorted(alone)[len(alone) // 2] / int(workers)
-        group.bound_is = "decoding and cutting alone"
+        title = f"{workers} worker{'s' * (workers != '1')}"
+        group = Group(title, {"workers": workers}, rows, NAMES["torch"])
+        group.reference = BATCHSIZE / sorted(alone)[len(alone) // 2] / int(workers)
+        group.reference_is = "decoding and cutting alone"
         groups.append(group)
     return groups, why_no_torch()
 

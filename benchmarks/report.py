@@ -41,12 +41,12 @@ class Group:
     key : dict
         The same for programs: ``network``, ``place``.
     rows : list of Measured
-    reference : str
+    baseline : str
         Name of the contestant that all are compared with.
-    bound : float, optional
-        Seconds below which nothing can be.
-    bound_is : str
-        What the bound is.
+    reference : float, optional
+        Seconds to compare with that are no contestant's.
+    reference_is : str
+        What takes so long.
     notes : list of str
         What else is to be known.
     """
@@ -54,21 +54,21 @@ class Group:
     title: str
     key: dict[str, str]
     rows: list[Measured]
-    reference: str
-    bound: float | None = None
-    bound_is: str = ""
+    baseline: str
+    reference: float | None = None
+    reference_is: str = ""
     notes: list[str] = field(default_factory=list)
 
     def row(self, name: str) -> Measured:
         """Return a contestant; an empty one if there is none of this name."""
         return next((row for row in self.rows if row.name == name), Measured(name))
 
-    def ratio(self, name: str, reference: str | None = None) -> float | None:
+    def ratio(self, name: str, other: str | None = None) -> float | None:
         """Return the median over the rounds of how much longer it takes than another."""
-        mine, other = self.row(name), self.row(reference or self.reference)
-        if not mine.seconds or not other.seconds:
+        mine, others = self.row(name).seconds, self.row(other or self.baseline).seconds
+        if not mine or not others:
             return None
-        return statistics.median(a / b for a, b in zip(mine.seconds, other.seconds, strict=True))
+        return statistics.median(a / b for a, b in zip(mine, others, strict=True))
 
 
 def about(command: str) -> dict[str, Any]:
@@ -161,8 +161,8 @@ def describe(about: dict[str, Any]) -> list[str]:
 def table(group: Group) -> list[str]:
     """Return a table in Markdown: medians, spread, and ratios of the same round."""
     more = list(dict.fromkeys(key for row in group.rows for key in row.more))
-    heads = ["", "ms", "fastest-slowest", f"of {group.reference}"]
-    heads += ["of the bound"] * (group.bound is not None) + more
+    heads = ["", "ms", "fastest-slowest", f"of {group.baseline}"]
+    heads += ["of the reference"] * (group.reference is not None) + more
     lines = [_line(heads), _line(["---", *["---:"] * (len(heads) - 1)])]
     reasons = []
     for row in group.rows:
@@ -172,19 +172,21 @@ def table(group: Group) -> list[str]:
         cells = [row.name, milliseconds(row.median)]
         cells.append(f"{milliseconds(min(row.seconds))}-{milliseconds(max(row.seconds))}")
         cells.append(times(group.ratio(row.name)))
-        cells += [] if group.bound is None else [times(row.median / group.bound)]
+        cells += [] if group.reference is None else [times(row.median / group.reference)]
         cells += [f"{row.more[key]:.2f}" if key in row.more else "" for key in more]
         lines.append(_line(cells))
-    if group.bound is not None:
-        bound = ["*the bound*", f"*{milliseconds(group.bound)}*"]
-        lines.append(_line(bound + [""] * (len(heads) - 2)))
-        reasons.insert(0, f"The bound is {group.bound_is}.")
+    if group.reference is not None:
+        reference = ["*the reference*", f"*{milliseconds(group.reference)}*"]
+        lines.append(_line(reference + [""] * (len(heads) - 2)))
+        reasons.insert(0, f"The reference is {group.reference_is}.")
+    turns = max((len(row.seconds) for row in group.rows), default=0)
+    reasons.insert(0, f"{turns} turns each." if turns > 1 else "One turn each.")
     notes = [f"- {note}" for note in (*reasons, *group.notes)]
-    return [*lines, *([""] if notes else []), *notes]
+    return [*lines, "", *notes]
 
 
 def draw(saved: dict[str, dict[str, Any]], path: Path) -> None:
-    """Draw the medians as bars, with the spread and, dashed, the bounds."""
+    """Draw the medians as bars, with the spread and, dashed, the references."""
     from matplotlib import pyplot
 
     titled = [
@@ -216,8 +218,8 @@ def _draw_bars(axis: Any, group: Group) -> None:
     ]
     colours = ["tab:blue" if row.name.startswith("ours") else "silver" for row in rows]
     axis.barh([row.name for row in rows], medians, xerr=spread, color=colours, ecolor="dimgray")
-    if group.bound is not None:
-        axis.axvline(1e3 * group.bound, color="black", linestyle="--", linewidth=1)
+    if group.reference is not None:
+        axis.axvline(1e3 * group.reference, color="black", linestyle="--", linewidth=1)
     axis.invert_yaxis()
     axis.tick_params(labelsize=7)
     axis.set_xlabel("ms", fontsize=7)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import efficiency, exchange, iterations, report, watch
-from benchmarks.bounds import link_seconds, wire_bytes
 from benchmarks.harness import SENT, Measured
+from benchmarks.link import link_seconds, wire_bytes
 from benchmarks.networks import GRADIENT_BYTES, TITLES
 from benchmarks.report import Group
 
@@ -132,12 +132,12 @@ def targets_of_iterations(groups: Groups) -> Iterator[Target]:
     if group is not None:
         text = "iteration, conv net, 1 Gbit/s"
         ours = group.row("ours")
-        assert group.bound is not None
+        assert group.reference is not None
         limits = limits_of_iterations(group)
         yield Target(
             "iterations",
             f"{text}: ours / (forward + max(backward, link))",
-            ours.median / group.bound,
+            ours.median / group.reference,
             1.1,
             limited_by=limits,
         )
@@ -147,7 +147,7 @@ def targets_of_iterations(groups: Groups) -> Iterator[Target]:
             sent = group.row(name).more.get(SENT)
             if sent is not None:
                 least = wire_bytes(item * GRADIENT_BYTES["conv"], 2) / 1e6
-                on_wire = f"{text}: bytes on the wire / bound, {name}"
+                on_wire = f"{text}: bytes on the wire / least, {name}"
                 yield Target("iterations", on_wire, sent / least, 1.02)
     group = find(groups, network="mlp", place=TWO_HOSTS)
     if group is not None:
@@ -195,10 +195,12 @@ def limits_of_efficiency(group: Group) -> str:
     if beside is None:
         return ""
     added = group.row(efficiency.TWO).median - group.row(efficiency.BOTH).median
+    limits = f"two single ranks at the same time, which exchange nothing, have {beside:.2f}"
+    if added <= 0:
+        return f"{limits}, and take no less time"
     return (
-        f"two single ranks at the same time, which exchange nothing, have {beside:.2f}; the "
-        f"exchange, and waiting for the slower rank of the two, add {added * 1e3:.2f} ms to their "
-        f"{median_of(group, efficiency.BOTH)} ms"
+        f"{limits}; the exchange, and waiting for the slower rank of the two, add "
+        f"{added * 1e3:.2f} ms to their {median_of(group, efficiency.BOTH)} ms"
     )
 
 
@@ -229,7 +231,7 @@ def targets_of_startup(groups: Groups) -> Iterator[Target]:
         group = find(groups, start=start)
         ratio = group.ratio(name) if group else None
         if group is not None and ratio is not None:
-            more = (group.row(name).median - group.row(group.reference).median) * 1e3
+            more = (group.row(name).median - group.row(group.baseline).median) * 1e3
             limits = f"{more:.0f} ms are added"
             if start == "mpiexec -n 2":
                 limits += ", by imports and by the processes that begin to watch over the ranks"
@@ -258,7 +260,7 @@ def write() -> None:
     """Write ``docs/results/README.md`` from all that has been saved."""
     saved = {part: report.load(part) for part in PARTS}
     lines = ["# Results", "", INTRODUCTION, "", *list_parts(saved), ""]
-    lines += ["## Ours, the original, PyTorch, the bound", "", *compare(saved), ""]
+    lines += ["## Ours, the original, PyTorch, the reference", "", *compare(saved), ""]
     lines += ["## Targets", "", *tabulate_targets(saved), ""]
     lines += ["## What limits those that are not met", "", *list_limits(saved), ""]
     path = report.RESULTS / "README.md"
@@ -297,13 +299,13 @@ COLUMNS = {
 
 
 def compare(saved: Saved) -> list[str]:
-    """Return the table of medians in milliseconds: ours, original, PyTorch, bound."""
-    heads = ["ms", "MPI", "ours", "original", "PyTorch", "bound"]
+    """Return the table of medians in milliseconds: ours, original, PyTorch, reference."""
+    heads = ["ms", "MPI", "ours", "original", "PyTorch", "reference"]
     lines = [f"| {' | '.join(heads)} |", "| --- | --- | ---: | ---: | ---: | ---: |"]
     for part, columns in COLUMNS.items():
         for mpi, content in saved[part].items():
             for group in content["groups"]:
-                if group.bound is None:
+                if group.reference is None:
                     continue
                 for ours, suffix, original, peer in columns:
                     if not group.row(ours).seconds:
@@ -311,8 +313,8 @@ def compare(saved: Saved) -> list[str]:
                     medians = [median_of(group, name) for name in (ours, original, peer)]
                     network = TITLES[group.key["network"]]
                     what = f"{part}, {network}, {group.key['place']}{suffix}"
-                    bound = "" if "float16" in suffix else report.milliseconds(group.bound)
-                    cells = [what, report.NAMES[mpi], *medians, bound]
+                    reference = "" if "float16" in suffix else report.milliseconds(group.reference)
+                    cells = [what, report.NAMES[mpi], *medians, reference]
                     lines.append(f"| {' | '.join(cells)} |")
     return lines
 

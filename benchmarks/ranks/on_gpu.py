@@ -62,8 +62,8 @@ def measure(
         key = {"network": network, "what": f"copies, {wire}"}
         group = Group(f"Gather and scatter, {wire} on the wire: {title}", key, rows, rows[-1].name)
         n = sum(parameter.size for parameter in parameters)
-        group.bound = 2 * n * (4 + np.dtype(wire).itemsize) / bandwidth
-        group.bound_is = (
+        group.reference = 2 * n * (4 + np.dtype(wire).itemsize) / bandwidth
+        group.reference_is = (
             "the bytes that are read and written over the bandwidth of a copy of 1 GiB, "
             f"{bandwidth / 1e12:.2f} TB/s, counting reads and writes"
         )

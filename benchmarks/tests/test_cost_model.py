@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks import cost_model
-from benchmarks.bounds import link_seconds, wire_bytes
 from benchmarks.cost_model import ALGORITHMS, Compute, Counts, Job
+from benchmarks.link import link_seconds, wire_bytes
 
 TENSORS = (4096.0, 2.0**20, 2.0**22)
 PLACES = list(itertools.product((1, 2, 4, 128), (1, 2, 8)))

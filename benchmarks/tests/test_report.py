@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from benchmarks import report, summary
-from benchmarks.bounds import wire_bytes
+from benchmarks import model, report, summary
+from benchmarks.__main__ import write_all
 from benchmarks.harness import SENT, Measured
+from benchmarks.link import wire_bytes
 from benchmarks.networks import GRADIENT_BYTES
 from benchmarks.report import Group
 
@@ -35,7 +37,8 @@ def test_table_has_medians_spread_ratios_and_reasons(group: Group) -> None:
     text = "\n".join(report.table(group))
     assert "| ours | 20.0 | 10.0-40.0 | 0.50 | 4.00 | 1.50 |" in text
     assert "| original | 50.0 | 20.0-60.0 | 1.00 | 10.00 |  |" in text
-    assert "- The bound is the least." in text
+    assert "- 3 turns each." in text
+    assert "- The reference is the least." in text
     assert "- absent: ValueError: not here" in text
 
 
@@ -65,6 +68,22 @@ def test_what_is_saved_is_loaded_and_written(
     assert json.loads((tmp_path / "raw/exchange-mpich.json").read_text())
 
 
+def test_pages_are_those_of_the_raw_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``python -m benchmarks --write`` makes them so."""
+    monkeypatch.setattr(report, "draw", lambda *_: None)
+    monkeypatch.setattr(model, "draw", lambda *_: None)
+    results = report.RESULTS
+    shutil.copytree(results / "raw", tmp_path / "raw")
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    write_all()
+    written = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.md")}
+    assert written == {
+        path.name: path.read_text(encoding="utf-8") for path in results.glob("*.md")
+    }
+
+
 def test_targets_are_met_or_not() -> None:
     rows = [
         Measured("ours", [0.55], {SENT: 1.01 * wire_bytes(GRADIENT_BYTES["conv"], 2) / 1e6}),
@@ -72,7 +91,7 @@ def test_targets_are_met_or_not() -> None:
         Measured("original naive", [0.75]),
     ]
     key = {"network": "conv", "place": summary.TWO_HOSTS}
-    group = Group("conv net", key, rows, "original naive", bound=0.5)
+    group = Group("conv net", key, rows, "original naive", reference=0.5)
     found = {
         target.text.split(": ")[1]: target for target in summary.targets_of_iterations([group])
     }
@@ -80,8 +99,8 @@ def test_targets_are_met_or_not() -> None:
     assert not found["original / ours"].met
     assert found["original / ours"].value == pytest.approx(0.75 / 0.55)
     assert not found["original / ours, float16"].met
-    assert found["bytes on the wire / bound, ours"].met
-    assert "bytes on the wire / bound, ours, float16" not in found  # which were not counted
+    assert found["bytes on the wire / least, ours"].met
+    assert "bytes on the wire / least, ours, float16" not in found  # which were not counted
 
 
 def test_summary_names_what_has_not_been_measured(

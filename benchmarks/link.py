@@ -1,4 +1,4 @@
-"""What nothing can be faster than."""
+"""What a link between hosts takes at least."""
 
 from __future__ import annotations
 
