@@ -14,10 +14,11 @@ from scriptdiff import shown, walk
 from sphinx.application import Sphinx
 from sphinx.directives.other import TocTree
 from sphinx.domains.python import PythonDomain
-from sphinx.util import docname_join
-from sphinx.util.docutils import SphinxDirective
+from sphinx.util import docname_join, logging
+from sphinx.util.docutils import SphinxDirective, SphinxRole
 from sphinx.util.matching import patfilter
 
+logger = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -90,13 +91,28 @@ class CommandHelp(SphinxDirective):
         return [nodes.literal_block(text, text, language="text")]
 
 
-class ExchangeTimes(SphinxDirective):
-    """``{exchange-times}``: what the benchmarks have measured of each communicator."""
+class MeasuredTimes(SphinxDirective):
+    """``{measured-times} SUBJECT``: a table of what the benchmarks have measured."""
+
+    required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
         for path in measured.files():
             self.env.note_dependency(str(path))
-        return self.parse_text_to_nodes("\n".join(measured.exchange_times()))
+        return self.parse_text_to_nodes("\n".join(measured.table(self.arguments[0])))
+
+
+class MeasuredFigure(SphinxRole):
+    """``{measured}`NAME` ``: a figure that the benchmarks have measured; see `measured.figure`."""
+
+    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+        for path in measured.files():
+            self.env.note_dependency(str(path))
+        try:
+            return [nodes.Text(measured.figure(self.text))], []
+        except ValueError as error:
+            logger.warning("%s", error, location=self.get_location())
+            return [nodes.literal(self.text, self.text)], []
 
 
 def resolve_by_last_name(
@@ -127,7 +143,8 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("drawing", Drawing)
     app.add_directive("script-diff", ScriptDiff)
     app.add_directive("command-help", CommandHelp)
-    app.add_directive("exchange-times", ExchangeTimes)
+    app.add_directive("measured-times", MeasuredTimes)
+    app.add_role("measured", MeasuredFigure())
     app.add_directive("optional-toctree", OptionalToctree)
     app.connect("missing-reference", resolve_by_last_name)
     app.connect("source-read", name_files_beyond_the_site)

@@ -1,0 +1,111 @@
+"""Figures on the pages are those of the benchmarks, and the advice beside them follows."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def load(path: Path):
+    spec = importlib.util.spec_from_file_location(f"docs_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+HERE = Path(__file__).resolve().parent
+pages = load(HERE / "pages.py")
+measured = load(HERE.parent / "measured.py")
+
+
+def group(title, **rows):
+    return {"title": title, "rows": [{"name": n, "seconds": s} for n, s in rows.items()]}
+
+
+@pytest.fixture
+def raw(tmp_path, monkeypatch):
+    nets = [group("a net; two hosts", ours=[0.2, 0.4, 0.1], other=[0.1, 0.1, 0.1])]
+    nets.append(group("a net; one host", ours=[0.05], other=[]))
+    files = {"steps-mpich": nets, "steps-openmpi": [group("a net; two hosts", ours=[0.3456])]}
+    for name, groups in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"groups": groups}))
+    monkeypatch.setattr(measured, "RAW", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("steps-mpich: two hosts: ours", "200 ms"),
+        ("steps-mpich: one host: a net: ours", "50.0 ms"),
+        ("steps: two hosts: ours", "200 to 346 ms"),
+        ("steps: ours", "50.0 to 346 ms"),
+        ("steps-mpich: two hosts: ours / other", "2.00"),  # the median of 2, 4 and 1
+    ],
+)
+def test_a_figure_is_a_median_or_from_least_to_greatest(raw, name, expected):
+    assert measured.figure(name) == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "step: ours",
+        "steps: three hosts: ours",
+        "steps-mpich: two hosts: theirs",
+        "steps-mpich: one host: ours / other",
+    ],
+)
+def test_what_was_not_measured_is_an_error(raw, name):
+    with pytest.raises(ValueError, match=r"has no table|has not been measured"):
+        measured.figure(name)
+
+
+def figures_on_pages() -> list[str]:
+    text = "\n".join(pages.read(page) for page in pages.PAGES)
+    return re.findall(r"\{measured\}`(.+?)`", text)
+
+
+def test_all_figures_on_pages_have_been_measured():
+    assert len(figures_on_pages()) > 10
+    for name in figures_on_pages():
+        assert re.fullmatch(r"\d[\d.]*( to \d[\d.]*)?( ms)?", measured.figure(name))
+
+
+def test_no_page_has_a_measured_figure_of_its_own():
+    """Times, percentages and factors come from the results, or are printed in code blocks."""
+    block = re.compile(r"^( *)(`{3,}).*?^\1\2", re.DOTALL | re.MULTILINE)
+    own = []
+    for page in (page for page in pages.PAGES if "design" not in page.parts):
+        prose = block.sub("", pages.read(page))
+        found = re.findall(r"\d[\d.,]*\s?(?:ms|µs|%)(?!\w)|\d[\d.,]* times\b", prose)
+        own += [f"{page.name}: {figure}" for figure in found]
+    assert own == []
+
+
+#: What the pages advise, as ratios of times below or above 1.
+ADVICE = {
+    "iterations-mpich: conv net: two hosts: ours, overlap on / ours, overlap off": "less",
+    "iterations: conv net: one host: ours, overlap on / ours, overlap off": "more",
+    "iterations: MLP: two hosts: ours, bfloat16 / ours": "less",
+    "iterations: conv net: two hosts: ours, bfloat16 / ours": "less",
+    "iterations: conv net: one host: ours, bfloat16 / ours": "more",
+    "iterations-mpich: MLP: two hosts: ours, double buffering / ours": "less",
+    "iterations-mpich: MLP: two hosts: ours, bfloat16 / ours, double buffering": "less",
+    "iterations-mpich: conv net: two hosts: ours, double buffering / ours": "more",
+    "iterations-mpich: ResNet-50: two hosts: ours, double buffering / ours": "more",
+    "iterations: conv net: one host: original naive, threads left alone / original naive": "more",
+    "exchange: 2 ranks, one host: ours flat / ours single_node": "more",
+    "model: 2 hosts at 1 Gbit/s, 2 ranks on each: two_dimensional / naive": "less",
+}
+
+
+@pytest.mark.parametrize("name", ADVICE)
+def test_advice_follows_from_what_was_measured(name):
+    ratios = [float(end) for end in measured.figure(name).split(" to ")]
+    assert max(ratios) < 1 if ADVICE[name] == "less" else min(ratios) > 1
