@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -25,18 +26,20 @@ TITLE = "Whole iterations"
 INTRODUCTION = """\
 Forward, backward, the exchange of gradients and a step of SGD, on two ranks. All contestants are
 kept alive and measured in turn; medians of the turns, and medians of the ratios inside a round.
-Where nothing is said of threads, ours are as `create_communicator` sets them on one host; the
-original and PyTorch have one a rank, and so has everybody on emulated hosts, which share the two
-cores. PyTorch has the same networks; that its convolutions are faster than Chainer's is not the
-exchange's doing, so its time without an exchange stands beside it. Double buffering steps with the
-gradients of the iteration before; nothing else here is stale. The original offers overlap, double
-buffering and float16 with NCCL alone, so that there is only its `naive` to compare with. The
-reference is made of what ours computes, in float32: PyTorch's rows, and those with 16 bits on the
-wire, may be below it."""
+Where nothing is said of threads, ours are as `create_communicator` sets them on one host, which
+divides the cores among the ranks; the original and PyTorch have one a rank, and so has everybody
+on emulated hosts, which share the two cores. PyTorch has the same networks; that its convolutions
+are faster than Chainer's is not the exchange's doing, so its time without an exchange stands
+beside it. Double buffering steps with the gradients of the iteration before; nothing else here is
+stale. The original offers overlap, double buffering and float16 with NCCL alone, so that there is
+only its `naive` to compare with. The reference is made of what ours computes, in float32:
+PyTorch's rows, and those with 16 bits on the wire, may be below it."""
 
 ORIGINAL = "original naive"
 COMPUTE, FORWARD, BACKWARD = "ours, no exchange", "forward", "forward and backward"
 TORCH_COMPUTE = "PyTorch, no exchange"
+CROWDED = "ours, a thread for every core"
+A_THREAD_FOR_EVERY_CORE = {"OMP_NUM_THREADS": str(os.cpu_count())}
 BATCHES = {"mlp": 100, "conv": 8, "resnet50": 2}
 
 
@@ -93,6 +96,7 @@ def teams(place: Place) -> dict[str, Callable[[], Team]]:
     }
     if place.cluster is None:
         found["left alone"] = lambda: Team(place, "with_chainer", env=THE_ORIGINAL)
+        found["crowded"] = lambda: Team(place, "with_chainer", env=A_THREAD_FOR_EVERY_CORE)
     if not why_no_torch():
         found["torch"] = lambda: Team(place, "with_torch", env=ONE_THREAD)
     return found
@@ -118,10 +122,11 @@ def contestants(place: Place, network: str) -> list[Contestant]:
         Contestant(BACKWARD, "ours", {"what": "forward", "and_backward": True, **common}),
         chainer(ORIGINAL, "original"),
         chainer("original naive, threads left alone", "left alone"),
+        chainer(CROWDED, "crowded"),
         Contestant("PyTorch DDP", "torch", {"what": "iteration", **common}),
         Contestant(TORCH_COMPUTE, "torch", {"what": "iteration", "alone": True, **common}),
     ]
     if network == "resnet50":  # which takes seconds: the rest is the same as for the others
-        few = {"ours, bfloat16", "ours, overlap on", "original naive, threads left alone"}
+        few = {"ours, bfloat16", "ours, overlap on", CROWDED, "original naive, threads left alone"}
         found = [contestant for contestant in found if contestant.name not in few]
     return found
