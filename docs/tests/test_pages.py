@@ -399,6 +399,27 @@ def test_a_new_communicator(ranks, tmp_path):
     assert lines_of_ranks(ranks, script, cwd=tmp_path) == ["exact"] * ranks
 
 
+def test_batch_script_starts_an_app_again_that_goes_on_by_itself(tmp_path):
+    """That it does is tested beside it, in apps/imagenet."""
+    stubs = {
+        ".venv/bin/activate": "",
+        "bin/srun": "#!/bin/sh\nprintf 'node02\\nnode01\\nnode02\\n'\n",
+        "bin/chainermn": '#!/bin/sh\ncat "$3"\necho "$*"\n',
+    }
+    for name, text in stubs.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    path = os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])
+    env = {**os.environ, "PATH": path, "SLURM_JOB_ID": "7"}
+    script = pages.read(EXAMPLES / "train.sbatch")
+    *hosts, launch = output_of_shell(script, tmp_path, env).splitlines()
+    assert hosts == ["node01 slots=1", "node02 slots=2"]
+    app = re.fullmatch(r"launch --hostfile hosts-7 --max-restarts \d+ (\S+)", launch)[1]
+    assert "checkpointer.maybe_load(trainer" in pages.read(ROOT / app)
+
+
 # Names and files
 
 
