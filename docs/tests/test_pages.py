@@ -337,6 +337,62 @@ def test_button_copies_the_lines_that_are_added(monkeypatch):
     assert f".{scriptdiff.ONLY_SEEN}" in selectors
 
 
+# The lines that the README adds to a script
+
+AT_FIRST = """
+import os
+import sys
+
+import chainer
+import numpy as np
+from chainer.training import extensions
+
+
+def loss(x):
+    return -chainer.functions.mean(model(x))
+
+
+def report_process(x):
+    chainer.report({"process": os.getpid()}, model)
+
+
+model = chainer.links.Linear(1, 1, initialW=0, nobias=True)
+optimizer = chainer.optimizers.SGD(lr=1)
+train = np.arange(10, dtype=np.float32).reshape(10, 1)
+validation = chainer.iterators.SerialIterator(train, 10, repeat=False, shuffle=False)
+evaluator = extensions.Evaluator(validation, model, eval_func=report_process)
+"""
+THEN = """
+optimizer.setup(model)
+batches = chainer.iterators.SerialIterator(train, len(train))
+updater = chainer.training.StandardUpdater(batches, optimizer, loss_func=loss)
+trainer = chainer.training.Trainer(updater, (3, "iteration"), out=sys.argv[1])
+trainer.extend(evaluator, trigger=(3, "iteration"))
+"""
+AT_LAST = """
+trainer.run()
+has_log = "LogReport" in trainer._extensions
+print(f"rank {comm.rank}: {len(train)} examples, log: {has_log}")
+print("weight:", model.W.array.item())
+print("process:", trainer.observation["validation/main/process"])
+"""
+
+
+def test_lines_of_the_readme_make_a_script_distributed(tmp_path):
+    (block,) = (b for b in pages.blocks(ROOT / "README.md") if b.language == "python")
+    setup, condition, reports = block.text.partition("if comm.rank == 0:")
+    script = tmp_path / "script.py"
+    script.write_text(AT_FIRST + setup + THEN + condition + reports + AT_LAST)
+    *processes, with_log, without, weight, other_weight = lines_of_ranks(
+        2, script, tmp_path / "result", cwd=tmp_path
+    )
+    assert processes[0] == processes[1]  # the mean of both
+    assert with_log == "rank 0: 5 examples, log: True"
+    assert without == "rank 1: 5 examples, log: False"
+    # The mean of 0 to 9 is that of the ranks' gradients. The first update takes no step.
+    assert (weight, other_weight) == ("weight: 9.0", "weight: 9.0")
+
+
 # Examples that pages include
 
 
