@@ -516,6 +516,16 @@ def test_every_environment_variable_is_on_the_page():
     assert [name for name in sorted(names) if f"`{name}`" not in page] == []
 
 
+def test_names_that_differ_from_the_original_are_on_the_page():
+    tests = load(ROOT / "libs/chainermn/tests/test_original_names.py")
+    # Classes are known by their names, wherever they are defined.
+    names = {re.sub(r"^chainermn\.([a-z_.]+\.(?=[A-Z]))?", "", name) for name in tests.EXCEPTIONS}
+    page = pages.read(DOCS / "migrating/from_chainermn.md")
+    table = page.partition("### Names that differ")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE)
+    assert sorted(re.findall("`([^`]+)`", " ".join(rows))) == sorted(names)
+
+
 def test_every_line_of_the_doctor_is_explained():
     page = pages.read(DOCS / "troubleshooting.md")
     lines = re.findall("^[✓✗–] (.{26})", page, re.MULTILINE)  # noqa: RUF001
