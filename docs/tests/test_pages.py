@@ -500,6 +500,15 @@ def test_every_public_name_is_in_the_reference():
     assert public_names() - documented == set()
 
 
+def test_every_public_name_is_in_the_readme_of_the_library():
+    readme = pages.read(ROOT / "libs/chainermn/README.md")
+    named = set(re.findall(r"\w+", " ".join(re.findall("`([^`]+)`", readme))))
+    base = importlib.import_module("chainermn").CommunicatorBase
+    names = {name.split(".")[-1] for name in public_names()}
+    names |= {name for name in dir(base) if not name.startswith("_")}
+    assert names - named == set()
+
+
 def test_every_communicator_is_in_the_table():
     rows = re.findall(r"^\| `(\w+)` \| [✓r]", pages.read(DOCS / "api/choosing.md"), re.MULTILINE)
     assert sorted(rows) == sorted(_COMMUNICATORS)
