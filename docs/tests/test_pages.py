@@ -509,6 +509,13 @@ def test_every_public_name_is_in_the_readme_of_the_library():
     assert names - named == set()
 
 
+def test_import_brings_the_submodules_that_the_reference_names():
+    modules = set(re.findall(r"`(chainermn\.\w+)`", pages.read(DOCS / "api/index.md")))
+    script = f"import chainermn\nfor name in {sorted(modules - {'chainermn.testing'})}: eval(name)"
+    assert len(modules) > 10
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_every_communicator_is_in_the_table():
     rows = re.findall(r"^\| `(\w+)` \| [✓r]", pages.read(DOCS / "api/choosing.md"), re.MULTILINE)
     assert sorted(rows) == sorted(_COMMUNICATORS)
