@@ -251,6 +251,20 @@ def test_what_is_said_of_an_error(ends: list[tuple[str, dict[str, Any]]]) -> Non
     assert how["announce"]()  # without a watch each rank says it
 
 
+@pytest.mark.parametrize("owner", [None, SimpleNamespace(updater=None)])
+def test_interrupt_of_what_is_no_trainer(
+    owner: Any, ends: list[tuple[str, dict[str, Any]]]
+) -> None:
+    def run(self: Any) -> None:
+        raise KeyboardInterrupt
+
+    error = raised_by(lambda: run(owner))
+    me = f"rank 2 of 3 on {socket.gethostname()}"
+    for trace, was in ((error.__traceback__, f" was at {__file__}:"), (None, ". The whole job ")):
+        global_except_hook._abort_job(type(error), error, trace)
+        assert ends[-1][0].startswith(f"chainermn: interrupted (Ctrl-C): {me}{was}")
+
+
 def test_memory_of_failed_calls_is_given_back(ends: list[tuple[str, dict[str, Any]]]) -> None:
     class Large:
         pass

@@ -9,6 +9,7 @@ that may fail before can call `add_hook` itself, and a user can ask for it from 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -57,7 +58,7 @@ def _abort_job(
     me = f"rank {rank} of {size} on {socket.gethostname()}"
     if isinstance(error, KeyboardInterrupt):
         reason = failures.INTERRUPTED
-        text = f"chainermn: interrupted (Ctrl-C){_progress(trace)}: {me} was at {_place(trace)}. "
+        text = f"chainermn: interrupted (Ctrl-C){_progress(trace)}: {me}{_place(trace)}. "
         text += "The whole job is being ended."
     else:
         reason = "".join(traceback.format_exception(kind, error, trace))
@@ -84,17 +85,19 @@ def _rank_and_size() -> tuple[int, int]:
 
 
 def _progress(trace: TracebackType | None) -> str:
-    """Return how far a trainer has come, if one is running."""
+    """Return how far a trainer has come; nothing if none is running."""
     for frame, _ in traceback.walk_tb(trace):
-        if frame.f_code.co_name == "run" and hasattr(frame.f_locals.get("self"), "updater"):
-            return f" after {frame.f_locals['self'].updater.iteration} iterations"
+        if frame.f_code.co_name == "run":
+            with contextlib.suppress(Exception):  # it is not a trainer's
+                return f" after {frame.f_locals['self'].updater.iteration} iterations"
     return ""
 
 
-def _place(trace: TracebackType | None) -> Place:
+def _place(trace: TracebackType | None) -> str:
     """Return where in the user's code a rank was."""
     stack = [
         Place(frame.f_code.co_filename, str(line), frame.f_code.co_name)
         for frame, line in traceback.walk_tb(trace)
     ]
-    return (users_places(stack) or stack)[-1]
+    known = users_places(stack) or stack
+    return f" was at {known[-1]}" if known else ""
