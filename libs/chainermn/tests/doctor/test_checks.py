@@ -304,12 +304,10 @@ def job_fails_at_import(bench: Bench) -> Setup:
     return Setup()
 
 
-@wrong("float16 sums", "flat: wrong; by MPI itself, which is not needed: refused", "(naive)")
+@wrong("float16 sums", "flat: wrong", "(naive)")
 def float16_is_wrong(bench: Bench) -> Setup:
     means = {"naive": RIGHT, "flat": {**RIGHT, "float16": "wrong"}}
-    return setup_with(
-        two_communicators=Outcome([means]), two_ranks=Outcome([{"float16": "refused"}])
-    )
+    return setup_with(two_communicators=Outcome([means]))
 
 
 # ---- GPUs ----

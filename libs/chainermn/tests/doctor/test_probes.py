@@ -23,7 +23,6 @@ from chainermn.doctor.probes import (
     communicators,
     cuda,
     links,
-    ranks,
     surroundings,
 )
 
@@ -121,23 +120,6 @@ def test_communicators_that_do_not_fit_the_hosts_are_left_out(
     assert results is not None
     assert set(_COMMUNICATORS) - set(results) == {"pure_nccl", "dummy"} | left_out
     assert results["flat"] == dict.fromkeys(communicators.DTYPES, "RuntimeError: no flat now")
-
-
-@pytest.mark.each_mpi
-@pytest.mark.mpi(2)
-def test_sums_of_float16() -> None:
-    assert ranks.add_up_float16(WORLD) == "right"
-
-
-@pytest.mark.parametrize(("add", "answer"), [(2, "wrong"), (None, "refused (no such type)")])
-def test_sums_of_float16_that_mpi_cannot(add: float | None, answer: str) -> None:
-    def allreduce(_: object, numbers: Any) -> None:
-        if add is None:
-            raise TypeError("no such type")
-        numbers += add
-
-    world = SimpleNamespace(rank=0, size=1, Allreduce=allreduce)
-    assert ranks.add_up_float16(world) == answer
 
 
 class FakeDriver:

@@ -105,6 +105,15 @@ def test_settings_for_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert network == ("10.0.0.0/24" if mpi_flavour() == "openmpi" else None)
 
 
+def test_options_of_ssh_are_not_for_another_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PRTE_MCA_plm_ssh_args", "HYDRA_LAUNCHER_EXTRA_ARGS"):
+        monkeypatch.delenv(name, raising=False)
+    # There MPICH starts ranks by srun, and gives it these options: -o is where srun writes to.
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    environment = launch_environment([("a", 1)])
+    assert environment.keys().isdisjoint({"PRTE_MCA_plm_ssh_args", "HYDRA_LAUNCHER_EXTRA_ARGS"})
+
+
 def test_mpiexec_that_does_not_run(forgets_mpiexec: None, tmp_path: Path) -> None:
     broken = tmp_path / "mpiexec"
     broken.write_text("no program")

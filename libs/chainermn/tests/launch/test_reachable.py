@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from chainermn.__main__ import main
 from chainermn.launch import command, reachable
+from chainermn.launch.mpiexec import OTHER_LAUNCHERS
 from chainermn.launch.reachable import unreachable
 
 
@@ -27,7 +28,7 @@ def no_names(monkeypatch: pytest.MonkeyPatch) -> None:
         return really(host, *arguments, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    for name in reachable._OTHER_LAUNCHERS:
+    for name in OTHER_LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
 
 

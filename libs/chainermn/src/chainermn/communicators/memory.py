@@ -16,8 +16,8 @@ def keep_freed_memory() -> None:
     """Let this process keep large arrays' memory when they are freed.
 
     glibc gives it back to the kernel, which has to clear it page by page for the next array: in
-    training, whose iterations all allocate the same, that can take a fifth of the time. A
-    process keeps up to 256 MiB more in this way. Nothing is changed where the C library is
+    training, whose iterations all allocate the same, that takes time in each of them. A process
+    keeps up to 256 MiB more in this way. Nothing is changed where the C library is
     another one, or where the user has set one of glibc's own variables for it.
     """
     if any(variable in os.environ for variable in _VARIABLES):

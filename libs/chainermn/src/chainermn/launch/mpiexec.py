@@ -32,6 +32,11 @@ _WITHOUT_SSH = {"openmpi": {"PRTE_MCA_plm_ssh_agent": "/bin/false"}, "mpich": {}
 #: a password at once.
 SSH_OPTIONS = ("-o", "ConnectTimeout=4", "-o", "BatchMode=yes")
 _SSH_VARIABLE = {"openmpi": "PRTE_MCA_plm_ssh_args", "mpich": "HYDRA_LAUNCHER_EXTRA_ARGS"}
+#: With one of these, something else than ssh as it is configured may start ranks on other hosts.
+OTHER_LAUNCHERS = (
+    *("HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP", "HYDRA_BOOTSTRAP_EXEC"),
+    *("PRTE_MCA_plm", "PRTE_MCA_plm_ssh_agent", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"),
+)
 
 # What an mpiexec or a library says of itself, and whose it is.
 _SIGNS = {
@@ -182,11 +187,16 @@ def launch_settings(
     settings = dict(_OPEN_MPI_SETTINGS) if flavour == "openmpi" else {}
     if hosts is None:
         settings |= _WITHOUT_SSH[flavour]
-    else:
+    elif starts_by_ssh():  # MPICH would give them to another launcher, too
         settings[_SSH_VARIABLE[flavour]] = " ".join(SSH_OPTIONS)
     if network and flavour == "openmpi":
         settings["OMPI_MCA_btl_tcp_if_include"] = network
     return settings
+
+
+def starts_by_ssh() -> bool:
+    """Return whether mpiexec starts ranks on other hosts by ssh, and nothing else may."""
+    return not any(os.environ.get(name) for name in OTHER_LAUNCHERS)
 
 
 def mpiexec_command(

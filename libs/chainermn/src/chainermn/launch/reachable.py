@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-# With one of these, something else than ssh as it is configured may start ranks on other hosts.
-_OTHER_LAUNCHERS = (
-    *("HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP", "HYDRA_BOOTSTRAP_EXEC"),
-    *("PRTE_MCA_plm", "PRTE_MCA_plm_ssh_agent", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"),
-)
+from chainermn.launch.mpiexec import starts_by_ssh
+
 _SECONDS = 4.0
 
 
@@ -27,7 +23,7 @@ def unreachable(hosts: Iterable[str]) -> dict[str, str]:
     hosts : iterable of str
         Names that users give; this host may be among them.
     """
-    if any(os.environ.get(name) for name in _OTHER_LAUNCHERS):
+    if not starts_by_ssh():
         return {}
     names = [name for name in hosts if not _is_this_host(name)]
     with ThreadPoolExecutor(max_workers=32) as pool:

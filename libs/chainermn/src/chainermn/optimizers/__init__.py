@@ -35,9 +35,9 @@ def create_multi_node_optimizer(
         Any optimizer of Chainer's.
     communicator : CommunicatorBase
     double_buffering : bool
-        Exchange the gradients of one iteration while the next one computes its own, so that
-        the exchange costs no time; each step is then taken on the mean gradient of the
-        iteration before. See `DoubleBufferingOptimizer`.
+        Exchange the gradients of one iteration while the next one computes its own; each step
+        is then taken on the mean gradient of the iteration before. See
+        `DoubleBufferingOptimizer`.
     zero_fill : bool
         Take a gradient that a rank does not have (``None``) for zeros. Otherwise one that no
         rank has stays ``None``, and one that only some have is an error on all ranks.

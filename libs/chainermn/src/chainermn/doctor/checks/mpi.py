@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from chainermn import remedies
@@ -140,9 +139,7 @@ def all_reduce(setup: Setup) -> Finding:
 @check("MPI", "float16 sums", needs=["all-reduce"])
 def float16_sums(setup: Setup) -> Finding:
     """Check that means of float16 are exact, even where MPI itself cannot add them up."""
-    finding = judge_means(setup.two_communicators, ["float16"])
-    raw = setup.two_ranks.answer["float16"]
-    return replace(finding, found=f"{finding.found}; by MPI itself, which is not needed: {raw}")
+    return judge_means(setup.two_communicators, ["float16"])
 
 
 def judge_means(outcome: Outcome, dtypes: Sequence[str]) -> Finding:
