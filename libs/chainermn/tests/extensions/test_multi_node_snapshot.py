@@ -147,6 +147,39 @@ def test_shuffled_iterator_goes_on_with_another_number_of_ranks(
 
 
 @pytest.mark.mpi(3)
+@pytest.mark.parametrize(("ranks", "epochs"), [(2, [0, 1, 1, 1, 2]), (3, [1, 1, 2, 2, 3])])
+def test_every_rank_goes_on_with_its_own_part_of_a_sampler(
+    ranks: int, epochs: list[int], shared_tmp_path: Path, training: Any
+) -> None:
+    world = chainermn.create_communicator("naive")
+
+    def train(comm: Any, iterations: int) -> tuple[list[list[int]], Any]:
+        """Return the order of examples after each iteration, and what gives it."""
+        trainer = training.make_trainer(comm, shared_tmp_path, iterations)
+        sampler = chainermn.datasets.create_distributed_sampler(12, comm, seed=1)
+        data = chainer.datasets.TupleDataset(np.ones((12, 2)), np.ones((12, 1)))
+        iterator = chainer.iterators.SerialIterator(data, 2, order_sampler=sampler)
+        trainer.updater._iterators["main"] = iterator
+        snapshot = multi_node_snapshot(comm, extensions.snapshot(autoload=True), [])
+        trainer.extend(snapshot, trigger=(1, "iteration"))
+        orders: list[list[int]] = []
+
+        def look(_: Any) -> None:
+            orders.append(iterator._state.order.tolist())
+
+        trainer.extend(look, trigger=(1, "iteration"))
+        trainer.run()
+        return orders, sampler
+
+    train(world, 1)  # half of the first epoch: 2 of 4 examples
+    part = world.split(0 if world.rank < ranks else 1, world.rank)
+    if world.rank < ranks:
+        orders, sampler = train(part, 6)
+        assert orders == [sampler.order(epoch).tolist() for epoch in epochs]
+    world.allgather_obj(None)
+
+
+@pytest.mark.mpi(3)
 def test_newest_snapshot_that_all_sets_can_read(shared_tmp_path: Path, training: Any) -> None:
     comm = chainermn.create_communicator("naive")
     run(training, comm, shared_tmp_path, 4, [0])

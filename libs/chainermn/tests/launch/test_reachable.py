@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from chainermn.__main__ import main
-from chainermn.launch import command, reachable
+from chainermn.launch import command
 from chainermn.launch.mpiexec import OTHER_LAUNCHERS
 from chainermn.launch.reachable import unreachable
 

@@ -15,6 +15,7 @@ import numpy as np
 from chainer.training.extension import Extension
 
 from chainermn.arguments import check_communicator, check_has
+from chainermn.datasets.distributed_sampler import DistributedOrderSampler
 from chainermn.extensions.npz_files import find_damage
 from chainermn.together import run_together
 
@@ -59,7 +60,8 @@ def multi_node_snapshot(
     be read as a whole, so a job may go on with another number of ranks, as long as the writing
     ranks are the same. An iterator's shuffled order fits only the number of examples that a rank
     had: if that is another one now the iterator goes on as far through its epoch, in an order of
-    its own.
+    its own. Where `create_distributed_sampler` gives the order, each rank goes on with its own
+    part of the same epoch, whatever the number of ranks.
     """
     check_communicator(f"{_WHERE}(comm, snapshot, replica_sets)", comm, snapshot)
 
@@ -238,18 +240,23 @@ def _load(contents: bytes, target: Any) -> None:
 
 
 def _fit_iterators(saved: Mapping[str, Any], trainer: Any) -> dict[str, Any]:
-    """Return what replaces in ``saved`` the orders of iterators with other numbers of examples."""
+    """Return what replaces in ``saved`` the orders of examples that are not this rank's."""
     fitted: dict[str, Any] = {}
     for key in saved:
         found = re.fullmatch(r"(updater/iterator:([^/]+)/)order", key)
         if found is None:
             continue
         prefix, name = found.groups()
-        now = chainer.serializers.DictionarySerializer()
-        trainer.updater.get_iterator(name).serialize(now)
-        order = now.target.get("order")
-        if order is None or np.shape(order) == saved[key].shape:
-            continue
+        iterator = trainer.updater.get_iterator(name)
+        sampler = getattr(iterator, "order_sampler", None)
+        if isinstance(sampler, DistributedOrderSampler):
+            order = sampler.order(int(saved[f"{prefix}epoch"]))
+        else:
+            now = chainer.serializers.DictionarySerializer()
+            iterator.serialize(now)
+            order = now.target.get("order")
+            if order is None or np.shape(order) == saved[key].shape:
+                continue
         position = saved[f"{prefix}current_position"]
         fitted[key] = order
         fitted[f"{prefix}current_position"] = position * len(order) // len(saved[key])
