@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from chainermn.doctor.command import doctor
+from chainermn.launch.command import launch
 from chainermn.launch.hosts import fill_hosts, parse_hosts, read_hostfile
 
 pytestmark = pytest.mark.each_mpi
@@ -52,7 +54,11 @@ def test_hostfile(tmp_path: Path) -> None:
 def test_hostfile_of_chainermn_1(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text("host00 cpu=4\nhost01 cpu=4 # the same\n\n# host02 cpu=4\nhost03 cpus=2\n")
-    assert read_hostfile(path) == [("host00", 4), ("host01", 4), ("host03", 2)]
+    expected = [("host00", 4), ("host01", 4), ("host03", 2)]
+    assert read_hostfile(path) == expected
+    for command, arguments in ((launch, ["program"]), (doctor, [])):
+        context = command.make_context("", ["--hostfile", str(path), *arguments])
+        assert context.params["hostfile"] == expected
 
 
 @pytest.mark.parametrize(
