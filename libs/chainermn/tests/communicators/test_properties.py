@@ -422,13 +422,15 @@ def other_than(good: Any, strategy: st.SearchStrategy) -> st.SearchStrategy:
 
 no_numbers = st.one_of(st.none(), st.text(), st.floats(), st.lists(st.integers()), st.just(GOOD))
 no_arrays = st.one_of(
-    *(st.none(), st.text(), st.integers(), st.lists(st.floats())),
+    *(st.none(), st.text(), st.integers(), st.lists(st.floats(), min_size=1)),
     st.sampled_from(["O", "S3", "U2", "M8[s]", "m8[s]", "V4"]).map(lambda d: np.zeros((2, 3), d)),
 )
 no_arrays |= st.tuples(st.just(GOOD), no_arrays)
 other_dtypes = other_than("float32", st.sampled_from(DTYPES)).map(lambda d: GOOD.astype(d))
 other_shapes = other_than(GOOD.shape, small).map(lambda shape: np.ones(shape, "f"))
-tuples = st.integers(0, 3).map(lambda n: (GOOD,) * n)
+tuples = st.builds(
+    lambda kind, n: kind([GOOD] * n), st.sampled_from([tuple, list]), st.integers(0, 3)
+)
 wrong_roots = st.integers() | st.integers(-2, SIZE + 1) | no_numbers
 no_parts = st.one_of(
     *(st.none(), st.text(), st.integers(), st.just(np.array(1.0))),
