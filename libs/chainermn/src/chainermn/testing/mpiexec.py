@@ -48,7 +48,7 @@ class JobResult:
     returncode : int
         Exit code of ``mpiexec``.
     stdout, stderr : str
-        Output of all ranks together; without notes (`chainermn.notes`), which depend on the
+        Output of all ranks together; without notes (``chainermn.notes``), which depend on the
         machine.
     seconds : float
         Wall time until ``mpiexec`` ended or was ended.
