@@ -205,6 +205,27 @@ def test_workers_that_are_replaced_after_some_tasks():
         iterator.finalize()
 
 
+class BeingReplaced(list):
+    """Workers of a pool while all of them have ended and new ones have not been started."""
+
+    def __len__(self):
+        return 0
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_workers_that_are_all_replaced_at_the_same_time():
+    iterator = chainer.iterators.MultiprocessIterator(
+        list(range(8)), 4, shuffle=False, n_processes=2, shared_mem=0
+    )
+    try:
+        assert next(iterator)[0] == 0
+        pool = iterator._prefetch_loop._pool
+        pool._pool = BeingReplaced(pool._pool)
+        assert [next(iterator)[0] for _ in range(4)] == [4, 0, 4, 0]
+    finally:
+        iterator.finalize()
+
+
 # Workers that mostly wait for work, and that are mostly at work.
 KILLED = """
 import os, signal, sys, time

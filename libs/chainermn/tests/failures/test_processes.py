@@ -89,9 +89,12 @@ def test_launchers_are_those_of_this_job(tmp_path: Path) -> None:
 
 def test_environment_of_another_process() -> None:
     given = {"ONE": "1", "WITH": "a=b", "EMPTY": ""}
-    with subprocess.Popen(["sleep", "600"], env=given) as child:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(["cat"], env=given, bufsize=0, **pipes) as child:
+        assert child.stdin is not None and child.stdout is not None
+        child.stdin.write(b"a")
+        child.stdout.read(1)  # so it has its environment, which comes after its start
         assert environment_of(child.pid) == given
-        child.kill()
     assert environment_of(child.pid) == {}
 
 

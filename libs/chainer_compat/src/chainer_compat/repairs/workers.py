@@ -1,5 +1,6 @@
 """Failures in the processes of ``MultiprocessIterator``."""
 
+import functools
 import signal
 from multiprocessing import pool as pools
 from types import ModuleType
@@ -14,7 +15,8 @@ def raise_failures(module: ModuleType) -> None:
     """Let ``next`` raise what a worker has raised, and RuntimeError if one has been killed.
 
     An exception ends the thread that would hand the batch out. For a worker that is killed the
-    pool starts another one, but what the first was to do is never done.
+    pool starts another one, but what the first was to do is never done. Workers that have done
+    their share (``maxtasksperchild``) are replaced without a failure.
     """
 
     class Communicator(module._Communicator):  # type: ignore[name-defined]
@@ -61,17 +63,22 @@ def raise_failures(module: ModuleType) -> None:
             self._workers = workers
 
     def run(self: Any) -> None:
-        self._comm.watch(self._pool)
+        pool = self._pool
+        self._comm.watch(pool)
+        # The pool would divide by the number of its workers each time, which is 0 for a moment
+        # if all of them are being replaced.
+        chunksize = -(-self.batch_size // (4 * len(pool._pool)))
+        pool.map_async = functools.partial(pool.map_async, chunksize=chunksize)
         try:
             while not self._terminating and self._task():
                 pass
         except BaseException as error:
-            pool, self._pool = self._pool, None
+            self._pool = None
             _abandon(pool)
             self._comm.fail(error)
         else:
-            self._pool.close()
-            self._pool.join()
+            pool.close()
+            pool.join()
 
     module._Communicator = Communicator  # type: ignore[attr-defined]
     module._PrefetchLoop._run = run
