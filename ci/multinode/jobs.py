@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from chainermn.notes import without_notes
 from chainermn.testing.mpiexec import JOB_VARIABLE, JobResult, launch_environment
 from ci.multinode.hosts import Hosts
 
@@ -126,7 +127,7 @@ class Job:
         self._hosts.run(process.host, [sys.executable, "-c", send])
 
     def output(self) -> tuple[str, str]:
-        """Return what was written so far to standard output and to standard error."""
+        """Return what was written so far: standard output, and standard error without notes."""
         if self._out.closed:
             return self._final_output
         texts = []
@@ -134,7 +135,7 @@ class Job:
             # Not by reading: that would move the place at which the job writes.
             written = os.pread(stream.fileno(), os.fstat(stream.fileno()).st_size, 0)
             texts.append(_NOISE.sub("", written.decode(errors="replace").replace("\0", "")))
-        return texts[0], texts[1]
+        return texts[0], without_notes(texts[1])
 
     def wait_for(self, text: str, *, timeout: float = 300) -> None:
         """Wait until the job has written a text, at most ``timeout`` seconds.
