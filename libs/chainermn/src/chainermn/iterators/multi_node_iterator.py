@@ -166,7 +166,8 @@ class MultiNodeIterator(Iterator):
                 result, failure = act(), None
             except Exception as error:
                 raised, result, failure = error, None, f"{type(error).__name__}: {error}"
-            message = result, self._own_state(), self._new_order(), failure
+            state = self._own_state()
+            message = result, state, self._new_order(state["is_new_epoch"]), failure
         result, self._state, new_order, failure = self.communicator.bcast_obj(
             message, root=self.rank_master
         )
@@ -178,9 +179,9 @@ class MultiNodeIterator(Iterator):
             raise RuntimeError(f"the iterator of rank {self.rank_master} failed: {failure}")
         return result
 
-    def _new_order(self) -> tuple[Any] | None:
+    def _new_order(self, is_new_epoch: bool) -> tuple[Any] | None:
         """Return the order of the examples if the other ranks do not know it; on the master."""
-        if self._order_is_known and not self._own_state()["is_new_epoch"]:
+        if self._order_is_known and not is_new_epoch:
             return None
         self._order_is_known = True
         return (getattr(getattr(self._actual, "_state", None), "order", None),)
