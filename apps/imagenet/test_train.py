@@ -204,26 +204,24 @@ if __name__ == "__main__":
 
 
 @pytest.fixture(scope="module")
-def killed(drawn, tmp_path_factory) -> tuple[list[object], Path]:
-    """Train as `two_ranks`, killed twice; return the command that goes on, and its folder."""
+def killed(drawn, tmp_path_factory) -> Path:
+    """Train as `two_ranks`, killed twice; return what that has left."""
     folder = tmp_path_factory.mktemp("killed")
     kills_itself = folder / "kills_itself.py"
     kills_itself.write_text(KILLS_ITSELF)
-    command = [HERE / "train.py", *lists(drawn), "--arch", "small", *SHORT, "--checkpoint", "4"]
+    options = [*lists(drawn), "--out", folder / "result", "--arch", "small", *SHORT]
     for last in (10, 31):
-        program = [kills_itself, last, *command, "--out", folder / "result"]
+        program = [kills_itself, last, HERE / "train.py", *options, "--checkpoint", "4"]
         job = Job(2, list(map(str, program)), cwd=folder).wait(LIMIT)
         assert job.returncode != 0 and not job.timed_out and not job.left_behind, job
         assert ("going on after iteration 8\n" in job.stdout) == (last == 31), job
-    return command, folder / "result"
+    return folder / "result"
 
 
-def test_killed_and_started_again_is_as_if_undisturbed(two_ranks, killed, tmp_path):
+def test_killed_and_started_again_is_as_if_undisturbed(two_ranks, killed, train, drawn, tmp_path):
     _, undisturbed = two_ranks
-    command, left = killed
-    out = shutil.copytree(left, tmp_path / "result")
-    job = run_job(2, list(map(str, [*command, "--out", out])), cwd=tmp_path, timeout=LIMIT)
-    assert (job.returncode, job.stderr, job.left_behind) == (0, "", []), job
+    out = shutil.copytree(killed, tmp_path / "result")
+    job = train(2, drawn, out, *SHORT, "--checkpoint", "4")
     assert "going on after iteration 28\n" in job.stdout
     assert_equal_models(out, undisturbed)
     times = ("elapsed_time", "images/s", "minutes left")
@@ -232,14 +230,14 @@ def test_killed_and_started_again_is_as_if_undisturbed(two_ranks, killed, tmp_pa
     ]
 
 
-def test_resumed_from_a_snapshot_it_is_as_if_undisturbed(two_ranks, killed, tmp_path):
+def test_resumed_from_a_snapshot_it_is_as_if_undisturbed(
+    two_ranks, killed, train, drawn, tmp_path
+):
     _, undisturbed = two_ranks
-    command, left = killed
-    out = shutil.copytree(left, tmp_path / "result")
+    out = shutil.copytree(killed, tmp_path / "result")
     assert (out / "small-2.0.28").exists()  # newer than the snapshot
-    command = [*command, "--out", out, "--resume", out / "snapshot_epoch_1"]
-    job = run_job(2, list(map(str, command)), cwd=tmp_path, timeout=LIMIT)
-    assert (job.returncode, job.stderr) == (0, ""), job
+    options = [*SHORT, "--checkpoint", "4", "--resume", out / "snapshot_epoch_1"]
+    job = train(2, drawn, out, *options)
     assert re.findall(r"going on after iteration (\d+)", job.stdout) == ["15"]
     assert_equal_models(out, undisturbed)
 
