@@ -22,8 +22,10 @@ from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
 
+import pages
 import psutil
 import pytest
+import scriptdiff
 
 from chainermn.communicators import _COMMUNICATORS
 from chainermn.doctor.checks import CHECKS
@@ -39,8 +41,6 @@ def load(path: Path):
 
 
 HERE = Path(__file__).resolve().parent
-pages = load(HERE / "pages.py")
-scriptdiff = load(HERE.parent / "scriptdiff.py")
 DOCS, ROOT = pages.DOCS, pages.ROOT
 EXAMPLES = DOCS / "examples"
 #: Seconds after which a job or a shell hangs, on however busy a machine.

@@ -1,0 +1,7 @@
+"""Tests import what stands beside them, and what makes the site, by name."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
