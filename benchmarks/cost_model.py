@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-#: As in `chainermn.communicators.transport`: up to so many bytes go to everybody at once; longer
+#: As in `chainermn.transport`: up to so many bytes go to everybody at once; longer
 #: arrays travel in chunks of so many bytes, by MPI and by shared memory.
 SMALL = 2**13
 CHUNK = 2**20

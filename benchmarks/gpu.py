@@ -28,8 +28,8 @@ _SECONDS = 400.0
 
 def measure(settings: Settings) -> tuple[list[Group], list[str]]:
     """Measure; return groups, and what could not be measured and why."""
-    from chainermn.communicators.gpus import why_no_gpu, why_no_nccl
-    from chainermn.communicators.transport.gpu import the_gpu
+    from chainermn.transport.gpu.available import why_no_gpu, why_no_nccl
+    from chainermn.transport.gpu.device import the_gpu
 
     reason = why_no_gpu() or why_no_nccl()
     if reason is not None:

@@ -38,16 +38,12 @@ SOURCE = Path("libs/chainermn/src/chainermn")
 TESTS = Path("libs/chainermn/tests")
 #: How the name of a module begins, and the tests that are to notice; the first that fits counts.
 NOTICED_BY = {
-    "communicators/gpu": ["without_gpu"],
-    "communicators/loans": ["optimizers/test_overlap.py"],
+    "transport/gpu": ["without_gpu"],
+    "communicators/duplicates": ["optimizers/test_overlap.py"],
     "communicators/mpi_communicator_base": ["communicators", "without_gpu/test_communicators.py"],
-    "communicators/overlapped_exchange": ["optimizers/test_overlap.py", "without_gpu"],
     "communicators/pure_nccl": ["without_gpu"],
-    "communicators/transport/cuda_awareness": ["without_gpu"],
-    "communicators/transport/gpu": ["without_gpu"],
-    "communicators/transport/nccl": ["without_gpu"],
-    "communicators/transport/staging": ["without_gpu"],
     "communicators/": ["communicators"],
+    "transport/host": ["transport", "communicators"],
     "datasets/": ["datasets"],
     "extensions/checkpoint": ["extensions/test_checkpoint.py"],
     "failures/judgement": ["failures/test_judgement.py"],

@@ -123,7 +123,7 @@ def end(process: subprocess.Popen[str]) -> str:
 def why_no_gpu() -> str:
     """Return why there is nothing to try; empty if there is a GPU."""
     code = (
-        "import chainer; from chainermn.communicators.gpus import why_no_nccl; "
+        "import chainer; from chainermn.transport.gpu.available import why_no_nccl; "
         "print(why_no_nccl() or '')"
     )
     return run(Task("GPU", ["-c", code], 30)).output.strip()

@@ -8,8 +8,8 @@ from typing import Any
 from benchmarks.ranks import with_chainer
 from benchmarks.ranks.orders import Orders
 from chainermn import failures
-from chainermn.communicators import overlapped_exchange
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
+from chainermn.gradients.overlap import exchange as overlapped_exchange
 
 
 def run(orders: Orders) -> None:

@@ -11,7 +11,7 @@ from typing_extensions import override
 import chainermn
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from chainermn.communicators.route import Route
-from chainermn.communicators.transport.reducer import Steps
+from chainermn.transport.reducer import Steps
 
 TAG = 32767  # the highest that every MPI has: it must not be one that a user takes
 

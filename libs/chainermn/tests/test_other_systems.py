@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from chainermn.communicators import cores
 from chainermn.failures import stack
+from chainermn.process import cores
 
 
 def test_cores_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _nccl() -> Any:
-    from chainermn.communicators.transport.nccl import load_nccl
+    from chainermn.transport.gpu.nccl import load_nccl
 
     try:
         return load_nccl()

@@ -14,16 +14,18 @@ import threadpoolctl
 from mpi4py import MPI
 
 import chainermn
-from chainermn.communicators import _COMMUNICATORS, cores, gpus
+from chainermn.communicators import registered
 from chainermn.communicators.single_node_communicator import SingleNodeCommunicator
-from chainermn.communicators.topology import Topology
-from chainermn.communicators.transport.mpi import load_mpi
 from chainermn.notes import note_once
+from chainermn.process import cores
 from chainermn.testing.mpiexec import Job, find_mpiexec, mpi_flavour, run_job
+from chainermn.transport.gpu import available
+from chainermn.transport.host.mpi import load_mpi
+from chainermn.transport.topology import Topology
 
 pytestmark = pytest.mark.each_mpi
 
-no_gpu = pytest.mark.skipif(gpus.why_no_gpu() is None, reason="this machine has a GPU")
+no_gpu = pytest.mark.skipif(available.why_no_gpu() is None, reason="this machine has a GPU")
 
 
 @pytest.mark.mpi(1, 2, 3)
@@ -74,9 +76,9 @@ def test_default_without_gpu_warns_on_rank_0_only(recwarn: pytest.WarningsRecord
 )
 def test_default_on_several_hosts(monkeypatch: pytest.MonkeyPatch, hosts: str, name: str) -> None:
     host = hosts[MPI.COMM_WORLD.rank]
-    monkeypatch.setattr("chainermn.communicators.topology.host_name", lambda: host)
+    monkeypatch.setattr("chainermn.transport.topology.host_name", lambda: host)
     with chainermn.create_communicator() as comm:
-        assert type(comm) is _COMMUNICATORS[name]
+        assert type(comm) is registered()[name]
 
 
 @pytest.mark.mpi(1, 2)
@@ -186,7 +188,7 @@ def test_job_notes_it_once_and_results_of_tests_leave_it_out(tmp_path: Path) -> 
     script = tmp_path / "script.py"
     script.write_text(
         "import chainermn\n"
-        "from chainermn.communicators import cores\n"
+        "from chainermn.process import cores\n"
         "cores._usable_cores = lambda: frozenset({0})\n"
         "for name in ('naive', 'flat'):\n"
         "    chainermn.create_communicator(name)\n"

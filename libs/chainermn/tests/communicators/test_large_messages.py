@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import chainermn
-from chainermn.communicators.transport import mpi
-from chainermn.communicators.transport.mpi import MpiTransport, world
+from chainermn.transport.host import mpi
+from chainermn.transport.host.mpi import MpiTransport, world
 
 pytestmark = pytest.mark.each_mpi
 

@@ -23,8 +23,8 @@ from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from chainermn.communicators.naive_communicator import NaiveCommunicator
 from chainermn.communicators.non_cuda_aware_communicator import NonCudaAwareCommunicator
 from chainermn.communicators.single_node_communicator import SingleNodeCommunicator
-from chainermn.communicators.topology import Topology
 from chainermn.communicators.two_dimensional_communicator import TwoDimensionalCommunicator
+from chainermn.transport.topology import Topology
 
 pytestmark = pytest.mark.each_mpi
 

@@ -13,8 +13,8 @@ from chainermn.communicators.flat_communicator import FlatCommunicator
 from chainermn.communicators.hierarchical_communicator import HierarchicalCommunicator
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from chainermn.communicators.naive_communicator import NaiveCommunicator
-from chainermn.communicators.topology import Topology
 from chainermn.communicators.two_dimensional_communicator import TwoDimensionalCommunicator
+from chainermn.transport.topology import Topology
 
 pytestmark = pytest.mark.each_mpi
 

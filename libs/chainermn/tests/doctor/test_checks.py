@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from chainermn.communicators import cores
 from chainermn.doctor import host_facts
 from chainermn.doctor.checks import CHECKS, job, python
 from chainermn.doctor.facts import Answer
 from chainermn.doctor.probe import Outcome
 from chainermn.doctor.registry import Status, good, not_tried
 from chainermn.doctor.setup import Setup
+from chainermn.process import cores
 
 pytestmark = pytest.mark.each_mpi
 

@@ -16,7 +16,7 @@ import pytest
 from mpi4py import MPI
 
 import chainermn
-from chainermn.communicators import _COMMUNICATORS
+from chainermn.communicators import registered
 from chainermn.doctor.probe import ask
 from chainermn.doctor.probes import (
     chainer_computes,
@@ -118,7 +118,7 @@ def test_communicators_that_do_not_fit_the_hosts_are_left_out(
     monkeypatch.setattr(chainermn, "create_communicator", create)
     results = communicators.examine()
     assert results is not None
-    assert set(_COMMUNICATORS) - set(results) == {"pure_nccl", "dummy"} | left_out
+    assert set(registered()) - set(results) == {"pure_nccl", "dummy"} | left_out
     assert results["flat"] == dict.fromkeys(communicators.DTYPES, "RuntimeError: no flat now")
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chainermn.communicators.gpus import why_no_gpu, why_no_nccl
-from chainermn.communicators.transport.gpu import the_gpu
+from chainermn.transport.gpu.available import why_no_gpu, why_no_nccl
+from chainermn.transport.gpu.device import the_gpu
 
 # NCCL 2.30 and newer takes several ranks on one GPU, but not with all that it can do.
 SHARED_GPU = {

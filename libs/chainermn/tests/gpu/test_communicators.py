@@ -12,14 +12,14 @@ import pytest
 
 import chainermn
 import chainermn.functions as MF
-from chainermn.communicators import _COMMUNICATORS
+from chainermn.communicators import registered
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.filterwarnings("ignore:MPI cannot read GPU memory:RuntimeWarning"),
 ]
 BY_MPI = ["naive", "flat"]
-BY_NCCL = sorted(set(_COMMUNICATORS) - {"dummy", *BY_MPI})
+BY_NCCL = sorted(set(registered()) - {"dummy", *BY_MPI})
 
 
 def model_with(a_gpu: Any, grads: list[np.ndarray]) -> chainer.ChainList:

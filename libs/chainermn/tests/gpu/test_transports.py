@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from chainermn.communicators.transport.gpu import the_gpu
-from chainermn.communicators.transport.gpu_mpi import GpuMpiTransport
-from chainermn.communicators.transport.mpi import MpiTransport
-from chainermn.communicators.transport.nccl import NcclTransport
-from chainermn.communicators.transport.reducer import shard_bounds
-from chainermn.communicators.transport.staging import Staging
 from chainermn.gradients.batched_copy import BLOCK_LENGTH, KINDS, BatchedCopy, Layout
+from chainermn.transport.gpu.device import the_gpu
+from chainermn.transport.gpu.mpi import GpuMpiTransport
+from chainermn.transport.gpu.nccl import NcclTransport
+from chainermn.transport.gpu.staging import Staging
+from chainermn.transport.host.mpi import MpiTransport
+from chainermn.transport.reducer import shard_bounds
 
 pytestmark = pytest.mark.gpu
 WORLD = MPI.COMM_WORLD

@@ -19,10 +19,11 @@ import pytest
 from chainer import optimizers
 
 import chainermn
-from chainermn.communicators import loans, overlapped_exchange
+from chainermn.communicators import duplicates as loans
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.gradients import overlap as rounds
-from chainermn.optimizers import overlap_trial
+from chainermn.gradients.overlap import exchange as overlapped_exchange
+from chainermn.gradients.overlap import plan as rounds
+from chainermn.gradients.overlap import trial as overlap_trial
 from chainermn.optimizers.double_buffering_optimizer import DoubleBufferingOptimizer
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
 from chainermn.optimizers.overlapping_optimizer import OverlappingOptimizer

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chainermn.communicators.transport import gpu
+from chainermn.transport.gpu import device as gpu
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ import ml_dtypes
 import numpy as np
 from mpi4py import MPI
 
-from chainermn.communicators.transport.gpu import Gpu
 from chainermn.gradients.batched_copy import KINDS
+from chainermn.transport.gpu.device import Gpu
 
 WORLD = MPI.COMM_WORLD
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

@@ -13,14 +13,14 @@ import pytest
 from mpi4py import MPI
 
 import chainermn
-from chainermn.communicators import _COMMUNICATORS
+from chainermn.communicators import registered
 from chainermn.communicators.pure_nccl_communicator import PureNcclCommunicator
 from chainermn.communicators.single_node_communicator import SingleNodeCommunicator
-from chainermn.communicators.topology import Topology
-from chainermn.communicators.transport import cuda_awareness
+from chainermn.transport.gpu import cuda_awareness
+from chainermn.transport.topology import Topology
 
 WORLD = MPI.COMM_WORLD
-EXCHANGING = sorted(set(_COMMUNICATORS) - {"dummy"})
+EXCHANGING = sorted(set(registered()) - {"dummy"})
 LAYOUTS = {1: ["a"], 2: ["aa", "ab"], 3: ["aaa", "aab", "abc"], 4: ["aabb", "abab", "aaab"]}
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -28,12 +28,12 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 @pytest.fixture(autouse=True)
 def mpi_that_is_not_cuda_aware(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_awareness, "_found", ["it is a stand-in"])
-    monkeypatch.setattr("chainermn.communicators.gpu_reducers._warned", [True])
+    monkeypatch.setattr("chainermn.transport.gpu.reducers._warned", [True])
 
 
 def make(name: str, hosts: str = "", **settings: Any) -> Any:
     place = Topology.from_hosts(hosts or "a" * WORLD.size, WORLD.rank)
-    return _COMMUNICATORS[name](WORLD, topology=place, **settings)
+    return registered()[name](WORLD, topology=place, **settings)
 
 
 def can_run(name: str, hosts: str) -> bool:
@@ -312,7 +312,7 @@ def test_mixed_memory_is_refused_on_all_ranks(stand_in: Any, name: str) -> None:
 def test_staging_is_told_once_by_rank_0(
     stand_in: Any, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    monkeypatch.setattr("chainermn.communicators.gpu_reducers._warned", [])
+    monkeypatch.setattr("chainermn.transport.gpu.reducers._warned", [])
     for name in ("non_cuda_aware", "naive", "flat"):
         comm = make(name, "ab")
         comm.multi_node_mean_grad(model_with(stand_in, {"a": np.ones(5, "f")}))

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from mpi4py import MPI
 
-from chainermn.communicators.gpus import why_no_gpu, why_no_nccl, why_not_one_each
-from chainermn.communicators.topology import Topology
-from chainermn.communicators.transport import gpu
+from chainermn.transport.gpu import device as gpu
+from chainermn.transport.gpu.available import why_no_gpu, why_no_nccl, why_not_one_each
+from chainermn.transport.topology import Topology
 
 
 def test_no_cupy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from chainermn.communicators.transport.nccl import NcclTransport, check_devices
-from chainermn.communicators.transport.nccl_reducer import NcclReducer
-from chainermn.communicators.transport.reducer import Steps, shard_bounds
 from chainermn.testing.mpiexec import run_job
+from chainermn.transport.gpu.nccl import NcclTransport, check_devices
+from chainermn.transport.gpu.nccl_reducer import NcclReducer
+from chainermn.transport.reducer import Steps, shard_bounds
 
 WORLD = MPI.COMM_WORLD
 SIZES = [0, 1, 2, 3, 4, 7, 12, 60]

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from chainermn.communicators.transport import nccl_watch
-from chainermn.communicators.transport.nccl_watch import NcclWatch
+from chainermn.transport.gpu import nccl_watch
+from chainermn.transport.gpu.nccl_watch import NcclWatch
 
 
 class Ended(BaseException):

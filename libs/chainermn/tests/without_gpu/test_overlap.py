@@ -14,14 +14,14 @@ import pytest
 from mpi4py import MPI
 
 import chainermn
-from chainermn.communicators import _COMMUNICATORS
-from chainermn.communicators.topology import Topology
-from chainermn.communicators.transport import cuda_awareness
-from chainermn.gradients import overlap as rounds
+from chainermn.communicators import registered
+from chainermn.gradients.overlap import plan as rounds
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
+from chainermn.transport.gpu import cuda_awareness
+from chainermn.transport.topology import Topology
 
 WORLD = MPI.COMM_WORLD
-EXCHANGING = sorted(set(_COMMUNICATORS) - {"dummy"})
+EXCHANGING = sorted(set(registered()) - {"dummy"})
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 STEPS = 5
 
@@ -33,7 +33,7 @@ Step = Callable[[Any, MultiNodeOptimizer, Place, int], None]
 def _many_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "_BUCKET_BYTES", 40)
     monkeypatch.setattr(cuda_awareness, "_found", ["it is a stand-in"])
-    monkeypatch.setattr("chainermn.communicators.gpu_reducers._warned", [True])
+    monkeypatch.setattr("chainermn.transport.gpu.reducers._warned", [True])
 
 
 class _Same(chainer.FunctionNode):
@@ -89,7 +89,7 @@ def make(name: str, **settings: Any) -> Any:
     if name == "two_dimensional" and WORLD.size % 2:
         hosts = "a" * WORLD.size
     place = Topology.from_hosts(hosts, WORLD.rank)
-    return _COMMUNICATORS[name](WORLD, topology=place, **settings)
+    return registered()[name](WORLD, topology=place, **settings)
 
 
 def x(step: int) -> np.ndarray:

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from chainermn.communicators.transport import cuda_awareness, staging
-from chainermn.communicators.transport.gpu_mpi import (
+from chainermn.doctor.probe import probe_command
+from chainermn.transport.gpu import cuda_awareness, staging
+from chainermn.transport.gpu.mpi import (
     CudaAwareReducer,
     GpuMpiReducer,
     GpuMpiTransport,
 )
-from chainermn.communicators.transport.mpi import MpiTransport
-from chainermn.communicators.transport.mpi_reducer import MpiReducer
-from chainermn.communicators.transport.staging import Direct, Staging
-from chainermn.doctor.probe import probe_command
+from chainermn.transport.gpu.staging import Direct, Staging
+from chainermn.transport.host.mpi import MpiTransport
+from chainermn.transport.host.mpi_reducer import MpiReducer
 
 WORLD = MPI.COMM_WORLD
 # With chunks of 64 bytes: none, one, one and a bit, as many as there are slots, and more.

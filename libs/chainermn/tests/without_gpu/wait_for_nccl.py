@@ -11,7 +11,7 @@ from stand_in_gpu import StandInGpu
 
 import chainermn
 from chainermn.communicators.pure_nccl_communicator import PureNcclCommunicator
-from chainermn.communicators.transport import gpu
+from chainermn.transport.gpu import device as gpu
 
 
 def main(how: str) -> None:

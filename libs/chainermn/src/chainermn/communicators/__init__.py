@@ -3,47 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import warnings
 from typing import TYPE_CHECKING
 
 from chainermn import failures, global_except_hook
+from chainermn.agreement import check_equal
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.communicators.cores import divide_cores
-from chainermn.communicators.dummy_communicator import DummyCommunicator
 from chainermn.communicators.extensions_at_work import extension_at_work
-from chainermn.communicators.flat_communicator import FlatCommunicator
-from chainermn.communicators.gpus import why_not_one_each
-from chainermn.communicators.hierarchical_communicator import HierarchicalCommunicator
-from chainermn.communicators.memory import keep_freed_memory
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
-from chainermn.communicators.naive_communicator import NaiveCommunicator
-from chainermn.communicators.non_cuda_aware_communicator import NonCudaAwareCommunicator
-from chainermn.communicators.pure_nccl_communicator import PureNcclCommunicator
-from chainermn.communicators.single_node_communicator import SingleNodeCommunicator
-from chainermn.communicators.topology import Topology
-from chainermn.communicators.transport.agreement import check_equal
-from chainermn.communicators.transport.mpi import world
-from chainermn.communicators.two_dimensional_communicator import TwoDimensionalCommunicator
+from chainermn.communicators.registry import class_named, register, registered
+from chainermn.process.cores import divide_cores
+from chainermn.process.memory import keep_freed_memory
+from chainermn.transport.gpu.available import why_not_one_each
+from chainermn.transport.host.mpi import world
+from chainermn.transport.topology import Topology
 
 if TYPE_CHECKING:
     from mpi4py import MPI
     from numpy.typing import DTypeLike
 
-__all__ = ["CommunicatorBase", "create_communicator"]
+__all__ = ["CommunicatorBase", "create_communicator", "register", "registered"]
 
 failures.name_callers_by(extension_at_work)
-
-_COMMUNICATORS: dict[str, type[MpiCommunicatorBase]] = {
-    "dummy": DummyCommunicator,
-    "flat": FlatCommunicator,
-    "hierarchical": HierarchicalCommunicator,
-    "naive": NaiveCommunicator,
-    "non_cuda_aware": NonCudaAwareCommunicator,
-    "pure_nccl": PureNcclCommunicator,
-    "single_node": SingleNodeCommunicator,
-    "two_dimensional": TwoDimensionalCommunicator,
-}
 
 
 def create_communicator(
@@ -126,9 +107,7 @@ def create_communicator(
             communicator_name = _default_on_cpu(topology) if lacking else "pure_nccl"
             if lacking and mpi_comm.rank == 0:
                 _warn_of_default(lacking, communicator_name)
-        if communicator_name not in _COMMUNICATORS:
-            raise ValueError(_unknown(communicator_name))
-        communicator = _COMMUNICATORS[communicator_name](
+        communicator = class_named(communicator_name)(
             mpi_comm,
             allreduce_grad_dtype=allreduce_grad_dtype,
             batched_copy=batched_copy,
@@ -137,13 +116,6 @@ def create_communicator(
         divide_cores(mpi_comm, topology)
         keep_freed_memory()
     return communicator
-
-
-def _unknown(name: object) -> str:
-    similar = difflib.get_close_matches(str(name), _COMMUNICATORS, n=1, cutoff=0.8)
-    question = f" (did you mean {similar[0]!r}?)" if similar else ""
-    known = ", ".join(sorted(_COMMUNICATORS))
-    return f"unknown communicator {name!r}{question}; expected one of {known}"
 
 
 def _default_on_cpu(topology: Topology) -> str:

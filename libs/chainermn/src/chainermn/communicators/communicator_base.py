@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import chainer
     from mpi4py import MPI
 
-    from chainermn.communicators.overlapped_exchange import OverlappedExchange
-    from chainermn.communicators.transport.mpi import Op
+    from chainermn.gradients.overlap.exchange import OverlappedExchange
+    from chainermn.transport.host.mpi import Op
 
 
 class CommunicatorBase(Configurable, ABC):

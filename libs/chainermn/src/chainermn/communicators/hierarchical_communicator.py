@@ -7,7 +7,7 @@ from typing_extensions import override
 from chainermn.communicators.messages import Array
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from chainermn.communicators.route import Route
-from chainermn.communicators.transport.reducer import Steps
+from chainermn.transport.reducer import Steps
 
 
 class HierarchicalCommunicator(MpiCommunicatorBase):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from chainermn.communicators.transport.gpu import on_gpu, the_gpu
+from chainermn.transport.gpu.device import on_gpu, the_gpu
 
 Array: TypeAlias = NDArray[Any]
 Arrays: TypeAlias = Array | tuple[Array, ...] | list[Array]

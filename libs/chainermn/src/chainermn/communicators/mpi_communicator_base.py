@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 
+from chainermn.agreement import (
+    Refusal,
+    agree,
+    attempt,
+    check_equal,
+    raise_refusals,
+)
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.communicators.gpu_reducers import GpuReducers
 from chainermn.communicators.messages import (
     Array,
     ArrayParcel,
@@ -20,33 +26,27 @@ from chainermn.communicators.messages import (
     PickleParcel,
     as_tuple,
 )
-from chainermn.communicators.overlapped_exchange import OverlappedExchange
-from chainermn.communicators.reducers import Reducers
 from chainermn.communicators.route import Route
-from chainermn.communicators.topology import Topology
-from chainermn.communicators.transport.agreement import (
-    Refusal,
-    any_of_each,
-    attempt,
-    check_equal,
-    raise_refusals,
-)
-from chainermn.communicators.transport.casts import FLOAT16
-from chainermn.communicators.transport.gpu import on_gpu, the_gpu
-from chainermn.communicators.transport.gpu_mpi import GpuMpiTransport
-from chainermn.communicators.transport.mpi import MpiTransport, Op, load_mpi
-from chainermn.communicators.transport.nccl import NcclTransport
-from chainermn.communicators.transport.reducer import Steps
-from chainermn.communicators.wire_dtype import as_wire_dtype, choose_wire_dtype
 from chainermn.failures.activity import Group, marked, waiting
 from chainermn.gradients.buckets import Buckets
 from chainermn.gradients.gpu_buckets import GpuBuckets
 from chainermn.gradients.overflow import check_overflow
+from chainermn.gradients.overlap.exchange import OverlappedExchange
 from chainermn.gradients.parameters import (
     agree_on_gradients,
     bcast_parameters,
     divide_by_memory,
 )
+from chainermn.gradients.wire_dtype import as_wire_dtype, choose_wire_dtype
+from chainermn.transport.gpu.device import on_gpu, the_gpu
+from chainermn.transport.gpu.mpi import GpuMpiTransport
+from chainermn.transport.gpu.nccl import NcclTransport
+from chainermn.transport.gpu.reducers import GpuReducers
+from chainermn.transport.host.casts import FLOAT16
+from chainermn.transport.host.mpi import MpiTransport, Op, load_mpi
+from chainermn.transport.host.reducers import Reducers
+from chainermn.transport.reducer import Steps
+from chainermn.transport.topology import Topology
 
 if TYPE_CHECKING:
     from typing import Self
@@ -338,7 +338,7 @@ class MpiCommunicatorBase(CommunicatorBase):
     def _any_of_each(self, flags: Sequence[bool], where: str) -> Sequence[bool]:
         # Of what `allreduce` does, all that takes time is left out.
         with waiting(self._group.stream, where, self._group.members):
-            return any_of_each(self.mpi_comm, flags)
+            return agree(self.mpi_comm, where, flags)[1]
 
     def create_overlapped_exchange(self) -> OverlappedExchange:
         return OverlappedExchange(self)

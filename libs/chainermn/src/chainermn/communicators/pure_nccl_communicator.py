@@ -9,14 +9,14 @@ import chainer
 import numpy as np
 from typing_extensions import override
 
-from chainermn.communicators.gpus import why_no_nccl
 from chainermn.communicators.messages import Array
 from chainermn.communicators.mpi_communicator_base import Carrier, MpiCommunicatorBase
 from chainermn.communicators.naive_communicator import NaiveCommunicator
 from chainermn.communicators.route import Route
-from chainermn.communicators.transport.casts import FLOAT16
-from chainermn.communicators.transport.gpu import on_gpu
-from chainermn.communicators.transport.reducer import Steps
+from chainermn.transport.gpu.available import why_no_nccl
+from chainermn.transport.gpu.device import on_gpu
+from chainermn.transport.host.casts import FLOAT16
+from chainermn.transport.reducer import Steps
 
 
 class PureNcclCommunicator(MpiCommunicatorBase):

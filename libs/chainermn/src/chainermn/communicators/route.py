@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from chainermn.communicators.gpu_reducers import GpuReducers
-    from chainermn.communicators.reducers import Reducers
+    from chainermn.transport.gpu.reducers import GpuReducers
+    from chainermn.transport.host.reducers import Reducers
 
 
 class Route(NamedTuple):

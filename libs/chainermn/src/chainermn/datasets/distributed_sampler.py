@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from chainer.iterators import OrderSampler
 
+from chainermn.agreement import run_together
 from chainermn.datasets.scatter import part_bounds
 from chainermn.datasets.shards import Indices
-from chainermn.together import run_together
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase

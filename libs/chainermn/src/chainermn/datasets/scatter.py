@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from chainer.datasets import SubDataset
 
+from chainermn.agreement import check_root, run_together
 from chainermn.communicators.naive_communicator import NaiveCommunicator
 from chainermn.datasets.shards import Columns, Indices, scatter_columns
-from chainermn.together import check_root, run_together
 
 if TYPE_CHECKING:
     from mpi4py import MPI

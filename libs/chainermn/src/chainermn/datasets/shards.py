@@ -12,7 +12,7 @@ import numpy as np
 from chainer.datasets import DictDataset, SubDataset, TupleDataset
 from numpy.typing import NDArray
 
-from chainermn.together import run_together
+from chainermn.agreement import run_together
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase

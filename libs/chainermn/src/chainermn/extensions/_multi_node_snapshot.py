@@ -14,10 +14,10 @@ import chainer
 import numpy as np
 from chainer.training.extension import Extension
 
+from chainermn.agreement import run_together
 from chainermn.arguments import check_communicator, check_has
 from chainermn.datasets.distributed_sampler import DistributedOrderSampler
 from chainermn.extensions.npz_files import find_damage
-from chainermn.together import run_together
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase

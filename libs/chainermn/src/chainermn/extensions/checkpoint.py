@@ -12,9 +12,9 @@ import chainer
 import numpy as np
 from chainer.training.extension import Extension
 
+from chainermn.agreement import run_together
 from chainermn.arguments import check_communicator
 from chainermn.extensions.npz_files import find_damage, write_atomically
-from chainermn.together import run_together
 
 if TYPE_CHECKING:
     import os

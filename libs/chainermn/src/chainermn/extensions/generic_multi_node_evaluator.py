@@ -12,7 +12,7 @@ from chainer.dataset import concat_examples
 from chainer.dataset.convert import _call_converter
 from chainer.training.extension import PRIORITY_WRITER, Extension
 
-from chainermn.together import check_root, run_together
+from chainermn.agreement import check_root, run_together
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase

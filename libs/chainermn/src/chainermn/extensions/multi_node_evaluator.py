@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import chainer
 import numpy as np
 
+from chainermn.agreement import run_together
 from chainermn.arguments import check_communicator, check_has
 from chainermn.extensions.example_weights import ExampleWeights
 from chainermn.extensions.generic_multi_node_evaluator import (
     GenericMultiNodeEvaluator,
     has_examples,
 )
-from chainermn.together import run_together
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase

@@ -10,7 +10,7 @@ import numpy as np
 from chainer.backends import cuda
 from chainer.training.extension import PRIORITY_EDITOR, Extension
 
-from chainermn.together import run_together
+from chainermn.agreement import run_together
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase

@@ -17,7 +17,7 @@ import chainer.functions as F
 import numpy as np
 from chainer import backend
 
-from chainermn.communicators.transport.agreement import Refusal, attempt
+from chainermn.agreement import Refusal, attempt
 from chainermn.functions.collective_communication import allreduce
 from chainermn.functions.variables import as_variable
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import chainer
 import numpy as np
 
-from chainermn.communicators.transport.agreement import Refusal, attempt, raise_refusals
+from chainermn.agreement import Refusal, attempt, raise_refusals
 from chainermn.functions.variables import as_variable, empty_delegate, layouts, or_zeros
 
 if TYPE_CHECKING:

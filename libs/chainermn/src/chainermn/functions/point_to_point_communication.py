@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import chainer
 import numpy as np
 
-from chainermn.communicators.transport.agreement import Refusal, attempt
+from chainermn.agreement import Refusal, attempt
 from chainermn.functions.pseudo_connect import pseudo_connect
 from chainermn.functions.variables import as_variable, empty_delegate, layouts, or_zeros, zeros
 

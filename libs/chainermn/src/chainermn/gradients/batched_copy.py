@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from chainermn.communicators.transport.gpu import Gpu
+    from chainermn.transport.gpu.device import Gpu
 
 Array = NDArray[Any]
 

@@ -13,7 +13,7 @@ from chainermn.gradients.batched_copy import BatchedCopy, Layout
 if TYPE_CHECKING:
     import chainer
 
-    from chainermn.communicators.transport.gpu import Gpu
+    from chainermn.transport.gpu.device import Gpu
 
 Array = NDArray[Any]
 

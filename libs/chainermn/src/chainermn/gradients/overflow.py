@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import chainer
 import numpy as np
 
-from chainermn.communicators.transport.agreement import any_true
+from chainermn.agreement import any_true
 from chainermn.gradients.parameters import named_parameters
 
 if TYPE_CHECKING:

@@ -11,17 +11,17 @@ import numpy as np
 from chainer.backends import cuda
 from numpy.typing import NDArray
 
-from chainermn.communicators.transport.agreement import (
+from chainermn.agreement import (
     Refusal,
     agree,
     attempt,
     check_equal,
     raise_refusals,
 )
-from chainermn.communicators.transport.gpu import gpu, on_gpu, the_gpu
+from chainermn.transport.gpu.device import gpu, on_gpu, the_gpu
 
 if TYPE_CHECKING:
-    from chainermn.communicators.transport.mpi import MpiTransport
+    from chainermn.transport.host.mpi import MpiTransport
 
 Array = NDArray[Any]
 

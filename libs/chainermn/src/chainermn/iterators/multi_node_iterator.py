@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from chainer.dataset import Iterator
 from chainer.iterators import MultithreadIterator
 
-from chainermn.together import check_root, run_together
+from chainermn.agreement import check_root, run_together
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase

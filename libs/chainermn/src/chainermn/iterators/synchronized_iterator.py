@@ -10,8 +10,8 @@ import numpy as np
 from chainer.dataset import Iterator
 from chainer.iterators import OrderSampler, ShuffleOrderSampler
 
+from chainermn.agreement import run_together
 from chainermn.datasets.distributed_sampler import DistributedOrderSampler
-from chainermn.together import run_together
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase

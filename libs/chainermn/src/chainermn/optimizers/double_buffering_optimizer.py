@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, Self
 
 import chainer
 
-from chainermn.communicators.loans import borrow, give_back
-from chainermn.communicators.transport.gpu import the_gpu
-from chainermn.communicators.transport.mpi import threads_may_call
+from chainermn.communicators.duplicates import borrow, give_back
 from chainermn.failures.activity import waiting_for
 from chainermn.gradients.parameters import is_on_gpu
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, Overlap
+from chainermn.transport.gpu.device import the_gpu
+from chainermn.transport.host.mpi import threads_may_call
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
-    from chainermn.communicators.transport.gpu import Gpu
-    from chainermn.communicators.transport.reducer import Pending
+    from chainermn.transport.gpu.device import Gpu
+    from chainermn.transport.reducer import Pending
 
 
 class DoubleBufferingOptimizer(MultiNodeOptimizer):

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 import chainer
 import numpy as np
 
+from chainermn.gradients.overlap.trial import OverlapTrial
 from chainermn.gradients.parameters import is_on_gpu
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, Overlap
-from chainermn.optimizers.overlap_trial import OverlapTrial
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
-    from chainermn.communicators.overlapped_exchange import OverlappedExchange
+    from chainermn.gradients.overlap.exchange import OverlappedExchange
 
 
 class OverlappingOptimizer(MultiNodeOptimizer):
     """Hides the exchange behind backward; its steps are those of `MultiNodeOptimizer`.
 
-    `chainermn.communicators.overlapped_exchange` tells how. Where the communicator cannot do
+    `chainermn.gradients.overlap.exchange` tells how. Where the communicator cannot do
     that, or with ``overlap='auto'`` does not gain by it, the exchange follows backward.
     """
 

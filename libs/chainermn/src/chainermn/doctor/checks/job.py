@@ -10,7 +10,7 @@ from chainermn.doctor import host_facts
 from chainermn.doctor.registry import Finding, bad, check, good, not_tried
 from chainermn.doctor.setup import Setup
 
-#: Those of `chainermn.communicators.cores`, which cannot be imported without Chainer.
+#: Those of `chainermn.process.cores`, which cannot be imported without Chainer.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",

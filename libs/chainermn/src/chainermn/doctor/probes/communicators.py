@@ -10,7 +10,7 @@ DTYPES = ("float16", "float32", "float64")
 def examine() -> dict[str, dict[str, str]] | None:
     """Return, on rank 0: by communicator and dtype, ``'right'`` or what is wrong."""
     import chainermn
-    from chainermn.communicators import _COMMUNICATORS
+    from chainermn.communicators import registered
 
     world = chainermn.create_communicator("naive")
     left_out = {"pure_nccl", "dummy"}
@@ -18,7 +18,7 @@ def examine() -> dict[str, dict[str, str]] | None:
         left_out.add("single_node")
     if any(world.allgather_obj(world.intra_size * world.inter_size != world.size)):
         left_out.add("two_dimensional")
-    results = {name: try_out(name) for name in _COMMUNICATORS if name not in left_out}
+    results = {name: try_out(name) for name in registered() if name not in left_out}
     everywhere = world.gather_obj(results)
     if everywhere is None:
         return None

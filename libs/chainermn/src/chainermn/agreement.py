@@ -1,0 +1,226 @@
+"""Checks that all ranks make together: either all go on, or all raise.
+
+A check that only one rank makes, and fails, leaves the others waiting for it in the next
+collective. So each rank first tells all the others what it has found.
+
+Every function here is collective, unless it says otherwise. ``ranks`` is a communicator of
+chainermn or of mpi4py.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+
+import numpy as np
+
+from chainermn.transport.host.mpi import load_mpi
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["check_equal", "check_root", "run_together"]
+
+T = TypeVar("T")
+
+# The exceptions that mean the same on a rank that only hears of them.
+_PORTABLE = (TypeError, ValueError, IndexError, KeyError)
+
+
+class Ranks(Protocol):
+    """What is asked of a communicator; one of mpi4py has ``allgather`` instead."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this process."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+
+
+def run_together(ranks: Ranks, where: str, act: Callable[[], T]) -> T:
+    """Return ``act()`` of this rank, or raise on every rank if it raises on any.
+
+    Parameters
+    ----------
+    ranks : CommunicatorBase
+    where : str
+        What the user called, for the message.
+    act : callable
+        Must not communicate.
+
+    Raises
+    ------
+    Exception
+        Where ``act`` raised, that exception; on the other ranks one of the same type if that is
+        TypeError, ValueError, IndexError or KeyError, else RuntimeError, with the same message.
+    """
+    raised: Exception | None = None
+    try:
+        result = act()
+    except Exception as error:
+        raised = error
+    reports = _allgather(ranks, None if raised is None else (_kind(raised), _text(raised)))
+    if raised is not None:
+        raised.add_note(f"({where}, rank {ranks.rank}; all ranks raise)")
+        raise raised
+    for rank, report in enumerate(reports):
+        if report is not None:
+            kind, text = report
+            raise kind(f"{where}: rank {rank} failed: {text}")
+    return result
+
+
+def check_equal(ranks: Ranks, value: object, where: str) -> None:
+    """Raise on all ranks unless all give the same value.
+
+    Parameters
+    ----------
+    ranks : CommunicatorBase
+    value : object
+        Anything that can be pickled. Values are equal if their ``repr`` is.
+    where : str
+        What the user called, for the message.
+
+    Raises
+    ------
+    ValueError
+        If the ranks differ.
+    TypeError, ValueError, IndexError
+        If the value of a rank is a `Refusal`.
+    """
+    if not hasattr(ranks, "allgather_obj"):  # one of mpi4py's: the quick way, if nothing is wrong
+        is_agreed, _ = _compare(ranks, _digest(value), ())
+        if is_agreed and not isinstance(value, Refusal):
+            return
+    everywhere = _allgather(ranks, value)
+    raise_refusals(dict(enumerate(everywhere)), where)
+    if len({repr(each) for each in everywhere}) > 1:
+        raise_disagreement(everywhere, where)
+
+
+def check_root(ranks: Ranks, root: int, where: str) -> None:
+    """Raise on all ranks unless all give the same root, which is a rank.
+
+    Parameters
+    ----------
+    ranks : CommunicatorBase
+    root : int
+    where : str
+        What the user called, for the message.
+
+    Raises
+    ------
+    ValueError
+    """
+
+    def describe() -> str:
+        if root not in range(ranks.size):
+            raise ValueError(f"root must be a rank, 0 to {ranks.size - 1}, got {root!r}")
+        return f"root={root}"
+
+    check_equal(ranks, attempt(describe), where)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What a rank sends in place of its data when its input is wrong."""
+
+    kind: type[Exception]
+    message: str
+
+
+def attempt(make: Callable[[], T]) -> T | Refusal:
+    """Return ``make()``, or a `Refusal` for the exception that it raises. Not collective."""
+    try:
+        return make()
+    except Exception as error:
+        kind = type(error) if type(error) in (TypeError, ValueError, IndexError) else TypeError
+        return Refusal(kind, str(error) or repr(error))
+
+
+def raise_refusals(parts: Mapping[int, Any], where: str) -> None:
+    """Raise if any rank refused. Not collective.
+
+    Parameters
+    ----------
+    parts : dict of int to object
+        What ranks have sent, by rank; the same on every rank.
+    where : str
+        What the user called, for the message.
+
+    Raises
+    ------
+    TypeError, ValueError, IndexError
+        What the first refusing rank raised, with its rank.
+    """
+    for rank, part in parts.items():
+        if isinstance(part, Refusal):
+            raise part.kind(f"{where}: rank {rank}: {part.message}")
+
+
+def raise_disagreement(everywhere: Sequence[object], where: str) -> NoReturn:
+    """Raise the error of ranks that should have given the same; ``everywhere`` is by rank."""
+    shown = "; ".join(f"rank {rank}: {part}" for rank, part in enumerate(everywhere))
+    raise ValueError(f"{where}: the ranks disagree, but all must give the same. {shown}")
+
+
+def agree(
+    mpi_comm: MPI.Intracomm, description: Hashable, flags: Sequence[bool]
+) -> tuple[bool, tuple[bool, ...]]:
+    """Tell whether a description is the same on every rank, and which flags are true on any.
+
+    One small all-reduce. Descriptions are remembered, so that a long one that seldom changes
+    costs little.
+
+    Parameters
+    ----------
+    mpi_comm : mpi4py.MPI.Intracomm
+    description : hashable
+        Compared by its ``repr``.
+    flags : sequence of bool
+        As many on every rank.
+
+    Returns
+    -------
+    bool, tuple of bool
+    """
+    return _compare(mpi_comm, _remembered_digest(description), flags)
+
+
+def any_true(mpi_comm: MPI.Intracomm, flag: bool) -> bool:
+    """Tell whether ``flag`` is true on any rank. One small all-reduce."""
+    _, (found,) = _compare(mpi_comm, 0, (flag,))
+    return found
+
+
+def _compare(mpi_comm: Any, digest: int, flags: Sequence[bool]) -> tuple[bool, tuple[bool, ...]]:
+    mpi = load_mpi()
+    result = np.array([digest, -digest, *flags], np.int64)
+    mpi_comm.Allreduce(mpi.IN_PLACE, result, mpi.MAX)
+    largest, negated, *found = result.tolist()
+    return largest == -negated, tuple(map(bool, found))
+
+
+def _digest(description: object) -> int:
+    return zlib.crc32(repr(description).encode())
+
+
+_remembered_digest = functools.lru_cache(16)(_digest)
+
+
+def _allgather(ranks: Any, obj: object) -> list[Any]:
+    gather = ranks.allgather_obj if hasattr(ranks, "allgather_obj") else ranks.allgather
+    return list(gather(obj))
+
+
+def _kind(error: Exception) -> type[Exception]:
+    return next((kind for kind in _PORTABLE if type(error) is kind), RuntimeError)
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,72 @@
+"""The names by which `create_communicator` knows communicators."""
+
+from __future__ import annotations
+
+import difflib
+
+from chainermn.communicators.dummy_communicator import DummyCommunicator
+from chainermn.communicators.flat_communicator import FlatCommunicator
+from chainermn.communicators.hierarchical_communicator import HierarchicalCommunicator
+from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
+from chainermn.communicators.naive_communicator import NaiveCommunicator
+from chainermn.communicators.non_cuda_aware_communicator import NonCudaAwareCommunicator
+from chainermn.communicators.pure_nccl_communicator import PureNcclCommunicator
+from chainermn.communicators.single_node_communicator import SingleNodeCommunicator
+from chainermn.communicators.two_dimensional_communicator import TwoDimensionalCommunicator
+
+_classes: dict[str, type[MpiCommunicatorBase]] = {
+    "dummy": DummyCommunicator,
+    "flat": FlatCommunicator,
+    "hierarchical": HierarchicalCommunicator,
+    "naive": NaiveCommunicator,
+    "non_cuda_aware": NonCudaAwareCommunicator,
+    "pure_nccl": PureNcclCommunicator,
+    "single_node": SingleNodeCommunicator,
+    "two_dimensional": TwoDimensionalCommunicator,
+}
+
+
+def registered() -> dict[str, type[MpiCommunicatorBase]]:
+    """Return the class of each communicator by its name, in alphabetical order."""
+    return dict(sorted(_classes.items()))
+
+
+def register(name: str, kind: type[MpiCommunicatorBase]) -> None:
+    """Make ``create_communicator(name)`` create communicators of a class of your own.
+
+    Parameters
+    ----------
+    name : str
+        Not yet taken, except by the same class.
+    kind : type
+        A subclass of `MpiCommunicatorBase`.
+
+    Raises
+    ------
+    TypeError
+        If ``kind`` is anything else.
+    ValueError
+        If another class has that name.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, MpiCommunicatorBase)):
+        raise TypeError(f"register: expected a subclass of MpiCommunicatorBase, got {kind!r}")
+    if _classes.setdefault(name, kind) is not kind:
+        raise ValueError(
+            f"register: the name {name!r} belongs to {_classes[name].__name__}; choose another one"
+        )
+
+
+def class_named(name: str) -> type[MpiCommunicatorBase]:
+    """Return the class that is registered under a name.
+
+    Raises
+    ------
+    ValueError
+        If there is none, with the names that there are.
+    """
+    if name in _classes:
+        return _classes[name]
+    similar = difflib.get_close_matches(str(name), _classes, n=1, cutoff=0.8)
+    question = f" (did you mean {similar[0]!r}?)" if similar else ""
+    known = ", ".join(registered())
+    raise ValueError(f"unknown communicator {name!r}{question}; expected one of {known}")

@@ -1,0 +1,1 @@
+"""The exchange of gradients beside backward, which still computes others."""

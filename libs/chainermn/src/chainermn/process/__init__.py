@@ -1,0 +1,1 @@
+"""What a rank sets for its own process: its share of the cores, its memory."""

@@ -1,0 +1,76 @@
+"""Divide the cores of a host among its ranks."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import threadpoolctl
+
+from chainermn.notes import note_once
+from chainermn.transport.topology import Topology
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+#: A user who sets one of these has decided about threads.
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+)
+
+
+def divide_cores(mpi_comm: MPI.Intracomm, topology: Topology) -> None:
+    """Limit the threads of NumPy's BLAS to this rank's share of the cores of its host.
+
+    Each BLAS otherwise starts a thread for every core, and the ranks of a host get in each
+    other's way. Ranks that MPI has bound to cores of their own keep those. Nothing happens
+    where one of `THREAD_VARIABLES` is set. If a host has more ranks than cores, rank 0 says so.
+    """
+    cores = _usable_cores()
+    peers = mpi_comm.allgather((topology.inter_rank, socket.gethostname(), cores))
+    if mpi_comm.rank == 0 and (note := _crowded(peers)):
+        note_once(note)
+    if topology.size == 1 or any(variable in os.environ for variable in THREAD_VARIABLES):
+        return
+    sharers = Counter(
+        core for node, _, theirs in peers if node == topology.inter_rank for core in theirs
+    )
+    share = sum(1 / sharers[core] for core in cores)
+    threadpoolctl.threadpool_limits(max(1, int(share + 1e-6)), user_api="blas")
+
+
+def _crowded(peers: Sequence[tuple[int, str, frozenset[int]]]) -> str:
+    """Return a note on hosts with more ranks than cores; nothing if there is none.
+
+    Parameters
+    ----------
+    peers : sequence of (int, str, frozenset of int)
+        For each rank the number and the name of its host, and the cores it may use.
+    """
+    found = []
+    for node in dict.fromkeys(node for node, _, _ in peers):
+        here = [(host, cores) for number, host, cores in peers if number == node]
+        n_cores = len(frozenset().union(*(cores for _, cores in here)))
+        if len(here) > n_cores:
+            found.append((here[0][0], len(here), n_cores))
+    if not found:
+        return ""
+    host, n_ranks, n_cores = found[0]
+    more = f", and so it is on {len(found) - 1} more of the hosts" if found[1:] else ""
+    cores = "1 core" if n_cores == 1 else f"{n_cores} cores"
+    return (
+        f"{n_ranks} ranks share {cores} on {host}{more}: they take turns. "
+        f"Start at most {n_cores} there for speed."
+    )
+
+
+def _usable_cores() -> frozenset[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))

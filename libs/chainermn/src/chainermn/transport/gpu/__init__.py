@@ -1,0 +1,1 @@
+"""Collectives on arrays in GPU memory: by NCCL, and by MPI."""

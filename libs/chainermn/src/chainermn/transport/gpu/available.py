@@ -1,0 +1,56 @@
+"""Whether the ranks could use GPUs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chainermn.transport.gpu.device import gpu
+from chainermn.transport.topology import Topology
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def why_no_gpu() -> str | None:
+    """Return why CUDA cannot be used here, or None if it can."""
+    found = gpu()
+    if found is None:
+        return "CuPy is not installed, or cannot be imported"
+    try:
+        return None if found.devices() else "there is no CUDA device"
+    except RuntimeError as error:  # CuPy's
+        return f"CUDA does not answer ({error})"
+
+
+def why_no_nccl() -> str | None:
+    """Return why NCCL cannot be used here, or None if it can."""
+    reason, found = why_no_gpu(), gpu()
+    if reason is not None or found is None:
+        return reason
+    try:
+        found.nccl()
+    except ImportError as error:
+        return str(error)
+    return None
+
+
+def why_not_one_each(mpi_comm: MPI.Intracomm, topology: Topology) -> str | None:
+    """Return why not every rank can have a GPU with NCCL for itself. Collective.
+
+    Returns
+    -------
+    str or None
+        The same on all ranks; None if they can.
+    """
+    reason, found = why_no_nccl(), gpu()
+    visible = [] if reason or found is None else found.devices()
+    everywhere = mpi_comm.allgather((topology.inter_rank, reason, visible))
+    for _, reason, _ in everywhere:
+        if reason:
+            return str(reason)
+    for node, ranks in enumerate(topology.ranks_per_host):
+        # Each rank may see all of the host, or its own alone.
+        count = len({device for host, _, seen in everywhere if host == node for device in seen})
+        if count < ranks:
+            return f"a host has {ranks} ranks, but GPUs: {count}"
+    return None

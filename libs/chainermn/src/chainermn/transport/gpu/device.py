@@ -1,0 +1,249 @@
+"""Memory, streams and kernels of the GPU that a rank uses, by way of CuPy."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from chainermn.transport.reducer import Array, Pending
+
+
+class Gpu(ABC):
+    """What chainermn needs of a GPU: of the current device, on its current stream.
+
+    Tests without a GPU put another one in the place of `CupyGpu`, by `use`.
+    """
+
+    @abstractmethod
+    def holds(self, array: object) -> bool:
+        """Tell whether this is an array in GPU memory."""
+
+    @abstractmethod
+    def empty(self, n: int, dtype: np.dtype[Any]) -> Array:
+        """Return an array of shape ``(n,)``, not initialised."""
+
+    @abstractmethod
+    def pinned(self, n_bytes: int) -> NDArray[np.uint8]:
+        """Return host memory that the GPU can copy from and to by itself."""
+
+    @abstractmethod
+    def pointer(self, array: Array) -> int:
+        """Return the address of the first element of an array in GPU memory."""
+
+    @abstractmethod
+    def stream(self) -> int:
+        """Return the handle of the current stream, for NCCL."""
+
+    @abstractmethod
+    def nccl(self) -> Any:
+        """Return NCCL's module.
+
+        Raises
+        ------
+        ImportError
+            If there is none.
+        """
+
+    @abstractmethod
+    def device(self) -> str:
+        """Return the address of the current device, by which it differs from others of its host.
+
+        The number of a device depends on what the process may see.
+        """
+
+    @abstractmethod
+    def devices(self) -> list[str]:
+        """Return the addresses of all devices that this process sees.
+
+        Raises
+        ------
+        RuntimeError
+            If CUDA does not answer.
+        """
+
+    @abstractmethod
+    def upload(self, array: Array) -> Array:
+        """Return a copy of an array in host memory."""
+
+    @abstractmethod
+    def copy_to_host(self, array: Array, host: Array) -> None:
+        """Begin to copy contiguous elements."""
+
+    @abstractmethod
+    def copy_to_gpu(self, host: Array, array: Array) -> None:
+        """Begin to copy contiguous elements."""
+
+    @abstractmethod
+    def new_stream(self) -> Any:
+        """Return another stream of the current device, for what is to run beside this one."""
+
+    @abstractmethod
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """Give what this thread asks for in the ``with`` block to another stream."""
+
+    @abstractmethod
+    def record(self) -> Pending:
+        """Return what has come as soon as the stream has done all that it has been given."""
+
+    @abstractmethod
+    def wait_for(self, event: Any) -> None:
+        """Let the stream, not the host, wait for what `record` returned."""
+
+    @abstractmethod
+    def run(self, source: str, kernel: str, n_blocks: int, arguments: Sequence[Any]) -> None:
+        """Begin to run a kernel of CUDA source code, with `THREADS` threads in each block."""
+
+
+#: Threads of a block.
+THREADS = 256
+
+
+class CupyGpu(Gpu):
+    """The real one."""
+
+    def __init__(self) -> None:
+        import cupy
+
+        self._cupy = cupy
+
+    @override
+    def holds(self, array: object) -> bool:
+        return isinstance(array, self._cupy.ndarray)
+
+    @override
+    def empty(self, n: int, dtype: np.dtype[Any]) -> Array:
+        return self._cupy.empty(n, dtype)
+
+    @override
+    def pinned(self, n_bytes: int) -> NDArray[np.uint8]:
+        memory = self._cupy.cuda.alloc_pinned_memory(n_bytes)
+        return np.frombuffer(memory, np.uint8, n_bytes)
+
+    @override
+    def pointer(self, array: Any) -> int:
+        return int(array.data.ptr)
+
+    @override
+    def stream(self) -> int:
+        return int(self._cupy.cuda.get_current_stream().ptr)
+
+    @override
+    def nccl(self) -> Any:
+        from chainermn.transport.gpu.nccl import load_nccl
+
+        return load_nccl()
+
+    @override
+    def device(self) -> str:
+        return str(self._cupy.cuda.Device().pci_bus_id)
+
+    @override
+    def devices(self) -> list[str]:
+        count = self._cupy.cuda.runtime.getDeviceCount()
+        return [str(self._cupy.cuda.Device(number).pci_bus_id) for number in range(count)]
+
+    @override
+    def upload(self, array: Array) -> Array:
+        return self._cupy.asarray(array)
+
+    @override
+    def copy_to_host(self, array: Any, host: Array) -> None:
+        runtime = self._cupy.cuda.runtime
+        kind, stream = runtime.memcpyDeviceToHost, self.stream()
+        runtime.memcpyAsync(host.ctypes.data, array.data.ptr, host.nbytes, kind, stream)
+
+    @override
+    def copy_to_gpu(self, host: Array, array: Any) -> None:
+        runtime = self._cupy.cuda.runtime
+        kind, stream = runtime.memcpyHostToDevice, self.stream()
+        runtime.memcpyAsync(array.data.ptr, host.ctypes.data, host.nbytes, kind, stream)
+
+    @override
+    def new_stream(self) -> Any:
+        return self._cupy.cuda.Stream(non_blocking=True)
+
+    @override
+    @contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        # Each thread has a current device of its own.
+        with self._cupy.cuda.Device(stream.device_id), stream:
+            yield
+
+    @override
+    def record(self) -> Pending:
+        event = self._cupy.cuda.Event(disable_timing=True)
+        event.record()
+        return _Event(event)
+
+    @override
+    def wait_for(self, event: _Event) -> None:
+        self._cupy.cuda.get_current_stream().wait_event(event.event)
+
+    @override
+    def run(self, source: str, kernel: str, n_blocks: int, arguments: Sequence[Any]) -> None:
+        module = self._module(source, self._cupy.cuda.Device().id)
+        module.get_function(kernel)((n_blocks,), (THREADS,), tuple(arguments))
+
+    @functools.lru_cache(8)  # noqa: B019 - there is one object of this class
+    def _module(self, source: str, device: int) -> Any:
+        return self._cupy.RawModule(code=source, options=("-std=c++17",))
+
+
+class _Event:
+    def __init__(self, event: Any) -> None:
+        self.event = event
+
+    def Test(self) -> bool:
+        return bool(self.event.done)
+
+    def Wait(self) -> None:
+        self.event.synchronize()
+
+
+_in_use: Gpu | None = None
+
+
+def use(gpu: Gpu | None) -> None:
+    """Put something else in the place of CuPy, or with None CuPy itself: for tests."""
+    global _in_use
+    _in_use = gpu
+
+
+def gpu() -> Gpu | None:
+    """Return the GPU, or None while nothing has imported CuPy: then no array is on one."""
+    if _in_use is None and hasattr(sys.modules.get("cupy"), "ndarray"):
+        use(CupyGpu())
+    return _in_use
+
+
+def on_gpu(array: object) -> bool:
+    """Tell whether this is an array in GPU memory."""
+    if type(array) is np.ndarray:
+        return False
+    found = gpu()
+    return found is not None and found.holds(array)
+
+
+def the_gpu() -> Gpu:
+    """Return the GPU.
+
+    Raises
+    ------
+    RuntimeError
+        If this process has none.
+    """
+    found = gpu()
+    if found is None:
+        raise RuntimeError(
+            "an array in GPU memory comes from another rank, but this rank uses no GPU: CuPy is "
+            "not installed or cannot be imported here"
+        )
+    return found

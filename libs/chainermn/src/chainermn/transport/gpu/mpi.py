@@ -1,0 +1,135 @@
+"""Collectives on arrays in GPU memory, over MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+from typing_extensions import override
+
+from chainermn.transport.gpu.staging import Direct, Passage, Staging
+from chainermn.transport.host.mpi import MpiTransport, Op, load_mpi
+from chainermn.transport.reducer import AllReducer, Array, Steps
+
+
+class GpuMpiTransport:
+    """The collectives of `MpiTransport`, on arrays in GPU memory.
+
+    The host waits for what has been sent. What is received is there once the current stream has
+    done its work.
+
+    Parameters
+    ----------
+    transport : MpiTransport
+    passage : Passage
+    """
+
+    def __init__(self, transport: MpiTransport, passage: Passage) -> None:
+        self._mpi = transport
+        self._passage = passage
+        self._incoming = type(passage)(passage.gpu)
+        self._staging = passage if isinstance(passage, Staging) else Staging(passage.gpu)
+
+    def allreduce(self, array: Array, op: Op = "sum") -> None:
+        """Combine the arrays of all ranks; every rank gets the result.
+
+        Parameters
+        ----------
+        array : array of shape (n,), integers, bool or floats
+            float16 is combined in float32.
+        op : {'sum', 'mean', 'max', 'min', 'prod'}
+        """
+        passage = self._staging if array.itemsize == 2 else self._passage
+        for chunk in _ready(passage, array, read=True, written=True):
+            self._mpi.allreduce(chunk, op)
+
+    def bcast(self, array: Array, root: int = 0) -> None:
+        """Give every rank the array of ``root``."""
+        is_root = self._mpi.rank == root
+        for chunk in _ready(self._passage, array, read=is_root, written=not is_root):
+            self._mpi.bcast(chunk, root)
+
+    def send(self, array: Array, dest: int, *tag: int) -> None:
+        """Send ``array`` to ``dest``, which calls :meth:`recv`."""
+        for chunk in _ready(self._passage, array, read=True, written=False):
+            self._mpi.send(chunk, dest, *tag)
+
+    def recv(self, array: Array, source: int, *tag: int) -> None:
+        """Fill ``array`` with what ``source`` sends."""
+        for chunk in _ready(self._passage, array, read=False, written=True):
+            self._mpi.recv(chunk, source, *tag)
+
+    def exchange(self, array: Array, dest: int, into: Array, source: int) -> None:
+        """Send ``array`` to ``dest`` while receiving ``into`` from ``source``."""
+        outgoing = _ready(self._passage, array, read=True, written=False)
+        incoming = _ready(self._incoming, into, read=False, written=True)
+        nothing = np.empty(0, np.uint8)
+        for given, taken in zip_longest(outgoing, incoming, fillvalue=nothing):
+            self._mpi.exchange(given, dest, taken, source)
+
+
+def _ready(passage: Passage, array: Array, *, read: bool, written: bool) -> Iterator[Array]:
+    for ready, chunk in passage.chunks(array, read=read, written=written):
+        ready.Wait()
+        yield chunk
+
+
+class GpuMpiReducer(AllReducer):
+    """All-reduces of arrays in GPU memory through host memory.
+
+    Parameters
+    ----------
+    host : AllReducer
+        Adds up chunks in host memory: so the sums are those of it.
+    staging : Staging
+    """
+
+    def __init__(self, host: AllReducer, staging: Staging) -> None:
+        super().__init__(host.rank, host.size)
+        self._host = host
+        self._staging = staging
+
+    @override
+    def allreduce(
+        self, array: Array, divisor: int = 1, wire_dtype: np.dtype[Any] | None = None
+    ) -> Steps:
+        for ready, chunk in self._staging.chunks(array, read=True, written=True):
+            yield ready
+            yield from self._host.allreduce(chunk, divisor, wire_dtype)
+
+
+class CudaAwareReducer(AllReducer):
+    """All-reduces of arrays in GPU memory by an MPI that reads and writes it itself.
+
+    MPI adds up numbers of 32 and 64 bits only; 16 bits go through host memory.
+
+    Parameters
+    ----------
+    host : GpuMpiReducer
+        For what has 16 bits.
+    mpi_comm : mpi4py.MPI.Intracomm
+        Of the same ranks.
+    direct : Direct
+    """
+
+    def __init__(self, host: GpuMpiReducer, mpi_comm: Any, direct: Direct) -> None:
+        super().__init__(host.rank, host.size)
+        self._host = host
+        self._mpi_comm = mpi_comm
+        self._direct = direct
+        self._in_place = load_mpi().IN_PLACE
+
+    @override
+    def allreduce(
+        self, array: Array, divisor: int = 1, wire_dtype: np.dtype[Any] | None = None
+    ) -> Steps:
+        if (wire_dtype or array.dtype) != array.dtype or array.itemsize == 2:
+            yield from self._host.allreduce(array, divisor, wire_dtype)
+            return
+        for ready, chunk in self._direct.chunks(array, read=True, written=True):
+            yield ready
+            yield self._mpi_comm.Iallreduce(self._in_place, chunk)
+        if divisor > 1:
+            array /= divisor

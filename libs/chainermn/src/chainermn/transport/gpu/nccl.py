@@ -1,0 +1,275 @@
+"""Collectives on arrays in GPU memory, over NCCL, by way of CuPy."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from chainermn.transport.gpu.device import Gpu
+from chainermn.transport.gpu.nccl_watch import watch
+from chainermn.transport.host.mpi import Op, host_name
+from chainermn.transport.reducer import Array, shard_bounds
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_DTYPES = {
+    "bool": "NCCL_UINT8",
+    "int8": "NCCL_INT8",
+    "uint8": "NCCL_UINT8",
+    "int32": "NCCL_INT32",
+    "uint32": "NCCL_UINT32",
+    "int64": "NCCL_INT64",
+    "uint64": "NCCL_UINT64",
+    "float16": "NCCL_FLOAT16",
+    "bfloat16": "NCCL_BFLOAT16",
+    "float32": "NCCL_FLOAT32",
+    "float64": "NCCL_FLOAT64",
+}
+# What NCCL cannot calculate with, or only with rounding in between.
+_WIDER = {"float16": "float32", "bfloat16": "float32", "int16": "int32", "uint16": "uint32"}
+_OPS = {
+    "sum": "NCCL_SUM",
+    "mean": "NCCL_SUM",
+    "prod": "NCCL_PROD",
+    "max": "NCCL_MAX",
+    "min": "NCCL_MIN",
+}
+
+# With it NCCL 2.30 and newer takes several ranks on one GPU.
+_SHARED_GPU_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
+
+
+def load_nccl() -> Any:
+    """Import CuPy's NCCL module.
+
+    Raises
+    ------
+    ImportError
+        If CuPy is not installed, or NCCL is not, or CuPy was built without it.
+    """
+    from cupy.cuda import nccl
+
+    if not getattr(nccl, "available", True):
+        raise ImportError(
+            "CuPy finds no NCCL library; install it, for example with: "
+            "pip install nvidia-nccl-cu13 (or nvidia-nccl-cu12)"
+        )
+    return nccl
+
+
+def check_devices(mpi_comm: MPI.Intracomm, gpu: Gpu) -> None:
+    """Raise on all ranks alike unless each has a GPU for itself. Collective.
+
+    Raises
+    ------
+    RuntimeError
+    """
+    everywhere = mpi_comm.allgather((host_name(), gpu.device(), len(gpu.devices())))
+    if os.environ.get(_SHARED_GPU_VARIABLE, "0") not in ("", "0"):
+        return
+    owners: dict[tuple[str, str], int] = {}
+    for rank, (host, device, count) in enumerate(everywhere):
+        owner = owners.setdefault((host, device), rank)
+        if owner != rank:
+            ranks = sum(other == host for other, _, _ in everywhere)
+            raise RuntimeError(
+                f"NCCL needs a GPU for each rank, but rank {rank} uses the same one as rank "
+                f"{owner}, {device} of {host}. That host has {ranks} ranks, and "
+                f"{count} {'GPU' if count == 1 else 'GPUs'} that rank {rank} sees. Before the "
+                "first exchange let each rank choose its own: "
+                "chainer.cuda.get_device_from_id(comm.intra_rank).use(); "
+                f"start no more ranks on a host than it has GPUs, or use the communicator 'naive'"
+            )
+
+
+class NcclTransport:
+    """Collectives over the ranks of an MPI communicator, on arrays in GPU memory.
+
+    Every array is one-dimensional and C-contiguous, of the same length and dtype on all ranks.
+    A call gives the current stream work to do and returns; ``array`` is changed in place once the
+    stream has done it. Making one is collective; each rank must have chosen its GPU.
+
+    Parameters
+    ----------
+    mpi_comm : mpi4py.MPI.Intracomm
+        Its ranks take part, and tell each other by it how to connect.
+    gpu : Gpu
+
+    Raises
+    ------
+    RuntimeError
+        On all ranks, with NCCL's message, if they cannot connect. Likewise from every method.
+    """
+
+    def __init__(self, mpi_comm: MPI.Intracomm, gpu: Gpu) -> None:
+        self.rank: int = mpi_comm.rank
+        self.size: int = mpi_comm.size
+        self._gpu = gpu
+        self._nccl = gpu.nccl()
+        identity = error = None
+        if self.rank == 0:
+            identity, error = _attempt(self._nccl.get_unique_id)
+        identity, error = mpi_comm.bcast((identity, error))
+        if error is None:
+            connect = self._nccl.NcclCommunicator
+            self._comm, error = _attempt(lambda: connect(self.size, identity, self.rank))
+        errors = mpi_comm.allgather((host_name(), error))
+        for rank, (host, each) in enumerate(errors):
+            if each is not None:
+                raise RuntimeError(
+                    f"NCCL cannot connect {self.size} ranks: rank {rank} of them, on {host}: "
+                    f"{each}. NCCL_DEBUG=INFO shows more"
+                )
+        self._is_open = True
+        self._closing = threading.Lock()
+        watch(self)
+
+    def allreduce(self, array: Array, op: Op = "sum") -> None:
+        """Combine the arrays of all ranks; every rank gets the result.
+
+        Parameters
+        ----------
+        array : array of shape (n,)
+            Not of complex numbers. What has 16 bits is combined in 32.
+        op : {'sum', 'mean', 'max', 'min', 'prod'}
+        """
+        wider = _WIDER.get(array.dtype.name)
+        if wider is not None:
+            wide = array.astype(wider)
+            self.allreduce(wide, op)
+            array[...] = wide.astype(array.dtype)
+            return
+        self.combine(array, op)
+        if op == "mean":
+            array /= self.size
+
+    def combine(self, array: Array, op: Op = "sum") -> None:
+        """Combine as NCCL does, which rounds after each addition to the dtype of ``array``."""
+        pointer = self._gpu.pointer(array)
+        dtype, nccl_op = self._dtype(array), self._op(op)
+        self._call("allReduce", pointer, pointer, array.size, dtype, nccl_op)
+
+    def reduce(self, array: Array, root: int = 0) -> None:
+        """Give ``root`` the sum of the arrays; elsewhere ``array`` becomes undefined."""
+        pointer = self._gpu.pointer(array)
+        dtype, op = self._dtype(array), self._op("sum")
+        self._call("reduce", pointer, pointer, array.size, dtype, op, root)
+
+    def bcast(self, array: Array, root: int = 0) -> None:
+        """Give every rank the array of ``root``."""
+        pointer = self._gpu.pointer(array)
+        self._call("bcast", pointer, array.nbytes, self._nccl.NCCL_UINT8, root)
+
+    def reduce_scatter(self, array: Array) -> Array:
+        """Give each rank its shard of the sum; the rest of ``array`` becomes undefined.
+
+        Returns
+        -------
+        array
+            The shard ``shard_bounds(array.size, size)[rank]``: a view of ``array``.
+        """
+        bounds = shard_bounds(array.size, self.size)
+        begin, end = bounds[self.rank]
+        shard = array[begin:end]
+        if array.size % self.size:  # NCCL's own has shards of one length only
+            with self._group():
+                for root, (first, last) in enumerate(bounds):
+                    self.reduce(array[first:last], root)
+            return shard
+        pointers = self._gpu.pointer(array), self._gpu.pointer(shard)
+        dtype, op = self._dtype(array), self._op("sum")
+        self._call("reduceScatter", *pointers, shard.size, dtype, op)
+        return shard
+
+    def allgather(self, array: Array) -> None:
+        """Give every rank the shards of all: the reverse of :meth:`reduce_scatter`."""
+        bounds = shard_bounds(array.size, self.size)
+        if array.size % self.size:
+            with self._group():
+                for root, (first, last) in enumerate(bounds):
+                    self.bcast(array[first:last], root)
+            return
+        begin, end = bounds[self.rank]
+        shard = array[begin:end]
+        pointers = self._gpu.pointer(shard), self._gpu.pointer(array)
+        self._call("allGather", *pointers, shard.nbytes, self._nccl.NCCL_UINT8)
+
+    def send(self, array: Array, dest: int) -> None:
+        """Send ``array`` to ``dest``, which calls :meth:`recv`."""
+        pointer = self._gpu.pointer(array)
+        self._call("send", pointer, array.nbytes, self._nccl.NCCL_UINT8, dest)
+
+    def recv(self, array: Array, source: int) -> None:
+        """Fill ``array`` with what ``source`` sends."""
+        pointer = self._gpu.pointer(array)
+        self._call("recv", pointer, array.nbytes, self._nccl.NCCL_UINT8, source)
+
+    def exchange(self, array: Array, dest: int, into: Array, source: int) -> None:
+        """Send ``array`` to ``dest`` while receiving ``into`` from ``source``."""
+        with self._group():
+            self.send(array, dest)
+            self.recv(into, source)
+
+    def close(self) -> None:
+        """Give back what NCCL holds. It cannot be used afterwards."""
+        with self._closing:
+            self._is_open = False
+            self._comm.destroy()
+
+    def failure(self) -> str | None:
+        """Return what of an earlier call has failed meanwhile, or None. In any thread."""
+        with self._closing:
+            if not self._is_open:
+                return None
+            try:
+                self._check_earlier_calls()
+            except RuntimeError as error:
+                return str(error)
+        return None
+
+    @contextmanager
+    def _group(self) -> Iterator[None]:
+        """Let NCCL begin the calls in the ``with`` block together."""
+        self._nccl.groupStart()
+        try:
+            yield
+        finally:
+            self._check("a group of calls", self._nccl.groupEnd)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        self._check_earlier_calls()
+        method = getattr(self._comm, name)
+        self._check(name, lambda: method(*arguments, self._gpu.stream()))
+
+    def _check_earlier_calls(self) -> None:
+        """Raise an error of theirs, or of another rank, which has been found meanwhile."""
+        self._check("an earlier call", self._comm.check_async_error)
+
+    def _check(self, what: str, call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except self._nccl.NcclError as error:
+            raise RuntimeError(
+                f"NCCL failed in {what} on rank {self.rank} of {self.size}, on {host_name()}: "
+                f"{error}. NCCL_DEBUG=INFO shows more"
+            ) from error
+
+    def _dtype(self, array: Array) -> Any:
+        name = array.dtype.name
+        if name not in _DTYPES:
+            raise TypeError(f"NCCL cannot add up {name}")
+        return getattr(self._nccl, _DTYPES[name])
+
+    def _op(self, op: Op) -> Any:
+        return getattr(self._nccl, _OPS[op])
+
+
+def _attempt(call: Callable[[], Any]) -> tuple[Any, str | None]:
+    try:
+        return call(), None
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}"

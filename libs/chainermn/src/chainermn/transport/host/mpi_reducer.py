@@ -1,0 +1,172 @@
+"""Sums over ranks by MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from typing_extensions import override
+
+from chainermn.transport.host.mpi import load_mpi
+from chainermn.transport.reducer import (
+    Array,
+    HostReducer,
+    Pending,
+    Steps,
+    shard_bounds,
+)
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# Longer arrays travel in chunks of so many bytes. While one is on its way, another is being cast
+# and added up.
+_CHUNK_BYTES = 1 << 20
+_CHUNKS_UNDER_WAY = 3
+# Up to so many bytes, one message to everybody costs less than shards there and back.
+_SMALL_BYTES = 1 << 13
+
+
+class MpiReducer(HostReducer):
+    """Adds up over the ranks of an MPI communicator, by its non-blocking collectives.
+
+    Takes up to 6 MiB, and for :meth:`reduce_scatter` as much as the array has.
+
+    Parameters
+    ----------
+    mpi_comm : mpi4py.MPI.Intracomm
+    """
+
+    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
+        super().__init__(mpi_comm.rank, mpi_comm.size)
+        mpi = load_mpi()
+        self._mpi_comm = mpi_comm
+        self._in_place = mpi.IN_PLACE
+        self._byte = mpi.BYTE
+        self._chunks = [_Chunk(self) for _ in range(_CHUNKS_UNDER_WAY)]
+
+    @override
+    def allreduce(
+        self, array: Array, divisor: int = 1, wire_dtype: np.dtype[Any] | None = None
+    ) -> Steps:
+        wire_dtype = wire_dtype or array.dtype
+        length = _CHUNK_BYTES // wire_dtype.itemsize
+        n_chunks = -(-array.size // length)
+        if array.size * wire_dtype.itemsize <= _SMALL_BYTES:
+            yield from self._chunks[0].everything_to_everybody(array, divisor, wire_dtype)
+            return
+        for step in range(n_chunks + 2):
+            if step < n_chunks:
+                part = array[step * length : (step + 1) * length]
+                self._chunks[step % _CHUNKS_UNDER_WAY].scatter(part, wire_dtype)
+            if 1 <= step <= n_chunks:
+                yield from self._chunks[(step - 1) % _CHUNKS_UNDER_WAY].add_up(divisor)
+            if step >= 2:
+                yield from self._chunks[(step - 2) % _CHUNKS_UNDER_WAY].finish()
+
+    @override
+    def reduce(self, array: Array, divisor: int = 1) -> Steps:
+        shard = yield from self.reduce_scatter(array, divisor)
+        if self.rank == 0:
+            yield self._mpi_comm.Igatherv(self._in_place, self.layout(array))
+        else:
+            yield self._mpi_comm.Igatherv([shard.view(np.uint8), self._byte], None)
+
+    @override
+    def reduce_scatter(self, array: Array, divisor: int = 1) -> Generator[Pending, None, Array]:
+        chunk = self._chunks[0]
+        chunk.scatter(array, array.dtype)
+        return (yield from chunk.sum_of_shard(divisor))
+
+    @override
+    def allgather(self, array: Array) -> Steps:
+        yield self.iallgather(array)
+
+    @override
+    def bcast(self, array: Array) -> Steps:
+        yield self._mpi_comm.Ibcast([array.view(np.uint8), self._byte])
+
+    def layout(self, array: Array) -> list[Any]:
+        """Describe an array and its shards to MPI."""
+        bounds = shard_bounds(array.size, self.size)
+        counts = [(end - begin) * array.itemsize for begin, end in bounds]
+        offsets = [begin * array.itemsize for begin, _ in bounds]
+        return [array.view(np.uint8), counts, offsets, self._byte]
+
+    def iallgather(self, array: Array) -> MPI.Request:
+        """Begin to give every rank the shards of all."""
+        return self._mpi_comm.Iallgatherv(self._in_place, self.layout(array))
+
+    def ialltoall(self, array: Array, received: Array) -> MPI.Request:
+        """Begin to send each rank its shard; ``received[rank]`` gets this rank's, but its own."""
+        own = received.shape[1] * array.itemsize
+        outgoing = self.layout(array)
+        outgoing[1][self.rank] = 0
+        counts = [own] * self.size
+        counts[self.rank] = 0
+        offsets = [own * rank for rank in range(self.size)]
+        incoming = [received.reshape(-1).view(np.uint8), counts, offsets, self._byte]
+        return self._mpi_comm.Ialltoallv(outgoing, incoming)
+
+
+class _Chunk:
+    """Consecutive elements that travel together, and the memory for that."""
+
+    def __init__(self, reducer: MpiReducer) -> None:
+        self._reducer = reducer
+        self._memory: dict[str, Array] = {}
+
+    def scatter(self, array: Array, wire_dtype: np.dtype[Any]) -> None:
+        """Begin to send each rank its shard of ``array``, rounded to ``wire_dtype``."""
+        reducer = self._reducer
+        begin, end = shard_bounds(array.size, reducer.size)[reducer.rank]
+        self._array = self._wire = array
+        if array.dtype != wire_dtype:
+            self._wire = self._scratch("wire", array.size, wire_dtype)
+            reducer.adder.casts.copy(array, self._wire)
+        self._own = self._wire[begin:end]
+        received = self._scratch("received", self._own.size * reducer.size, wire_dtype)
+        self._received = received.reshape(reducer.size, -1)
+        self._request = reducer.ialltoall(self._wire, self._received)
+
+    def sum_of_shard(self, divisor: int) -> Generator[Pending, None, Array]:
+        """Add up this rank's shard, in place."""
+        yield self._request
+        reducer = self._reducer
+        parts = list(self._received)
+        parts[reducer.rank] = self._own
+        total = self._own if reducer.rank < 2 else parts[0]
+        reducer.adder.add_up(parts, total, divisor)
+        if total is not self._own:
+            self._own[:] = total
+        return self._own
+
+    def add_up(self, divisor: int) -> Steps:
+        """Add up this rank's shard, and begin to send it to the others."""
+        yield from self.sum_of_shard(divisor)
+        self._request = self._reducer.iallgather(self._wire)
+
+    def finish(self) -> Steps:
+        """Put the shards of all into the array."""
+        yield self._request
+        if self._wire is not self._array:
+            self._reducer.adder.casts.copy(self._wire, self._array)
+
+    def everything_to_everybody(
+        self, array: Array, divisor: int, wire_dtype: np.dtype[Any]
+    ) -> Steps:
+        """Let every rank add up the whole arrays of all."""
+        reducer = self._reducer
+        everywhere = self._scratch("received", reducer.size * array.size, wire_dtype)
+        parts = list(everywhere.reshape(reducer.size, -1))
+        reducer.adder.casts.copy(array, parts[reducer.rank])
+        yield reducer.iallgather(everywhere)
+        reducer.adder.add_up(parts, parts[0], divisor)
+        reducer.adder.casts.copy(parts[0], array)
+
+    def _scratch(self, name: str, n: int, dtype: np.dtype[Any]) -> Array:
+        n_bytes = n * dtype.itemsize
+        if name not in self._memory or self._memory[name].size < n_bytes:
+            self._memory[name] = np.empty(n_bytes, np.uint8)
+        return self._memory[name][:n_bytes].view(dtype)

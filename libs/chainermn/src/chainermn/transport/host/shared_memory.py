@@ -1,0 +1,330 @@
+"""Sums over the ranks of one host, by memory that they share."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import secrets
+import time
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+from typing_extensions import override
+
+from chainermn.transport.host.sums import division
+from chainermn.transport.reducer import (
+    Array,
+    HostReducer,
+    Pending,
+    Steps,
+    shard_bounds,
+)
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_DIRECTORY = Path("/dev/shm")
+
+# Each rank has a ring of slots; three are in use at a time. A chunk is large against what Python
+# costs, and stays in the cache while it is worked on. By the time a slot is used again the other
+# cores have dropped it from their own caches: in a smaller ring, writing took four times as long.
+_CHUNK_BYTES = 1 << 20
+_N_SLOTS = 8
+
+# A cache line for each rank, and its neighbour, which processors fetch along with it.
+_FLAG_BYTES = 128
+
+# Processors that show the writes of one core to the others in the order in which they were made.
+_KEEPS_ORDER = platform.machine() in ("x86_64", "AMD64", "i686")
+_LOOKS_BEFORE_YIELDING = 64
+_LOOKS_BEFORE_SLEEPING = 4096
+_SECONDS_OF_SLEEP = 5e-5
+
+_MOST_LAYOUTS = 512
+
+
+def bytes_needed(size: int) -> int:
+    """Return how much memory ``size`` ranks share: 8 MiB each, and a little."""
+    return size * (_FLAG_BYTES + _N_SLOTS * _CHUNK_BYTES)
+
+
+def share_memory(mpi_comm: MPI.Intracomm) -> mmap.mmap | str:
+    """Return memory that all ranks share, or why this rank cannot have it. Collective.
+
+    The kernel takes it back as soon as the last rank has dropped it, also if they are killed.
+    """
+    n_bytes = bytes_needed(mpi_comm.size)
+    path: Path | str = ""
+    if mpi_comm.rank == 0:
+        path = _path_or_reason(n_bytes)
+    path = cast("Path | str", mpi_comm.bcast(path))
+    memory = path if isinstance(path, str) else _memory_or_reason(path, n_bytes)
+    mpi_comm.Barrier()
+    if mpi_comm.rank == 0 and isinstance(path, Path):
+        path.unlink()
+    return memory
+
+
+def _path_or_reason(n_bytes: int) -> Path | str:
+    try:
+        return _create_file(n_bytes)
+    except OSError as error:
+        return str(error)
+
+
+def _memory_or_reason(path: Path, n_bytes: int) -> mmap.mmap | str:
+    try:
+        return _map_file(path, n_bytes)
+    except OSError as error:
+        return str(error)
+
+
+def _create_file(n_bytes: int) -> Path:
+    path = _DIRECTORY / f"chainermn-{secrets.token_hex(16)}"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        # Without that, a full file system would kill the process when it writes.
+        os.posix_fallocate(descriptor, 0, n_bytes)
+    except OSError:
+        path.unlink()
+        raise
+    finally:
+        os.close(descriptor)
+    return path
+
+
+def _map_file(path: Path, n_bytes: int) -> mmap.mmap:
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        return mmap.mmap(descriptor, n_bytes)
+    finally:
+        os.close(descriptor)
+
+
+class SharedMemoryReducer(HostReducer):
+    """Adds up over ranks of one host, chunk by chunk.
+
+    A rank writes its part of a chunk where the others can read it, adds up its shard of the chunk
+    before that, and takes over the sums of the one before that. Then all meet once. Scaling a sum
+    costs nothing where it is done while being copied.
+
+    Parameters
+    ----------
+    mpi_comm : mpi4py.MPI.Intracomm
+        All its ranks are on this host, and there are two at least.
+    memory : mmap
+        From `share_memory`.
+    """
+
+    def __init__(self, mpi_comm: MPI.Intracomm, memory: mmap.mmap) -> None:
+        super().__init__(mpi_comm.rank, mpi_comm.size)
+        self._mpi_comm = mpi_comm
+        n_flags = self.size * _FLAG_BYTES
+        self._flags = _Flags(memoryview(memory)[:n_flags], self.rank, self.size)
+        slots = np.frombuffer(memory, np.uint8, offset=n_flags)
+        self._slots = slots.reshape(_N_SLOTS, self.size, _CHUNK_BYTES)
+        self._turn = 0
+        self._layouts: dict[tuple[int, int, np.dtype[Any]], _Layout] = {}
+
+    @override
+    def allreduce(
+        self, array: Array, divisor: int = 1, wire_dtype: np.dtype[Any] | None = None
+    ) -> Steps:
+        return self._sum(array, divisor, wire_dtype or array.dtype, 0, array.size)
+
+    @override
+    def reduce(self, array: Array, divisor: int = 1) -> Steps:
+        return self._sum(array, divisor, array.dtype, 0, array.size if self.rank == 0 else 0)
+
+    @override
+    def reduce_scatter(self, array: Array, divisor: int = 1) -> Generator[Pending, None, Array]:
+        begin, end = shard_bounds(array.size, self.size)[self.rank]
+        yield from self._sum(array, divisor, array.dtype, begin, end)
+        return array[begin:end]
+
+    @override
+    def allgather(self, array: Array) -> Steps:
+        return self._spread(array, *shard_bounds(array.size, self.size)[self.rank])
+
+    @override
+    def bcast(self, array: Array) -> Steps:
+        return self._spread(array, 0, array.size if self.rank == 0 else 0)
+
+    def _sum(
+        self, array: Array, divisor: int, wire_dtype: np.dtype[Any], begin: int, end: int
+    ) -> Steps:
+        """Make ``array[begin:end]`` the sum, divided by ``divisor``."""
+        add_up, copy = self.adder.add_up, self.adder.casts.copy
+        is_plain = wire_dtype == array.dtype and wire_dtype.itemsize > 2
+        scale, factor = division(divisor, array.dtype)
+        length = _CHUNK_BYTES // wire_dtype.itemsize
+        n_chunks = -(-array.size // length)
+        under_way: list[tuple[Array, _Layout]] = []
+        for step in range(n_chunks + 2):
+            if step < n_chunks:
+                chunk = array[step * length : (step + 1) * length]
+                layout = self._next_layout(chunk.size, wire_dtype)
+                under_way.append((chunk, layout))
+                if is_plain:
+                    for where, slot in layout.given:
+                        slot[:] = chunk[where]
+                else:
+                    copy(chunk, layout.slot)
+            if 1 <= step <= n_chunks:
+                chunk, layout = under_way[-1 if step == n_chunks else -2]
+                parts = layout.parts
+                if is_plain:
+                    parts = parts.copy()
+                    parts[self.rank] = chunk[layout.own]
+                add_up(parts, layout.total, 1 if is_plain else divisor)
+            if step >= 2:
+                chunk, layout = under_way.pop(0)
+                totals = layout.totals
+                if end - begin < array.size:
+                    offset = (step - 2) * length
+                    totals = list(_within(begin - offset, end - offset, totals))
+                for where, total in totals:
+                    if is_plain:
+                        scale(total, factor, chunk[where])
+                    else:
+                        copy(total, chunk[where])
+            if step <= n_chunks:
+                yield from self._meet()
+
+    def _spread(self, array: Array, begin: int, end: int) -> Steps:
+        """Give the others ``array[begin:end]``; all the rest belongs to one of them each."""
+        length = _CHUNK_BYTES // array.itemsize
+        n_chunks = -(-array.size // length)
+        before: tuple[Array, Array, int, int] | None = None
+        for step in range(n_chunks + 1):
+            now = None
+            if step < n_chunks:
+                offset = step * length
+                chunk = array[offset : offset + length]
+                low, high = np.clip([begin - offset, end - offset], 0, chunk.size)
+                common = self._next_slots()[0].view(array.dtype)[: chunk.size]
+                common[low:high] = chunk[low:high]
+                now = chunk, common, low, high
+            if before is not None:
+                chunk, common, low, high = before
+                chunk[:low] = common[:low]
+                chunk[high:] = common[high:]
+            before = now
+            if step < n_chunks:
+                yield from self._meet()
+
+    def _meet(self) -> Steps:
+        """Wait for the other ranks to come to here."""
+        if not _KEEPS_ORDER:
+            yield self._mpi_comm.Ibarrier()
+            return
+        self._flags.arrive()
+        if not self._flags.Test():
+            yield self._flags
+
+    def _next_slots(self) -> Array:
+        self._turn = (self._turn + 1) % _N_SLOTS
+        return self._slots[self._turn]
+
+    def _next_layout(self, n: int, dtype: np.dtype[Any]) -> _Layout:
+        """Return the next slots, divided for chunks of ``n`` elements."""
+        slots = self._next_slots()
+        key = self._turn, n, dtype
+        if key not in self._layouts:
+            if len(self._layouts) >= _MOST_LAYOUTS:
+                self._layouts.clear()
+            self._layouts[key] = _Layout.of(slots.view(dtype), n, self.rank)
+        return self._layouts[key]
+
+
+def _within(
+    begin: int, end: int, totals: list[tuple[slice, Array]]
+) -> Iterator[tuple[slice, Array]]:
+    """Restrict what is taken over to elements from ``begin`` to ``end``."""
+    for where, total in totals:
+        low, high = max(where.start, begin), min(where.stop, end)
+        if low < high:
+            yield slice(low, high), total[low - where.start : high - where.start]
+
+
+class _Layout(NamedTuple):
+    """Where the parts of a chunk are in the slots for it.
+
+    Attributes
+    ----------
+    slot : ndarray
+        That of this rank, as long as the chunk.
+    own : slice
+        What of the chunk this rank adds up.
+    given : list of (slice, ndarray)
+        What the others add up, and where to put it.
+    parts : list of ndarray
+        What the ranks have of what this rank adds up.
+    total : ndarray
+        Where to put the sum: over the part of rank 0, or for rank 0 over that of rank 1.
+    totals : list of (slice, ndarray)
+        Where the sums of all are.
+    """
+
+    slot: Array
+    own: slice
+    given: list[tuple[slice, Array]]
+    parts: list[Array]
+    total: Array
+    totals: list[tuple[slice, Array]]
+
+    @classmethod
+    def of(cls, slots: Array, n: int, rank: int) -> _Layout:
+        """Divide slots, of shape (size, at least n)."""
+        bounds = shard_bounds(n, len(slots))
+        begin, end = bounds[rank]
+        others = [slice(0, begin), slice(end, n)]
+        parts = [slot[begin:end] for slot in slots]
+        first = bounds[0][1]
+        return cls(
+            slot=slots[rank, :n],
+            own=slice(begin, end),
+            given=[(it, slots[rank, it]) for it in others if it.start < it.stop],
+            parts=parts,
+            total=parts[1 if rank == 0 else 0],
+            totals=[(slice(0, first), slots[1, :first]), (slice(first, n), slots[0, first:n])],
+        )
+
+
+class _Flags:
+    """Counts in shared memory of how often each rank has arrived."""
+
+    def __init__(self, memory: memoryview, rank: int, size: int) -> None:
+        self._counts = memory.cast("q")
+        stride = _FLAG_BYTES // self._counts.itemsize
+        self._own = rank * stride
+        self._others = [other * stride for other in range(size) if other != rank]
+        self._arrivals = 0
+
+    def arrive(self) -> None:
+        """Tell the others that this rank is there."""
+        self._arrivals += 1
+        self._counts[self._own] = self._arrivals
+
+    def Test(self) -> bool:
+        """Tell whether the others are there."""
+        counts, arrivals = self._counts, self._arrivals
+        for other in self._others:  # noqa: SIM110 - quicker than all()
+            if counts[other] < arrivals:
+                return False
+        return True
+
+    def Wait(self) -> None:
+        """Wait for the others: for microseconds awake, then letting other threads go first."""
+        counts, arrivals = self._counts, self._arrivals
+        for other in self._others:
+            looks = 0
+            while counts[other] < arrivals:
+                looks += 1
+                if looks > _LOOKS_BEFORE_SLEEPING:
+                    time.sleep(_SECONDS_OF_SLEEP)
+                elif looks > _LOOKS_BEFORE_YIELDING:
+                    os.sched_yield()

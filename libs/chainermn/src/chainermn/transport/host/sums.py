@@ -1,0 +1,81 @@
+"""Sums of what several ranks have, in the order of the ranks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chainermn.transport.host.casts import Casts
+
+Array: TypeAlias = NDArray[Any]
+
+# Elements of a block; with the scratch memory it fits the second-level cache.
+_BLOCK = 1 << 15
+
+
+class Adder:
+    """Adds up arrays. For one thread at a time.
+
+    Attributes
+    ----------
+    casts : Casts
+    """
+
+    def __init__(self) -> None:
+        self.casts = Casts()
+
+    @np.errstate(all="ignore")  # a warning that is an error would stop one rank only
+    def add_up(self, parts: Sequence[Array], out: Array, divisor: int = 1) -> None:
+        """Add up arrays one after the other, those with elements of 16 bits in float32.
+
+        Parameters
+        ----------
+        parts : sequence of ndarray of shape (n,)
+            One a rank, all of the same dtype.
+        out : ndarray of shape (n,), of the same dtype
+            May be one of the first two of ``parts``, for 16 bits any of them.
+        divisor : int
+            The sum is divided by it, before it is rounded to 16 bits.
+        """
+        if out.dtype.itemsize == 2:
+            for start in range(0, out.size, _BLOCK):
+                block = slice(start, start + _BLOCK)
+                self._add_up_in_float32([part[block] for part in parts], out[block], divisor)
+            return
+        first, second, *rest = parts
+        np.add(first, second, out)
+        for part in rest:
+            np.add(out, part, out)
+        divide(out, divisor)
+
+    def _add_up_in_float32(self, parts: Sequence[Array], out: Array, divisor: int) -> None:
+        total, addend = self._scratch[:, : out.size]
+        self.casts.copy(parts[0], total)
+        for part in parts[1:]:
+            self.casts.copy(part, addend)
+            np.add(total, addend, total)
+        divide(total, divisor)
+        self.casts.copy(total, out)
+
+    @functools.cached_property
+    def _scratch(self) -> NDArray[np.float32]:
+        return np.empty((2, _BLOCK), np.float32)
+
+
+def divide(array: Array, divisor: int) -> None:
+    """Divide the elements of ``array`` in place."""
+    if divisor > 1:
+        operate, operand = division(divisor, array.dtype)
+        operate(array, operand, array)
+
+
+@functools.lru_cache(64)
+def division(divisor: int, dtype: np.dtype[Any]) -> tuple[np.ufunc, Array]:
+    """Return the quickest of the operations that divide by ``divisor``, and its second operand."""
+    if divisor & (divisor - 1) == 0:  # a power of two: the result is the same
+        return np.multiply, np.array(1 / divisor, dtype)
+    return np.divide, np.array(divisor, dtype)

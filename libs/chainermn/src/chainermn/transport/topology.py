@@ -1,0 +1,71 @@
+"""Which ranks share a host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from chainermn.transport.host.mpi import host_name
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Where a rank stands among the ranks of its host and among the hosts.
+
+    Attributes
+    ----------
+    nodes : tuple of int
+        For every rank, the number of its host. Hosts are numbered in the order in which the
+        ranks first name them.
+    rank : int
+        This rank.
+    """
+
+    nodes: tuple[int, ...]
+    rank: int
+
+    @classmethod
+    def from_hosts(cls, hosts: Sequence[str], rank: int) -> Topology:
+        """Return the topology of ranks that run on ``hosts``, one name for each rank."""
+        numbers: dict[str, int] = {}
+        nodes = tuple(numbers.setdefault(host, len(numbers)) for host in hosts)
+        return cls(nodes, rank)
+
+    @classmethod
+    def of(cls, mpi_comm: MPI.Intracomm) -> Topology:
+        """Ask every rank for the name of its host."""
+        return cls.from_hosts(mpi_comm.allgather(host_name()), mpi_comm.rank)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.nodes)
+
+    @property
+    def intra_rank(self) -> int:
+        """Position of this rank among the ranks of its host."""
+        return self.nodes[: self.rank].count(self.inter_rank)
+
+    @property
+    def intra_size(self) -> int:
+        """Number of ranks on this host."""
+        return self.nodes.count(self.inter_rank)
+
+    @property
+    def inter_rank(self) -> int:
+        """Number of this host."""
+        return self.nodes[self.rank]
+
+    @property
+    def inter_size(self) -> int:
+        """Number of hosts."""
+        return max(self.nodes) + 1
+
+    @property
+    def ranks_per_host(self) -> tuple[int, ...]:
+        """For every host, how many ranks it has."""
+        return tuple(self.nodes.count(node) for node in range(self.inter_size))

@@ -1,0 +1,53 @@
+"""Steps that fail on one rank fail on all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import chainermn
+from chainermn.agreement import check_root, run_together
+
+pytestmark = pytest.mark.each_mpi
+
+
+@pytest.mark.mpi(1, 2, 3, 4)
+def test_result_is_that_of_this_rank() -> None:
+    comm = chainermn.create_communicator("naive")
+    assert run_together(comm, "here", lambda: comm.rank) == comm.rank
+
+
+@pytest.mark.mpi(1, 2, 3)
+@pytest.mark.parametrize("kind", [TypeError, ValueError, IndexError, KeyError, OSError])
+def test_failure(kind: type[Exception]) -> None:
+    comm = chainermn.create_communicator("naive")
+    last = comm.size - 1
+
+    def act() -> None:
+        if comm.rank == last:
+            raise kind("lost")
+
+    expected = RuntimeError if kind is OSError and comm.rank != last else kind
+    with pytest.raises(expected, match="lost") as caught:
+        run_together(comm, "here", act)
+    if comm.rank != last:
+        assert f"here: rank {last} failed: {kind.__name__}" in str(caught.value)
+    else:
+        assert caught.value.__notes__ == [f"(here, rank {last}; all ranks raise)"]
+
+
+@pytest.mark.mpi(1, 2, 3)
+@pytest.mark.parametrize("root", [-1, 3, 0.5])
+def test_root_that_is_no_rank(root: Any) -> None:
+    comm = chainermn.create_communicator("naive")
+    with pytest.raises(ValueError, match="here: rank 0: root must be a rank"):
+        check_root(comm, root, "here")
+    check_root(comm, comm.size - 1, "here")
+
+
+@pytest.mark.mpi(2, 3)
+def test_roots_that_differ() -> None:
+    comm = chainermn.create_communicator("naive")
+    with pytest.raises(ValueError, match=r"rank 0: root=0; rank 1: root=1"):
+        check_root(comm, comm.rank, "here")

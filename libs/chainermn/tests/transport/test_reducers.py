@@ -1,0 +1,242 @@
+"""Sums over real ranks, by MPI and by shared memory, against sums in one process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import chainermn
+from chainermn.transport.host import mpi_reducer, shared_memory
+from chainermn.transport.host.mpi_reducer import MpiReducer
+from chainermn.transport.host.shared_memory import SharedMemoryReducer, share_memory
+from chainermn.transport.reducer import (
+    Reducer,
+    SingleReducer,
+    Steps,
+    shard_bounds,
+)
+from chainermn.transport.topology import Topology
+
+pytestmark = pytest.mark.each_mpi
+
+WORLD = MPI.COMM_WORLD
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+# With chunks of 256 bytes: none, fewer elements than ranks, primes, a chunk and one more or less.
+SIZES = [0, 1, 2, 3, 5, 31, 32, 33, 63, 64, 65, 127, 128, 129, 509, 1000]
+
+
+def by_mpi() -> Reducer:
+    return MpiReducer(WORLD)
+
+
+def by_shared_memory() -> Reducer:
+    return SharedMemoryReducer(WORLD, share_memory(WORLD))
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (mpi_reducer, shared_memory):
+        monkeypatch.setattr(module, "_CHUNK_BYTES", 256)
+    monkeypatch.setattr(mpi_reducer, "_SMALL_BYTES", 64)
+
+
+def finish(steps: Steps) -> object:
+    while True:
+        try:
+            next(steps).Wait()
+        except StopIteration as end:
+            return end.value
+
+
+def arrays(n: int, dtype: str | np.dtype) -> list[np.ndarray]:
+    return [
+        np.random.default_rng([n, rank]).normal(size=n).astype(dtype) for rank in range(WORLD.size)
+    ]
+
+
+def mean(parts: list[np.ndarray], wire: np.dtype) -> np.ndarray:
+    """The mean as it is promised, to the last bit."""
+    wide = np.dtype("f4") if wire.itemsize == 2 else wire
+    total = parts[0].astype(wire).astype(wide)
+    for part in parts[1:]:
+        total = total + part.astype(wire).astype(wide)
+    return (total / wide.type(len(parts))).astype(wire).astype(parts[0].dtype)
+
+
+@pytest.mark.mpi(2, 3, 4)
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("make", [by_mpi, by_shared_memory])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_allreduce(make: Callable[[], Reducer], dtype: str) -> None:
+    reducer = make()
+    for wire in (np.dtype(dtype), np.dtype("f2"), BFLOAT16, np.dtype("f4")):
+        for n in SIZES:
+            parts = arrays(n, dtype)
+            own = parts[reducer.rank].copy()
+            finish(reducer.allreduce(own, reducer.size, wire))
+            np.testing.assert_array_equal(own, mean(parts, wire), strict=True)
+
+
+@pytest.mark.mpi(2, 3, 4)
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("make", [by_mpi, by_shared_memory])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_parts_of_an_allreduce(make: Callable[[], Reducer], dtype: str) -> None:
+    reducer = make()
+    rank, size = reducer.rank, reducer.size
+    for n in SIZES:
+        parts = arrays(n, dtype)
+        expected = mean(parts, np.dtype(dtype))
+        begin, end = shard_bounds(n, size)[rank]
+
+        own = parts[rank].copy()
+        finish(reducer.reduce(own, size))
+        if rank == 0:
+            np.testing.assert_array_equal(own, expected, strict=True)
+        finish(reducer.bcast(own))
+        np.testing.assert_array_equal(own, expected, strict=True)
+
+        own = parts[rank].copy()
+        shard = finish(reducer.reduce_scatter(own, size))
+        np.testing.assert_array_equal(shard, expected[begin:end], strict=True)
+        assert n == 0 or np.shares_memory(shard, own) or begin == end
+        finish(reducer.allgather(own))
+        np.testing.assert_array_equal(own, expected, strict=True)
+
+
+@pytest.mark.mpi(2, 4)
+@pytest.mark.parametrize("make", [by_mpi, by_shared_memory])
+@pytest.mark.parametrize("wire", ["float32", "float16"])
+def test_chunks_of_their_real_size(make: Callable[[], Reducer], wire: str) -> None:
+    n = (3 << 18) + 101
+    parts = arrays(n, "float32")
+    reducer = make()
+    own = parts[reducer.rank].copy()
+    finish(reducer.allreduce(own, reducer.size, np.dtype(wire)))
+    np.testing.assert_array_equal(own, mean(parts, np.dtype(wire)))
+
+
+@pytest.mark.mpi(2, 3)
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("make", [by_mpi, by_shared_memory])
+def test_two_under_way_in_turn(make: Callable[[], Reducer]) -> None:
+    parts = arrays(500, "float32")
+    expected = mean(parts, np.dtype("f4"))
+    duplicates = [WORLD.Dup(), WORLD.Dup()]
+    if make is by_mpi:
+        reducers: list[Reducer] = [MpiReducer(comm) for comm in duplicates]
+    else:
+        reducers = [SharedMemoryReducer(comm, share_memory(comm)) for comm in duplicates]
+    owns = [parts[WORLD.rank].copy() for _ in reducers]
+    running = [r.allreduce(own, r.size) for r, own in zip(reducers, owns, strict=True)]
+    if WORLD.rank == 1:
+        running.reverse()  # the order in which they are looked after does not matter
+    waits = [None] * len(running)
+    while running:
+        for index in reversed(range(len(running))):
+            if waits[index] is None or waits[index].Test():
+                waits[index] = next(running[index], None)
+                if waits[index] is None:
+                    del running[index], waits[index]
+    for own in owns:
+        np.testing.assert_array_equal(own, expected)
+    for comm in duplicates:
+        comm.Free()
+
+
+@pytest.mark.mpi(2, 3)
+@pytest.mark.usefixtures("small_chunks")
+def test_processors_that_reorder_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "_KEEPS_ORDER", False)
+    parts = arrays(1000, "float32")
+    reducer = by_shared_memory()
+    own = parts[reducer.rank].copy()
+    finish(reducer.allreduce(own, reducer.size))
+    np.testing.assert_array_equal(own, mean(parts, np.dtype("f4")))
+
+
+def test_one_rank() -> None:
+    reducer = SingleReducer()
+    array = np.array([1, 2, 3], "f")
+    finish(reducer.allreduce(array, 2, np.dtype("f2")))
+    assert array.tolist() == [0.5, 1, 1.5]
+    shard = finish(reducer.reduce_scatter(array, 2))
+    assert shard is array
+    for steps in (reducer.allgather(array), reducer.bcast(array), reducer.reduce(array, 1)):
+        finish(steps)
+    assert array.tolist() == [0.25, 0.5, 0.75]
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("make", [by_mpi, by_shared_memory])
+@pytest.mark.parametrize("wire", ["float32", "float16", BFLOAT16])
+def test_nothing_is_allocated_again_and_again(
+    make: Callable[[], Reducer], wire: str | np.dtype
+) -> None:
+    reducer = make()
+    array = np.ones(1 << 19, np.float32)
+    for _ in range(2):
+        finish(reducer.allreduce(array, 2, np.dtype(wire)))
+    tracemalloc.start()
+    try:
+        finish(reducer.allreduce(array, 2, np.dtype(wire)))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # Less than scratch memory has. Other threads, as that of the watch, allocate a little.
+    assert peak < 1 << 18
+
+
+@pytest.mark.mpi(2)
+def test_no_file_stays() -> None:
+    def held() -> set[str]:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        return {line.partition("/")[2] for line in lines if "/dev/shm/chainermn-" in line}
+
+    before = held()
+    comm = chainermn.create_communicator("naive")
+    comm._allreduce_mean(np.ones(3, "f"))
+    comm.mpi_comm.Barrier()
+    # Other jobs on this machine may be about to remove theirs.
+    (path,) = held() - before
+    assert path.endswith(" (deleted)")
+    assert not os.path.exists("/" + path.removesuffix(" (deleted)"))
+    comm.finalize()
+
+
+@pytest.mark.mpi(2, 3)
+@pytest.mark.parametrize("fault", ["elsewhere", "full"])
+@pytest.mark.parametrize("hosts", ["aaa", "aab"])
+def test_without_shared_memory(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, fault: str, hosts: str
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if fault == "full":
+        monkeypatch.setattr(os, "posix_fallocate", full)
+    elif WORLD.rank == 1:
+        monkeypatch.setattr(shared_memory, "_map_file", lambda path, n: os.stat(path / "none"))
+    kind = type(chainermn.create_communicator("hierarchical"))
+    comm = kind(WORLD, topology=Topology.from_hosts(hosts[: WORLD.size], WORLD.rank))
+    parts = arrays(1000, "float64")
+    own = parts[comm.rank].copy()
+    comm._allreduce_mean(own)
+    np.testing.assert_allclose(own, np.mean(parts, axis=0), rtol=1e-13)
+    messages = [str(warning.message) for warning in recwarn]
+    if comm.rank == 0:
+        (message,) = messages
+        rank, reason = {"full": (0, "No space left"), "elsewhere": (1, "none")}[fault]
+        assert f"rank {rank} cannot share memory" in message
+        assert reason in message
+    else:
+        assert messages == []
+    comm.finalize()
