@@ -36,7 +36,7 @@ def test_in_chunks(dtype: str) -> None:
 
     array = np.empty_like(own)
     dest, source = transport.rank - 1, transport.rank + 1
-    transport.exchange(own, dest % transport.size, array, source % transport.size)
+    transport.sendrecv(own, dest % transport.size, array, source % transport.size)
     np.testing.assert_array_equal(array, everywhere[source % transport.size])
 
 

@@ -20,7 +20,7 @@ def comm() -> Any:
 
 
 def stream_of(comm: Any, source: int, dest: int) -> str:
-    return comm._group.stream_of_messages(source, dest)
+    return comm.group.stream_of_messages(source, dest)
 
 
 @pytest.mark.mpi(3)

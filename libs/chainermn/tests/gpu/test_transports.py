@@ -83,7 +83,7 @@ def test_nccl(a_gpu: Any, name: str) -> None:
         transport.allgather(own)
         np.testing.assert_array_equal(wide(a_gpu.to_host(own)), total)
         own, into = a_gpu.to_gpu(everywhere[WORLD.rank]), a_gpu.to_gpu(np.zeros(n, dtype))
-        transport.exchange(own, right, into, left)
+        transport.sendrecv(own, right, into, left)
         np.testing.assert_array_equal(wide(a_gpu.to_host(into)), wide(everywhere[left]))
     transport.close()
 

@@ -20,7 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import chainermn
-from chainermn.optimizers import double_buffering_optimizer
+from chainermn.gradients import background
+from chainermn.gradients.exchange import GradientExchange
 from chainermn.testing.mpiexec import run_job
 
 pytestmark = pytest.mark.each_mpi
@@ -395,31 +396,18 @@ def test_parameter_with_two_names(double_buffering: bool) -> None:
 
 
 @pytest.mark.mpi(1, 2)
-def test_double_buffering_runs_in_the_background() -> None:
+def test_double_buffering_runs_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
     comm = chainermn.create_communicator("naive")
     released, threads = threading.Event(), []
+    mean = GradientExchange.mean
 
-    class Slow:
-        rank, mpi_comm = comm.rank, comm.mpi_comm
-        allreduce, bcast_data = comm.allreduce, comm.bcast_data
-        allgather_obj, inter_size = comm.allgather_obj, comm.inter_size
-        _any_of_each = comm._any_of_each
+    def slow_mean(*args: Any) -> Any:
+        assert released.wait(20)
+        threads.append(threading.current_thread())
+        return mean(*args)
 
-        def split(self, color: int, key: int) -> Slow:
-            return self
-
-        def multi_node_mean_grad(self, model: chainer.Link, zero_fill: bool) -> None:
-            assert released.wait(20)
-            threads.append(threading.current_thread())
-
-        def finalize(self) -> None:
-            pass
-
-    shared = chainermn.create_multi_node_optimizer(
-        optimizers.SGD(1),
-        Slow(),  # type: ignore[arg-type]
-        True,
-    )
+    monkeypatch.setattr(GradientExchange, "mean", slow_mean)
+    shared = chainermn.create_multi_node_optimizer(optimizers.SGD(1), comm, True)
     model = L.Linear(1, 1, nobias=True, initialW=0)
     shared.setup(model)
     shared.update()
@@ -437,7 +425,7 @@ def test_double_buffering_runs_in_the_background() -> None:
 @pytest.mark.mpi(1, 2)
 def test_double_buffering_without_thread_support(monkeypatch: pytest.MonkeyPatch) -> None:
     comm = chainermn.create_communicator("naive")
-    monkeypatch.setattr(double_buffering_optimizer, "threads_may_call", lambda n_hosts: False)
+    monkeypatch.setattr(background, "threads_may_call", lambda n_hosts: False)
     threads = set(threading.enumerate())
     shared = chainermn.create_multi_node_optimizer(optimizers.SGD(0.1), comm, True)
     shared.setup(network(comm.rank))

@@ -19,7 +19,6 @@ import pytest
 from chainer import optimizers
 
 import chainermn
-from chainermn.communicators import duplicates as loans
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.gradients.overlap import exchange as overlapped_exchange
 from chainermn.gradients.overlap import plan as rounds
@@ -28,6 +27,7 @@ from chainermn.optimizers.double_buffering_optimizer import DoubleBufferingOptim
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
 from chainermn.optimizers.overlapping_optimizer import OverlappingOptimizer
 from chainermn.testing.mpiexec import run_job
+from chainermn.transport import duplicates
 
 pytestmark = pytest.mark.each_mpi
 
@@ -545,7 +545,7 @@ def test_exchange_begins_while_backward_goes_on() -> None:
             return inputs
 
         def backward(self, indexes: Any, grad_outputs: Any) -> Any:
-            current = optimizer._exchange._round
+            current = optimizer._exchange._early
             if current is not None:
                 # The mean of the gradient of c, while those of a and b are not there yet.
                 optimizer._exchange._engine.wait(current._under_way[0])
@@ -714,7 +714,7 @@ def test_duplicates_of_the_communicator_are_freed(settings: dict[str, Any]) -> N
             by_update(optimizer.target, optimizer, comm.rank, step)
         if "double_buffering" in settings:
             optimizer.wait()
-        lent.append(sum(loan.lender is comm.mpi_comm for loan in loans._loans))
+        lent.append(sum(each._original is comm.mpi_comm for each in duplicates._duplicates))
         del optimizer
         gc.collect()
     # In use, given back last, and those that other tests have not given back.

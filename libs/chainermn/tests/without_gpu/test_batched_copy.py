@@ -16,7 +16,7 @@ import pytest
 
 from chainermn.gradients import batched_copy
 from chainermn.gradients.batched_copy import KINDS, BatchedCopy, Layout
-from chainermn.gradients.gpu_buckets import padded_length
+from chainermn.gradients.copies import padded_length
 
 BLOCK = batched_copy.BLOCK_LENGTH
 

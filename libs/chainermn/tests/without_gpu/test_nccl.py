@@ -87,7 +87,7 @@ def test_messages(stand_in: Any) -> None:
     right, left = (WORLD.rank + 1) % WORLD.size, (WORLD.rank - 1) % WORLD.size
     own = stand_in.to_gpu(np.arange(WORLD.rank + 3, dtype="c8"))
     into = stand_in.to_gpu(np.zeros(left + 3, "c8"))
-    transport.exchange(own, right, into, left)
+    transport.sendrecv(own, right, into, left)
     np.testing.assert_array_equal(into, np.arange(left + 3))
     if WORLD.rank == 0:
         transport.send(own, 1)

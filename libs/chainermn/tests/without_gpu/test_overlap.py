@@ -17,7 +17,6 @@ import chainermn
 from chainermn.communicators import registered
 from chainermn.gradients.overlap import plan as rounds
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
-from chainermn.transport.gpu import cuda_awareness
 from chainermn.transport.topology import Topology
 
 WORLD = MPI.COMM_WORLD
@@ -32,8 +31,6 @@ Step = Callable[[Any, MultiNodeOptimizer, Place, int], None]
 @pytest.fixture(autouse=True)
 def _many_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "_BUCKET_BYTES", 40)
-    monkeypatch.setattr(cuda_awareness, "_found", ["it is a stand-in"])
-    monkeypatch.setattr("chainermn.transport.gpu.reducers._warned", [True])
 
 
 class _Same(chainer.FunctionNode):

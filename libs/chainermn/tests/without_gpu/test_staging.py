@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from chainermn.doctor.probe import probe_command
-from chainermn.transport.gpu import cuda_awareness, staging
+from chainermn.transport.gpu import staging
 from chainermn.transport.gpu.mpi import (
     CudaAwareReducer,
     GpuMpiReducer,
@@ -59,7 +58,7 @@ def test_messages(stand_in: Any, transport: GpuMpiTransport) -> None:
         # What goes to the right is longer the higher the rank.
         own, into = (np.arange(n * (rank + 1), dtype="f8") for rank in (WORLD.rank, left))
         received = stand_in.to_gpu(np.zeros_like(into))
-        transport.exchange(stand_in.to_gpu(own), right, received, left)
+        transport.sendrecv(stand_in.to_gpu(own), right, received, left)
         np.testing.assert_array_equal(received, into)
         if WORLD.rank == 0:
             transport.send(stand_in.to_gpu(own), 1, 5)
@@ -71,8 +70,8 @@ def test_messages(stand_in: Any, transport: GpuMpiTransport) -> None:
 
 @pytest.mark.mpi(2)
 def test_one_rank_staged_the_other_direct(stand_in: Any) -> None:
-    passage = (Staging, Direct)[WORLD.rank](stand_in)
-    transport = GpuMpiTransport(MpiTransport(WORLD), passage)
+    access = (Staging, Direct)[WORLD.rank](stand_in)
+    transport = GpuMpiTransport(MpiTransport(WORLD), access)
     own = stand_in.to_gpu(parts(100)[0])
     for source in (0, 1):
         if WORLD.rank == source:
@@ -130,26 +129,3 @@ def test_reducers(stand_in: Any, dtype: str, is_direct: bool) -> None:
         assert len(set(same)) == 1
     # 16 bits go through host memory: MPI cannot add them up.
     assert ("copy_to_host" in stand_in.log) == (not is_direct or dtype == "float16")
-
-
-@pytest.mark.mpi(2, timeout=120)
-def test_awareness_is_tried_out_by_a_job_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without CuPy that job fails; it is run by one rank only, and once."""
-    monkeypatch.setattr(cuda_awareness, "_found", [])
-    tried = []
-    try_out = cuda_awareness._try_out
-    monkeypatch.setattr(cuda_awareness, "_try_out", lambda: tried.append(1) or try_out())
-    for _ in range(2):
-        reason = cuda_awareness.why_not_cuda_aware(WORLD, 0)
-        assert reason.startswith("a job that tries it ModuleNotFoundError: No module named 'cupy'")
-    assert len(tried) == (WORLD.rank == 0)
-
-
-@pytest.mark.mpi(2, timeout=120)
-def test_a_rank_can_start_a_job_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A probe that succeeds without a GPU, in the place of the one that needs one."""
-    monkeypatch.setattr(cuda_awareness, "_found", [])
-    monkeypatch.setattr(
-        cuda_awareness, "probe_command", lambda _, limit: probe_command("shared_memory", limit)
-    )
-    assert cuda_awareness.why_not_cuda_aware(WORLD, 0) == ""

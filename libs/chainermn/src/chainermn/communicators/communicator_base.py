@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import chainer
     from mpi4py import MPI
 
+    from chainermn.gradients.background import BackgroundExchange
     from chainermn.gradients.overlap.exchange import OverlappedExchange
     from chainermn.transport.host.mpi import Op
 
@@ -370,18 +371,50 @@ class CommunicatorBase(Configurable, ABC):
             gradients.
         """
 
-    def _any_of_each(self, flags: Sequence[bool], where: str) -> Sequence[bool]:
-        """Tell for each of ``flags`` whether it is true on any rank, in a call of ``where``."""
+    def mean_grad_unless(
+        self, flags: Sequence[bool], model: chainer.Link, zero_fill: bool = False
+    ) -> Sequence[bool]:
+        """Call :meth:`multi_node_mean_grad`, unless a flag is true on any rank.
+
+        Parameters
+        ----------
+        flags : sequence of bool
+            As many on all ranks.
+        model : chainer.Link
+        zero_fill : bool
+
+        Returns
+        -------
+        sequence of bool
+            For each flag, whether it is true on any rank.
+        """
+        found = self.any_of_each(flags)
+        if not any(found):
+            self.multi_node_mean_grad(model, zero_fill)
+        return found
+
+    def any_of_each(self, flags: Sequence[bool]) -> Sequence[bool]:
+        """Tell for each of ``flags`` whether it is true on any rank; as many on all ranks."""
         found: Any = self.allreduce(np.array(flags, np.uint8), "max")
         return [bool(flag) for flag in found]
 
     def create_overlapped_exchange(self) -> OverlappedExchange:
-        """Return what averages gradients in the background of backward.
+        """Return what averages gradients while backward still computes others.
 
         Raises
         ------
         RuntimeError
-            On every rank, with the reason, if that is not possible on all of them.
+            On every rank, if this communicator cannot do that.
+        """
+        raise RuntimeError(f"{type(self).__name__} does not exchange in the background")
+
+    def create_background_exchange(self) -> BackgroundExchange:
+        """Return what averages gradients while the next iteration computes.
+
+        Raises
+        ------
+        RuntimeError
+            On every rank, if this communicator cannot do that.
         """
         raise RuntimeError(f"{type(self).__name__} does not exchange in the background")
 

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from typing_extensions import override
-
-from chainermn.communicators.messages import Array
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
-from chainermn.communicators.route import Route
-from chainermn.transport.reducer import Steps
 
 
 class FlatCommunicator(MpiCommunicatorBase):
-    """Gathers all gradients into one buffer and exchanges that."""
+    """One all-reduce of all gradients in one buffer; GPU memory travels by MPI."""
 
-    _bucket_bytes = float("inf")
-    _everyone_by_nccl = False
-
-    @override
-    def _exchange_in_steps(self, buffer: Array, route: Route) -> Steps:
-        return route.reducers.everyone.allreduce(buffer, route.divisor, route.wire_dtype)
+    bucket_bytes = float("inf")
+    everyone_by_nccl = False

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from typing_extensions import override
+from typing import Any
 
-from chainermn.communicators.messages import Array
+import numpy as np
+
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
-from chainermn.communicators.route import Route
-from chainermn.transport.reducer import Steps
+from chainermn.transport.reducer import Array, Steps
+from chainermn.transport.reducers import Reducers
 
 
 class HierarchicalCommunicator(MpiCommunicatorBase):
-    """Lets one rank of each host speak for the others, so that each byte leaves a host once."""
+    """A reduction inside each host, an all-reduce between one rank of each, then a broadcast.
 
-    @override
-    def _exchange_in_steps(self, buffer: Array, route: Route) -> Steps:
-        if self.inter_size == 1:
-            yield from route.reducers.everyone.allreduce(buffer, route.divisor, route.wire_dtype)
+    Each byte leaves a host once. Only gradients that travel between hosts are rounded.
+    """
+
+    @staticmethod
+    def average(
+        buffer: Array, reducers: Reducers, divisor: int, wire_dtype: np.dtype[Any] | None
+    ) -> Steps:
+        if reducers.topology.inter_size == 1:
+            yield from reducers.everyone.allreduce(buffer, divisor, wire_dtype)
             return
-        intra, inter = route.reducers.intra, route.reducers.inter
-        for piece in route.reducers.pieces(buffer):
-            yield from intra.reduce(piece, route.divisor)
-            if self.intra_rank == 0:
-                yield from inter.allreduce(piece, wire_dtype=route.wire_dtype)
+        intra, inter = reducers.intra, reducers.inter
+        for piece in reducers.pieces(buffer):
+            yield from intra.reduce(piece, divisor)
+            if reducers.topology.intra_rank == 0:
+                yield from inter.allreduce(piece, wire_dtype=wire_dtype)
             yield from intra.bcast(piece)

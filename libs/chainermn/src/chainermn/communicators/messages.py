@@ -1,6 +1,6 @@
 """What the ranks send each other: arrays with their layout, and pickled objects.
 
-Both travel as a `Parcel`: a small header that MPI pickles, followed by bare buffers.
+Both travel as a `Message`: a small header that MPI pickles, followed by bare buffers.
 """
 
 from __future__ import annotations
@@ -12,36 +12,35 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from chainermn.transport.gpu.device import on_gpu, the_gpu
+from chainermn.transport.reducer import Array
 
-Array: TypeAlias = NDArray[Any]
 Arrays: TypeAlias = Array | tuple[Array, ...] | list[Array]
 
 # Pickles up to this many bytes travel with their header, in one message instead of two.
 _INLINE_BYTES = 1 << 16
 
 
-class Parcel(ABC):
-    """Something on its way. Pickling it yields the header alone.
+class Message(ABC):
+    """A message, of which pickling yields the header alone.
 
-    The sender sends the parcel, then its `following`; the receiver fills in the `following`
-    of the parcel that it gets, then opens it.
+    The sender sends the message, then its `buffers`. The receiver fills in the `buffers` of the
+    message that it gets, then opens it.
     """
 
     @cached_property
     @abstractmethod
-    def following(self) -> list[Array]:
-        """One-dimensional contiguous buffers: to be sent, or to be filled."""
+    def buffers(self) -> list[Array]:
+        """One-dimensional contiguous buffers, to send or to fill."""
 
     @abstractmethod
     def open(self) -> Any:
-        """Return what was sent; on the sender, the very object."""
+        """Return the object that was sent; on the sender, the very same one."""
 
 
-class ArrayParcel(Parcel):
+class ArrayMessage(Message):
     """An array, or a tuple or list of arrays, of NumPy or CuPy; a list arrives as a tuple.
 
     Raises
@@ -78,12 +77,12 @@ class ArrayParcel(Parcel):
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "_data": None}
-        state.pop("following", None)
+        state.pop("buffers", None)
         return state
 
     @cached_property
     @override
-    def following(self) -> list[Array]:
+    def buffers(self) -> list[Array]:
         if self._data is not None:
             if self.on_gpu:
                 return [array.ravel() for array in as_tuple(self._data)]
@@ -98,7 +97,7 @@ class ArrayParcel(Parcel):
     def open(self) -> Arrays:
         if self._data is not None:
             return self._data
-        pairs = zip(self.following, self.shapes, strict=True)
+        pairs = zip(self.buffers, self.shapes, strict=True)
         arrays = tuple(buffer.reshape(shape) for buffer, shape in pairs)
         return arrays if self.is_tuple else arrays[0]
 
@@ -109,7 +108,7 @@ class ArrayParcel(Parcel):
         return f"a tuple ({described})" if self.is_tuple else f"an array {described}"
 
 
-class PickleParcel(Parcel):
+class ObjectMessage(Message):
     """Any object that can be pickled; arrays in it are not copied (pickle protocol 5, PEP 574).
 
     Raises
@@ -121,14 +120,14 @@ class PickleParcel(Parcel):
     def __init__(self, obj: object) -> None:
         self._obj = obj
         self._sizes: list[int]
-        buffers: list[pickle.PickleBuffer] = []
+        out_of_band: list[pickle.PickleBuffer] = []
         try:
-            stream = pickle.dumps(obj, protocol=5, buffer_callback=buffers.append)
+            stream = pickle.dumps(obj, protocol=5, buffer_callback=out_of_band.append)
         except Exception as error:
             raise TypeError(f"cannot pickle an object of {type(obj)}: {error}") from error
         self._parts = [
             np.frombuffer(part, np.uint8)
-            for part in (memoryview(stream), *(buffer.raw() for buffer in buffers))
+            for part in (memoryview(stream), *(buffer.raw() for buffer in out_of_band))
         ]
         self._inline = sum(part.size for part in self._parts) <= _INLINE_BYTES
 
@@ -139,7 +138,7 @@ class PickleParcel(Parcel):
 
     @cached_property
     @override
-    def following(self) -> list[Array]:
+    def buffers(self) -> list[Array]:
         return [] if self._inline else self._parts
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Arrays and objects over MPI, and the template of a gradient exchange."""
+"""Arrays, objects and models over MPI: everything that all communicators share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import operator
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
@@ -15,37 +15,32 @@ from chainermn.agreement import (
     agree,
     attempt,
     check_equal,
+    check_root,
     raise_refusals,
 )
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.communicators.messages import (
-    Array,
-    ArrayParcel,
+    ArrayMessage,
     Arrays,
-    Parcel,
-    PickleParcel,
+    Message,
+    ObjectMessage,
     as_tuple,
 )
-from chainermn.communicators.route import Route
-from chainermn.failures.activity import Group, marked, waiting
-from chainermn.gradients.buckets import Buckets
-from chainermn.gradients.gpu_buckets import GpuBuckets
-from chainermn.gradients.overflow import check_overflow
+from chainermn.failures.activity import Group, collective, receives, sends
+from chainermn.gradients.background import BackgroundExchange
+from chainermn.gradients.exchange import Algorithm, GradientExchange
 from chainermn.gradients.overlap.exchange import OverlappedExchange
-from chainermn.gradients.parameters import (
-    agree_on_gradients,
-    bcast_parameters,
-    divide_by_memory,
-)
-from chainermn.gradients.wire_dtype import as_wire_dtype, choose_wire_dtype
-from chainermn.transport.gpu.device import on_gpu, the_gpu
+from chainermn.gradients.parameters import bcast_parameters
+from chainermn.gradients.wire_dtype import as_wire_dtype
+from chainermn.transport.gpu.available import why_no_nccl
+from chainermn.transport.gpu.cuda_awareness import is_cuda_aware
+from chainermn.transport.gpu.device import on_gpu
 from chainermn.transport.gpu.mpi import GpuMpiTransport
 from chainermn.transport.gpu.nccl import NcclTransport
-from chainermn.transport.gpu.reducers import GpuReducers
-from chainermn.transport.host.casts import FLOAT16
+from chainermn.transport.gpu.transports import GpuTransports
 from chainermn.transport.host.mpi import MpiTransport, Op, load_mpi
-from chainermn.transport.host.reducers import Reducers
-from chainermn.transport.reducer import Steps
+from chainermn.transport.reducer import Array, Steps
+from chainermn.transport.reducers import Reducers
 from chainermn.transport.topology import Topology
 
 if TYPE_CHECKING:
@@ -55,40 +50,41 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from numpy.typing import DTypeLike
 
-Carrier: TypeAlias = MpiTransport | GpuMpiTransport | NcclTransport
 
-# Measured: on one host, larger ones only cost the time to copy them; on a link of 1 Gbit/s,
-# smaller ones cost latency.
-_BUCKET_BYTES_ON_ONE_HOST = 1 << 18
-_BUCKET_BYTES = 1 << 22
-
-
-@marked
 class MpiCommunicatorBase(CommunicatorBase):
-    """What all communicators share; an algorithm adds :meth:`_exchange_in_steps`.
+    """What all communicators share. By itself, one all-reduce among all ranks for each bucket.
+
+    An algorithm is a subclass that declares attributes, and if need be overrides
+    :meth:`average` and :meth:`why_not`.
 
     Parameters
     ----------
     mpi_comm : mpi4py.MPI.Intracomm
-        Its ranks take part.
-    allreduce_grad_dtype : {'float16', 'bfloat16', 'float32', 'float64', 'auto'}, optional
-        Dtype of gradients on the wire; that of the gradients by default.
+        The ranks that take part.
+    allreduce_grad_dtype : {'float16', 'bfloat16', 'float32', 'float64'}, optional
+        Dtype of gradients while they travel; that of the gradients by default.
     batched_copy : bool
         Accepted for scripts written for the original: copies are always batched.
     topology : Topology, optional
-        Which ranks share a host; asked from MPI by default.
+        The hosts that the ranks run on; asked from MPI by default.
+
+    Raises
+    ------
+    ValueError
+        On every rank, if the algorithm cannot run on these hosts.
+    RuntimeError
+        On every rank, if it needs NCCL and a rank has none.
     """
 
-    #: Gradients are gathered into buffers of at most this many bytes; 0: one a parameter. By
-    #: default so many that on one host they stay in the cache, and on several time is not lost.
-    #: Those in GPU memory are all gathered into one, but with 0.
-    _bucket_bytes: float | None = None
+    #: Gradients are gathered into buffers of at most this many bytes, those in GPU memory into
+    #: one; 0: one buffer per parameter. By default 256 KiB on one host, 4 MiB on several.
+    bucket_bytes: ClassVar[float | None] = None
 
-    #: Whether an all-reduce of GPU memory among all ranks goes by NCCL; by MPI otherwise.
-    _everyone_by_nccl = True
+    #: Whether an all-reduce of GPU memory among all ranks uses NCCL; otherwise it uses MPI.
+    everyone_by_nccl: ClassVar[bool] = True
 
-    #: Whether MPI may be given GPU memory, if it can read it.
-    _may_be_direct = True
+    #: Whether MPI is given GPU memory where ``CHAINERMN_CUDA_AWARE=1`` says that it takes it.
+    may_be_cuda_aware: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -99,51 +95,80 @@ class MpiCommunicatorBase(CommunicatorBase):
         topology: Topology | None = None,
     ) -> None:
         self.mpi_comm = mpi_comm
-        self._group = Group(mpi_comm)
-        self._owned: list[MPI.Comm] = []
+        self._topology = topology or Topology.of(mpi_comm)
+        self._check_ranks()
+        #: The name of these ranks for the watch.
+        self.group = Group(mpi_comm)
+        self._split_off: MPI.Intracomm | None = None
+        self._transport = MpiTransport(mpi_comm)
+        may_be_cuda_aware = self.may_be_cuda_aware and is_cuda_aware()
+        self._gpu_transports = GpuTransports(mpi_comm, is_cuda_aware=may_be_cuda_aware)
+        self._gradients = GradientExchange(
+            mpi_comm, self._topology, self._gpu_transports, self._algorithm(), self.group
+        )
         with self.config_scope():
             self.allreduce_grad_dtype = allreduce_grad_dtype
             self.batched_copy = batched_copy
-        self._topology = topology or Topology.of(mpi_comm)
-        self._transport = MpiTransport(mpi_comm)
-        self._reducers = Reducers(mpi_comm, self._topology)
-        limit = self._bucket_bytes
-        if limit is None:
-            limit = _BUCKET_BYTES if self.inter_size > 1 else _BUCKET_BYTES_ON_ONE_HOST
-        self._buckets = Buckets(limit)
 
-    @cached_property
-    def _gpu_reducers(self) -> GpuReducers:
-        return GpuReducers(
-            self.mpi_comm,
-            self._topology,
-            the_gpu(),
-            self._reducers,
-            everyone_by_nccl=self._everyone_by_nccl,
-            may_be_direct=self._may_be_direct,
-        )
+    # ---- the algorithm ----
 
-    @cached_property
-    def _gpu_buckets(self) -> GpuBuckets:
-        return GpuBuckets(the_gpu(), self.size, one_each=self._bucket_bytes == 0)
+    @classmethod
+    def why_not(cls, topology: Topology) -> str:
+        """Return why the algorithm cannot run on these hosts; empty if it can.
+
+        Parameters
+        ----------
+        topology : Topology
+            The same on all ranks, except for the number of this rank.
+        """
+        return ""
+
+    @staticmethod
+    def average(
+        buffer: Array, reducers: Reducers, divisor: int, wire_dtype: np.dtype[Any] | None
+    ) -> Steps:
+        """Make the elements of a buffer their sums over the ranks, divided: the algorithm.
+
+        A generator that yields whatever it has to wait for, and never waits itself. So one
+        thread can carry on several exchanges in turn.
+
+        Parameters
+        ----------
+        buffer : array of shape (n,)
+            Floats of the same length and dtype on all ranks, in host memory or GPU memory.
+        reducers : Reducers
+            For that memory.
+        divisor : int
+        wire_dtype : dtype or None
+            Dtype to round to between hosts; None: nothing is rounded.
+        """
+        return reducers.everyone.allreduce(buffer, divisor, wire_dtype)
+
+    def _algorithm(self) -> Algorithm:
+        return Algorithm(self.average, self.bucket_bytes, self.everyone_by_nccl, self.uses_nccl)
+
+    def _check_ranks(self) -> None:
+        """Raise on all ranks if the algorithm cannot run on them. Collective."""
+        if reason := self.why_not(self._topology):
+            raise ValueError(reason)
+        if self.uses_nccl:
+            for rank, lacking in enumerate(self.mpi_comm.allgather(why_no_nccl())):
+                if lacking:
+                    raise RuntimeError(
+                        f"{type(self).__name__} needs a GPU for each rank: on rank {rank}, "
+                        f"{lacking}. Without GPUs give create_communicator() no name"
+                    )
 
     @property
-    def allreduce_grad_dtype(self) -> np.dtype[Any] | Literal["auto"] | None:
-        """Dtype of gradients on the wire; None: their own; ``'auto'``: not chosen yet."""
-        return self._chosen_dtype
+    def allreduce_grad_dtype(self) -> np.dtype[Any] | None:
+        """Dtype of gradients while they travel; None: their own."""
+        return self._gradients.wire_dtype
 
     @allreduce_grad_dtype.setter
-    def allreduce_grad_dtype(self, dtype: DTypeLike | Literal["auto"] | None) -> None:
-        self._chosen_dtype = as_wire_dtype(dtype)
+    def allreduce_grad_dtype(self, dtype: DTypeLike | None) -> None:
+        self._gradients.wire_dtype = as_wire_dtype(dtype)
 
-    @property
-    def _wire_dtype(self) -> np.dtype[Any] | None:
-        return None if self._chosen_dtype == "auto" else self._chosen_dtype
-
-    @property
-    def _gpu_wire_dtype(self) -> np.dtype[Any] | None:
-        """That of gradients in GPU memory."""
-        return self._wire_dtype
+    # ---- where this rank stands ----
 
     @property
     def rank(self) -> int:
@@ -169,62 +194,78 @@ class MpiCommunicatorBase(CommunicatorBase):
     def inter_size(self) -> int:
         return self._topology.inter_size
 
+    @collective
     def split(self, color: int, key: int) -> Self:
         refusals = self.mpi_comm.allgather(attempt(lambda: _check_split(color, key)))
         raise_refusals(dict(enumerate(refusals)), "split")
         part = cast("MPI.Intracomm", self.mpi_comm.Split(color, key))
         hosts = [str(node) for node in part.allgather(self.inter_rank)]
         communicator = type(self)(part, topology=Topology.from_hosts(hosts, part.rank))
-        communicator._owned.append(part)
+        communicator._split_off = part
         for name, value in self.get_config().items():
             with communicator.config_scope():
                 setattr(communicator, name, value)
         return communicator
 
+    @property
+    def over_mpi(self) -> MpiCommunicatorBase:
+        return self._over_mpi if self.uses_nccl else self
+
+    @cached_property
+    def _over_mpi(self) -> MpiCommunicatorBase:
+        return MpiCommunicatorBase(self.mpi_comm, topology=self._topology)
+
     def finalize(self) -> None:
-        if "_gpu_reducers" in self.__dict__:
-            self._gpu_reducers.free()
-        self._reducers.free()
-        while self._owned:
-            self._owned.pop().Free()
+        if "_over_mpi" in self.__dict__:
+            self._over_mpi.finalize()
+        self._gradients.free()
+        if self._split_off is not None:
+            self._split_off.Free()
+            self._split_off = None
 
     # ---- arrays ----
 
     def send(self, data: Arrays, dest: int, tag: int = 0) -> None:
-        self._send(attempt(lambda: ArrayParcel(data)), dest, tag, "send")
+        self._send(attempt(lambda: ArrayMessage(data)), dest, tag, "send")
 
     def recv(self, source: int, tag: int = 0) -> Any:
         return self._recv(source, tag, None, "recv")
 
+    @collective
     def bcast(self, x: Arrays | None, root: int = 0) -> Any:
-        return self._bcast(lambda: ArrayParcel(cast(Arrays, x)), root, "bcast")
+        return self._bcast(lambda: ArrayMessage(cast(Arrays, x)), root, "bcast")
 
+    @collective
     def gather(self, x: Arrays, root: int = 0) -> tuple[Any, ...] | None:
-        self._check_root(root, "gather")
-        parcels = self._exchange_headers(attempt(lambda: ArrayParcel(x)), "gather")
-        _check_dtypes([[parcel] for parcel in parcels], "gather")
-        gathered = self._gather(parcels, root)
+        check_root(self.mpi_comm, root, "gather")
+        messages = self._allgather_headers(attempt(lambda: ArrayMessage(x)), "gather")
+        _check_dtypes([[message] for message in messages], "gather")
+        gathered = self._gather(messages, root)
         return None if gathered is None else tuple(gathered)
 
+    @collective
     def allgather(self, x: Arrays) -> tuple[Any, ...]:
-        parcels = self._exchange_headers(attempt(lambda: ArrayParcel(x)), "allgather")
-        _check_dtypes([[parcel] for parcel in parcels], "allgather")
-        return tuple(self._allgather(parcels))
+        messages = self._allgather_headers(attempt(lambda: ArrayMessage(x)), "allgather")
+        _check_dtypes([[message] for message in messages], "allgather")
+        return tuple(self._allgather(messages))
 
+    @collective
     def scatter(self, xs: Sequence[Arrays] | Array | None, root: int = 0) -> Any:
-        return self._scatter(xs, ArrayParcel, root, "scatter")
+        return self._scatter(xs, ArrayMessage, root, "scatter")
 
+    @collective
     def alltoall(self, xs: Sequence[Array]) -> tuple[Array, ...]:
-        parcels = attempt(lambda: [_one_array(x) for x in self._one_each(xs)])
-        headers = self._exchange_headers(parcels, "alltoall")
+        messages = attempt(lambda: [_one_array(x) for x in self._one_each(xs)])
+        headers = self._allgather_headers(messages, "alltoall")
         _check_dtypes(headers, "alltoall")
         received = [row[self.rank] for row in headers]
         for step in range(1, self.size):
             dest, source = (self.rank + step) % self.size, (self.rank - step) % self.size
-            (outgoing,), (into,) = headers[self.rank][dest].following, received[source].following
-            self._carrier(into).exchange(outgoing, dest, into, source)
-        return tuple(parcel.open() for parcel in received)
+            (outgoing,), (into,) = headers[self.rank][dest].buffers, received[source].buffers
+            self._transport_of(into).sendrecv(outgoing, dest, into, source)
+        return tuple(message.open() for message in received)
 
+    @collective
     def allreduce(self, x: Arrays, op: Op = "sum") -> Any:
         described = attempt(lambda: _describe_reduction(x, op))
         check_equal(self.mpi_comm, described, "allreduce")
@@ -232,204 +273,158 @@ class MpiCommunicatorBase(CommunicatorBase):
         for result in results:
             flat = result.reshape(-1)
             # MPI knows no maximum of bool.
-            self._carrier(flat).allreduce(flat.view(np.uint8) if flat.dtype == bool else flat, op)
+            self._transport_of(flat).allreduce(
+                flat.view(np.uint8) if flat.dtype == bool else flat, op
+            )
         return results if isinstance(x, list | tuple) else results[0]
 
     # ---- objects ----
 
     def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
-        self._send(attempt(lambda: PickleParcel(obj)), dest, tag, "send_obj")
+        self._send(attempt(lambda: ObjectMessage(obj)), dest, tag, "send_obj")
 
     def recv_obj(self, source: int, status: Any = None, tag: int | None = None) -> Any:
         return self._recv(source, tag, status, "recv_obj")
 
+    @collective
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        return self._bcast(lambda: PickleParcel(obj), root, "bcast_obj")
+        return self._bcast(lambda: ObjectMessage(obj), root, "bcast_obj")
 
+    @collective
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
-        self._check_root(root, "gather_obj")
-        parcels = self._exchange_headers(attempt(lambda: PickleParcel(obj)), "gather_obj")
-        return self._gather(parcels, root)
+        check_root(self.mpi_comm, root, "gather_obj")
+        messages = self._allgather_headers(attempt(lambda: ObjectMessage(obj)), "gather_obj")
+        return self._gather(messages, root)
 
+    @collective
     def allgather_obj(self, obj: Any) -> list[Any]:
-        parcels = self._exchange_headers(attempt(lambda: PickleParcel(obj)), "allgather_obj")
-        return self._allgather(parcels)
+        messages = self._allgather_headers(attempt(lambda: ObjectMessage(obj)), "allgather_obj")
+        return self._allgather(messages)
 
+    @collective
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
-        return self._scatter(objs, PickleParcel, root, "scatter_obj")
+        return self._scatter(objs, ObjectMessage, root, "scatter_obj")
 
+    @collective
     def allreduce_obj(self, obj: Any) -> Any:
-        parcels = self._exchange_headers(attempt(lambda: PickleParcel(obj)), "allreduce_obj")
-        return functools.reduce(operator.add, self._allgather(parcels))
+        messages = self._allgather_headers(attempt(lambda: ObjectMessage(obj)), "allreduce_obj")
+        return functools.reduce(operator.add, self._allgather(messages))
 
     # ---- models ----
 
+    @collective
     def bcast_data(self, model: chainer.Link) -> None:
-        bcast_parameters(self._transport, self._carrier, model)
+        bcast_parameters(self.mpi_comm, self._transport_of, model)
 
+    @collective
     def multi_node_mean_grad(self, model: chainer.Link, zero_fill: bool = False) -> None:
-        parameters, _ = self._agree(model, zero_fill)
-        if self.size == 1:
-            return
-        in_host_memory, in_gpu_memory = divide_by_memory(parameters)
-        if in_gpu_memory:
-            self._average_on_gpu(in_gpu_memory)
-        for buffer in self._buckets.exchange(in_host_memory):
-            self._allreduce_mean(buffer)
-        if in_host_memory or not in_gpu_memory:
-            self._check_overflow(model)
+        self._gradients.mean(model, zero_fill)
 
-    def _agree(
-        self, model: chainer.Link, zero_fill: bool, flags: Sequence[bool] = ()
-    ) -> tuple[list[chainer.Parameter], tuple[bool, ...]]:
-        """Return the parameters to exchange, and which of ``flags`` are true on any rank.
+    def mean_grad_unless(
+        self, flags: Sequence[bool], model: chainer.Link, zero_fill: bool = False
+    ) -> Sequence[bool]:
+        method = getattr(self.multi_node_mean_grad, "__func__", None)
+        if method is not MpiCommunicatorBase.multi_node_mean_grad:  # a user's own
+            return super().mean_grad_unless(flags, model, zero_fill)
+        return self._gradients.mean(model, zero_fill, flags)
 
-        Collective. Also chooses the dtype on the wire where that is left to the communicator.
-        """
-        agreed = agree_on_gradients(
-            self._transport, model, zero_fill, self._chosen_dtype or self._gpu_wire_dtype, flags
-        )
-        if self._chosen_dtype == "auto":
-            self._chosen_dtype = choose_wire_dtype(self)
-        return agreed
-
-    def _check_overflow(self, model: chainer.Link) -> None:
-        """Raise on all ranks if a gradient has become infinite on the wire. Collective."""
-        if self.size > 1 and self._wire_dtype == FLOAT16:
-            check_overflow(self.mpi_comm, model, self._reducers.take_overflow())
-
-    def _allreduce_mean(self, buffer: Array) -> None:
-        """Replace the elements of ``buffer`` by their means over the ranks."""
-        for pending in self._mean_in_steps(buffer):
-            pending.Wait()
-
-    def _mean_in_steps(self, buffer: Array) -> Steps:
-        """Do what `_allreduce_mean` does, yielding what it has to wait for.
-
-        It does not wait itself, so that several can be under way. But the first one of a
-        communicator sets up what it needs together with the other ranks.
-        """
-        return self._exchange_in_steps(buffer, Route(self._reducers, self.size, self._wire_dtype))
-
-    def _exchange_in_steps(self, buffer: Array, route: Route) -> Steps:
-        """Make the elements of ``buffer`` their sums over the ranks, divided: the algorithm.
-
-        Parameters
-        ----------
-        buffer : array of shape (n,)
-            Of the same length and dtype on all ranks; in GPU memory if the route is for that.
-        route : Route
-        """
-        raise NotImplementedError
-
-    def _average_on_gpu(self, parameters: Sequence[chainer.Parameter]) -> None:
-        """Replace gradients in GPU memory by their means over the ranks."""
-        for buffer in self._gpu_buckets.exchange(parameters, self._gpu_wire_dtype):
-            for pending in self._sum_on_gpu_in_steps(buffer):
-                pending.Wait()
-
-    def _sum_on_gpu_in_steps(self, buffer: Array) -> Steps:
-        """Replace the elements of ``buffer`` by their sums, as `_mean_in_steps` by their means.
-
-        The kernel that hands gradients in GPU memory back divides them.
-        """
-        return self._exchange_in_steps(buffer, Route(self._gpu_reducers, 1, None))
-
-    def _any_of_each(self, flags: Sequence[bool], where: str) -> Sequence[bool]:
+    @collective("update")
+    def any_of_each(self, flags: Sequence[bool]) -> Sequence[bool]:
         # Of what `allreduce` does, all that takes time is left out.
-        with waiting(self._group.stream, where, self._group.members):
-            return agree(self.mpi_comm, where, flags)[1]
+        return agree(self.mpi_comm, None, flags)[1]
 
+    @collective
     def create_overlapped_exchange(self) -> OverlappedExchange:
-        return OverlappedExchange(self)
+        return OverlappedExchange(self._gradients)
 
-    # ---- parcels ----
+    @collective
+    def create_background_exchange(self) -> BackgroundExchange:
+        return BackgroundExchange(self._gradients)
 
-    def _send(self, parcel: Parcel | Refusal, dest: int, tag: int, where: str) -> None:
-        self.mpi_comm.send(parcel, dest, tag)
-        if isinstance(parcel, Refusal):
-            raise parcel.kind(f"{where} to rank {dest}: rank {self.rank}: {parcel.message}")
-        for part in parcel.following:
-            self._messenger(part).send(part, dest, tag)
+    # ---- messages ----
 
+    @sends
+    def _send(self, message: Message | Refusal, dest: int, tag: int, where: str) -> None:
+        self.mpi_comm.send(message, dest, tag)
+        if isinstance(message, Refusal):
+            raise message.kind(f"{where} to rank {dest}: rank {self.rank}: {message.message}")
+        for part in message.buffers:
+            self._point_to_point_of(part).send(part, dest, tag)
+
+    @receives
     def _recv(self, source: int, tag: int | None, status: Any, where: str) -> Any:
         mpi = load_mpi()
         status = mpi.Status() if status is None else status
-        parcel = self.mpi_comm.recv(None, source, mpi.ANY_TAG if tag is None else tag, status)
+        message = self.mpi_comm.recv(None, source, mpi.ANY_TAG if tag is None else tag, status)
         source, tag = status.Get_source(), status.Get_tag()
-        if isinstance(parcel, Refusal):
-            raise parcel.kind(f"{where} on rank {self.rank}: rank {source}: {parcel.message}")
-        for part in parcel.following:
-            self._messenger(part).recv(part, source, tag)
-        return parcel.open()
+        if isinstance(message, Refusal):
+            raise message.kind(f"{where} on rank {self.rank}: rank {source}: {message.message}")
+        for part in message.buffers:
+            self._point_to_point_of(part).recv(part, source, tag)
+        return message.open()
 
-    def _bcast(self, make: Callable[[], Parcel], root: int, where: str) -> Any:
-        self._check_root(root, where)
-        parcel = attempt(make) if self.rank == root else None
-        header = self.mpi_comm.bcast(parcel, root)
+    def _bcast(self, make: Callable[[], Message], root: int, where: str) -> Any:
+        check_root(self.mpi_comm, root, where)
+        message = attempt(make) if self.rank == root else None
+        header = self.mpi_comm.bcast(message, root)
         raise_refusals({root: header}, where)
-        here: Any = parcel if self.rank == root else header
-        for part in here.following:
-            self._carrier(part).bcast(part, root)
+        here: Any = message if self.rank == root else header
+        for part in here.buffers:
+            self._transport_of(part).bcast(part, root)
         return here.open()
 
-    def _exchange_headers(self, own: Any, where: str) -> list[Any]:
+    def _allgather_headers(self, own: Any, where: str) -> list[Any]:
         """Return what every rank has to send: headers, but ``own`` for this rank."""
         headers = self.mpi_comm.allgather(own)
         raise_refusals(dict(enumerate(headers)), where)
         headers[self.rank] = own
         return headers
 
-    def _gather(self, parcels: list[Any], root: int) -> list[Any] | None:
+    def _gather(self, messages: list[Any], root: int) -> list[Any] | None:
         if self.rank != root:
-            for part in parcels[self.rank].following:
-                self._carrier(part).send(part, root)
+            for part in messages[self.rank].buffers:
+                self._transport_of(part).send(part, root)
             return None
-        for source, parcel in enumerate(parcels):
+        for source, message in enumerate(messages):
             if source != root:
-                for part in parcel.following:
-                    self._carrier(part).recv(part, source)
-        return [parcel.open() for parcel in parcels]
+                for part in message.buffers:
+                    self._transport_of(part).recv(part, source)
+        return [message.open() for message in messages]
 
-    def _allgather(self, parcels: list[Any]) -> list[Any]:
-        for owner, parcel in enumerate(parcels):
-            for part in parcel.following:
-                self._carrier(part).bcast(part, owner)
-        return [parcel.open() for parcel in parcels]
+    def _allgather(self, messages: list[Any]) -> list[Any]:
+        for owner, message in enumerate(messages):
+            for part in message.buffers:
+                self._transport_of(part).bcast(part, owner)
+        return [message.open() for message in messages]
 
-    def _scatter(self, xs: Any, kind: Callable[[Any], Parcel], root: int, where: str) -> Any:
-        self._check_root(root, where)
-        parcels: Any = None
+    def _scatter(self, xs: Any, kind: Callable[[Any], Message], root: int, where: str) -> Any:
+        check_root(self.mpi_comm, root, where)
+        messages: Any = None
         if self.rank == root:
-            parcels = attempt(lambda: _parcels(kind, self._one_each(xs)))
-        refusal = self.mpi_comm.bcast(parcels if isinstance(parcels, Refusal) else None, root)
+            messages = attempt(lambda: _messages(kind, self._one_each(xs)))
+        refusal = self.mpi_comm.bcast(messages if isinstance(messages, Refusal) else None, root)
         raise_refusals({root: refusal}, where)
-        header = self.mpi_comm.scatter(parcels, root)
+        header = self.mpi_comm.scatter(messages, root)
         if self.rank != root:
-            for part in header.following:
-                self._carrier(part).recv(part, root)
+            for part in header.buffers:
+                self._transport_of(part).recv(part, root)
             return header.open()
-        for dest, parcel in enumerate(parcels):
+        for dest, message in enumerate(messages):
             if dest != root:
-                for part in parcel.following:
-                    self._carrier(part).send(part, dest)
-        return parcels[root].open()
+                for part in message.buffers:
+                    self._transport_of(part).send(part, dest)
+        return messages[root].open()
 
-    def _check_root(self, root: int, where: str) -> None:
-        def describe() -> str:
-            if root not in range(self.size):
-                raise ValueError(f"root must be a rank, 0 to {self.size - 1}, got {root!r}")
-            return f"root={root}"
+    def _transport_of(self, part: Array) -> MpiTransport | GpuMpiTransport | NcclTransport:
+        """Return what carries a part of a message in a collective call."""
+        # NCCL knows no complex numbers.
+        if self.uses_nccl and on_gpu(part) and part.dtype.kind != "c":
+            return self._gpu_transports.nccl
+        return self._point_to_point_of(part)
 
-        check_equal(self.mpi_comm, attempt(describe), where)
-
-    def _carrier(self, part: Array) -> Carrier:
-        """Return what carries a part of a parcel in a call of all ranks."""
-        return self._gpu_reducers.mpi if on_gpu(part) else self._transport
-
-    def _messenger(self, part: Array) -> MpiTransport | GpuMpiTransport:
-        """Return what carries a part of a parcel from one rank to another."""
-        return self._gpu_reducers.point_to_point if on_gpu(part) else self._transport
+    def _point_to_point_of(self, part: Array) -> MpiTransport | GpuMpiTransport:
+        """Return what carries a part of a message from one rank to another."""
+        return self._gpu_transports.mpi if on_gpu(part) else self._transport
 
     def _one_each(self, xs: Any) -> Any:
         is_sequence = isinstance(xs, list | tuple | np.ndarray) or on_gpu(xs)
@@ -448,26 +443,24 @@ def _copy(array: Array) -> Array:
     return np.array(array, array.dtype.newbyteorder("="), order="C")
 
 
-def _one_array(x: Array) -> ArrayParcel:
-    parcel = ArrayParcel(x)
-    if parcel.is_tuple:
+def _one_array(x: Array) -> ArrayMessage:
+    message = ArrayMessage(x)
+    if message.is_tuple:
         raise TypeError("expected an array for each rank, got a tuple or list")
-    return parcel
+    return message
 
 
-def _parcels(kind: Callable[[Any], Parcel], xs: Any) -> list[Parcel]:
-    parcels = [kind(x) for x in xs]
-    if len({getattr(parcel, "on_gpu", False) for parcel in parcels}) > 1:
+def _messages(kind: Callable[[Any], Message], xs: Any) -> list[Message]:
+    messages = [kind(x) for x in xs]
+    if len({getattr(message, "on_gpu", False) for message in messages}) > 1:
         raise TypeError("expected arrays of one kind, got some of NumPy's and some of CuPy's")
-    return parcels
+    return messages
 
 
-def _check_dtypes(rows: Sequence[Sequence[ArrayParcel]], where: str) -> None:
-    """Raise unless all parcels, a row from each rank, hold the same dtypes."""
-    if (
-        len({(parcel.is_tuple, parcel.on_gpu, *parcel.dtypes) for row in rows for parcel in row})
-        > 1
-    ):
+def _check_dtypes(rows: Sequence[Sequence[ArrayMessage]], where: str) -> None:
+    """Raise unless all messages, a row from each rank, hold the same dtypes."""
+    kinds = {(each.is_tuple, each.on_gpu, *each.dtypes) for row in rows for each in row}
+    if len(kinds) > 1:
         shown = "; ".join(
             f"rank {rank}: {', '.join(map(str, row))}" for rank, row in enumerate(rows)
         )
@@ -487,7 +480,7 @@ def _check_split(color: int, key: int) -> None:
 
 
 def _describe_reduction(data: Arrays, op: Op) -> str:
-    described = ArrayParcel(data)
+    described = ArrayMessage(data)
     if op not in ("sum", "mean", "max", "min", "prod"):
         raise ValueError(f"op must be 'sum', 'mean', 'max', 'min' or 'prod', got {op!r}")
     for dtype in described.dtypes:

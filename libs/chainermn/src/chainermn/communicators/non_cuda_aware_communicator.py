@@ -6,9 +6,6 @@ from chainermn.communicators.hierarchical_communicator import HierarchicalCommun
 
 
 class NonCudaAwareCommunicator(HierarchicalCommunicator):
-    """Goes between the hosts through host memory, and never tries whether MPI needs that.
+    """The same as ``hierarchical``, but never gives GPU memory to MPI."""
 
-    On arrays in host memory there is no difference to `HierarchicalCommunicator`.
-    """
-
-    _may_be_direct = False
+    may_be_cuda_aware = False

@@ -30,13 +30,7 @@ from chainermn.failures.wait import MESSAGES, Wait, as_ranges
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-C = TypeVar("C", bound="type[Any]")
-
-_COLLECTIVES = (
-    *("allgather", "allgather_obj", "allreduce", "allreduce_obj", "alltoall", "bcast"),
-    *("bcast_data", "bcast_obj", "gather", "gather_obj", "multi_node_mean_grad", "scatter"),
-    *("scatter_obj", "split", "create_overlapped_exchange"),
-)
+F = TypeVar("F", bound="Callable[..., Any]")
 
 # The call of each thread; threads that wait for another one's call to end; and how many calls
 # have begun, by stream.
@@ -144,51 +138,68 @@ def creating(mpi_comm: MPI.Intracomm) -> waiting:
     return waiting(f"the creation of communicators of ranks {ranks}", "create_communicator", ranks)
 
 
-def marked(kind: C) -> C:
-    """Mark the collective calls and the messages of a class of communicators. A decorator."""
-    for name in _COLLECTIVES:
-        setattr(kind, name, _mark_collective(getattr(kind, name)))
-    kind._send = _mark_send(kind._send)
-    kind._recv = _mark_recv(kind._recv)
-    return kind
+def collective(operation: str | F) -> Any:
+    """Mark the calls of a method that all ranks of ``self.group`` call. A decorator.
+
+    Parameters
+    ----------
+    operation : str, optional
+        The name that users know it by; that of the method by default.
+    """
+    if not isinstance(operation, str):
+        return collective(operation.__name__)(operation)
+
+    def mark(function: F) -> F:
+        @functools.wraps(function)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            group: Group = self.group
+            with waiting(group.stream, operation, group.members):
+                return function(self, *args, **kwargs)
+
+        return _as_marked(call)
+
+    return mark
 
 
-def _mark_collective(function: Callable[..., Any]) -> Callable[..., Any]:
-    operation = function.__name__
+def sends(function: F) -> F:
+    """Mark the calls of a method ``(self, message, dest, tag, where)``. A decorator.
+
+    Parameters
+    ----------
+    function : callable
+        ``where`` is the name that users know it by.
+    """
 
     @functools.wraps(function)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        group: Group = self._group
-        with waiting(group.stream, operation, group.members):
-            return function(self, *args, **kwargs)
-
-    return call
-
-
-def _mark_send(function: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(function)
-    def send(self: Any, parcel: Any, dest: int, tag: int, where: str) -> None:
-        group: Group = self._group
+    def send(self: Any, message: Any, dest: int, tag: int, where: str) -> None:
+        group: Group = self.group
         if dest not in range(len(group.ranks)):
-            function(self, parcel, dest, tag, where)  # which raises
+            function(self, message, dest, tag, where)  # which raises
             return
         peer = group.ranks[dest]
         stream = group.stream_of_messages(self.rank, dest)
         with waiting(stream, f"{where} to rank {peer}", as_ranges((group.rank, peer))):
-            function(self, parcel, dest, tag, where)
+            function(self, message, dest, tag, where)
 
-    return send
+    return _as_marked(send)
 
 
-def _mark_recv(function: Callable[..., Any]) -> Callable[..., Any]:
+def receives(function: F) -> F:
+    """Mark the calls of a method ``(self, source, tag, status, where)``. A decorator.
+
+    Parameters
+    ----------
+    function : callable
+        Fills in ``status``, an ``mpi4py.MPI.Status`` or None; ``where`` is the name that users
+        know it by.
+    """
+
     @functools.wraps(function)
     def recv(self: Any, source: int, tag: int | None, status: Any, where: str) -> Any:
-        from mpi4py import MPI
-
-        group: Group = self._group
+        group: Group = self.group
         if source not in range(len(group.ranks)):
-            # From any rank: who will send it is known only afterwards.
-            status = MPI.Status() if status is None else status
+            # From any rank: the sender is known only afterwards.
+            status = _new_status() if status is None else status
             received = function(self, source, tag, status, where)
             _counts[group.stream_of_messages(status.Get_source(), self.rank)] += 1
             return received
@@ -197,7 +208,23 @@ def _mark_recv(function: Callable[..., Any]) -> Callable[..., Any]:
         with waiting(stream, f"{where} from rank {peer}", as_ranges((group.rank, peer))):
             return function(self, source, tag, status, where)
 
-    return recv
+    return _as_marked(recv)
+
+
+def _new_status() -> Any:
+    from mpi4py import MPI
+
+    return MPI.Status()
+
+
+def is_marked(method: object) -> bool:
+    """Tell whether the calls of a method are marked."""
+    return getattr(method, "_is_marked_for_watch", False)
+
+
+def _as_marked(function: Callable[..., Any]) -> Any:
+    function._is_marked_for_watch = True  # type: ignore[attr-defined]
+    return function
 
 
 def waits() -> list[tuple[Wait, bool]]:

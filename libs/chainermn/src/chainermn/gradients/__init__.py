@@ -1,1 +1,4 @@
-"""Between the parameters of a model and the flat arrays that transports carry."""
+"""Averages of gradients: from the parameters of a model to the flat arrays that transports carry.
+
+Read `exchange` first: its `GradientExchange.mean` is the whole idea.
+"""

@@ -1,102 +1,177 @@
-"""Gradients gathered into contiguous buffers, and handed back."""
+"""Buckets: gradients that travel together in one buffer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+
+from chainermn.gradients.copies import Copies, GpuCopies, HostCopies
+from chainermn.transport.gpu.device import on_gpu, the_gpu
+from chainermn.transport.reducer import Array
 
 if TYPE_CHECKING:
     import chainer
 
-Array = NDArray[Any]
+T = TypeVar("T")
 
 
-class Buckets:
-    """Divides gradients into buckets and keeps the memory for them.
+class PerMemory(NamedTuple, Generic[T]):
+    """One thing for gradients in host memory, another for those in GPU memory."""
+
+    host: T
+    gpu: T
+
+
+#: Dtypes to which gradients are rounded before they travel; None: they are not rounded.
+WireDtypes = PerMemory[np.dtype[Any] | None]
+
+
+class BufferMemory:
+    """Memory for buffers of which only one is in use at a time."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[np.dtype[Any], Array] = {}
+
+    def buffer_for(self, copies: Copies) -> Array:
+        """Return a buffer; it is overwritten after the next call."""
+        buffer = self._buffers.get(copies.dtype)
+        if buffer is None or buffer.size < copies.length:
+            buffer = self._buffers[copies.dtype] = copies.new_buffer()
+        return buffer[: copies.length]
+
+
+class Bucket:
+    """Gradients of one memory that travel together in one buffer.
 
     Parameters
     ----------
-    limit : float
-        Bytes a bucket may have. A gradient larger than that has a bucket of its own; with 0
-        every one has.
+    members : sequence of int
+        Positions of the gradients' parameters among all parameters.
+    copies : Copies
+    memory : BufferMemory
+    in_place : bool
+        Whether the only gradient of a bucket, if it is in host memory, is its own buffer.
+
+    Attributes
+    ----------
+    members : sequence of int
+    on_gpu : bool
+        Whether the gradients are in GPU memory.
+    buffer : array of shape (n,)
+        Their elements, one behind the other, since `gather`.
     """
 
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
-        self._memory: dict[np.dtype[Any], Array] = {}
+    buffer: Array
 
-    def exchange(self, parameters: Sequence[chainer.Parameter]) -> Iterator[Array]:
-        """Yield one buffer after the other; what the caller puts into it becomes the gradients.
+    def __init__(
+        self, members: Sequence[int], copies: Copies, memory: BufferMemory, *, in_place: bool
+    ) -> None:
+        self.members = members
+        self.on_gpu = isinstance(copies, GpuCopies)
+        self._copies = copies
+        self._memory = memory
+        self._is_alone = in_place and len(members) == 1 and not self.on_gpu
 
-        Parameters
-        ----------
-        parameters : sequence of chainer.Parameter
-            With gradients; the same, in the same order, on all ranks.
+    def gather(self, gradients: Sequence[Array]) -> None:
+        """Copy gradients, each one-dimensional and contiguous, into the buffer."""
+        if self._is_alone:
+            (self.buffer,) = gradients
+            return
+        self.buffer = self._memory.buffer_for(self._copies)
+        self._copies.gather(gradients, self.buffer)
 
-        Yields
-        ------
-        ndarray of shape (n,)
-            The gradients of a bucket, one behind the other. A gradient that is alone in its
-            bucket is not copied but yielded itself, if it is contiguous.
-        """
-        make_exclusive(parameters)
-        for bucket in self.divide(parameters):
-            gradients = [parameter.grad for parameter in bucket]
-            if len(gradients) == 1 and gradients[0].flags.c_contiguous:
-                yield gradients[0].reshape(-1)
-                continue
-            buffer = self._buffer(sum(gradient.size for gradient in gradients), bucket[0].dtype)
-            np.concatenate([gradient.reshape(-1) for gradient in gradients], out=buffer)
-            yield buffer
-            offset = 0
-            for gradient in gradients:
-                part = buffer[offset : offset + gradient.size]
-                gradient[...] = part.reshape(gradient.shape)
-                offset += gradient.size
+    def scatter(self, gradients: Sequence[Array]) -> None:
+        """Copy the means out of the buffer, into one-dimensional and contiguous gradients."""
+        if not self._is_alone:
+            self._copies.scatter(self.buffer, gradients)
 
-    def divide(self, parameters: Sequence[chainer.Parameter]) -> list[list[chainer.Parameter]]:
-        """Return buckets of parameters of one dtype each, in about the given order."""
-        buckets: list[list[chainer.Parameter]] = []
-        filling: dict[np.dtype[Any], tuple[list[chainer.Parameter], int]] = {}
-        for parameter in parameters:
-            array = parameter.array
-            bucket, filled = filling.get(array.dtype, ([], 0))
-            if array.nbytes >= self._limit:
-                buckets.append([parameter])
-                continue
-            if filled + array.nbytes > self._limit:
-                bucket, filled = [], 0
-            if not bucket:
-                buckets.append(bucket)
-            bucket.append(parameter)
-            filling[array.dtype] = bucket, filled + array.nbytes
-        return buckets
 
-    def _buffer(self, n: int, dtype: np.dtype[Any]) -> Array:
-        if dtype not in self._memory or self._memory[dtype].size < n:
-            self._memory[dtype] = np.empty(n, dtype)
-        return self._memory[dtype][:n]
+def make_buckets(
+    parameters: Sequence[chainer.Parameter],
+    limits: PerMemory[float],
+    gpu_wire_dtype: np.dtype[Any] | None,
+    n_ranks: int,
+    memories: Mapping[bool, BufferMemory] | None = None,
+) -> list[Bucket]:
+    """Divide the gradients of parameters into buckets, of about the given order.
+
+    Parameters
+    ----------
+    parameters : sequence of chainer.Parameter
+        Initialised ones.
+    limits : PerMemory of float
+        Bytes that a bucket may have. A gradient of that size, or a larger one, has a bucket of
+        its own; with 0 every gradient has.
+    gpu_wire_dtype : dtype or None
+        Dtype of buffers in GPU memory; None: that of the gradients.
+    n_ranks : int
+    memories : mapping of bool to BufferMemory, optional
+        The memory for buffers in GPU memory (True) and in host memory (False), of which only one
+        bucket is in use at a time. By default each bucket has memory of its own, and copies even
+        a gradient that is alone.
+    """
+    divided: list[tuple[list[int], np.dtype[Any], bool]] = []
+    filling: dict[tuple[np.dtype[Any], bool], tuple[list[int], int]] = {}
+    for index, parameter in enumerate(parameters):
+        array = parameter.array
+        is_on_gpu = on_gpu(array)
+        dtype = gpu_wire_dtype if is_on_gpu and gpu_wire_dtype else array.dtype
+        limit = limits.gpu if is_on_gpu else limits.host
+        if array.nbytes >= limit:
+            divided.append(([index], dtype, is_on_gpu))
+            continue
+        members, filled = filling.get((dtype, is_on_gpu), ([], 0))
+        if not members or filled + array.nbytes > limit:
+            members, filled = [], 0
+            divided.append((members, dtype, is_on_gpu))
+        members.append(index)
+        filling[dtype, is_on_gpu] = members, filled + array.nbytes
+    # A bucket is full when its last gradient is there.
+    divided.sort(key=lambda bucket: bucket[0][-1])
+    return [
+        Bucket(
+            members,
+            _copies([parameters[index] for index in members], dtype, is_on_gpu, n_ranks),
+            BufferMemory() if memories is None else memories[is_on_gpu],
+            in_place=memories is not None,
+        )
+        for members, dtype, is_on_gpu in divided
+    ]
+
+
+def _copies(
+    parameters: Sequence[chainer.Parameter],
+    dtype: np.dtype[Any],
+    is_on_gpu: bool,
+    n_ranks: int,
+) -> Copies:
+    sizes = [parameter.size for parameter in parameters]
+    if not is_on_gpu:
+        return HostCopies(sizes, dtype)
+    dtypes = [parameter.dtype for parameter in parameters]
+    return GpuCopies(the_gpu(), sizes, dtypes, dtype, n_ranks)
 
 
 def make_exclusive(parameters: Sequence[chainer.Parameter]) -> None:
-    """Give each parameter a gradient array of its own that can be written to.
+    """Give each parameter a contiguous gradient array of its own that can be written to.
 
     The backward of an addition hands the very same array to both sides, that of a broadcast a
-    read-only view; reduced in place, the former would be reduced twice.
+    read-only view of fewer elements; reduced in place, the former would be reduced twice.
     """
     owners: set[int] = set()
     for parameter in parameters:
-        owner = _owner(parameter.grad)
-        if id(owner) in owners or not parameter.grad.flags.writeable:
-            parameter.grad = parameter.grad.copy()
-            owner = parameter.grad
+        gradient = parameter.grad
+        owner = _owner(gradient)
+        flags = gradient.flags
+        is_usable = flags.c_contiguous and getattr(flags, "writeable", True)  # CuPy has no such
+        if id(owner) in owners or not is_usable:
+            parameter.grad = owner = gradient.copy(order="C")
         owners.add(id(owner))
 
 
-def _owner(array: Array) -> Array:
-    while isinstance(array.base, np.ndarray):
-        array = array.base
+def _owner(array: Any) -> Any:
+    while isinstance(base := getattr(array, "base", None), np.ndarray | type(array)):
+        array = base
     return array

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import chainer
 import numpy as np
 from chainer.backends import cuda
-from numpy.typing import NDArray
 
 from chainermn.agreement import (
     Refusal,
@@ -18,12 +17,11 @@ from chainermn.agreement import (
     check_equal,
     raise_refusals,
 )
-from chainermn.transport.gpu.device import gpu, on_gpu, the_gpu
+from chainermn.transport.gpu.device import on_gpu, the_gpu
+from chainermn.transport.reducer import Array
 
 if TYPE_CHECKING:
-    from chainermn.transport.host.mpi import MpiTransport
-
-Array = NDArray[Any]
+    from mpi4py import MPI
 
 
 class Description(NamedTuple):
@@ -60,42 +58,48 @@ def is_on_gpu(model: chainer.Link) -> bool:
     return any(on_gpu(parameter.array) for parameter in model.params())
 
 
-def divide_by_memory(
-    parameters: Sequence[chainer.Parameter],
-) -> tuple[list[chainer.Parameter], list[chainer.Parameter]]:
-    """Return those with values in host memory, and those with values in GPU memory."""
-    if gpu() is None:
-        return list(parameters), []
-    in_host_memory = [parameter for parameter in parameters if not on_gpu(parameter.array)]
-    return in_host_memory, [parameter for parameter in parameters if on_gpu(parameter.array)]
+class Agreement(NamedTuple):
+    """What the ranks have agreed on before an exchange.
+
+    Attributes
+    ----------
+    parameters : list of chainer.Parameter
+        Those with gradients to exchange.
+    description : hashable
+        What the ranks have compared; the same for the same parameters.
+    unless, flags : tuple of bool
+        For each flag, whether it is true on any rank.
+    """
+
+    parameters: list[chainer.Parameter]
+    description: Hashable
+    unless: tuple[bool, ...]
+    flags: tuple[bool, ...]
 
 
 def agree_on_gradients(
-    transport: MpiTransport,
+    mpi_comm: MPI.Intracomm,
     model: chainer.Link,
     zero_fill: bool,
     wire_dtype: object,
+    unless: Sequence[bool] = (),
     flags: Sequence[bool] = (),
-) -> tuple[list[chainer.Parameter], tuple[bool, ...]]:
-    """Return the parameters whose gradients are to be exchanged. One small all-reduce.
+) -> Agreement:
+    """Agree on the parameters whose gradients are to be exchanged. One small all-reduce.
 
     With ``zero_fill`` a gradient that is None becomes zeros, where the parameter is initialised.
 
     Parameters
     ----------
-    transport : MpiTransport
+    mpi_comm : mpi4py.MPI.Intracomm
     model : chainer.Link
     zero_fill : bool
     wire_dtype : object
         The setting ``allreduce_grad_dtype``.
+    unless : sequence of bool
+        If any is true on any rank, there is no exchange, so the rest is not compared.
     flags : sequence of bool
-        What else the ranks have to tell each other; as many on all of them.
-
-    Returns
-    -------
-    parameters : list of chainer.Parameter
-    flags : tuple of bool
-        For each of ``flags``, whether it is true on any rank.
+        What else the ranks have to tell each other.
 
     Raises
     ------
@@ -107,31 +111,35 @@ def agree_on_gradients(
     pairs, own = _describe_all(model, assume_grad=zero_fill)
     debug = chainer.is_debug()
     settings = f"allreduce_grad_dtype={wire_dtype}, zero_fill={zero_fill}, debug={debug}"
-    is_agreed, flags = agree(transport.mpi_comm, (settings, own), flags)
+    is_agreed, found = agree(mpi_comm, (settings, own), (*unless, *flags))
+    reasons, found = found[: len(unless)], found[len(unless) :]
+    if any(reasons):
+        return Agreement([], own, reasons, found)
     if not is_agreed or isinstance(own, Refusal):
-        check_equal(transport.mpi_comm, settings, "multi_node_mean_grad")
-        _exchange_descriptions(transport, own, "multi_node_mean_grad")
+        check_equal(mpi_comm, settings, "multi_node_mean_grad")
+        _gather_descriptions(mpi_comm, own, "multi_node_mean_grad")
     if debug:
-        _check_finite(transport, pairs)
+        _check_finite(mpi_comm, pairs)
     initialised = [parameter for _, parameter in pairs if parameter.array is not None]
     if zero_fill:
         for parameter in initialised:
             if parameter.grad is None:
                 # Of CuPy's, where the parameter is.
                 parameter.grad = np.zeros_like(parameter.array)
-    return [parameter for parameter in initialised if parameter.grad is not None], flags
+    parameters = [parameter for parameter in initialised if parameter.grad is not None]
+    return Agreement(parameters, own, reasons, found)
 
 
 def bcast_parameters(
-    transport: MpiTransport, carrier: Callable[[Array], Any], model: chainer.Link
+    mpi_comm: MPI.Intracomm, transport_of: Callable[[Array], Any], model: chainer.Link
 ) -> None:
     """Give every rank the parameters of rank 0, or of the lowest rank that has them.
 
     Parameters
     ----------
-    transport : MpiTransport
-    carrier : callable
-        Returns what broadcasts an array, by the memory that the array is in.
+    mpi_comm : mpi4py.MPI.Intracomm
+    transport_of : callable
+        Returns the transport of an array, by the memory that the array is in.
     model : chainer.Link
 
     Raises
@@ -140,7 +148,7 @@ def bcast_parameters(
         On every rank, if a rank gives no model, or if the ranks have different parameters.
     """
     pairs, own = _describe_all(model, assume_grad=True)
-    everywhere = _exchange_descriptions(transport, own, "bcast_data", uninitialised_matches=True)
+    everywhere = _gather_descriptions(mpi_comm, own, "bcast_data", uninitialised_matches=True)
     for index, (_, parameter) in enumerate(pairs):
         described = [descriptions[index] for descriptions in everywhere]
         owner = next((r for r, d in enumerate(described) if d.shape is not None), None)
@@ -150,7 +158,7 @@ def bcast_parameters(
         if parameter.array is None:
             parameter.initialize(source.shape)
         values = _contiguous(parameter.array, source)
-        carrier(values).bcast(values.reshape(-1), owner)
+        transport_of(values).bcast(values.reshape(-1), owner)
         if values is not parameter.array:
             parameter.array = values
 
@@ -181,7 +189,7 @@ def _describe(name: str, parameter: chainer.Parameter, *, assume_grad: bool) -> 
     return Description(name, array.shape, array.dtype, on_gpu(array), has_grad)
 
 
-def _check_finite(transport: MpiTransport, pairs: list[tuple[str, chainer.Parameter]]) -> None:
+def _check_finite(mpi_comm: MPI.Intracomm, pairs: list[tuple[str, chainer.Parameter]]) -> None:
     """Raise on every rank if a gradient is NaN or infinite on any."""
     found = [
         name
@@ -190,21 +198,21 @@ def _check_finite(transport: MpiTransport, pairs: list[tuple[str, chainer.Parame
         and parameter.grad is not None
         and not np.isfinite(parameter.grad).all()
     ]
-    everywhere = transport.mpi_comm.allgather(found)
+    everywhere = mpi_comm.allgather(found)
     if any(everywhere):
         shown = "; ".join(f"rank {rank}: {', '.join(n)}" for rank, n in enumerate(everywhere) if n)
         raise ValueError(f"multi_node_mean_grad: gradients that are NaN or infinite: {shown}")
 
 
-def _exchange_descriptions(
-    transport: MpiTransport,
+def _gather_descriptions(
+    mpi_comm: MPI.Intracomm,
     own: tuple[Description, ...] | Refusal,
     where: str,
     *,
     uninitialised_matches: bool = False,
 ) -> list[tuple[Description, ...]]:
     """Return the descriptions of all ranks, or raise for the first parameter that differs."""
-    everywhere = transport.mpi_comm.allgather(own)
+    everywhere = mpi_comm.allgather(own)
     raise_refusals(dict(enumerate(everywhere)), where)
     for described in zip_longest(*everywhere):
         present = [d for d in described if d is not None]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias
 
 import chainer
 import numpy as np
 
+from chainermn.agreement import check_equal
 from chainermn.resuming import N_RANKS
 
 if TYPE_CHECKING:
@@ -76,10 +77,20 @@ class MultiNodeOptimizer:
         """
         if lossfun is not None:
             self._backward(lossfun, *args, **kwds)
-        if self._must_synchronise():
+        changed, restored = self._has_changed(), self._restored
+        self._set_own(_restored=False)
+        changed, restored = self._step_unless(changed, restored)
+        if not changed and not restored:
+            return
+        if changed:
+            self._agree_on_settings()
+        if restored:
+            self._after_restoring()
+        if changed and not (restored and self._are_replicas_equal()):
             self._synchronise()
-        else:
-            self._step()
+            return
+        self._note_synchronised()
+        self._step()
 
     def _backward(self, lossfun: Callable[..., Any], *args: Any, **kwds: Any) -> None:
         actual = self.actual_optimizer
@@ -125,32 +136,29 @@ class MultiNodeOptimizer:
         else:
             serializer(N_RANKS, self.communicator.size)
 
-    def _must_synchronise(self) -> bool:
+    def _has_changed(self) -> bool:
+        """Tell whether the parameters are others than when the ranks were last synchronised."""
         target = self.actual_optimizer.target
         link, names = self._synchronised
-        changed = link is not target or names != _initialised_names(target)
-        changed_anywhere, restored_anywhere = self.communicator._any_of_each(
-            (changed, self._restored), "update"
-        )
-        self._set_own(_restored=False)
-        if changed_anywhere:
-            self._agree_on_settings()
-        if restored_anywhere:
-            self._after_restoring()
-        if changed_anywhere and restored_anywhere and self._are_replicas_equal():
-            self._note_synchronised()
-            return False
-        return bool(changed_anywhere)
+        return link is not target or names != _initialised_names(target)
+
+    def _step_unless(self, *flags: bool) -> Sequence[bool]:
+        """Average gradients and take a step, unless a flag is true on any rank; return which."""
+        found = self._mean_unless(flags)
+        if not any(found):
+            self.actual_optimizer.update(None)
+        return found
+
+    def _mean_unless(self, flags: Sequence[bool]) -> Sequence[bool]:
+        target = self.actual_optimizer.target
+        return self.communicator.mean_grad_unless(flags, target, self.zero_fill)
+
+    def _step(self) -> None:
+        self._step_unless()
 
     def _agree_on_settings(self) -> None:
         """Raise on all ranks unless their optimizers have the same settings."""
-        everywhere = self.communicator.allgather_obj(self._settings())
-        if any(settings != everywhere[0] for settings in everywhere):
-            shown = "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(everywhere))
-            raise ValueError(
-                "create_multi_node_optimizer: the ranks disagree, but all must give the same. "
-                f"{shown}"
-            )
+        check_equal(self.communicator, self._settings(), "create_multi_node_optimizer")
 
     def _settings(self) -> str:
         return f"double_buffering=False, overlap={self._overlap!r}"
@@ -170,10 +178,6 @@ class MultiNodeOptimizer:
     def _note_synchronised(self) -> None:
         target = self.actual_optimizer.target
         self._set_own(_synchronised=(target, _initialised_names(target)))
-
-    def _step(self) -> None:
-        self.communicator.multi_node_mean_grad(self.actual_optimizer.target, self.zero_fill)
-        self.actual_optimizer.update(None)
 
     def _set_own(self, **attributes: Any) -> None:
         self.__dict__.update(attributes)

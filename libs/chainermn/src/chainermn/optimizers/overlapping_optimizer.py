@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -79,20 +80,22 @@ class OverlappingOptimizer(MultiNodeOptimizer):
         self._set_own(_exchange=exchange, _trial=trial, _close=close)
 
     def _is_on_gpu_anywhere(self) -> bool:
-        here = is_on_gpu(self.actual_optimizer.target)
-        (is_anywhere,) = self.communicator._any_of_each([here], "update")
-        return bool(is_anywhere)
+        return any(self.communicator.allgather_obj(is_on_gpu(self.actual_optimizer.target)))
 
-    def _step(self) -> None:
-        exchange = self._exchange_in_use()
-        mean = self.communicator.multi_node_mean_grad if exchange is None else exchange.mean
-        with self._timed():
-            mean(self.actual_optimizer.target, self.zero_fill)
-        self.actual_optimizer.update(None)
-        if self._trial is not None:
+    def _step_unless(self, *flags: bool) -> Sequence[bool]:
+        found = super()._step_unless(*flags)
+        if self._trial is not None and not any(found):
             self._trial.end_iteration()
             if self._trial.is_over:
                 self._decide(*self._trial.medians)
+        return found
+
+    def _mean_unless(self, flags: Sequence[bool]) -> Sequence[bool]:
+        exchange = self._exchange_in_use()
+        with self._timed():
+            if exchange is None:
+                return super()._mean_unless(flags)
+            return exchange.mean(self.actual_optimizer.target, self.zero_fill, flags)
 
     def _decide(self, with_overlap: float, without: float) -> None:
         """Keep what is faster, measured by the slowest rank. Collective."""

@@ -9,8 +9,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from chainermn.transport.host.sums import Adder, divide
-
+#: An array in host memory or in GPU memory.
 Array: TypeAlias = NDArray[Any]
 
 
@@ -18,33 +17,41 @@ class Pending(Protocol):
     """Something that other ranks have a part in, such as an MPI request."""
 
     def Test(self) -> bool:
-        """Tell whether it is there."""
+        """Tell whether it is complete."""
 
     def Wait(self) -> Any:
-        """Wait until it is there."""
+        """Wait until it is complete."""
 
 
-#: What a collective does between its waits. It yields whatever it has to wait for, and goes on
-#: when that is there; it does not wait itself, so that several can be carried on in turn.
+#: A non-blocking collective. It yields whatever it has to wait for and is resumed when that is
+#: complete. It never waits itself, so one thread can carry on several in turn.
 Steps: TypeAlias = Generator[Pending, None, None]
 
 
+def wait_for(steps: Steps) -> None:
+    """Run a non-blocking collective to its end."""
+    for pending in steps:
+        pending.Wait()
+
+
 def shard_bounds(n: int, size: int) -> list[tuple[int, int]]:
-    """Divide ``range(n)`` into ``size`` consecutive parts whose lengths differ by one at most."""
+    """Divide ``range(n)`` into ``size`` consecutive shards, whose lengths differ by at most 1."""
     return [(n * i // size, n * (i + 1) // size) for i in range(size)]
 
 
 class AllReducer(ABC):
-    """All-reduces of arrays of floats, in steps.
+    """Non-blocking all-reduces of arrays of floats.
 
-    Every array is one-dimensional and C-contiguous, of the same length and dtype on all ranks,
-    and changed in place. One thread at a time may use it. What memory it needs it takes at the
-    first call and keeps.
+    Every array is one-dimensional and C-contiguous, has the same length and dtype on all ranks,
+    and is changed in place. Only one thread at a time may use a reducer. It takes the memory it
+    needs at the first call and keeps it.
 
     Parameters
     ----------
-    rank, size : int
-        Of this process among those that take part.
+    rank : int
+        Number of this process among those that take part.
+    size : int
+        Number of those that take part.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -62,13 +69,13 @@ class AllReducer(ABC):
         array : ndarray of shape (n,)
         divisor : int
         wire_dtype : dtype, optional
-            To which the arrays are rounded before they travel, and the result once more; that of
-            ``array`` by default.
+            Dtype to which the arrays are rounded before they travel, and the result once more;
+            that of ``array`` by default.
         """
 
 
 class Reducer(AllReducer):
-    """Beside all-reduces, what they can be made of."""
+    """All-reduces, and the collectives that other all-reduces are made of."""
 
     @abstractmethod
     def reduce(self, array: Array, divisor: int = 1) -> Steps:
@@ -81,7 +88,7 @@ class Reducer(AllReducer):
         Returns
         -------
         ndarray
-            The shard ``shard_bounds(array.size, size)[rank]``: a view of ``array``. The rest of
+            The shard ``shard_bounds(array.size, size)[rank]``, a view of ``array``. The rest of
             ``array`` becomes undefined.
         """
 
@@ -92,54 +99,3 @@ class Reducer(AllReducer):
     @abstractmethod
     def bcast(self, array: Array) -> Steps:
         """Give every rank the array of rank 0."""
-
-
-class HostReducer(Reducer):
-    """Collectives on arrays in host memory.
-
-    Each rank adds up a shard of the elements, in the order of the ranks and in float32 where they
-    have 16 bits: all ranks get the same bits, however the elements were divided into arrays. This
-    is the reduce-scatter and all-gather of Thakur, Rabenseifner and Gropp, "Optimization of
-    collective communication operations in MPICH", Int. J. High Performance Computing Applications
-    19(1), 2005, with the pairwise exchange of shards, which rounds only once to the dtype that
-    travels.
-
-    Attributes
-    ----------
-    adder : Adder
-    """
-
-    def __init__(self, rank: int, size: int) -> None:
-        super().__init__(rank, size)
-        self.adder = Adder()
-
-
-class SingleReducer(HostReducer):
-    """For a single rank: nothing travels."""
-
-    def __init__(self) -> None:
-        super().__init__(0, 1)
-
-    def allreduce(
-        self, array: Array, divisor: int = 1, wire_dtype: np.dtype[Any] | None = None
-    ) -> Steps:
-        """Divide ``array``; there is nothing to round, as nothing travels."""
-        divide(array, divisor)
-        yield from ()
-
-    def reduce(self, array: Array, divisor: int = 1) -> Steps:
-        """Divide ``array``."""
-        return self.allreduce(array, divisor)
-
-    def reduce_scatter(self, array: Array, divisor: int = 1) -> Generator[Pending, None, Array]:
-        """Divide ``array`` and return it."""
-        yield from self.allreduce(array, divisor)
-        return array
-
-    def allgather(self, array: Array) -> Steps:
-        """Do nothing."""
-        yield from ()
-
-    def bcast(self, array: Array) -> Steps:
-        """Do nothing."""
-        yield from ()

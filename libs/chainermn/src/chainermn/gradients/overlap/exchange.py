@@ -6,83 +6,69 @@ each full bucket is exchanged at once, in the background: as in Horovod (Sergeev
 PyTorch's DistributedDataParallel (Li et al., "PyTorch Distributed: Experiences on Accelerating
 Data Parallel Training", PVLDB 13(12), 2020).
 
-What is exchanged early is a copy, on the guess that the gradient stays as it is. When backward
-is over the ranks agree on whether all guesses were right. If so the means are handed out; if not
+An early exchange works on a copy, on the guess that the gradient stays as it is. When backward is
+over, the ranks agree on whether all guesses were right. If so, the means are handed out. If not,
 they are thrown away, and the gradients that the parameters have by then are exchanged. So the
-result is never another one than without overlap.
+result is always the same as without overlap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import chainer
-import numpy as np
 from chainer.variable import VariableNode
 
 from chainermn.agreement import any_true
-from chainermn.communicators.duplicates import borrow, give_back
-from chainermn.communicators.messages import Array
-from chainermn.failures.activity import waiting
-from chainermn.gradients.gpu_buckets import gpu_zeros
-from chainermn.gradients.overflow import check_overflow
-from chainermn.gradients.overlap.buckets import (
-    Bucket,
-    GpuBucket,
-    HostBucket,
-    SideStream,
-    SumInSteps,
-    WireDtypes,
-)
-from chainermn.gradients.overlap.plan import Plan, Round
-from chainermn.gradients.overlap.progress import PollingEngine, ThreadEngine
+from chainermn.failures.activity import collective
+from chainermn.gradients.buckets import Bucket, WireDtypes
+from chainermn.gradients.overlap.lanes import GpuLane, HostLanes
+from chainermn.gradients.overlap.plan import EarlyExchange, Plan
+from chainermn.gradients.overlap.progress import Exchange, PollingEngine, ThreadEngine
 from chainermn.gradients.overlap.readiness import Uses, find_uses, taps
 from chainermn.gradients.parameters import named_parameters
-from chainermn.transport.gpu.device import on_gpu, the_gpu
-from chainermn.transport.host.casts import FLOAT16
 from chainermn.transport.host.mpi import threads_may_call
-from chainermn.transport.reducer import Steps
+from chainermn.transport.reducer import Array
 
 if TYPE_CHECKING:
-    from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
+    from chainermn.gradients.exchange import GradientExchange
 
 # While one waits for other ranks, another is being added up.
 _BUCKETS_UNDER_WAY = 2
 
 # A GPU may still write to the memory of these.
-_never_completed: list[Round] = []
+_never_completed: list[EarlyExchange] = []
 
 
 class OverlappedExchange:
     """Averages the gradients of one model over the ranks. Making one is collective.
 
-    Takes memory for another copy of the gradients, besides what the duplicates of the
-    communicator take. Those in GPU memory are exchanged on a stream of their own.
+    It takes memory for another copy of the gradients. Gradients in GPU memory are exchanged on a
+    stream of their own.
 
     Parameters
     ----------
-    communicator : MpiCommunicatorBase
-        Stays free for other use.
+    exchange : GradientExchange
+        Stays free for other use: this has duplicates of it.
     """
 
-    def __init__(self, communicator: MpiCommunicatorBase) -> None:
-        self._communicator = communicator
-        self._loans = [borrow(communicator) for _ in range(_BUCKETS_UNDER_WAY)]
-        for loan in self._loans:
-            # The first exchange makes what an exchange needs, and waits for other ranks in it.
-            loan.communicator._allreduce_mean(np.zeros(1, np.float32))
+    def __init__(self, exchange: GradientExchange) -> None:
+        self._exchange = exchange
+        self.group = exchange.group
+        self._duplicates = [exchange.duplicate() for _ in range(_BUCKETS_UNDER_WAY)]
+        self._host_lanes = HostLanes([duplicate.made for duplicate in self._duplicates])
         # NCCL is given its work at once, and carries on with it alone.
-        needs_thread = not communicator.uses_nccl
-        may_thread = threads_may_call(communicator.inter_size)
+        needs_thread = not exchange.algorithm.uses_nccl
+        may_thread = threads_may_call(exchange.topology.inter_size)
         kind = ThreadEngine if needs_thread and may_thread else PollingEngine
         self._engine = kind(_BUCKETS_UNDER_WAY)
         self._uses: Mapping[VariableNode, Uses] | None = None
         # The same on all ranks, as it changes only where they agree on it.
         self._plan = self._plan_for([])
         # At most one, and the same one on all ranks that have one.
-        self._round: Round | None = None
+        self._early: EarlyExchange | None = None
 
     def backward(
         self,
@@ -94,12 +80,20 @@ class OverlappedExchange:
         """Compute gradients as ``loss.backward`` does, and begin to exchange those of ``model``.
 
         Not collective: another rank may do without. To be followed by :meth:`mean`.
+
+        Parameters
+        ----------
+        loss : chainer.Variable
+        loss_scale : float, optional
+        model : chainer.Link
+        zero_fill : bool
         """
         parameters = _initialised(model)
         uses = self._uses = find_uses(loss, parameters)
         if uses is not None and not zero_fill:
             parameters = [p for p in parameters if p.node in uses or p.grad_var is not None]
-        if uses is None or self._round or not self._plan.is_for(parameters):
+        wire = self._exchange.wire_dtypes
+        if uses is None or self._early or not self._plan.is_for(parameters, wire.gpu):
             loss.backward(loss_scale=loss_scale)
             return
         current, late = self._begin(), self._plan.late
@@ -107,101 +101,91 @@ class OverlappedExchange:
         try:
             for parameter in early:
                 if parameter.node not in uses:
-                    current.hand_over(parameter)
-            with self._engine.in_backward(), taps(early, uses, loss_scale, current.hand_over):
+                    current.give(parameter)
+            with self._engine.in_backward(), taps(early, uses, loss_scale, current.give):
                 loss.backward(loss_scale=loss_scale)
         except BaseException:
             current.abandon()
             raise
         late |= current.changed()
-        current.hand_over_rest()
+        current.give_rest()
 
-    def mean(self, model: chainer.Link, zero_fill: bool) -> None:
+    @collective("multi_node_mean_grad")
+    def mean(
+        self, model: chainer.Link, zero_fill: bool, unless: Sequence[bool] = ()
+    ) -> tuple[bool, ...]:
         """Replace every gradient of ``model`` by its mean over the ranks. Collective.
 
-        Parameters
-        ----------
-        model : chainer.Link
-        zero_fill : bool
-            As of `CommunicatorBase.multi_node_mean_grad`, which has the same result.
-
-        Raises
-        ------
-        ValueError, OverflowError
-            On every rank, as `CommunicatorBase.multi_node_mean_grad`.
+        Parameters, result and errors are those of `GradientExchange.mean`.
         """
-        group = self._communicator._group
-        with waiting(group.stream, "multi_node_mean_grad", group.members):
-            self._mean(model, zero_fill)
-        self._uses = None
-
-    def _mean(self, model: chainer.Link, zero_fill: bool) -> None:
-        communicator, current, plan = self._communicator, self._round, self._plan
+        exchange, plan = self._exchange, self._plan
+        wire = exchange.wire_dtypes
         parameters = [p for p in _initialised(model) if zero_fill or p.grad is not None]
-        is_stale = current is not None and not current.is_valid(self._wire_dtypes)
-        needs_plan = not plan.is_for(parameters) or self._knows_better_than(plan)
-        _, (begun, stale, renew) = communicator._agree(
-            model, zero_fill, (current is not None, is_stale, needs_plan)
-        )
+        has_begun = self._early is not None
+        is_stale = self._early is not None and not self._early.is_valid(wire)
+        needs_plan = not plan.is_for(parameters, wire.gpu) or self._knows_better_than(plan)
+        agreed = exchange.agree(model, zero_fill, unless, (has_begun, is_stale, needs_plan))
+        if any(agreed.unless):
+            return agreed.unless
+        begun, stale, renew = agreed.flags
         if begun and (stale or renew):
             self._complete(of_use=False)
         if renew:
             self._plan = self._agree_on_plan(parameters)
         self._complete().hand_out()
         if not self._plan.is_for_gpu_alone:
-            self._check_overflow(model)
+            exchange.check_overflow(model, [each.made for each in self._duplicates])
+        self._uses = None
+        return agreed.unless
 
     def drop(self) -> None:
         """Forget the gradients under way and what is known of the model. Collective."""
-        if any_true(self._communicator.mpi_comm, self._round is not None):
+        if any_true(self._exchange.mpi_comm, self._early is not None):
             self._complete(of_use=False)
-        self._plan = self._plan_for([])
+        self._plan, self._uses = self._plan_for([]), None
 
     def close(self) -> None:
         """Carry on with nothing more. Not collective."""
         self._engine.end()
-        if self._round is None:
-            give_back(*self._loans)
+        if self._early is None:
+            for duplicate in self._duplicates:
+                duplicate.give_back()
         else:
-            _never_completed.append(self._round)
+            _never_completed.append(self._early)
 
-    def _begin(self) -> Round:
-        self._round = Round(self._plan, self._engine, self._wire_dtypes)
-        return self._round
+    def _begin(self) -> EarlyExchange:
+        wire = self._exchange.wire_dtypes
+        self._early = EarlyExchange(self._plan, self._engine, self._exchange_of, wire)
+        return self._early
 
-    def _complete(self, of_use: bool = True) -> Round:
-        """Take part in the round that is under way, or in a new one, to its end."""
-        current = self._round or self._begin()
+    def _complete(self, of_use: bool = True) -> EarlyExchange:
+        """Take part in the exchange that is under way, or in a new one, to its end."""
+        current = self._early or self._begin()
         if of_use:
-            current.hand_over_rest()
+            current.give_rest()
         else:
             current.abandon()
         current.wait()
-        self._round = None
+        self._early = None
         return current
 
-    @property
-    def _wire_dtypes(self) -> WireDtypes:
-        communicator = self._communicator
-        # Of a single rank nothing travels.
-        on_gpu = communicator._gpu_wire_dtype if communicator.size > 1 else None
-        return WireDtypes(communicator._wire_dtype, on_gpu)
+    def _exchange_of(
+        self, bucket: Bucket, gradients: Sequence[Array], wire_dtypes: WireDtypes
+    ) -> Exchange:
+        if bucket.on_gpu:
+            return self._gpu_lane.exchange_of(bucket, gradients)
+        return self._host_lanes.exchange_of(bucket, gradients, wire_dtypes)
 
-    def _mean_in_steps(
-        self, lane: int, buffer: Array, wire_dtype: np.dtype[Any] | None
-    ) -> Iterator[None]:
-        duplicate = self._loans[lane].communicator
-        duplicate.allreduce_grad_dtype = wire_dtype
-        return _carry_on(duplicate._mean_in_steps(buffer))
-
-    def _check_overflow(self, model: chainer.Link) -> None:
-        communicator = self._communicator
-        if communicator.size > 1 and communicator._wire_dtype == FLOAT16:
-            taken = [loan.communicator._reducers.take_overflow() for loan in self._loans]
-            check_overflow(communicator.mpi_comm, model, max(taken))
+    @cached_property
+    def _gpu_lane(self) -> GpuLane:
+        """The lane for gradients in GPU memory. Making it is collective."""
+        duplicate = self._exchange.duplicate()
+        self._duplicates.append(duplicate)
+        return GpuLane(duplicate.made)
 
     def _knows_better_than(self, plan: Plan) -> bool:
-        return self._communicator.rank == 0 and self._uses is not None and not plan.follows_graph
+        is_root = self._exchange.topology.rank == 0
+        return is_root and self._uses is not None and not plan.follows_graph
 
     def _agree_on_plan(self, parameters: Sequence[chainer.Parameter]) -> Plan:
         """Return a plan in the order in which gradients become final on rank 0."""
@@ -210,45 +194,17 @@ class OverlappedExchange:
         if uses is not None:
             ranks = [uses[p.node].lowest_rank if p.node in uses else -1 for p in parameters]
             order.sort(key=ranks.__getitem__, reverse=True)
-        order, follows_graph = self._communicator.mpi_comm.bcast((order, uses is not None))
-        return self._plan_for([parameters[index] for index in order], follows_graph)
+        order, follows_graph = self._exchange.mpi_comm.bcast((order, uses is not None))
+        plan = self._plan_for([parameters[index] for index in order], follows_graph)
+        if any(bucket.on_gpu for bucket in plan.buckets):
+            _ = self._gpu_lane
+        return plan
 
     def _plan_for(
         self, parameters: Sequence[chainer.Parameter], follows_graph: bool = False
     ) -> Plan:
-        return Plan(parameters, self._make_bucket, follows_graph)
-
-    def _make_bucket(self, parameters: Sequence[chainer.Parameter]) -> Bucket:
-        if not on_gpu(parameters[0].array):
-            return HostBucket(parameters, self._mean_in_steps)
-        stream, sum_in_steps = self._gpu_side
-        return GpuBucket(parameters, stream, self._communicator.size, sum_in_steps)
-
-    @cached_property
-    def _gpu_side(self) -> tuple[SideStream, SumInSteps]:
-        """What exchanges gradients in GPU memory. Making it is collective."""
-        stream = SideStream(the_gpu())
-        loan = borrow(self._communicator)
-        self._loans.append(loan)
-
-        def sum_in_steps(buffer: Array) -> Iterator[None]:
-            return _carry_on(loan.communicator._sum_on_gpu_in_steps(buffer))
-
-        def first() -> Iterator[None]:
-            zeros = gpu_zeros(stream.gpu, self._communicator.size, np.dtype(np.float32))
-            yield from sum_in_steps(zeros)
-            stream.gpu.record().Wait()
-
-        # As in host memory, it waits for other ranks.
-        for _ in stream.do(first()):
-            pass
-        return stream, sum_in_steps
-
-
-def _carry_on(steps: Steps) -> Iterator[None]:
-    for pending in steps:
-        while not pending.Test():
-            yield
+        gpu_wire_dtype = self._exchange.wire_dtypes.gpu
+        return Plan(parameters, gpu_wire_dtype, self._exchange.topology.size, follows_graph)
 
 
 def _initialised(model: chainer.Link) -> list[chainer.Parameter]:

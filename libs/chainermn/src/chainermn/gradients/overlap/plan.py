@@ -1,4 +1,4 @@
-"""Rounds of an exchange that begins before all gradients are there."""
+"""Which gradients are exchanged together beside backward, and the exchange that is under way."""
 
 from __future__ import annotations
 
@@ -9,166 +9,179 @@ from typing import Any, NamedTuple, TypeAlias
 import chainer
 import numpy as np
 from chainer.variable import VariableNode
-from numpy.typing import NDArray
 
-from chainermn.gradients.buckets import make_exclusive
-from chainermn.gradients.gpu_buckets import make_contiguous
-from chainermn.gradients.overlap.buckets import Bucket, WireDtypes
-from chainermn.gradients.overlap.progress import ProgressEngine
-from chainermn.gradients.parameters import divide_by_memory
+from chainermn.gradients.buckets import (
+    Bucket,
+    PerMemory,
+    WireDtypes,
+    make_buckets,
+    make_exclusive,
+)
+from chainermn.gradients.overlap.progress import Exchange, ProgressEngine
 from chainermn.transport.gpu.device import on_gpu
-
-Array: TypeAlias = NDArray[Any]
+from chainermn.transport.reducer import Array
 
 # Measured at 1 Gbit/s: smaller ones cost more, larger ones leave more to do after backward.
 _BUCKET_BYTES = 2 << 20
 
+#: Returns what gathers and averages the gradients of a bucket.
+ExchangeOf: TypeAlias = Callable[[Bucket, Sequence[Array], WireDtypes], Exchange]
+
 
 class Plan:
-    """Which gradients travel together, and when: the same on all ranks.
+    """Which gradients travel together, and in which order: the same on all ranks.
 
     Parameters
     ----------
     parameters : sequence of chainer.Parameter
         In the order in which their gradients are to be exchanged.
-    make_bucket : callable
-        Returns a `Bucket` for parameters of one dtype in one memory.
+    gpu_wire_dtype : dtype or None
+        Dtype of buffers in GPU memory.
+    n_ranks : int
     follows_graph : bool
-        Whether the order is that in which they become final.
+        Whether the order is that in which backward makes the gradients final.
 
     Attributes
     ----------
     buckets : list of Bucket
-    is_for_gpu_alone : bool
-        Whether all gradients are in GPU memory.
     late : set of VariableNode
-        Of parameters whose gradients, on this rank, were once changed after they seemed final.
+        Of parameters whose gradients, on this rank, have once changed after they seemed final.
     """
 
     def __init__(
         self,
         parameters: Sequence[chainer.Parameter],
-        make_bucket: Callable[[Sequence[chainer.Parameter]], Bucket],
+        gpu_wire_dtype: np.dtype[Any] | None,
+        n_ranks: int,
         follows_graph: bool = False,
     ) -> None:
         self.parameters = parameters
         self.follows_graph = follows_graph
         self.late: set[VariableNode] = set()
-        self.buckets = [make_bucket(members) for members in _divide(parameters)]
+        limits = PerMemory[float](_BUCKET_BYTES, _BUCKET_BYTES)
+        self.buckets = make_buckets(parameters, limits, gpu_wire_dtype, n_ranks)
+        self._gpu_wire_dtype = gpu_wire_dtype
         self._places = _places(parameters)
-        self.is_for_gpu_alone = bool(self._places) and all(self._places.values())
 
-    def is_for(self, parameters: Sequence[chainer.Parameter]) -> bool:
-        """Tell whether the plan is one for just these parameters, in the memory they are in."""
-        return self._places == _places(parameters)
+    @property
+    def is_for_gpu_alone(self) -> bool:
+        """Whether all gradients are in GPU memory."""
+        return all(bucket.on_gpu for bucket in self.buckets)
+
+    def is_for(
+        self, parameters: Sequence[chainer.Parameter], gpu_wire_dtype: np.dtype[Any] | None
+    ) -> bool:
+        """Tell whether the plan is for just these parameters, in the memory they are in."""
+        return self._places == _places(parameters) and self._gpu_wire_dtype == gpu_wire_dtype
 
 
-class Round:
-    """One exchange of all buckets of a plan, begun bucket by bucket, in the same order everywhere.
+class EarlyExchange:
+    """The exchange of one iteration, begun bucket by bucket, in the same order on all ranks.
 
-    A gradient that has been handed over cannot be written to until it is handed out; one in GPU
+    A gradient that has been given cannot be written to until the means are handed out; one in GPU
     memory, for which CuPy has no such guard, must not be.
 
     Parameters
     ----------
     plan : Plan
     engine : ProgressEngine
-    wire : WireDtypes
+    exchange_of : callable
+    wire_dtypes : WireDtypes
     """
 
-    def __init__(self, plan: Plan, engine: ProgressEngine, wire: WireDtypes) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        engine: ProgressEngine,
+        exchange_of: ExchangeOf,
+        wire_dtypes: WireDtypes,
+    ) -> None:
         self._plan = plan
         self._engine = engine
-        self._wire = wire
-        self._handed: dict[VariableNode, _Handed] = {}
-        self._under_way: list[Future[None]] = []
+        self._exchange_of = exchange_of
+        self._wire_dtypes = wire_dtypes
+        self._given: dict[VariableNode, _Given] = {}
+        self._under_way: list[Future[Any]] = []
         self._is_abandoned = False
 
-    def hand_over(self, parameter: chainer.Parameter) -> None:
+    def give(self, parameter: chainer.Parameter) -> None:
         """Take the gradient of a parameter, unless it has been taken before; None means zeros."""
-        if parameter.node in self._handed:
+        if parameter.node in self._given:
             return
         gradient = parameter.grad
         if gradient is not None:
             parameter.grad = gradient.view()
             if not on_gpu(gradient):
                 parameter.grad.flags.writeable = False
-        self._handed[parameter.node] = _Handed(gradient, parameter.grad)
+        self._given[parameter.node] = _Given(gradient, parameter.grad)
         self._begin_full_buckets()
 
-    def hand_over_rest(self) -> None:
+    def give_rest(self) -> None:
         """Take all gradients that have not been taken before."""
         for parameter in self._plan.parameters:
-            self.hand_over(parameter)
+            self.give(parameter)
 
     def abandon(self) -> None:
         """Give zeros for all gradients that are still to come: the others wait for them."""
         self._is_abandoned = True
         self._give_back()
         for parameter in self._plan.parameters:
-            self._handed.setdefault(parameter.node, _Handed(None, None))
+            self._given.setdefault(parameter.node, _Given(None, None))
         self._begin_full_buckets()
 
     def changed(self) -> set[VariableNode]:
-        """Return the nodes of parameters that have another gradient than they handed over."""
+        """Return the nodes of parameters that have another gradient than the one they gave."""
         return {
             parameter.node
             for parameter in self._plan.parameters
-            if (handed := self._handed.get(parameter.node))
-            and parameter.grad is not handed.read_only
+            if (given := self._given.get(parameter.node)) and parameter.grad is not given.read_only
         }
 
-    def is_valid(self, wire: WireDtypes) -> bool:
+    def is_valid(self, wire_dtypes: WireDtypes) -> bool:
         """Tell whether the means will be those of the gradients at hand."""
-        return not (self._is_abandoned or self._wire != wire or self.changed())
+        return not (self._is_abandoned or self._wire_dtypes != wire_dtypes or self.changed())
 
     def wait(self) -> None:
         """Wait until the means are there."""
-        for bucket, future in zip(self._plan.buckets, self._under_way, strict=True):
-            self._engine.wait(future)
-            bucket.arrive()
+        for future in self._under_way:
+            left = self._engine.wait(future)
+            if left is not None:
+                left.follow()
 
     def hand_out(self) -> None:
         """Make the means the gradients of the parameters, in the arrays that these had."""
         self._give_back()
-        in_host_memory, in_gpu_memory = divide_by_memory(self._plan.parameters)
-        make_exclusive(in_host_memory)
-        make_contiguous(in_gpu_memory)
+        parameters = self._plan.parameters
+        make_exclusive(parameters)
         for bucket in self._plan.buckets:
-            bucket.hand_out()
+            bucket.scatter([parameters[index].grad.reshape(-1) for index in bucket.members])
 
     def _give_back(self) -> None:
         for parameter in self._plan.parameters:
-            handed = self._handed.get(parameter.node)
-            if handed is not None and parameter.grad is handed.read_only:
-                parameter.grad = handed.gradient
+            given = self._given.get(parameter.node)
+            if given is not None and parameter.grad is given.read_only:
+                parameter.grad = given.gradient
 
     def _begin_full_buckets(self) -> None:
         for bucket in self._plan.buckets[len(self._under_way) :]:
-            if any(parameter.node not in self._handed for parameter in bucket.parameters):
+            members = [self._plan.parameters[index] for index in bucket.members]
+            if any(parameter.node not in self._given for parameter in members):
                 return
-            gradients = [self._handed[parameter.node].gradient for parameter in bucket.parameters]
-            exchange = bucket.exchange(gradients, self._wire)
+            gradients = [self._flat_gradient(parameter) for parameter in members]
+            exchange = self._exchange_of(bucket, gradients, self._wire_dtypes)
             self._under_way.append(self._engine.submit(exchange))
 
+    def _flat_gradient(self, parameter: chainer.Parameter) -> Array:
+        gradient = self._given[parameter.node].gradient
+        if gradient is None:
+            gradient = np.zeros_like(parameter.array)  # CuPy's, where the parameter is
+        return gradient.reshape(-1)
 
-class _Handed(NamedTuple):
+
+class _Given(NamedTuple):
     gradient: Array | None
     read_only: Array | None  # the view of it that its parameter has meanwhile
 
 
 def _places(parameters: Sequence[chainer.Parameter]) -> dict[VariableNode, bool]:
     return {parameter.node: on_gpu(parameter.array) for parameter in parameters}
-
-
-def _divide(parameters: Sequence[chainer.Parameter]) -> list[list[chainer.Parameter]]:
-    """Return what travels together, in the order in which the last of its gradients come."""
-    full = []
-    filling: dict[tuple[np.dtype[Any], bool], list[chainer.Parameter]] = {}
-    for parameter in parameters:
-        kind = parameter.dtype, on_gpu(parameter.array)
-        bucket = filling.setdefault(kind, [])
-        bucket.append(parameter)
-        if sum(member.array.nbytes for member in bucket) >= _BUCKET_BYTES:
-            full.append(filling.pop(kind))
-    return full + list(filling.values())

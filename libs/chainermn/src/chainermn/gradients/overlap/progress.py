@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import chainer
 from typing_extensions import override
 
+#: Begins an exchange on a lane. It yields whenever it has to wait for other ranks.
 Exchange: TypeAlias = Callable[[int], Iterator[None]]
 
 # Short against the time that a bucket takes, long against that of a look at its progress.
@@ -39,27 +40,27 @@ class ProgressEngine(ABC):
     """
 
     def __init__(self, n_lanes: int) -> None:
-        self._submitted: queue.SimpleQueue[tuple[Exchange, Future[None]] | None] = (
+        self._submitted: queue.SimpleQueue[tuple[Exchange, Future[Any]] | None] = (
             queue.SimpleQueue()
         )
-        self._lanes: list[tuple[Iterator[None], Future[None]] | None] = [None] * n_lanes
+        self._lanes: list[tuple[Iterator[None], Future[Any]] | None] = [None] * n_lanes
         self._turn = 0
 
-    def submit(self, exchange: Exchange) -> Future[None]:
+    def submit(self, exchange: Exchange) -> Future[Any]:
         """Run ``exchange(lane)`` when it is its turn.
 
         Returns
         -------
         concurrent.futures.Future
-            Its result is None, or the exception that the exchange raised.
+            Its result is what the exchange returned, or the exception that it raised.
         """
-        future: Future[None] = Future()
+        future: Future[Any] = Future()
         self._submitted.put((exchange, future))
         return future
 
     @abstractmethod
-    def wait(self, future: Future[None]) -> None:
-        """Wait until an exchange is over; raise what it has raised."""
+    def wait(self, future: Future[Any]) -> Any:
+        """Wait until an exchange is over; return or raise what it has returned or raised."""
 
     @abstractmethod
     def in_backward(self) -> AbstractContextManager[Any]:
@@ -91,7 +92,7 @@ class ProgressEngine(ABC):
                 has_moved = True
         return has_moved
 
-    def _next(self, must_wait: bool) -> tuple[Exchange, Future[None]] | None:
+    def _next(self, must_wait: bool) -> tuple[Exchange, Future[Any]] | None:
         try:
             return self._submitted.get(block=must_wait)
         except queue.Empty:
@@ -111,8 +112,8 @@ class ThreadEngine(ProgressEngine):
         self._thread.start()
 
     @override
-    def wait(self, future: Future[None]) -> None:
-        future.result()
+    def wait(self, future: Future[Any]) -> Any:
+        return future.result()
 
     @override
     def in_backward(self) -> AbstractContextManager[Any]:
@@ -136,17 +137,17 @@ class PollingEngine(ProgressEngine):
     """Carries on after each function that backward computes, and while being waited for."""
 
     @override
-    def submit(self, exchange: Exchange) -> Future[None]:
+    def submit(self, exchange: Exchange) -> Future[Any]:
         future = super().submit(exchange)
         self._look(may_wait=False)
         return future
 
     @override
-    def wait(self, future: Future[None]) -> None:
+    def wait(self, future: Future[Any]) -> Any:
         while not future.done():
             if not self._look(may_wait=False):
                 time.sleep(_SECONDS_BETWEEN_LOOKS)
-        future.result()
+        return future.result()
 
     @override
     def in_backward(self) -> AbstractContextManager[Any]:
@@ -170,11 +171,11 @@ class _AfterEachFunction(chainer.FunctionHook):
         self._call()
 
 
-def _is_over_after_a_step(exchange: Iterator[None], future: Future[None]) -> bool:
+def _is_over_after_a_step(exchange: Iterator[None], future: Future[Any]) -> bool:
     try:
         next(exchange)
-    except StopIteration:
-        future.set_result(None)
+    except StopIteration as end:
+        future.set_result(end.value)
     except BaseException as error:
         future.set_exception(error)
     else:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from chainermn.transport.gpu.staging import Direct, Passage, Staging
+from chainermn.transport.gpu.staging import Direct, MpiAccess, Staging
 from chainermn.transport.host.mpi import MpiTransport, Op, load_mpi
 from chainermn.transport.reducer import AllReducer, Array, Steps
 
@@ -23,14 +23,14 @@ class GpuMpiTransport:
     Parameters
     ----------
     transport : MpiTransport
-    passage : Passage
+    access : MpiAccess
     """
 
-    def __init__(self, transport: MpiTransport, passage: Passage) -> None:
+    def __init__(self, transport: MpiTransport, access: MpiAccess) -> None:
         self._mpi = transport
-        self._passage = passage
-        self._incoming = type(passage)(passage.gpu)
-        self._staging = passage if isinstance(passage, Staging) else Staging(passage.gpu)
+        self._access = access
+        self._incoming = type(access)(access.gpu)
+        self._staging = access if isinstance(access, Staging) else Staging(access.gpu)
 
     def allreduce(self, array: Array, op: Op = "sum") -> None:
         """Combine the arrays of all ranks; every rank gets the result.
@@ -41,37 +41,37 @@ class GpuMpiTransport:
             float16 is combined in float32.
         op : {'sum', 'mean', 'max', 'min', 'prod'}
         """
-        passage = self._staging if array.itemsize == 2 else self._passage
-        for chunk in _ready(passage, array, read=True, written=True):
+        access = self._staging if array.itemsize == 2 else self._access
+        for chunk in _ready(access, array, read=True, written=True):
             self._mpi.allreduce(chunk, op)
 
     def bcast(self, array: Array, root: int = 0) -> None:
         """Give every rank the array of ``root``."""
         is_root = self._mpi.rank == root
-        for chunk in _ready(self._passage, array, read=is_root, written=not is_root):
+        for chunk in _ready(self._access, array, read=is_root, written=not is_root):
             self._mpi.bcast(chunk, root)
 
     def send(self, array: Array, dest: int, *tag: int) -> None:
         """Send ``array`` to ``dest``, which calls :meth:`recv`."""
-        for chunk in _ready(self._passage, array, read=True, written=False):
+        for chunk in _ready(self._access, array, read=True, written=False):
             self._mpi.send(chunk, dest, *tag)
 
     def recv(self, array: Array, source: int, *tag: int) -> None:
         """Fill ``array`` with what ``source`` sends."""
-        for chunk in _ready(self._passage, array, read=False, written=True):
+        for chunk in _ready(self._access, array, read=False, written=True):
             self._mpi.recv(chunk, source, *tag)
 
-    def exchange(self, array: Array, dest: int, into: Array, source: int) -> None:
+    def sendrecv(self, array: Array, dest: int, into: Array, source: int) -> None:
         """Send ``array`` to ``dest`` while receiving ``into`` from ``source``."""
-        outgoing = _ready(self._passage, array, read=True, written=False)
+        outgoing = _ready(self._access, array, read=True, written=False)
         incoming = _ready(self._incoming, into, read=False, written=True)
         nothing = np.empty(0, np.uint8)
         for given, taken in zip_longest(outgoing, incoming, fillvalue=nothing):
-            self._mpi.exchange(given, dest, taken, source)
+            self._mpi.sendrecv(given, dest, taken, source)
 
 
-def _ready(passage: Passage, array: Array, *, read: bool, written: bool) -> Iterator[Array]:
-    for ready, chunk in passage.chunks(array, read=read, written=written):
+def _ready(access: MpiAccess, array: Array, *, read: bool, written: bool) -> Iterator[Array]:
+    for ready, chunk in access.chunks(array, read=read, written=written):
         ready.Wait()
         yield chunk
 

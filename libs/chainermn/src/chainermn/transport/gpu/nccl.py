@@ -208,7 +208,7 @@ class NcclTransport:
         pointer = self._gpu.pointer(array)
         self._call("recv", pointer, array.nbytes, self._nccl.NCCL_UINT8, source)
 
-    def exchange(self, array: Array, dest: int, into: Array, source: int) -> None:
+    def sendrecv(self, array: Array, dest: int, into: Array, source: int) -> None:
         """Send ``array`` to ``dest`` while receiving ``into`` from ``source``."""
         with self._group():
             self.send(array, dest)

@@ -19,7 +19,7 @@ _CHUNK_BYTES = 1 << 22
 _N_SLOTS = 3
 
 
-class Passage(ABC):
+class MpiAccess(ABC):
     """A way for arrays in GPU memory to MPI.
 
     Both divide arrays into the same chunks, so that a rank that uses one can talk to a rank that
@@ -55,7 +55,7 @@ def _divide(array: Array) -> list[Array]:
     return [array[start : start + length] for start in range(0, array.size, length)]
 
 
-class Staging(Passage):
+class Staging(MpiAccess):
     """Copies to and from pinned host memory, while MPI is busy with the chunk before.
 
     Takes 12 MiB of pinned memory at its first use and keeps it.
@@ -96,7 +96,7 @@ class Staging(Passage):
             self._last = gpu.record()
 
 
-class Direct(Passage):
+class Direct(MpiAccess):
     """For an MPI that reads and writes GPU memory itself."""
 
     @override

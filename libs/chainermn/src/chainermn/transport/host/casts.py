@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from chainermn.transport.reducer import Array
 
 FLOAT16: np.dtype[Any] = np.dtype(np.float16)
 BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)

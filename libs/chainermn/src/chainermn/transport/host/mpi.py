@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from chainermn import remedies
+from chainermn.transport.reducer import Array
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-Array: TypeAlias = NDArray[Any]
+
 Op = Literal["sum", "mean", "max", "min", "prod"]
 
 # Messages inside a collective must not be taken for the user's on the same communicator, whose
@@ -158,7 +158,7 @@ class MpiTransport:
         for chunk in _chunks(array.view(np.uint8)):
             self.mpi_comm.Recv([chunk, self._byte], source, tag)
 
-    def exchange(self, array: Array, dest: int, into: Array, source: int) -> None:
+    def sendrecv(self, array: Array, dest: int, into: Array, source: int) -> None:
         """Send ``array`` to ``dest`` while receiving ``into`` from ``source``."""
         outgoing = [
             self.mpi_comm.Isend([chunk, self._byte], dest, _COLLECTIVE_TAG)

@@ -8,14 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from typing_extensions import override
 
+from chainermn.transport.host.host_reducer import HostReducer
 from chainermn.transport.host.mpi import load_mpi
-from chainermn.transport.reducer import (
-    Array,
-    HostReducer,
-    Pending,
-    Steps,
-    shard_bounds,
-)
+from chainermn.transport.reducer import Array, Pending, Steps, shard_bounds
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -1,68 +1,62 @@
-"""What carries gradients: inside a host, between hosts, between all ranks."""
+"""Reducers of arrays in host memory: by shared memory inside a host, by MPI between hosts."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
+from chainermn.transport.host.host_reducer import HostReducer, SingleReducer
 from chainermn.transport.host.mpi_reducer import MpiReducer
 from chainermn.transport.host.shared_memory import (
     SharedMemoryReducer,
     bytes_needed,
     share_memory,
 )
-from chainermn.transport.reducer import Array, HostReducer, SingleReducer
-from chainermn.transport.topology import Topology
+from chainermn.transport.reducer import Array
+from chainermn.transport.reducers import Reducers
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from chainermn.transport.topology import Topology
+
 _PIECE_BYTES = 1 << 22
 
 
-class Reducers:
-    """The reducers among different parts of the ranks, each made when it is first asked for.
-
-    Parameters
-    ----------
-    mpi_comm : mpi4py.MPI.Intracomm
-        All ranks. Every one of them must ask for the same reducers in the same order.
-    topology : Topology
-    """
+class HostReducers(Reducers):
+    """See `Reducers`. Here all three are `HostReducer`, with all their collectives."""
 
     def __init__(self, mpi_comm: MPI.Intracomm, topology: Topology) -> None:
-        self._mpi_comm = mpi_comm
-        self._topology = topology
-        self._owned: list[MPI.Intracomm] = []
+        super().__init__(mpi_comm, topology)
         self._made: list[HostReducer] = []
 
     @cached_property
     def everyone(self) -> HostReducer:
-        """Among all ranks: by shared memory if they are on one host."""
-        if self._topology.inter_size == 1:
-            return self._on_one_host(self._mpi_comm)
-        return self._by_mpi(self._mpi_comm)
+        """The reducer among all ranks: by shared memory if they are on one host."""
+        if self.topology.inter_size == 1:
+            return self._by_shared_memory(self.mpi_comm)
+        return self._by_mpi(self.mpi_comm)
 
     @cached_property
     def intra(self) -> HostReducer:
-        """Among the ranks of this host."""
-        return self._on_one_host(self._split(self._topology.inter_rank))
+        """The reducer among the ranks of this host."""
+        return self._by_shared_memory(self._split(self.topology.inter_rank))
 
     @cached_property
     def inter(self) -> HostReducer:
-        """Among the ranks that have the same place on their hosts."""
-        return self._by_mpi(self._split(self._topology.intra_rank))
+        """The reducer among the ranks that have the same position on their hosts."""
+        return self._by_mpi(self._split(self.topology.intra_rank))
 
     def pieces(self, buffer: Array) -> Iterator[Array]:
-        """Divide a buffer where an algorithm needs memory in proportion."""
+        """Divide a buffer into pieces of 4 MiB."""
         length = _PIECE_BYTES // buffer.itemsize
         for start in range(0, buffer.size, length):
             yield buffer[start : start + length]
 
     def take_overflow(self) -> float:
-        """Return the largest number that has become infinite since this was last asked, or 0."""
+        """Return the largest number that has become infinite since the last call, or 0."""
         largest = max((reducer.adder.casts.overflow for reducer in self._made), default=0.0)
         for reducer in self._made:
             reducer.adder.casts.overflow = 0.0
@@ -71,29 +65,19 @@ class Reducers:
     def free(self) -> None:
         """Release what the reducers hold. Collective."""
         self._made.clear()
-        for name in ("everyone", "intra", "inter"):
-            self.__dict__.pop(name, None)
-        while self._owned:
-            self._owned.pop().Free()
-
-    def _split(self, color: int) -> MPI.Intracomm:
-        part = cast("MPI.Intracomm", self._mpi_comm.Split(color, self._mpi_comm.rank))
-        self._owned.append(part)
-        return part
+        super().free()
 
     def _by_mpi(self, mpi_comm: MPI.Intracomm) -> HostReducer:
         return self._note(SingleReducer() if mpi_comm.size == 1 else MpiReducer(mpi_comm))
 
-    def _on_one_host(self, mpi_comm: MPI.Intracomm) -> HostReducer:
-        memory = None if mpi_comm.size == 1 else share_memory(mpi_comm)
-        reasons = self._mpi_comm.allgather(memory if isinstance(memory, str) else "")
+    def _by_shared_memory(self, mpi_comm: MPI.Intracomm) -> HostReducer:
+        memory = "" if mpi_comm.size == 1 else share_memory(mpi_comm)
+        reasons = self.mpi_comm.allgather(memory if isinstance(memory, str) else "")
         lacking = [(rank, reason) for rank, reason in enumerate(reasons) if reason]
-        if lacking:
-            if self._mpi_comm.rank == 0:
-                _warn_of_fallback(*lacking[0], bytes_needed(self._topology.intra_size))
+        if lacking and self.mpi_comm.rank == 0:
+            _warn_of_fallback(*lacking[0], bytes_needed(self.topology.intra_size))
+        if lacking or isinstance(memory, str):
             return self._by_mpi(mpi_comm)
-        if memory is None or isinstance(memory, str):
-            return self._note(SingleReducer())
         return self._note(SharedMemoryReducer(mpi_comm, memory))
 
     def _note(self, reducer: HostReducer) -> HostReducer:

@@ -14,14 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 from typing_extensions import override
 
+from chainermn.transport.host.host_reducer import HostReducer
 from chainermn.transport.host.sums import division
-from chainermn.transport.reducer import (
-    Array,
-    HostReducer,
-    Pending,
-    Steps,
-    shard_bounds,
-)
+from chainermn.transport.reducer import Array, Pending, Steps, shard_bounds
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -133,16 +128,17 @@ class SharedMemoryReducer(HostReducer):
     def allreduce(
         self, array: Array, divisor: int = 1, wire_dtype: np.dtype[Any] | None = None
     ) -> Steps:
-        return self._sum(array, divisor, wire_dtype or array.dtype, 0, array.size)
+        """See `AllReducer.allreduce`. Nothing leaves the host, so nothing is rounded."""
+        return self._sum(array, divisor, 0, array.size)
 
     @override
     def reduce(self, array: Array, divisor: int = 1) -> Steps:
-        return self._sum(array, divisor, array.dtype, 0, array.size if self.rank == 0 else 0)
+        return self._sum(array, divisor, 0, array.size if self.rank == 0 else 0)
 
     @override
     def reduce_scatter(self, array: Array, divisor: int = 1) -> Generator[Pending, None, Array]:
         begin, end = shard_bounds(array.size, self.size)[self.rank]
-        yield from self._sum(array, divisor, array.dtype, begin, end)
+        yield from self._sum(array, divisor, begin, end)
         return array[begin:end]
 
     @override
@@ -153,33 +149,28 @@ class SharedMemoryReducer(HostReducer):
     def bcast(self, array: Array) -> Steps:
         return self._spread(array, 0, array.size if self.rank == 0 else 0)
 
-    def _sum(
-        self, array: Array, divisor: int, wire_dtype: np.dtype[Any], begin: int, end: int
-    ) -> Steps:
+    def _sum(self, array: Array, divisor: int, begin: int, end: int) -> Steps:
         """Make ``array[begin:end]`` the sum, divided by ``divisor``."""
-        add_up, copy = self.adder.add_up, self.adder.casts.copy
-        is_plain = wire_dtype == array.dtype and wire_dtype.itemsize > 2
+        add_up = self.adder.add_up
+        # Sums in float32 are divided before they are rounded to 16 bits; all others are divided
+        # while being copied, which costs nothing.
+        is_narrow = array.itemsize == 2
         scale, factor = division(divisor, array.dtype)
-        length = _CHUNK_BYTES // wire_dtype.itemsize
+        length = _CHUNK_BYTES // array.itemsize
         n_chunks = -(-array.size // length)
         under_way: list[tuple[Array, _Layout]] = []
         for step in range(n_chunks + 2):
             if step < n_chunks:
                 chunk = array[step * length : (step + 1) * length]
-                layout = self._next_layout(chunk.size, wire_dtype)
+                layout = self._next_layout(chunk.size, array.dtype)
                 under_way.append((chunk, layout))
-                if is_plain:
-                    for where, slot in layout.given:
-                        slot[:] = chunk[where]
-                else:
-                    copy(chunk, layout.slot)
+                for where, slot in layout.given:
+                    slot[:] = chunk[where]
             if 1 <= step <= n_chunks:
                 chunk, layout = under_way[-1 if step == n_chunks else -2]
-                parts = layout.parts
-                if is_plain:
-                    parts = parts.copy()
-                    parts[self.rank] = chunk[layout.own]
-                add_up(parts, layout.total, 1 if is_plain else divisor)
+                parts = layout.parts.copy()
+                parts[self.rank] = chunk[layout.own]
+                add_up(parts, layout.total, divisor if is_narrow else 1)
             if step >= 2:
                 chunk, layout = under_way.pop(0)
                 totals = layout.totals
@@ -187,10 +178,10 @@ class SharedMemoryReducer(HostReducer):
                     offset = (step - 2) * length
                     totals = list(_within(begin - offset, end - offset, totals))
                 for where, total in totals:
-                    if is_plain:
-                        scale(total, factor, chunk[where])
+                    if is_narrow:
+                        chunk[where] = total
                     else:
-                        copy(total, chunk[where])
+                        scale(total, factor, chunk[where])
             if step <= n_chunks:
                 yield from self._meet()
 
@@ -255,8 +246,6 @@ class _Layout(NamedTuple):
 
     Attributes
     ----------
-    slot : ndarray
-        That of this rank, as long as the chunk.
     own : slice
         What of the chunk this rank adds up.
     given : list of (slice, ndarray)
@@ -269,7 +258,6 @@ class _Layout(NamedTuple):
         Where the sums of all are.
     """
 
-    slot: Array
     own: slice
     given: list[tuple[slice, Array]]
     parts: list[Array]
@@ -285,7 +273,6 @@ class _Layout(NamedTuple):
         parts = [slot[begin:end] for slot in slots]
         first = bounds[0][1]
         return cls(
-            slot=slots[rank, :n],
             own=slice(begin, end),
             given=[(it, slots[rank, it]) for it in others if it.start < it.stop],
             parts=parts,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chainermn.transport.host.casts import Casts
-
-Array: TypeAlias = NDArray[Any]
+from chainermn.transport.reducer import Array
 
 # Elements of a block; with the scratch memory it fits the second-level cache.
 _BLOCK = 1 << 15

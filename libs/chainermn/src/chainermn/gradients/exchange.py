@@ -1,0 +1,241 @@
+"""The exchange of gradients: each becomes its mean over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import chainer
+import numpy as np
+
+from chainermn.failures.activity import Group, collective
+from chainermn.gradients.buckets import (
+    Bucket,
+    BufferMemory,
+    PerMemory,
+    WireDtypes,
+    make_buckets,
+    make_exclusive,
+)
+from chainermn.gradients.overflow import check_overflow
+from chainermn.gradients.parameters import Agreement, agree_on_gradients
+from chainermn.transport.duplicates import Duplicate
+from chainermn.transport.gpu.device import on_gpu
+from chainermn.transport.gpu.reducers import GpuReducers
+from chainermn.transport.gpu.transports import GpuTransports
+from chainermn.transport.host.casts import FLOAT16
+from chainermn.transport.host.reducers import HostReducers
+from chainermn.transport.reducer import Array, Steps, wait_for
+from chainermn.transport.reducers import Reducers
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from chainermn.transport.topology import Topology
+
+# Measured: on one host, larger ones only cost the time to copy them; on a link of 1 Gbit/s,
+# smaller ones cost latency.
+_BUCKET_BYTES_ON_ONE_HOST = 1 << 18
+_BUCKET_BYTES = 1 << 22
+
+# Models that are trained in turn with one communicator, as those of a GAN.
+_MOST_MODELS = 16
+
+#: Makes a buffer its sum over the ranks, divided by a number:
+#: ``allreduce(buffer, reducers, divisor, wire_dtype)``.
+AllReduce: TypeAlias = Callable[[Array, Reducers, int, np.dtype[Any] | None], Steps]
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """How a communicator averages gradients.
+
+    Attributes
+    ----------
+    allreduce : callable
+        The algorithm itself.
+    bucket_bytes : float, optional
+        Gradients are gathered into buffers of at most this size, those in GPU memory into one; 0:
+        one buffer per parameter. By default buffers that on one host stay in the cache, and on
+        several hosts are large against latency.
+    everyone_by_nccl : bool
+        Whether an all-reduce of GPU memory among all ranks uses NCCL; otherwise it uses MPI.
+    uses_nccl : bool
+        Whether NCCL carries everything that is in GPU memory, by default in
+        ``chainer.global_config.dtype``.
+    """
+
+    allreduce: AllReduce
+    bucket_bytes: float | None = None
+    everyone_by_nccl: bool = True
+    uses_nccl: bool = False
+
+
+class GradientExchange:
+    """Averages the gradients of models over the ranks.
+
+    Parameters
+    ----------
+    mpi_comm : mpi4py.MPI.Intracomm
+        All ranks.
+    topology : Topology
+        The hosts they run on.
+    transports : GpuTransports
+        For gradients in GPU memory.
+    algorithm : Algorithm
+    group : Group
+        The name of ``mpi_comm`` for the watch.
+
+    Attributes
+    ----------
+    wire_dtype : dtype or None
+        Dtype of gradients while they travel; None: their own.
+    """
+
+    def __init__(
+        self,
+        mpi_comm: MPI.Intracomm,
+        topology: Topology,
+        transports: GpuTransports,
+        algorithm: Algorithm,
+        group: Group,
+    ) -> None:
+        self.mpi_comm = mpi_comm
+        self.topology = topology
+        self.algorithm = algorithm
+        self.wire_dtype: np.dtype[Any] | None = None
+        self.group = group
+        self._transports = transports
+        self._host = HostReducers(mpi_comm, topology)
+        by_nccl = algorithm.everyone_by_nccl
+        self._gpu = GpuReducers(transports, topology, self._host, everyone_by_nccl=by_nccl)
+        self._limits = _limits(algorithm, topology)
+        self._memories = {True: BufferMemory(), False: BufferMemory()}
+        self._buckets: dict[object, list[Bucket]] = {}
+
+    @property
+    def wire_dtypes(self) -> WireDtypes:
+        """The dtypes to which gradients are rounded now."""
+        if self.topology.size == 1:
+            return WireDtypes(None, None)
+        gpu = self.wire_dtype
+        if gpu is None and self.algorithm.uses_nccl:
+            config = chainer.global_config.dtype
+            gpu = FLOAT16 if config is chainer.mixed16 else np.dtype(config)
+        # Gradients in host memory that never leave the host need no rounding.
+        return WireDtypes(self.wire_dtype if self.topology.inter_size > 1 else None, gpu)
+
+    @collective("multi_node_mean_grad")
+    def mean(
+        self, model: chainer.Link, zero_fill: bool, unless: Sequence[bool] = ()
+    ) -> tuple[bool, ...]:
+        """Replace every gradient of ``model`` by its mean over the ranks. Collective.
+
+        Parameters
+        ----------
+        model : chainer.Link
+        zero_fill : bool
+            Take a gradient that a rank does not have (``None``) for zeros.
+        unless : sequence of bool
+            If any is true on any rank, nothing is exchanged; as many on all ranks.
+
+        Returns
+        -------
+        tuple of bool
+            For each of ``unless``, whether it is true on any rank.
+
+        Raises
+        ------
+        TypeError, ValueError, OverflowError
+            On every rank; see `CommunicatorBase.multi_node_mean_grad`.
+        """
+        agreed = self.agree(model, zero_fill, unless)
+        if any(agreed.unless) or self.topology.size == 1:
+            return agreed.unless
+        parameters = agreed.parameters
+        make_exclusive(parameters)
+        buckets = self._buckets_for(agreed)
+        for bucket in buckets:
+            gradients = [parameters[index].grad.reshape(-1) for index in bucket.members]
+            bucket.gather(gradients)
+            wait_for(self.allreduce(bucket))
+            bucket.scatter(gradients)
+        if not all(bucket.on_gpu for bucket in buckets):
+            self.check_overflow(model, [self])
+        return agreed.unless
+
+    def agree(
+        self,
+        model: chainer.Link,
+        zero_fill: bool,
+        unless: Sequence[bool] = (),
+        flags: Sequence[bool] = (),
+    ) -> Agreement:
+        """See `agree_on_gradients`."""
+        setting = self.wire_dtype or self.wire_dtypes.gpu
+        return agree_on_gradients(self.mpi_comm, model, zero_fill, setting, unless, flags)
+
+    def allreduce(self, bucket: Bucket, wire_dtypes: WireDtypes | None = None) -> Steps:
+        """Make the buffer of a bucket its mean over the ranks; in GPU memory, its sum.
+
+        The first all-reduce sets up what it needs together with the other ranks; later ones do
+        not wait themselves, so several exchanges can be carried on in turn.
+
+        Parameters
+        ----------
+        bucket : Bucket
+        wire_dtypes : WireDtypes, optional
+            By default those of now.
+        """
+        allreduce = self.algorithm.allreduce
+        if bucket.on_gpu:
+            # The kernel that copies gradients back divides, and the one before casts.
+            return allreduce(bucket.buffer, self._gpu, 1, None)
+        wire = self.wire_dtypes if wire_dtypes is None else wire_dtypes
+        return allreduce(bucket.buffer, self._host, self.topology.size, wire.host)
+
+    def set_up(self, buffer: Array) -> Steps:
+        """Set up what all-reduces of such buffers need, by one of this buffer."""
+        reducers: Reducers = self._gpu if on_gpu(buffer) else self._host
+        return self.algorithm.allreduce(buffer, reducers, 1, None)
+
+    def check_overflow(self, model: chainer.Link, lanes: Sequence[GradientExchange]) -> None:
+        """Raise on all ranks if a gradient has become infinite in an exchange. Collective."""
+        if self.wire_dtypes.host == FLOAT16:
+            largest = max(lane._host.take_overflow() for lane in lanes)
+            check_overflow(self.mpi_comm, model, largest)
+
+    def duplicate(self) -> Duplicate[GradientExchange]:
+        """Duplicate the exchange, for use beside it. Collective."""
+
+        def make(mpi_comm: MPI.Intracomm) -> GradientExchange:
+            transports = GpuTransports(mpi_comm, is_cuda_aware=self._transports.is_cuda_aware)
+            group = Group(mpi_comm)
+            return GradientExchange(mpi_comm, self.topology, transports, self.algorithm, group)
+
+        return Duplicate(self.mpi_comm, make)
+
+    def free(self) -> None:
+        """Release what the exchange and its transports hold. Collective."""
+        self._gpu.free()
+        self._host.free()
+        self._transports.free()
+
+    def _buckets_for(self, agreed: Agreement) -> list[Bucket]:
+        gpu_wire_dtype = self.wire_dtypes.gpu
+        key = agreed.description, gpu_wire_dtype
+        if key not in self._buckets:
+            if len(self._buckets) >= _MOST_MODELS:
+                self._buckets.clear()
+            size = self.topology.size
+            arguments = agreed.parameters, self._limits, gpu_wire_dtype, size, self._memories
+            self._buckets[key] = make_buckets(*arguments)
+        return self._buckets[key]
+
+
+def _limits(algorithm: Algorithm, topology: Topology) -> PerMemory[float]:
+    limit = algorithm.bucket_bytes
+    if limit is None:
+        limit = _BUCKET_BYTES if topology.inter_size > 1 else _BUCKET_BYTES_ON_ONE_HOST
+    return PerMemory(host=limit, gpu=float("inf") if limit else 0)
