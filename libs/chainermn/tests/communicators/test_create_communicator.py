@@ -148,7 +148,7 @@ def test_cores_are_divided(monkeypatch: pytest.MonkeyPatch, n_cores: int, bound:
     expected = max(1, len(usable) if bound else n_cores // size)
     with threadpoolctl.threadpool_limits(5, user_api="blas"):
         before = blas_threads()
-        cores.divide_cores(MPI.COMM_WORLD, Topology.of(MPI.COMM_WORLD))
+        cores.divide_cores(MPI.COMM_WORLD, Topology.of(MPI.COMM_WORLD).inter_rank)
         assert blas_threads() == (before if size == 1 else {expected})
 
 
@@ -169,7 +169,7 @@ def test_more_ranks_than_cores_are_noted_once(
     ):
         monkeypatch.setattr(cores, "_usable_cores", lambda usable=usable: frozenset(usable))
         with threadpoolctl.threadpool_limits(5, user_api="blas"):
-            cores.divide_cores(world, Topology.from_hosts(name.split(), world.rank))
+            cores.divide_cores(world, Topology.from_hosts(name.split(), world.rank).inter_rank)
         lines = capfd.readouterr().err.splitlines()
         assert len(lines) == (len(said) if world.rank == 0 else 0)
         for line, start in zip(lines, said, strict=False):

@@ -113,7 +113,7 @@ def create_communicator(
             batched_copy=batched_copy,
             topology=topology,
         )
-        divide_cores(mpi_comm, topology)
+        divide_cores(mpi_comm, topology.inter_rank)
         keep_freed_memory()
     return communicator
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from chainermn.communicators.configuration import Configurable
-from chainermn.communicators.messages import Array, Arrays
+from chainermn.communicators.messages import Arrays
+from chainermn.transport.reducer import Array
 
 if TYPE_CHECKING:
     from typing import Self

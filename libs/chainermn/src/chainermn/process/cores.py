@@ -8,10 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import threadpoolctl
-
 from chainermn.notes import note_once
-from chainermn.transport.topology import Topology
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -25,23 +22,30 @@ THREAD_VARIABLES = (
 )
 
 
-def divide_cores(mpi_comm: MPI.Intracomm, topology: Topology) -> None:
+def divide_cores(mpi_comm: MPI.Intracomm, host: int) -> None:
     """Limit the threads of NumPy's BLAS to this rank's share of the cores of its host.
 
     Each BLAS otherwise starts a thread for every core, and the ranks of a host get in each
     other's way. Ranks that MPI has bound to cores of their own keep those. Nothing happens
     where one of `THREAD_VARIABLES` is set. If a host has more ranks than cores, rank 0 says so.
+    Collective.
+
+    Parameters
+    ----------
+    mpi_comm : mpi4py.MPI.Intracomm
+    host : int
+        Number of the host of this rank.
     """
     cores = _usable_cores()
-    peers = mpi_comm.allgather((topology.inter_rank, socket.gethostname(), cores))
+    peers = mpi_comm.allgather((host, socket.gethostname(), cores))
     if mpi_comm.rank == 0 and (note := _crowded(peers)):
         note_once(note)
-    if topology.size == 1 or any(variable in os.environ for variable in THREAD_VARIABLES):
+    if mpi_comm.size == 1 or any(variable in os.environ for variable in THREAD_VARIABLES):
         return
-    sharers = Counter(
-        core for node, _, theirs in peers if node == topology.inter_rank for core in theirs
-    )
+    sharers = Counter(core for node, _, theirs in peers if node == host for core in theirs)
     share = sum(1 / sharers[core] for core in cores)
+    import threadpoolctl  # not above: the doctor reads `THREAD_VARIABLES` wherever it runs
+
     threadpoolctl.threadpool_limits(max(1, int(share + 1e-6)), user_api="blas")
 
 

@@ -8,7 +8,7 @@ So the duplicates that all ranks have given back are freed when the next one is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -46,7 +46,7 @@ class Duplicate(Generic[T]):
     def __init__(self, original: MPI.Intracomm, make: Callable[[MPI.Intracomm], T]) -> None:
         _free_returned(original)
         self._original = original
-        self._mpi_comm = cast("MPI.Intracomm", original.Dup())
+        self._mpi_comm = original.Dup()
         self._is_returned = False
         self.made = make(self._mpi_comm)
         _duplicates.append(self)
