@@ -198,7 +198,8 @@ class Broken(Iterator[Any]):
 def test_failure_of_the_master_raises_on_all() -> None:
     comm = chainermn.create_communicator("naive")
     shared = create_multi_node_iterator(Broken(), comm)
-    with pytest.raises(OSError if comm.rank == 0 else RuntimeError, match="disk gone"):
+    message = "disk gone" if comm.rank == 0 else "rank 0: OSError: disk gone"
+    with pytest.raises(OSError if comm.rank == 0 else RuntimeError, match=message):
         next(shared)
 
 

@@ -1,4 +1,4 @@
-"""Data sets divided among the ranks."""
+"""Divide data sets among the ranks."""
 
 from chainermn.datasets.distributed_sampler import (
     DistributedOrderSampler,

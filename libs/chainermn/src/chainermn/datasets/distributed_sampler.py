@@ -1,4 +1,4 @@
-"""A new division of the data set among the ranks for each epoch."""
+"""Divide a data set among the ranks anew for each epoch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from chainer.iterators import OrderSampler
 
-from chainermn.agreement import run_together
+from chainermn.agreement import check_equal, run_together
 from chainermn.datasets.scatter import part_bounds
 from chainermn.datasets.shards import Indices
 
@@ -29,22 +29,22 @@ def create_distributed_sampler(
     seed: int | None = None,
     force_equal_length: bool = True,
 ) -> DistributedOrderSampler:
-    """Divide a data set that every rank can read anew for each epoch.
+    """Divide a data set that every rank can read, anew for each epoch.
 
-    ``SerialIterator(dataset, batch_size, order_sampler=sampler)``, or another iterator of
-    Chainer's, then visits the part of this rank. All examples are shuffled across the ranks,
-    whereas a data set from `scatter_dataset` can only be shuffled within each rank's part.
+    Give the sampler to an iterator of Chainer's, which then visits the part of this rank:
+    ``SerialIterator(dataset, batch_size, order_sampler=sampler)``. Examples are shuffled across
+    all ranks; `scatter_dataset` only allows shuffling within the part of each rank.
 
     Parameters
     ----------
     dataset : sized or int
-        The whole data set, or the number of its examples; as long on every rank.
+        The whole data set, or the number of its examples; of the same length on every rank.
     comm : CommunicatorBase
     shuffle : bool
         Shuffle anew before each epoch. Otherwise all epochs are the same.
     seed : int, optional
-        Of the shuffling, from 0 to 2**32 - 1. That of rank 0 counts; by default it draws one
-        from NumPy's global generator.
+        Seed of the shuffling, from 0 to 2**32 - 1. Every rank uses the seed of rank 0, which by
+        default draws one from NumPy's global generator.
     force_equal_length : bool
         As for `scatter_dataset`.
 
@@ -55,7 +55,7 @@ def create_distributed_sampler(
     Raises
     ------
     TypeError, ValueError
-        On every rank, if an argument makes no sense or the lengths differ.
+        On every rank, if an argument is invalid or the lengths differ.
     """
     where = "create_distributed_sampler"
 
@@ -66,26 +66,22 @@ def create_distributed_sampler(
             raise ValueError(f"the seed must be from 0 to 2**32 - 1, got {number}")
         return n, number
 
-    own = run_together(comm, where, check)
-    lengths, seeds = zip(*comm.allgather_obj(own), strict=True)
-    if len(set(lengths)) > 1:
-        raise ValueError(
-            f"{where}: all ranks must give the whole data set, but its lengths are {lengths}, "
-            "by rank. For a data set that one rank has, use scatter_dataset"
-        )
-    bounds = part_bounds(lengths[0], comm.rank, comm.size, force_equal_length)
-    return DistributedOrderSampler(lengths[0], *bounds, seeds[0], shuffle)
+    n, own_seed = run_together(comm, where, check)
+    hint = "if only one rank has the data set, use scatter_dataset"
+    check_equal(comm, f"a data set of {n} examples", f"{where} ({hint})")
+    bounds = part_bounds(n, comm.rank, comm.size, force_equal_length)
+    return DistributedOrderSampler(n, *bounds, comm.bcast_obj(own_seed), shuffle)
 
 
 class DistributedOrderSampler(OrderSampler):
-    """Orders of the examples of one rank; see `create_distributed_sampler`.
+    """Shuffles the examples of one rank; see `create_distributed_sampler`.
 
-    The order of an epoch depends on the seed, the epoch and the number of ranks alone.
+    The order of an epoch depends only on the seed, the epoch and the number of ranks.
 
     Parameters
     ----------
     n : int
-        Examples of all ranks.
+        Number of examples of all ranks together.
     begin, end : int
         This rank visits ``range(begin, end)`` of the shuffled examples.
     seed : int
@@ -94,7 +90,7 @@ class DistributedOrderSampler(OrderSampler):
     Attributes
     ----------
     epoch : int
-        Whose order the next call returns.
+        The epoch whose order the next call returns.
     """
 
     def __init__(self, n: int, begin: int, end: int, seed: int, shuffle: bool = True) -> None:
@@ -108,13 +104,13 @@ class DistributedOrderSampler(OrderSampler):
     def set_epoch(self, epoch: int) -> None:
         """Make the next call return the order of ``epoch``, counted from 0.
 
-        Needed only to depart from the order 0, 1, 2, ...: an iterator that goes on from a
-        snapshot goes on with the epoch that follows that of the snapshot.
+        Needed only to visit epochs in another order than 0, 1, 2, ...: an iterator that resumes
+        from a snapshot continues with the epoch after that of the snapshot.
         """
         self.epoch = epoch
 
     def order(self, epoch: int) -> Indices:
-        """Return the numbers of this rank's examples in the order of an epoch."""
+        """Return the indices of this rank's examples in the order of an epoch."""
         if not self._shuffle:
             return np.arange(self.n)[self._part]
         # RandomState's numbers are the same in every release of NumPy.
@@ -127,15 +123,15 @@ class DistributedOrderSampler(OrderSampler):
         Parameters
         ----------
         current_order : ndarray of int
-            What the previous call returned or an iterator has read from a snapshot; or
-            ``arange(n)``, at the start.
+            What the previous call returned, or what the iterator read from a snapshot;
+            ``arange(n)`` at the start.
         current_position : int
             Ignored.
 
         Raises
         ------
         ValueError
-            If the iterator has another data set.
+            If the iterator's data set has another length.
         """
         self._check(current_order)
         if self._is_foreign(current_order):
@@ -159,7 +155,7 @@ class DistributedOrderSampler(OrderSampler):
         return not np.array_equal(current_order, self._latest)
 
     def _recognise(self, current_order: Indices) -> None:
-        """Go on after the epoch of an order that the iterator has read from a snapshot."""
+        """Continue after the epoch whose order the iterator has read from a snapshot."""
         for epoch in range(_SEARCHED_EPOCHS):
             if np.array_equal(self.order(epoch), current_order):
                 self.epoch = epoch + 1
@@ -167,6 +163,6 @@ class DistributedOrderSampler(OrderSampler):
         warnings.warn(
             f"the iterator's order is none of the first {_SEARCHED_EPOCHS} epochs with the seed "
             f"{self.seed}: its snapshot was written with another seed, number of ranks or order "
-            f"sampler. Going on with epoch {self.epoch}; set_epoch sets another",
+            f"sampler. Continuing with epoch {self.epoch}; set_epoch sets another",
             stacklevel=3,
         )

@@ -1,4 +1,4 @@
-"""A stand-in for the data set of a rank that reads none."""
+"""Stand in for the data set of a rank that reads none."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sized
 
 
 def create_empty_dataset(dataset: Sized) -> list[tuple[()]]:
-    """Return a data set as long as another, without its contents.
+    """Return a data set of the same length as another, without its contents.
 
-    For ranks that hold an inner part of a model divided among ranks: their iterator must step
-    and count epochs as the others' do, but their input comes from another rank.
+    Use it in model parallelism, on ranks whose input comes from another rank: their iterator
+    still has to step and count epochs as the others do.
 
     Parameters
     ----------
     dataset : sized
-        Only its length counts.
+        Data set whose length is taken.
 
     Returns
     -------

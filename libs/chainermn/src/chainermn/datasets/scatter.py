@@ -1,4 +1,4 @@
-"""Give each rank its part of a data set that one rank has."""
+"""Scatter a data set that one rank has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from chainer.datasets import SubDataset
 
 from chainermn.agreement import check_root, run_together
-from chainermn.communicators.naive_communicator import NaiveCommunicator
+from chainermn.communicators import create_communicator
 from chainermn.datasets.shards import Columns, Indices, scatter_columns
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class DataSizeError(RuntimeError):
-    """A data set is too large to be sent. Kept for scripts that catch it; never raised."""
+    """Never raised. Kept for scripts that catch it: there is no limit on the size any more."""
 
 
 def scatter_dataset(
@@ -41,19 +41,19 @@ def scatter_dataset(
     dataset : sequence
         On ``root``, anything with ``len`` and ``[]`` that can be pickled; ignored elsewhere.
     comm : CommunicatorBase or mpi4py.MPI.Intracomm
-        The second is for scripts written for ChainerMN 1.0.
+        Scripts written for ChainerMN 1.0 give the second.
     root : int
-        The rank that has the data set. Its other arguments count, not those of other ranks.
+        The rank that has the data set. The arguments below are taken from it too.
     shuffle : bool
         Take the examples in random order.
     seed : int, optional
-        Of that order; a different one each time by default.
+        Seed of that order; by default, the order is different each time.
     max_buf_len : int
         ``root`` copies and sends at most this many bytes of arrays at a time.
     force_equal_length : bool
-        Give all ranks the same number of examples, some of them to two ranks if the number of
-        ranks does not divide theirs. Otherwise the numbers may differ by one, and are 0 on some
-        ranks if there are fewer examples than ranks.
+        Give all ranks the same number of examples: some examples go to two ranks, if the number
+        of ranks does not divide the number of examples. Otherwise ranks may differ by one
+        example, and some have none if there are fewer examples than ranks.
 
     Returns
     -------
@@ -63,20 +63,21 @@ def scatter_dataset(
     Raises
     ------
     TypeError
-        On every rank, if the data set of ``root`` has no length, or what other ranks are to get
-        of it cannot be pickled.
+        On every rank, if the data set of ``root`` has no length, or examples that another rank
+        is to get cannot be pickled.
     ValueError
         On every rank, if ``root`` is not the same rank everywhere.
 
     Notes
     -----
-    Of an array, a list, a ``TupleDataset`` or ``DictDataset`` of these, and a ``SubDataset`` of
-    one of those, a rank is sent and holds its own examples only. Any other data set is sent to
-    every rank as a whole, as it may compute its examples in any way: let it be one that reads
-    its examples on demand.
+    If the data set is an array, a list, a ``TupleDataset`` or ``DictDataset`` of these, or a
+    ``SubDataset`` of one of those, each rank receives and holds only its own examples. Any other
+    data set is sent whole to every rank, since it may compute its examples in any way: it should
+    read them on demand.
     """
     where = "scatter_dataset"
-    comm = _as_communicator(comm)
+    if type(comm).__module__.startswith("mpi4py"):
+        comm = create_communicator("naive", comm)
     check_root(comm, root, where)
 
     def plan() -> tuple[int, Indices | None, Columns | None]:
@@ -112,7 +113,7 @@ def scatter_index(
     Parameters
     ----------
     n_total_samples : int
-        On ``root``; ignored elsewhere.
+        Number of examples, on ``root``; ignored elsewhere.
     comm : CommunicatorBase
     root : int
     force_equal_length : bool
@@ -126,8 +127,8 @@ def scatter_index(
     Raises
     ------
     TypeError, ValueError
-        On every rank, if the number of ``root`` is not one of examples, or ``root`` is not the
-        same rank everywhere.
+        On every rank, if ``n_total_samples`` of ``root`` is not a number of examples, or ``root``
+        is not the same rank everywhere.
     """
     where = "scatter_index"
     check_root(comm, root, where)
@@ -146,7 +147,7 @@ def scatter_index(
 def get_n_iterations_for_one_epoch(
     dataset: Sized, local_batch_size: int, comm: CommunicatorBase
 ) -> int:
-    """Return the number of batches in the part of rank 0, on every rank.
+    """Return, on every rank, the number of batches in the part of rank 0.
 
     .. deprecated:: 1.0
         Give the trainer a number of epochs, ``(n, 'epoch')``.
@@ -156,13 +157,13 @@ def get_n_iterations_for_one_epoch(
     dataset : sized
         The part of this rank.
     local_batch_size : int
-        Examples in a batch of one rank.
+        Examples per batch and rank.
     comm : CommunicatorBase
 
     Raises
     ------
     TypeError, ValueError
-        On every rank, if the arguments of rank 0 make no sense.
+        On every rank, if the arguments of rank 0 are invalid.
     """
     warnings.warn(
         "get_n_iterations_for_one_epoch is deprecated: give the trainer (1, 'epoch') instead",
@@ -175,7 +176,7 @@ def get_n_iterations_for_one_epoch(
 def get_epoch_trigger(
     n_epochs: int, dataset: Sized, local_batch_size: int, comm: CommunicatorBase
 ) -> tuple[int, str]:
-    """Return a trigger that fires every ``n_epochs`` epochs of rank 0, on every rank.
+    """Return, on every rank, a trigger that fires every ``n_epochs`` epochs of rank 0.
 
     .. deprecated:: 1.0
         Give the trainer ``(n_epochs, 'epoch')``.
@@ -186,7 +187,7 @@ def get_epoch_trigger(
     dataset : sized
         The part of this rank.
     local_batch_size : int
-        Examples in a batch of one rank.
+        Examples per batch and rank.
     comm : CommunicatorBase
 
     Returns
@@ -196,7 +197,7 @@ def get_epoch_trigger(
     Raises
     ------
     TypeError, ValueError
-        On every rank, if the arguments of rank 0 make no sense.
+        On every rank, if the arguments of rank 0 are invalid.
     """
     warnings.warn(
         f"get_epoch_trigger is deprecated: give the trainer ({n_epochs}, 'epoch') instead",
@@ -215,11 +216,6 @@ def part_bounds(n: int, rank: int, size: int, force_equal_length: bool) -> tuple
     each, remainder = divmod(n, size)
     begin = rank * each + min(rank, remainder)
     return begin, begin + each + (rank < remainder)
-
-
-def _as_communicator(comm: Any) -> CommunicatorBase:
-    is_of_mpi4py = type(comm).__module__.startswith("mpi4py")
-    return NaiveCommunicator(comm) if is_of_mpi4py else comm
 
 
 def _length(dataset: Any, root: int) -> int:

@@ -1,4 +1,4 @@
-"""Data sets made of columns, of which each rank can be sent its own rows alone."""
+"""Send each rank only its own rows of a data set made of columns."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 Column: TypeAlias = "NDArray[Any] | list[Any]"
 Indices: TypeAlias = NDArray[np.intp]
 
-# All ranks' rows of one round together. Larger rounds are no faster, and a rank holds a round
-# beside its part.
+# Of the rows of all ranks in one round. Larger rounds are no faster, and each rank holds a round
+# in addition to its part.
 _ROUND_BYTES = 32 * 2**20
 
 
@@ -32,7 +32,7 @@ class Columns:
     Attributes
     ----------
     columns : list of (ndarray or list)
-        Of the same length.
+        All of the same length.
     rows : ndarray of int, optional
         Example ``i`` is row ``rows[i]``; row ``i`` by default.
     assemble : callable
@@ -45,10 +45,10 @@ class Columns:
 
     @classmethod
     def of(cls, dataset: Any) -> Columns | None:
-        """Take a data set apart: return None if it is not made of columns.
+        """Take a data set apart; return None if it is not made of columns.
 
-        It is if it is an array, a list, a `TupleDataset` or `DictDataset` of such, or a
-        `SubDataset` of one of these. A subclass may do anything in its ``[]``, so is not.
+        Arrays, lists, a `TupleDataset` or `DictDataset` of these, and a `SubDataset` of one of
+        those are made of columns. Instances of subclasses are not: their ``[]`` may do anything.
         """
         if type(dataset) is SubDataset:
             return cls._of_subset(dataset)
@@ -78,7 +78,7 @@ class Columns:
         return sum(_row_bytes(column) for column in self.columns)
 
     def take(self, examples: Indices) -> list[Column]:
-        """Return the columns of the examples with these numbers."""
+        """Return the columns of the examples with these indices."""
         rows = examples if self.rows is None else self.rows[examples]
         return [
             column[rows]
@@ -102,16 +102,16 @@ def scatter_columns(
     columns : Columns
         On ``root``; ignored elsewhere.
     parts : sequence of (ndarray of int)
-        On ``root``: one entry a rank.
+        On ``root``, one entry per rank; ignored elsewhere.
     comm : CommunicatorBase
     root : int
     max_bytes : int
-        Of examples that ``root`` copies at a time.
+        ``root`` copies at most this many bytes of examples at a time.
 
     Returns
     -------
     data set
-        Of the kind of the one that was taken apart.
+        Of the same kind as the one that was taken apart.
 
     Raises
     ------
@@ -125,7 +125,7 @@ def scatter_columns(
         if columns is None or parts is None:
             return None
         limit = min(max_bytes, _ROUND_BYTES) // comm.size
-        limit -= limit // 64  # for what comes with the rows
+        limit -= limit // 64  # room for headers
         step = max(1, limit // max(1, columns.row_bytes()))
         return columns.assemble, [len(part) for part in parts], step
 
@@ -144,7 +144,7 @@ def scatter_columns(
 
 
 def _scatter_round(chunks: list[Any] | None, comm: CommunicatorBase, root: int) -> list[Column]:
-    """Give each rank its chunk. What the root keeps is not worth being pickled."""
+    """Give each rank its chunk; the root keeps its own without pickling it."""
     kept = None
     if chunks is not None:
         kept, chunks[root] = chunks[root], None
@@ -153,7 +153,7 @@ def _scatter_round(chunks: list[Any] | None, comm: CommunicatorBase, root: int) 
 
 
 class _Collector:
-    """Puts together the chunks of a part without holding all of them."""
+    """Joins the chunks of a part without holding all of them at once."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -187,7 +187,7 @@ def _row_bytes(column: Column) -> int:
         return column.itemsize * int(np.prod(column.shape[1:]))
     try:
         return len(pickle.dumps(column[0], protocol=5)) if column else 0
-    except Exception:  # the exchange will tell all ranks
+    except Exception:  # scatter_obj will tell all ranks
         return 0
 
 

@@ -1,4 +1,4 @@
-"""Batches that one rank reads and all ranks get."""
+"""Send the batches that one rank reads to all ranks."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from chainer.dataset import Iterator
 from chainer.iterators import MultithreadIterator
 
-from chainermn.agreement import check_root, run_together
+from chainermn.agreement import Refusal, check_root, raise_refusals, run_together
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
 
 _WHERE = "create_multi_node_iterator"
 
-# What Chainer's updaters, triggers and reports read from an iterator, before its first batch.
+# Attributes that Chainer's updaters, triggers and reports read, before the first batch.
 _START: dict[str, Any] = {
     "epoch": 0,
     "is_new_epoch": False,
@@ -30,15 +30,16 @@ def create_multi_node_iterator(
 ) -> MultiNodeIterator:
     """Make all ranks iterate over the batches of one rank.
 
-    For models divided among ranks, of which several need the same input. Every rank must create
-    it, and step it as often as the others.
+    Use it in model parallelism, if several ranks need the same input. Every rank must create the
+    iterator, and step it as often as the others.
 
     Parameters
     ----------
     actual_iterator : chainer.dataset.Iterator
-        On ``rank_master``; ignored elsewhere, so may be None. Its examples can be pickled.
+        Iterator over examples that can be pickled, on ``rank_master``; ignored elsewhere.
     communicator : CommunicatorBase
     rank_master : int
+        The rank that reads.
 
     Returns
     -------
@@ -64,17 +65,17 @@ def create_multi_node_iterator(
 class MultiNodeIterator(Iterator):
     """Yields the batches of the master's iterator; see `create_multi_node_iterator`.
 
-    ``next`` and ``reset`` are collective; ``serialize`` is not. Every rank saves what the
-    iterator of the master would, so the snapshot of any rank can be loaded by all ranks, which
-    then continue with the same batch, and by a plain iterator.
+    ``next`` and ``reset`` are collective; ``serialize`` is not. Every rank saves the state of the
+    master's iterator. So all ranks can load the snapshot of any of them and then continue with
+    the same batch; a plain iterator can load it too.
 
     Attributes
     ----------
     epoch, is_new_epoch, current_position, epoch_detail, previous_epoch_detail
-        Those of the master's iterator, on every rank. On the master all other attributes are
-        those of its iterator.
+        State of the master's iterator, on every rank.
     batch_size, repeat
-        Those of the master's iterator, on every rank, if it has them.
+        Settings of the master's iterator, on every rank, if it has them. On the master, all its
+        other attributes are available as well.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class MultiNodeIterator(Iterator):
             for name in ("batch_size", "repeat")
             if hasattr(self._actual, name)
         }
-        # The one iterator of Chainer's that saves its order under another name.
+        # MultithreadIterator alone saves its order under another name.
         order_key = "_order" if isinstance(self._actual, MultithreadIterator) else "order"
         self._settings: dict[str, Any]
         self._settings, self._order_key = communicator.bcast_obj(
@@ -109,25 +110,25 @@ class MultiNodeIterator(Iterator):
     next = __next__
 
     def reset(self) -> None:
-        """Go back to the start, as the master's iterator does. Every rank must call it."""
+        """Reset the master's iterator. Every rank must call it."""
         self._order_is_known = False
         self._share(lambda: self._actual.reset())
 
     def finalize(self) -> None:
-        """End the workers of the master's iterator, if there are any."""
+        """Stop the workers of the master's iterator, if it has any."""
         actual: Any = self.__dict__.get("_actual")
         if hasattr(actual, "finalize"):
             actual.finalize()
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load the position in the data, and the order of the examples in this epoch."""
+        """Save or load the position in the data and the order of the examples in this epoch."""
         if self._is_master:
             self._actual.serialize(serializer)
             self._order_is_known = False
         elif self._order is not None:
             try:
                 self._order = serializer(self._order_key, self._order)
-            except KeyError:  # a snapshot that has none; the master sends its own
+            except KeyError:  # the snapshot has none; the master sends its own
                 self._order = None
         state = self._own_state()
         # Chainer's serializers cannot load None into a number.
@@ -159,28 +160,29 @@ class MultiNodeIterator(Iterator):
         return {name: getattr(self._actual, name, start) for name, start in _START.items()}
 
     def _share(self, act: Callable[[], Any]) -> Any:
-        """Return what ``act`` returns on the master, on every rank, and note where it then is."""
-        message: tuple[Any, dict[str, Any], Any, str | None] | None = None
+        """Return, on every rank, what ``act`` returns on the master; update the state.
+
+        Everything travels in one broadcast, since every step of training calls this.
+        """
+        message: Any = None
         if self._is_master:
             try:
-                result, failure = act(), None
+                result = act()
             except Exception as error:
-                raised, result, failure = error, None, f"{type(error).__name__}: {error}"
+                refusal = Refusal(RuntimeError, f"{type(error).__name__}: {error}")
+                self.communicator.bcast_obj(refusal, root=self.rank_master)
+                raise
             state = self._own_state()
-            message = result, state, self._new_order(state["is_new_epoch"]), failure
-        result, self._state, new_order, failure = self.communicator.bcast_obj(
-            message, root=self.rank_master
-        )
+            message = result, state, self._new_order(state["is_new_epoch"])
+        message = self.communicator.bcast_obj(message, root=self.rank_master)
+        raise_refusals({self.rank_master: message}, "multi-node iterator")
+        result, self._state, new_order = message
         if new_order is not None:
             (self._order,) = new_order
-        if failure is not None:
-            if self._is_master:
-                raise raised
-            raise RuntimeError(f"the iterator of rank {self.rank_master} failed: {failure}")
         return result
 
     def _new_order(self, is_new_epoch: bool) -> tuple[Any] | None:
-        """Return the order of the examples if the other ranks do not know it; on the master."""
+        """Return the order of the examples, on the master, unless the other ranks know it."""
         if self._order_is_known and not is_new_epoch:
             return None
         self._order_is_known = True

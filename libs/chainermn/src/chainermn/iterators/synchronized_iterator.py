@@ -1,4 +1,4 @@
-"""Iterators that shuffle alike on all ranks."""
+"""Visit examples in the same order on all ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from chainer.dataset import Iterator
 from chainer.iterators import OrderSampler, ShuffleOrderSampler
 
-from chainermn.agreement import run_together
+from chainermn.agreement import check_equal, run_together
 from chainermn.datasets.distributed_sampler import DistributedOrderSampler
 
 if TYPE_CHECKING:
@@ -22,31 +22,32 @@ _WHERE = "create_synchronized_iterator"
 def create_synchronized_iterator(
     actual_iterator: Iterator, communicator: CommunicatorBase
 ) -> SynchronizedIterator:
-    """Make iterators over data sets of the same length visit them in the same order on all ranks.
+    """Make the iterators of all ranks visit their data sets in the same order.
 
-    For models divided among ranks, each of which reads its own part of every example. No
-    communication takes place after this call.
+    Use it in model parallelism, if each rank reads its own part of every example. The data sets
+    have the same length. After this call, the iterators no longer communicate.
 
     Parameters
     ----------
     actual_iterator : chainer.dataset.Iterator
-        One of Chainer's, or another one with attributes ``dataset`` and ``order_sampler`` and a
+        An iterator of Chainer's, or one with attributes ``dataset`` and ``order_sampler`` and a
         method ``reset``.
     communicator : CommunicatorBase
 
     Returns
     -------
     SynchronizedIterator
-        Its random order depends on a number that rank 0 draws from NumPy's global generator.
-        An order sampler of another class than Chainer's ``ShuffleOrderSampler`` is replaced by
-        a copy of that of rank 0. Without shuffling the order stays as it is.
+        Its random order depends on a seed that rank 0 draws from NumPy's global generator. An
+        order sampler that is not Chainer's ``ShuffleOrderSampler`` is replaced by a copy of the
+        one of rank 0. Without shuffling, the order stays as it is.
 
     Raises
     ------
     ValueError
-        On every rank, if an iterator lacks one of these or the lengths of the data sets differ.
+        On every rank, if an iterator lacks one of these attributes, or the data sets have
+        different lengths.
     TypeError
-        On every rank, if the order sampler of rank 0 has to be copied but cannot be pickled.
+        On every rank, if the order sampler of rank 0 must be copied and cannot be pickled.
     """
 
     def check() -> tuple[int, OrderSampler | None]:
@@ -59,15 +60,11 @@ def create_synchronized_iterator(
         n, sampler = len(actual_iterator.dataset), actual_iterator.order_sampler
         if type(sampler) is ShuffleOrderSampler:
             return n, DistributedOrderSampler(n, 0, n, int(np.random.randint(2**31)))
-        # Rank 0 needs a copy as well: its own may share a generator with other code.
+        # Rank 0 needs a copy too: its own may share a generator with other code.
         return n, copy.deepcopy(sampler) if communicator.rank == 0 else None
 
     length, sampler = run_together(communicator, _WHERE, check)
-    lengths = communicator.allgather_obj(length)
-    if len(set(lengths)) > 1:
-        raise ValueError(
-            f"{_WHERE}: all ranks must iterate over as many examples, got {lengths}, by rank"
-        )
+    check_equal(communicator, f"{length} examples", _WHERE)
     sampler = communicator.bcast_obj(sampler)
     actual_iterator.order_sampler = sampler
     if hasattr(actual_iterator, "_prefetch_loop"):  # of a MultiprocessIterator
@@ -77,7 +74,7 @@ def create_synchronized_iterator(
 
 
 class SynchronizedIterator(Iterator):
-    """Its attributes are those of the iterator that it wraps, also when they are set.
+    """Wraps an iterator. Reading or setting any other attribute does so in that iterator.
 
     Attributes
     ----------
@@ -97,16 +94,16 @@ class SynchronizedIterator(Iterator):
     next = __next__
 
     def finalize(self) -> None:
-        """End the workers of the iterator, if there are any."""
+        """Stop the workers of the iterator, if it has any."""
         if "actual_iterator" in self.__dict__:
             self.actual_iterator.finalize()
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load the position and the seed, so that later epochs are the same as well."""
+        """Save or load the position and the seed, so that later epochs are the same too."""
         sampler = self.actual_iterator.order_sampler
         if isinstance(sampler, DistributedOrderSampler):
-            # First: loading lets an iterator with workers go on at once. A snapshot of a plain
-            # iterator has no seed.
+            # The seed comes first: once loaded, an iterator with workers continues at once. A
+            # snapshot of a plain iterator has no seed.
             with contextlib.suppress(KeyError):
                 sampler.seed = serializer("seed", sampler.seed)
         self.actual_iterator.serialize(serializer)
