@@ -230,8 +230,8 @@ def test_write_failure_raises_on_all_and_keeps_the_previous(shared_tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("a/b",), "must be one of a file"),
-        (("",), "must be one of a file"),
+        (("a/b",), "must be that of a file"),
+        (("",), "must be that of a file"),
         (("x", 0), "at least 1"),
         (("x", 1, -1), "at least 0"),
     ],
@@ -247,7 +247,7 @@ def test_bad_arguments(arguments: Any, message: str) -> None:
 @pytest.mark.mpi(3)
 def test_names_that_differ() -> None:
     comm = chainermn.create_communicator("naive")
-    with pytest.raises(ValueError, match="the same name"):
+    with pytest.raises(ValueError, match="rank 0: name='x0'; rank 1: name='x1'"):
         create_multi_node_checkpointer(f"x{comm.rank}", comm)
 
 

@@ -82,7 +82,7 @@ def test_other_data_on_as_many_ranks(shared_tmp_path: Path) -> None:
     size = comm.size
     save(file, make_trainer(comm, shared_tmp_path, n=20 * size))
     note = note_of_loading(file, make_trainer(comm, shared_tmp_path, n=6 * size))
-    assert "with 20 examples on each rank; this job has 6, on as many ranks: the data " in note
+    assert "with 20 examples on each rank; this job has 6, on the same number of ranks: " in note
 
 
 @pytest.mark.mpi(1)

@@ -1,4 +1,4 @@
-"""Trainer extensions for several ranks."""
+"""Extend trainers that run on several ranks."""
 
 from chainermn.extensions._multi_node_snapshot import multi_node_snapshot
 from chainermn.extensions.allreduce_persistent import AllreducePersistent

@@ -1,4 +1,4 @@
-"""Snapshots of which ranks that hold the same write and read one."""
+"""Write and read one snapshot for all ranks whose trainers are replicas."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import chainer
 import numpy as np
 from chainer.training.extension import Extension
 
-from chainermn.agreement import run_together
+from chainermn.agreement import check_equal, run_together
 from chainermn.arguments import check_communicator, check_has
 from chainermn.datasets.distributed_sampler import DistributedOrderSampler
-from chainermn.extensions.npz_files import find_damage
+from chainermn.extensions.npz_files import find_damage, is_usable_everywhere
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
@@ -30,38 +30,38 @@ def multi_node_snapshot(
     snapshot: Extension,
     replica_sets: Sequence[int | Iterable[int]],
 ) -> MultiNodeSnapshot:
-    """Let sets of ranks share snapshots, to write them and to load them at the start.
+    """Let ranks whose trainers are replicas write one snapshot, and resume from it.
 
     Parameters
     ----------
     comm : CommunicatorBase
     snapshot : extension
-        From ``chainer.training.extensions.snapshot`` or ``snapshot_object``. Its ``filename``
-        gets the number of the writing rank as a suffix, ``.{rank}``.
+        From ``chainer.training.extensions.snapshot`` or ``snapshot_object``. The number of the
+        writing rank is appended to its ``filename``, as ``.{rank}``.
     replica_sets : sequence of (int or iterable of int)
-        Sets of ranks whose trainers are replicas of each other: the lowest of a set writes for
-        all. Ranks that are in none form one more set. So ``[]`` is one snapshot for all, and
-        ``[0]`` is for a rank 0 that has extensions which the others lack.
+        Disjoint sets of ranks whose trainers are replicas of each other. The lowest rank of a set
+        writes for the whole set. Ranks in none of them form one more set: ``[]`` means one
+        snapshot for all ranks; use ``[0]`` if rank 0 has extensions that the others lack.
 
     Returns
     -------
     MultiNodeSnapshot
-        For ``trainer.extend(snapshot, trigger=(1, 'epoch'))`` on every rank.
+        Call ``trainer.extend(snapshot, trigger=(1, 'epoch'))`` with it on every rank.
 
     Raises
     ------
     ValueError, TypeError
-        On every rank, if the sets are not disjoint sets of ranks, or differ, or ``snapshot`` is
-        no snapshot.
+        On every rank, if ``replica_sets`` is anything else or differs between ranks, or
+        ``snapshot`` is not a snapshot.
 
     Notes
     -----
-    With ``autoload=True`` all sets load the newest snapshot that every one of them has and can
-    be read as a whole, so a job may go on with another number of ranks, as long as the writing
-    ranks are the same. An iterator's shuffled order fits only the number of examples that a rank
-    had: if that is another one now the iterator goes on as far through its epoch, in an order of
-    its own. Where `create_distributed_sampler` gives the order, each rank goes on with its own
-    part of the same epoch, whatever the number of ranks.
+    With ``autoload=True``, all sets load the newest snapshot that every set has, skipping damaged
+    files. You can resume with another number of ranks if the same ranks write. An iterator's
+    shuffled order fits only the number of examples that a rank had. If a rank now has another
+    number, its iterator resumes at the same fraction of the epoch, in its own order. With
+    `create_distributed_sampler`, each rank resumes with its own part of the same epoch, for any
+    number of ranks.
     """
     check_communicator(f"{_WHERE}(comm, snapshot, replica_sets)", comm, snapshot)
 
@@ -71,21 +71,17 @@ def multi_node_snapshot(
         return parse_replica_sets(replica_sets, comm.size)
 
     sets = run_together(comm, _WHERE, check)
-    everywhere = comm.allgather_obj(sets)
-    if any(other != everywhere[0] for other in everywhere):
-        raise ValueError(
-            f"{_WHERE}: all ranks must give the same replica_sets, got {everywhere}, by rank"
-        )
+    check_equal(comm, f"replica_sets={[sorted(ranks) for ranks in sets]}", _WHERE)
     return MultiNodeSnapshot(comm, snapshot, sets)
 
 
 def parse_replica_sets(replica_sets: Sequence[int | Iterable[int]], size: int) -> list[set[int]]:
-    """Return disjoint sets of all ranks; see `multi_node_snapshot`.
+    """Return disjoint sets that contain all ranks; see `multi_node_snapshot`.
 
     Raises
     ------
     ValueError, TypeError
-        If they are not disjoint sets of ranks.
+        If these are not disjoint sets of ranks.
     """
     sets = [{entry} if isinstance(entry, int) else set(entry) for entry in replica_sets]
     remaining = set(range(size))
@@ -99,14 +95,14 @@ def parse_replica_sets(replica_sets: Sequence[int | Iterable[int]], size: int) -
 
 
 class MultiNodeSnapshot(Extension):
-    """See `multi_node_snapshot`.
+    """Writes and reads the snapshots of one replica set; see `multi_node_snapshot`.
 
     Attributes
     ----------
     replica_set : set of int
-        Ranks that share the snapshots of this one.
+        Ranks that share snapshots with this one.
     master : int
-        The one of them that writes.
+        The rank of this set that writes.
     """
 
     trigger = 1, "epoch"
@@ -132,18 +128,18 @@ class MultiNodeSnapshot(Extension):
         return self.comm.rank == self.master
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Load the newest snapshot, if the snapshot has ``autoload``. Collective then.
+        """Load the newest snapshot, if ``autoload`` is on; then this is collective.
 
         Raises
         ------
         Exception
-            On every rank, if the snapshot does not fit the trainer of any.
+            On every rank, if the snapshot does not fit the trainer of any rank.
 
         Warns
         -----
         UserWarning
-            On rank 0, if nothing is loaded because none of the snapshots that there are was
-            written by each of the ranks that write now; and for each that is skipped: damaged.
+            For each damaged snapshot, which is skipped. On rank 0, if nothing is loaded because
+            the ranks that write now have no snapshot in common.
         """
         autoload, self.snapshot.autoload = self.snapshot.autoload, False
         if self.is_master:
@@ -153,7 +149,7 @@ class MultiNodeSnapshot(Extension):
             self._autoload(trainer)
 
     def on_error(self, trainer: chainer.training.Trainer, exc: Exception, tb: Any) -> None:
-        """Write a snapshot, if the snapshot has ``snapshot_on_error``."""
+        """Write a snapshot, if ``snapshot_on_error`` is on."""
         if self.is_master:
             self.snapshot.on_error(trainer, exc, tb)
 
@@ -183,7 +179,7 @@ class MultiNodeSnapshot(Extension):
         run_together(self.comm, _WHERE, lambda: _load(contents, target))
 
     def _newest_common_name(self, directory: Path) -> str | None:
-        """Return the name, without suffix, of the snapshot that all ranks load."""
+        """Return the name, without suffix, of the newest snapshot that all ranks can load."""
         own = run_together(self.comm, _WHERE, lambda: self._times(directory))
         everywhere = dict(enumerate(self.comm.allgather_obj(own)))
         by_rank = [times for times in everywhere.values() if times is not None]
@@ -191,21 +187,16 @@ class MultiNodeSnapshot(Extension):
         if any(by_rank) and not common and self.comm.rank == 0:
             found = {rank: len(times) for rank, times in everywhere.items() if times is not None}
             _warn_of_other_writers(directory, found)
-        # Times of the first set alone: clocks of other hosts may differ.
+        # Sorted by the times of the first set alone: clocks of other hosts may differ.
         for name in sorted(common, key=lambda name: (by_rank[0][name], name), reverse=True):
-            damage = ""
-            if self.is_master:
-                path = directory / f"{name}.{self.comm.rank}"
-                damage = find_damage(path)
-            damages = self.comm.allgather_obj(damage)
-            if damage:
-                warnings.warn(f"skipping snapshot {path}: {damage}", stacklevel=2)
-            if not any(damages):
+            path = directory / f"{name}.{self.comm.rank}"
+            fault = find_damage(path) if self.is_master else ""
+            if is_usable_everywhere(self.comm, f"snapshot {path}", fault):
                 return str(name)
         return None
 
     def _times(self, directory: Path) -> dict[str, float] | None:
-        """Return the snapshots of this rank and when they were written; None if it writes none."""
+        """Return this rank's snapshots and their times of writing; None if it writes none."""
         if not self.is_master:
             return None
         if callable(self._plain_filename):
@@ -227,8 +218,8 @@ def _warn_of_other_writers(directory: Path, found: Mapping[int, int]) -> None:
     counts = ", ".join(f"{number} by rank {rank}" for rank, number in found.items())
     warnings.warn(
         f"{_WHERE}: nothing is loaded from {directory}, as no snapshot there was written by each "
-        f"of the ranks that write now; there are {counts}. Was the number of ranks another one, "
-        "or replica_sets? With replica_sets=[] any number of ranks loads what another one wrote",
+        f"of the ranks that write now; there are {counts}. Was the number of ranks different, or "
+        "replica_sets? With replica_sets=[], any number of ranks can load a snapshot",
         stacklevel=2,
     )
 
@@ -240,7 +231,7 @@ def _load(contents: bytes, target: Any) -> None:
 
 
 def _fit_iterators(saved: Mapping[str, Any], trainer: Any) -> dict[str, Any]:
-    """Return what replaces in ``saved`` the orders of examples that are not this rank's."""
+    """Return replacements for the orders and positions in ``saved`` that do not fit this rank."""
     fitted: dict[str, Any] = {}
     for key in saved:
         found = re.fullmatch(r"(updater/iterator:([^/]+)/)order", key)

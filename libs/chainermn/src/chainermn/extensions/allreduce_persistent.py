@@ -1,4 +1,4 @@
-"""Running statistics averaged over the ranks."""
+"""Average running statistics over the ranks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import chainer
 from chainer.training.extension import PRIORITY_WRITER, Extension
 
+from chainermn.agreement import run_together
+
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
 
@@ -15,15 +17,14 @@ if TYPE_CHECKING:
 class AllreducePersistent(Extension):
     """Replaces persistent arrays of a model by their means over the ranks.
 
-    The statistics of ``BatchNormalization`` come from the batches of each rank alone, so each
-    rank's model would give other results in test mode. This extension runs before evaluators
-    and snapshots.
+    Without it, models differ in test mode: each rank computes the statistics of its
+    ``BatchNormalization`` from its own batches. It runs before evaluators and snapshots.
 
     Parameters
     ----------
     model : chainer.Link
-        Its persistent arrays of floats are averaged in place; other persistent values, such as
-        counters, stay as they are.
+        Model whose persistent float arrays are averaged in place. Other persistent values, such
+        as counters, stay as they are.
     comm : CommunicatorBase
     """
 
@@ -35,7 +36,7 @@ class AllreducePersistent(Extension):
         self.comm = comm
 
     def __call__(self, trainer: chainer.training.Trainer | None = None) -> None:
-        """Average. Every rank must call it.
+        """Average the arrays. Every rank must call it.
 
         Raises
         ------
@@ -43,15 +44,17 @@ class AllreducePersistent(Extension):
             On every rank, if the models have different persistent arrays.
         """
         named = dict(_named_float_persistents(self.model))
-        described = [(name, value.shape, value.dtype.name) for name, value in named.items()]
-        everywhere = self.comm.allgather_obj(described)
-        for rank, other in enumerate(everywhere):
-            if other != everywhere[0]:
-                differing = sorted(set(other) ^ set(everywhere[0]))
+        own = {(name, value.shape, value.dtype.name) for name, value in named.items()}
+        expected = self.comm.bcast_obj(own)
+
+        def check() -> None:
+            if own != expected:
                 raise ValueError(
-                    "AllreducePersistent: the models must have the same persistent arrays on all "
-                    f"ranks, but those of rank 0 and rank {rank} differ in {differing}"
+                    "the models must have the same persistent arrays on all ranks, but those of "
+                    f"rank 0 and rank {self.comm.rank} differ in {sorted(own ^ expected)}"
                 )
+
+        run_together(self.comm, "AllreducePersistent", check)
         if named:
             means = self.comm.allreduce(tuple(named.values()), "mean")
             for value, mean in zip(named.values(), means, strict=True):

@@ -1,10 +1,9 @@
-"""Checkpoints of all ranks together, one file for each."""
+"""Checkpoint all ranks together, in one file per rank."""
 
 from __future__ import annotations
 
 import sys
 import time
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +11,20 @@ import chainer
 import numpy as np
 from chainer.training.extension import Extension
 
-from chainermn.agreement import run_together
+from chainermn.agreement import check_equal, run_together
 from chainermn.arguments import check_communicator
-from chainermn.extensions.npz_files import find_damage, write_atomically
+from chainermn.extensions.npz_files import (
+    find_damage,
+    is_usable_everywhere,
+    write_atomically,
+)
 
 if TYPE_CHECKING:
     import os
 
     from chainermn.communicators.communicator_base import CommunicatorBase
 
-# Beside the state: who wrote the file. Loading ignores keys that it does not know.
+# The key that tells who wrote the file. Loading ignores keys that it does not know.
 _LABEL = "chainermn_checkpoint"
 
 
@@ -32,58 +35,57 @@ def create_multi_node_checkpointer(
     gc_interval: int = 5,
     path: str | os.PathLike[str] | None = None,
 ) -> MultiNodeCheckpointer:
-    """Create an extension with which an interrupted job goes on where it was.
+    """Create an extension that lets an interrupted job resume.
 
-    Each rank writes the state of its own trainer; `MultiNodeCheckpointer.maybe_load` takes the
-    newest checkpoint that all ranks have. It is meant for faults, not for keeping models: the
-    files are deleted when training ends, and serve jobs with the same number of ranks only.
+    Each rank writes the state of its own trainer; `MultiNodeCheckpointer.maybe_load` loads the
+    newest checkpoint that all ranks have. Use it for fault tolerance, not for keeping models: the
+    files are deleted when training ends, and only a job with the same number of ranks can load
+    them.
 
     Parameters
     ----------
     name : str
-        Of the files: ``{name}.{rank}.{iteration}``.
+        Prefix of the files, ``{name}.{rank}.{iteration}``.
     comm : CommunicatorBase
     cp_interval : int
         Keep at least this many checkpoints.
     gc_interval : int
         Delete older ones once there are this many more.
     path : path, optional
-        Directory of the files; on each host a local one, or one for all. The output directory
-        of the trainer by default.
+        Directory of the files, shared by all hosts or local to each; the output directory of the
+        trainer by default.
 
     Returns
     -------
     MultiNodeCheckpointer
-        For ``trainer.extend(checkpointer, trigger=(1000, 'iteration'))`` on every rank.
+        Call ``trainer.extend(checkpointer, trigger=(1000, 'iteration'))`` with it on every rank.
 
     Raises
     ------
     TypeError
-        If ``comm`` is no communicator.
+        If ``comm`` is not a communicator.
     ValueError
-        On every rank, if the arguments make no sense or ranks have different names.
+        On every rank, if an argument is invalid or ``name`` differs between ranks.
     """
     where = "create_multi_node_checkpointer"
     check_communicator(f"{where}(name, comm)", comm, name)
 
-    def check() -> str:
+    def check() -> None:
         if not isinstance(name, str) or not name or "/" in name or "\0" in name:
-            raise ValueError(f"the name must be one of a file, got {name!r}")
+            raise ValueError(f"the name must be that of a file, got {name!r}")
         if cp_interval < 1 or gc_interval < 0:
             raise ValueError(
                 "cp_interval must be at least 1 and gc_interval at least 0, "
                 f"got {cp_interval} and {gc_interval}"
             )
-        return name
 
-    names = comm.allgather_obj(run_together(comm, where, check))
-    if len(set(names)) > 1:
-        raise ValueError(f"{where}: all ranks must give the same name, got {names}, by rank")
+    run_together(comm, where, check)
+    check_equal(comm, f"name={name!r}", where)
     return MultiNodeCheckpointer(name, comm, cp_interval, gc_interval, path)
 
 
 class MultiNodeCheckpointer(Extension):
-    """See `create_multi_node_checkpointer`."""
+    """Writes and loads checkpoints; see `create_multi_node_checkpointer`."""
 
     trigger = 1, "iteration"
     priority = -100  # as Chainer's snapshots: after everything that reports
@@ -105,7 +107,7 @@ class MultiNodeCheckpointer(Extension):
         self._seconds: list[float] = []
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        """Write a checkpoint of ``trainer``. Every rank must call it, in the same iteration."""
+        """Write a checkpoint of ``trainer``. Every rank must call it in the same iteration."""
         self._settle_path(trainer, None)
         self.save(trainer, trainer.updater.iteration)
 
@@ -121,7 +123,7 @@ class MultiNodeCheckpointer(Extension):
         Raises
         ------
         OSError
-            Where a file cannot be written; RuntimeError on the other ranks. The earlier
+            On ranks that cannot write their file; the others raise RuntimeError. Earlier
             checkpoints stay.
         """
         self._settle_path(target, None)
@@ -149,35 +151,36 @@ class MultiNodeCheckpointer(Extension):
         Parameters
         ----------
         trainer : chainer.training.Trainer
-            Or what was given to `save`.
+            The trainer, or another object that was given to `save`.
         optimizer : MultiNodeOptimizer, optional
-            Accepted for scripts written for the original; the one in ``trainer`` is loaded.
+            Ignored; scripts written for the original give it. The one in ``trainer`` is loaded.
         path : path, optional
             Directory of the files from now on.
 
         Raises
         ------
         RuntimeError
-            On every rank, if only checkpoints were found that do not fit ``trainer`` and part
-            of one was loaded by then.
+            On every rank, if there are checkpoints but none fits ``trainer``, part of which may
+            have been loaded by then.
 
         Warns
         -----
         UserWarning
-            For each file that is skipped: truncated, of another job, or not fitting.
+            For each file that is skipped: damaged, of another job, or not fitting.
         """
         self._settle_path(trainer, path)
         self._remove_leftovers()
         failure = ""
         for iteration in reversed(self._common_iterations(self._own_iterations())):
-            if not self._agree(self._find_fault(iteration), iteration):
+            file = f"checkpoint {self._file(iteration)}"
+            if not is_usable_everywhere(self.comm, file, self._find_fault(iteration)):
                 continue
             try:
                 chainer.serializers.load_npz(str(self._file(iteration)), trainer)
                 fault = ""
             except Exception as error:
                 fault = f"it does not fit: {type(error).__name__}: {error}"
-            if self._agree(fault, iteration):
+            if is_usable_everywhere(self.comm, file, fault):
                 return
             failure = f"the checkpoint of iteration {iteration} did not fit"
         if failure:
@@ -188,14 +191,14 @@ class MultiNodeCheckpointer(Extension):
             )
 
     def finalize(self) -> None:
-        """Delete the checkpoints of this rank, unless training ends by an exception."""
+        """Delete the checkpoints of this rank, unless an exception ends training."""
         if self.path is None or sys.exc_info()[0] is not None:
             return
         for iteration in self._own_iterations():
             self._file(iteration).unlink(missing_ok=True)
 
     def get_stats(self) -> str:
-        """Tell how long writing took on this rank, in seconds."""
+        """Tell how many seconds writing took on this rank."""
         if not self._seconds:
             return "No snapshot was taken"
         mean, least, most = np.mean(self._seconds), min(self._seconds), max(self._seconds)
@@ -221,7 +224,7 @@ class MultiNodeCheckpointer(Extension):
         return self._directory / f"{self.name}.{self.comm.rank}.{iteration}"
 
     def _own_iterations(self) -> list[int]:
-        """Return the iterations of which this rank has a file."""
+        """Return the iterations for which this rank has a file."""
         prefix = f"{self.name}.{self.comm.rank}."
         if not self._directory.is_dir():
             return []
@@ -233,12 +236,12 @@ class MultiNodeCheckpointer(Extension):
         return sorted(int(ending) for ending in endings if ending.isascii() and ending.isdigit())
 
     def _common_iterations(self, own: list[int]) -> list[int]:
-        """Return the iterations of which every rank has a file."""
+        """Return the iterations for which every rank has a file."""
         return sorted(set.intersection(*map(set, self.comm.allgather_obj(own))))
 
     def _collect_garbage(self, own: list[int]) -> None:
-        is_due = np.array(len(own) > self.cp_interval + self.gc_interval, np.uint8)
-        if not self.comm.allreduce(is_due, "max"):
+        is_due = len(own) > self.cp_interval + self.gc_interval
+        if not any(self.comm.allgather_obj(is_due)):
             return
         kept = self._common_iterations(own)[-self.cp_interval :]
         if len(kept) == self.cp_interval:
@@ -247,7 +250,7 @@ class MultiNodeCheckpointer(Extension):
                     self._file(iteration).unlink(missing_ok=True)
 
     def _remove_leftovers(self) -> None:
-        """Remove what a rank that was killed while it was writing has left."""
+        """Remove what this rank left if it was killed while writing."""
         if self._directory.is_dir():
             for file in self._directory.iterdir():
                 if file.name.startswith(f".{self.name}.{self.comm.rank}."):
@@ -269,10 +272,3 @@ class MultiNodeCheckpointer(Extension):
                 "iteration"
             )
         return ""
-
-    def _agree(self, fault: str, iteration: int) -> bool:
-        """Tell whether no rank has found a fault; warn on those that have."""
-        agreed = not self.comm.allreduce(np.array(bool(fault), np.uint8), "max")
-        if fault:
-            warnings.warn(f"skipping checkpoint {self._file(iteration)}: {fault}", stacklevel=3)
-        return agreed

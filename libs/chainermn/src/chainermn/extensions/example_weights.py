@@ -1,4 +1,4 @@
-"""Count what a batch reports as often as the batch has examples."""
+"""Weight the values that a batch reports by the number of its examples."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class ExampleWeights:
-    """While it is entered, an evaluator's mean over batches is one over examples.
+    """Context in which an evaluator's mean over batches becomes a mean over examples.
 
-    Chainer's summaries take a pair of a value and its weight for a weighted value; the batch's
-    length is put beside all that the evaluator's function reports.
+    Chainer's summaries accept a pair of a value and its weight. The weight of a value that the
+    evaluator's function reports is the length of the batch.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class ExampleWeights:
         self._batch_length = 0
 
     def of(self, key: str) -> float:
-        """Return how many examples the mean for ``key`` was taken over.
+        """Return the number of examples that the mean for ``key`` was taken over.
 
         Raises
         ------
@@ -41,7 +41,7 @@ class ExampleWeights:
         if not self._examples:
             raise ValueError(
                 f"cannot tell over how many examples {key!r} was averaged: the evaluator's "
-                "evaluate does not use its converter and eval_func. Let it do so, or use "
+                "evaluate does not use its converter and eval_func. Make it use them, or use "
                 "mean_over='ranks' or a GenericMultiNodeEvaluator"
             )
         return self._weights.get(key, self._examples)

@@ -1,4 +1,4 @@
-"""Evaluation whose results are put together on one rank."""
+"""Evaluate on all ranks, and put the results together on one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sized
 from typing import TYPE_CHECKING, Any
 
 import chainer
-import numpy as np
 from chainer.dataset import concat_examples
 from chainer.dataset.convert import _call_converter
 from chainer.training.extension import PRIORITY_WRITER, Extension
@@ -22,30 +21,30 @@ _END = object()
 
 
 def has_examples(iterator: Any) -> bool:
-    """Tell whether the iterator's data set is not known to be empty; Chainer's then fail."""
+    """Tell whether an iterator may yield examples: Chainer's fail over an empty data set."""
     dataset = getattr(iterator, "dataset", None)
     return not isinstance(dataset, Sized) or len(dataset) > 0
 
 
 class GenericMultiNodeEvaluator(Extension):
-    """Base of evaluators for results that are not means, such as a BLEU score.
+    """Base class of evaluators whose result is not a mean, such as a BLEU score.
 
-    Each rank calls `calc_local` for each batch of its own iterator, and ``root`` calls
+    Each rank calls `calc_local` for each batch of its own iterator, then ``root`` calls
     `aggregate` with the results of all ranks. Subclasses override one or both.
 
     Parameters
     ----------
     comm : CommunicatorBase or None
-        None: there is only this process.
+        None if this process is the only one.
     iterator : chainer.dataset.Iterator
-        Over the data of this rank, once (``repeat=False``). The ranks may have different
+        Iterator over the data of this rank, with ``repeat=False``. Ranks may have different
         numbers of batches, or none.
     target : callable
         The model, which `calc_local` calls.
     device : device specifier, optional
-        Where batches are sent.
+        Device that batches are sent to.
     converter : callable
-        Makes arrays of a batch.
+        Converts a batch to arrays.
     root : int
         The rank that puts the results together.
     progress_hook : callable, optional
@@ -89,7 +88,7 @@ class GenericMultiNodeEvaluator(Extension):
         Returns
         -------
         object
-            On ``root`` what `aggregate` returns, elsewhere None.
+            The return value of `aggregate` on ``root``, None elsewhere.
 
         Raises
         ------
@@ -108,20 +107,21 @@ class GenericMultiNodeEvaluator(Extension):
             )
 
     def calc_local(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of a batch: anything that can be pickled, or None to add nothing.
+        """Return the result of a batch: any object that can be pickled, or None for no result.
 
-        Takes the arrays of a batch, in test mode and without backward. By default, returns what
-        ``target`` does.
+        Takes the arrays of a batch, in test mode and without backward. By default, calls
+        ``target``.
         """
         return self._targets["main"](*args, **kwargs)
 
     def aggregate(self, results: list[Any]) -> Any:
-        """Put together the results of all batches of all ranks; return the list by default.
+        """Put together the results of all batches of all ranks; by default, return the list.
 
         Parameters
         ----------
         results : list
-            The first batches of all ranks in the order of the ranks, then the second ones, ...
+            Results of the first batch of each rank, in the order of the ranks; then those of the
+            second, and so on.
         """
         return results
 
@@ -129,7 +129,7 @@ class GenericMultiNodeEvaluator(Extension):
         results: list[Any] = []
         while True:
             own, more = run_together(comm, _WHERE, lambda: self._calc(next(batches, _END)))
-            if not comm.allreduce(np.array(more, np.uint8), "max"):
+            if not any(comm.allgather_obj(more)):
                 return results
             gathered = comm.gather_obj(own, root=self.root)
             results += [result for result in gathered or () if result is not None]

@@ -1,4 +1,4 @@
-"""Early stopping that all ranks agree on."""
+"""Stop early, on all ranks in the same iteration."""
 
 from __future__ import annotations
 
@@ -16,33 +16,34 @@ if TYPE_CHECKING:
 class MultiNodeEarlyStoppingTrigger:
     """Stops training on all ranks once the mean over the ranks no longer improves.
 
-    To be used as the ``stop_trigger`` of the trainers of all ranks. Rank 0 decides, so that
-    ranks whose epochs end in different iterations stop together as well.
+    Use it as the ``stop_trigger`` of the trainer on every rank. Rank 0 decides, so ranks stop
+    together even if their epochs end in different iterations.
 
     Parameters
     ----------
     comm : CommunicatorBase
     check_trigger : (int, 'epoch' or 'iteration')
-        How often the mean of what was observed since the last check is compared with the best.
+        How often to compare the mean of the values since the last check with the best so far.
     monitor : str
         The observed value, such as ``'main/loss'`` or ``'validation/main/loss'``.
     patience : int, optional
         Stop after this many checks in a row without an improvement; 3 by default. ``patients``
-        is another name for it.
+        is an alias.
     mode : {'auto', 'min', 'max'}
-        Whether the value should fall or rise; ``'auto'``: rise if its name has ``'accuracy'``.
+        Whether the value should fall or rise. ``'auto'`` means rise if ``monitor`` contains
+        ``'accuracy'``, fall otherwise.
     verbose : bool
         Print on rank 0.
     max_trigger : (int, 'epoch' or 'iteration')
-        Stop then at the latest.
+        Stop at the latest then.
     suffix : str
         The mean over the ranks is reported as ``monitor + suffix``.
 
     Notes
     -----
-    Snapshots of the trainer keep the best value and the number of checks since; the original's
-    do not. Chainer writes a snapshot before it asks the trigger, so a run that is resumed does
-    without the check that was due in the iteration of its snapshot.
+    Snapshots of the trainer keep the best value and the number of checks since; those of the
+    original do not. Chainer writes a snapshot before it asks the trigger, so a resumed run skips
+    the check that was due in the iteration of its snapshot.
     """
 
     def __init__(
@@ -72,15 +73,15 @@ class MultiNodeEarlyStoppingTrigger:
         self._resumed = False
 
     def __call__(self, trainer: chainer.training.Trainer) -> bool:
-        """Tell whether to stop; the same on every rank. Collective."""
+        """Tell whether to stop, with the same answer on every rank. Collective."""
         self.aggregator(trainer)
         is_time = self._decide(trainer) if self.comm.rank == 0 else None
         return bool(self.comm.bcast_obj(is_time))
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Read or write what the next check compares with.
+        """Load or save the best value and the number of checks since.
 
-        A snapshot without it, such as one of the original's, leaves everything as it is.
+        Loading a snapshot without them, such as one of the original, changes nothing.
         """
         actual = self.actual_trigger
         try:
@@ -99,7 +100,7 @@ class MultiNodeEarlyStoppingTrigger:
         if not self._resumed:
             return bool(self.actual_trigger(trainer))
         self._resumed = False
-        # Nothing has been observed yet; but the triggers note that this iteration is over.
+        # Nothing has been observed yet, but the triggers must see that this iteration is over.
         self.actual_trigger._interval_trigger(trainer)
         return bool(self.actual_trigger._max_trigger(trainer))
 

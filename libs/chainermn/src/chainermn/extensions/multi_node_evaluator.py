@@ -1,4 +1,4 @@
-"""Evaluation over all ranks."""
+"""Evaluate over all ranks."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ def create_multi_node_evaluator(
     *,
     mean_over: Literal["ranks", "examples"] = "ranks",
 ) -> Evaluator:
-    """Make an evaluator report the mean of what the ranks find.
+    """Make an evaluator report the mean over all ranks.
 
     Parameters
     ----------
     actual_evaluator : chainer.training.extensions.Evaluator
-        Or an instance of a subclass, or anything whose ``evaluate`` returns a dict of numbers.
-        Each rank evaluates the data of its own iterator.
+        Evaluator over the data of this rank, or any object whose ``evaluate`` returns a dict of
+        numbers.
     communicator : CommunicatorBase
     mean_over : {'ranks', 'examples'}
-        ``'ranks'`` is the mean of what the ranks find, each of which is a mean of what its
-        batches yield: that differs from the mean over all examples where ranks have different
-        numbers of them, or batches different sizes. ``'examples'`` weights every batch by its
-        size, so that the result does not depend on how examples are divided. It needs an
-        evaluator that converts batches and calls its function as Chainer's does.
+        ``'ranks'`` takes the mean over the ranks of each rank's mean over its batches. This
+        differs from the mean over all examples if ranks have different numbers of examples, or
+        batches have different sizes. ``'examples'`` weights every batch by its size, so the
+        result does not depend on how the examples are divided. It needs an evaluator that
+        converts batches and calls its function as Chainer's does.
 
     Returns
     -------
     Evaluator
-        ``actual_evaluator`` itself. Its ``evaluate`` now returns, on every rank, for every key
-        the mean over the ranks that found it. Every rank must call it; one that has no examples
+        ``actual_evaluator`` itself. For every key, its ``evaluate`` now returns, on every rank,
+        the mean over the ranks that found it. Every rank must call it; a rank without examples
         adds nothing.
 
     Raises
     ------
     TypeError
-        If ``actual_evaluator`` has no ``evaluate``, or ``communicator`` is no communicator.
+        If ``actual_evaluator`` has no ``evaluate``, or ``communicator`` is not a communicator.
     ValueError
         If ``mean_over`` is unknown.
 

@@ -1,23 +1,27 @@
-"""Files of NumPy arrays that are complete or not there."""
+"""Write NPZ files that are complete or absent, and skip damaged ones on all ranks."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from chainermn.communicators.communicator_base import CommunicatorBase
+
 
 def write_atomically(path: Path, arrays: dict[str, Any]) -> None:
-    """Write an NPZ file: a process that is killed at any time leaves the old file or the new one.
+    """Write an NPZ file. Even if the process is killed, the old or the new file is complete.
 
     Parameters
     ----------
     path : Path
-        In an existing directory.
+        File in an existing directory.
     arrays : dict
         From `chainer.serializers.npz.serialize`.
     """
@@ -34,17 +38,33 @@ def write_atomically(path: Path, arrays: dict[str, Any]) -> None:
 
 
 def find_damage(path: Path) -> str:
-    """Read the whole file; return what is wrong with it, or ``''``."""
+    """Read the whole file; return a description of its damage, or ``''``."""
     try:
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip()
-    except Exception as error:  # zipfile, zlib and struct each have their own
+    except Exception as error:  # zipfile, zlib and struct each raise their own
         return f"{type(error).__name__}: {error}"
     return f"wrong checksum of {broken}" if broken else ""
 
 
+def is_usable_everywhere(comm: CommunicatorBase, file: str, fault: str) -> bool:
+    """Tell whether no rank found a fault; warn on those that did. Collective.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    file : str
+        Description of this rank's file, as ``snapshot result/snapshot.0``.
+    fault : str
+        What this rank found wrong with it, or ``''``.
+    """
+    if fault:
+        warnings.warn(f"skipping {file}: {fault}", stacklevel=3)
+    return not any(comm.allgather_obj(fault))
+
+
 def _sync_directory(path: Path) -> None:
-    # Not every file system can; the file itself is safe by then.
+    # Not every file system can do this; the file itself is safe by now.
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""Reported values put together over the ranks."""
+"""Put the reported values of all ranks together."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ if TYPE_CHECKING:
 
 
 class ObservationAggregator(Extension):
-    """Reports, on every rank, what all ranks together have observed.
+    """Reports, on every rank, one value made of the observations of all ranks.
 
     Parameters
     ----------
     comm : CommunicatorBase
     original_key : str
-        What each rank observes, such as ``'main/loss'``. Iterations in which a rank does not
-        observe it do not count.
+        Key of the value that each rank observes, such as ``'main/loss'``. Iterations in which a
+        rank does not observe it do not count.
     aggregated_key : str, optional
-        Under which the result is reported; ``original_key`` by default.
+        Key under which the result is reported; ``original_key`` by default.
     comm_trigger : trigger
-        When the ranks exchange what they observed since the last time; this must be in the same
+        When to aggregate the observations since the last time; it must fire in the same
         iterations on all ranks.
     aggregator : callable, optional
-        Makes the result, on rank 0, of a list with one list for each rank: of what it observed,
-        in the order of time, in host memory; variables have lost their graph. By default, the
-        mean of all of it, element by element: of variables, such as the loss of a
-        ``Classifier``, a variable of their dtype; otherwise a float, or an array of float64.
+        Called on rank 0 with a list of one list per rank, which holds the observations of that
+        rank: in the order of time, in host memory, variables without their graph. Returns the
+        result. By default, the mean of all observations, element by element: a variable of their
+        dtype if they are variables, such as the loss of a ``Classifier``; otherwise a float, or
+        an array of float64.
     """
 
     trigger = 1, "iteration"
@@ -58,7 +59,7 @@ class ObservationAggregator(Extension):
         self._history: list[Any] = []
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        """Note what is observed now; if it is time, exchange and report. Collective then.
+        """Note what is observed now. If ``comm_trigger`` fires, aggregate; then it is collective.
 
         Raises
         ------
@@ -86,7 +87,7 @@ class ObservationAggregator(Extension):
 
 def _in_host_memory(value: Any) -> Any:
     if isinstance(value, chainer.Variable):
-        # The variable itself would keep the whole computational graph in memory.
+        # The variable itself would keep the whole computational graph alive.
         return chainer.Variable(cuda.to_cpu(value.array), requires_grad=False)
     return cuda.to_cpu(value) if isinstance(value, chainer.get_array_types()) else value
 
@@ -96,6 +97,6 @@ def _mean(observed: list[list[Any]]) -> Any:
     arrays = [value.array if isinstance(value, chainer.Variable) else value for value in values]
     mean = np.mean(np.asarray(arrays, np.float64), axis=0)
     if isinstance(values[0], chainer.Variable):
-        dtype = np.result_type(values[0].dtype, np.float16)  # that of the variable, if of floats
+        dtype = np.result_type(values[0].dtype, np.float16)  # floats stay as they are
         return chainer.Variable(np.asarray(mean, dtype), requires_grad=False)
     return mean if mean.ndim else float(mean)
