@@ -1,4 +1,4 @@
-"""Differentiable communication: variables that travel between ranks, and gradients back."""
+"""Communicate differentiably: variables travel between ranks, and their gradients back."""
 
 from chainermn.functions.batch_normalization import multi_node_batch_normalization
 from chainermn.functions.collective_communication import (

@@ -1,8 +1,8 @@
-"""Batch normalization over the batches of all ranks.
+"""Normalize batches over all ranks.
 
-The method is that of S. Ioffe and C. Szegedy, "Batch Normalization: Accelerating Deep Network
-Training by Reducing Internal Covariate Shift", ICML 2015. Every sum over the batch is a sum over
-the ranks too: of the numbers of elements as well, so that batches may differ in size.
+The method comes from S. Ioffe and C. Szegedy, "Batch Normalization: Accelerating Deep Network
+Training by Reducing Internal Covariate Shift", ICML 2015. Every sum over the batch is also a sum
+over the ranks. Numbers of elements are summed too, so batches may differ in size.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import chainer.functions as F
 import numpy as np
 from chainer import backend
 
-from chainermn.agreement import Refusal, attempt
+from chainermn.agreement import Refusal, attempt, raise_refusals
 from chainermn.functions.collective_communication import allreduce
 from chainermn.functions.variables import as_variable
 
@@ -30,7 +30,7 @@ Backend = Literal["auto", "mpi", "nccl"]
 def get_communication_backend(
     comm: CommunicatorBase, communication_backend: Backend = "auto"
 ) -> Literal["mpi", "nccl"]:
-    """Return what the statistics of a batch travel by.
+    """Return the backend that reduces the statistics of a batch.
 
     Parameters
     ----------
@@ -40,20 +40,19 @@ def get_communication_backend(
     Raises
     ------
     ValueError
-        On every rank, if it is something else, or ``'nccl'`` and ``comm`` does not use NCCL.
+        If the backend is unknown, or is ``'nccl'`` and ``comm`` does not use NCCL.
     """
     if communication_backend not in ("auto", "mpi", "nccl"):
         raise ValueError(
             "communication_backend must be 'auto', 'mpi' or 'nccl', "
             f"got {communication_backend!r} on rank {comm.rank}"
         )
-    has_nccl = bool(getattr(comm, "uses_nccl", False))
-    if communication_backend == "nccl" and not has_nccl:
+    if communication_backend == "nccl" and not comm.uses_nccl:
         raise ValueError(
             f"communication_backend='nccl' on rank {comm.rank}: {type(comm).__name__} does not "
             "use NCCL; use 'auto', or a communicator that does"
         )
-    return "nccl" if has_nccl and communication_backend != "mpi" else "mpi"
+    return "nccl" if comm.uses_nccl and communication_backend != "mpi" else "mpi"
 
 
 class MultiNodeBatchNormalization(chainer.FunctionNode):
@@ -67,7 +66,7 @@ class MultiNodeBatchNormalization(chainer.FunctionNode):
         Updated in place.
     decay : float
     axis : tuple of int
-        What is summed over.
+        Axes to sum over.
     """
 
     def __init__(
@@ -88,12 +87,12 @@ class MultiNodeBatchNormalization(chainer.FunctionNode):
         self.axis = axis
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Exchange the sums of the elements, then those of their squared deviations."""
+        """All-reduce the sums of the elements, then those of their squared deviations."""
         self.retain_inputs((0, 1))
         x, gamma, beta = inputs
         xp = backend.get_array_module(x)
         self._expand = tuple(None if i in self.axis else slice(None) for i in range(x.ndim))
-        # Sums of many float16 would lose most of their digits.
+        # Sums of many float16 numbers would lose most of their digits.
         self._dtype = np.result_type(x.dtype, gamma.dtype, np.float32)
 
         total, count = self._allreduce_with_count(x)
@@ -103,7 +102,7 @@ class MultiNodeBatchNormalization(chainer.FunctionNode):
         var = squares / count
         inv_std = 1 / xp.sqrt(var + self.eps)
         self._count, self._mean, self._inv_std = count, mean, inv_std
-        # In place from here on: a batch is large, and so is the time to allocate another.
+        # In place from here on: a batch is large, and allocating another takes long.
         y *= (gamma * inv_std)[self._expand]
         y += beta[self._expand]
 
@@ -116,7 +115,7 @@ class MultiNodeBatchNormalization(chainer.FunctionNode):
         return (y.astype(x.dtype, copy=False),)
 
     def _allreduce_with_count(self, x: Any) -> tuple[Any, float]:
-        """Return sum and number of the elements of each channel, over all ranks."""
+        """Return the sum and the number of the elements per channel, over all ranks."""
         xp = backend.get_array_module(x)
         total = x.sum(axis=self.axis, dtype=self._dtype)
         count = math.prod(x.shape[i] for i in self.axis)
@@ -132,7 +131,7 @@ class MultiNodeBatchNormalization(chainer.FunctionNode):
             ) from error
         count = float(packed[-1])
         if count <= 1:
-            _complain_of_small_batch(count)
+            _report_small_batch(count)
         return packed[:-1].reshape(total.shape), count
 
     def backward(
@@ -166,7 +165,7 @@ class MultiNodeBatchNormalization(chainer.FunctionNode):
     def _differentiable_backward(
         self, x: chainer.Variable, gamma: chainer.Variable, gy: chainer.Variable
     ) -> tuple[chainer.Variable, ...]:
-        """Return the same, made of functions that can be differentiated again."""
+        """Return the same gradients, computed by functions that can be differentiated again."""
         kept = tuple(1 if i in self.axis else x.shape[i] for i in range(x.ndim))
 
         def total(v: chainer.Variable) -> chainer.Variable:
@@ -204,48 +203,49 @@ def multi_node_batch_normalization(
 ) -> chainer.Variable:
     """Normalize by the mean and variance over the batches of all ranks together.
 
-    Values and running statistics are those of ``chainer.functions.batch_normalization`` on the
-    concatenated batch. Gradients are those of the sum over all ranks of their losses; ``gamma``
-    and ``beta``, replicas of which every rank holds, get the mean over the ranks, as they would
-    from a multi-node optimizer. Every rank has to run backward through it.
+    Values and running statistics equal those of ``chainer.functions.batch_normalization`` on the
+    concatenated batch. Gradients are those of the sum of the losses of all ranks, except those
+    of ``gamma`` and ``beta``: every rank holds a replica of these, so they get the mean over the
+    ranks, as from a multi-node optimizer. Every rank must run backward through it.
 
     Parameters
     ----------
     x : chainer.Variable or ndarray
         float16, float32 or float64. Batches may differ in size, and be empty on some ranks.
     gamma, beta : chainer.Variable or ndarray
-        Of the shape of ``x`` without the axes that are summed over.
+        Scale and offset, of the shape of ``x`` without the axes that are summed over.
     comm : CommunicatorBase
     eps : float
         Added to the variance.
     running_mean, running_var : ndarray, optional
         Moving averages, of the shape of ``gamma``; updated in place.
     decay : float
-        Of the moving averages.
+        Decay rate of the moving averages.
     axis : int or tuple of int, optional
-        Axes to sum over; the first and those behind the channels by default.
+        Axes to sum over; by default, all except those of the channels, which follow the first.
     communication_backend : {'auto', 'mpi', 'nccl'}
-        What statistics in GPU memory travel by; by default what ``comm`` uses.
+        Backend that reduces statistics in GPU memory; by default, that of ``comm``.
 
     Returns
     -------
     chainer.Variable
-        Of the shape and dtype of ``x``. Statistics are at least float32.
+        Normalized batch, of the shape and dtype of ``x``. Statistics are at least float32.
 
     Raises
     ------
     TypeError, ValueError
-        On every rank, if dtypes or shapes do not fit on one, ranks have different channels, or
-        the batch is empty on all.
+        On every rank, if dtypes or shapes do not fit on any rank, ranks have different channels,
+        or the batch is empty on all ranks.
     """
     if get_communication_backend(comm, communication_backend) == "mpi":
-        comm = getattr(comm, "over_mpi", comm)  # which a communicator of the user's may not have
-    checked = attempt(lambda: _check(x, gamma, beta, axis))
+        comm = comm.over_mpi
+    checked: Any = attempt(lambda: _check(x, gamma, beta, axis))
     if isinstance(checked, Refusal):
-        # The others are in the all-reduce of forward. What is no array makes all of it raise.
+        # The other ranks are in the all-reduce of forward, which raises on all if one gives no
+        # array. So this needs no collective of its own in every iteration.
         with contextlib.suppress(TypeError):
             comm.allreduce(checked)  # type: ignore[arg-type]
-        raise checked.kind(f"multi_node_batch_normalization: rank {comm.rank}: {checked.message}")
+    raise_refusals({comm.rank: checked}, "multi_node_batch_normalization")
     inputs, axes = checked
     node = MultiNodeBatchNormalization(comm, eps, running_mean, running_var, decay, axes)
     return node.apply(inputs)[0]
@@ -273,12 +273,12 @@ def _check(
     return inputs, axes
 
 
-def _complain_of_small_batch(count: float) -> None:
+def _report_small_batch(count: float) -> None:
     if count == 0:
         raise ValueError("multi_node_batch_normalization: the batch is empty on every rank")
     warnings.warn(
         "multi_node_batch_normalization: there is one sample on all ranks together, whose "
-        "normalized value is always zero. The last batch of a training, or "
-        "chainer.config.train=True in evaluation?",
+        "normalized value is always zero. Is it the last batch of an epoch, or is "
+        "chainer.config.train on in evaluation?",
         stacklevel=2,
     )

@@ -1,8 +1,8 @@
-"""Collective calls on variables. The backward of each is again one of them.
+"""Collective calls on variables. The backward of each is another of these calls.
 
-Every rank calls the same functions in the same order, and runs backward. In forward the ranks
-tell each other what they call and whether a variable of theirs requires a gradient. Then either
-all of them are connected to the graph, so that all come to backward, or none is.
+Every rank calls the same functions in the same order, and runs backward. In forward, the ranks
+tell each other which function they call and whether any of their variables requires a gradient.
+Then either every rank is connected to the graph, so that all reach backward, or none is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import chainer
 import numpy as np
 
-from chainermn.agreement import Refusal, attempt, raise_refusals
+from chainermn.agreement import Refusal, attempt, raise_disagreement, raise_refusals
 from chainermn.functions.variables import as_variable, empty_delegate, layouts, or_zeros
 
 if TYPE_CHECKING:
@@ -24,18 +24,18 @@ Variables: TypeAlias = tuple[chainer.Variable, ...]
 
 
 class _Ballot(NamedTuple):
-    """What the ranks tell each other before a call."""
+    """Message from each rank to all others before a call."""
 
     call: str
     gradient: bool
     """Whether an input requires a gradient."""
     recording: bool
-    """Whether there can be a backward at all."""
+    """Whether the rank records a graph, so that it can reach backward."""
     inputs: tuple[str, ...]
 
 
 class Collective(chainer.FunctionNode):
-    """A collective call. A rank that gives, or gets, nothing has a delegate in its place.
+    """A collective call. A delegate stands in for the inputs or outputs that a rank lacks.
 
     Parameters
     ----------
@@ -60,21 +60,21 @@ class Collective(chainer.FunctionNode):
         return True
 
     def check(self, inputs: Sequence[tuple[str, ...]]) -> None:
-        """Raise if this cannot be called; every rank decides on the same arguments.
+        """Raise if the call is invalid. Every rank gets the same arguments, so all raise.
 
         Parameters
         ----------
         inputs : sequence of tuple of str
-            Dtypes and shapes of the inputs of every rank.
+            Dtypes and shapes of the inputs, by rank.
         """
 
     @abstractmethod
-    def exchange(self, xs: tuple[Any, ...]) -> Sequence[Any] | None:
-        """Return the outputs for these inputs, all of them arrays: the call itself."""
+    def communicate(self, xs: tuple[Any, ...]) -> Sequence[Any] | None:
+        """Make the call: return output arrays for input arrays."""
 
     @abstractmethod
     def adjoint(self) -> Collective:
-        """Return the call that brings the gradients back."""
+        """Return the call that sends the gradients back."""
 
     def join(self, make: Callable[[], Variables], delegate: Any = None) -> Variables:
         """Apply it on all ranks together.
@@ -82,9 +82,9 @@ class Collective(chainer.FunctionNode):
         Parameters
         ----------
         make : callable
-            Returns the inputs. What it raises is raised on every rank.
+            Returns the inputs. If it raises, every rank raises.
         delegate : chainer.Variable, optional
-            Stands for the inputs of a rank that gives none.
+            Stands in for the inputs of a rank that gives none.
 
         Returns
         -------
@@ -117,8 +117,8 @@ class Collective(chainer.FunctionNode):
         return _Ballot(str(self), required and recording, recording, inputs)
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Exchange arrays."""
-        outputs = self.exchange(inputs[: self._given])
+        """Call :meth:`communicate`."""
+        outputs = self.communicate(inputs[: self._given])
         if outputs is None:
             return (empty_delegate(chainer.backend.get_array_module(*inputs)),)
         self._outputs = layouts(outputs)
@@ -127,7 +127,7 @@ class Collective(chainer.FunctionNode):
     def backward(
         self, indexes: tuple[int, ...], gys: tuple[chainer.Variable | None, ...]
     ) -> tuple[chainer.Variable | None, ...]:
-        """Exchange gradients: zeros for outputs that were not used."""
+        """Send back gradients, which are zeros for outputs that were not used."""
         adjoint = self.adjoint()
         if self.gets:
             gxs = adjoint.join(lambda: or_zeros(gys, self._outputs))
@@ -137,13 +137,12 @@ class Collective(chainer.FunctionNode):
 
 
 class Rooted(Collective):
-    """A collective call in which one rank is not like the others.
+    """A collective call in which one rank, the root, has another part than the rest.
 
     Parameters
     ----------
     comm : CommunicatorBase
     root : int
-        That rank.
     """
 
     def __init__(self, comm: CommunicatorBase, root: int) -> None:
@@ -164,29 +163,31 @@ class Rooted(Collective):
 
 
 class AllGather(Collective):
-    """One array a rank; every rank gets all. Its backward is `ReduceScatter`."""
+    """Every rank gives one array and gets those of all ranks. Its backward is `ReduceScatter`."""
 
-    def exchange(self, xs: tuple[Any, ...]) -> Sequence[Any]:
+    def communicate(self, xs: tuple[Any, ...]) -> Sequence[Any]:
         """Gather on every rank."""
         return self.comm.allgather(xs[0])
 
     def adjoint(self) -> Collective:
-        """Add up what the ranks have for this one."""
+        """Add up the gradients that the ranks have for each rank."""
         return ReduceScatter(self.comm)
 
 
 class ReduceScatter(Collective):
-    """Adds up what the ranks have for this one. Its backward is `AllGather`."""
+    """Every rank gets the sum of one array from each rank. Its backward is `AllGather`."""
 
     def __str__(self) -> str:
         return "reduce_scatter"
 
     def check(self, inputs: Sequence[tuple[str, ...]]) -> None:
-        """Raise unless what is to be added up is of one shape and dtype."""
-        _check_equal(str(self), inputs)
+        """Raise unless entries that are added up have the same shape and dtype."""
+        if len(set(inputs)) > 1:
+            shown = [", ".join(given) for given in inputs]
+            raise_disagreement(shown, f"{self}, shapes and dtypes")
 
-    def exchange(self, xs: tuple[Any, ...]) -> Sequence[Any]:
-        """Exchange, then add up in the order of the ranks."""
+    def communicate(self, xs: tuple[Any, ...]) -> Sequence[Any]:
+        """Send each entry to its rank, which adds up in the order of the ranks."""
         parts = self.comm.alltoall(xs)
         dtype = parts[0].dtype
         total = parts[0].astype(np.float32 if dtype == np.float16 else dtype)
@@ -202,12 +203,12 @@ class ReduceScatter(Collective):
 class AllToAll(Collective):
     """Array ``i`` goes to rank ``i``. It is its own backward."""
 
-    def exchange(self, xs: tuple[Any, ...]) -> Sequence[Any]:
-        """Exchange."""
+    def communicate(self, xs: tuple[Any, ...]) -> Sequence[Any]:
+        """Send each array to its rank."""
         return self.comm.alltoall(xs)
 
     def adjoint(self) -> Collective:
-        """Send each gradient to where its variable came from."""
+        """Send each gradient to the rank that its variable came from."""
         return AllToAll(self.comm)
 
 
@@ -232,12 +233,12 @@ class AllReduce(Collective):
         if self.op not in ("sum", "mean"):
             raise ValueError(f"{self}: expected op 'sum' or 'mean'")
 
-    def exchange(self, xs: tuple[Any, ...]) -> Sequence[Any]:
+    def communicate(self, xs: tuple[Any, ...]) -> Sequence[Any]:
         """Reduce."""
         return (self.comm.allreduce(xs[0], self.op),)
 
     def adjoint(self) -> Collective:
-        """Reduce the gradients likewise."""
+        """Reduce the gradients in the same way."""
         return AllReduce(self.comm, self.op)
 
 
@@ -249,7 +250,7 @@ class Bcast(Rooted):
         """Whether this is the root."""
         return self._is_root
 
-    def exchange(self, xs: tuple[Any, ...]) -> Sequence[Any]:
+    def communicate(self, xs: tuple[Any, ...]) -> Sequence[Any]:
         """Broadcast."""
         return (self.comm.bcast(xs[0] if xs else None, root=self.root),)
 
@@ -266,7 +267,7 @@ class Reduce(Rooted):
         """Whether this is the root."""
         return self._is_root
 
-    def exchange(self, xs: tuple[Any, ...]) -> Sequence[Any] | None:
+    def communicate(self, xs: tuple[Any, ...]) -> Sequence[Any] | None:
         """Add up."""
         total = self.comm.allreduce(xs[0])
         return (total,) if self.gets else None
@@ -284,7 +285,7 @@ class Gather(Rooted):
         """Whether this is the root."""
         return self._is_root
 
-    def exchange(self, xs: tuple[Any, ...]) -> Sequence[Any] | None:
+    def communicate(self, xs: tuple[Any, ...]) -> Sequence[Any] | None:
         """Gather."""
         return self.comm.gather(xs[0], self.root)
 
@@ -301,19 +302,19 @@ class Scatter(Rooted):
         """Whether this is the root."""
         return self._is_root
 
-    def exchange(self, xs: tuple[Any, ...]) -> Sequence[Any]:
+    def communicate(self, xs: tuple[Any, ...]) -> Sequence[Any]:
         """Scatter."""
         return (self.comm.scatter(xs or None, self.root),)
 
     def adjoint(self) -> Collective:
-        """Bring the gradients of all ranks to the root."""
+        """Gather the gradients of all ranks on the root."""
         return Gather(self.comm, self.root)
 
 
 def allgather(comm: CommunicatorBase, x: chainer.Variable) -> tuple[chainer.Variable, ...]:
     """Give every rank the variables of all ranks.
 
-    Backward adds up, on each rank, the gradients that the ranks have of its variable.
+    Backward adds up, on each rank, the gradients of its variable on all ranks.
 
     Parameters
     ----------
@@ -324,41 +325,40 @@ def allgather(comm: CommunicatorBase, x: chainer.Variable) -> tuple[chainer.Vari
     Returns
     -------
     tuple of chainer.Variable
-        One a rank. Every rank has to run backward, through at least one of them.
+        One per rank. Every rank must run backward, through at least one of them.
 
     Raises
     ------
     TypeError, ValueError
-        On every rank, if a rank gives something else, or dtypes differ.
+        On every rank, if any rank gives anything else, or dtypes differ.
     RuntimeError
-        On every rank, if the ranks call different functions, or only some of them record a
-        graph (``chainer.no_backprop_mode``) that another one needs.
+        On every rank, if the ranks call different functions, or if one needs a gradient and
+        another records no graph (``chainer.no_backprop_mode``).
     """
     return AllGather(comm).join(lambda: (as_variable(x),))
 
 
 def reduce_scatter(comm: CommunicatorBase, xs: Sequence[chainer.Variable]) -> chainer.Variable:
-    """Return the sum over all ranks of what they have for this rank.
+    """Return on rank ``i`` the sum over all ranks of their ``xs[i]``.
 
-    On rank ``i``: the sum of ``xs[i]`` of all ranks. Backward gives every rank the gradients of
-    all sums; :func:`allgather` is the inverse direction.
+    Backward gives every rank the gradients of all sums, as :func:`allgather` does.
 
     Parameters
     ----------
     comm : CommunicatorBase
     xs : sequence of (chainer.Variable or ndarray), or one of shape (size, ...)
-        One entry a rank. Shapes may differ from entry to entry, but entry ``i`` has the same on
-        every rank; all have the same dtype.
+        One entry per rank, all of the same dtype. Entry ``i`` has the same shape on every rank;
+        different entries may have different shapes.
 
     Returns
     -------
     chainer.Variable
-        Of the shape and dtype of ``xs[rank]``; float16 is added up in float32.
+        Sum, of the shape and dtype of ``xs[rank]``; float16 is added up in float32.
 
     Raises
     ------
     TypeError, ValueError
-        On every rank, if a rank gives something else or the ranks disagree.
+        On every rank, if any rank gives anything else or the ranks disagree.
     RuntimeError
         As for :func:`allgather`.
     """
@@ -370,24 +370,24 @@ def alltoall(
 ) -> tuple[chainer.Variable, ...]:
     """Send ``xs[i]`` to rank ``i``, for every ``i``.
 
-    Backward sends each gradient to where its variable came from.
+    Backward sends each gradient to the rank that its variable came from.
 
     Parameters
     ----------
     comm : CommunicatorBase
     xs : sequence of (chainer.Variable or ndarray), or one of shape (size, ...)
-        One entry a rank. Shapes may differ, dtypes may not.
+        One entry per rank. Shapes may differ, dtypes may not.
 
     Returns
     -------
     tuple of chainer.Variable
-        Entry ``i`` is what rank ``i`` sent here. Every rank has to run backward, through at
-        least one of them.
+        Entry ``i`` comes from rank ``i``. Every rank must run backward, through at least one of
+        them.
 
     Raises
     ------
     TypeError, ValueError
-        On every rank, if a rank gives something else or another number of entries.
+        On every rank, if any rank gives anything else or another number of entries.
     RuntimeError
         As for :func:`allgather`.
     """
@@ -399,8 +399,8 @@ def allreduce(
 ) -> chainer.Variable:
     """Return the sum, or the mean, of the variables of all ranks.
 
-    Backward is the same reduction of the gradients: the derivative of the sum over all ranks of
-    what each makes from the result.
+    Backward reduces the gradients in the same way. They are the derivative of the sum of the
+    losses of all ranks.
 
     Parameters
     ----------
@@ -412,13 +412,13 @@ def allreduce(
     Returns
     -------
     chainer.Variable
-        The same values on every rank; float16 is added up in float32. Every rank has to run
+        The same values on every rank; float16 is added up in float32. Every rank must run
         backward through it.
 
     Raises
     ------
     TypeError, ValueError
-        On every rank, if a rank gives something else or the ranks disagree.
+        On every rank, if any rank gives anything else or the ranks disagree.
     RuntimeError
         As for :func:`allgather`.
     """
@@ -434,20 +434,20 @@ def bcast(comm: CommunicatorBase, x: chainer.Variable | None, root: int = 0) -> 
     ----------
     comm : CommunicatorBase
     x : chainer.Variable or ndarray
-        What ``root`` gives; ignored elsewhere.
+        Variable to send, on ``root``; ignored elsewhere.
     root : int
 
     Returns
     -------
     chainer.Variable
-        Every rank has to run backward through it.
+        Every rank must run backward through it.
 
     Raises
     ------
     TypeError, ValueError
-        On every rank, if ``root`` gives something else, or is no rank.
+        On every rank, if ``root`` gives anything else, or is not a rank.
     RuntimeError
-        As for :func:`allgather`; ranks that give different roots call different functions.
+        As for :func:`allgather`. Calls with different roots count as different functions.
     """
     return Bcast(comm, root).join(lambda: (as_variable(x),))[0]
 
@@ -455,7 +455,7 @@ def bcast(comm: CommunicatorBase, x: chainer.Variable | None, root: int = 0) -> 
 def gather(
     comm: CommunicatorBase, x: chainer.Variable, root: int = 0
 ) -> tuple[chainer.Variable, ...] | chainer.Variable:
-    """Bring the variables of all ranks to ``root``.
+    """Gather the variables of all ranks on ``root``.
 
     Backward scatters the gradients from there.
 
@@ -469,13 +469,14 @@ def gather(
     Returns
     -------
     tuple of chainer.Variable, or chainer.Variable
-        On ``root`` a tuple, one a rank. Elsewhere a delegate: float32, of shape ``(0,)``; run
-        backward from it, or connect it to a loss by :func:`pseudo_connect`.
+        On ``root``, a tuple of one variable per rank. Elsewhere, a delegate: float32, of shape
+        ``(0,)``; run backward from it, or connect it to a loss by :func:`pseudo_connect`.
 
     Raises
     ------
     TypeError, ValueError
-        On every rank, if a rank gives something else, dtypes differ, or ``root`` is no rank.
+        On every rank, if any rank gives anything else, dtypes differ, or ``root`` is not a
+        rank.
     RuntimeError
         As for :func:`bcast`.
     """
@@ -494,19 +495,18 @@ def scatter(
     ----------
     comm : CommunicatorBase
     xs : sequence of (chainer.Variable or ndarray), or one of shape (size, ...)
-        What ``root`` gives, one entry a rank; ignored elsewhere. Shapes may differ, dtypes may
-        not.
+        One entry per rank, on ``root``; ignored elsewhere. Shapes may differ, dtypes may not.
     root : int
 
     Returns
     -------
     chainer.Variable
-        Every rank has to run backward through it.
+        Every rank must run backward through it.
 
     Raises
     ------
     TypeError, ValueError
-        On every rank, if ``root`` gives something else, another number of entries, or is no
+        On every rank, if ``root`` gives anything else or another number of entries, or is not a
         rank.
     RuntimeError
         As for :func:`bcast`.
@@ -515,15 +515,15 @@ def scatter(
 
 
 def _one_each(comm: CommunicatorBase, xs: Any) -> Variables:
-    """Return the entries of a sequence, or of an array, one a rank and of one dtype."""
+    """Return the entries of a sequence or an array: one per rank, all of one dtype."""
     if not isinstance(xs, list | tuple):
         stacked = as_variable(xs)
         if stacked.ndim == 0:
-            raise TypeError("expected one entry a rank, got a single number")
+            raise TypeError("expected one entry per rank, got a single number")
         if stacked.shape[0] > 0:
             xs = chainer.functions.separate(stacked)
     if len(xs) != comm.size:
-        raise ValueError(f"expected {comm.size} entries, one a rank, got {len(xs)}")
+        raise ValueError(f"expected {comm.size} entries, one per rank, got {len(xs)}")
     entries = tuple(as_variable(x) for x in xs)
     dtypes = sorted({entry.dtype.name for entry in entries})
     if len(dtypes) > 1:
@@ -534,10 +534,11 @@ def _one_each(comm: CommunicatorBase, xs: Any) -> Variables:
 def _check_agreement(ballots: Sequence[_Ballot]) -> None:
     calls = [ballot.call for ballot in ballots]
     if len(set(calls)) > 1:
+        shown = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
         raise RuntimeError(
-            f"the ranks call different functions: {_by_rank(calls)}. All have to make the same "
-            "calls in the same order. If this is in backward, its order follows from the depth "
-            "of the graph: fix it by pseudo_connect"
+            f"the ranks call different functions: {shown}. All must make the same calls in the "
+            "same order. If this is in backward, its order follows from the depth of the graph: "
+            "fix it by pseudo_connect"
         )
     needing = [rank for rank, ballot in enumerate(ballots) if ballot.gradient]
     silent = [rank for rank, ballot in enumerate(ballots) if not ballot.recording]
@@ -547,13 +548,3 @@ def _check_agreement(ballots: Sequence[_Ballot]) -> None:
             "graph (chainer.config.enable_backprop is off there) and would never come to "
             "backward; set it alike on all ranks"
         )
-
-
-def _check_equal(call: str, inputs: Sequence[tuple[str, ...]]) -> None:
-    if len(set(inputs)) > 1:
-        shown = _by_rank([", ".join(given) for given in inputs])
-        raise ValueError(f"{call}: all ranks must give the same shapes and dtypes, got: {shown}")
-
-
-def _by_rank(descriptions: Sequence[str]) -> str:
-    return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(descriptions))

@@ -1,4 +1,4 @@
-"""Variables that travel from one rank to another, and their gradients back."""
+"""Send variables from one rank to another, and their gradients back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import chainer
 import numpy as np
 
-from chainermn.agreement import Refusal, attempt
+from chainermn.agreement import Refusal, attempt, raise_refusals
 from chainermn.functions.pseudo_connect import pseudo_connect
 from chainermn.functions.variables import as_variable, empty_delegate, layouts, or_zeros, zeros
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 
 class _Header(NamedTuple):
-    """What goes before the arrays."""
+    """Header that precedes the arrays of a message."""
 
     number: int
-    """Of the message, as counted by its sender."""
+    """Number of the message, as counted by its sender."""
     answers: int | None
-    """The number of the message whose gradients these are; None for a message of forward."""
+    """Number of the message whose gradients these are; None in forward."""
     wanted: tuple[bool, ...]
-    """Which arrays the sender wants to get the gradients of."""
+    """Whether the sender wants a gradient, by array."""
 
 
 _numbers = itertools.count()
 
 
-class Send(chainer.FunctionNode):
-    """Sends arrays, returns a delegate; its backward is `Recv`.
+class _Message(chainer.FunctionNode):
+    """One end of a message.
 
     Parameters
     ----------
@@ -56,8 +56,12 @@ class Send(chainer.FunctionNode):
         """Name of the function in drawings of the graph."""
         return f"{type(self).__name__} (peer_rank: {self.peer_rank})"
 
+
+class Send(_Message):
+    """Sends arrays, returns a delegate; its backward is `Recv`."""
+
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Send the inputs."""
+        """Send the header, then the inputs."""
         self.comm.send_obj(self._header, self.peer_rank, self.peer_tag)
         self.comm.send(tuple(inputs), self.peer_rank, self.peer_tag)
         return (empty_delegate(chainer.backend.get_array_module(*inputs)),)
@@ -65,7 +69,7 @@ class Send(chainer.FunctionNode):
     def backward(
         self, indexes: tuple[int, ...], gys: tuple[chainer.Variable | None, ...]
     ) -> tuple[chainer.Variable | None, ...]:
-        """Receive the gradients of what was sent."""
+        """Receive the gradients of the arrays that were sent."""
         number, _, wanted = self._header
         if not any(wanted):
             return (None,) * len(wanted)
@@ -73,34 +77,14 @@ class Send(chainer.FunctionNode):
         return tuple(next(gxs) if wants else None for wants in wanted)
 
 
-class Recv(chainer.FunctionNode):
+class Recv(_Message):
     """Takes a delegate, returns received arrays; its backward is `Send`.
 
-    Parameters
-    ----------
-    comm : CommunicatorBase
-    peer_rank : int
-    peer_tag : int
-    header : _Header
-        What came before the arrays.
+    The header has been received before.
     """
 
-    def __init__(
-        self, comm: CommunicatorBase, peer_rank: int, peer_tag: int, header: _Header
-    ) -> None:
-        super().__init__()
-        self.comm = comm
-        self.peer_rank = peer_rank
-        self.peer_tag = peer_tag
-        self._header = header
-
-    @property
-    def label(self) -> str:
-        """Name of the function in drawings of the graph."""
-        return f"{type(self).__name__} (peer_rank: {self.peer_rank})"
-
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Receive as many arrays as are sent."""
+        """Receive as many arrays as were sent."""
         (self._anchor,) = layouts(inputs)
         received: Any = self.comm.recv(self.peer_rank, self.peer_tag)
         self._outputs = layouts(received)
@@ -109,7 +93,7 @@ class Recv(chainer.FunctionNode):
     def backward(
         self, indexes: tuple[int, ...], gys: tuple[chainer.Variable | None, ...]
     ) -> tuple[chainer.Variable, ...]:
-        """Send the gradients of what was received, as far as the sender wants them."""
+        """Send the gradients that the sender wants."""
         number, _, wanted = self._header
         gradients = or_zeros(gys, self._outputs)
         answer = [gradient for gradient, wants in zip(gradients, wanted, strict=True) if wants]
@@ -127,35 +111,35 @@ def send(
     """Send variables to another rank, which calls :func:`recv`.
 
     The backward of this function waits for the gradients that the backward of :func:`recv`
-    sends. So backward has to run on both ranks: if the other rank does not use what it received
-    in what it calls ``backward()`` of, this rank waits for ever (there, :func:`pseudo_connect`
-    makes a loss depend on it). If no input requires a gradient, none is sent.
+    sends, so backward must run on both ranks. This rank hangs in backward if the loss of the
+    other rank does not depend on the received variables; :func:`pseudo_connect` makes it depend
+    on them. If no input requires a gradient, none is sent.
 
     Parameters
     ----------
     x : chainer.Variable or ndarray, or a list or tuple of them
-        Of any shape and dtype; integers and bool have no gradients.
+        Variables of any shape and dtype; integers and bool have no gradients.
     communicator : CommunicatorBase
     rank : int
-        Where to; not this rank.
+        Destination; not this rank.
     tag : int
-        Tells messages between the same two ranks apart.
+        Distinguishes messages between the same two ranks.
 
     Returns
     -------
     chainer.Variable
-        A delegate: float32, of shape ``(0,)``. Its ``backward()`` is that of ``x``. Give it to
+        A delegate: float32, of shape ``(0,)``. Its ``backward()`` is that of ``x``. Pass it to
         :func:`recv` or :func:`pseudo_connect`, or call its ``backward()`` at the end.
 
     Raises
     ------
     ValueError
-        If ``rank`` is this rank or none of the communicator's.
+        If ``rank`` is this rank, or not a rank of the communicator.
     TypeError, ValueError
-        On both ranks, if ``x`` is something else, or nothing.
+        On both ranks, if ``x`` is anything else, or empty.
     RuntimeError
-        In backward, if the gradients of another message come: the two ranks communicate in
-        different orders.
+        In backward, if the gradients of another message arrive, because the two ranks
+        communicate in different orders.
     """
     _check_peer(communicator, rank, "send")
     return _send(x, communicator, rank, tag)
@@ -170,34 +154,34 @@ def recv(
 ) -> chainer.Variable | tuple[chainer.Variable, ...]:
     """Receive the variables that another rank sends by :func:`send`.
 
-    The backward of this function sends their gradients back: zeros for those of several that
-    were not used. See :func:`send` about what has to be used.
+    The backward of this function sends their gradients back. Use at least one of the variables,
+    or :func:`send` waits in backward; the gradients of unused ones are zeros.
 
     Parameters
     ----------
     communicator : CommunicatorBase
     rank : int
-        Where from; not this rank.
+        Source; not this rank.
     delegate_variable : chainer.Variable, optional
-        What :func:`send` returned before on this rank. The result depends on it, so that in
-        backward this function comes first: needed if what is received was made from what was
-        sent.
+        Delegate that :func:`send` returned on this rank. It makes the result depend on that
+        call, so that backward comes through here first. You need it if the other rank computes
+        the received variables from the ones sent.
     tag : int
-        That of :func:`send`.
+        Tag that the other rank gives to :func:`send`.
     force_tuple : bool
-        Return a tuple also if there is one variable only.
+        Return a tuple even if there is only one variable.
 
     Returns
     -------
     chainer.Variable or tuple of chainer.Variable
-        Shapes and dtypes are those that were sent.
+        Variables of the shapes and dtypes that were sent.
 
     Raises
     ------
     ValueError
-        If ``rank`` is this rank or none of the communicator's.
+        If ``rank`` is this rank, or not a rank of the communicator.
     TypeError, ValueError
-        On both ranks, if :func:`send` was called with something else than variables.
+        On both ranks, if :func:`send` was called with anything but variables.
     """
     _check_peer(communicator, rank, "recv")
     received = _recv(communicator, rank, delegate_variable, tag)
@@ -208,7 +192,7 @@ def _check_peer(comm: CommunicatorBase, rank: int, where: str) -> None:
     if rank == comm.rank:
         raise ValueError(
             f"{where} on rank {rank}: the other rank is this rank, which would wait for itself; "
-            "use the variable as it is"
+            "use the variable directly"
         )
     if not 0 <= rank < comm.size:
         raise ValueError(
@@ -219,10 +203,10 @@ def _check_peer(comm: CommunicatorBase, rank: int, where: str) -> None:
 def _send(
     x: Any, comm: CommunicatorBase, rank: int, tag: int, answers: int | None = None
 ) -> chainer.Variable:
-    variables = attempt(lambda: _as_variables(x))
+    variables: Any = attempt(lambda: _as_variables(x))
     if isinstance(variables, Refusal):
         comm.send_obj(variables, rank, tag)
-        raise variables.kind(f"send to rank {rank}: rank {comm.rank}: {variables.message}")
+    raise_refusals({comm.rank: variables}, f"send to rank {rank}")
     records = chainer.config.enable_backprop
     wanted = tuple(records and v.requires_grad and v.dtype.kind in "fc" for v in variables)
     header = _Header(next(_numbers), answers, wanted)
@@ -246,16 +230,15 @@ def _recv(
     answers: int | None = None,
 ) -> tuple[chainer.Variable, ...]:
     header = comm.recv_obj(rank, tag=tag)
-    if isinstance(header, Refusal):
-        raise header.kind(f"recv on rank {comm.rank}: rank {rank}: {header.message}")
+    raise_refusals({rank: header}, f"recv on rank {comm.rank}")
     if header.answers != answers:
         raise RuntimeError(
             f"rank {comm.rank} waits for {_describe(answers)} from rank {rank} (tag {tag}), but "
             f"{_describe(header.answers)} came. The two ranks communicate in different orders: "
-            "fix the order of backward by the delegate_variable of recv, or by pseudo_connect, "
-            "or give the messages different tags"
+            "fix the order of backward by the delegate_variable of recv or by pseudo_connect, or "
+            "give the messages different tags"
         )
-    # Chainer takes no arrays of NumPy's and of CuPy's together.
+    # A function of Chainer's cannot take both NumPy and CuPy arrays.
     xp = np if delegate is None else chainer.backend.get_array_module(delegate)
     anchor = chainer.Variable(empty_delegate(xp), requires_grad=any(header.wanted))
     if delegate is not None:

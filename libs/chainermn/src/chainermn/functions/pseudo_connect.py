@@ -1,4 +1,4 @@
-"""Dependencies between variables that share no values."""
+"""Make variables depend on each other without sharing values."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class PseudoConnect(chainer.FunctionNode):
     """``(delegate, *xs) -> xs``. Its gradients are those of `WithDelegate`."""
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return all but the delegate."""
+        """Return all inputs except the delegate."""
         (self._delegate,) = layouts(inputs[:1])
         return inputs[1:]
 
     def backward(
         self, indexes: tuple[int, ...], gys: tuple[chainer.Variable | None, ...]
     ) -> tuple[chainer.Variable | None, ...]:
-        """Return zeros for the delegate, whose backward would not run otherwise."""
+        """Return zeros for the delegate, whose backward would not run without a gradient."""
         present = tuple(gy for gy in gys if gy is not None)
         if not present:
             return (zeros(self._delegate), *gys)
@@ -42,7 +42,7 @@ class WithDelegate(chainer.FunctionNode):
     Parameters
     ----------
     delegate : tuple, optional
-        Layout of the delegate; empty by default.
+        Layout of the delegate, which is empty by default.
     """
 
     def __init__(self, delegate: Layout | None = None) -> None:
@@ -50,7 +50,7 @@ class WithDelegate(chainer.FunctionNode):
         self._delegate = delegate
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Put a delegate of the inputs before them."""
+        """Return a delegate, followed by the inputs."""
         self._inputs = layouts(inputs)
         if self._delegate is None:
             return (empty_delegate(self._inputs[0][0]), *inputs)
@@ -60,7 +60,7 @@ class WithDelegate(chainer.FunctionNode):
     def backward(
         self, indexes: tuple[int, ...], gys: tuple[chainer.Variable | None, ...]
     ) -> tuple[chainer.Variable, ...]:
-        """Return zeros where an input was not used but for its delegate."""
+        """Return zeros for inputs of which only the delegate was used."""
         delegate, *rest = gys
         gxs = or_zeros(rest, self._inputs)
         return gxs if delegate is None else PseudoConnect().apply((delegate, *gxs))
@@ -69,18 +69,18 @@ class WithDelegate(chainer.FunctionNode):
 def pseudo_connect(
     delegate_variable: chainer.Variable | None, *actual_variables: chainer.Variable
 ) -> tuple[chainer.Variable, ...]:
-    """Let variables depend on another one, without a change of their values.
+    """Make variables depend on another one, without changing their values.
 
     Backward then reaches ``delegate_variable`` from any of the results, after all functions
     that use them. It gets a gradient of zeros.
 
     Use it to start the backward of several graphs from one variable, and to fix the order in
-    which a rank communicates: the backward of what came first in forward has to come last.
+    which a rank communicates: the call that comes first in forward must come last in backward.
 
     Parameters
     ----------
     delegate_variable : chainer.Variable or None
-        What :func:`send` returns, or any other variable. With None, nothing is connected.
+        Delegate that :func:`send` returns, or any other variable. None connects nothing.
     *actual_variables : chainer.Variable or ndarray
 
     Returns
@@ -91,7 +91,7 @@ def pseudo_connect(
     Raises
     ------
     TypeError
-        If something is neither a variable nor an array.
+        If an argument is neither a variable nor an array.
     """
     actual = tuple(as_variable(variable) for variable in actual_variables)
     if delegate_variable is None or not actual:

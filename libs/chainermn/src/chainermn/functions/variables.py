@@ -1,4 +1,4 @@
-"""Variables without values of their own: zero gradients, delegates."""
+"""Make variables without values of their own: zero gradients and delegates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def as_variable(x: Any) -> chainer.Variable:
     Raises
     ------
     TypeError
-        If it is neither, or a variable without an array.
+        If ``x`` is neither, or a variable without an array.
     """
     if not isinstance(x, (chainer.Variable, *chainer.get_array_types())):
         raise TypeError(f"expected a variable or an array, got {type(x)}")
@@ -31,7 +31,7 @@ def as_variable(x: Any) -> chainer.Variable:
 
 
 def layouts(arrays: Iterable[Any]) -> list[Layout]:
-    """Return what it takes to make arrays like these."""
+    """Return the layouts of arrays, from which arrays like these can be made."""
     return [(backend.get_array_module(array), array.shape, array.dtype) for array in arrays]
 
 
@@ -44,11 +44,11 @@ def zeros(layout: Layout) -> chainer.Variable:
 def or_zeros(
     variables: Iterable[chainer.Variable | None], like: Iterable[Layout]
 ) -> tuple[chainer.Variable, ...]:
-    """Replace every None, a gradient that does not exist, by zeros."""
+    """Replace every None, which stands for a missing gradient, by zeros."""
     pairs = zip(variables, like, strict=True)
     return tuple(zeros(layout) if var is None else var for var, layout in pairs)
 
 
 def empty_delegate(xp: ModuleType = np) -> Any:
-    """Return the array of a delegate variable: no values, only a place in the graph."""
+    """Return the array of a delegate variable, which has a place in the graph but no values."""
     return xp.zeros(0, np.float32)
