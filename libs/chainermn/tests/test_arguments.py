@@ -72,7 +72,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     ),
     "name that is none": (
         lambda comm: chainermn.create_multi_node_checkpointer(5, comm),
-        "the name must be one of a file, got 5",
+        "the name must be that of a file, got 5",
     ),
     "no snapshot": (
         lambda comm: multi_node_snapshot(comm, [], []),

@@ -1,4 +1,4 @@
-"""Arguments that are easily mixed up: each is named with what was expected and what was given."""
+"""Check arguments that are easily mixed up, and name what was expected and what was given."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ def check_communicator(call: str, communicator: object, other: object) -> None:
     Parameters
     ----------
     call : str
-        What to write, as ``create_multi_node_optimizer(actual_optimizer, communicator)``.
+        Correct call, as ``create_multi_node_optimizer(actual_optimizer, communicator)``.
     communicator : object
     other : object
-        The argument with which it may have changed places.
+        Argument that may have been swapped with ``communicator``.
 
     Raises
     ------
     TypeError
-        If it is none.
+        If ``communicator`` is not a communicator.
     """
     if _is_communicator(communicator):
         return
@@ -29,15 +29,15 @@ def check_communicator(call: str, communicator: object, other: object) -> None:
 
 
 def check_has(where: str, argument: object, expected: str, *attributes: str) -> None:
-    """Raise unless an argument has all these attributes, and is no class.
+    """Raise unless an argument has all these attributes and is not a class.
 
     Parameters
     ----------
     where : str
-        What the user called.
+        Name of the function that was called.
     argument : object
     expected : str
-        What it should be, as ``an optimizer``.
+        Description of a correct argument, as ``an optimizer``.
     *attributes : str
 
     Raises

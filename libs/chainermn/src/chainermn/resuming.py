@@ -1,4 +1,4 @@
-"""Say of an error that comes while a snapshot is loaded that other ranks have written it."""
+"""Explain errors from loading a snapshot of a job with another number of ranks."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import re
 import traceback
 from typing import Any
 
-#: What a `MultiNodeOptimizer` calls the number of ranks in a snapshot.
+#: Key under which a `MultiNodeOptimizer` saves the number of ranks.
 N_RANKS = "chainermn_ranks"
 
 _ORDER = re.compile(r"(.*/)?iterator:[^/]+/_?order")
 _REMEDY = (
-    "To go on with another number of ranks, write and load snapshots by "
+    "To resume with another number of ranks, write and load snapshots by "
     "chainermn.extensions.multi_node_snapshot(comm, extensions.snapshot(autoload=True), []). It "
-    "loads this one as well, if you append .0 to the name of the file"
+    "also loads this one, if you append .0 to the name of the file"
 )
 
 
 def explain(error: BaseException) -> None:
-    """Add a note to an error if it says that an iterator does not fit the snapshot.
+    """Add a note to an error if it means that an iterator does not fit the snapshot.
 
-    A snapshot holds the order of the examples of one rank. With another number of ranks a rank
-    has another number of examples, and NumPy refuses to copy one order to the other.
+    A snapshot holds the order of the examples of one rank. With another number of ranks, each has
+    another number of examples, and NumPy refuses to copy one order to the other.
 
     Parameters
     ----------
     error : exception
-        As it was raised: what is looked at are the frames of its traceback.
+        The error as it was raised, with its traceback, whose frames are searched.
     """
     if not isinstance(error, ValueError):
-        return  # not even its frames are looked at, as they would then keep what they hold
+        return  # reading `f_locals` of a frame would keep its objects alive
     with contextlib.suppress(Exception):  # the error itself is more important
         if note := _note(error):
             error.add_note(note)
@@ -51,15 +51,15 @@ def _note(error: BaseException) -> str:
 
 
 def _ranks_of(updater: Any) -> int | None:
-    """Return the number of ranks over which gradients are averaged; None without ChainerMN."""
+    """Return the number of ranks that average gradients; None without ChainerMN."""
     optimizers = updater.get_all_optimizers().values()
     communicators = (getattr(optimizer, "communicator", None) for optimizer in optimizers)
     return next((int(each.size) for each in communicators if each is not None), None)
 
 
 def _saved_ranks(file: Any) -> int | None:
-    """Return by how many ranks a snapshot was written; None if it does not say so."""
-    import numpy as np  # commands that do not load snapshots start without it
+    """Return the number of ranks of the job that wrote a snapshot; None if it is not saved."""
+    import numpy as np  # so that commands which load no snapshot start quickly
 
     with np.load(file) as saved:
         key = next((key for key in saved if key.endswith(f"/{N_RANKS}")), None)
@@ -72,13 +72,13 @@ def _compare(saved_ranks: int | None, saved_length: int, ranks: int, length: int
     lengths = f"{saved_length} examples on each rank; this job has {length}"
     if saved_ranks is None:
         return (
-            f"This snapshot was written by a job with {lengths}. Either the number of ranks is "
-            f"another one, or the data are. {_REMEDY}."
+            f"This snapshot was written by a job with {lengths}. Either the number of ranks or "
+            f"the data have changed. {_REMEDY}."
         )
     if saved_ranks == ranks:
         return (
-            f"This snapshot was written by a job with {lengths}, on as many ranks: the data are "
-            "others, or are divided in another way."
+            f"This snapshot was written by a job with {lengths}, on the same number of ranks: "
+            "the data have changed, or are divided in another way."
         )
     return (
         f"This snapshot was written by a job of {_counted(saved_ranks)}, and this job has "

@@ -1,4 +1,4 @@
-"""Links whose computation spans several ranks."""
+"""Compute links over several ranks."""
 
 from chainermn.links.batch_normalization import MultiNodeBatchNormalization
 from chainermn.links.create_mnbn_model import create_mnbn_model

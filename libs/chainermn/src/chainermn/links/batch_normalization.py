@@ -1,4 +1,4 @@
-"""Batch normalization over the batches of all ranks, as a link."""
+"""Normalize batches over all ranks, as a link."""
 
 from __future__ import annotations
 
@@ -23,46 +23,46 @@ if TYPE_CHECKING:
 class MultiNodeBatchNormalization(CommunicatorHolder, L.BatchNormalization):
     """Batch normalization by the mean and variance over the batches of all ranks.
 
-    In training mode, every rank calls it together with the others. The output, the gradients
-    and the running statistics are those of ``chainer.links.BatchNormalization`` on the
-    concatenated batch; see `chainermn.functions.multi_node_batch_normalization`. With
-    ``chainer.config.train`` off it communicates nothing.
+    In training mode, all ranks must call it together. Output, gradients and running statistics
+    equal those of ``chainer.links.BatchNormalization`` on the concatenated batch; see
+    `chainermn.functions.multi_node_batch_normalization`. In test mode, it does not communicate.
 
     Parameters
     ----------
     size : int, tuple of int or None
-        Shape of the channels. None with ``axis``: that of the first input.
+        Shape of the channels. If None, ``axis`` must be given, and the first input decides.
     comm : CommunicatorBase
-        Shared by copies of the link; an unpickled link has none until ``link.comm = ...``.
+        Shared by copies of the link. After unpickling, set it by ``link.comm = ...``.
     decay : float
-        Of the moving averages.
+        Decay rate of the moving averages.
     eps : float
         Added to the variance.
     dtype : dtype, optional
-        Of parameters and statistics; ``chainer.config.dtype`` by default, float32 for mixed16.
+        Dtype of parameters and statistics; by default ``chainer.config.dtype``, with float32 in
+        place of mixed16.
     use_gamma, use_beta : bool
-        Whether there is a scale, an offset.
+        Whether to scale, and to add an offset.
     initial_gamma, initial_beta : initializer, optional
-        1 and 0 by default.
+        Initial scale and offset; 1 and 0 by default.
     communication_backend : {'auto', 'mpi', 'nccl'}
-        What statistics in GPU memory travel by; by default what the communicator uses.
+        Backend that reduces statistics in GPU memory; by default, that of ``comm``.
     axis : int or tuple of int, optional
-        Axes to sum over; the first and those behind the channels by default.
+        Axes to sum over; by default, all except those of the channels, which follow the first.
     initial_avg_mean, initial_avg_var : initializer, optional
-        0 and 1 by default.
+        Initial moving averages; 0 and 1 by default.
 
     Attributes
     ----------
     gamma, beta : chainer.Parameter or None
     avg_mean, avg_var : ndarray
-        Moving averages, used where ``chainer.config.train`` is off.
+        Moving averages, used in test mode.
     N : int
         Number of batches seen in fine-tuning.
 
     Raises
     ------
     ValueError
-        On every rank, if there is no such ``communication_backend``.
+        If ``communication_backend`` is unknown, or ``comm`` does not have it.
     RuntimeError
         If neither ``size`` nor ``axis`` is given.
     """
@@ -108,9 +108,9 @@ class MultiNodeBatchNormalization(CommunicatorHolder, L.BatchNormalization):
         Parameters
         ----------
         x : chainer.Variable or ndarray
-            Batches may differ in size from rank to rank.
+            Batches of different ranks may differ in size.
         finetune : bool
-            Make the moving averages the plain averages over all batches since
+            Replace the moving averages by plain averages over all batches since
             ``start_finetuning()``.
         """
         if not chainer.config.train:

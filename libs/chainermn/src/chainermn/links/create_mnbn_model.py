@@ -1,4 +1,4 @@
-"""From batch normalization on each rank to batch normalization over all ranks."""
+"""Replace batch normalization on each rank by one over all ranks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def create_mnbn_model(
     comm: CommunicatorBase,
     communication_backend: Backend = "auto",
 ) -> chainer.Link:
-    """Copy a model, with `MultiNodeBatchNormalization` for every ``L.BatchNormalization``.
+    """Copy a model, replacing ``L.BatchNormalization`` by `MultiNodeBatchNormalization`.
 
     Parameters
     ----------
     link : chainer.Link
-        Chain, ChainList, Sequential, nested as may be, or one layer. It stays as it is.
+        A layer, or any nesting of Chain, ChainList and Sequential. It stays as it is.
     comm : CommunicatorBase
     communication_backend : {'auto', 'mpi', 'nccl'}
         See `MultiNodeBatchNormalization`.
@@ -33,17 +33,17 @@ def create_mnbn_model(
     Returns
     -------
     chainer.Link
-        A deep copy: parameters, persistent values and hyperparameters are carried over, and a
-        layer that occurs twice still is one layer. Instances of subclasses of
-        ``L.BatchNormalization`` stay what they are, as their computation is their own.
+        A deep copy that keeps parameters, persistent values and hyperparameters. A layer that
+        occurs twice is still one layer. Instances of subclasses of ``L.BatchNormalization`` are
+        not replaced, since they may compute something else.
 
     Raises
     ------
     ValueError
-        On every rank, if there is no such ``communication_backend``.
+        If ``communication_backend`` is unknown, or ``comm`` does not have it.
     """
     get_communication_backend(comm, communication_backend)
-    # What deepcopy finds here it takes for copied, wherever in the model it comes across it.
+    # deepcopy takes the layers in this memo for copied, wherever in the model they occur.
     copies: dict[int, object] = {}
     for layer in link.links():
         if type(layer) is L.BatchNormalization:

@@ -1,4 +1,4 @@
-"""A model whose parts are on several ranks."""
+"""Divide a model among ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Ranks: TypeAlias = int | Sequence[int] | None
 
 
-class _Route(NamedTuple):
+class _Peers(NamedTuple):
     sources: tuple[int, ...] | None
     dests: tuple[int, ...] | None
 
@@ -27,19 +27,19 @@ class _Route(NamedTuple):
 class MultiNodeChainList(CommunicatorHolder, chainer.ChainList):
     """A model made of links on several ranks, for model parallelism.
 
-    Each rank adds the links that it computes, in the order in which it computes them, and says
-    where their inputs come from and their outputs go to. Forward receives, computes and sends in
-    this order, and backward in the reverse, whether or not a link uses all that it received. It
-    does not end if the orders of two ranks wait for each other.
+    Each rank adds the links that it computes, in the order of computation, with the ranks that
+    their inputs come from and their outputs go to. Forward receives, computes and sends in this
+    order, backward in the reverse order, even if a link does not use all that it receives. Choose
+    the orders so that no two ranks wait for each other: that would be a deadlock.
 
     Parameters
     ----------
     comm : CommunicatorBase
-        Shared by copies of the link; an unpickled link has none until ``link.comm = ...``.
+        Shared by copies of the link. After unpickling, set it by ``link.comm = ...``.
 
     Examples
     --------
-    An encoder and a decoder on rank 0, and what is between them on rank 1:
+    An encoder and a decoder on rank 0, with the middle of the model on rank 1:
 
     >>> model = MultiNodeChainList(comm)                             # doctest: +SKIP
     >>> if comm.rank == 0:                                           # doctest: +SKIP
@@ -52,7 +52,7 @@ class MultiNodeChainList(CommunicatorHolder, chainer.ChainList):
     def __init__(self, comm: CommunicatorBase) -> None:
         super().__init__()
         self.comm = comm
-        self._routes: tuple[_Route, ...] = ()
+        self._peers: tuple[_Peers, ...] = ()
 
     def add_link(self, link: chainer.Link, rank_in: Ranks = None, rank_out: Ranks = None) -> None:
         """Add a link that this rank computes.
@@ -60,28 +60,28 @@ class MultiNodeChainList(CommunicatorHolder, chainer.ChainList):
         Parameters
         ----------
         link : chainer.Link
-            Takes one argument for each rank of ``rank_in``: a variable, or a tuple of them if
-            that is what the link there returns.
+            Link that takes one argument per rank in ``rank_in``: a variable, or a tuple of
+            variables if the link there returns a tuple.
         rank_in : int or sequence of int, optional
-            Where its arguments come from; None: they are those of the model. May be this rank:
-            then it is the output of an earlier link, the first not yet taken.
+            Ranks that its arguments come from. None means the arguments of the model. This rank
+            means the output of an earlier link: the first one not yet taken.
         rank_out : int or sequence of int, optional
-            Where its output goes to, to each of them; None: it is that of the model. One link
-            of a rank at most.
+            Ranks that its output goes to. None means that it is the output of the model; at most
+            one link per rank may have None.
 
         Raises
         ------
         TypeError, ValueError
             If a rank is not an int or does not exist, or two links have ``rank_out=None``.
         """
-        route = _Route(self._ranks(rank_in, "rank_in"), self._ranks(rank_out, "rank_out"))
-        if route.dests is None and any(other.dests is None for other in self._routes):
+        peers = _Peers(self._ranks(rank_in, "rank_in"), self._ranks(rank_out, "rank_out"))
+        if peers.dests is None and any(other.dests is None for other in self._peers):
             raise ValueError(
-                f"rank {self.comm.rank}: a link with rank_out=None has been added before; the "
-                "output of a model on one rank is that of one link"
+                f"rank {self.comm.rank}: a link with rank_out=None has been added before; on each "
+                "rank, only one link can give the output of the model"
             )
         super().add_link(link)
-        self._routes += (route,)
+        self._peers += (peers,)
 
     def forward(self, *inputs: Any) -> Any:
         """Compute the part of this rank.
@@ -94,29 +94,29 @@ class MultiNodeChainList(CommunicatorHolder, chainer.ChainList):
         Returns
         -------
         chainer.Variable or tuple of chainer.Variable
-            The output of the link with ``rank_out=None``. If there is none, a delegate: float32,
-            of shape ``(0,)``. Every rank has to call ``backward()`` of what it got, or of
-            something made from it.
+            The output of the link with ``rank_out=None``. If this rank has none, a delegate:
+            float32, of shape ``(0,)``. Every rank must call ``backward()`` of its result, or of
+            a variable computed from it.
 
         Raises
         ------
         RuntimeError
             If a link with this rank in ``rank_in`` finds no output of an earlier one.
         """
-        journey = _Journey(self.comm)
+        messages = _Messages(self.comm)
         output = None
-        for link, (sources, dests) in zip(self.children(), self._routes, strict=True):
-            y = link(*(inputs if sources is None else [journey.take(rank) for rank in sources]))
+        for link, (sources, dests) in zip(self.children(), self._peers, strict=True):
+            y = link(*(inputs if sources is None else map(messages.take, sources)))
             if dests is None:
                 output = y
             else:
                 for rank in dests:
-                    journey.give(y, rank)
-        if journey.delegate is None or output is None:
-            return journey.delegate if output is None else output
+                    messages.give(y, rank)
+        if messages.delegate is None or output is None:
+            return messages.delegate if output is None else output
         if isinstance(output, list | tuple):
-            return pseudo_connect(journey.delegate, *output)
-        return pseudo_connect(journey.delegate, output)[0]
+            return pseudo_connect(messages.delegate, *output)
+        return pseudo_connect(messages.delegate, output)[0]
 
     def _ranks(self, ranks: Ranks, name: str) -> tuple[int, ...] | None:
         if ranks is None:
@@ -136,8 +136,8 @@ class MultiNodeChainList(CommunicatorHolder, chainer.ChainList):
         return several
 
 
-class _Journey:
-    """The messages of one forward, each of which depends on the one before."""
+class _Messages:
+    """Messages of one forward, each of which depends on the one before."""
 
     def __init__(self, comm: CommunicatorBase) -> None:
         self._comm = comm
@@ -149,11 +149,11 @@ class _Journey:
             if not self._kept:
                 raise RuntimeError(
                     f"MultiNodeChainList on rank {rank}: a link takes its input from this rank, "
-                    "but no earlier link gives one; add a link with this rank in rank_out before"
+                    "but no earlier link gives one; first add a link with this rank in rank_out"
                 )
             return self._kept.popleft()
         received: Any = recv(self._comm, rank, self.delegate, force_tuple=True)
-        # Backward has to come by here even if no link uses what was received.
+        # Backward must come through here even if no link uses the received variables.
         self.delegate, *xs = WithDelegate().apply(received)
         return tuple(xs) if len(xs) > 1 else xs[0]
 

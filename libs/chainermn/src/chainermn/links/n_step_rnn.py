@@ -1,4 +1,4 @@
-"""Recurrent networks over sequences that are divided among ranks."""
+"""Run recurrent networks over sequences that are divided among ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class MultiNodeNStepRNN(CommunicatorHolder, chainer.Chain):
-    """What :func:`create_multi_node_n_step_rnn` returns.
+    """A recurrent link on one of several ranks; see :func:`create_multi_node_n_step_rnn`.
 
     Parameters
     ----------
@@ -49,23 +49,23 @@ class MultiNodeNStepRNN(CommunicatorHolder, chainer.Chain):
         Parameters
         ----------
         *inputs
-            ``xs``, a list of sequences, each of shape (length, in_size); or, as for the link
-            that this was made from, ``hx, xs`` or ``hx, cx, xs``. Hidden states have to be None
-            if they are received.
+            ``xs``, a list of sequences of shape (length, in_size); or ``hx, xs`` or
+            ``hx, cx, xs``, as for ``actual_link``. Hidden states must be None if they are
+            received.
 
         Returns
         -------
         tuple
-            What the link returns, ``hy, ys`` or ``hy, cy, ys``, and a delegate: None without
-            ``rank_out``; else run backward from it, or connect it to a loss by
+            The results of ``actual_link``, ``hy, ys`` or ``hy, cy, ys``, followed by a delegate,
+            which is None without ``rank_out``. Run backward from it, or connect it to a loss by
             `chainermn.functions.pseudo_connect`.
 
         Raises
         ------
         TypeError
-            If the number of inputs is another one.
+            If the number of inputs is wrong.
         ValueError
-            If hidden states are given and received, or another number of them is received.
+            If hidden states are both given and received, or their number is wrong.
         """
         *hidden, xs = inputs or (None,)
         if not inputs or len(hidden) not in (0, self.n_cells):
@@ -100,33 +100,33 @@ def create_multi_node_n_step_rnn(
     rank_in: int | None = None,
     rank_out: int | None = None,
 ) -> MultiNodeNStepRNN:
-    """Let the hidden states of a recurrent link pass from rank to rank.
+    """Pass the hidden states of a recurrent link from rank to rank.
 
-    The ranks ``None -> 0 -> 1 -> ... -> None`` then compute together what ``actual_link`` would
-    on the concatenated sequences (a link of both directions, on each part of them).
+    Ranks connected as ``None -> 0 -> 1 -> ... -> None`` together compute ``actual_link`` on the
+    concatenated sequences. A bidirectional link is applied to the part of each rank in turn.
 
     Parameters
     ----------
     actual_link : NStepLSTM, NStepBiLSTM, NStepGRU, NStepBiGRU, NStepRNNTanh, ...
-        Of ``chainer.links``; becomes the child ``actual_rnn``.
+        A link of ``chainer.links``; becomes the child ``actual_rnn``.
     communicator : CommunicatorBase
-        Shared by copies of the link; an unpickled link has none until ``link.comm = ...``.
+        Shared by copies of the link. After unpickling, set it by ``link.comm = ...``.
     rank_in : int, optional
-        Where initial hidden states come from; None: they are arguments, or zeros.
+        Rank that initial hidden states come from. If None, they are arguments, or zeros.
     rank_out : int, optional
-        Where final hidden states go to.
+        Rank that final hidden states go to.
 
     Returns
     -------
     MultiNodeNStepRNN
-        Called with ``xs``; returns what ``actual_link`` does and, in addition, a delegate
-        variable, from which backward starts on ranks with ``rank_out``. Where hidden states are
-        received, backward has to reach them, from the delegate or from ``ys``.
+        Called with ``xs``, it returns the results of ``actual_link`` and a delegate variable,
+        from which backward starts on ranks with ``rank_out``. On ranks with ``rank_in``, backward
+        must reach the received hidden states, from the delegate or from ``ys``.
 
     Raises
     ------
     ValueError
-        If ``actual_link`` is something else, or a rank does not exist or is this rank.
+        If ``actual_link`` is anything else, or a rank does not exist or is this rank.
     """
     if not isinstance(actual_link, NStepRNNBase):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A communicator as a part of a link."""
+"""Hold a communicator in a link."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class SharedCommunicator:
-    """Holds a communicator, which copies share, and which pickles leave out.
+    """Holds a communicator, which copies share and pickling leaves out.
 
     Parameters
     ----------
@@ -25,11 +25,11 @@ class SharedCommunicator:
         Raises
         ------
         RuntimeError
-            If there is none.
+            If the holder was unpickled.
         """
         if self._comm is None:
             raise RuntimeError(
-                "this link has no communicator, as it was unpickled; assign one to its "
+                "this link has no communicator, since it was unpickled; assign one to its "
                 "attribute `comm`"
             )
         return self._comm
@@ -45,13 +45,13 @@ class SharedCommunicator:
 
 
 class CommunicatorHolder:
-    """Mixin of links: the attribute ``comm``."""
+    """Mixin that gives links the attribute ``comm``."""
 
     _shared = SharedCommunicator()
 
     @property
     def comm(self) -> CommunicatorBase:
-        """The communicator; copies of the link share it, unpickled ones have none yet."""
+        """The communicator, which copies of the link share; unpickled links have none."""
         return self._shared.get()
 
     @comm.setter
