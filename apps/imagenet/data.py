@@ -16,6 +16,7 @@ from chainer.dataset import DatasetMixin
 import chainermn
 import images
 import workers
+from chainermn.agreement import run_together
 from iterator import MultiprocessIterator
 
 T = TypeVar("T")
@@ -241,24 +242,17 @@ class ToBatch(chainer.dataset.Converter):
 
 
 def together(comm: chainermn.CommunicatorBase, act: Callable[[], T]) -> T:
-    """Return ``act()``; if it fails on any rank with a bad input, all ranks end with its error.
+    """Return ``act()``; if it fails on any rank because of a bad input, end the job.
 
     Raises
     ------
     SystemExit
-        On every rank, when ``act`` raises OSError or ValueError on any. Rank 0 prints.
+        On every rank. Rank 0 prints the error.
     """
-    result, error = None, None
     try:
-        result = act()
-    except (OSError, ValueError) as raised:
-        error = str(raised)
-    errors = comm.allgather_obj(error)
-    if any(errors):
-        # Several ranks that cannot read a file say the same.
-        found = "\n".join(dict.fromkeys(filter(None, errors)))
-        raise SystemExit(f"error: {found}" if comm.rank == 0 else 1)
-    return result
+        return run_together(comm, "input", act)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise SystemExit(f"error: {error}" if comm.rank == 0 else 1) from None
 
 
 def share(comm: chainermn.CommunicatorBase, read: Callable[[], T]) -> T:
@@ -267,22 +261,18 @@ def share(comm: chainermn.CommunicatorBase, read: Callable[[], T]) -> T:
 
 
 def check_files(listed: ImageList, root: str | Path, comm: chainermn.CommunicatorBase) -> None:
-    """Look for some of the files on every host.
-
-    Raises
-    ------
-    FileNotFoundError
-        On every rank, if one is missing on any.
-    """
+    """Look for some of the files on every host; if one is missing on any, end the job."""
     some = np.linspace(0, len(listed) - 1, min(len(listed), 20)).astype(int)
-    paths = [Path(root, listed[i][0]).resolve() for i in some]
-    missing = next((str(path) for path in paths if not path.is_file()), None)
-    for host, path in comm.allgather_obj((socket.gethostname(), missing)):
-        if path is not None:
-            raise FileNotFoundError(
-                f"host {host} has no file {path}. Every host has to see the images under the "
-                "same path; --root says what the paths of the lists start from"
-            )
+
+    def check() -> None:
+        for path in (Path(root, listed[i][0]).resolve() for i in some):
+            if not path.is_file():
+                raise FileNotFoundError(
+                    f"host {socket.gethostname()} has no file {path}. Every host must see the "
+                    "images under the same path; --root is what the paths of the lists start from"
+                )
+
+    together(comm, check)
 
 
 def read_statistics(path: Path) -> dict[str, list[float]]:

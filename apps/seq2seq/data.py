@@ -19,6 +19,7 @@ from chainer.dataset import DatasetMixin
 
 import chainermn
 import generated
+from chainermn.agreement import run_together
 from model import EOS, PADDING, UNK
 from terminal import Progress
 
@@ -134,24 +135,17 @@ class Corpus:
 
 
 def together(comm: chainermn.CommunicatorBase, act: Callable[[], T]) -> T:
-    """Return ``act()``; if it fails on any rank with a bad input, all ranks end with its error.
+    """Return ``act()``; if it fails on any rank because of a bad input, end the job.
 
     Raises
     ------
     SystemExit
-        On every rank, when ``act`` raises OSError or ValueError on any. Rank 0 prints.
+        On every rank. Rank 0 prints the error.
     """
-    result, error = None, None
     try:
-        result = act()
-    except (OSError, ValueError) as raised:
-        error = str(raised)
-    errors = comm.allgather_obj(error)
-    if any(errors):
-        # Several ranks that cannot read a file say the same.
-        found = "\n".join(dict.fromkeys(filter(None, errors)))
-        raise SystemExit(f"error: {found}" if comm.rank == 0 else 1)
-    return result
+        return run_together(comm, "input", act)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise SystemExit(f"error: {error}" if comm.rank == 0 else 1) from None
 
 
 def load(
