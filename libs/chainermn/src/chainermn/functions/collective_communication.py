@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import chainer
 import numpy as np
+from typing_extensions import override
 
 from chainermn.agreement import Refusal, attempt, raise_disagreement, raise_refusals
+from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.functions.variables import as_variable, empty_delegate, layouts, or_zeros
-
-if TYPE_CHECKING:
-    from chainermn.communicators.communicator_base import CommunicatorBase
 
 Variables: TypeAlias = tuple[chainer.Variable, ...]
 
@@ -70,7 +69,7 @@ class Collective(chainer.FunctionNode):
 
     @abstractmethod
     def communicate(self, xs: tuple[Any, ...]) -> Sequence[Any] | None:
-        """Make the call: return output arrays for input arrays."""
+        """Return output arrays for input arrays, or None on a rank without outputs."""
 
     @abstractmethod
     def adjoint(self) -> Collective:
@@ -145,32 +144,42 @@ class Rooted(Collective):
     root : int
     """
 
+    #: Whether only the root has inputs; otherwise, only the root has outputs.
+    from_root: ClassVar[bool]
+
     def __init__(self, comm: CommunicatorBase, root: int) -> None:
         super().__init__(comm)
         self.root = root
+        self._is_root = comm.rank == root
 
     def __str__(self) -> str:
         return f"{super().__str__()} with root={self.root}"
 
-    def check(self, inputs: Sequence[tuple[str, ...]]) -> None:
-        """Raise unless the root is a rank."""
-        if self.root not in range(self.comm.size):
-            raise ValueError(f"{self}: expected a root from 0 to {self.comm.size - 1}")
+    @property
+    @override
+    def gives(self) -> bool:
+        return self._is_root or not self.from_root
 
     @property
-    def _is_root(self) -> bool:
-        return bool(self.comm.rank == self.root)
+    @override
+    def gets(self) -> bool:
+        return self._is_root or self.from_root
+
+    @override
+    def check(self, inputs: Sequence[tuple[str, ...]]) -> None:
+        if self.root not in range(self.comm.size):
+            raise ValueError(f"{self}: expected a root from 0 to {self.comm.size - 1}")
 
 
 class AllGather(Collective):
     """Every rank gives one array and gets those of all ranks. Its backward is `ReduceScatter`."""
 
+    @override
     def communicate(self, xs: tuple[Any, ...]) -> Sequence[Any]:
-        """Gather on every rank."""
         return self.comm.allgather(xs[0])
 
+    @override
     def adjoint(self) -> Collective:
-        """Add up the gradients that the ranks have for each rank."""
         return ReduceScatter(self.comm)
 
 
@@ -180,14 +189,14 @@ class ReduceScatter(Collective):
     def __str__(self) -> str:
         return "reduce_scatter"
 
+    @override
     def check(self, inputs: Sequence[tuple[str, ...]]) -> None:
-        """Raise unless entries that are added up have the same shape and dtype."""
         if len(set(inputs)) > 1:
             shown = [", ".join(given) for given in inputs]
             raise_disagreement(shown, f"{self}, shapes and dtypes")
 
+    @override
     def communicate(self, xs: tuple[Any, ...]) -> Sequence[Any]:
-        """Send each entry to its rank, which adds up in the order of the ranks."""
         parts = self.comm.alltoall(xs)
         dtype = parts[0].dtype
         total = parts[0].astype(np.float32 if dtype == np.float16 else dtype)
@@ -195,20 +204,20 @@ class ReduceScatter(Collective):
             total += part
         return (total.astype(dtype, copy=False),)
 
+    @override
     def adjoint(self) -> Collective:
-        """Give every rank the gradient of each sum."""
         return AllGather(self.comm)
 
 
 class AllToAll(Collective):
     """Array ``i`` goes to rank ``i``. It is its own backward."""
 
+    @override
     def communicate(self, xs: tuple[Any, ...]) -> Sequence[Any]:
-        """Send each array to its rank."""
         return self.comm.alltoall(xs)
 
+    @override
     def adjoint(self) -> Collective:
-        """Send each gradient to the rank that its variable came from."""
         return AllToAll(self.comm)
 
 
@@ -228,86 +237,74 @@ class AllReduce(Collective):
     def __str__(self) -> str:
         return f"allreduce with op={self.op!r}"
 
+    @override
     def check(self, inputs: Sequence[tuple[str, ...]]) -> None:
-        """Raise unless the operation is linear."""
         if self.op not in ("sum", "mean"):
             raise ValueError(f"{self}: expected op 'sum' or 'mean'")
 
+    @override
     def communicate(self, xs: tuple[Any, ...]) -> Sequence[Any]:
-        """Reduce."""
         return (self.comm.allreduce(xs[0], self.op),)
 
+    @override
     def adjoint(self) -> Collective:
-        """Reduce the gradients in the same way."""
         return AllReduce(self.comm, self.op)
 
 
 class Bcast(Rooted):
     """Every rank gets the array of the root. Its backward is `Reduce`."""
 
-    @property
-    def gives(self) -> bool:
-        """Whether this is the root."""
-        return self._is_root
+    from_root = True
 
+    @override
     def communicate(self, xs: tuple[Any, ...]) -> Sequence[Any]:
-        """Broadcast."""
         return (self.comm.bcast(xs[0] if xs else None, root=self.root),)
 
+    @override
     def adjoint(self) -> Collective:
-        """Add up the gradients of all ranks."""
         return Reduce(self.comm, self.root)
 
 
 class Reduce(Rooted):
     """The root gets the sum of the arrays of all ranks. Its backward is `Bcast`."""
 
-    @property
-    def gets(self) -> bool:
-        """Whether this is the root."""
-        return self._is_root
+    from_root = False
 
+    @override
     def communicate(self, xs: tuple[Any, ...]) -> Sequence[Any] | None:
-        """Add up."""
         total = self.comm.allreduce(xs[0])
         return (total,) if self.gets else None
 
+    @override
     def adjoint(self) -> Collective:
-        """Give every rank the gradient of the sum."""
         return Bcast(self.comm, self.root)
 
 
 class Gather(Rooted):
     """The root gets one array from each rank. Its backward is `Scatter`."""
 
-    @property
-    def gets(self) -> bool:
-        """Whether this is the root."""
-        return self._is_root
+    from_root = False
 
+    @override
     def communicate(self, xs: tuple[Any, ...]) -> Sequence[Any] | None:
-        """Gather."""
         return self.comm.gather(xs[0], self.root)
 
+    @override
     def adjoint(self) -> Collective:
-        """Give each rank its gradient."""
         return Scatter(self.comm, self.root)
 
 
 class Scatter(Rooted):
     """Each rank gets one array of the root. Its backward is `Gather`."""
 
-    @property
-    def gives(self) -> bool:
-        """Whether this is the root."""
-        return self._is_root
+    from_root = True
 
+    @override
     def communicate(self, xs: tuple[Any, ...]) -> Sequence[Any]:
-        """Scatter."""
         return (self.comm.scatter(xs or None, self.root),)
 
+    @override
     def adjoint(self) -> Collective:
-        """Gather the gradients of all ranks on the root."""
         return Gather(self.comm, self.root)
 
 
