@@ -151,5 +151,5 @@ def test_bad_seed_on_one_rank(seed: Any) -> None:
 @pytest.mark.mpi(3)
 def test_lengths_that_differ() -> None:
     comm = chainermn.create_communicator("naive")
-    with pytest.raises(ValueError, match="use scatter_dataset.*: .* 8 examples; rank 1: .* 9 examples"):
+    with pytest.raises(ValueError, match=r"use scatter_dataset.* 8 examples; rank 1:"):
         create_distributed_sampler(8 + comm.rank, comm)

@@ -190,7 +190,7 @@ def test_root_that_is_no_rank(root: int) -> None:
 @pytest.mark.mpi(3)
 def test_roots_that_differ() -> None:
     comm = chainermn.create_communicator("naive")
-    with pytest.raises(ValueError, match="the same. rank 0: root=0; rank 1: root=1"):
+    with pytest.raises(ValueError, match=r"the same\. rank 0: root=0; rank 1: root=1"):
         chainermn.scatter_dataset([1, 2], comm, root=min(comm.rank, 1))
 
 

@@ -142,7 +142,7 @@ def test_no_iterator_of_chainers_on_one_rank(bad: Any) -> None:
 @pytest.mark.mpi(3)
 def test_lengths_that_differ() -> None:
     comm = chainermn.create_communicator("naive")
-    with pytest.raises(ValueError, match="the same. rank 0: 3 examples; rank 1: 4 examples"):
+    with pytest.raises(ValueError, match=r"the same\. rank 0: 3 examples; rank 1: 4 examples"):
         create_synchronized_iterator(SerialIterator([1] * (3 + comm.rank), 1), comm)
 
 

@@ -11,13 +11,11 @@ import numpy as np
 from chainer.datasets import SubDataset
 
 from chainermn.agreement import check_root, run_together
-from chainermn.communicators import create_communicator
+from chainermn.communicators import CommunicatorBase, create_communicator
 from chainermn.datasets.shards import Columns, Indices, scatter_columns
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-    from chainermn.communicators.communicator_base import CommunicatorBase
 
 
 class DataSizeError(RuntimeError):
@@ -76,7 +74,7 @@ def scatter_dataset(
     read them on demand.
     """
     where = "scatter_dataset"
-    if type(comm).__module__.startswith("mpi4py"):
+    if not isinstance(comm, CommunicatorBase):
         comm = create_communicator("naive", comm)
     check_root(comm, root, where)
 

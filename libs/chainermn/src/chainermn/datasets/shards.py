@@ -6,16 +6,14 @@ import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from chainer.datasets import DictDataset, SubDataset, TupleDataset
 from numpy.typing import NDArray
 
 from chainermn.agreement import run_together
-
-if TYPE_CHECKING:
-    from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.communicators.communicator_base import CommunicatorBase
 
 Column: TypeAlias = "NDArray[Any] | list[Any]"
 Indices: TypeAlias = NDArray[np.intp]

@@ -8,7 +8,7 @@ import warnings
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import chainer
 import numpy as np
@@ -16,11 +16,9 @@ from chainer.training.extension import Extension
 
 from chainermn.agreement import check_equal, run_together
 from chainermn.arguments import check_communicator, check_has
+from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.datasets.distributed_sampler import DistributedOrderSampler
 from chainermn.extensions.npz_files import find_damage, is_usable_everywhere
-
-if TYPE_CHECKING:
-    from chainermn.communicators.communicator_base import CommunicatorBase
 
 _WHERE = "multi_node_snapshot"
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import chainer
 from chainer.training.extension import PRIORITY_WRITER, Extension
 
 from chainermn.agreement import run_together
-
-if TYPE_CHECKING:
-    from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.communicators.communicator_base import CommunicatorBase
 
 
 class AllreducePersistent(Extension):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import chainer
 import numpy as np
@@ -13,16 +14,12 @@ from chainer.training.extension import Extension
 
 from chainermn.agreement import check_equal, run_together
 from chainermn.arguments import check_communicator
+from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions.npz_files import (
     find_damage,
     is_usable_everywhere,
     write_atomically,
 )
-
-if TYPE_CHECKING:
-    import os
-
-    from chainermn.communicators.communicator_base import CommunicatorBase
 
 # The key that tells who wrote the file. Loading ignores keys that it does not know.
 _LABEL = "chainermn_checkpoint"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sized
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import chainer
 from chainer.dataset import concat_examples
@@ -12,9 +12,7 @@ from chainer.dataset.convert import _call_converter
 from chainer.training.extension import PRIORITY_WRITER, Extension
 
 from chainermn.agreement import check_root, run_together
-
-if TYPE_CHECKING:
-    from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.communicators.communicator_base import CommunicatorBase
 
 _WHERE = "GenericMultiNodeEvaluator"
 _END = object()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import chainer
 from chainer.training.triggers import EarlyStoppingTrigger
 
+from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions.observation_aggregator import ObservationAggregator
-
-if TYPE_CHECKING:
-    from chainermn.communicators.communicator_base import CommunicatorBase
 
 
 class MultiNodeEarlyStoppingTrigger:

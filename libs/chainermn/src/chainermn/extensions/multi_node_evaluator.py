@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import chainer
 import numpy as np
 
 from chainermn.agreement import run_together
 from chainermn.arguments import check_communicator, check_has
+from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions.example_weights import ExampleWeights
 from chainermn.extensions.generic_multi_node_evaluator import (
     GenericMultiNodeEvaluator,
     has_examples,
 )
-
-if TYPE_CHECKING:
-    from chainermn.communicators.communicator_base import CommunicatorBase
 
 __all__ = ["GenericMultiNodeEvaluator", "create_multi_node_evaluator"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import chainer
 import numpy as np
@@ -11,9 +11,7 @@ from chainer.backends import cuda
 from chainer.training.extension import PRIORITY_EDITOR, Extension
 
 from chainermn.agreement import run_together
-
-if TYPE_CHECKING:
-    from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.communicators.communicator_base import CommunicatorBase
 
 
 class ObservationAggregator(Extension):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import chainer
 import chainer.functions as F
@@ -18,11 +18,9 @@ import numpy as np
 from chainer import backend
 
 from chainermn.agreement import Refusal, attempt, raise_refusals
+from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.functions.collective_communication import allreduce
 from chainermn.functions.variables import as_variable
-
-if TYPE_CHECKING:
-    from chainermn.communicators.communicator_base import CommunicatorBase
 
 Backend = Literal["auto", "mpi", "nccl"]
 

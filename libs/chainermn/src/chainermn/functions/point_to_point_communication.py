@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
 
 from chainermn.agreement import Refusal, attempt, raise_refusals
+from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.functions.pseudo_connect import pseudo_connect
 from chainermn.functions.variables import as_variable, empty_delegate, layouts, or_zeros, zeros
-
-if TYPE_CHECKING:
-    from chainermn.communicators.communicator_base import CommunicatorBase
 
 
 class _Header(NamedTuple):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from chainer.dataset import Iterator
 from chainer.iterators import MultithreadIterator
 
 from chainermn.agreement import Refusal, check_root, raise_refusals, run_together
-
-if TYPE_CHECKING:
-    from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.communicators.communicator_base import CommunicatorBase
 
 _WHERE = "create_multi_node_iterator"
 

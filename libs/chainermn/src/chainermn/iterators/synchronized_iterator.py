@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from chainer.dataset import Iterator
 from chainer.iterators import OrderSampler, ShuffleOrderSampler
 
 from chainermn.agreement import check_equal, run_together
+from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.datasets.distributed_sampler import DistributedOrderSampler
-
-if TYPE_CHECKING:
-    from chainermn.communicators.communicator_base import CommunicatorBase
 
 _WHERE = "create_synchronized_iterator"
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import chainer
 import chainer.links as L
+from numpy.typing import DTypeLike
 
+from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.functions.batch_normalization import (
     Backend,
     get_communication_backend,
     multi_node_batch_normalization,
 )
 from chainermn.links.shared import CommunicatorHolder
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
-
-    from chainermn.communicators.communicator_base import CommunicatorBase
 
 
 class MultiNodeBatchNormalization(CommunicatorHolder, L.BatchNormalization):

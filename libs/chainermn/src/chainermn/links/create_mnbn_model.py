@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
 
 import chainer
 import chainer.links as L
 
+from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.functions.batch_normalization import Backend, get_communication_backend
 from chainermn.links.batch_normalization import MultiNodeBatchNormalization
-
-if TYPE_CHECKING:
-    from chainermn.communicators.communicator_base import CommunicatorBase
 
 
 def create_mnbn_model(

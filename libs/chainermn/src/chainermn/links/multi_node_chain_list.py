@@ -5,16 +5,14 @@ from __future__ import annotations
 import operator
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import chainer
 
+from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.functions.point_to_point_communication import recv, send
 from chainermn.functions.pseudo_connect import WithDelegate, pseudo_connect
 from chainermn.links.shared import CommunicatorHolder
-
-if TYPE_CHECKING:
-    from chainermn.communicators.communicator_base import CommunicatorBase
 
 Ranks: TypeAlias = int | Sequence[int] | None
 

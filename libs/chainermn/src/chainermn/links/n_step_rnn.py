@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import chainer
 from chainer.links.rnn.n_step_rnn import NStepRNNBase
 
+from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.functions.point_to_point_communication import recv, send
 from chainermn.links.shared import CommunicatorHolder
-
-if TYPE_CHECKING:
-    from chainermn.communicators.communicator_base import CommunicatorBase
 
 
 class MultiNodeNStepRNN(CommunicatorHolder, chainer.Chain):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.communicators.communicator_base import CommunicatorBase
 
 
 class SharedCommunicator:
