@@ -51,7 +51,7 @@ def test_cupy_without_nccl(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> No
         ([8, 8, 8], None),
         ([3, 3, 3], None),
         ([2, 2, 2], "a host has 3 ranks, but GPUs: 2"),
-        ([2, 0, 2], "there is no CUDA device"),
+        ([2, 0, 2], "on rank 1, there is no CUDA device"),
     ],
 )
 def test_same_answer_on_all_ranks(visible: list[int], reason: str | None, stand_in: Any) -> None:

@@ -14,7 +14,7 @@ from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from chainermn.communicators.registry import class_named, register, registered
 from chainermn.process.cores import divide_cores
 from chainermn.process.memory import keep_freed_memory
-from chainermn.transport.gpu.available import why_not_one_each
+from chainermn.transport.gpu.available import any_rank_has_gpu, why_not_one_each
 from chainermn.transport.host.mpi import world
 from chainermn.transport.topology import Topology
 
@@ -105,7 +105,7 @@ def create_communicator(
         if communicator_name is None:
             lacking = why_not_one_each(mpi_comm, topology)
             communicator_name = _default_on_cpu(topology) if lacking else "pure_nccl"
-            if lacking and mpi_comm.rank == 0:
+            if lacking and any_rank_has_gpu(mpi_comm) and mpi_comm.rank == 0:
                 _warn_of_default(lacking, communicator_name)
         communicator = class_named(communicator_name)(
             mpi_comm,

@@ -34,6 +34,11 @@ def why_no_nccl() -> str | None:
     return None
 
 
+def any_rank_has_gpu(mpi_comm: MPI.Intracomm) -> bool:
+    """Tell whether at least one rank could use a GPU. Collective."""
+    return any(mpi_comm.allgather(why_no_gpu() is None))
+
+
 def why_not_one_each(mpi_comm: MPI.Intracomm, topology: Topology) -> str | None:
     """Return why not every rank can have a GPU with NCCL for itself. Collective.
 
@@ -45,9 +50,9 @@ def why_not_one_each(mpi_comm: MPI.Intracomm, topology: Topology) -> str | None:
     reason, found = why_no_nccl(), gpu()
     visible = [] if reason or found is None else found.devices()
     everywhere = mpi_comm.allgather((topology.inter_rank, reason, visible))
-    for _, reason, _ in everywhere:
+    for rank, (_, reason, _) in enumerate(everywhere):
         if reason:
-            return str(reason)
+            return f"on rank {rank}, {reason}"
     for node, ranks in enumerate(topology.ranks_per_host):
         # Each rank may see all of the host, or its own alone.
         count = len({device for host, _, seen in everywhere if host == node for device in seen})
