@@ -29,7 +29,7 @@ GROUND_TRUTHS = (
 
 def main() -> None:
     args = parse_arguments()
-    comm = chainermn.create_communicator("naive")
+    comm = chainermn.create_communicator()
     if comm.rank == 0:
         write_lists(args)
     train = comm.bcast_obj(ImageList.read(args.out / "train.txt") if comm.rank == 0 else None)

@@ -52,7 +52,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--batchsize", "-B", type=int, default=32, help="images of a process in one step")
     add("--iterations", type=int, default=20, help="of a round; default: %(default)s")
     add("--rounds", type=int, default=15, help="default: %(default)s")
-    add("--communicator", default="naive", help="default: %(default)s")
+    add("--communicator", help="default: chosen for the hosts and GPUs at hand")
     return parser.parse_args()
 
 

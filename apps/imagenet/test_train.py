@@ -147,7 +147,7 @@ def test_what_is_written(two_ranks):
 def test_only_rank_0_prints_and_plainly_where_no_terminal_is(two_ranks):
     job, out = two_ranks
     first, header, *rows, summary, files = job.stdout.splitlines()
-    assert first == "ranks: 2, hosts: 1, communicator: naive"
+    assert first == "ranks: 2, hosts: 1, communicator: SingleNodeCommunicator"
     assert header.split()[:2] == ["epoch", "main/loss"]
     assert header.split()[-3:] == ["images/s", "minutes", "left"]
     assert [row.split()[0] for row in rows] == ["1", "2", "3"]
@@ -305,7 +305,7 @@ class Probe(data.Images):
 
 if __name__ == "__main__":
     workers.start_forkserver()
-    comm = chainermn.create_communicator("naive")
+    comm = chainermn.create_communicator()
     probe = Probe(data.ImageList([("a", 0)] * 40), ".", 8)
     iterator = data.create_iterator(probe, 10, 2, repeat=False, shuffle=False)
     if {announce}:

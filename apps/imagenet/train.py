@@ -31,10 +31,10 @@ from models import ARCHITECTURES
 def main() -> None:
     args = parse_arguments()
     workers.start_forkserver()  # before MPI is
-    name = args.communicator or ("pure_nccl" if args.gpu else "naive")
-    comm = chainermn.create_communicator(name)
+    comm = chainermn.create_communicator(args.communicator)
     if comm.rank == 0:
-        print(f"ranks: {comm.size}, hosts: {comm.inter_size}, communicator: {name}", flush=True)
+        kind = type(comm).__name__
+        print(f"ranks: {comm.size}, hosts: {comm.inter_size}, communicator: {kind}", flush=True)
     device = chainer.get_device(f"@cupy:{comm.intra_rank}" if args.gpu else "@numpy")
     device.use()
     np.random.seed(args.seed)
@@ -149,7 +149,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--least-area", type=float, help="least share of an image that is cut out at random")
     add("--mixed16", action="store_true", help="compute in float16, with float32 parameters")
     add("--mnbn", action="store_true", help="batch normalization over the batches of all ranks")
-    add("--communicator", help="default: pure_nccl with --gpu, naive without")
+    add("--communicator", help="default: chosen for the hosts and GPUs at hand")
     add("--gpu", "-g", action="store_true", help="train on GPU")
     add("--loaderjob", "-j", type=int, help="processes that read images, of a rank; 0: itself")
     add("--skip-unreadable", action="store_true", help="do not end at images that are damaged")

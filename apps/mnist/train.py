@@ -17,10 +17,10 @@ from model import MLP
 
 def main() -> None:
     args = parse_arguments()
-    name = args.communicator or ("pure_nccl" if args.gpu else "naive")
-    comm = chainermn.create_communicator(name)
+    comm = chainermn.create_communicator(args.communicator)
     if comm.rank == 0:
-        print(f"ranks: {comm.size}, hosts: {comm.inter_size}, communicator: {name}", flush=True)
+        kind = type(comm).__name__
+        print(f"ranks: {comm.size}, hosts: {comm.inter_size}, communicator: {kind}", flush=True)
     device = chainer.get_device(f"@cupy:{comm.intra_rank}" if args.gpu else "@numpy")
     device.use()
     np.random.seed(args.seed)
@@ -63,7 +63,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--batchsize", "-b", type=int, default=30, help="examples of a process in one step")
     add("--epoch", "-e", type=int, default=20, help="how often to go through the data")
     add("--unit", "-u", type=int, default=200, help="units of each hidden layer")
-    add("--communicator", help="default: pure_nccl with --gpu, naive without")
+    add("--communicator", help="default: chosen for the hosts and GPUs at hand")
     add("--gpu", "-g", action="store_true", help="train on GPU")
     add("--seed", type=int, default=0, help="of the first weights and of all shuffling")
     add("--out", "-o", metavar="DIR", default="result", help="for log, plots and snapshots")

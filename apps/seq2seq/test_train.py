@@ -135,7 +135,7 @@ def test_pictures_and_snapshots_are_written(two_ranks):
 def test_only_rank_0_prints_and_plainly_where_no_terminal_is(two_ranks):
     job, out = two_ranks
     first, *lines = job.stdout.splitlines()
-    assert first == "ranks: 2, hosts: 1, communicator: naive"
+    assert first == "ranks: 2, hosts: 1, communicator: SingleNodeCommunicator"
     assert lines[0] == "20000 pairs to train on, 1000 to validate with, skipped: none"
     assert re.fullmatch(r"vocabularies of \d+ and 15 tokens", lines[1])
     assert lines[2].split()[:2] == ["epoch", "main/loss"]
@@ -193,7 +193,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import chainermn, data, evaluation, translate
 import chainer
-comm = chainermn.create_communicator("naive")
+comm = chainermn.create_communicator()
 out = Path(sys.argv[2])
 network, *_ = translate.load(out / "snapshot_epoch_1")
 corpus, index = data.load(None, None, out / "corpus", data.Settings(), 0, comm)
@@ -267,7 +267,7 @@ def test_model_parallel_training_is_that_of_one_process(dates, tmp_path):
     out = tmp_path / "result"
     options = [*corpus_options(dates), *SMALL, "--dropout", "0", "--clip", "0.5", "--lr", "0.01"]
     job = train(2, out, *options, script="train_model_parallel.py")
-    assert job.stdout.startswith("ranks: 2, hosts: 1, communicator: naive\n")
+    assert job.stdout.startswith("ranks: 2, hosts: 1, communicator: SingleNodeCommunicator\n")
 
     found = json.loads((out / "corpus/vocabulary.json").read_text(encoding="utf-8"))
     corpus = data.Corpus(*dates, tuple(map(data.Vocabulary, found["vocabularies"])), {})

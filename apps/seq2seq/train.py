@@ -21,10 +21,10 @@ from model import EOS, Seq2seq
 
 def main() -> None:
     args = parse_arguments()
-    name = args.communicator or ("pure_nccl" if args.gpu else "naive")
-    comm = chainermn.create_communicator(name)
+    comm = chainermn.create_communicator(args.communicator)
     if comm.rank == 0:
-        print(f"ranks: {comm.size}, hosts: {comm.inter_size}, communicator: {name}", flush=True)
+        kind = type(comm).__name__
+        print(f"ranks: {comm.size}, hosts: {comm.inter_size}, communicator: {kind}", flush=True)
     device = chainer.get_device(f"@cupy:{comm.intra_rank}" if args.gpu else "@numpy")
     device.use()
     np.random.seed(args.seed)
@@ -94,7 +94,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--decay", type=float, default=0.5, help="factor for the learning rate on a plateau")
     add("--decay-patience", type=int, default=1, help="epochs that make a plateau")
     add("--patience", type=int, default=4, help="epochs without progress before stopping early")
-    add("--communicator", help="default: pure_nccl with --gpu, naive without")
+    add("--communicator", help="default: chosen for the hosts and GPUs at hand")
     add("--gpu", "-g", action="store_true", help="train on GPU")
     add("--seed", type=int, default=0, help="of the first weights and of all shuffling")
     add("--out", "-o", metavar="DIR", default="result", help="for log, pictures and snapshots")

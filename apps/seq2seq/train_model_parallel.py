@@ -26,10 +26,10 @@ DECODER, ENCODER = 0, 1  # rank 0 prints, so it is the one that knows the loss
 
 def main() -> None:
     args = parse_arguments()
-    name = args.communicator or "naive"
-    comm = chainermn.create_communicator(name)
+    comm = chainermn.create_communicator(args.communicator)
     if comm.rank == 0:
-        print(f"ranks: {comm.size}, hosts: {comm.inter_size}, communicator: {name}", flush=True)
+        kind = type(comm).__name__
+        print(f"ranks: {comm.size}, hosts: {comm.inter_size}, communicator: {kind}", flush=True)
     if comm.size != 2 or args.resume or args.share_embedding:
         reason = "it takes two ranks, and neither --resume nor --share-embedding"
         raise SystemExit(f"error: {reason}" if comm.rank == 0 else 1)
