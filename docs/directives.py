@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from sphinx.domains.python import PythonDomain
 from sphinx.util import docname_join, logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 from sphinx.util.matching import patfilter
+
+from chainermn.communicators import registered
 
 logger = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parents[1]
@@ -91,6 +94,17 @@ class CommandHelp(SphinxDirective):
         return [nodes.literal_block(text, text, language="text")]
 
 
+class Communicators(SphinxDirective):
+    """``{communicators}``: a table of all names, with the first line of each class's docstring."""
+
+    def run(self) -> list[nodes.Node]:
+        rows = ["| name | |", "|---|---|"]
+        for name, kind in registered().items():
+            self.env.note_dependency(inspect.getfile(kind))
+            rows.append(f"| `{name}` | {(kind.__doc__ or '').splitlines()[0]} |")
+        return self.parse_text_to_nodes("\n".join(rows))
+
+
 class MeasuredTimes(SphinxDirective):
     """``{measured-times} SUBJECT``: a table of what the benchmarks have measured."""
 
@@ -143,6 +157,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("drawing", Drawing)
     app.add_directive("script-diff", ScriptDiff)
     app.add_directive("command-help", CommandHelp)
+    app.add_directive("communicators", Communicators)
     app.add_directive("measured-times", MeasuredTimes)
     app.add_role("measured", MeasuredFigure())
     app.add_directive("optional-toctree", OptionalToctree)

@@ -3,7 +3,7 @@
 from drawings.svg import Canvas
 
 WAYS = (
-    ("naive, flat", "one all-reduce of all ranks"),
+    ("one all-reduce", "of all ranks"),
     ("hierarchical", "in each host, between leaders, in each host"),
     ("two_dimensional", "halves: in each host, between hosts, in each host"),
 )

@@ -9,7 +9,7 @@ import chainermn
 
 
 def main(out: str, epochs: int) -> None:
-    comm = chainermn.create_communicator("naive")
+    comm = chainermn.create_communicator()
     trainer = make_trainer(comm, epochs=epochs, out=out)
     # begin
     snapshot = extensions.snapshot(filename="snapshot", autoload=True)

@@ -13,7 +13,7 @@ import chainermn
 
 
 def main(out: str, end_in: int) -> None:
-    comm = chainermn.create_communicator("naive")
+    comm = chainermn.create_communicator()
     trainer = make_trainer(comm, epochs=4, out=out)
     # begin
     checkpointer = chainermn.create_multi_node_checkpointer("digits", comm)

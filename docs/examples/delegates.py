@@ -38,7 +38,7 @@ def there_only(comm) -> np.ndarray | None:
 
 
 def main() -> None:
-    comm = chainermn.create_communicator("naive")
+    comm = chainermn.create_communicator()
     gradients = there_and_back(comm), there_only(comm)
     if comm.rank == 0:
         print(*(gradient.tolist() for gradient in gradients))

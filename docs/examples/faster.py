@@ -28,11 +28,11 @@ def train(comm, overlap="auto", double_buffering=False):
 
 
 def main() -> None:
-    comm = chainermn.create_communicator("naive")
+    comm = chainermn.create_communicator()
     results = {"plain": train(comm), "overlap": train(comm, overlap=True)}
     results["double buffering"] = train(comm, double_buffering=True)
     # begin half
-    comm = chainermn.create_communicator("naive", allreduce_grad_dtype="bfloat16")
+    comm = chainermn.create_communicator(allreduce_grad_dtype="bfloat16")
     # end half
     results["half"] = train(comm)
     if comm.rank == 0:

@@ -11,7 +11,7 @@ inputs = np.random.randn(120, 10).astype(np.float32)
 train = chainer.datasets.TupleDataset(inputs, (inputs.sum(axis=1) > 0).astype(np.int32))
 
 # begin
-comm = chainermn.create_communicator("naive")
+comm = chainermn.create_communicator()
 rank, size = comm.rank, comm.size
 
 sampler = chainermn.create_distributed_sampler(train, comm)

@@ -11,7 +11,7 @@ import chainermn
 
 def main() -> None:
     multiprocessing.set_start_method("forkserver")
-    comm = chainermn.create_communicator("naive")
+    comm = chainermn.create_communicator()
     numbers = np.arange(12) if comm.rank == 0 else None
     part = chainermn.scatter_dataset(numbers, comm)
     batches = chainer.iterators.MultiprocessIterator(

@@ -27,7 +27,7 @@ class ConfusionMatrix(GenericMultiNodeEvaluator):
 
 
 def main() -> None:
-    comm = chainermn.create_communicator("naive")
+    comm = chainermn.create_communicator()
     trainer = make_trainer(comm, epochs=1, out="result")
     model = trainer.updater.get_optimizer("main").target
     examples = trainer.updater.get_iterator("main").dataset
