@@ -1,4 +1,4 @@
-"""Property tests on several ranks, and fixtures for tests of what finds and starts mpiexec."""
+"""Property tests on several ranks, a stand-in for a GPU, and a mpiexec that tests choose."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from hypothesis.errors import UnsatisfiedAssumption
 
 from chainermn.launch import mpiexec
+from chainermn.transport.gpu import device
 
 # Each seed draws other examples.
 SEED = os.environ.get("CHAINERMN_RANDOM_SEED", "0")
@@ -73,6 +74,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(
             f"Property tests drew their examples by CHAINERMN_RANDOM_SEED={SEED}."
         )
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Let chainermn believe in a GPU: see without_gpu/stand_in_gpu.py."""
+    monkeypatch.syspath_prepend(Path(__file__).parent / "without_gpu")
+    import stand_in_gpu
+
+    found = stand_in_gpu.StandInGpu()
+    device.use(found)
+    yield found
+    device.use(None)
 
 
 @pytest.fixture

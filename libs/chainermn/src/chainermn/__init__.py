@@ -12,6 +12,7 @@ from chainermn.version import VERSION
 
 if TYPE_CHECKING:
     from chainermn import (
+        agreement,
         communicators,
         dataset,
         datasets,
@@ -45,6 +46,7 @@ __all__ = [
     "CommunicatorBase",
     "DataSizeError",
     "MultiNodeChainList",
+    "agreement",
     "communicators",
     "create_communicator",
     "create_distributed_sampler",

@@ -9,17 +9,13 @@ import numpy as np
 import pytest
 
 import chainermn
+from chainermn.communicators import registered
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 pytestmark = pytest.mark.each_mpi
 
 EXCHANGING = [
-    "naive",
-    "flat",
-    "hierarchical",
-    "two_dimensional",
-    "single_node",
-    "non_cuda_aware",
+    name for name, kind in registered().items() if name != "dummy" and not kind.uses_nccl
 ]
 
 

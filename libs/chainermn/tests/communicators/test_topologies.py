@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+import re
+
 import chainer
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import chainermn
-from chainermn.communicators.flat_communicator import FlatCommunicator
+from chainermn.communicators import registered
 from chainermn.communicators.hierarchical_communicator import HierarchicalCommunicator
-from chainermn.communicators.naive_communicator import NaiveCommunicator
-from chainermn.communicators.non_cuda_aware_communicator import NonCudaAwareCommunicator
+from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from chainermn.communicators.single_node_communicator import SingleNodeCommunicator
 from chainermn.communicators.two_dimensional_communicator import TwoDimensionalCommunicator
 from chainermn.transport.topology import Topology
 
 pytestmark = pytest.mark.each_mpi
 
-SEVERAL_HOSTS = [
-    NaiveCommunicator,
-    FlatCommunicator,
-    HierarchicalCommunicator,
-    NonCudaAwareCommunicator,
-    TwoDimensionalCommunicator,
+EXCHANGING = [
+    kind for name, kind in registered().items() if name != "dummy" and not kind.uses_nccl
 ]
 
 LAYOUTS = {2: ["aa", "ab"], 3: ["aab", "aba", "abc"], 4: ["aabb", "abab", "aaab", "abcd", "abbc"]}
@@ -53,9 +50,9 @@ def test_one_host_for_real(mpi_ranks: int) -> None:
 
 
 @pytest.mark.mpi(2, 3, 4)
-@pytest.mark.parametrize("kind", SEVERAL_HOSTS)
+@pytest.mark.parametrize("kind", EXCHANGING)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_mean_grad(kind: type, dtype: str, mpi_ranks: int) -> None:
+def test_mean_grad(kind: type[MpiCommunicatorBase], dtype: str, mpi_ranks: int) -> None:
     tolerance = {"float16": 2e-3, "float32": 1e-6, "float64": 1e-14}[dtype]
     # Fewer elements than ranks, as many, and more; an odd number in all.
     shapes = [(1,), (2, 2), (3, 5, 7)]
@@ -65,7 +62,9 @@ def test_mean_grad(kind: type, dtype: str, mpi_ranks: int) -> None:
     ]
     for hosts in LAYOUTS[mpi_ranks]:
         place = topology(hosts)
-        if kind is TwoDimensionalCommunicator and len(set(place.ranks_per_host)) > 1:
+        if kind.why_not(place):
+            with pytest.raises(ValueError, match=re.escape(kind.why_not(place))):
+                kind(MPI.COMM_WORLD, topology=place)
             continue
         comm = kind(MPI.COMM_WORLD, topology=place)
         model = chainer.ChainList()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,11 @@ import pytest
 from mpi4py import MPI
 
 import chainermn
+from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from chainermn.failures import activity
+from chainermn.gradients.exchange import GradientExchange
+from chainermn.gradients.overlap.exchange import OverlappedExchange
 
 pytestmark = pytest.mark.each_mpi
 
@@ -46,3 +51,24 @@ def test_message_to_a_rank_that_is_not_there(comm: Any) -> None:
     assert activity.counts() == before
     assert activity.waits() == []
     comm.allreduce(np.ones(1))
+
+
+LOCAL = {"config_scope", "finalize", "get_config", "set_config"}
+# These call another method, which is marked.
+INDIRECT = {"allreduce_grad", "broadcast_data", "mean_grad_unless"}
+POINT_TO_POINT = {"recv", "recv_obj", "send", "send_obj"}
+
+
+def test_every_public_collective_is_marked() -> None:
+    public = {
+        name: method
+        for name, method in inspect.getmembers(MpiCommunicatorBase, inspect.isfunction)
+        if not name.startswith("_") and hasattr(CommunicatorBase, name)
+    }
+    assert public.keys() >= LOCAL | INDIRECT | POINT_TO_POINT
+    unmarked = {name for name, method in public.items() if not activity.is_marked(method)}
+    assert unmarked == LOCAL | INDIRECT | POINT_TO_POINT
+    for method in (MpiCommunicatorBase._send, MpiCommunicatorBase._recv):
+        assert activity.is_marked(method)
+    for method in (GradientExchange.mean, OverlappedExchange.mean):
+        assert activity.is_marked(method)

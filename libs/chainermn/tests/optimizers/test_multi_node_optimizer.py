@@ -18,8 +18,10 @@ import pytest
 from chainer import optimizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mpi4py import MPI
 
 import chainermn
+from chainermn.communicators.naive_communicator import NaiveCommunicator
 from chainermn.gradients import background
 from chainermn.gradients.exchange import GradientExchange
 from chainermn.testing.mpiexec import run_job
@@ -393,6 +395,34 @@ def test_parameter_with_two_names(double_buffering: bool) -> None:
     once = comm.allreduce(np.array(comm.rank + 1.0), "mean")
     # Chainer, too, takes a step for each name.
     np.testing.assert_allclose(model.a.array, [-2 * once, -2 * once])
+
+
+@pytest.mark.mpi(1, 2, 3)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_one_small_allreduce_for_each_step(overlap: bool) -> None:
+    class Counting(MPI.Intracomm):
+        """Counts what ranks agree by; gradients travel in other ways."""
+
+        n_calls = 0
+
+        def Allreduce(self, *args: Any) -> None:
+            Counting.n_calls += 1
+            super().Allreduce(*args)
+
+        def allgather(self, *args: Any) -> Any:
+            Counting.n_calls += 1
+            return super().allgather(*args)
+
+    world = Counting(MPI.COMM_WORLD)
+    comm = NaiveCommunicator(world)
+    shared = chainermn.create_multi_node_optimizer(optimizers.SGD(0.1), comm, overlap=overlap)
+    shared.setup(network(comm.rank))
+    for step in range(4):  # in which the ranks synchronise, and agree on an order
+        shared.update(loss, shared.target, *data(comm.rank, step))
+    Counting.n_calls = 0
+    for step in range(3):
+        shared.update(loss, shared.target, *data(comm.rank, step))
+    assert Counting.n_calls == 3
 
 
 @pytest.mark.mpi(1, 2)

@@ -15,6 +15,8 @@ from chainermn.communicators.registry import class_named, register, registered
 from chainermn.process.cores import divide_cores
 from chainermn.process.memory import keep_freed_memory
 from chainermn.transport.gpu.available import any_rank_has_gpu, why_not_one_each
+from chainermn.transport.gpu.cuda_awareness import VARIABLE as CUDA_AWARE
+from chainermn.transport.gpu.cuda_awareness import is_cuda_aware
 from chainermn.transport.host.mpi import world
 from chainermn.transport.topology import Topology
 
@@ -34,51 +36,27 @@ def create_communicator(
     allreduce_grad_dtype: DTypeLike | None = None,
     batched_copy: bool = True,
 ) -> MpiCommunicatorBase:
-    """Create a communicator. Initialises MPI if that has not been done.
+    """Create a communicator, and initialise MPI if that has not been done.
 
-    Also divides the cores of each host among its ranks, unless ``OMP_NUM_THREADS`` or the like
-    is set, lets each rank keep the memory it has freed, unless ``MALLOC_TRIM_THRESHOLD_`` or the
-    like is set, and sees to it that an uncaught exception on one rank ends the whole job
+    This also divides the cores of each host among its ranks, unless ``OMP_NUM_THREADS`` or the
+    like is set; lets each rank keep the memory it has freed, unless ``MALLOC_TRIM_THRESHOLD_`` or
+    the like is set; and has an uncaught exception on one rank end the whole job
     (`chainermn.global_except_hook`).
 
     Parameters
     ----------
     communicator_name : str, optional
-        How gradients are averaged. By default ``pure_nccl`` if every rank could have a GPU for
-        itself, else ``single_node`` on one host, on several ``two_dimensional``, or
-        ``hierarchical`` if they have different numbers of ranks. What is in host memory travels
-        by shared memory inside a host, between hosts by MPI; what is in GPU memory by NCCL
-        inside a host, between hosts by MPI, but where another way is named here.
-
-        ``naive``
-            One all-reduce for each parameter, in place; of GPU memory by MPI.
-        ``flat``
-            One all-reduce of all gradients, gathered in one buffer; of GPU memory by MPI.
-        ``hierarchical``
-            A reduction inside each host, an all-reduce between one rank of each, a broadcast
-            inside each host.
-        ``two_dimensional``
-            A reduce-scatter inside each host, an all-reduce of each shard between the hosts, an
-            all-gather inside each host. Needs as many ranks on every host.
-        ``single_node``
-            One all-reduce for each large gradient, in place, and for some small ones together;
-            refuses to run on several hosts.
-        ``non_cuda_aware``
-            The same as ``hierarchical``, but never gives GPU memory to MPI.
-        ``pure_nccl``
-            One all-reduce by NCCL of all gradients, gathered in one buffer; needs a GPU for each
-            rank. Gradients in host memory go as by ``flat``.
-        ``dummy``
-            No exchange, for measuring what it costs.
+        How gradients are averaged: one of the names in `registered`. By default ``pure_nccl`` if
+        every rank can have a GPU for itself; otherwise ``single_node`` on one host,
+        ``two_dimensional`` on several, or ``hierarchical`` if they have different numbers of
+        ranks.
     mpi_comm : mpi4py.MPI.Intracomm, optional
         The ranks that take part; all by default.
-    allreduce_grad_dtype : {'float16', 'bfloat16', 'float32', 'float64', 'auto'}, optional
-        Dtype of gradients while they travel; that of the gradients by default, with
-        ``pure_nccl`` ``chainer.global_config.dtype``. In host memory, what has 16 bits
-        is added up in float32, and rounded once on the way there and once on the way back.
-        ``hierarchical`` and ``two_dimensional`` round only what travels between hosts, if there
-        are several. ``'auto'`` measures the link before the first exchange, and chooses bfloat16
-        if that takes less than 0.8 of the time.
+    allreduce_grad_dtype : {'float16', 'bfloat16', 'float32', 'float64'}, optional
+        Dtype of gradients while they travel. By default they keep their own; with ``pure_nccl``
+        it is ``chainer.global_config.dtype``. In host memory, values of 16 bits are added up in
+        float32, and rounded once before they leave and once on the way back. Gradients in host
+        memory that never leave the host are not rounded.
     batched_copy : bool
         Accepted for scripts written for the original: copies are always batched.
 
@@ -100,6 +78,7 @@ def create_communicator(
             stack.enter_context(failures.creating(mpi_comm))
             failures.join(mpi_comm)
         arguments = f"{communicator_name!r}, allreduce_grad_dtype={allreduce_grad_dtype!r}"
+        arguments += f", {CUDA_AWARE}={is_cuda_aware():d}" * is_cuda_aware()
         check_equal(mpi_comm, arguments, "create_communicator")
         topology = Topology.of(mpi_comm)
         if communicator_name is None:
@@ -120,9 +99,8 @@ def create_communicator(
 
 def _default_on_cpu(topology: Topology) -> str:
     """Return the communicator that exchanges the fewest bytes, in buckets."""
-    if topology.inter_size == 1:
-        return "single_node"
-    return "two_dimensional" if len(set(topology.ranks_per_host)) == 1 else "hierarchical"
+    names = ("single_node", "two_dimensional", "hierarchical")
+    return next(name for name in names if not class_named(name).why_not(topology))
 
 
 def _warn_of_default(reason: str, name: str) -> None:

@@ -155,8 +155,8 @@ class MpiCommunicatorBase(CommunicatorBase):
             for rank, lacking in enumerate(self.mpi_comm.allgather(why_no_nccl())):
                 if lacking:
                     raise RuntimeError(
-                        f"{type(self).__name__} needs a GPU for each rank: on rank {rank}, "
-                        f"{lacking}. Without GPUs give create_communicator() no name"
+                        f"NCCL needs a GPU for each rank: on rank {rank}, {lacking}. Without GPUs "
+                        "call create_communicator() without a name"
                     )
 
     @property

@@ -24,15 +24,13 @@ def as_wire_dtype(dtype: DTypeLike | None) -> np.dtype[Any] | None:
     """
     if dtype is None:
         return None
-    if isinstance(dtype, str) and dtype == "auto":
-        raise ValueError(
-            "allreduce_grad_dtype='auto' is gone, since a measurement must not decide about "
-            "rounding: 'chainermn doctor --network' measures the link and recommends a dtype"
-        )
-    wire = BFLOAT16 if isinstance(dtype, str) and dtype == "bfloat16" else np.dtype(dtype)
-    if wire.name not in _NAMES:
+    try:
+        wire = BFLOAT16 if isinstance(dtype, str) and dtype == "bfloat16" else np.dtype(dtype)
+    except TypeError:
+        wire = None
+    if wire is None or wire.name not in _NAMES:
         raise ValueError(
             f"allreduce_grad_dtype must be {', '.join(_NAMES)} or None (the dtype of the "
-            f"gradients), got {wire.name}"
+            f"gradients), got {dtype!r}"
         )
     return wire
