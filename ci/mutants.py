@@ -1,9 +1,9 @@
 """Break the library in small ways, one at a time, and see whether a test notices.
 
 ``python ci/mutants.py RESULTS`` is what ``nox -s mutants`` runs. Each mutant has one operator,
-number, condition, loop or exception changed by cosmic-ray. Which of all possible ones are tried
-depends on nothing but their text, so that two commits are tried with the same ones. RESULTS gets a
-line of JSON for each; those that are there already are not tried again.
+number, condition, loop or exception changed by cosmic-ray. The choice among all possible ones
+depends only on their text, so two commits are tried with the same ones. RESULTS gets a line of
+JSON for each; those it already has are not tried again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rich.progress import track
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Path("libs/chainermn/src/chainermn")
 TESTS = Path("libs/chainermn/tests")
-#: How the name of a module begins, and the tests that are to notice; the first that fits counts.
+#: The beginning of a module's name, and the tests that should notice; the first match counts.
 NOTICED_BY = {
     "transport/gpu": ["without_gpu"],
     "communicators/duplicates": ["optimizers/test_overlap.py"],
@@ -52,7 +52,7 @@ NOTICED_BY = {
     "gradients/overlap": ["optimizers/test_overlap.py", "without_gpu"],
     "gradients/": ["gradients", "communicators/test_models.py", "optimizers"],
 }
-# What takes long and would notice little more.
+# Tests that take long and would notice little more.
 LEFT_OUT = "not test_more_than_2_gib and not in_vain and not test_freed_memory"
 SECONDS = 600
 # Most of these change nothing that can be seen.
@@ -73,7 +73,7 @@ class Mutant:
 
 
 def all_mutants(module: str) -> Iterator[Mutant]:
-    """Yield all mutants of a module but those of annotations, which nothing evaluates."""
+    """Yield all mutants of a module except those of annotations, which nothing evaluates."""
     path = ROOT / SOURCE / module
     text = path.read_text(encoding="utf-8")
     lines, spans, seen = text.splitlines(), list(never_evaluated(text)), Counter[str]()
@@ -95,7 +95,7 @@ def all_mutants(module: str) -> Iterator[Mutant]:
 
 
 def never_evaluated(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Yield beginning and end of annotations, and of what only type checkers read."""
+    """Yield the beginning and end of annotations and of code that only type checkers read."""
     for node in ast.walk(ast.parse(text)):
         found: list[ast.AST | None] = []
         if isinstance(node, ast.arg | ast.AnnAssign):
@@ -111,9 +111,10 @@ def never_evaluated(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int
 
 
 def choose(number: int) -> list[Mutant]:
-    """Return mutants of that many places: of each place one, the places with the least hashes.
+    """Return one mutant for each of that many places: those with the least hashes.
 
-    What is no Python is left out: cosmic-ray takes the asterisk among parameters for a product.
+    Mutants that are not Python are left out: cosmic-ray takes the asterisk among parameters for a
+    product.
     """
     modules = [p.relative_to(ROOT / SOURCE).as_posix() for p in (ROOT / SOURCE).rglob("*.py")]
     of_place: dict[tuple[str, tuple[int, int]], Mutant] = {}
@@ -141,11 +142,11 @@ def tests_of(module: str) -> list[str]:
 
 
 def copy_repository(folder: str) -> None:
-    """Give this process a copy of the repository, to change and to test."""
+    """Give this process its own copy of the repository to change and to test."""
     copy = Path(tempfile.mkdtemp(dir=folder)) / "copy"
     ignored = shutil.ignore_patterns(".*", "__pycache__", "_build", "result")
     shutil.copytree(ROOT, copy, ignore=ignored)
-    # As in a wheel: what lies on the path itself would also be found in place of Chainer's copy.
+    # As in a wheel: on the path itself it would also be found in place of Chainer's copy.
     as_installed = copy / "as_installed"
     as_installed.mkdir()
     (as_installed / "_chainermn_dist").symlink_to(copy / SOURCE.parent)
@@ -162,14 +163,14 @@ def pytest(tests: list[str]) -> list[str]:
 
 
 def try_unbroken(tests: list[str]) -> None:
-    """Raise if these tests would notice a mutant where there is none."""
+    """Raise if these tests fail without any mutant."""
     done = subprocess.run(pytest(tests), check=False, capture_output=True, text=True)
     if done.returncode != 0:
         raise click.ClickException(f"fails without any mutant: {done.args}\n{done.stdout}")
 
 
 def try_out(mutant: Mutant) -> dict[str, Any]:
-    """Make the mutant and run the tests; return what became of it."""
+    """Make the mutant and run the tests; return the outcome."""
     spec = MutationSpec(
         Path.cwd() / SOURCE / mutant.module,
         mutant.operator,
@@ -190,7 +191,7 @@ def try_out(mutant: Mutant) -> dict[str, Any]:
 @click.option("--workers", default=2, help="mutants tried at a time")
 @click.option("--again", type=click.Path(exists=True, path_type=Path), help="survivors of these")
 def main(results: Path, number: int, workers: int, again: Path | None) -> None:
-    """Try mutants, and print those that survive."""
+    """Try mutants and print those that survive."""
     chosen = choose(number)
     if again is not None:
         survivors = {row["key"] for row in read(again) if row["outcome"] == "survived"}
