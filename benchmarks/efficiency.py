@@ -2,73 +2,58 @@
 
 from __future__ import annotations
 
-from benchmarks.harness import Contestant, Measured, Place, Team, running
-from benchmarks.report import Group
-from benchmarks.settings import Settings
+from collections.abc import Iterator
+
+from benchmarks.figures import Group, Measured
+from benchmarks.harness import Contestant, Place, Settings, Team, running, slowest
 
 TITLE = "Parallel efficiency of the apps"
-INTRODUCTION = """\
-Each app as `mpiexec -n 2 train.py` starts it, with nothing set by the user, beside the same app on
-one rank that may use one of the two cores (`taskset`): as many examples for each rank and as much
-of the machine. Times are those of an iteration, with the reading of its batch; validation and
-snapshots are not in it. All are kept alive and measured in turn. What two such single ranks lose
-when both run at the same time, without an exchange, is the machine's share: memory and cache that
-both need, and workers that read images beside the ranks. One rank that has both cores to itself is
-there for those who want to know what a second rank gains them on the same machine."""
-
-#: Arguments by which nothing but training happens, for long enough.
+#: Arguments by which nothing but training happens, for long enough; iterations of a turn.
 APPS = {
-    "mnist": ["--epoch", "100000"],
-    "imagenet": ["--epoch", "100000"],
-    "seq2seq": ["--epoch", "100000", "--patience", "100000"],
+    "mnist": (["--epoch", "100000"], 400),
+    "imagenet": (["--epoch", "100000"], 12),
+    "seq2seq": (["--epoch", "100000", "--patience", "100000"], 15),
 }
-ITERATIONS = {"mnist": 400, "imagenet": 12, "seq2seq": 15}
-TWO, ONE = "ours, 2 ranks on 2 cores", "1 rank on 1 core"
-BOTH, WHOLE = "2 single ranks at the same time", "1 rank on 2 cores"
+ONE = "1 rank on 1 core"
+#: The teams of each turn; those of one turn run at the same time.
+TURNS = {
+    "ours, 2 ranks on 2 cores": ["two"],
+    ONE: ["first"],
+    "2 single ranks at the same time": ["first", "second"],
+    "1 rank on 2 cores": ["whole"],
+}
 
 
-def measure(settings: Settings) -> tuple[list[Group], list[str]]:
-    """Measure; return groups, and what could not be measured and why."""
-    return [measure_app(app, settings) for app in APPS if settings.wants(app)], []
+def measure(settings: Settings) -> Iterator[Group | str]:
+    """Yield groups."""
+    yield from (measure_app(app, settings) for app in APPS if settings.wants(app))
 
 
 def measure_app(app: str, settings: Settings) -> Group:
     """Measure one app."""
     one, two = Place("1 rank", (1,)), Place("2 ranks", (2,))
-    tell = settings.teller(f"apps/{app}")
     starts = {
         "two": lambda: Team(two, "app"),
         "first": lambda: Team(one, "app", core=0),
         "second": lambda: Team(one, "app", core=1),
         "whole": lambda: Team(one, "app"),
     }
-    # The teams of each turn; those of one turn run at the same time.
-    turns = {TWO: ["two"], ONE: ["first"], BOTH: ["first", "second"], WHOLE: ["whole"]}
-    order = Contestant(app, "", {"app": app, "arguments": APPS[app]})
-    rows = {name: Measured(name) for name in turns}
+    arguments, iterations = APPS[app]
+    order = Contestant(app, "", {"app": app, "arguments": arguments})
+    group = Group(f"apps/{app}, defaults", {"app": app}, [Measured(turn) for turn in TURNS], ONE)
     with running(starts) as teams:
         for name, team in teams.items():  # they prepare, and draw images
-            tell(f"start {name}")
+            settings.tell(f"{app}: start {name}")
             team.start(order, 2)
             team.finish()
-        iterations = 3 if settings.quick else ITERATIONS[app]
         for round_ in range(settings.rounds + 1):
-            for row, running_now in turns.items():
-                tell(row)
-                for one_of_them in running_now:
-                    teams[one_of_them].start(order, iterations)
-                seconds = max(teams[name].finish().seconds for name in running_now)
-                if round_ > 0 or settings.quick:  # the first one warms up
-                    rows[row].seconds.append(seconds)
-    group = Group(f"apps/{app}, defaults", {"app": app}, list(rows.values()), ONE)
-    group.notes.append(describe(group))
+            for turn, names in TURNS.items():
+                settings.tell(f"{app}: {turn}")
+                for name in names:
+                    teams[name].start(order, 3 if settings.quick else iterations)
+                seconds = max(slowest(teams[name].finish()) for name in names)
+                if round_ > 0:  # the first one warms up
+                    group.row(turn).seconds.append(seconds)
+    for row in group.rows:
+        row.more["efficiency"] = group.ratio(ONE, row.name) or 0.0
     return group
-
-
-def describe(group: Group) -> str:
-    """Return the parallel efficiency of an app, in words."""
-    efficiency, limit = (group.ratio(ONE, name) or 0.0 for name in (TWO, BOTH))
-    return (
-        f"Parallel efficiency {efficiency:.2f}; of two single ranks at the same time {limit:.2f}; "
-        f"of what those do, two ranks with an exchange do {efficiency / limit:.0%}."
-    )

@@ -1,110 +1,133 @@
-"""How jobs end when something fails: seconds, exit code, processes left."""
+"""How failing jobs end: seconds, exit code, processes left."""
 
 from __future__ import annotations
 
 import json
-import os
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator
+from typing import Any
 
 from benchmarks import report
-from benchmarks.harness import REPOSITORY, Measured
-from benchmarks.report import Group
-from benchmarks.settings import Settings
-from chainermn.testing.failures import BOUND, STALL_LIMIT
-from ci.cluster import requirements
-from ci.cluster.cluster import Cluster
+from benchmarks.figures import Group, Measured, load
+from benchmarks.harness import REPOSITORY, Settings, places
+from chainermn.launch.mpiexec import NAMES
+from chainermn.testing.failures import (
+    CASES,
+    STALL_LIMIT,
+    Case,
+    Outcome,
+    check,
+    observe,
+    wait_for,
+)
+from chainermn.testing.mpiexec import JOB_VARIABLE, Job, mpiexec_command
+from ci.cluster import links
+from ci.multinode import jobs
+from ci.multinode.hosts import EMULATED_HOSTFILE, Hosts
 
 TITLE = "Failures"
-INTRODUCTION = f"""\
-Two ranks, one of which fails while the other waits for it in an allreduce. In each cell: seconds
-from the failure to the end of `mpiexec`; its exit code; how many processes were left on any host.
-A job has to end in {BOUND:.0f} s; where nothing but silence is seen, as of a rank that is stopped
-or a host that cannot be reached, in {BOUND:.0f} s after the stall limit (`CHAINERMN_STALL_LIMIT`,
-here {STALL_LIMIT:.0f} s, by default 300 s). A negative exit code is a signal that ended `mpiexec`.
-"SIGTERM" was sent to a rank, "SIGTERM to mpiexec" to `mpiexec`; "out of memory" takes as long as
-filling the memory. On two hosts it is the rank on the other one that fails.
-What each job wrote to standard error was checked too: what has failed, on which rank and host, and
-which ranks had not come to the call in which the others waited.
-
-A call that a script makes on `communicator.mpi_comm` itself is not seen: a rank that waits there
-seems to compute. If another rank raises, crashes or falls silent the job ends all the same. But if
-one has ended its script, or ranks wait for each other there, that is only warned of, after the
-stall limit."""
-
-ONE_HOST, TWO_HOSTS = "one host", "two hosts"
+SCRIPT = REPOSITORY / "libs/chainermn/tests/failures/fail.py"
+LINK_DOWN = Case("link goes down", stall_limit=STALL_LIMIT)
+FIGURES = ("exit code", "processes left")
 
 
-def measure(settings: Settings) -> tuple[list[Group], list[str]]:
-    """Let jobs fail; return groups, and what could not be measured and why."""
-    program = [sys.executable, "-m", "benchmarks.failing", *["--quick"] * settings.quick]
-    settings.teller(TITLE)(ONE_HOST)
-    groups = [run(ONE_HOST, program)]
-    if reason := requirements.find_missing():
-        return groups, [f"{TWO_HOSTS}: {reason}"]
-    settings.teller(TITLE)(TWO_HOSTS)
-    with Cluster(f"failures-{os.getpid()}") as cluster:
-        cluster.up(2, ends_with_this_process=True)
-        first = cluster.hosts()[0]
-        groups.append(run(TWO_HOSTS, first.command(*program, "--hosts")))
-    return groups, []
+def measure(settings: Settings) -> Iterator[Group | str]:
+    """Let jobs fail; yield groups, and what could not be measured and why."""
+    for place in places({"one host": (2,), "two hosts": (1, 1)}):
+        if isinstance(place, str):
+            yield place
+            continue
+        settings.tell(place.title)
+        # The first of the emulated hosts starts the jobs.
+        command = [sys.executable, "-m", "benchmarks.failures", *["--quick"] * settings.quick]
+        if place.cluster is not None:
+            command = place.cluster.hosts()[0].command(*command, "--hosts")
+        ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+        if ended.returncode != 0:
+            raise RuntimeError(f"{' '.join(command)}: {ended.stderr[-3000:]}")
+        rows = [Measured(**row) for row in json.loads(ended.stdout)]
+        yield Group(place.title, {"hosts": place.title}, rows, rows[0].name)
 
 
-def run(title: str, command: Sequence[str]) -> Group:
-    """Run `benchmarks.failing`; return what it found.
-
-    Raises
-    ------
-    RuntimeError
-        If it does not get to its end.
-    """
-    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    if ended.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}: {ended.stderr[-3000:]}")
-    found = json.loads(ended.stdout)
-    rows = [
-        Measured(
-            name,
-            [case["seconds"]],
-            {key: case[key] for key in ("exit code", "processes left")},
-            case["fault"],
-        )
-        for name, case in found.items()
-    ]
-    return Group(title, {"hosts": title}, rows, rows[0].name)
+def main() -> None:
+    """Let jobs fail on this host, or on the emulated hosts, and print rows as JSON."""
+    hosts = Hosts(EMULATED_HOSTFILE) if "--hosts" in sys.argv else None
+    is_quick = "--quick" in sys.argv
+    cases = CASES[:1] if is_quick else CASES
+    rows = [describe(case, observe(case, start(case, hosts)), hosts) for case in cases]
+    if hosts is not None and not is_quick:
+        rows.append(describe(LINK_DOWN, pull_plug(hosts), hosts))
+    print(json.dumps(rows))
 
 
-def write() -> None:
-    """Write ``docs/results/failures.md`` from all that has been saved."""
-    saved = report.load("failures")
+def start(case: Case, hosts: Hosts | None) -> Job | jobs.Job:
+    if hosts is None:
+        return Job(2, [SCRIPT, case.name], env=case.environment)
+    env = {"OMP_NUM_THREADS": "1", **case.environment}
+    on_each = [(name, 1) for name in hosts.names[:2]]
+    forward = [*env, JOB_VARIABLE]
+    command = mpiexec_command(2, [SCRIPT, case.name], hosts=on_each, forward=forward)
+    return jobs.Job(hosts, command, env=env)
+
+
+def pull_plug(hosts: Hosts) -> Outcome:
+    """Make the other host unreachable for as long as a job may take to end."""
+    job = start(LINK_DOWN, hosts)
+    wait_for(job, "failing", 1, 120)
+    hosts.check(hosts.names[0], *links.set_link(hosts.names[1], "down"))
+    begun = time.monotonic()
+    job.process.wait(120)
+    seconds = time.monotonic() - begun
+    time.sleep(max(0.0, LINK_DOWN.bound - seconds))
+    hosts.check(hosts.names[0], *links.set_link(hosts.names[1], "up"))
+    return Outcome(seconds, job.wait(120))
+
+
+def describe(case: Case, outcome: Outcome, hosts: Hosts | None) -> dict[str, Any]:
+    """Return the row of a case; ``skipped`` says what is not as it has to be."""
+    first, second = hosts.names[:2] if hosts else [socket.gethostname()] * 2
+    fault = f"took longer than {case.bound:g} s" if outcome.seconds > case.bound else ""
+    try:
+        check(case, outcome, (first, second))
+    except AssertionError as error:
+        fault = str(error)
+    figures = (outcome.result.returncode, len(outcome.result.left_behind))
+    more = dict(zip(FIGURES, figures, strict=True))
+    return {"name": case.name, "seconds": [outcome.seconds], "more": more, "skipped": fault}
+
+
+def write(part: str, title: str) -> None:
+    """Write one table of all that has been saved."""
+    saved = load(part)
     columns = {
-        f"{report.NAMES[mpi]}, {group.title}": group
+        f"{NAMES[mpi]}, {group.title}": group
         for mpi, content in saved.items()
         for group in content["groups"]
     }
-    names = list(dict.fromkeys(row.name for group in columns.values() for row in group.rows))
-    lines = [f"# {TITLE}", "", INTRODUCTION, ""]
-    lines += [f"| | {' | '.join(columns)} |", f"| --- |{' ---: |' * len(columns)}"]
+    names = dict.fromkeys(row.name for group in columns.values() for row in group.rows)
+    lines = report.heads_of(["seconds; exit code; processes left", *columns])
     for name in names:
-        cells = [_cell(group.row(name)) for group in columns.values()]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        lines.append(report.line([name, *(_cell(group.row(name)) for group in columns.values())]))
     lines.append("")
     for mpi, content in saved.items():
-        lines += [f"## {report.NAMES[mpi]}", "", *report.describe(content["about"]), ""]
-        faults = [
-            f"- **{group.title}, {row.name}: not as it has to be**: {row.skipped.splitlines()[0]}"
+        lines += [f"## {NAMES[mpi]}", "", *report.describe_run(content), ""]
+        lines += [
+            f"- **{group.title}, {row.name}**: {row.skipped.splitlines()[0]}"
             for group in content["groups"]
             for row in group.rows
             if row.skipped
         ]
-        faults += [f"- Not measured: {reason}" for reason in content["skipped"]]
-        lines += [*faults, ""] if faults else []
-    (report.RESULTS / "failures.md").write_text("\n".join(lines).rstrip() + "\n")
+    report.write_page(part, title, lines)
 
 
 def _cell(row: Measured) -> str:
     if not row.seconds:
         return ""
-    code, left = row.more["exit code"], row.more["processes left"]
-    return f"{row.seconds[0]:.1f} s; {code:.0f}; {left:.0f}"
+    return "; ".join([f"{row.seconds[0]:.1f}", *(f"{row.more[figure]:.0f}" for figure in FIGURES)])
+
+
+if __name__ == "__main__":
+    main()

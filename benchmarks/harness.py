@@ -1,21 +1,23 @@
-"""Jobs of ranks that are kept alive and measured in turn, so that other load meets all alike."""
+"""Jobs of ranks that stay alive and are measured in turn, so that other load meets all alike."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import random
 import select
-import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.figures import Measured
 from chainermn.launch.mpiexec import launch_environment, mpiexec_command
 from ci.cluster import requirements
 from ci.cluster.cluster import Cluster
@@ -24,11 +26,50 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 THE_ORIGINAL = {"CHAINER_COMPAT_BUNDLED_CHAINERMN": "1"}
 
-#: What the interfaces of a host have counted while a rank took a step.
-SENT = "MB sent by a rank"
-
 _PATIENCE = 180.0  # seconds for a turn, or for imports
 _MOST_REPEATS = 300
+
+#: The jobs of contestants: the module of `benchmarks.ranks` that they run, and their variables.
+_TEAMS = {
+    "ours": ("with_chainer", {}),
+    "before": ("with_chainer", {}),
+    "not watched": ("unwatched", {}),
+    "original": ("with_chainer", {**THE_ORIGINAL, **ONE_THREAD}),
+    "original, threads left alone": ("with_chainer", THE_ORIGINAL),
+    "a thread for every core": ("with_chainer", {"OMP_NUM_THREADS": str(os.cpu_count())}),
+    "with cuDNN": ("with_chainer", {"CHAINER_COMPAT_CUDNN": "1"}),
+    "mpi": ("with_mpi", {}),
+    "torch": ("with_torch", ONE_THREAD),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How much to measure.
+
+    Attributes
+    ----------
+    rounds : int
+        Turns of each contestant.
+    quick : bool
+        Only see whether everything works.
+    only : str
+        Measure only groups whose title contains this.
+    before : str
+        A Python with another version of chainermn, to be measured beside this one; or empty.
+    tell : callable
+        Is told what is being measured.
+    """
+
+    rounds: int
+    quick: bool
+    only: str
+    before: str
+    tell: Callable[[str], None]
+
+    def wants(self, title: str) -> bool:
+        """Return whether to measure a group of this title."""
+        return self.only in title
 
 
 @dataclass(frozen=True)
@@ -39,9 +80,9 @@ class Place:
     ----------
     title : str
     ranks : tuple of int
-        How many each host gets.
+        Number of ranks on each host.
     cluster : Cluster, optional
-        Of emulated hosts; this machine otherwise.
+        Emulated hosts; this machine by default.
     """
 
     title: str
@@ -56,11 +97,11 @@ class Place:
     def command(self, arguments: Sequence[str], forward: Sequence[str]) -> list[str]:
         """Return the command that starts a job here."""
         if self.cluster is None:
-            return mpiexec_command(self.size, arguments)
-        first = self.cluster.hosts()[0]
-        return first.command(
-            *mpiexec_command(self.size, arguments, hosts=self._hosts(), forward=forward)
+            return mpiexec_command(self.size, arguments, python=False)
+        command = mpiexec_command(
+            self.size, arguments, python=False, hosts=self._hosts(), forward=forward
         )
+        return self.cluster.hosts()[0].command(*command)
 
     def environment(self) -> dict[str, str]:
         """Return the environment of such a job; emulated hosts share the cores."""
@@ -75,22 +116,58 @@ class Place:
     def _hosts(self) -> list[tuple[str, int]]:
         assert self.cluster is not None
         names = (host.name for host in self.cluster.hosts())
-        return list(zip(names, self.ranks, strict=False))
+        return list(zip(names, self.ranks, strict=True))
 
 
-@contextlib.contextmanager
-def emulated_hosts(number: int, rate: str) -> Iterator[Cluster | str]:
-    """Give hosts joined by links of ``rate``, or the reason why there are none."""
+def places(ranks: Mapping[str, tuple[int, ...]]) -> Iterator[Place | str]:
+    """Yield places of these titles, or the reason why there are no emulated hosts.
+
+    The two hosts are joined by 1 Gbit/s, and exist only while their places are in use.
+    """
+    for title, on_hosts in ranks.items():
+        if len(on_hosts) == 1:
+            yield Place(title, on_hosts)
     if reason := requirements.find_missing():
-        yield reason
+        yield f"two hosts: {reason}"
         return
     with Cluster(f"benchmarks-{os.getpid()}") as cluster:
-        cluster.up(number, rate=rate, ends_with_this_process=True)
-        yield cluster
+        cluster.up(2, rate="1gbit", ends_with_this_process=True)
+        for title, on_hosts in ranks.items():
+            if len(on_hosts) == 2:
+                yield Place(title, on_hosts, cluster)
+
+
+def why_no_torch() -> list[str]:
+    """Return why there is no comparison with PyTorch; nothing if there is one."""
+    if importlib.util.find_spec("torch") is None:
+        return ["PyTorch: it is not installed; pip install torch"]
+    return []
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A step that ranks can be told to repeat.
+
+    Attributes
+    ----------
+    name : str
+    team : str
+        The job that takes part for it.
+    options : dict
+        Arguments of the function that prepares the step.
+    """
+
+    name: str
+    team: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class CannotRun(Exception):
+    """A contestant does not work here; the message is the reason."""
 
 
 class Team:
-    """A job of ranks. Between its turns it waits and takes no core.
+    """A job of ranks. Between its turns it waits without using a core.
 
     Parameters
     ----------
@@ -100,7 +177,9 @@ class Team:
     env : mapping, optional
         Variables of the ranks.
     core : int, optional
-        The only core that it may run on.
+        The only core that the job may run on.
+    python : str
+        The interpreter of the ranks.
     """
 
     def __init__(
@@ -110,6 +189,7 @@ class Team:
         *,
         env: Mapping[str, str] | None = None,
         core: int | None = None,
+        python: str = sys.executable,
     ) -> None:
         self.place = place
         self._folder = tempfile.TemporaryDirectory(prefix="benchmark-")
@@ -119,7 +199,7 @@ class Team:
         self._log = folder / "log"
         env = {"BENCHMARK_ROOT": place.first_address(), **(env or {})}
         forward = [*env, *(ONE_THREAD if place.cluster else ()), "GLOO_SOCKET_IFNAME"]
-        arguments = ["-m", "benchmarks.ranks", str(folder), program]
+        arguments = [python, "-m", "benchmarks.ranks", str(folder), program]
         confined = [] if core is None else ["taskset", "--cpu-list", str(core)]
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
@@ -138,13 +218,13 @@ class Team:
         for command in self._commands:
             os.write(command, json.dumps(order).encode() + b"\n")
 
-    def finish(self) -> Turn:
-        """Wait until all ranks have done so.
+    def finish(self) -> list[dict[str, Any]]:
+        """Wait for all ranks; return what each has measured, in ``seconds`` per step.
 
         Raises
         ------
         CannotRun
-            If none can take part, with the reason.
+            If the contestant does not work here.
         RuntimeError
             If the job has ended or does not answer.
         """
@@ -152,24 +232,19 @@ class Team:
         for answer in answers:
             if "error" in answer:
                 raise CannotRun(answer["error"])
-        return Turn(
-            max(answer["seconds"] for answer in answers),
-            {key: [a[key] for a in answers] for key in answers[0] if key != "seconds"},
-        )
+        return answers
 
     def close(self) -> None:
-        """Let the ranks end; end them if they do not."""
+        """Let the ranks end, or end them if they do not."""
         for command in self._commands:
             os.write(command, b"null\n")
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(10)
-        if self._process.poll() is None:
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(5)
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+        for end in (self._process.terminate, self._process.kill):
+            if self._process.poll() is None:
+                end()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(5)
         for pipe in (*self._commands, *self._answers):
             os.close(pipe)
         self._folder.cleanup()
@@ -186,128 +261,102 @@ class Team:
         return line
 
 
-class CannotRun(Exception):
-    """A contestant does not work here; the message is the reason."""
+def _fifo(path: Path) -> int:
+    os.mkfifo(path)
+    return os.open(path, os.O_RDWR)  # which, unlike reading or writing alone, does not wait
 
 
-@dataclass(frozen=True)
-class Turn:
-    """What the ranks of a team measured.
-
-    Attributes
-    ----------
-    seconds : float
-        Of a step, on the slowest rank.
-    others : dict
-        What else they measured, each a list with an entry for every rank.
-    """
-
-    seconds: float
-    others: dict[str, list[Any]]
+@contextlib.contextmanager
+def running(starts: Mapping[str, Callable[[], Team]]) -> Iterator[dict[str, Team]]:
+    """Start teams; end them, whatever happens."""
+    with contextlib.ExitStack() as stack:
+        teams = {}
+        for name, start in starts.items():
+            teams[name] = start()
+            stack.callback(teams[name].close)
+        yield teams
 
 
-@dataclass(frozen=True)
-class Contestant:
-    """Something that a team can be told to do.
-
-    Attributes
-    ----------
-    name : str
-    team : str
-    options : dict
-        For the function ``prepare`` of the team's program.
-    """
-
-    name: str
-    team: str
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class Measured:
-    """All turns of a contestant, or the reason why there are none.
-
-    Attributes
-    ----------
-    name : str
-    seconds : list of float
-        One for each turn.
-    more : dict
-        What else there is to tell, by what it is.
-    skipped : str
-    """
-
-    name: str
-    seconds: list[float] = field(default_factory=list)
-    more: dict[str, float] = field(default_factory=dict)
-    skipped: str = ""
-
-    @property
-    def median(self) -> float:
-        """Return the median of the turns, in seconds."""
-        return statistics.median(self.seconds)
+def slowest(answers: Sequence[Mapping[str, Any]]) -> float:
+    """Return the seconds of the slowest rank."""
+    return float(max(answer["seconds"] for answer in answers))
 
 
 def take_turns(
-    teams: Mapping[str, Team],
+    place: Place,
     contestants: Sequence[Contestant],
+    settings: Settings,
     *,
-    rounds: int,
     seconds: float,
-    tell: Callable[[str], None] = lambda _: None,
+    rounds: int | None = None,
 ) -> list[Measured]:
-    """Measure contestants one after the other, and all of them once a round.
+    """Measure contestants one after the other, each once per round.
 
     Parameters
     ----------
-    teams : mapping of str to Team
+    place : Place
     contestants : sequence of Contestant
-    rounds : int
-        How many turns each has. One before is not counted.
+        Those of PyTorch are left out if it is not installed. With ``settings.before``, another
+        version of the library takes part wherever ours does.
+    settings : Settings
     seconds : float
         How long a turn takes, unless a single step takes longer.
-    tell : callable
-        Is given the name of each contestant before its turn.
+    rounds : int, optional
+        Number of turns, if not that of the settings.
     """
+    if why_no_torch():
+        contestants = [c for c in contestants if c.team != "torch"]
+    if settings.before:
+        ours = [c for c in contestants if c.team == "ours"]
+        before = [replace(c, name=f"before: {c.name}", team="before") for c in ours]
+        contestants = [*contestants, *before]
+    names = dict.fromkeys(contestant.team for contestant in contestants)
+    with running({name: _starter(name, place, settings) for name in names}) as teams:
+        return _take_turns(
+            teams,
+            contestants,
+            1 if settings.quick else rounds or settings.rounds,
+            0.0 if settings.quick else seconds,
+            lambda contestant: settings.tell(f"{place.title}: {contestant.name}"),
+        )
+
+
+def _starter(name: str, place: Place, settings: Settings) -> Callable[[], Team]:
+    program, env = _TEAMS[name]
+    python = settings.before if name == "before" else sys.executable
+    return lambda: Team(place, program, env=env, python=python)
+
+
+def _take_turns(
+    teams: Mapping[str, Team],
+    contestants: Sequence[Contestant],
+    rounds: int,
+    seconds: float,
+    tell: Callable[[Contestant], None],
+) -> list[Measured]:
     measured = {contestant.name: Measured(contestant.name) for contestant in contestants}
     repeats: dict[str, int] = {}
     for contestant in contestants:
-        tell(contestant.name)
+        tell(contestant)
         team = teams[contestant.team]
         try:
             for _ in range(3):  # the first step initialises, or allocates
                 team.start(contestant, 1)
-                once = team.finish().seconds
+                once = slowest(team.finish())
         except CannotRun as error:
             measured[contestant.name].skipped = str(error)
         else:
             repeats[contestant.name] = max(1, min(_MOST_REPEATS, round(seconds / once)))
     for number in range(rounds):
-        # A contestant finds what the one before has left behind: not always the same one.
+        # A contestant finds caches as the one before has left them: not always the same one.
         for contestant in random.Random(number).sample(contestants, len(contestants)):
             if contestant.name in repeats:
-                tell(contestant.name)
+                tell(contestant)
                 team = teams[contestant.team]
                 team.start(contestant, repeats[contestant.name])
-                turn = team.finish()
-                mine = measured[contestant.name]
-                mine.seconds.append(turn.seconds)
+                answers = team.finish()
+                row = measured[contestant.name]
+                row.seconds.append(slowest(answers))
                 if team.place.cluster is not None:
-                    mine.more[SENT] = max(turn.others["sent"]) / 1e6
+                    row.more["MB sent per host"] = max(answer["sent"] for answer in answers) / 1e6
     return list(measured.values())
-
-
-@contextlib.contextmanager
-def running(teams: Mapping[str, Callable[[], Team]]) -> Iterator[dict[str, Team]]:
-    """Start teams; end them, whatever happens."""
-    with contextlib.ExitStack() as stack:
-        started = {}
-        for name, start in teams.items():
-            started[name] = start()
-            stack.callback(started[name].close)
-        yield started
-
-
-def _fifo(path: Path) -> int:
-    os.mkfifo(path)
-    return os.open(path, os.O_RDWR)  # which, unlike reading or writing alone, does not wait

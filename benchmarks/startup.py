@@ -6,67 +6,59 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from benchmarks.harness import REPOSITORY, THE_ORIGINAL, Measured
-from benchmarks.report import Group
-from benchmarks.settings import Settings
+from benchmarks.figures import Group, Measured
+from benchmarks.harness import REPOSITORY, THE_ORIGINAL, Settings
 from chainermn.launch.mpiexec import launch_environment, mpiexec_command
 
 TITLE = "Start-up"
-INTRODUCTION = """\
-The wall time of whole processes that only start, measured in turn: what `chainermn` adds to
-`import chainer`, and `create_communicator` to the start of MPI itself. Every public name of
-`chainermn` is used, as it imports them when they are used."""
-
 CHAINER = "import chainer"
 MPI = "from mpi4py import MPI"
-NAMES = "import chainermn\nfor name in dir(chainermn): getattr(chainermn, name)"
+# Public names are imported when they are used.
+CHAINERMN = "import chainermn\nfor name in dir(chainermn): getattr(chainermn, name)"
 COMMUNICATOR = "chainermn.create_communicator('naive')"
+OURS, ORIGINAL = "import chainer, chainermn; create_communicator", "the original: the same"
+ALONE = {
+    "nothing": ("pass",),
+    "import chainer": (CHAINER,),
+    "import chainer, chainermn": (CHAINER, CHAINERMN),
+}
+ON_RANKS = {
+    "MPI alone": (MPI,),
+    "import chainer, and MPI": (CHAINER, MPI),
+    OURS: (CHAINER, CHAINERMN, COMMUNICATOR),
+    ORIGINAL: (CHAINER, "import chainermn", COMMUNICATOR),
+}
 
 
-def measure(settings: Settings) -> tuple[list[Group], list[str]]:
-    """Measure; return groups, and what could not be measured and why."""
-    one = {
-        "nothing": ("pass",),
-        "import chainer": (CHAINER,),
-        "import chainer, chainermn": (CHAINER, NAMES),
-    }
-    two = {
-        "MPI alone": (MPI,),
-        "import chainer, and MPI": (CHAINER, MPI),
-        "import chainer, chainermn; create_communicator": (CHAINER, NAMES, COMMUNICATOR),
-    }
-    original = {
-        "the original: the same": (CHAINER, "import chainermn", COMMUNICATOR),
-    }
-    return [
-        measure_scripts("one process", [sys.executable], one, {}, "import chainer", settings),
-        measure_scripts("mpiexec -n 2", None, two, original, "import chainer, and MPI", settings),
-    ], []
+def measure(settings: Settings) -> Iterator[Group | str]:
+    """Yield groups."""
+    yield measure_scripts("one process", ALONE, "import chainer", settings)
+    yield measure_scripts("mpiexec -n 2", ON_RANKS, "import chainer, and MPI", settings)
 
 
 def measure_scripts(
-    title: str,
-    python: Sequence[str] | None,
-    scripts: Mapping[str, Sequence[str]],
-    originals: Mapping[str, Sequence[str]],
-    reference: str,
-    settings: Settings,
+    title: str, scripts: Mapping[str, Sequence[str]], baseline: str, settings: Settings
 ) -> Group:
-    """Measure scripts that do nothing but start; with ``mpiexec`` unless ``python`` is given."""
-    tell = settings.teller(title)
-    rows = {name: Measured(name) for name in (*scripts, *originals)}
+    """Measure scripts that only start."""
+    runs = {
+        name: (sys.executable, lines, THE_ORIGINAL if name == ORIGINAL else {})
+        for name, lines in scripts.items()
+    }
+    if settings.before:
+        for name in (name for name, lines in scripts.items() if CHAINERMN in lines):
+            runs[f"before: {name}"] = (settings.before, scripts[name], {})
+    rows = {name: Measured(name) for name in runs}
     for round_ in range(2 if settings.quick else 2 * settings.rounds + 1):
-        for name, lines in (*scripts.items(), *originals.items()):
-            tell(name)
-            arguments = ["-W", "ignore", "-c", "\n".join(lines)]
-            command = [*python, *arguments] if python else mpiexec_command(2, arguments)
-            env = {**launch_environment(), **(THE_ORIGINAL if name in originals else {})}
+        for name, (python, lines, env) in runs.items():
+            settings.tell(f"{title}: {name}")
+            command = [python, "-W", "ignore", "-c", "\n".join(lines)]
+            if scripts is ON_RANKS:
+                command = mpiexec_command(2, command, python=False)
+            env = {**os.environ, **launch_environment(), **env}
             start = time.perf_counter()
-            subprocess.run(
-                command, env={**os.environ, **env}, cwd=REPOSITORY, check=True, capture_output=True
-            )
+            subprocess.run(command, env=env, cwd=REPOSITORY, check=True, capture_output=True)
             if round_ > 0:  # the first one reads the files from the disk
                 rows[name].seconds.append(time.perf_counter() - start)
-    return Group(title, {"start": title}, list(rows.values()), reference)
+    return Group(title, {"start": title}, list(rows.values()), baseline)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Do everything that needs a GPU in one call, and write docs/results/gpu.md.
+"""Do everything that needs a GPU in one call, and write docs/results/proof_on_gpu.md.
 
 Runs the tests for GPUs, the doctor, the apps with --gpu and the benchmarks, with the Python that
-runs this script, in which all is installed already: ``nox --no-venv`` does the same in parts. It
-takes less than 10 minutes: what does not end in its time is ended, and the page says so. It exits
-with 1 if anything fails.
+runs this script, in which everything has to be installed: ``nox --no-venv`` does the same in
+parts. It takes less than 10 minutes: tasks that do not end in their time are ended, and the page
+says so. It exits with 1 if anything fails.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LINES_SHOWN = 30
 
 @dataclass(frozen=True)
 class Task:
-    """A command to be run, and for how long at most.
+    """A command, and how long it may run.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a task."""
+    """How a task ended."""
 
     task: Task
     code: int | None
@@ -59,7 +59,7 @@ class Outcome:
         if self.code is None:
             return f"**not done within {self.task.seconds:g} s**"
         word = "good" if self.code == 0 else f"**failed** (exit code {self.code})"
-        # What pytest counts: tests that were skipped have proved nothing.
+        # With pytest's counts: tests that were skipped have proved nothing.
         counts = self.output.strip().splitlines()[-1:] if self.task.is_tests else []
         return ": ".join([word, *counts])
 
@@ -69,7 +69,7 @@ def launch(ranks: int, *arguments: str) -> list[str]:
 
 
 def tasks(ranks: int, out: Path) -> list[Task]:
-    """Return what is to be done, the most telling first."""
+    """Return the tasks, the most telling first."""
     pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "-W", "default"]
     on_gpu = ["--gpu", "--out", str(out)]
     mnist = ["apps/mnist/train.py", "--epoch", "5", *on_gpu]
@@ -88,7 +88,7 @@ def tasks(ranks: int, out: Path) -> list[Task]:
 
 
 def run(task: Task) -> Outcome:
-    """Run a task to its end, or to the end of its time."""
+    """Run a task until it ends or its time is over."""
     start = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, *task.command],
@@ -110,7 +110,7 @@ def run(task: Task) -> Outcome:
 
 
 def end(process: subprocess.Popen[str]) -> str:
-    """End a process and what it has started; return what it has printed."""
+    """End a process and its children; return its output."""
     process.terminate()  # lets mpiexec end its ranks
     try:
         output, _ = process.communicate(timeout=8)
@@ -144,20 +144,20 @@ def describe_machine() -> list[str]:
 
 
 def write(outcomes: Sequence[Outcome], machine: Sequence[str], page: Path) -> None:
-    """Write what was tried, as a part of docs/results/gpu.md."""
+    """Write the verdicts and the ends of the outputs."""
     command = f"    python {Path(__file__).relative_to(ROOT)}"
-    lines = ["## Tried", "", *machine, "", command, "", "| | | seconds |", "|---|---|---:|"]
+    lines = ["# Run on a GPU", "", *machine, "", command, "", "| | | seconds |", "|---|---|---:|"]
     lines += [f"| {o.task.title} | {o.verdict} | {o.seconds:.0f} |" for o in outcomes]
     for outcome in outcomes:
         shown = outcome.output.strip().splitlines()[-LINES_SHOWN:]
-        lines += ["", f"### {outcome.task.title}", "", "```", *shown, "```"]
+        lines += ["", f"## {outcome.task.title}", "", "```", *shown, "```"]
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text("\n".join(lines) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--ranks", type=int, default=1, help="default: %(default)s; one a GPU")
+    parser.add_argument("--ranks", type=int, default=1, help="default: %(default)s; one per GPU")
     arguments = parser.parse_args()
     if reason := why_no_gpu():
         sys.exit(f"nothing can be tried here: {reason}")
@@ -168,9 +168,7 @@ def main() -> None:
         for task in tasks(arguments.ranks, Path(out)):
             outcomes.append(run(task))
             print(f"{task.title}: {outcomes[-1].verdict}", flush=True)
-    write(outcomes, machine, ROOT / "docs/results/raw/tried-on-gpu.md")
-    # The page has the figures of the benchmarks first, and then what was tried.
-    run(Task("page", ["-c", "from benchmarks import gpu; gpu.write()"], 20))
+    write(outcomes, machine, ROOT / "docs/results/proof_on_gpu.md")
     sys.exit(any(outcome.code != 0 for outcome in outcomes))
 
 

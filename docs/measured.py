@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-RAW = Path(__file__).parent / "results/raw"
-_MPI = {"mpich": "MPICH", "openmpi": "Open MPI"}
-_COMMUNICATORS = ("naive", "flat", "hierarchical", "two_dimensional", "single_node")
-#: Of each subject: where the groups of a table were measured, and its columns with their rows.
+from benchmarks import figures
+from benchmarks.figures import Group, load, milliseconds
+from chainermn.communicators import registered
+from chainermn.launch.mpiexec import NAMES
+
+#: For each part, the places whose groups its table shows, and its columns with their rows.
 _TABLES = {
     "exchange": (
         ("2 ranks, one host", "two hosts"),
-        {f"`{name}`": f"ours {name}" for name in _COMMUNICATORS},
+        {f"`{name}`": f"ours {name}" for name in registered()},
     ),
     "iterations": (
         ("two hosts",),
@@ -32,77 +31,70 @@ _TABLES = {
 
 
 def files() -> list[Path]:
-    """Return what figures and tables are made of."""
-    return sorted(RAW.glob("*.json"))
+    """Return the files from which figures and tables are made."""
+    return sorted((figures.RESULTS / "raw").glob("*.json"))
 
 
 def figure(name: str) -> str:
-    """Return a figure in words, or from the least to the greatest where several have the name.
+    """Return a figure in words, or the least and the greatest where several have the name.
 
     Parameters
     ----------
     name : str
-        ``SUBJECT: WHERE: ROW`` is a time, and ``SUBJECT: WHERE: ROW / OTHER ROW`` the ratio of
-        two. The subject is the name of files in ``results/raw``, of one MPI or of both, and
-        each of any number of parts ``WHERE:`` stands in the titles of the tables that are meant.
+        ``PART: WHERE: ROW`` is a time, and ``PART: WHERE: ROW / OTHER ROW`` the ratio of two. The
+        part is that of files in ``results/raw``, of both MPIs or as ``PART-mpich`` of one. Each
+        of any number of texts ``WHERE:`` has to occur in the titles of the tables.
 
     Raises
     ------
     ValueError
         If nothing of this name has been measured.
     """
-    subject, *where, rows = name.split(": ")
+    part, *where, rows = name.split(": ")
+    part, _, only = part.partition("-")
     groups = [
         group
-        for path in files()
-        if path.stem == subject or path.stem.rpartition("-")[0] == subject
-        for group in json.loads(path.read_text(encoding="utf-8"))["groups"]
-        if all(part in group["title"] for part in where)
+        for mpi, content in load(part).items()
+        for group in content["groups"]
+        if only in ("", mpi) and all(text in group.title for text in where)
     ]
     if not groups:
-        raise ValueError(f"docs/results/raw has no table {': '.join([subject, *where])!r}")
-    turns = [[_seconds(group, row) for row in rows.split(" / ")] for group in groups]
-    if " / " not in rows:
-        return f"{_range((statistics.median(seconds) for (seconds,) in turns), _milliseconds)} ms"
-    ratios = [[a / b for a, b in zip(*both, strict=True)] for both in turns]
-    return _range((statistics.median(ratio) for ratio in ratios), "{:.2f}".format)
+        raise ValueError(f"docs/results/raw has no table {': '.join([part, *where])!r}")
+    values = []
+    for group in groups:
+        value = _value(group, rows)
+        if value is None:
+            raise ValueError(f"{rows!r} has not been measured with {group.title!r}")
+        values.append(value)
+    is_ratio = " / " in rows
+    ends = [f"{v:.2f}" if is_ratio else milliseconds(v) for v in (min(values), max(values))]
+    return " to ".join(dict.fromkeys(ends)) + ("" if is_ratio else " ms")
 
 
-def table(subject: str) -> Iterator[str]:
+def table(part: str) -> Iterator[str]:
     """Yield the lines of a table in Markdown for each MPI, in milliseconds."""
-    where, columns = _TABLES[subject]
-    for path in sorted(RAW.glob(f"{subject}-*.json")):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        yield f"| ms, {_MPI[path.stem.partition('-')[2]]} | {' | '.join(columns)} |"
-        yield f"|---|{'---:|' * len(columns)}"
-        for group in content["groups"]:
-            if any(part in group["title"] for part in where):
-                rows = {row["name"]: row["seconds"] for row in group["rows"]}
-                cells = [_cell(rows, name) for name in columns.values()]
-                yield f"| {group['title']} | {' | '.join(cells)} |"
+    where, columns = _TABLES[part]
+    for mpi, content in load(part).items():
+        groups = [g for g in content["groups"] if any(text in g.title for text in where)]
+        measured = {row.name for group in groups for row in group.rows}
+        shown = {head: row for head, row in columns.items() if row in measured}
+        yield f"| ms, {NAMES[mpi]} | {' | '.join(shown)} |"
+        yield f"|---|{'---:|' * len(shown)}"
+        for group in groups:
+            cells = [_cell(group, row) for row in shown.values()]
+            yield f"| {group.title} | {' | '.join(cells)} |"
         yield ""
         yield f"Medians, {content['about']['date']}: {content['about']['machine']}."
         yield ""
 
 
-def _seconds(group: dict[str, Any], name: str) -> list[float]:
-    for row in group["rows"]:
-        if row["name"] == name and row["seconds"]:
-            return list(row["seconds"])
-    raise ValueError(f"{name!r} has not been measured with {group['title']!r}")
+def _value(group: Group, rows: str) -> float | None:
+    name, _, other = rows.partition(" / ")
+    if other:
+        return group.ratio(name, other)
+    return group.row(name).median if group.row(name).seconds else None
 
 
-def _range(values: Iterable[float], write: Callable[[float], str]) -> str:
-    ordered = sorted(values)
-    return " to ".join(dict.fromkeys([write(ordered[0]), write(ordered[-1])]))
-
-
-def _cell(rows: dict[str, list[float]], name: str) -> str:
-    if name not in rows:
-        return ""
-    return _milliseconds(statistics.median(rows[name])) if rows[name] else "refuses"
-
-
-def _milliseconds(seconds: float) -> str:
-    value = 1e3 * seconds
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+def _cell(group: Group, name: str) -> str:
+    row = group.row(name)
+    return milliseconds(row.median) if row.seconds else "refuses" * bool(row.skipped)

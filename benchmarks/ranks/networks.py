@@ -31,10 +31,7 @@ class Network:
 
 
 def make(name: str) -> Network:
-    """Return a network by its name, or one with a single parameter: ``array of BYTES``."""
-    if name.startswith("array of "):
-        array = np.zeros(int(name.split()[-1]) // 4, np.float32)
-        return Network(L.Parameter(array), ())
+    """Return a network by its name."""
     return Network(_MAKERS[name](), INPUT_SHAPES[name])
 
 

@@ -1,4 +1,7 @@
-"""Chainer's networks, with our ``chainermn`` or, if the hook leaves it in place, the original."""
+"""Chainer's networks, with our ``chainermn``, another version of it, or the original.
+
+Whatever is not the same in all of these is left out: only public names of the library are used.
+"""
 
 from __future__ import annotations
 
@@ -14,44 +17,58 @@ import chainermn
 from benchmarks.ranks import networks
 from benchmarks.ranks.orders import Orders, Pipelined, Step
 
+# In which overlap='auto' has found out on several hosts whether overlap pays.
+_ITERATIONS_OF_TRIAL = 20
+
 
 def run(orders: Orders) -> None:
     orders.obey(lambda what, **options: PREPARE[what](**options))
 
 
-def exchange(network: str, communicator: str | None, **settings: Any) -> Step:
+def exchange(
+    network: str, communicator: str | None, on_gpu: bool = False, **settings: Any
+) -> Step:
     """Return the exchange of all gradients, and nothing else."""
     comm = chainermn.create_communicator(communicator, **settings)
+    device = use_device(comm, on_gpu)
     model = networks.make(network).model
     random = np.random.default_rng(comm.rank)
     for parameter in model.params():
         # As small as gradients are: as float16, half of them are subnormal.
         parameter.grad = random.normal(0, 1e-4, parameter.shape).astype(np.float32)
-    return lambda: comm.multi_node_mean_grad(model)
+    model.to_device(device)
+    return until_done(lambda: comm.multi_node_mean_grad(model), device)
 
 
 def iteration(
-    network: str, batchsize: int, communicator: str, dtype: str | None = None, **settings: Any
+    network: str,
+    batchsize: int,
+    communicator: str | None,
+    *,
+    dtype: str | None = None,
+    on_gpu: bool = False,
+    **settings: Any,
 ) -> Step:
     """Return a whole iteration; `settings` are those of ``create_multi_node_optimizer``."""
     wire: dict[str, Any] = {} if dtype is None else {"allreduce_grad_dtype": dtype}
     comm = chainermn.create_communicator(communicator, **wire)
+    device = use_device(comm, on_gpu)
     made = networks.make(network)
     model = chainer.links.Classifier(made.model)
+    model.to_device(device)
     optimizer = chainer.optimizers.SGD(1e-4)
     optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, **settings)
     optimizer.setup(model)
-    x, t = made.examples(batchsize)
-    step = functools.partial(optimizer.update, model, x, t)
-    step()  # makes the replicas equal, and begins the trial of overlap='auto'
-    while getattr(optimizer, "_trial", None) is not None:
+    x, t = device.send(made.examples(batchsize))
+    step = until_done(functools.partial(optimizer.update, model, x, t), device)
+    for _ in range(_ITERATIONS_OF_TRIAL if settings.get("overlap") == "auto" else 1):
         step()
     return Pipelined(step, optimizer.wait) if settings.get("double_buffering") else step
 
 
 def forward(network: str, batchsize: int, and_backward: bool) -> Step:
     """Return the computation of a loss, and of its gradients."""
-    chainermn.create_communicator("naive")  # for what it does to threads and memory
+    chainermn.create_communicator("naive")  # for its effects on threads and memory
     made = networks.make(network)
     x, t = made.examples(batchsize)
 
@@ -62,6 +79,25 @@ def forward(network: str, batchsize: int, and_backward: bool) -> Step:
             loss.backward()
 
     return step
+
+
+def use_device(comm: Any, on_gpu: bool) -> Any:
+    """Return the CPU, or the GPU of this rank."""
+    device = chainer.get_device(f"@cupy:{comm.intra_rank}" if on_gpu else "@numpy")
+    device.use()
+    return device
+
+
+def until_done(step: Callable[[], None], device: Any) -> Callable[[], None]:
+    """Return a step that waits for the GPU, if there is one."""
+    if device.xp is np:
+        return step
+
+    def synchronised() -> None:
+        step()
+        chainer.backends.cuda.Stream.null.synchronize()
+
+    return synchronised
 
 
 PREPARE: dict[str, Callable[..., Step]] = {

@@ -16,7 +16,7 @@ def run(orders: Orders) -> None:
 
 def allreduce(n_bytes: int) -> Step:
     """Return one ``MPI_Allreduce`` of float32, in place."""
-    array = np.full(n_bytes // 4, 0, np.float32)  # the sums of which stay what they are
+    array = np.full(n_bytes // 4, 0, np.float32)  # whose sums stay zero
     return lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, array)
 
 
@@ -27,15 +27,4 @@ def memcpy(n_bytes: int) -> Step:
     return lambda: np.copyto(into, source)
 
 
-def add(n_bytes: int) -> Step:
-    """Return a sum inside each rank, in place, by all ranks at the same time."""
-    total, summand = (np.zeros(n_bytes // 4, np.float32) for _ in range(2))
-    summand[...] = 1e-4
-
-    def step() -> None:
-        np.add(total, summand, out=total)
-
-    return step
-
-
-PREPARE: dict[str, Callable[..., Step]] = {"add": add, "allreduce": allreduce, "memcpy": memcpy}
+PREPARE: dict[str, Callable[..., Step]] = {"allreduce": allreduce, "memcpy": memcpy}

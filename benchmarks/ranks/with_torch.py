@@ -1,4 +1,4 @@
-"""PyTorch: DistributedDataParallel over gloo, with the same networks."""
+"""PyTorch: DistributedDataParallel over gloo or NCCL, with the same networks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import distributed, nn
 from benchmarks.networks import CHANNELS, CLASSES, INPUT_SHAPES, MLP_UNITS, POOLED
 from benchmarks.ranks.orders import Orders, Step, rank_and_size
 
-# Of DistributedDataParallel: the first bucket is small, so that the exchange starts early.
+# Those of DistributedDataParallel: a small first bucket lets the exchange start early.
 FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20
 
 
@@ -21,19 +21,23 @@ def run(orders: Orders) -> None:
     torch.set_num_threads(1)
     rank, size = rank_and_size()
     address = f"tcp://{os.environ['BENCHMARK_ROOT']}:29517"
-    distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=size)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    distributed.init_process_group(backend, init_method=address, rank=rank, world_size=size)
+    # As CuPy computes.
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     orders.obey(lambda what, **options: PREPARE[what](**options))
 
 
-def exchange(network: str) -> Step:
+def exchange(network: str, on_gpu: bool = False) -> Step:
     """Return the all-reduces of the buckets that DDP would make, without copying into them."""
+    device = device_of(on_gpu)
     buckets, filled, limit = [], 0, FIRST_BUCKET
     for parameter in reversed(list(MAKERS[network]().parameters())):
         filled += parameter.numel()
         if 4 * filled >= limit:
-            buckets.append(torch.full((filled,), 1e-4))
+            buckets.append(torch.full((filled,), 1e-4, device=device))
             filled, limit = 0, BUCKET
-    buckets += [torch.full((filled,), 1e-4)] if filled else []
+    buckets += [torch.full((filled,), 1e-4, device=device)] if filled else []
 
     def step() -> None:
         works = [distributed.all_reduce(bucket, async_op=True) for bucket in buckets]
@@ -41,24 +45,45 @@ def exchange(network: str) -> Step:
             work.wait()
             bucket /= distributed.get_world_size()
 
-    return step
+    return until_done(step, on_gpu)
 
 
-def iteration(network: str, batchsize: int, alone: bool = False) -> Step:
+def iteration(network: str, batchsize: int, alone: bool = False, on_gpu: bool = False) -> Step:
     """Return a whole iteration, with DDP or without an exchange."""
-    model = MAKERS[network]()
+    device = device_of(on_gpu)
+    model = MAKERS[network]().to(device)
     if not alone:
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)
-    x = torch.randn(batchsize, *INPUT_SHAPES[network])
-    t = torch.randint(0, 10, (batchsize,))
+    x = torch.randn(batchsize, *INPUT_SHAPES[network], device=device)
+    t = torch.randint(0, 10, (batchsize,), device=device)
 
     def step() -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), t).backward()
         optimizer.step()
 
-    return step
+    return until_done(step, on_gpu)
+
+
+def device_of(on_gpu: bool) -> torch.device:
+    """Return the CPU, or the GPU of this rank."""
+    device = torch.device("cuda", rank_and_size()[0]) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    return device
+
+
+def until_done(step: Callable[[], None], on_gpu: bool) -> Callable[[], None]:
+    """Return a step that waits for the GPU, if there is one."""
+    if not on_gpu:
+        return step
+
+    def synchronised() -> None:
+        step()
+        torch.cuda.synchronize()
+
+    return synchronised
 
 
 def mlp() -> nn.Module:

@@ -1,4 +1,4 @@
-"""Tables, ratios and targets from figures that are made up."""
+"""Tables, ratios and pages from figures that are made up."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import model, report, summary
-from benchmarks.__main__ import write_all
-from benchmarks.harness import SENT, Measured
-from benchmarks.link import wire_bytes
-from benchmarks.networks import GRADIENT_BYTES
-from benchmarks.report import Group
+from benchmarks import figures, report
+from benchmarks.__main__ import PARTS, write_pages
+from benchmarks.figures import Group, Measured
+from benchmarks.networks import link_seconds
 
 
 @pytest.fixture
 def group() -> Group:
     rows = [
-        Measured("ours", [0.010, 0.020, 0.040], {SENT: 1.5}),
+        Measured("ours", [0.010, 0.020, 0.040], {"MB": 1.5}),
         Measured("original", [0.020, 0.050, 0.060]),
         Measured("absent", skipped="ValueError: not here"),
     ]
@@ -27,27 +25,27 @@ def group() -> Group:
 
 
 def test_ratios_are_those_of_a_round(group: Group) -> None:
-    assert group.ratio("ours") == pytest.approx(0.5)  # of 0.5, 0.4 and 0.67
+    assert group.ratio("ours", "original") == pytest.approx(0.5)  # of 0.5, 0.4 and 0.67
     assert group.ratio("original", "ours") == pytest.approx(2)
-    assert group.ratio("absent") is None
-    assert group.ratio("never heard of") is None
+    assert group.ratio("absent", "ours") is None
+    assert group.ratio("never heard of", "ours") is None
 
 
 def test_table_has_medians_spread_ratios_and_reasons(group: Group) -> None:
     text = "\n".join(report.table(group))
     assert "| ours | 20.0 | 10.0-40.0 | 0.50 | 4.00 | 1.50 |" in text
     assert "| original | 50.0 | 20.0-60.0 | 1.00 | 10.00 |  |" in text
-    assert "- 3 turns each." in text
-    assert "- The reference is the least." in text
+    assert "- Turns: 3" in text
+    assert "- Reference: the least" in text
     assert "- absent: ValueError: not here" in text
 
 
-def test_what_is_saved_is_loaded_and_written(
+def test_saved_groups_are_loaded_and_written(
     group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
     report.save("exchange", "mpich", [group], ["PyTorch: it is not installed"])
-    loaded = report.load("exchange")["mpich"]
+    loaded = figures.load("exchange")["mpich"]
     assert loaded["groups"] == [group]
     about = loaded["about"]
     assert set(about) == {"date", "machine", "versions", "commit", "command"}
@@ -55,14 +53,12 @@ def test_what_is_saved_is_loaded_and_written(
 
     other = Group("another net", {"network": "other"}, [Measured("ours", [1.0])], "ours")
     report.save("exchange", "mpich", [other], [])  # only a part of it
-    assert {g.title for g in report.load("exchange")["mpich"]["groups"]} == {
-        group.title,
-        other.title,
-    }
+    titles = {found.title for found in figures.load("exchange")["mpich"]["groups"]}
+    assert titles == {group.title, other.title}
 
-    report.write("exchange", "Exchanges", "As they are.")
+    report.write("exchange", "Exchanges")
     text = (tmp_path / "exchange.md").read_text()
-    assert text.startswith("# Exchanges\n\nAs they are.")
+    assert text.startswith("# Exchanges\n")
     assert "## MPICH" in text
     assert (tmp_path / "exchange.png").stat().st_size > 1000
     assert json.loads((tmp_path / "raw/exchange-mpich.json").read_text())
@@ -73,40 +69,30 @@ def test_pages_are_those_of_the_raw_figures(
 ) -> None:
     """``python -m benchmarks --write`` makes them so."""
     monkeypatch.setattr(report, "draw", lambda *_: None)
-    monkeypatch.setattr(model, "draw", lambda *_: None)
-    results = report.RESULTS
+    results = figures.RESULTS
     shutil.copytree(results / "raw", tmp_path / "raw")
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
-    write_all()
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    write_pages(PARTS)
     written = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.md")}
     assert written == {
         path.name: path.read_text(encoding="utf-8") for path in results.glob("*.md")
     }
 
 
-def test_targets_are_met_or_not() -> None:
-    rows = [
-        Measured("ours", [0.55], {SENT: 1.01 * wire_bytes(GRADIENT_BYTES["conv"], 2) / 1e6}),
-        Measured("ours, float16", [0.50]),
-        Measured("original naive", [0.75]),
-    ]
-    key = {"network": "conv", "place": summary.TWO_HOSTS}
-    group = Group("conv net", key, rows, "original naive", reference=0.5)
-    found = {
-        target.text.split(": ")[1]: target for target in summary.targets_of_iterations([group])
-    }
-    assert found["ours / (forward + max(backward, link))"].value == pytest.approx(1.1)
-    assert not found["original / ours"].met
-    assert found["original / ours"].value == pytest.approx(0.75 / 0.55)
-    assert not found["original / ours, float16"].met
-    assert found["bytes on the wire / least, ours"].met
-    assert "bytes on the wire / least, ours, float16" not in found  # which were not counted
-
-
-def test_summary_names_what_has_not_been_measured(
+def test_index_compares_with_the_original_and_pytorch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "RESULTS", tmp_path / "new")
-    summary.write()
-    text = (tmp_path / "new/README.md").read_text()
-    assert "| start-up | not yet |" in text
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    rows = [Measured("ours", [0.55]), Measured("original naive", [0.75])]
+    group = Group("conv net", {"network": "conv"}, rows, "original naive", reference=0.5)
+    report.save("iterations", "mpich", [group], [])
+    report.write_index({"iterations": "Iterations", "exchange": "Exchanges"})
+    text = (tmp_path / "README.md").read_text()
+    assert "[Iterations](iterations.md)" in text
+    assert "Exchanges" not in text  # which was not measured
+    assert "| iterations: conv net | MPICH | 550 | 750 | - | 500 |" in text
+
+
+def test_gigabit_carries_119_5_megabytes_per_second() -> None:
+    assert link_seconds(119.55e6, 2) == pytest.approx(1, rel=1e-3)
+    assert link_seconds(1, 1) == 0
