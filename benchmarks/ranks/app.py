@@ -1,4 +1,4 @@
-"""An app of apps/, unchanged, whose iterations are measured and made to wait between turns."""
+"""Run an unchanged app, measure its iterations, and let it wait between turns."""
 
 from __future__ import annotations
 
@@ -47,9 +47,8 @@ class Enough(BaseException):
 class Clock:
     """Counts iterations, and waits for orders between turns.
 
-    What an app does beside iterations, such as to validate and to write snapshots, is not counted.
-    Most of it is done by rank 0, while the others wait for it in their next iteration: so only
-    the iterations of rank 0 count.
+    Only the iterations of rank 0 count: it does most of the work beside them, such as validation
+    and snapshots, while the others wait for it in their next iteration.
     """
 
     def __init__(self, orders: Orders, iterations: int) -> None:

@@ -1,4 +1,4 @@
-"""The other end of `benchmarks.harness.Team`: what a rank is told to do, and what it answers."""
+"""The other end of `benchmarks.harness.Team`: orders to a rank, and its answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 
 
 def rank_and_size() -> tuple[int, int]:
-    """Return what ``mpiexec`` says of this process, before MPI is initialised."""
+    """Return the rank and size that ``mpiexec`` has told, before MPI is initialised."""
     found = []
     for variables, default in ((_RANK_VARIABLES, 0), (_SIZE_VARIABLES, 1)):
         values = [os.environ[name] for name in variables if name in os.environ]
@@ -25,7 +25,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 class Orders:
-    """Orders for this rank, which are waited for without taking a core."""
+    """Orders for this rank; waiting for them uses no core."""
 
     def __init__(self, folder: Path) -> None:
         rank, _ = rank_and_size()
@@ -40,7 +40,7 @@ class Orders:
         self._answers.write(json.dumps(measured) + "\n")
 
     def obey(self, prepare: Callable[..., Step]) -> None:
-        """Repeat steps as told; a turn begins with one that is not measured.
+        """Repeat steps as ordered; the first step of a turn is not measured.
 
         Parameters
         ----------
@@ -69,7 +69,7 @@ class Orders:
 
 @dataclass(frozen=True)
 class Pipelined:
-    """A step that leaves something under way; turns end when that is over."""
+    """A step that leaves work under way, which ``settle`` finishes after the turn."""
 
     step: Callable[[], None]
     settle: Callable[[], None]
@@ -78,12 +78,12 @@ class Pipelined:
         self.step()
 
 
-#: May return what else is to be answered.
+#: May return further figures to answer.
 Step: TypeAlias = "Pipelined | Callable[[], dict[str, Any] | None]"
 
 
 def bytes_sent() -> int:
-    """Return what the network interfaces of this host have counted, without loopback."""
+    """Return the bytes that the network interfaces of this host have sent, without loopback."""
     total = 0
     for line in Path("/proc/self/net/dev").read_text().splitlines()[2:]:
         name, counts = line.split(":")

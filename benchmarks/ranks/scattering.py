@@ -1,4 +1,4 @@
-"""A data set that is scattered once, and how much memory that takes."""
+"""Scatter a data set once, and measure the memory that takes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from chainer.datasets import TupleDataset
 import chainermn
 from benchmarks.ranks.orders import Orders, Step
 
-# A virtual machine may have handed memory back that was free for a second or two; to get it
-# again can take three times as long as all of the scattering. Half a gigabyte, in the large pages
-# that NumPy asks for.
+# A virtual machine may hand back memory that was free for a second or two. Getting it again can
+# take three times as long as the scattering, so half a gigabyte is taken before, in the large
+# pages that NumPy asks for.
 TAKE_MEMORY = "import numpy; numpy.ones(1 << 26)"
 
 
@@ -29,7 +29,7 @@ def run(orders: Orders) -> None:
 def prepare(data: str, length: int) -> Step:
     """Return the scattering of a data set that rank 0 makes."""
     comm = chainermn.create_communicator("naive")
-    # What the first messages allocate is not the data set's.
+    # The first messages allocate buffers that are not the data set's.
     chainermn.scatter_dataset(list(range(100)) if comm.rank == 0 else None, comm)
     whole = MAKERS[data](length) if comm.rank == 0 else None
 

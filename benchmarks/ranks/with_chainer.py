@@ -1,6 +1,6 @@
-"""Chainer's networks, with our ``chainermn``, another version of it, or the original.
+"""Chainer's networks with our ``chainermn``, another version of it, or the original.
 
-Whatever is not the same in all of these is left out: only public names of the library are used.
+Use only public names of the library here: they are the same in all of these.
 """
 
 from __future__ import annotations
