@@ -91,14 +91,14 @@ def check_equal(ranks: Ranks, value: object, where: str) -> None:
     ValueError
         If the ranks differ.
     TypeError, ValueError, IndexError
-        If the value of a rank is a `Refusal`.
+        If the value of a rank is an `InputError`.
     """
     if not hasattr(ranks, "allgather_obj"):  # one of mpi4py's: the quick way, if nothing is wrong
         is_agreed, _ = _compare(ranks, _digest(value), ())
-        if is_agreed and not isinstance(value, Refusal):
+        if is_agreed and not isinstance(value, InputError):
             return
     everywhere = _allgather(ranks, value)
-    raise_refusals(dict(enumerate(everywhere)), where)
+    raise_errors_of(dict(enumerate(everywhere)), where)
     if len({repr(each) for each in everywhere}) > 1:
         raise_disagreement(everywhere, where)
 
@@ -127,24 +127,24 @@ def check_root(ranks: Ranks, root: int, where: str) -> None:
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """What a rank sends in place of its data when its input is wrong."""
+class InputError:
+    """An error that a rank sends in place of its data when its input is wrong."""
 
     kind: type[Exception]
     message: str
 
 
-def attempt(make: Callable[[], T]) -> T | Refusal:
-    """Return ``make()``, or a `Refusal` for the exception that it raises. Not collective."""
+def attempt(make: Callable[[], T]) -> T | InputError:
+    """Return ``make()``, or an `InputError` for the exception that it raises. Not collective."""
     try:
         return make()
     except Exception as error:
         kind = type(error) if type(error) in (TypeError, ValueError, IndexError) else TypeError
-        return Refusal(kind, str(error) or repr(error))
+        return InputError(kind, str(error) or repr(error))
 
 
-def raise_refusals(parts: Mapping[int, Any], where: str) -> None:
-    """Raise if any rank refused. Not collective.
+def raise_errors_of(parts: Mapping[int, Any], where: str) -> None:
+    """Raise if any rank has sent an `InputError`. Not collective.
 
     Parameters
     ----------
@@ -156,10 +156,10 @@ def raise_refusals(parts: Mapping[int, Any], where: str) -> None:
     Raises
     ------
     TypeError, ValueError, IndexError
-        What the first refusing rank raised, with its rank.
+        What the first of these ranks raised, with its number.
     """
     for rank, part in parts.items():
-        if isinstance(part, Refusal):
+        if isinstance(part, InputError):
             raise part.kind(f"{where}: rank {rank}: {part.message}")
 
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import numpy as np
 
 from chainermn.agreement import (
-    Refusal,
+    InputError,
     agree,
     attempt,
     check_equal,
     check_root,
-    raise_refusals,
+    raise_errors_of,
 )
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.communicators.messages import (
@@ -196,8 +196,8 @@ class MpiCommunicatorBase(CommunicatorBase):
 
     @collective
     def split(self, color: int, key: int) -> Self:
-        refusals = self.mpi_comm.allgather(attempt(lambda: _check_split(color, key)))
-        raise_refusals(dict(enumerate(refusals)), "split")
+        errors = self.mpi_comm.allgather(attempt(lambda: _check_split(color, key)))
+        raise_errors_of(dict(enumerate(errors)), "split")
         part = cast("MPI.Intracomm", self.mpi_comm.Split(color, key))
         hosts = [str(node) for node in part.allgather(self.inter_rank)]
         communicator = type(self)(part, topology=Topology.from_hosts(hosts, part.rank))
@@ -344,9 +344,9 @@ class MpiCommunicatorBase(CommunicatorBase):
     # ---- messages ----
 
     @sends
-    def _send(self, message: Message | Refusal, dest: int, tag: int, where: str) -> None:
+    def _send(self, message: Message | InputError, dest: int, tag: int, where: str) -> None:
         self.mpi_comm.send(message, dest, tag)
-        if isinstance(message, Refusal):
+        if isinstance(message, InputError):
             raise message.kind(f"{where} to rank {dest}: rank {self.rank}: {message.message}")
         for part in message.buffers:
             self._point_to_point_of(part).send(part, dest, tag)
@@ -357,7 +357,7 @@ class MpiCommunicatorBase(CommunicatorBase):
         status = mpi.Status() if status is None else status
         message = self.mpi_comm.recv(None, source, mpi.ANY_TAG if tag is None else tag, status)
         source, tag = status.Get_source(), status.Get_tag()
-        if isinstance(message, Refusal):
+        if isinstance(message, InputError):
             raise message.kind(f"{where} on rank {self.rank}: rank {source}: {message.message}")
         for part in message.buffers:
             self._point_to_point_of(part).recv(part, source, tag)
@@ -367,7 +367,7 @@ class MpiCommunicatorBase(CommunicatorBase):
         check_root(self.mpi_comm, root, where)
         message = attempt(make) if self.rank == root else None
         header = self.mpi_comm.bcast(message, root)
-        raise_refusals({root: header}, where)
+        raise_errors_of({root: header}, where)
         here: Any = message if self.rank == root else header
         for part in here.buffers:
             self._transport_of(part).bcast(part, root)
@@ -376,7 +376,7 @@ class MpiCommunicatorBase(CommunicatorBase):
     def _allgather_headers(self, own: Any, where: str) -> list[Any]:
         """Return what every rank has to send: headers, but ``own`` for this rank."""
         headers = self.mpi_comm.allgather(own)
-        raise_refusals(dict(enumerate(headers)), where)
+        raise_errors_of(dict(enumerate(headers)), where)
         headers[self.rank] = own
         return headers
 
@@ -402,8 +402,8 @@ class MpiCommunicatorBase(CommunicatorBase):
         messages: Any = None
         if self.rank == root:
             messages = attempt(lambda: _messages(kind, self._one_each(xs)))
-        refusal = self.mpi_comm.bcast(messages if isinstance(messages, Refusal) else None, root)
-        raise_refusals({root: refusal}, where)
+        failure = self.mpi_comm.bcast(messages if isinstance(messages, InputError) else None, root)
+        raise_errors_of({root: failure}, where)
         header = self.mpi_comm.scatter(messages, root)
         if self.rank != root:
             for part in header.buffers:

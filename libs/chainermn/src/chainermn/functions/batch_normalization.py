@@ -17,7 +17,7 @@ import chainer.functions as F
 import numpy as np
 from chainer import backend
 
-from chainermn.agreement import Refusal, attempt, raise_refusals
+from chainermn.agreement import InputError, attempt, raise_errors_of
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.functions.collective_communication import allreduce
 from chainermn.functions.variables import as_variable
@@ -238,12 +238,12 @@ def multi_node_batch_normalization(
     if get_communication_backend(comm, communication_backend) == "mpi":
         comm = comm.over_mpi
     checked: Any = attempt(lambda: _check(x, gamma, beta, axis))
-    if isinstance(checked, Refusal):
+    if isinstance(checked, InputError):
         # The other ranks are in the all-reduce of forward, which raises on all if one gives no
         # array. So this needs no collective of its own in every iteration.
         with contextlib.suppress(TypeError):
             comm.allreduce(checked)  # type: ignore[arg-type]
-    raise_refusals({comm.rank: checked}, "multi_node_batch_normalization")
+    raise_errors_of({comm.rank: checked}, "multi_node_batch_normalization")
     inputs, axes = checked
     node = MultiNodeBatchNormalization(comm, eps, running_mean, running_var, decay, axes)
     return node.apply(inputs)[0]

@@ -15,7 +15,7 @@ import chainer
 import numpy as np
 from typing_extensions import override
 
-from chainermn.agreement import Refusal, attempt, raise_disagreement, raise_refusals
+from chainermn.agreement import InputError, attempt, raise_disagreement, raise_errors_of
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.functions.variables import as_variable, empty_delegate, layouts, or_zeros
 
@@ -92,12 +92,12 @@ class Collective(chainer.FunctionNode):
         """
         made = attempt(make) if self.gives else ()
         ballots = self.comm.allgather_obj(
-            made if isinstance(made, Refusal) else self._ballot(made, delegate)
+            made if isinstance(made, InputError) else self._ballot(made, delegate)
         )
-        raise_refusals(dict(enumerate(ballots)), str(self))
+        raise_errors_of(dict(enumerate(ballots)), str(self))
         _check_agreement(ballots)
         self.check([ballot.inputs for ballot in ballots])
-        xs: Variables = made  # type: ignore[assignment]  # a Refusal has been raised
+        xs: Variables = made  # type: ignore[assignment]  # an InputError has been raised
         self._given = len(xs)
         if not any(ballot.gradient for ballot in ballots):
             with chainer.no_backprop_mode():

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
-from chainermn.agreement import Refusal, attempt, raise_refusals
+from chainermn.agreement import InputError, attempt, raise_errors_of
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.functions.pseudo_connect import pseudo_connect
 from chainermn.functions.variables import as_variable, empty_delegate, layouts, or_zeros, zeros
@@ -202,9 +202,9 @@ def _send(
     x: Any, comm: CommunicatorBase, rank: int, tag: int, answers: int | None = None
 ) -> chainer.Variable:
     variables: Any = attempt(lambda: _as_variables(x))
-    if isinstance(variables, Refusal):
+    if isinstance(variables, InputError):
         comm.send_obj(variables, rank, tag)
-    raise_refusals({comm.rank: variables}, f"send to rank {rank}")
+    raise_errors_of({comm.rank: variables}, f"send to rank {rank}")
     records = chainer.config.enable_backprop
     wanted = tuple(records and v.requires_grad and v.dtype.kind in "fc" for v in variables)
     header = _Header(next(_numbers), answers, wanted)
@@ -228,7 +228,7 @@ def _recv(
     answers: int | None = None,
 ) -> tuple[chainer.Variable, ...]:
     header = comm.recv_obj(rank, tag=tag)
-    raise_refusals({rank: header}, f"recv on rank {comm.rank}")
+    raise_errors_of({rank: header}, f"recv on rank {comm.rank}")
     if header.answers != answers:
         raise RuntimeError(
             f"rank {comm.rank} waits for {_describe(answers)} from rank {rank} (tag {tag}), but "

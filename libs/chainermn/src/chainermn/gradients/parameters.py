@@ -11,11 +11,11 @@ import numpy as np
 from chainer.backends import cuda
 
 from chainermn.agreement import (
-    Refusal,
+    InputError,
     agree,
     attempt,
     check_equal,
-    raise_refusals,
+    raise_errors_of,
 )
 from chainermn.transport.gpu.device import on_gpu, the_gpu
 from chainermn.transport.reducer import Array
@@ -115,7 +115,7 @@ def agree_on_gradients(
     reasons, found = found[: len(unless)], found[len(unless) :]
     if any(reasons):
         return Agreement([], own, reasons, found)
-    if not is_agreed or isinstance(own, Refusal):
+    if not is_agreed or isinstance(own, InputError):
         check_equal(mpi_comm, settings, "multi_node_mean_grad")
         _gather_descriptions(mpi_comm, own, "multi_node_mean_grad")
     if debug:
@@ -173,10 +173,10 @@ def _contiguous(array: Any, like: Description) -> Any:
 
 def _describe_all(
     model: chainer.Link, *, assume_grad: bool
-) -> tuple[list[tuple[str, chainer.Parameter]], tuple[Description, ...] | Refusal]:
+) -> tuple[list[tuple[str, chainer.Parameter]], tuple[Description, ...] | InputError]:
     """Return the parameters with their names, and what the other ranks are told of them."""
     pairs = attempt(lambda: named_parameters(model))
-    if isinstance(pairs, Refusal):
+    if isinstance(pairs, InputError):
         return [], pairs
     return pairs, tuple(_describe(*pair, assume_grad=assume_grad) for pair in pairs)
 
@@ -206,14 +206,14 @@ def _check_finite(mpi_comm: MPI.Intracomm, pairs: list[tuple[str, chainer.Parame
 
 def _gather_descriptions(
     mpi_comm: MPI.Intracomm,
-    own: tuple[Description, ...] | Refusal,
+    own: tuple[Description, ...] | InputError,
     where: str,
     *,
     uninitialised_matches: bool = False,
 ) -> list[tuple[Description, ...]]:
     """Return the descriptions of all ranks, or raise for the first parameter that differs."""
     everywhere = mpi_comm.allgather(own)
-    raise_refusals(dict(enumerate(everywhere)), where)
+    raise_errors_of(dict(enumerate(everywhere)), where)
     for described in zip_longest(*everywhere):
         present = [d for d in described if d is not None]
         compared = [

@@ -8,7 +8,7 @@ from typing import Any
 from chainer.dataset import Iterator
 from chainer.iterators import MultithreadIterator
 
-from chainermn.agreement import Refusal, check_root, raise_refusals, run_together
+from chainermn.agreement import InputError, check_root, raise_errors_of, run_together
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 _WHERE = "create_multi_node_iterator"
@@ -167,13 +167,13 @@ class MultiNodeIterator(Iterator):
             try:
                 result = act()
             except Exception as error:
-                refusal = Refusal(RuntimeError, f"{type(error).__name__}: {error}")
-                self.communicator.bcast_obj(refusal, root=self.rank_master)
+                failure = InputError(RuntimeError, f"{type(error).__name__}: {error}")
+                self.communicator.bcast_obj(failure, root=self.rank_master)
                 raise
             state = self._own_state()
             message = result, state, self._new_order(state["is_new_epoch"])
         message = self.communicator.bcast_obj(message, root=self.rank_master)
-        raise_refusals({self.rank_master: message}, "multi-node iterator")
+        raise_errors_of({self.rank_master: message}, "multi-node iterator")
         result, self._state, new_order = message
         if new_order is not None:
             (self._order,) = new_order
