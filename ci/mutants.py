@@ -38,19 +38,18 @@ SOURCE = Path("libs/chainermn/src/chainermn")
 TESTS = Path("libs/chainermn/tests")
 #: The beginning of a module's name, and the tests that should notice; the first match counts.
 NOTICED_BY = {
-    "transport/gpu": ["without_gpu"],
-    "communicators/duplicates": ["optimizers/test_overlap.py"],
-    "communicators/mpi_communicator_base": ["communicators", "without_gpu/test_communicators.py"],
-    "communicators/pure_nccl": ["without_gpu"],
-    "communicators/": ["communicators"],
-    "transport/host": ["transport", "communicators"],
+    "agreement": ["test_agreement.py", "communicators"],
+    "communicators/": ["communicators", "without_gpu/test_communicators.py"],
     "datasets/": ["datasets"],
     "extensions/checkpoint": ["extensions/test_checkpoint.py"],
     "failures/judgement": ["failures/test_judgement.py"],
     "gradients/batched_copy": ["without_gpu"],
-    "gradients/gpu_buckets": ["without_gpu"],
     "gradients/overlap": ["optimizers/test_overlap.py", "without_gpu"],
-    "gradients/": ["gradients", "communicators/test_models.py", "optimizers"],
+    "gradients/": ["gradients", "communicators/test_models.py", "optimizers", "without_gpu"],
+    "process/": ["process", "communicators/test_create_communicator.py"],
+    "transport/duplicates": ["optimizers/test_overlap.py"],
+    "transport/gpu": ["without_gpu"],
+    "transport/": ["transport", "communicators"],
 }
 # Tests that take long and would notice little more.
 LEFT_OUT = "not test_more_than_2_gib and not in_vain and not test_freed_memory"
