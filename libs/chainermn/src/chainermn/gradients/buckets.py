@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -25,7 +25,7 @@ class PerMemory(NamedTuple, Generic[T]):
 
 
 #: Dtypes to which gradients are rounded before they travel; None: they are not rounded.
-WireDtypes = PerMemory[np.dtype[Any] | None]
+WireDtypes: TypeAlias = PerMemory[np.dtype[Any] | None]
 
 
 class BufferMemory:
@@ -154,21 +154,24 @@ def _copies(
     return GpuCopies(the_gpu(), sizes, dtypes, dtype, n_ranks)
 
 
-def make_exclusive(parameters: Sequence[chainer.Parameter]) -> None:
-    """Give each parameter a contiguous gradient array of its own that can be written to.
+def flat_gradients(parameters: Sequence[chainer.Parameter]) -> list[Array]:
+    """Give each parameter a contiguous gradient array of its own, and return flat views of them.
 
     The backward of an addition hands the very same array to both sides, that of a broadcast a
     read-only view of fewer elements; reduced in place, the former would be reduced twice.
     """
     owners: set[int] = set()
+    flat = []
     for parameter in parameters:
         gradient = parameter.grad
         owner = _owner(gradient)
         flags = gradient.flags
         is_usable = flags.c_contiguous and getattr(flags, "writeable", True)  # CuPy has no such
         if id(owner) in owners or not is_usable:
-            parameter.grad = owner = gradient.copy(order="C")
+            parameter.grad = owner = gradient = gradient.copy(order="C")
         owners.add(id(owner))
+        flat.append(gradient.reshape(-1))
+    return flat
 
 
 def _owner(array: Any) -> Any:

@@ -15,8 +15,8 @@ from chainermn.gradients.buckets import (
     BufferMemory,
     PerMemory,
     WireDtypes,
+    flat_gradients,
     make_buckets,
-    make_exclusive,
 )
 from chainermn.gradients.overflow import check_overflow
 from chainermn.gradients.parameters import Agreement, agree_on_gradients
@@ -118,13 +118,13 @@ class GradientExchange:
     def wire_dtypes(self) -> WireDtypes:
         """The dtypes to which gradients are rounded now."""
         if self.topology.size == 1:
-            return WireDtypes(None, None)
+            return PerMemory(None, None)
         gpu = self.wire_dtype
         if gpu is None and self.algorithm.uses_nccl:
             config = chainer.global_config.dtype
             gpu = FLOAT16 if config is chainer.mixed16 else np.dtype(config)
         # Gradients in host memory that never leave the host need no rounding.
-        return WireDtypes(self.wire_dtype if self.topology.inter_size > 1 else None, gpu)
+        return PerMemory(self.wire_dtype if self.topology.inter_size > 1 else None, gpu)
 
     @collective("multi_node_mean_grad")
     def mean(
@@ -153,13 +153,13 @@ class GradientExchange:
         agreed = self.agree(model, zero_fill, unless)
         if any(agreed.unless) or self.topology.size == 1:
             return agreed.unless
-        parameters = agreed.parameters
-        make_exclusive(parameters)
-        buckets = self._buckets_for(agreed)
+        wire_dtypes = self.wire_dtypes
+        flat = flat_gradients(agreed.parameters)
+        buckets = self._buckets_for(agreed, wire_dtypes.gpu)
         for bucket in buckets:
-            gradients = [parameters[index].grad.reshape(-1) for index in bucket.members]
+            gradients = [flat[index] for index in bucket.members]
             bucket.gather(gradients)
-            wait_for(self.allreduce(bucket))
+            wait_for(self.allreduce(bucket, wire_dtypes))
             bucket.scatter(gradients)
         if not all(bucket.on_gpu for bucket in buckets):
             self.check_overflow(model, [self])
@@ -176,7 +176,7 @@ class GradientExchange:
         setting = self.wire_dtype or self.wire_dtypes.gpu
         return agree_on_gradients(self.mpi_comm, model, zero_fill, setting, unless, flags)
 
-    def allreduce(self, bucket: Bucket, wire_dtypes: WireDtypes | None = None) -> Steps:
+    def allreduce(self, bucket: Bucket, wire_dtypes: WireDtypes) -> Steps:
         """Make the buffer of a bucket its mean over the ranks; in GPU memory, its sum.
 
         The first all-reduce sets up what it needs together with the other ranks; later ones do
@@ -185,15 +185,13 @@ class GradientExchange:
         Parameters
         ----------
         bucket : Bucket
-        wire_dtypes : WireDtypes, optional
-            By default those of now.
+        wire_dtypes : WireDtypes
         """
         allreduce = self.algorithm.allreduce
         if bucket.on_gpu:
             # The kernel that copies gradients back divides, and the one before casts.
             return allreduce(bucket.buffer, self._gpu, 1, None)
-        wire = self.wire_dtypes if wire_dtypes is None else wire_dtypes
-        return allreduce(bucket.buffer, self._host, self.topology.size, wire.host)
+        return allreduce(bucket.buffer, self._host, self.topology.size, wire_dtypes.host)
 
     def set_up(self, buffer: Array) -> Steps:
         """Set up what all-reduces of such buffers need, by one of this buffer."""
@@ -222,8 +220,9 @@ class GradientExchange:
         self._host.free()
         self._transports.free()
 
-    def _buckets_for(self, agreed: Agreement) -> list[Bucket]:
-        gpu_wire_dtype = self.wire_dtypes.gpu
+    def _buckets_for(
+        self, agreed: Agreement, gpu_wire_dtype: np.dtype[Any] | None
+    ) -> list[Bucket]:
         key = agreed.description, gpu_wire_dtype
         if key not in self._buckets:
             if len(self._buckets) >= _MOST_MODELS:

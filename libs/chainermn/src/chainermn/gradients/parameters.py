@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import chainer
 import numpy as np
@@ -120,13 +120,14 @@ def agree_on_gradients(
         _gather_descriptions(mpi_comm, own, "multi_node_mean_grad")
     if debug:
         _check_finite(mpi_comm, pairs)
-    initialised = [parameter for _, parameter in pairs if parameter.array is not None]
+    # An InputError has been raised everywhere.
+    described = zip(pairs, cast("tuple[Description, ...]", own), strict=True)
+    parameters = [p for (_, p), each in described if each.shape is not None and each.has_grad]
     if zero_fill:
-        for parameter in initialised:
+        for parameter in parameters:
             if parameter.grad is None:
                 # Of CuPy's, where the parameter is.
                 parameter.grad = np.zeros_like(parameter.array)
-    parameters = [parameter for parameter in initialised if parameter.grad is not None]
     return Agreement(parameters, own, reasons, found)
 
 

@@ -172,9 +172,8 @@ class OverlappedExchange:
     def _exchange_of(
         self, bucket: Bucket, gradients: Sequence[Array], wire_dtypes: WireDtypes
     ) -> Exchange:
-        if bucket.on_gpu:
-            return self._gpu_lane.exchange_of(bucket, gradients)
-        return self._host_lanes.exchange_of(bucket, gradients, wire_dtypes)
+        lanes = self._gpu_lane if bucket.on_gpu else self._host_lanes
+        return lanes.exchange_of(bucket, gradients, wire_dtypes)
 
     @cached_property
     def _gpu_lane(self) -> GpuLane:

@@ -84,12 +84,14 @@ class GpuLane:
         for _ in self._on_stream(self._set_up(zeros)):
             pass
 
-    def exchange_of(self, bucket: Bucket, gradients: Sequence[Array]) -> Exchange:
+    def exchange_of(
+        self, bucket: Bucket, gradients: Sequence[Array], wire_dtypes: WireDtypes
+    ) -> Exchange:
         """Return what gathers gradients, each one-dimensional, and adds them up."""
         computed = self._gpu.record()
 
         def exchange(lane: int) -> Iterator[None]:
-            return self._on_stream(self._steps(bucket, gradients, computed))
+            return self._on_stream(self._steps(bucket, gradients, wire_dtypes, computed))
 
         return exchange
 
@@ -98,11 +100,15 @@ class GpuLane:
         self._gpu.record().Wait()
 
     def _steps(
-        self, bucket: Bucket, gradients: Sequence[Array], computed: Pending
+        self,
+        bucket: Bucket,
+        gradients: Sequence[Array],
+        wire_dtypes: WireDtypes,
+        computed: Pending,
     ) -> Generator[None, None, OnGpu]:
         self._gpu.wait_for(computed)
         bucket.gather(gradients)
-        yield from _carry_on(self._lane.allreduce(bucket))
+        yield from _carry_on(self._lane.allreduce(bucket, wire_dtypes))
         return OnGpu(self._gpu.record(), gradients)
 
     def _on_stream(self, steps: Iterator[None]) -> Generator[None, None, Any]:

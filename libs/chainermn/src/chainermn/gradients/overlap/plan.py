@@ -14,8 +14,8 @@ from chainermn.gradients.buckets import (
     Bucket,
     PerMemory,
     WireDtypes,
+    flat_gradients,
     make_buckets,
-    make_exclusive,
 )
 from chainermn.gradients.overlap.progress import Exchange, ProgressEngine
 from chainermn.transport.gpu.device import on_gpu
@@ -151,10 +151,9 @@ class EarlyExchange:
     def hand_out(self) -> None:
         """Make the means the gradients of the parameters, in the arrays that these had."""
         self._give_back()
-        parameters = self._plan.parameters
-        make_exclusive(parameters)
+        flat = flat_gradients(self._plan.parameters)
         for bucket in self._plan.buckets:
-            bucket.scatter([parameters[index].grad.reshape(-1) for index in bucket.members])
+            bucket.scatter([flat[index] for index in bucket.members])
 
     def _give_back(self) -> None:
         for parameter in self._plan.parameters:
