@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
+import socket
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from chainermn.doctor import host_facts
-from chainermn.doctor.checks import CHECKS, job, python
+from chainermn.doctor.checks import CHECKS
 from chainermn.doctor.facts import Answer
 from chainermn.doctor.probe import Outcome
 from chainermn.doctor.registry import Status, good, not_tried
 from chainermn.doctor.setup import Setup
-from chainermn.process import cores
+from chainermn.process.cores import THREAD_VARIABLES
 
 pytestmark = pytest.mark.each_mpi
 
@@ -65,6 +66,9 @@ class Bench:
         self.patch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
         return path
 
+    def cores(self, number: int) -> None:
+        self.patch.setattr(host_facts, "cores", lambda: number)
+
     def no_mpiexec_beside_python(self) -> None:
         self.patch.setattr("chainermn.launch.mpiexec.sysconfig.get_path", lambda name: "/nowhere")
 
@@ -73,26 +77,17 @@ class Bench:
 def bench(
     flavour: str, forgets_mpiexec: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Bench:
-    for name in (*job.THREAD_VARIABLES, "CUDA_VISIBLE_DEVICES", "MV2_USE_CUDA"):
+    for name in (*THREAD_VARIABLES, "CUDA_VISIBLE_DEVICES", "CHAINERMN_CUDA_AWARE"):
         monkeypatch.delenv(name, raising=False)
     return Bench(tmp_path, monkeypatch, flavour)
 
 
-def setup_with(**known: Any) -> Setup:
-    """Return a setup of which some answers are known already."""
-    setup = Setup(limit=60)
-    for name, value in known.items():
-        setattr(setup, name, value)
-    return setup
+def after(**outcomes: Outcome) -> Setup:
+    """Return a setup in which some probes have been run."""
+    return Setup(limit=60, outcomes=dict(outcomes))
 
 
 # ---- Python ----
-
-
-@wrong("Python", "3.", "make an environment with Python 99.0 or newer")
-def too_old(bench: Bench) -> Setup:
-    bench.patch.setattr(python, "OLDEST_PYTHON", (99, 0))
-    return Setup()
 
 
 @wrong("chainer-compat", "No module named 'nothing'", "pip install --force-reinstall")
@@ -110,14 +105,12 @@ def switched_off(bench: Bench) -> Setup:
 
 @wrong("chainer-compat", "not in place: no .pth file", "pip install --force-reinstall")
 def without_hook(bench: Bench) -> Setup:
-    return setup_with(compat=Outcome([{"hook": "not in place: no .pth file was processed"}]))
+    return after(compat=Outcome({"hook": "not in place: no .pth file was processed"}))
 
 
 @wrong("chainer-compat", "version 7.0, which does not belong to chainermn", "--no-deps")
 def of_another_version(bench: Bench) -> Setup:
-    return setup_with(
-        compat=Outcome([{"hook": "in place", "versions": {"chainer-compat": "7.0"}}])
-    )
+    return after(compat=Outcome({"hook": "in place", "versions": {"chainer-compat": "7.0"}}))
 
 
 @wrong("Chainer computes", "modules/chainer.py:1", "package again, for example Chainer: echo")
@@ -152,19 +145,29 @@ def dependency_is_broken(bench: Bench) -> Setup:
     return Setup()
 
 
-@wrong("cores", "2 cores for 8 ranks", "start at most 2 ranks")
-def too_many_ranks(bench: Bench) -> Setup:
-    setup = setup_with(cores=2)
-    setup.ranks = 8
+@wrong("cores and GPUs", "a: ranks: 2, cores: 1, GPUs: 0", "at most one rank per core")
+def too_few_cores(bench: Bench) -> Setup:
+    setup = Setup(ranks=2)
+    bench.patch.setattr(socket, "gethostname", lambda: "a")
+    setup.__dict__["facts"] = {"a": Answer({"cores": 1, "gpus": 0})}
     return setup
+
+
+@wrong("cores and GPUs", "b: ranks: 2, cores: 1, GPUs: 0", "at most one rank per core")
+def too_few_cores_there(bench: Bench) -> Setup:
+    return two_hosts(cores=1)
+
+
+@wrong("cores and GPUs", "b: ranks: 2, cores: 2, GPUs: 1", "per GPU if there are any")
+def too_few_gpus(bench: Bench) -> Setup:
+    return two_hosts(gpus=1)
 
 
 @wrong("threads", "OMP_NUM_THREADS=4: 8 threads in all, for 4 cores", ": unset OMP_NUM_THREADS")
 def too_many_threads(bench: Bench) -> Setup:
+    bench.cores(4)
     bench.patch.setenv("OMP_NUM_THREADS", "4")
-    setup = setup_with(cores=4)
-    setup.ranks = 2
-    return setup
+    return Setup(ranks=2)
 
 
 @wrong("threads", "MKL_NUM_THREADS='abc': expected a number", ": unset MKL_NUM_THREADS")
@@ -174,19 +177,19 @@ def no_number_of_threads(bench: Bench) -> Setup:
     return Setup()
 
 
-@wrong("script", "there is no /", "copy it there, or name its path by --script")
+@wrong("files", "/train.py: missing", "copy it to every host")
 def script_is_not_here(bench: Bench) -> Setup:
     return Setup(script=bench.path / "train.py")
 
 
-@wrong("script", " cannot be read, or is a folder", "copy it there")
-def script_is_a_folder(bench: Bench) -> Setup:
-    return Setup(script=bench.path)
+@wrong("files", "a: train.py: 0123; b: train.py: missing", "copy it to every host")
+def script_is_missing(bench: Bench) -> Setup:
+    return two_hosts(files={"train.py": "missing", "images": "3 entries"})
 
 
-@wrong("data", "there is no /", "copy it there, or name its path by --data")
-def data_are_not_here(bench: Bench) -> Setup:
-    return Setup(data=bench.path / "images")
+@wrong("files", "a: images: 3 entries; b: images: 2 entries", "or share its folder")
+def data_differ(bench: Bench) -> Setup:
+    return two_hosts(files={"train.py": "0123", "images": "2 entries"})
 
 
 # ---- MPI ----
@@ -255,13 +258,15 @@ def twice_one_rank(bench: Bench) -> Setup:
     return Setup()
 
 
-@wrong("two ranks", "ended with exit code 3 and no answer: no such fabric", "see all it says: ")
+@wrong(
+    "two ranks", "ended with exit code 3 and no answer: no such fabric", "see its whole output: "
+)
 def job_fails(bench: Bench) -> Setup:
     replace_mpiexec(bench, "echo no such fabric >&2; exit 3")
     return Setup()
 
 
-@wrong("two ranks", "no answer within 1 s", "see all it says: ")
+@wrong("two ranks", "no answer within 1 s", "see its whole output: ")
 def job_hangs(bench: Bench) -> Setup:
     replace_mpiexec(bench, "exec sleep 600")
     return Setup(limit=1)
@@ -275,27 +280,26 @@ def no_threads(bench: Bench) -> Setup:
 
 @wrong("/dev/shm", "64 MiB free, less than 128 MiB", "docker run --shm-size=1g")
 def as_docker_gives_it(bench: Bench) -> Setup:
-    return setup_with(free_shared_memory=64 * 2**20)
-
-
-@wrong("shared memory", "do not see each other's: crashed with SIGBUS", "--ipc=host")
-def not_shared(bench: Bench) -> Setup:
-    answers(bench, shared_memory=Outcome([], "crashed with SIGBUS"))
+    left = SimpleNamespace(f_bavail=2**14, f_frsize=2**12)
+    bench.patch.setattr(os, "statvfs", lambda path: left)
     return Setup()
 
 
-def answers(bench: Bench, **by_probe: Outcome) -> None:
-    """Give outcomes instead of running probes on ranks."""
-    bench.patch.setattr(Setup, "probe_ranks", lambda self, name, *rest: by_probe[name])
+@wrong("shared memory", "4 ranks cannot share memory: crashed with SIGBUS", "--ipc=host")
+def crashes_in_shared_memory(bench: Bench) -> Setup:
+    setup = after(shared_memory=Outcome(failure="crashed with SIGBUS"))
+    setup.ranks = 4
+    return setup
 
 
-RIGHT = dict.fromkeys(("float16", "float32", "float64"), "right")
+@wrong("shared memory", "2 ranks cannot share memory: [Errno 28] No space", "--shm-size=1g")
+def library_would_say_no_space(bench: Bench) -> Setup:
+    return after(shared_memory=Outcome("[Errno 28] No space left on device"))
 
 
-@wrong("all-reduce", "flat: wrong", "a communicator that is right (naive)")
+@wrong("all-reduce", "flat: wrong means of float64", "a communicator that is right (naive)")
 def one_is_wrong(bench: Bench) -> Setup:
-    means = {"naive": RIGHT, "flat": {**RIGHT, "float64": "wrong"}}
-    return setup_with(two_communicators=Outcome([means]))
+    return after(communicators=Outcome({"naive": "", "flat": "wrong means of float64"}))
 
 
 @wrong("all-reduce", "ImportError: spoilt", "please report this")
@@ -304,58 +308,45 @@ def job_fails_at_import(bench: Bench) -> Setup:
     return Setup()
 
 
-@wrong("float16 sums", "flat: wrong", "(naive)")
-def float16_is_wrong(bench: Bench) -> Setup:
-    means = {"naive": RIGHT, "flat": {**RIGHT, "float16": "wrong"}}
-    return setup_with(two_communicators=Outcome([means]))
-
-
 # ---- GPUs ----
 
-DRIVER = {"library": "13.0", "error": "", "devices": ["/dev/nvidia0"], "gpus": [["H200", 143_771]]}
+DRIVER = {"cuda": "13.0", "error": "", "devices": ["/dev/nvidia0"], "gpus": ["H200"]}
 
 
 def driver(**changes: Any) -> Outcome:
-    return Outcome([{**DRIVER, **changes}])
+    return Outcome({**DRIVER, **changes})
 
 
-@wrong("CUDA driver", "/dev/nvidia0 exist, but libcuda.so.1", "docker run --gpus all")
+@wrong("GPUs", "/dev/nvidia0 exist, but libcuda.so.1", "docker run --gpus all")
 def no_library(bench: Bench) -> Setup:
-    return setup_with(cuda=driver(library="", error="libcuda.so.1: cannot open"))
+    return after(cuda=driver(cuda="", error="libcuda.so.1: cannot open"))
 
 
-@wrong("CUDA driver", "cuInit fails with error 803", "restart the machine")
+@wrong("GPUs", "cuInit fails with error 803", "restart the machine")
 def driver_does_not_start(bench: Bench) -> Setup:
-    return setup_with(cuda=driver(error="cuInit fails with error 803", gpus=[]))
+    return after(cuda=driver(error="cuInit fails with error 803", gpus=[]))
 
 
-@wrong("CUDA driver", "crashed with SIGSEGV", "run nvidia-smi")
+@wrong("GPUs", "crashed with SIGSEGV", "run nvidia-smi")
 def driver_crashes(bench: Bench) -> Setup:
-    return setup_with(cuda=Outcome([], "crashed with SIGSEGV"))
+    return after(cuda=Outcome(failure="crashed with SIGSEGV"))
 
 
 @wrong("GPUs", "none, CUDA_VISIBLE_DEVICES=''", "unset CUDA_VISIBLE_DEVICES")
 def none_visible(bench: Bench) -> Setup:
     bench.patch.setenv("CUDA_VISIBLE_DEVICES", "")
-    return setup_with(cuda=driver(gpus=[]))
+    return after(cuda=driver(gpus=[]))
 
 
-@wrong("one GPU a rank", "2 ranks, but GPUs: 1", "start 1 ranks on this host")
-def more_ranks_than_gpus(bench: Bench) -> Setup:
-    setup = setup_with(cuda=driver())
-    setup.ranks = 2
-    return setup
-
-
-@wrong("CUDA driver", "for CUDA up to 11.8", "update the driver: CuPy 14 needs CUDA 12")
+@wrong("GPUs", "for CUDA up to 11.8", "update the driver: CuPy 14 needs CUDA 12")
 def driver_is_old(bench: Bench) -> Setup:
-    return setup_with(cuda=driver(library="11.8"))
+    return after(cuda=driver(cuda="11.8"))
 
 
 @wrong("CuPy", "not installed", "install it: ")
 def cupy_not_installed(bench: Bench) -> Setup:
     install_cupy(bench)
-    return setup_with(cuda=driver())
+    return after(cuda=driver())
 
 
 def install_cupy(bench: Bench, *distributions: str) -> None:
@@ -368,14 +359,14 @@ def install_cupy(bench: Bench, *distributions: str) -> None:
 @wrong("CuPy", "several: cupy-cuda12x, cupy-cuda13x", "uninstall -y cupy-cuda12x cupy-cuda13x")
 def cupy_installed_twice(bench: Bench) -> Setup:
     install_cupy(bench, "cupy-cuda12x", "cupy-cuda13x")
-    return setup_with(cuda=driver())
+    return after(cuda=driver())
 
 
 @wrong("CuPy", "ImportError: libnvrtc.so.13", " install 'cupy-cuda13x[ctk]>=14'")
 def cupy_does_not_import(bench: Bench) -> Setup:
     install_cupy(bench, "cupy-cuda13x")
     bench.module("cupy", "raise ImportError('libnvrtc.so.13: cannot open shared object file')")
-    return setup_with(cuda=driver())
+    return after(cuda=driver())
 
 
 # NumPy in the place of the GPU.
@@ -386,8 +377,11 @@ from numpy import full
 
 __version__ = "14.2.0"
 
+class array(numpy.ndarray):
+    def get(self): return numpy.asarray(self)
+
 def arange(n):
-    return numpy.arange({n})
+    return numpy.arange(n).view(array)
 
 class Device:
     def __init__(self, number): pass
@@ -401,45 +395,43 @@ cuda = SimpleNamespace(
 """
 
 
-def fake_cupy(bench: Bench, *, n: str = "n", use: str = "pass", nccl: str = "") -> None:
+def fake_cupy(bench: Bench, *, use: str = "pass", nccl: str = "") -> None:
     install_cupy(bench, "cupy-cuda13x")
-    bench.module("cupy", FAKE_CUPY.format(n=n, use=use, nccl=nccl))
-
-
-@wrong("CuPy", "cupy-cuda13x 14.2.0: the sum of 1000 squares is 285", " install --force-reinstall")
-def cupy_computes_nonsense(bench: Bench) -> Setup:
-    fake_cupy(bench, n="10")
-    return setup_with(cuda=driver())
+    bench.module("cupy", FAKE_CUPY.format(use=use, nccl=nccl))
 
 
 @wrong("NCCL", "Error: ", " install 'nvidia-nccl-cu13>=2.27'")
 def no_nccl(bench: Bench) -> Setup:
     fake_cupy(bench)
-    return setup_with(cuda=driver())
+    return after(cuda=driver())
 
 
-@wrong("CUDA-aware MPI", "MV2_USE_CUDA is set, but ended with", "or unset MV2_USE_CUDA")
+@wrong("CUDA-aware MPI", "=1 is set, but MPI cannot take", "else: unset CHAINERMN_CUDA_AWARE")
 def crashes(bench: Bench) -> Setup:
     fake_cupy(bench, use="import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
-    bench.patch.setenv("MV2_USE_CUDA", "1")
-    return setup_with(cuda=driver())
+    bench.patch.setenv("CHAINERMN_CUDA_AWARE", "1")
+    return after(cuda=driver())
+
+
+@wrong("CUDA-aware MPI", "and get wrong numbers", "else: unset CHAINERMN_CUDA_AWARE")
+def adds_up_nonsense(bench: Bench) -> Setup:
+    bench.patch.setenv("CHAINERMN_CUDA_AWARE", "1")
+    return after(cuda=driver(), device_memory=Outcome(False))
 
 
 # ---- hosts ----
 
+SOFTWARE = {"Python": "3.12.1", "mpiexec": "5.0.2", "chainer": "7.8.1", "numpy": "2.4.6"}
 FACTS = {
-    "python": "3.12.1",
-    "packages": {"numpy": "2.4.6", "chainer": "7.8.1"},
-    "mpiexec": "5.0.2",
-    "script": "0123456789ab",
-    "data": "3 entries (abcdef)",
+    "software": SOFTWARE,
+    "files": {"train.py": "0123", "images": "3 entries"},
     "gpus": 0,
     "cores": 2,
 }
 
 
-def two_hosts(**there: Any) -> Setup:
-    """Return a setup with two hosts that differ in some facts."""
+def two_hosts(job: Sequence[dict[str, Any]] = (), **there: Any) -> Setup:
+    """Return a setup with two hosts that differ in some facts, and what ranks on them see."""
     setup = Setup(hosts=[("a", 2), ("b", 2)], script=Path("train.py"), data=Path("images"))
     addresses = ({"eth0": "10.0.0.1/24"}, {"eth0": "10.0.0.2/24"})
     facts = {
@@ -447,7 +439,7 @@ def two_hosts(**there: Any) -> Setup:
         "b": Answer({**FACTS, "host": "b", "addresses": addresses[1], **there}),
     }
     setup.__dict__["facts"] = facts
-    setup.__dict__["tour"] = Outcome([[rank_on(host) for host in "aabb"]])
+    setup.outcomes["ranks", "hosts"] = Outcome(list(job) or [rank_on(host) for host in "aabb"])
     return setup
 
 
@@ -477,52 +469,35 @@ def no_ssh(bench: Bench) -> Setup:
 SSH = 'for last; do :; done; {before}; exec sh -c "{prefix} $last"'
 
 
-@wrong("same Python", "elsewhere: ", "install the same environment at the same path")
+@wrong("same software", "elsewhere: ", "install the same environment at the same path")
 def no_python_there(bench: Bench) -> Setup:
     bench.command("ssh", SSH.format(before="cd /", prefix="/nowhere"))
     return Setup(hosts=[("elsewhere", 1)])
 
 
-@wrong("same Python", "a: 3.12.1; b: 3.11.2", "install the same environment")
+@wrong("same software", "Python: a: 3.12.1; b: 3.11.2", "install the same environment")
 def another_python(bench: Bench) -> Setup:
-    return two_hosts(python="3.11.2")
+    return two_hosts(software={**SOFTWARE, "Python": "3.11.2"})
 
 
-@wrong("same packages", "numpy: a: 2.4.6; b: 2.3.0", "install the same environment")
+@wrong("same software", "numpy: a: 2.4.6; b: 2.3.0", "install the same environment")
 def another_numpy(bench: Bench) -> Setup:
-    return two_hosts(packages={**FACTS["packages"], "numpy": "2.3.0"})
+    return two_hosts(software={**SOFTWARE, "numpy": "2.3.0"})
 
 
-@wrong("same packages", "chainer: a: 7.8.1; b: none", "install the same environment")
+@wrong("same software", "chainer: a: 7.8.1; b: none", "install the same environment")
 def package_is_missing(bench: Bench) -> Setup:
-    return two_hosts(packages={"numpy": "2.4.6"})
+    return two_hosts(software={n: SOFTWARE[n] for n in SOFTWARE if n != "chainer"})
 
 
-@wrong("same mpiexec", "a: 5.0.2; b: missing", "install the same environment")
+@wrong("same software", "cupy-cuda13x: a: none; b: 14.0", "install the same environment")
+def package_is_there_only(bench: Bench) -> Setup:
+    return two_hosts(software={**SOFTWARE, "cupy-cuda13x": "14.0"})
+
+
+@wrong("same software", "mpiexec: a: 5.0.2; b: none", "install the same environment")
 def mpiexec_is_missing(bench: Bench) -> Setup:
-    return two_hosts(mpiexec=None)
-
-
-@wrong("same script", "a: train.py (sha256 0123456789ab...); b: missing", "copy it to every host")
-def script_is_missing(bench: Bench) -> Setup:
-    return two_hosts(script=None)
-
-
-@wrong(
-    "same data", "a: images: 3 entries (abcdef); b: images: 2 entries (fedcba)", "copy it to every"
-)
-def data_differ(bench: Bench) -> Setup:
-    return two_hosts(data="2 entries (fedcba)")
-
-
-@wrong("places", "b: ranks: 2, cores: 1, GPUs: 0", "put fewer ranks there")
-def too_few_cores(bench: Bench) -> Setup:
-    return two_hosts(cores=1)
-
-
-@wrong("places", "b: ranks: 2, cores: 2, GPUs: 1", "put fewer ranks there")
-def too_few_gpus(bench: Bench) -> Setup:
-    return two_hosts(gpus=1)
+    return two_hosts(software={**SOFTWARE, "mpiexec": "none"})
 
 
 @wrong("addresses", "a and b call themselves a", "hostnamectl set-hostname")
@@ -530,7 +505,7 @@ def same_name(bench: Bench) -> Setup:
     return two_hosts(host="a")
 
 
-@wrong("addresses", "localhost and 127.0.0.1 are one host", ": --host localhost:5")
+@wrong("addresses", "localhost and 127.0.0.1 call themselves", "name it once, as in --host loc")
 def one_host_of_two_names(bench: Bench) -> Setup:
     return Setup(hosts=[("localhost", 2), ("127.0.0.1", 3)])
 
@@ -551,23 +526,23 @@ def docker(bench: Bench) -> Setup:
 @wrong("a job over the hosts", "no answer within", "look for firewalls")
 def job_over_hosts_hangs(bench: Bench) -> Setup:
     setup = two_hosts()
-    setup.__dict__["tour"] = Outcome([], "no answer within 60 s")
+    setup.outcomes["ranks", "hosts"] = Outcome(failure="no answer within 60 s")
     return setup
 
 
-@wrong("a job over the hosts", "ranks run on a, a, a, a; expected a, a, b, b", "unset what makes")
+@wrong(
+    "a job over the hosts",
+    "ranks run on a, a, a, a; expected a, a, b, b",
+    "unset variables that make",
+)
 def all_on_the_first(bench: Bench) -> Setup:
-    setup = two_hosts()
-    setup.__dict__["tour"] = Outcome([[rank_on("a")] * 4])
-    return setup
+    return two_hosts([rank_on("a")] * 4)
 
 
 @wrong("environment", "NCCL_DEBUG is not the same on b", "chainermn launch --forward NCCL_DEBUG")
 def not_forwarded(bench: Bench) -> Setup:
     bench.patch.setenv("NCCL_DEBUG", "INFO")
-    setup = two_hosts()
-    setup.__dict__["tour"] = Outcome([[rank_on("a"), rank_on("b", NCCL_DEBUG="")]])
-    return setup
+    return two_hosts([rank_on("a"), rank_on("b", NCCL_DEBUG="")])
 
 
 @wrong(
@@ -576,32 +551,22 @@ def not_forwarded(bench: Bench) -> Setup:
 def folder_is_missing(bench: Bench) -> Setup:
     bench.patch.setenv("LD_LIBRARY_PATH", "/opt/one:/opt/two")
     there = {"LD_LIBRARY_PATH": "/opt/mpi:/opt/two"}
-    setup = two_hosts()
-    setup.__dict__["tour"] = Outcome([[rank_on("a"), rank_on("b", **there)]])
-    return setup
+    return two_hosts([rank_on("a"), rank_on("b", **there)])
 
 
 @wrong("all-reduce over the hosts", "hierarchical: ValueError: no", "that is right (naive)")
 def wrong_over_the_hosts(bench: Bench) -> Setup:
-    means = {"naive": RIGHT, "hierarchical": dict.fromkeys(RIGHT, "ValueError: no")}
-    answers(bench, communicators=Outcome([means]))
-    return two_hosts()
+    setup = two_hosts()
+    means = {"naive": "", "hierarchical": "ValueError: no"}
+    setup.outcomes["communicators", "hosts"] = Outcome(means)
+    return setup
 
 
-@wrong("links", "no answer within", "firewall")
+@wrong("network", "no answer within", "firewall")
 def link_is_down(bench: Bench) -> Setup:
-    answers(bench, links=Outcome([], "no answer within 60 s"))
-    return two_hosts()
-
-
-@wrong("links", "a to c: 12 MB/s, 300 µs", "slow: a to c, b to c. ethtool shows the speed")
-def slow_link(bench: Bench) -> Setup:
-    measured = [
-        {"hosts": hosts, "latency": 300e-6, "bandwidth": bandwidth}
-        for hosts, bandwidth in (("ab", 118e6), ("ac", 12e6), ("bc", 11.8e6))
-    ]
-    answers(bench, links=Outcome([measured]))
-    return two_hosts()
+    setup = two_hosts()
+    setup.outcomes["exchange", "hosts"] = Outcome(failure="no answer within 60 s")
+    return setup
 
 
 # ---- the tests ----
@@ -627,7 +592,7 @@ def test_every_check_has_a_case() -> None:
 def test_fine_hosts() -> None:
     setup = two_hosts()
     for check in CHECKS:
-        if check.subject == "hosts" and check.name not in ("all-reduce over the hosts", "links"):
+        if check.subject == "hosts" and check.name not in ("all-reduce over the hosts", "network"):
             finding = check.examine(setup)
             assert finding.status is Status.GOOD, (check.name, finding)
 
@@ -636,16 +601,10 @@ def test_host_is_asked_by_ssh(bench: Bench) -> None:
     bench.command("ssh", SSH.format(before="echo welcome", prefix=""))
     setup = Setup(hosts=[("elsewhere", 1)], script=Path(__file__), data=Path(__file__).parent)
     facts = setup.facts["elsewhere"].facts
-    assert facts["python"] == platform.python_version()
-    assert facts["packages"]["numpy"] == metadata.version("numpy")
-    assert facts["script"] == hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
-    for name in (
-        "ssh without a password",
-        "same Python",
-        "same mpiexec",
-        "same script",
-        "same data",
-    ):
+    assert facts["software"]["Python"] == platform.python_version()
+    assert facts["software"]["numpy"] == metadata.version("numpy")
+    assert set(facts["files"]) == {__file__, str(Path(__file__).parent)}
+    for name in ("ssh without a password", "same software", "files"):
         assert BY_NAME[name].examine(setup).status is Status.GOOD, name
 
 
@@ -662,26 +621,24 @@ def test_gpus_that_are_fine(bench: Bench) -> None:
     # As `from cupy.cuda import nccl` needs a package.
     text = (bench.path / "modules" / "cupy.py").read_text()
     bench.module("cupy", text + "import sys; sys.modules['cupy.cuda'] = cuda\n")
-    setup = setup_with(cuda=driver())
-    setup.ranks = 1
+    setup = after(cuda=driver())
     found = {check.name: check.examine(setup) for check in CHECKS if check.subject == "GPU"}
     assert {finding.status for finding in found.values()} == {Status.GOOD}, found
-    assert found["GPUs"].found == "H200 (140 GiB)"
+    assert found["GPUs"].found == "H200; the driver is for CUDA up to 13.0"
     assert found["CuPy"].found == "cupy-cuda13x 14.2.0, CUDA 13.0"
     assert found["NCCL"].found == "2.27.5"
-    assert found["CUDA-aware MPI"].found == "two ranks add up device memory"
+    assert found["CUDA-aware MPI"].found == (
+        "two ranks add up GPU memory; to let the library use that: export CHAINERMN_CUDA_AWARE=1"
+    )
+    bench.patch.setenv("CHAINERMN_CUDA_AWARE", "1")
+    assert BY_NAME["CUDA-aware MPI"].examine(setup) == good("two ranks add up GPU memory")
 
 
 def test_mpi_need_not_be_cuda_aware(bench: Bench) -> None:
     fake_cupy(bench, use="raise SystemExit(5)")
-    finding = BY_NAME["CUDA-aware MPI"].examine(setup_with(cuda=driver()))
+    finding = BY_NAME["CUDA-aware MPI"].examine(after(cuda=driver()))
     assert finding.status is Status.NOT_TRIED
     assert "not needed: gradients go by NCCL" in finding.found
-
-
-def test_any_number_of_ranks_fits_while_none_is_named() -> None:
-    finding = BY_NAME["one GPU a rank"].examine(setup_with(cuda=driver()))
-    assert (finding.status, finding.found) == (Status.GOOD, "for up to 1 ranks on this host")
 
 
 def test_mpiexec_need_not_be_on_path(bench: Bench) -> None:
@@ -691,32 +648,72 @@ def test_mpiexec_need_not_be_on_path(bench: Bench) -> None:
     assert finding.found.endswith("mpiexec; it is not on PATH, but chainermn launch finds it")
 
 
+def test_files_that_nobody_has_named_are_not_looked_for() -> None:
+    assert BY_NAME["files"].examine(Setup()) == not_tried(
+        "no files named: use --script and --data"
+    )
+
+
+@pytest.mark.parametrize("name", ["files", "cores and GPUs"])
+def test_hosts_that_do_not_answer_are_no_second_finding(name: str) -> None:
+    setup = two_hosts()
+    setup.__dict__["facts"] = {host: Answer(no_way_in="No route to host") for host in "ab"}
+    assert BY_NAME[name].examine(setup) == not_tried("no host has answered")
+
+
+# ---- what the network is worth ----
+
+
 @pytest.mark.parametrize(
-    ("name", "why"),
+    ("seconds", "advice"),
     [
-        ("script", "no script named: use --script"),
-        ("data", "no data named: use --data"),
-        ("same script", "no script named: use --script"),
-        ("same data", "no data named: use --data"),
-        ("links", "there is one host only"),
+        pytest.param(
+            {"flat": (0.010, 0.0085), "two_dimensional": (0.010, 0.0081)},
+            "'two_dimensional'",
+            id="fast",
+        ),
+        pytest.param(
+            {"flat": (0.100, 0.051), "two_dimensional": (0.090, 0.045)},
+            "'two_dimensional', allreduce_grad_dtype='bfloat16'",
+            id="slow",
+        ),
+        pytest.param(
+            {"flat": (0.071, 0.060), "hierarchical": (0.090, 0.020)},
+            "'flat'",
+            id="another communicator",
+        ),
+        pytest.param(
+            {"flat": (0.080, 0.020), "hierarchical": (0.090, 0.090)},
+            "'hierarchical'",
+            id="another is not clearly faster",
+        ),
+        pytest.param(
+            {"flat": (0.010, 0.008), "hierarchical": (0.010, 0.008)},
+            "'hierarchical'",
+            id="just as long as it may take",
+        ),
     ],
 )
-def test_what_nobody_has_asked_for_is_not_tried(name: str, why: str) -> None:
-    finding = BY_NAME[name].examine(Setup(hosts=[("a", 4)]))
-    assert (finding.status, finding.found) == (Status.NOT_TRIED, why)
-
-
-def test_links_that_are_alike(bench: Bench) -> None:
-    pairs = {"ab": 118e6, "ac": 60e6, "bc": 117e6}
-    measured = [{"hosts": hosts, "latency": 50e-6, "bandwidth": pairs[hosts]} for hosts in pairs]
-    answers(bench, links=Outcome([measured]))
-    finding = BY_NAME["links"].examine(two_hosts())
+def test_network(seconds: dict[str, tuple[float, float]], advice: str) -> None:
+    setup = two_hosts()
+    measured = {
+        name: {"float32": full, "bfloat16": half} for name, (full, half) in seconds.items()
+    }
+    setup.outcomes["exchange", "hosts"] = Outcome(measured)
+    finding = BY_NAME["network"].examine(setup)
     assert finding.status is Status.GOOD
-    assert "a to c: 60 MB/s, 50 µs" in finding.found
+    assert finding.found.startswith(f"on CPU, use create_communicator({advice}). 1 MiB of ")
+    full, half = (1e3 * each for each in seconds["flat"])
+    assert f"flat {full:.1f} ms (in bfloat16 {half:.1f} ms)" in finding.found
 
 
-def test_threads_variables_are_those_of_the_library() -> None:
-    assert job.THREAD_VARIABLES == cores.THREAD_VARIABLES
+def test_nothing_leaves_one_host() -> None:
+    for finding in (
+        BY_NAME["network"].examine(Setup(hosts=[("a", 4)])),
+        BY_NAME["ssh without a password"].examine(Setup(ranks=4)),
+    ):
+        assert "leaves" in finding.found
+        assert "allreduce_grad_dtype" in finding.found
 
 
 @pytest.mark.parametrize(
@@ -734,56 +731,24 @@ def test_threads_variables_are_those_of_the_library() -> None:
 def test_threads_that_fit(variables: dict[str, str], found: str, bench: Bench) -> None:
     for name, value in variables.items():
         bench.patch.setenv(name, value)
-    setup = setup_with(cores=4)
-    setup.ranks = 2
-    assert BY_NAME["threads"].examine(setup) == good(found)
+    bench.cores(4)
+    assert BY_NAME["threads"].examine(Setup(ranks=2)) == good(found)
 
 
 def test_one_thread_is_right_even_for_more_ranks_than_cores(bench: Bench) -> None:
     bench.patch.setenv("OMP_NUM_THREADS", "1")
-    setup = setup_with(cores=2)
-    setup.ranks = 4
-    assert BY_NAME["threads"].examine(setup).status is Status.GOOD
-    assert BY_NAME["cores"].examine(setup).status is Status.BAD
+    bench.cores(2)
+    assert BY_NAME["threads"].examine(Setup(ranks=4)).status is Status.GOOD
 
 
-@pytest.mark.parametrize("variable", job.THREAD_VARIABLES)
-@pytest.mark.parametrize("value", ["abc", "0", "", "-1", "1.5", "0,2", "2,", "2,abc", "2 2"])
+@pytest.mark.parametrize("variable", THREAD_VARIABLES)
+@pytest.mark.parametrize("value", ["abc", "0", "", "-1", "1.5", "0,2", "2 2"])
 def test_numbers_of_threads_that_are_nonsense(variable: str, value: str, bench: Bench) -> None:
     bench.patch.setenv(variable, value)
     finding = BY_NAME["threads"].examine(Setup())
     expected = f"{variable}={value!r}: expected a number of threads, at least 1"
     assert (finding.status, finding.found) == (Status.BAD, expected)
     assert finding.command == f"unset {variable}"
-
-
-def test_only_openmp_takes_a_list_of_threads(bench: Bench) -> None:
-    bench.patch.setenv("MKL_NUM_THREADS", "1,1")
-    assert BY_NAME["threads"].examine(Setup()).status is Status.BAD
-
-
-def test_too_many_ranks_do_not_hide_too_many_threads(bench: Bench) -> None:
-    bench.patch.setenv("OMP_NUM_THREADS", "8")
-    setup = setup_with(cores=2)
-    setup.ranks = 4
-    assert BY_NAME["cores"].examine(setup).found == "2 cores for 4 ranks"
-    threads = BY_NAME["threads"].examine(setup).found
-    assert threads == "OMP_NUM_THREADS=8: 32 threads in all, for 2 cores"
-
-
-def test_script_and_data_are_here(bench: Bench) -> None:
-    script = bench.path / "train.py"
-    script.write_text("pass")
-    setup = Setup(script=script, data=bench.path)
-    assert BY_NAME["script"].examine(setup) == good(f"{script}: a file of 4 bytes")
-    assert BY_NAME["data"].examine(setup).found.startswith(f"{bench.path}: 1 entries")
-
-
-@pytest.mark.parametrize("name", ["script", "data"])
-def test_hosts_are_looked_at_instead_of_here(name: str) -> None:
-    missing = Path("/nowhere")
-    finding = BY_NAME[name].examine(Setup(hosts=[("a", 1)], script=missing, data=missing))
-    assert finding == not_tried(f"same {name} looks for it on every host")
 
 
 def test_debian_names_the_mpiexec_of_each_mpi(bench: Bench) -> None:
@@ -797,7 +762,7 @@ def test_debian_names_the_mpiexec_of_each_mpi(bench: Bench) -> None:
 
 def test_a_newer_driver_runs_the_newest_cupy(bench: Bench) -> None:
     install_cupy(bench)
-    finding = BY_NAME["CuPy"].examine(setup_with(cuda=driver(library="14.1")))
+    finding = BY_NAME["CuPy"].examine(after(cuda=driver(cuda="14.1")))
     assert finding.command.endswith(" install 'cupy-cuda13x[ctk]>=14'")
 
 

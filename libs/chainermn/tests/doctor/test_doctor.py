@@ -16,10 +16,10 @@ from click.testing import CliRunner
 
 from chainermn.doctor import report
 from chainermn.doctor.checks import CHECKS
-from chainermn.doctor.checks.job import THREAD_VARIABLES
 from chainermn.doctor.command import doctor
 from chainermn.doctor.registry import Check, Finding, Status, bad, good, not_tried, run_checks
 from chainermn.doctor.setup import Setup
+from chainermn.process.cores import THREAD_VARIABLES
 
 pytestmark = pytest.mark.each_mpi
 
@@ -166,7 +166,7 @@ def test_command_is_one_line_to_copy(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_command_prints_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chainermn.doctor.command.CHECKS", TREE)
-    monkeypatch.setattr("chainermn.doctor.command.collect_versions", lambda setup: {"host": "h1"})
+    monkeypatch.setattr(report, "versions", lambda: {"host": "h1"})
     shown = CliRunner().invoke(doctor, [])
     assert shown.exit_code == 1
     assert shown.output.startswith("  host")

@@ -9,15 +9,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import chainermn
 from chainermn.doctor.checks import CHECKS
-from chainermn.doctor.checks.job import THREAD_VARIABLES
 from chainermn.doctor.probe import Outcome
 from chainermn.doctor.registry import Status, run_checks
 from chainermn.doctor.setup import Setup
+from chainermn.process.cores import THREAD_VARIABLES
 
 #: A container may have little of it, and the doctor is right to say so.
 DEPENDS_ON_THE_MACHINE = {"/dev/shm"}
@@ -139,8 +140,7 @@ def nothing_is_broken(folder: Path) -> dict[str, str]:
                 "chainermn is this one": folder_is_on_pythonpath,
                 "thread level": threads_are_refused,
                 "threads": threads_are_nonsense,
-                "script": nothing_is_broken,
-                "data": nothing_is_broken,
+                "files": nothing_is_broken,
             },
         ),
         ("--host localhost:1", {"chainer-compat": numpy_is_broken}),
@@ -187,10 +187,10 @@ def test_each_cause_is_told_once(
         ]
 
 
-def test_too_little_shared_memory_is_told_once() -> None:
-    setup = Setup()
-    setup.__dict__["free_shared_memory"] = 2**20
-    setup.__dict__["two_ranks"] = Outcome([], "crashed with SIGBUS")
+def test_too_little_shared_memory_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = SimpleNamespace(f_bavail=256, f_frsize=2**12)
+    monkeypatch.setattr(os, "statvfs", lambda path: left)
+    setup = Setup(outcomes={"ranks": Outcome(failure="crashed with SIGBUS")})
     without_chainer = {"Chainer computes", "chainermn imports", "all-reduce"}
     checks = [
         check

@@ -1,6 +1,6 @@
-"""Break an installation of your own, type what the doctor says, and it is whole again.
+"""Break an installation, type what the doctor says, and it is whole again.
 
-Needs a directory of wheels, named in CHAINERMN_WHEELHOUSE, in the place of a package index.
+Needs a directory of wheels, named in CHAINERMN_WHEELHOUSE, in place of a package index.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from chainermn.doctor.checks.job import THREAD_VARIABLES
+from chainermn.process.cores import THREAD_VARIABLES
 
 pytestmark = pytest.mark.venv
 PROJECT = Path(__file__).parents[2]

@@ -12,7 +12,6 @@ import click
 from chainermn.doctor.checks import CHECKS
 from chainermn.doctor.registry import Status, run_checks
 from chainermn.doctor.setup import Setup
-from chainermn.doctor.versions import collect as collect_versions
 from chainermn.launch.hosts import Host
 from chainermn.launch.options import forwarded, host_options, one_of
 
@@ -23,12 +22,12 @@ from chainermn.launch.options import forwarded, host_options, one_of
 @click.option(
     "--script",
     type=click.Path(path_type=Path),
-    help="Script you mean to start; must be here, or on every host that you name.",
+    help="Script you mean to start; must be the same on every host that you name.",
 )
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
-    help="File or folder that it reads; must be here, or on every host that you name.",
+    help="File or folder that it reads; must be the same on every host that you name.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def doctor(
@@ -43,7 +42,9 @@ def doctor(
 ) -> None:
     """Find what is wrong with an installation, and say what to do.
 
-    The exit code is 1 if anything is wrong. Paste the whole output into a bug report.
+    With several hosts, also measure the network between them, and recommend a communicator and
+    its allreduce_grad_dtype. The exit code is 1 if anything is wrong. Paste the whole output into
+    a bug report.
     """
     from chainermn.doctor import report  # rich takes longer to import than all the rest
 
@@ -55,7 +56,7 @@ def doctor(
         forward=forwarded(forward, os.environ),
         network=network,
     )
-    versions = collect_versions(setup)
+    versions = report.versions()
     rows: Iterable[report.Row] = run_checks(CHECKS, setup)
     if as_json:
         rows = list(rows)

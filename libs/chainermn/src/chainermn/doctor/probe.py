@@ -1,7 +1,7 @@
 """Ask another process: a probe that crashes, hangs or prints nonsense is an answer as well.
 
-This file is also what runs in that process: it finds its own ``chainermn``, calls ``examine`` of
-a module in ``probes/`` and prints what that returns, unless it is None.
+That process runs this file too: it finds its own ``chainermn``, calls ``examine`` of a module in
+``probes/`` and prints the answer, unless it is None.
 """
 
 from __future__ import annotations
@@ -27,38 +27,29 @@ class Outcome:
 
     Attributes
     ----------
-    answers : list
-        What its processes returned.
+    answer : object
+        What its first process to answer returned; None if none did.
     failure : str
-        Why there is no answer to rely on; empty if there is one.
+        Why the answer cannot be relied on; empty if it can.
     """
 
-    answers: list[Any]
+    answer: Any = None
     failure: str = ""
 
-    @property
-    def answer(self) -> Any:
-        """The first answer, or None."""
-        return self.answers[0] if self.answers else None
 
+def probe_command(name: str, limit: float) -> list[str]:
+    """Return the command that runs ``examine`` of a module in ``probes/``.
 
-def probe_command(name: str, limit: float, **arguments: Any) -> list[str]:
-    """Return the command that runs ``examine(**arguments)`` of a module in ``probes/``.
-
-    Parameters
-    ----------
-    name : str
-    limit : float
-        Seconds after which the process ends itself, on whatever host it runs.
+    The process ends itself after ``limit`` seconds, on whatever host it runs.
     """
     # -P: a file in the current folder must not take the place of a module.
-    return [sys.executable, "-P", __file__, name, str(limit), json.dumps(arguments)]
+    return [sys.executable, "-P", __file__, name, str(limit)]
 
 
 def ask(
     command: Sequence[str], limit: float, environment: Mapping[str, str] | None = None
 ) -> Outcome:
-    """Run a command and read what its probes say, for at most ``limit`` seconds."""
+    """Run a command for at most ``limit`` seconds, and read the answer of its probes."""
     try:
         process = subprocess.Popen(
             command,
@@ -69,12 +60,12 @@ def ask(
             start_new_session=True,
         )
     except OSError as error:
-        return Outcome([], str(error))
+        return Outcome(failure=str(error))
     try:
         raw_out, raw_err = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         _end(process)
-        return Outcome([], f"no answer within {limit:g} s")
+        return Outcome(failure=f"no answer within {limit:g} s")
     out, err = (raw.decode(errors="replace").replace("\0", "") for raw in (raw_out, raw_err))
     said: dict[str, list[Any]] = {"answer": [], "error": []}
     for line in out.splitlines():
@@ -82,7 +73,8 @@ def ask(
             if _MARK in line:
                 kind, content = json.loads(line.partition(_MARK)[2])
                 said[kind].append(content)
-    return Outcome(said["answer"], _failure(process.returncode, said, err))
+    answer = said["answer"][0] if said["answer"] else None
+    return Outcome(answer, _failure(process.returncode, said, err))
 
 
 def _failure(code: int, said: dict[str, list[Any]], err: str) -> str:
@@ -107,7 +99,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.communicate(timeout=3)
 
 
-def _run_here(name: str, limit: str, arguments: str) -> None:
+def _run_here(name: str, limit: str) -> None:
     import faulthandler
     import importlib
     import traceback
@@ -116,17 +108,17 @@ def _run_here(name: str, limit: str, arguments: str) -> None:
     sys.path.insert(0, str(Path(__file__).parents[2]))
     try:
         probe = importlib.import_module(f"chainermn.doctor.probes.{name}")
-        answer = probe.examine(**json.loads(arguments))
+        answer = probe.examine()
     except Exception as error:
         *_, place = traceback.extract_tb(error.__traceback__)
         _say("error", f"{type(error).__name__}: {error}, at {place.filename}:{place.lineno}")
-        os._exit(1)  # else MPI would wait for the other ranks
+        os._exit(1)  # MPI's own end would wait for the other ranks
     if answer is not None:
         _say("answer", answer)
 
 
 def _say(kind: str, content: Any) -> None:
-    # In one piece, and not at the end of a line that somebody else has begun.
+    # In one write, on a line of its own: other processes print to the same pipe.
     os.write(1, f"\n{_MARK}{json.dumps([kind, content])}\n".encode())
 
 

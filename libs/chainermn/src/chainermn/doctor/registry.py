@@ -1,4 +1,4 @@
-"""Checks: what they are, what they find, and how they are run."""
+"""Checks: what they find, and how they are run."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Finding:
     ----------
     status : Status
     found : str
-        What is there; for `Status.NOT_TRIED`, why it was not looked at.
+        What is there; for `Status.NOT_TRIED`, why the check did not look.
     remedy : str
         For `Status.BAD`, what to do.
     command : str
-        For `Status.BAD`, what to type; empty if that is for the user to find out.
+        For `Status.BAD`, what to type; empty if no single command helps.
     """
 
     status: Status
@@ -66,14 +66,14 @@ class Check:
     Attributes
     ----------
     subject : str
-        Under which it is listed.
+        Heading of the row.
     name : str
     examine : callable
         Takes a `Setup` and returns a `Finding`.
     needs : tuple of str
-        Names of checks without whose success this one says nothing.
+        Names of checks that must succeed before this one is run.
     blames : tuple of str
-        Names of checks that explain why this one fails, if they have failed.
+        Names of checks whose failure explains a failure of this one.
     """
 
     subject: str
@@ -86,20 +86,20 @@ class Check:
 def check(
     subject: str, name: str, *, needs: Iterable[str] = (), blames: Iterable[str] = ()
 ) -> Callable[[Examine], Check]:
-    """Make a `Check` of the function that follows."""
+    """Make the decorated function a `Check`."""
     return lambda examine: Check(subject, name, examine, tuple(needs), tuple(blames))
 
 
 def run_checks(checks: Iterable[Check], setup: Setup) -> Iterator[tuple[Check, Finding]]:
-    """Run checks in turn. One that raises is a finding too."""
+    """Run checks in turn."""
     findings: dict[str, Finding] = {}
     for each in checks:
-        findings[each.name] = run_check(each, setup, findings)
+        findings[each.name] = _run_check(each, setup, findings)
         yield each, findings[each.name]
 
 
-def run_check(each: Check, setup: Setup, before: dict[str, Finding]) -> Finding:
-    """Run one check, given what those before it have found: one cause is told once."""
+def _run_check(each: Check, setup: Setup, before: dict[str, Finding]) -> Finding:
+    """Run one check, unless an earlier finding already tells the cause of its failure."""
     for name in each.needs:
         if before[name].found.startswith(_NEEDS):
             return before[name]

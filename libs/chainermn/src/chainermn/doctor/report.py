@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
+import sys
 from collections.abc import Iterable, Mapping
 from itertools import groupby
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+import chainermn
+from chainermn.doctor import host_facts
 from chainermn.doctor.registry import Check, Finding, Status, not_tried
+from chainermn.launch.mpiexec import mpi4py_library
 
 Row: TypeAlias = tuple[Check, Finding]
 
@@ -23,9 +29,25 @@ _INDENT = " " * (1 + 1 + _NAME_WIDTH + 1)
 _NARROWEST = 100
 
 
+def versions() -> dict[str, str]:
+    """Return what a bug report needs to name, without importing anything that may fail."""
+    try:
+        mpi = mpi4py_library()
+    except RuntimeError as error:
+        mpi = str(error)
+    return {
+        "host": platform.node(),
+        "system": platform.platform(),
+        "Python": f"{platform.python_version()} ({sys.executable})",
+        **host_facts.packages(),
+        "chainermn": f"{chainermn.__version__} ({os.path.dirname(chainermn.__file__ or '')})",
+        "MPI": mpi,
+    }
+
+
 def as_json(versions: Mapping[str, str], rows: Iterable[Row]) -> str:
     """Return versions and findings for programs."""
-    checks: list[dict[str, Any]] = [
+    checks = [
         {
             "subject": check.subject,
             "name": check.name,
@@ -40,13 +62,7 @@ def as_json(versions: Mapping[str, str], rows: Iterable[Row]) -> str:
 
 
 def show(versions: Mapping[str, str], rows: Iterable[Row]) -> list[Row]:
-    """Print versions and findings for people, who may paste them into a bug report.
-
-    Returns
-    -------
-    list of (Check, Finding)
-        All rows, which have been shown as they came, subject by subject.
-    """
+    """Print versions and findings for people, subject by subject; return all rows."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, _NARROWEST)
@@ -65,7 +81,7 @@ def show(versions: Mapping[str, str], rows: Iterable[Row]) -> list[Row]:
             row = _table()
             row.add_row(Text(finding.status, style=_COLOURS[finding.status]), name, found)
             console.print(row)
-            if finding.command:  # in one line, however long, as it is to be copied
+            if finding.command:  # on one line, however long: it is there to be copied
                 console.print(Text(f"{_INDENT}$ {finding.command}", "bold"), soft_wrap=True)
         shown += group
     statuses = [finding.status for _, finding in shown]
@@ -83,7 +99,7 @@ def _table() -> Table:
 
 
 def _merged(rows: Iterable[Row]) -> Iterable[tuple[str, Finding]]:
-    """Yield what to show; checks that lack the same one become one row."""
+    """Yield names and findings; checks that need the same one become one row."""
     for (_, found), same in groupby(rows, key=lambda row: (row[1].status, row[1].found)):
         checks, findings = zip(*same, strict=True)
         if len(checks) == 1:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from chainermn.doctor import host_facts
 from chainermn.doctor.facts import Answer, ask_hosts
 from chainermn.doctor.probe import Outcome, ask, probe_command
 from chainermn.launch.hosts import Host
@@ -29,11 +28,13 @@ class Setup:
     script, data : path, optional
         What the job needs on every host.
     forward : sequence of str
-        Variables that are to be forwarded.
+        Variables to forward to other hosts.
     network : str, optional
-        To which Open MPI is to keep.
+        The only network for Open MPI to use.
     limit : float
         Seconds that one probe may take.
+    outcomes : dict
+        What became of each probe so far, by its name, and by ``(name, "hosts")``.
     """
 
     ranks: int | None = None
@@ -43,67 +44,44 @@ class Setup:
     forward: Sequence[str] = ()
     network: str | None = None
     limit: float = 60.0
+    outcomes: dict[str | tuple[str, str], Outcome] = field(default_factory=dict)
 
-    def probe(self, name: str, **arguments: Any) -> Outcome:
-        """Run a probe in a process of its own."""
-        return ask(probe_command(name, self.limit, **arguments), self.limit)
+    def probe(self, name: str) -> Outcome:
+        """Run a probe in a process of its own, once."""
+        if name not in self.outcomes:
+            self.outcomes[name] = ask(probe_command(name, self.limit), self.limit)
+        return self.outcomes[name]
 
-    def probe_ranks(
-        self, name: str, ranks: int = 2, hosts: Sequence[Host] | None = None, **arguments: Any
-    ) -> Outcome:
-        """Run a probe on several ranks, under a real mpiexec; on this host by default."""
+    def probe_ranks(self, name: str, ranks: int = 2) -> Outcome:
+        """Run a probe on ranks of this host, under a real mpiexec, once."""
+        if name not in self.outcomes:
+            self.outcomes[name] = self._run(name, ranks, None)
+        return self.outcomes[name]
+
+    def probe_hosts(self, name: str) -> Outcome:
+        """Run a probe on all the ranks of all the hosts, once."""
+        hosts = self.hosts or ()
+        if (name, "hosts") not in self.outcomes:
+            self.outcomes[name, "hosts"] = self._run(name, sum(n for _, n in hosts), hosts)
+        return self.outcomes[name, "hosts"]
+
+    def _run(self, name: str, ranks: int, hosts: Sequence[Host] | None) -> Outcome:
         forward = [name for name in self.forward if name in os.environ]
-        program = probe_command(name, self.limit, **arguments)
+        program = probe_command(name, self.limit)
         try:
             command = mpiexec_command(ranks, program, python=False, hosts=hosts, forward=forward)
             environment = launch_environment(hosts, network=self.network)
         except (OSError, RuntimeError, ValueError) as error:
-            return Outcome([], str(error))
+            return Outcome(failure=str(error))
         return ask(command, self.limit, environment)
 
-    @cached_property
-    def cores(self) -> int:
-        """How many cores this process may use."""
-        return host_facts.cores()
-
-    @cached_property
-    def free_shared_memory(self) -> int:
-        """Bytes left in ``/dev/shm``."""
-        shm = os.statvfs("/dev/shm")
-        return shm.f_bavail * shm.f_frsize
-
-    @cached_property
-    def two_ranks(self) -> Outcome:
-        """What each of two ranks says about MPI: see ``probes/ranks.py``."""
-        return self.probe_ranks("ranks")
-
-    @cached_property
-    def two_communicators(self) -> Outcome:
-        """The all-reduces of every communicator on two ranks: see ``probes/communicators.py``."""
-        return self.probe_ranks("communicators")
-
-    @cached_property
-    def compat(self) -> Outcome:
-        """The report of chainer-compat: see ``probes/compat.py``."""
-        return self.probe("compat")
-
-    @cached_property
-    def cuda(self) -> Outcome:
-        """What the CUDA driver says: see ``probes/cuda.py``."""
-        return self.probe("cuda")
-
-    @cached_property
-    def cupy(self) -> Outcome:
-        """What CuPy and NCCL say: see ``probes/cupy_and_nccl.py``."""
-        return self.probe("cupy_and_nccl")
+    @property
+    def places(self) -> Sequence[Host]:
+        """The hosts; without any, this one with its ranks."""
+        return self.hosts or [(socket.gethostname(), self.ranks or 1)]
 
     @cached_property
     def facts(self) -> dict[str, Answer]:
         """What each host says about itself."""
-        return ask_hosts([name for name, _ in self.hosts or ()], self.script, self.data)
-
-    @cached_property
-    def tour(self) -> Outcome:
-        """What every rank on all the hosts sees: see ``probes/surroundings.py``."""
-        hosts = self.hosts or []
-        return self.probe_ranks("surroundings", sum(n for _, n in hosts), hosts)
+        paths = [str(path.absolute()) for path in (self.script, self.data) if path]
+        return ask_hosts([name for name, _ in self.places], paths)

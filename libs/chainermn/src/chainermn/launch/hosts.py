@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeAlias
@@ -73,6 +74,26 @@ def fill_hosts(hosts: Iterable[Host], ranks: int) -> list[Host]:
             "ask for fewer, or give the hosts more places, as in a:2,b:2"
         )
     return [(name, places) for name, places in filled if places]
+
+
+def is_this_host(name: str) -> bool:
+    """Tell whether a name or address is one of this host."""
+    if name == socket.gethostname():
+        return True
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return any(_is_own(family, address[0]) for family, *_, address in found)
+
+
+def _is_own(family: int, address: object) -> bool:
+    with socket.socket(family) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
 
 
 def _parse_host(entry: str) -> Host:

@@ -1,4 +1,4 @@
-"""Find hosts to which ssh has no way, before mpiexec says so in thirty lines."""
+"""Find hosts that ssh cannot reach, and say so in one line where mpiexec takes thirty."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import subprocess
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
+from chainermn.launch.hosts import is_this_host
 from chainermn.launch.mpiexec import starts_by_ssh
 
 _SECONDS = 4.0
 
 
 def unreachable(hosts: Iterable[str]) -> dict[str, str]:
-    """Return for each host to which ssh cannot get why it cannot.
+    """Return the hosts that ssh cannot reach, each with the reason.
 
-    Names are looked up as ssh does, which has aliases and ways through other hosts of its own
-    (``~/.ssh/config``); then its port is asked for a connection. Takes 4 seconds at most.
+    Names are looked up as ssh does, with its own aliases and jump hosts (``~/.ssh/config``); then
+    its port is asked for a connection. Takes at most 4 seconds.
 
     Parameters
     ----------
@@ -25,33 +26,14 @@ def unreachable(hosts: Iterable[str]) -> dict[str, str]:
     """
     if not starts_by_ssh():
         return {}
-    names = [name for name in hosts if not _is_this_host(name)]
+    names = [name for name in hosts if not is_this_host(name)]
     with ThreadPoolExecutor(max_workers=32) as pool:
         reasons = zip(names, pool.map(_obstacle, names), strict=True)
         return {name: reason for name, reason in reasons if reason}
 
 
-def _is_this_host(name: str) -> bool:
-    if name == socket.gethostname():
-        return True
-    try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    return any(_is_own(family, address[0]) for family, *_, address in found)
-
-
-def _is_own(family: int, address: object) -> bool:
-    with socket.socket(family) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True
-
-
 def _obstacle(name: str) -> str:
-    """Return why ssh cannot get to a host; empty if it can, or goes another way."""
+    """Return why ssh cannot reach a host; empty if it can, or goes another way."""
     settings = _ssh_settings(name)
     if settings is None or settings.keys() & {"proxyjump", "proxycommand"}:
         return ""
@@ -66,7 +48,7 @@ def _obstacle(name: str) -> str:
 
 
 def _ssh_settings(name: str) -> dict[str, str] | None:
-    """Return the settings of ssh for a host, names in lower case; None if they are not known."""
+    """Return ssh's settings for a host, names in lower case; None if they are not known."""
     try:
         shown = subprocess.run(
             ["ssh", "-G", "--", name],

@@ -1,11 +1,10 @@
-"""MPI on this host: the library, its ``mpiexec``, and what a job of two ranks can do."""
+"""MPI on this host: the library, its ``mpiexec``, and a job of two ranks."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 from chainermn import remedies
@@ -32,7 +31,7 @@ _THREAD_LEVELS = ("MPI4PY_RC_THREAD_LEVEL", "MPI4PY_RC_THREADS")
 
 @check("MPI", "mpiexec")
 def mpiexec(setup: Setup) -> Finding:
-    """Check that there is one, of an MPI that we know."""
+    """Check that there is an mpiexec of MPICH or Open MPI."""
     candidates = mpiexec_candidates()
     remedy, command = "install an MPI, for example", remedies.install_mpi()
     if not candidates:
@@ -45,7 +44,7 @@ def mpiexec(setup: Setup) -> Finding:
 
 @check("MPI", "mpi4py", blames=["mpiexec"])
 def mpi4py(setup: Setup) -> Finding:
-    """Check that it can be imported, and loads an MPI library."""
+    """Check that mpi4py can be imported, and loads an MPI library."""
     try:
         return good(mpi4py_library())
     except MpiError as error:
@@ -54,7 +53,7 @@ def mpi4py(setup: Setup) -> Finding:
 
 @check("MPI", "mpiexec of that MPI", needs=["mpiexec", "mpi4py"])
 def same_mpi(setup: Setup) -> Finding:
-    """Check whose it is: ranks that another MPI's has started do not find each other."""
+    """Check whose mpiexec it is: ranks started by that of another MPI do not find each other."""
     try:
         right = find_mpiexec()
     except MpiError as error:
@@ -76,8 +75,9 @@ def same_mpi(setup: Setup) -> Finding:
 
 @check("MPI", "/dev/shm")
 def shared_memory_left(setup: Setup) -> Finding:
-    """Check how much is left where ranks of a host, data-loading workers and NCCL share memory."""
-    free = setup.free_shared_memory
+    """Check how much is left for the ranks of a host, data-loading workers and NCCL to share."""
+    shm = os.statvfs("/dev/shm")
+    free = shm.f_bavail * shm.f_frsize
     shown = f"{free / 2**20:,.0f} MiB free"
     if free < LEAST_SHARED_MEMORY:
         return bad(
@@ -91,8 +91,8 @@ def shared_memory_left(setup: Setup) -> Finding:
 @check("MPI", "two ranks", needs=["mpiexec of that MPI"], blames=["/dev/shm"])
 def two_ranks(setup: Setup) -> Finding:
     """Check that two processes are one job of two ranks, not two jobs of one."""
-    outcome = setup.two_ranks
-    if outcome.answers and outcome.answer["size"] == 1:
+    outcome = setup.probe_ranks("ranks")
+    if outcome.answer and len(outcome.answer) == 1:
         return bad(
             "two processes, but each of them is alone",
             f"{find_mpiexec()} does not belong to the library that mpi4py loads: use "
@@ -102,14 +102,14 @@ def two_ranks(setup: Setup) -> Finding:
         code = ["-c", "from mpi4py import MPI; print(MPI.COMM_WORLD.size)"]
         set_before = [f"{name}={shlex.quote(text)}" for name, text in launch_settings().items()]
         by_hand = " ".join([*set_before, shlex.join(mpiexec_command(2, code))])
-        return bad(outcome.failure, "see all it says", by_hand)
+        return bad(outcome.failure, "run it by hand to see its whole output", by_hand)
     return good("size 2")
 
 
 @check("MPI", "thread level", needs=["two ranks"])
 def thread_level(setup: Setup) -> Finding:
-    """Check that MPI allows what exchanges gradients in the background: MPI_THREAD_MULTIPLE."""
-    level = setup.two_ranks.answer["thread level"]
+    """Check that MPI allows an exchange in the background: MPI_THREAD_MULTIPLE."""
+    level = setup.probe_ranks("ranks").answer[0]["thread level"]
     if level != "MULTIPLE":
         found = f"MPI_THREAD_{level}: double_buffering exchanges nothing in the background"
         if told := [name for name in _THREAD_LEVELS if name in os.environ]:
@@ -118,42 +118,35 @@ def thread_level(setup: Setup) -> Finding:
     return good(f"MPI_THREAD_{level}")
 
 
-@check("MPI", "shared memory", needs=["two ranks"], blames=["/dev/shm"])
+@check("MPI", "shared memory", needs=["two ranks"], blames=["/dev/shm", "chainer-compat"])
 def shared_memory(setup: Setup) -> Finding:
-    """Check that two ranks read what the other has written."""
-    outcome = setup.probe_ranks("shared_memory")
-    if outcome.failure or outcome.answer != "right":
+    """Check that as many ranks as you mean to start here share memory."""
+    ranks = max(2, setup.ranks or 2)
+    outcome = setup.probe_ranks("shared_memory", ranks)
+    if why := outcome.failure or outcome.answer:
         return bad(
-            f"ranks do not see each other's: {outcome.failure or outcome.answer}",
-            "look for old files in /dev/shm and /tmp; containers need --ipc=host to share memory",
+            f"{ranks} ranks cannot share memory: {why}",
+            "remove old files from /dev/shm; start containers with docker run --shm-size=1g, or "
+            "--ipc=host",
         )
-    return good("two ranks see each other's")
+    return good(f"{ranks} ranks share memory")
 
 
 @check("MPI", "all-reduce", needs=["two ranks", "chainermn imports"], blames=["/dev/shm"])
 def all_reduce(setup: Setup) -> Finding:
     """Check that every communicator that runs on CPU computes exact means."""
-    return judge_means(setup.two_communicators, ["float32", "float64"])
+    return judge_means(setup.probe_ranks("communicators"))
 
 
-@check("MPI", "float16 sums", needs=["all-reduce"])
-def float16_sums(setup: Setup) -> Finding:
-    """Check that means of float16 are exact, even where MPI itself cannot add them up."""
-    return judge_means(setup.two_communicators, ["float16"])
-
-
-def judge_means(outcome: Outcome, dtypes: Sequence[str]) -> Finding:
-    """Return what the probe ``communicators`` says about the means in some dtypes."""
+def judge_means(outcome: Outcome) -> Finding:
+    """Return what the probe ``communicators`` found."""
     if outcome.failure:
         return bad(outcome.failure, "please report this, with this output")
-    results = {
-        name: next((by[dtype] for dtype in dtypes if by[dtype] != "right"), "right")
-        for name, by in outcome.answer.items()
-    }
-    if wrong := {name: result for name, result in results.items() if result != "right"}:
-        right = ", ".join(name for name in results if name not in wrong) or "none of them"
+    right = ", ".join(name for name, wrong in outcome.answer.items() if not wrong)
+    if wrong := [f"{name}: {wrong}" for name, wrong in outcome.answer.items() if wrong]:
         return bad(
-            "; ".join(f"{name}: {result}" for name, result in wrong.items()),
-            f"train with a communicator that is right ({right}), and please report this",
+            "; ".join(wrong),
+            f"train with a communicator that is right ({right or 'none of them'}), and please "
+            "report this",
         )
-    return good(f"exact: {', '.join(results)}")
+    return good(f"exact: {right}")

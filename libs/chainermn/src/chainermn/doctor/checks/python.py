@@ -13,28 +13,18 @@ from chainermn import remedies
 from chainermn.doctor.registry import Finding, bad, check, good
 from chainermn.doctor.setup import Setup
 
-OLDEST_PYTHON = (3, 11)
 _OURS = Path(chainermn.__file__ or "").resolve().parent
-# Does not import it: that may fail, or do anything.
+# Finds it without importing it, which may fail or do anything.
 _FIND = "import importlib.util; print(importlib.util.find_spec('chainermn').origin)"
-
-
-@check("Python", "Python")
-def python(setup: Setup) -> Finding:
-    """Check that Python is new enough."""
-    version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < OLDEST_PYTHON:
-        needed = ".".join(map(str, OLDEST_PYTHON))
-        return bad(version, f"make an environment with Python {needed} or newer")
-    return good(f"{version}, {sys.executable}")
 
 
 @check("Python", "chainer-compat")
 def chainer_compat(setup: Setup) -> Finding:
-    """Check that the package that makes Chainer run on this Python is at work."""
-    if failure := setup.compat.failure:
-        return _broken(failure, "chainer-compat", remedies.reinstall("chainer-compat"))
-    report = setup.compat.answer
+    """Check that the package that makes Chainer run on today's Python is active."""
+    outcome = setup.probe("compat")
+    if outcome.failure:
+        return _broken(outcome.failure, "chainer-compat", remedies.reinstall("chainer-compat"))
+    report = outcome.answer
     if "CHAINER_COMPAT_DISABLE" in report["hook"]:
         return bad(report["hook"], "switch it on again", "unset CHAINER_COMPAT_DISABLE")
     if report["hook"] != "in place":
@@ -58,16 +48,16 @@ def chainer_computes(setup: Setup) -> Finding:
         return good("a forward and a backward pass are right")
     found = outcome.failure or "wrong: " + ", ".join(outcome.answer)
     if os.environ.get("CHAINER_COMPAT_SKIP"):
-        return bad(found, "leave out no repair", "unset CHAINER_COMPAT_SKIP")
+        return bad(found, "use every repair", "unset CHAINER_COMPAT_SKIP")
     if outcome.failure:
         return _broken(found, "Chainer", remedies.install_chainer())
     report = shlex.join([sys.executable, "-m", "chainer_compat"])
-    return bad(found, "please report this, with what the following prints", report)
+    return bad(found, "please report this, with the output of", report)
 
 
 @check("Python", "chainermn is this one", needs=["chainer-compat"])
 def chainermn_is_this_one(setup: Setup) -> Finding:
-    """Check that neither Chainer's old copy nor some folder takes the name ``chainermn``."""
+    """Check that neither Chainer's old copy nor a folder takes the name ``chainermn``."""
     shown = subprocess.run(
         [sys.executable, "-c", _FIND],
         cwd=setup.script.parent if setup.script and setup.script.is_file() else None,
@@ -95,7 +85,7 @@ def chainermn_is_this_one(setup: Setup) -> Finding:
 
 @check("Python", "chainermn imports", needs=["Chainer computes"])
 def chainermn_imports(setup: Setup) -> Finding:
-    """Check that everything public can be imported."""
+    """Check that every public name can be imported."""
     outcome = setup.probe("public_names")
     if outcome.failure:
         return _broken(outcome.failure, "chainermn", remedies.reinstall("chainermn"))
@@ -103,7 +93,7 @@ def chainermn_imports(setup: Setup) -> Finding:
 
 
 def _broken(failure: str, name: str, install: str) -> Finding:
-    """Return that something cannot be imported, and how to install what is missing or broken."""
+    """Return that a package cannot be imported, and how to install what is missing or broken."""
     if missing := remedies.install_module(failure):
         return bad(failure, "install what is missing", missing)
     return bad(

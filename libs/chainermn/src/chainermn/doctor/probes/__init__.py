@@ -1,1 +1,1 @@
-"""What runs in processes of its own: each module has a function ``examine`` for `probe.ask`."""
+"""Probes: each module runs in processes of its own, where `probe.ask` calls its ``examine``."""

@@ -7,43 +7,46 @@ from typing import Any
 DTYPES = ("float16", "float32", "float64")
 
 
-def examine() -> dict[str, dict[str, str]] | None:
-    """Return, on rank 0: by communicator and dtype, ``'right'`` or what is wrong."""
+def examine() -> dict[str, str] | None:
+    """Return, on rank 0: by communicator, what is wrong on any rank; empty if nothing is."""
     import chainermn
-    from chainermn.communicators import registered
 
     world = chainermn.create_communicator("naive")
+    everywhere = world.gather_obj({name: try_out(name) for name in usable(world)})
+    if everywhere is None:
+        return None
+    return {
+        name: next(filter(None, (wrong[name] for wrong in everywhere)), "")
+        for name in everywhere[0]
+    }
+
+
+def usable(world: Any) -> list[str]:
+    """Return the names of the communicators that run on the CPUs of these hosts."""
+    from chainermn.communicators import registered
+
     left_out = {"pure_nccl", "dummy"}
     if world.inter_size > 1:
         left_out.add("single_node")
     if any(world.allgather_obj(world.intra_size * world.inter_size != world.size)):
         left_out.add("two_dimensional")
-    results = {name: try_out(name) for name in registered() if name not in left_out}
-    everywhere = world.gather_obj(results)
-    if everywhere is None:
-        return None
-    return {
-        name: {
-            dtype: next((r[name][dtype] for r in everywhere if r[name][dtype] != "right"), "right")
-            for dtype in DTYPES
-        }
-        for name in results
-    }
+    return [name for name in registered() if name not in left_out]
 
 
-def try_out(name: str) -> dict[str, str]:
-    """Average gradients of each dtype by one communicator; compare with what they must be."""
+def try_out(name: str) -> str:
+    """Average gradients of each dtype by one communicator; return what is wrong."""
     import chainermn
 
     try:
         comm = chainermn.create_communicator(name)
-        return {dtype: "right" if is_exact(comm, dtype) else "wrong" for dtype in DTYPES}
+        wrong = [dtype for dtype in DTYPES if not is_exact(comm, dtype)]
     except Exception as error:
-        return dict.fromkeys(DTYPES, f"{type(error).__name__}: {error}")
+        return f"{type(error).__name__}: {error}"
+    return f"wrong means of {', '.join(wrong)}" if wrong else ""
 
 
 def is_exact(comm: Any, dtype: str) -> bool:
-    """Tell whether means of whole numbers, in arrays small and large, are what they must be."""
+    """Tell whether means of whole numbers are exact, in arrays of any size."""
     import chainer
     import numpy as np
 
@@ -52,7 +55,7 @@ def is_exact(comm: Any, dtype: str) -> bool:
         for name, shape in {"matrix": (3, 5), "vector": (40_000,), "number": ()}.items():
             setattr(model, name, chainer.Parameter(np.zeros(shape, dtype)))
     for parameter in model.params():
-        # The mean of the first odd numbers is how many they are.
+        # The mean of the first n odd numbers is n.
         parameter.grad = np.full(parameter.shape, 2 * comm.rank + 1, dtype)
     comm.multi_node_mean_grad(model)
     return all(bool((parameter.grad == comm.size).all()) for parameter in model.params())

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 
 def examine() -> dict[str, str]:
-    """Return the version of CuPy and of its CUDA, whether it computes, and NCCL's version."""
+    """Return the versions of CuPy, its CUDA and NCCL, or why there is no NCCL."""
     import cupy
 
     runtime = cupy.cuda.runtime.runtimeGetVersion()
-    total = int((cupy.arange(1000) ** 2).sum())
+    cupy.arange(1000).sum().get()  # raises if CuPy cannot compile for this GPU
     answer = {
         "version": str(cupy.__version__),
         "runtime": f"{runtime // 1000}.{runtime % 1000 // 10}",
-        "error": "" if total == 332833500 else f"the sum of 1000 squares is {total}",
         "nccl": "",
         "nccl error": "",
     }

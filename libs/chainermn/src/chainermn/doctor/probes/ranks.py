@@ -1,18 +1,21 @@
-"""What MPI says on each rank of a small job."""
+"""What each rank of a job sees: host, environment, thread level."""
 
 from __future__ import annotations
 
+import os
+import socket
 from typing import Any
 
-THREAD_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 
-
-def examine() -> dict[str, Any] | None:
-    """Return, on rank 0: the size of the job and the thread level."""
+def examine() -> list[dict[str, Any]] | None:
+    """Return, on rank 0, what each rank sees, in the order of the ranks."""
     from mpi4py import MPI
 
-    levels = [getattr(MPI, f"THREAD_{name}") for name in THREAD_LEVELS]
-    world = MPI.COMM_WORLD
-    if world.rank:
-        return None
-    return {"size": world.size, "thread level": THREAD_LEVELS[levels.index(MPI.Query_thread())]}
+    names = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+    levels = {getattr(MPI, f"THREAD_{name}"): name for name in names}
+    mine = {
+        "host": socket.gethostname(),
+        "environment": dict(os.environ),
+        "thread level": levels[MPI.Query_thread()],
+    }
+    return MPI.COMM_WORLD.gather(mine)
