@@ -12,7 +12,7 @@ from chainermn.launch.command import launch
 @click.group(commands=[launch, doctor], context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(chainermn.__version__)
 def main() -> None:
-    """Start distributed training, and find out what is wrong with it."""
+    """Start distributed training, and diagnose an installation."""
 
 
 if __name__ == "__main__":

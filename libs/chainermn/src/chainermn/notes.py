@@ -1,6 +1,6 @@
-"""Notes on standard error, about the machine rather than about what a job does.
+"""Notes on standard error, about the machine.
 
-They are no warnings: a job that is only slow does not fail where warnings are errors.
+They are not warnings, so a job that is only slow does not fail if warnings are errors.
 """
 
 from __future__ import annotations
@@ -18,6 +18,6 @@ def note_once(text: str) -> None:
 
 
 def without_notes(output: str) -> str:
-    """Return what was written to standard error without the lines that are notes."""
+    """Return text from standard error without the lines that are notes."""
     lines = output.splitlines(keepends=True)
     return "".join(line for line in lines if not line.startswith(_PREFIX))

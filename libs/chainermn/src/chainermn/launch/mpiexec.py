@@ -1,4 +1,4 @@
-"""Which ``mpiexec`` to use, and what it has to be told, for MPICH and for Open MPI."""
+"""Which ``mpiexec`` to use, and its options and variables, for MPICH and for Open MPI."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 from chainermn import remedies
 from chainermn.launch.hosts import Host, fill_hosts
 
-# Open MPI refuses to run as root, warns about fabrics that a laptop lacks, and spins while it
-# waits, which starves the other ranks where there are more ranks than cores.
+# By default, Open MPI refuses to run as root, warns about fabrics that a laptop lacks, and spins
+# while it waits, which starves the other ranks if there are more ranks than cores.
 _OPEN_MPI_SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -24,21 +24,21 @@ _OPEN_MPI_SETTINGS = {
     "PRTE_MCA_hwloc_default_binding_policy": "none",
 }
 
-# On a machine without ssh Open MPI forgets how many ranks it was told to put on this host, unless
-# it is told not to need any.
+# On a machine without ssh, Open MPI forgets how many ranks this host takes, unless it is told that
+# it needs no ssh.
 _WITHOUT_SSH = {"openmpi": {"PRTE_MCA_plm_ssh_agent": "/bin/false"}, "mpich": {}}
 
-#: A host that does not answer is given up after seconds instead of minutes, and one that asks for
-#: a password at once.
+#: Give up on a host that does not answer after seconds instead of minutes, and at once on one that
+#: asks for a password.
 SSH_OPTIONS = ("-o", "ConnectTimeout=4", "-o", "BatchMode=yes")
 _SSH_VARIABLE = {"openmpi": "PRTE_MCA_plm_ssh_args", "mpich": "HYDRA_LAUNCHER_EXTRA_ARGS"}
-#: With one of these, something else than ssh as it is configured may start ranks on other hosts.
+#: If one of these is set, ranks on other hosts may be started by something other than ssh.
 OTHER_LAUNCHERS = (
     *("HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP", "HYDRA_BOOTSTRAP_EXEC"),
     *("PRTE_MCA_plm", "PRTE_MCA_plm_ssh_agent", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"),
 )
 
-# What an mpiexec or a library says of itself, and whose it is.
+# Words by which an mpiexec or a library shows whose it is.
 _SIGNS = {
     "HYDRA": "mpich",
     "MPICH": "mpich",
@@ -51,12 +51,12 @@ NAMES = {"mpich": "MPICH", "openmpi": "Open MPI", "": "neither MPICH nor Open MP
 
 
 class MpiError(RuntimeError):
-    """MPI is not installed, or not as it should be.
+    """MPI is missing, or installed wrongly.
 
     Attributes
     ----------
     found, remedy, command : str
-        What is wrong, what to do, and what to type.
+        The problem, its remedy, and the command to type.
     """
 
     def __init__(self, found: str, remedy: str, command: str) -> None:
@@ -67,7 +67,7 @@ class MpiError(RuntimeError):
 def mpiexec_candidates() -> list[Path]:
     """Return every ``mpiexec``: that of this Python environment, then those on ``PATH``."""
     folders = [sysconfig.get_path("scripts"), *os.environ.get("PATH", "").split(os.pathsep)]
-    # Debian keeps the mpiexec of each MPI under a name of its own.
+    # Debian gives the mpiexec of each MPI its own name.
     names = ("mpiexec", "mpiexec.mpich", "mpiexec.openmpi")
     paths = (Path(folder, name) for folder in folders if folder for name in names)
     return list(dict.fromkeys(path for path in paths if os.access(path, os.X_OK)))
@@ -91,7 +91,7 @@ def mpiexec_version(mpiexec: Path) -> str:
 
 
 def flavour_of(mpiexec: Path) -> str:
-    """Return ``'mpich'`` or ``'openmpi'``: whose ``mpiexec`` this is; empty if neither's."""
+    """Return the MPI of this ``mpiexec``: ``'mpich'``, ``'openmpi'`` or an empty string."""
     return _flavour(mpiexec_version(mpiexec))
 
 
@@ -121,7 +121,7 @@ def mpi4py_library() -> str:
     if shown.returncode:
         lines = shown.stderr.strip().splitlines() or [f"exit code {shown.returncode}"]
         raise _cannot_load_mpi(lines[-1])
-    # All that Open MPI adds in the same line says where it was built.
+    # The rest of Open MPI's line says where it was built.
     first = shown.stdout.strip("\0 \n").splitlines()[0].partition(", package:")[0]
     return " ".join(first.split())
 
@@ -135,8 +135,8 @@ def find_mpiexec() -> Path:
     FileNotFoundError
         If there is none.
     MpiError
-        If mpi4py cannot be imported or finds no library, or if there are only those of other
-        MPIs: their ranks would not find each other.
+        If mpi4py cannot be imported or finds no library, or if every ``mpiexec`` belongs to
+        another MPI, whose ranks would not find each other.
     """
     candidates = mpiexec_candidates()
     if not candidates:
@@ -157,24 +157,24 @@ def find_mpiexec() -> Path:
 
 
 def mpi_flavour() -> str:
-    """Return ``'mpich'`` or ``'openmpi'``: whose ``mpiexec`` :func:`find_mpiexec` found."""
+    """Return ``'mpich'`` or ``'openmpi'``, the MPI of the ``mpiexec`` that is used."""
     return flavour_of(find_mpiexec())
 
 
 def launch_environment(
     hosts: Sequence[Host] | None = None, *, network: str | None = None
 ) -> dict[str, str]:
-    """Return this process' environment with what ``mpiexec`` needs to run anywhere.
+    """Return this process' environment and the variables that ``mpiexec`` needs to run anywhere.
 
     Variables that the user has set stay as they are.
 
     Parameters
     ----------
     hosts : sequence of (str, int), optional
-        Where the ranks run; on this host alone by default.
+        Where the ranks run; by default, only on this host.
     network : str, optional
-        Address range, as ``10.0.0.0/24``, to which Open MPI keeps its connections. MPICH finds
-        its way by itself.
+        The only address range for Open MPI to use, such as ``10.0.0.0/24``. MPICH finds the
+        right network by itself.
     """
     return {**launch_settings(hosts, network=network), **os.environ}
 
@@ -187,7 +187,7 @@ def launch_settings(
     settings = dict(_OPEN_MPI_SETTINGS) if flavour == "openmpi" else {}
     if hosts is None:
         settings |= _WITHOUT_SSH[flavour]
-    elif starts_by_ssh():  # MPICH would give them to another launcher, too
+    elif starts_by_ssh():  # MPICH would give these options to another launcher, too
         settings[_SSH_VARIABLE[flavour]] = " ".join(SSH_OPTIONS)
     if network and flavour == "openmpi":
         settings["OMPI_MCA_btl_tcp_if_include"] = network
@@ -195,7 +195,7 @@ def launch_settings(
 
 
 def starts_by_ssh() -> bool:
-    """Return whether mpiexec starts ranks on other hosts by ssh, and nothing else may."""
+    """Tell whether mpiexec starts ranks on other hosts by ssh."""
     return not any(os.environ.get(name) for name in OTHER_LAUNCHERS)
 
 
@@ -213,15 +213,15 @@ def mpiexec_command(
     ----------
     ranks : int
     arguments : sequence of str
-        What each rank's Python is given: a script and its arguments, or ``-m module``.
+        Arguments of each rank's Python: a script and its arguments, or ``-m module``.
     python : bool
-        If false, ``arguments`` are a whole command themselves.
+        If false, ``arguments`` are a whole command.
     hosts : sequence of (str, int), optional
-        Names of hosts and how many ranks each takes; the first ones are filled first. This host
-        alone by default.
+        Names of hosts and the number of ranks that each takes, filled in order. Only this host
+        by default.
     forward : sequence of str
-        Environment variables that the ranks on other hosts get too. MPICH forwards all of them
-        anyway, Open MPI otherwise only its own.
+        Environment variables to pass to the ranks on other hosts. MPICH passes all of them
+        anyway; Open MPI by itself passes only its own.
 
     Raises
     ------
@@ -235,7 +235,7 @@ def mpiexec_command(
         filled = fill_hosts(hosts, ranks)
         placement = [option, ",".join(f"{name}:{places}" for name, places in filled)]
     elif flavour == "openmpi":
-        # Which otherwise refuses more ranks than cores.
+        # Without this, it refuses to start more ranks than cores.
         placement = ["--host", f"localhost:{ranks}"]
     exports = [part for name in forward for part in ("-x", name)] if flavour == "openmpi" else []
     program = [sys.executable, *arguments] if python else arguments

@@ -1,4 +1,4 @@
-"""Options of the command line that say where ranks run."""
+"""The command-line options for where ranks run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def host_options(command: Command) -> Command:
             "--host",
             metavar="LIST",
             callback=_reader(parse_hosts),
-            help="Hosts, and how many ranks each takes: a:2,b:2.",
+            help="Hosts, and the number of ranks on each: a:2,b:2.",
         ),
     ):
         command = option(command)
@@ -46,7 +46,7 @@ def host_options(command: Command) -> Command:
 
 
 def one_of(host: list[Host] | None, hostfile: list[Host] | None) -> list[Host] | None:
-    """Return what ``--host`` or ``--hostfile`` gave.
+    """Return the hosts of ``--host`` or ``--hostfile``.
 
     Raises
     ------
@@ -59,12 +59,12 @@ def one_of(host: list[Host] | None, hostfile: list[Host] | None) -> list[Host] |
 
 
 def forwarded(forward: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Return the names of the variables that go to other hosts.
+    """Return the names of the variables to pass to other hosts.
 
     Raises
     ------
     click.UsageError
-        If one that is named is not set.
+        If a variable in ``forward`` is not set.
     """
     if missing := [name for name in forward if name not in environment]:
         raise click.UsageError(f"--forward {missing[0]}: there is no such environment variable")
@@ -73,7 +73,7 @@ def forwarded(forward: Sequence[str], environment: Mapping[str, str]) -> list[st
 
 
 def _reader(read: Callable[[str], list[Host]]) -> Callable[..., list[Host] | None]:
-    """Return what turns the text of an option into hosts."""
+    """Return a callback that turns the text of an option into hosts."""
 
     def convert(
         context: click.Context, option: click.Parameter, text: str | None

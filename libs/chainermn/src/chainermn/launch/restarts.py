@@ -1,4 +1,4 @@
-"""Run ``mpiexec`` to its end, again if it fails, and pass signals on to it."""
+"""Run ``mpiexec`` to its end, restart it if it fails, and pass signals on to it."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-# How long mpiexec may take to do as a signal says before it gets a stronger one.
+# How long mpiexec may take to obey a signal before it gets a stronger one.
 _PATIENCE = 5.0
 
 
 def run_to_end(command: Sequence[str], environment: Mapping[str, str], max_restarts: int) -> int:
-    """Run a command until it succeeds, fails once too often, or a signal ends it.
+    """Run a command until it succeeds, has failed too often, or is ended by a signal.
 
     Parameters
     ----------
     command : sequence of str
     environment : mapping
     max_restarts : int
-        How often a command that failed is started again.
+        How often to restart a command that fails.
 
     Returns
     -------
     int
-        Its exit code as a shell gives it: 128 and the number of the signal that killed it.
+        Exit code as in a shell: 128 plus the number of the signal, if one killed the command.
     """
     attempt = 1
     with _SignalsToChild() as signals:
@@ -46,7 +46,7 @@ def run_to_end(command: Sequence[str], environment: Mapping[str, str], max_resta
 
 
 class _SignalsToChild:
-    """Passes SIGINT and SIGTERM on to the process that it runs, and sees to it that it ends."""
+    """Pass SIGINT and SIGTERM on to the process that it runs, and make sure that this ends."""
 
     def __init__(self) -> None:
         self.received = False
@@ -63,9 +63,9 @@ class _SignalsToChild:
             signal.signal(number, handler)
 
     def run(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
-        """Run a process to its end; return its exit code as a shell gives it."""
+        """Run a process to its end; return its exit code as in a shell."""
         self._process = subprocess.Popen(command, env=environment)
-        if self.received:  # before there was a process to pass it on to
+        if self.received:  # when there was no process yet
             self._process.terminate()
         code = self._process.wait()
         return code if code >= 0 else 128 - code
@@ -75,10 +75,10 @@ class _SignalsToChild:
         process = self._process
         if process is None:
             return
-        # A terminal sends its interrupt to mpiexec too, and two of them mean something else.
+        # A terminal also interrupts mpiexec itself, for which a second interrupt means more.
         if number != signal.SIGINT or not _in_foreground():
             process.send_signal(number)
-        # Ranks that are inside of MPI do not see an interrupt.
+        # Ranks inside an MPI call do not see an interrupt.
         for patience, stronger in ((1, signal.SIGTERM), (2, signal.SIGKILL)):
             timer = threading.Timer(patience * _PATIENCE, process.send_signal, [stronger])
             timer.daemon = True

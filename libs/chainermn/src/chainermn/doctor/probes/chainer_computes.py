@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def examine() -> list[str]:
-    """Return what is wrong; nothing if all is well."""
+    """Return what Chainer computes wrongly."""
     import chainer
     import chainer.functions as F
     import chainer.links as L

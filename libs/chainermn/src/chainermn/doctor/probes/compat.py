@@ -1,4 +1,4 @@
-"""What chainer-compat says."""
+"""The report of chainer-compat."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def examine() -> dict[str, Any]:
-    """Return its report: versions, whether its hook is in place, every repair."""
+    """Return versions, whether the hook is in place, and every repair."""
     from chainer_compat import report
 
     return report.collect()

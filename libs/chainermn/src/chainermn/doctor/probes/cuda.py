@@ -11,7 +11,13 @@ NO_DEVICE = 100
 
 def examine() -> dict[str, Any]:
     """Return the device files, the newest CUDA that the driver supports, GPUs, and any error."""
-    answer = {"devices": glob.glob("/dev/nvidia[0-9]*"), "cuda": "", "error": "", "gpus": []}
+    gpus: list[str] = []
+    answer = {
+        "devices": glob.glob("/dev/nvidia[0-9]*"),
+        "cuda": "",
+        "error": "",
+        "gpus": gpus,
+    }
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -20,11 +26,10 @@ def examine() -> dict[str, Any]:
     driver.cuDriverGetVersion(ctypes.byref(version))
     answer["cuda"] = f"{version.value // 1000}.{version.value % 1000 // 10}"
     if code := driver.cuInit(0):
-        error = "" if code == NO_DEVICE else f"cuInit fails with error {code}"
-        return {**answer, "error": error}
+        return {**answer, "error": "" if code == NO_DEVICE else f"cuInit fails with error {code}"}
     driver.cuDeviceGetCount(ctypes.byref(count))
     for number in range(count.value):
         name = ctypes.create_string_buffer(100)
         driver.cuDeviceGetName(name, 100, number)
-        answer["gpus"].append(name.value.decode())
+        gpus.append(name.value.decode())
     return answer

@@ -1,4 +1,4 @@
-"""Whether everything public in chainermn can be imported."""
+"""Whether every public name of chainermn can be imported."""
 
 from __future__ import annotations
 
