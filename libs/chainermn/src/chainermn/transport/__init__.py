@@ -1,5 +1,5 @@
 """How bytes travel: a few collectives on one flat array, over MPI, shared memory or NCCL.
 
-Knows nothing of Chainer. ``mpi4py.MPI`` and NCCL are loaded when a communicator is created, never
-when a module of this folder is imported.
+Knows nothing of Chainer. Creating a communicator loads ``mpi4py.MPI`` and NCCL; importing a module
+of this folder never does.
 """

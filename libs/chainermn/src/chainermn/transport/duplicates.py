@@ -1,8 +1,8 @@
-"""Duplicates of an MPI communicator, for what runs beside the use of the communicator itself.
+"""Duplicates of an MPI communicator, for work that runs concurrently with other use of it.
 
-MPI has room for a few thousand communicators. Freeing one is collective, but the ranks do not
-notice at the same time that nobody needs it any longer, for example when Python collects garbage.
-So the duplicates that all ranks have given back are freed when the next one is made.
+MPI has room for a few thousand communicators, and freeing one is collective. But the ranks do not
+all drop a duplicate at the same time, for example when Python collects garbage. So making a
+duplicate first frees those that all ranks have given back.
 """
 
 from __future__ import annotations
@@ -15,32 +15,31 @@ if TYPE_CHECKING:
 
 
 class Freeable(Protocol):
-    """Something that is made on a communicator."""
+    """An object that uses a communicator."""
 
     def free(self) -> None:
-        """Release what it holds. Collective."""
+        """Release everything except the communicator. Collective."""
 
 
 T = TypeVar("T", bound=Freeable)
 
-# In the order in which they were made. Among those of one communicator it is the same on all
-# ranks.
+# In order of creation. For the duplicates of one communicator this is the same on all ranks.
 _duplicates: list[Duplicate[Any]] = []
 
 
 class Duplicate(Generic[T]):
-    """Something that has a duplicate of a communicator for itself. Making one is collective.
+    """An object with a duplicate of a communicator for itself. Making one is collective.
 
     Parameters
     ----------
     original : mpi4py.MPI.Intracomm
     make : callable
-        Returns what is to have the duplicate.
+        Function that takes the duplicate and returns the object that uses it.
 
     Attributes
     ----------
     made : object
-        What ``make`` has returned.
+        The object that ``make`` returned.
     """
 
     def __init__(self, original: MPI.Intracomm, make: Callable[[MPI.Intracomm], T]) -> None:
@@ -52,7 +51,7 @@ class Duplicate(Generic[T]):
         _duplicates.append(self)
 
     def give_back(self) -> None:
-        """End its use on this rank. Not collective."""
+        """Declare that this rank no longer uses the duplicate. Not collective."""
         self._is_returned = True
 
     def _free(self) -> None:

@@ -1,4 +1,4 @@
-"""The sums over ranks that averaging gradients is made of."""
+"""The collectives that average gradients: sums over ranks, shards of them, broadcasts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array: TypeAlias = NDArray[Any]
 
 
 class Pending(Protocol):
-    """Something that other ranks have a part in, such as an MPI request."""
+    """An operation that completes later, such as an MPI request."""
 
     def Test(self) -> bool:
         """Tell whether it is complete."""
@@ -23,13 +23,13 @@ class Pending(Protocol):
         """Wait until it is complete."""
 
 
-#: A non-blocking collective. It yields whatever it has to wait for and is resumed when that is
-#: complete. It never waits itself, so one thread can carry on several in turn.
+#: A non-blocking collective. It yields each operation it depends on and is resumed when that
+#: operation is complete. It never waits itself, so one thread can advance several in turn.
 Steps: TypeAlias = Generator[Pending, None, None]
 
 
 def wait_for(steps: Steps) -> None:
-    """Run a non-blocking collective to its end."""
+    """Run a non-blocking collective until it is complete."""
     for pending in steps:
         pending.Wait()
 
@@ -43,15 +43,15 @@ class AllReducer(ABC):
     """Non-blocking all-reduces of arrays of floats.
 
     Every array is one-dimensional and C-contiguous, has the same length and dtype on all ranks,
-    and is changed in place. Only one thread at a time may use a reducer. It takes the memory it
-    needs at the first call and keeps it.
+    and is changed in place. Only one thread at a time may use a reducer. A reducer allocates
+    scratch memory on its first call and keeps it.
 
     Parameters
     ----------
     rank : int
-        Number of this process among those that take part.
+        Rank of this process among the participants.
     size : int
-        Number of those that take part.
+        Number of participants.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -69,13 +69,13 @@ class AllReducer(ABC):
         array : ndarray of shape (n,)
         divisor : int
         wire_dtype : dtype, optional
-            Dtype to which the arrays are rounded before they travel, and the result once more;
-            that of ``array`` by default.
+            Dtype to which the arrays are rounded before they are sent, and the result once more;
+            by default the dtype of ``array``.
         """
 
 
 class Reducer(AllReducer):
-    """All-reduces, and the collectives that other all-reduces are made of."""
+    """All-reduces, and the collectives from which algorithms build other all-reduces."""
 
     @abstractmethod
     def reduce(self, array: Array, divisor: int = 1) -> Steps:
@@ -94,7 +94,7 @@ class Reducer(AllReducer):
 
     @abstractmethod
     def allgather(self, array: Array) -> Steps:
-        """Give every rank the shards of all: the reverse of :meth:`reduce_scatter`."""
+        """Give every rank the shards of all ranks: the reverse of :meth:`reduce_scatter`."""
 
     @abstractmethod
     def bcast(self, array: Array) -> Steps:

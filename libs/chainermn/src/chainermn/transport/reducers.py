@@ -1,4 +1,4 @@
-"""The reducers that algorithms combine: among all ranks, inside each host, between the hosts."""
+"""The reducers that algorithms combine: among all ranks, inside each host, between hosts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 class Reducers(ABC):
     """The reducers among different groups of ranks, each made when it is first used.
 
-    Making one is collective: all ranks must use the same reducers, in the same order.
+    Making one is collective, so all ranks must use the same reducers in the same order.
 
     Parameters
     ----------
     mpi_comm : mpi4py.MPI.Intracomm
-        All ranks.
+        Communicator of all ranks.
     topology : Topology
-        The hosts they run on.
+        Host of each rank.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, topology: Topology) -> None:
@@ -49,10 +49,10 @@ class Reducers(ABC):
 
     @abstractmethod
     def pieces(self, buffer: Array) -> Iterator[Array]:
-        """Divide a buffer for an algorithm that takes memory in proportion to it."""
+        """Divide a buffer, for an algorithm whose scratch memory is as large as its input."""
 
     def free(self) -> None:
-        """Release what the reducers hold. Collective."""
+        """Release the reducers and their communicators. Collective."""
         for name in ("everyone", "intra", "inter"):
             self.__dict__.pop(name, None)
         while self._parts:

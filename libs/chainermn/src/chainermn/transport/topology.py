@@ -14,13 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Topology:
-    """Where a rank stands among the ranks of its host and among the hosts.
+    """The host of every rank, and the place of this rank among them.
 
     Attributes
     ----------
     nodes : tuple of int
-        For every rank, the number of its host. Hosts are numbered in the order in which the
-        ranks first name them.
+        Number of each rank's host. Hosts are numbered in the order of their lowest ranks.
     rank : int
         This rank.
     """
@@ -30,14 +29,14 @@ class Topology:
 
     @classmethod
     def from_hosts(cls, hosts: Sequence[str], rank: int) -> Topology:
-        """Return the topology of ranks that run on ``hosts``, one name for each rank."""
+        """Return the topology of ranks on ``hosts``, which has one host name per rank."""
         numbers: dict[str, int] = {}
         nodes = tuple(numbers.setdefault(host, len(numbers)) for host in hosts)
         return cls(nodes, rank)
 
     @classmethod
     def of(cls, mpi_comm: MPI.Intracomm) -> Topology:
-        """Ask every rank for the name of its host."""
+        """Return the topology of a communicator's ranks. Collective."""
         return cls.from_hosts(mpi_comm.allgather(host_name()), mpi_comm.rank)
 
     @property
@@ -67,5 +66,5 @@ class Topology:
 
     @property
     def ranks_per_host(self) -> tuple[int, ...]:
-        """For every host, how many ranks it has."""
+        """Number of ranks on each host."""
         return tuple(self.nodes.count(node) for node in range(self.inter_size))

@@ -1,4 +1,4 @@
-"""Reducers of arrays in host memory: what they promise, and the one of a single rank."""
+"""The base class of reducers in host memory, and the reducer of a single rank."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from chainermn.transport.reducer import Array, Pending, Reducer, Steps
 class HostReducer(Reducer):
     """Collectives on arrays in host memory.
 
-    Each rank adds up one shard of the elements, in the order of the ranks, and in float32 where
-    they have 16 bits. So all ranks get the same bits, however the elements are divided into
+    Each rank sums one shard of the elements, in the order of the ranks; 16-bit elements are
+    summed in float32. So all ranks get the same bits, however the elements are divided into
     arrays. This is the reduce-scatter and all-gather of Thakur, Rabenseifner and Gropp,
     "Optimization of collective communication operations in MPICH", Int. J. High Performance
-    Computing Applications 19(1), 2005, with shards sent directly to the rank that adds them up,
-    so that a sum is rounded only once to the dtype that travels.
+    Computing Applications 19(1), 2005, except that shards are sent directly to the rank that
+    sums them, so that each sum is rounded to the wire dtype only once.
 
     Attributes
     ----------
     adder : Adder
-        Adds up and casts, and notes overflows.
+        Object that sums and casts arrays, and records overflows.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -34,7 +34,7 @@ class HostReducer(Reducer):
 
 
 class SingleReducer(HostReducer):
-    """The reducer of a single rank: nothing travels, so nothing is rounded."""
+    """The reducer of a single rank. Nothing is sent, so nothing is rounded."""
 
     def __init__(self) -> None:
         super().__init__(0, 1)

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 Op = Literal["sum", "mean", "max", "min", "prod"]
 
-# Messages inside a collective must not be taken for the user's on the same communicator, whose
-# tags start at 0: this is the highest tag that every MPI has.
+# Highest tag that every MPI supports. A user's messages on the same communicator have tags from 0
+# up, and must not be mistaken for messages inside a collective.
 _COLLECTIVE_TAG = 32767
 
 # MPI counts elements in a C int.
 _MAX_COUNT = 2**30
 
-# What launchers tell the processes they start about the size of the job.
+# Variables in which each MPI's mpiexec tells the processes how many they are.
 _LAUNCHER_SIZES = {"PMI_SIZE": "MPICH", "OMPI_COMM_WORLD_SIZE": "Open MPI"}
 
 
@@ -40,8 +40,8 @@ def load_mpi() -> ModuleType:
     Raises
     ------
     RuntimeError
-        If no MPI library can be loaded, or if ``mpiexec`` is another MPI's than the library:
-        each process would then be a job of its own.
+        If no MPI library can be loaded, or if ``mpiexec`` belongs to a different MPI: each
+        process would then be a job of its own.
     """
     try:
         from mpi4py import MPI
@@ -63,22 +63,22 @@ def load_mpi() -> ModuleType:
 
 
 def world() -> MPI.Intracomm:
-    """Return MPI's communicator of all processes, initialising MPI if need be."""
+    """Return ``MPI.COMM_WORLD``, initialising MPI if necessary."""
     return cast("MPI.Intracomm", load_mpi().COMM_WORLD)
 
 
 def host_name() -> str:
-    """Return the name by which MPI knows this host."""
+    """Return MPI's name for this host."""
     return cast(str, load_mpi().Get_processor_name())
 
 
 def threads_may_call(n_hosts: int) -> bool:
-    """Tell whether several threads may call MPI at the same time, in a job on so many hosts.
+    """Tell whether several threads may call MPI at the same time in a job on ``n_hosts`` hosts.
 
-    With Open MPI they may on one host only, although it says otherwise: where one thread waited
-    in a collective and another looked after a second one, messages to other hosts were seen to
-    stay unsent for ever (5.0.11 and TCP; with two ranks on each of two hosts, in up to every
-    second job).
+    Open MPI says that they may, but this is true only on one host: while one thread waited in a
+    collective and another tested a second one, messages to other hosts were never sent, and the
+    job hung (seen with 5.0.11 over TCP, two ranks on each of two hosts, in up to half of the
+    jobs).
     """
     mpi = load_mpi()
     if n_hosts > 1 and is_open_mpi():
@@ -99,13 +99,13 @@ def _chunks(array: Array) -> Iterator[Array]:
 class MpiTransport:
     """Collectives over the ranks of an MPI communicator, on arrays in host memory.
 
-    Every array is one-dimensional and C-contiguous, of the same length and dtype on all ranks;
-    ``array`` is changed in place.
+    Every array is one-dimensional and C-contiguous, and has the same length and dtype on all
+    ranks. Results replace the contents of ``array``.
 
     Parameters
     ----------
     mpi_comm : mpi4py.MPI.Intracomm
-        Its ranks take part.
+        Communicator of the participants.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
@@ -124,12 +124,12 @@ class MpiTransport:
         }
 
     def allreduce(self, array: Array, op: Op = "sum") -> None:
-        """Combine the arrays of all ranks; every rank gets the result.
+        """Reduce the arrays of all ranks elementwise; every rank gets the result.
 
         Parameters
         ----------
         array : ndarray of shape (n,), integers, bool or floats
-            float16 is combined in float32.
+            Array to reduce; float16 is reduced in float32.
         op : {'sum', 'mean', 'max', 'min', 'prod'}
         """
         if array.dtype == np.float16:
@@ -154,7 +154,7 @@ class MpiTransport:
             self.mpi_comm.Send([chunk, self._byte], dest, tag)
 
     def recv(self, array: Array, source: int, tag: int = _COLLECTIVE_TAG) -> None:
-        """Fill ``array`` with what ``source`` sends."""
+        """Receive ``array`` from ``source``, which calls :meth:`send`."""
         for chunk in _chunks(array.view(np.uint8)):
             self.mpi_comm.Recv([chunk, self._byte], source, tag)
 

@@ -1,4 +1,4 @@
-"""Sums over ranks by MPI."""
+"""Reduction over ranks by MPI."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from chainermn.transport.reducer import Array, Pending, Steps, shard_bounds
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# Longer arrays travel in chunks of so many bytes. While one is on its way, another is being cast
-# and added up.
+# Arrays are sent in chunks, so that one is in transit while another is cast and summed.
 _CHUNK_BYTES = 1 << 20
 _CHUNKS_UNDER_WAY = 3
-# Up to so many bytes, one message to everybody costs less than shards there and back.
+# Up to this size, sending whole arrays to all ranks takes less time than sending shards twice.
 _SMALL_BYTES = 1 << 13
 
 
 class MpiReducer(HostReducer):
-    """Adds up over the ranks of an MPI communicator, by its non-blocking collectives.
+    """Reduces over the ranks of an MPI communicator with MPI's non-blocking collectives.
 
-    Takes up to 6 MiB, and for :meth:`reduce_scatter` as much as the array has.
+    Uses up to 6 MiB of scratch memory; :meth:`reduce_scatter` uses as much as the array.
 
     Parameters
     ----------
@@ -83,18 +82,22 @@ class MpiReducer(HostReducer):
         yield self._mpi_comm.Ibcast([array.view(np.uint8), self._byte])
 
     def layout(self, array: Array) -> list[Any]:
-        """Describe an array and its shards to MPI."""
+        """Return the description of an array and its shards that MPI's collectives take."""
         bounds = shard_bounds(array.size, self.size)
         counts = [(end - begin) * array.itemsize for begin, end in bounds]
         offsets = [begin * array.itemsize for begin, _ in bounds]
         return [array.view(np.uint8), counts, offsets, self._byte]
 
     def iallgather(self, array: Array) -> MPI.Request:
-        """Begin to give every rank the shards of all."""
+        """Begin to give every rank the shards of all ranks."""
         return self._mpi_comm.Iallgatherv(self._in_place, self.layout(array))
 
     def ialltoall(self, array: Array, received: Array) -> MPI.Request:
-        """Begin to send each rank its shard; ``received[rank]`` gets this rank's, but its own."""
+        """Begin to send each other rank its shard of ``array``.
+
+        Row ``k`` of ``received`` gets the shard that rank ``k`` sends to this rank; the row of
+        this rank stays as it is.
+        """
         own = received.shape[1] * array.itemsize
         outgoing = self.layout(array)
         outgoing[1][self.rank] = 0
@@ -106,7 +109,7 @@ class MpiReducer(HostReducer):
 
 
 class _Chunk:
-    """Consecutive elements that travel together, and the memory for that."""
+    """Consecutive elements that are sent together, and their scratch memory."""
 
     def __init__(self, reducer: MpiReducer) -> None:
         self._reducer = reducer
@@ -126,7 +129,7 @@ class _Chunk:
         self._request = reducer.ialltoall(self._wire, self._received)
 
     def sum_of_shard(self, divisor: int) -> Generator[Pending, None, Array]:
-        """Add up this rank's shard, in place."""
+        """Sum this rank's shard in place."""
         yield self._request
         reducer = self._reducer
         parts = list(self._received)
@@ -138,12 +141,12 @@ class _Chunk:
         return self._own
 
     def add_up(self, divisor: int) -> Steps:
-        """Add up this rank's shard, and begin to send it to the others."""
+        """Sum this rank's shard and begin to send it to the others."""
         yield from self.sum_of_shard(divisor)
         self._request = self._reducer.iallgather(self._wire)
 
     def finish(self) -> Steps:
-        """Put the shards of all into the array."""
+        """Receive the shards of all ranks into the array."""
         yield self._request
         if self._wire is not self._array:
             self._reducer.adder.casts.copy(self._wire, self._array)
@@ -151,7 +154,7 @@ class _Chunk:
     def everything_to_everybody(
         self, array: Array, divisor: int, wire_dtype: np.dtype[Any]
     ) -> Steps:
-        """Let every rank add up the whole arrays of all."""
+        """Send whole arrays to all ranks, each of which sums all of them."""
         reducer = self._reducer
         everywhere = self._scratch("received", reducer.size * array.size, wire_dtype)
         parts = list(everywhere.reshape(reducer.size, -1))

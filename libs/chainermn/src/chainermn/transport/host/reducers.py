@@ -1,4 +1,4 @@
-"""Reducers of arrays in host memory: by shared memory inside a host, by MPI between hosts."""
+"""Reducers of arrays in host memory: shared memory inside a host, MPI between hosts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PIECE_BYTES = 1 << 22
 
 
 class HostReducers(Reducers):
-    """See `Reducers`. Here all three are `HostReducer`, with all their collectives."""
+    """Reducers in host memory. All three have every collective, not only all-reduce."""
 
     def __init__(self, mpi_comm: MPI.Intracomm, topology: Topology) -> None:
         super().__init__(mpi_comm, topology)
@@ -34,7 +34,7 @@ class HostReducers(Reducers):
 
     @cached_property
     def everyone(self) -> HostReducer:
-        """The reducer among all ranks: by shared memory if they are on one host."""
+        """The reducer among all ranks: through shared memory if they are on one host."""
         if self.topology.inter_size == 1:
             return self._by_shared_memory(self.mpi_comm)
         return self._by_mpi(self.mpi_comm)
@@ -56,14 +56,14 @@ class HostReducers(Reducers):
             yield buffer[start : start + length]
 
     def take_overflow(self) -> float:
-        """Return the largest number that has become infinite since the last call, or 0."""
+        """Return the largest magnitude that became infinite since the last call, or 0."""
         largest = max((reducer.adder.casts.overflow for reducer in self._made), default=0.0)
         for reducer in self._made:
             reducer.adder.casts.overflow = 0.0
         return largest
 
     def free(self) -> None:
-        """Release what the reducers hold. Collective."""
+        """Release the reducers and their communicators. Collective."""
         self._made.clear()
         super().free()
 
@@ -89,8 +89,8 @@ def _warn_of_fallback(rank: int, reason: str, n_bytes: int) -> None:
     warnings.warn(
         f"rank {rank} cannot share memory with the other ranks of its host: {reason}. "
         "Gradients travel by MPI instead, which is slower. "
-        f"In /dev/shm {n_bytes / 2**20:.1f} MiB are needed for each communicator; "
-        "docker run has --shm-size for it, and --ipc for ranks in different containers",
+        f"Each communicator needs {n_bytes / 2**20:.1f} MiB in /dev/shm; "
+        "in Docker raise --shm-size, or set --ipc if the ranks are in different containers",
         RuntimeWarning,
         stacklevel=2,
     )

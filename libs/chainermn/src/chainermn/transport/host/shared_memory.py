@@ -1,4 +1,4 @@
-"""Sums over the ranks of one host, by memory that they share."""
+"""Reduction over the ranks of one host, through shared memory."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ if TYPE_CHECKING:
 
 _DIRECTORY = Path("/dev/shm")
 
-# Each rank has a ring of slots; three are in use at a time. A chunk is large against what Python
-# costs, and stays in the cache while it is worked on. By the time a slot is used again the other
-# cores have dropped it from their own caches: in a smaller ring, writing took four times as long.
+# Each rank has a ring of slots, three of which are in use at a time. A chunk is large enough to
+# outweigh Python's overhead, and small enough to stay in the cache. By the time a slot is used
+# again, the other cores have evicted it from their caches: in a smaller ring, writing took four
+# times as long.
 _CHUNK_BYTES = 1 << 20
 _N_SLOTS = 8
 
-# A cache line for each rank, and its neighbour, which processors fetch along with it.
+# One cache line per rank, and the adjacent one, which processors prefetch along with it.
 _FLAG_BYTES = 128
 
-# Processors that show the writes of one core to the others in the order in which they were made.
+# On these processors, other cores see the writes of a core in the order in which it made them.
 _KEEPS_ORDER = platform.machine() in ("x86_64", "AMD64", "i686")
 _LOOKS_BEFORE_YIELDING = 64
 _LOOKS_BEFORE_SLEEPING = 4096
@@ -42,14 +43,14 @@ _MOST_LAYOUTS = 512
 
 
 def bytes_needed(size: int) -> int:
-    """Return how much memory ``size`` ranks share: 8 MiB each, and a little."""
+    """Return the size of the memory that ``size`` ranks share: a little over 8 MiB per rank."""
     return size * (_FLAG_BYTES + _N_SLOTS * _CHUNK_BYTES)
 
 
 def share_memory(mpi_comm: MPI.Intracomm) -> mmap.mmap | str:
-    """Return memory that all ranks share, or why this rank cannot have it. Collective.
+    """Return memory that all ranks share, or the reason why this rank has none. Collective.
 
-    The kernel takes it back as soon as the last rank has dropped it, also if they are killed.
+    The kernel frees the memory as soon as the last rank unmaps it, even if ranks are killed.
     """
     n_bytes = bytes_needed(mpi_comm.size)
     path: Path | str = ""
@@ -81,7 +82,7 @@ def _create_file(n_bytes: int) -> Path:
     path = _DIRECTORY / f"chainermn-{secrets.token_hex(16)}"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        # Without that, a full file system would kill the process when it writes.
+        # Otherwise writing to the memory on a full file system would kill the process.
         os.posix_fallocate(descriptor, 0, n_bytes)
     except OSError:
         path.unlink()
@@ -100,18 +101,17 @@ def _map_file(path: Path, n_bytes: int) -> mmap.mmap:
 
 
 class SharedMemoryReducer(HostReducer):
-    """Adds up over ranks of one host, chunk by chunk.
+    """Reduces over ranks of one host, chunk by chunk.
 
-    A rank writes its part of a chunk where the others can read it, adds up its shard of the chunk
-    before that, and takes over the sums of the one before that. Then all meet once. Scaling a sum
-    costs nothing where it is done while being copied.
+    In each step a rank copies one chunk into shared memory, sums its shard of the previous chunk,
+    and copies the sums of the chunk before that back into its array. Then all ranks meet once.
 
     Parameters
     ----------
     mpi_comm : mpi4py.MPI.Intracomm
-        All its ranks are on this host, and there are two at least.
+        Communicator of at least two ranks, all on this host.
     memory : mmap
-        From `share_memory`.
+        Memory from `share_memory`.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, memory: mmap.mmap) -> None:
@@ -128,7 +128,7 @@ class SharedMemoryReducer(HostReducer):
     def allreduce(
         self, array: Array, divisor: int = 1, wire_dtype: np.dtype[Any] | None = None
     ) -> Steps:
-        """See `AllReducer.allreduce`. Nothing leaves the host, so nothing is rounded."""
+        """See `AllReducer.allreduce`. Ignores ``wire_dtype``, since nothing leaves the host."""
         return self._sum(array, divisor, 0, array.size)
 
     @override
@@ -150,10 +150,10 @@ class SharedMemoryReducer(HostReducer):
         return self._spread(array, 0, array.size if self.rank == 0 else 0)
 
     def _sum(self, array: Array, divisor: int, begin: int, end: int) -> Steps:
-        """Make ``array[begin:end]`` the sum, divided by ``divisor``."""
+        """Replace ``array[begin:end]`` by the sum, divided by ``divisor``."""
         add_up = self.adder.add_up
-        # Sums in float32 are divided before they are rounded to 16 bits; all others are divided
-        # while being copied, which costs nothing.
+        # 16-bit sums are divided in float32, before they are rounded; all others are divided
+        # while they are copied, which costs no extra time.
         is_narrow = array.itemsize == 2
         scale, factor = division(divisor, array.dtype)
         length = _CHUNK_BYTES // array.itemsize
@@ -186,7 +186,7 @@ class SharedMemoryReducer(HostReducer):
                 yield from self._meet()
 
     def _spread(self, array: Array, begin: int, end: int) -> Steps:
-        """Give the others ``array[begin:end]``; all the rest belongs to one of them each."""
+        """Give the others ``array[begin:end]``, and fill the rest with theirs."""
         length = _CHUNK_BYTES // array.itemsize
         n_chunks = -(-array.size // length)
         before: tuple[Array, Array, int, int] | None = None
@@ -208,7 +208,7 @@ class SharedMemoryReducer(HostReducer):
                 yield from self._meet()
 
     def _meet(self) -> Steps:
-        """Wait for the other ranks to come to here."""
+        """Wait until all ranks have called this."""
         if not _KEEPS_ORDER:
             yield self._mpi_comm.Ibarrier()
             return
@@ -221,7 +221,7 @@ class SharedMemoryReducer(HostReducer):
         return self._slots[self._turn]
 
     def _next_layout(self, n: int, dtype: np.dtype[Any]) -> _Layout:
-        """Return the next slots, divided for chunks of ``n`` elements."""
+        """Return the layout of a chunk of ``n`` elements in the next slots."""
         slots = self._next_slots()
         key = self._turn, n, dtype
         if key not in self._layouts:
@@ -234,7 +234,7 @@ class SharedMemoryReducer(HostReducer):
 def _within(
     begin: int, end: int, totals: list[tuple[slice, Array]]
 ) -> Iterator[tuple[slice, Array]]:
-    """Restrict what is taken over to elements from ``begin`` to ``end``."""
+    """Restrict ``totals`` to the elements from ``begin`` to ``end`` of the chunk."""
     for where, total in totals:
         low, high = max(where.start, begin), min(where.stop, end)
         if low < high:
@@ -242,20 +242,21 @@ def _within(
 
 
 class _Layout(NamedTuple):
-    """Where the parts of a chunk are in the slots for it.
+    """Where the shards of a chunk lie in the slots for it.
 
     Attributes
     ----------
     own : slice
-        What of the chunk this rank adds up.
+        Elements of the chunk that this rank sums.
     given : list of (slice, ndarray)
-        What the others add up, and where to put it.
+        Elements of the chunk that other ranks sum, and the shared memory to copy them to.
     parts : list of ndarray
-        What the ranks have of what this rank adds up.
+        Shared memory with each rank's elements of this rank's shard.
     total : ndarray
-        Where to put the sum: over the part of rank 0, or for rank 0 over that of rank 1.
+        Shared memory for this rank's sum: it overwrites the part of rank 0, or on rank 0 that of
+        rank 1.
     totals : list of (slice, ndarray)
-        Where the sums of all are.
+        Elements of the chunk, and the shared memory that holds their sums.
     """
 
     own: slice
@@ -266,7 +267,7 @@ class _Layout(NamedTuple):
 
     @classmethod
     def of(cls, slots: Array, n: int, rank: int) -> _Layout:
-        """Divide slots, of shape (size, at least n)."""
+        """Divide slots, of shape (size, at least n), for a chunk of ``n`` elements."""
         bounds = shard_bounds(n, len(slots))
         begin, end = bounds[rank]
         others = [slice(0, begin), slice(end, n)]
@@ -282,7 +283,7 @@ class _Layout(NamedTuple):
 
 
 class _Flags:
-    """Counts in shared memory of how often each rank has arrived."""
+    """A barrier in shared memory: for each rank, the number of times it has arrived."""
 
     def __init__(self, memory: memoryview, rank: int, size: int) -> None:
         self._counts = memory.cast("q")
@@ -292,20 +293,20 @@ class _Flags:
         self._arrivals = 0
 
     def arrive(self) -> None:
-        """Tell the others that this rank is there."""
+        """Tell the others that this rank has arrived."""
         self._arrivals += 1
         self._counts[self._own] = self._arrivals
 
     def Test(self) -> bool:
-        """Tell whether the others are there."""
+        """Tell whether the others have arrived as often as this rank."""
         counts, arrivals = self._counts, self._arrivals
-        for other in self._others:  # noqa: SIM110 - quicker than all()
+        for other in self._others:  # noqa: SIM110 - faster than all()
             if counts[other] < arrivals:
                 return False
         return True
 
     def Wait(self) -> None:
-        """Wait for the others: for microseconds awake, then letting other threads go first."""
+        """Wait for the others: spin for some microseconds, then yield the core, then sleep."""
         counts, arrivals = self._counts, self._arrivals
         for other in self._others:
             looks = 0

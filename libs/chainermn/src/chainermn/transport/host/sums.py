@@ -1,4 +1,4 @@
-"""Sums of what several ranks have, in the order of the ranks."""
+"""Sums of the arrays of several ranks, in the order of the ranks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from chainermn.transport.host.casts import Casts
 from chainermn.transport.reducer import Array
 
-# Elements of a block; with the scratch memory it fits the second-level cache.
+# Elements per block. Together with the scratch memory, a block fits in the second-level cache.
 _BLOCK = 1 << 15
 
 
 class Adder:
-    """Adds up arrays. For one thread at a time.
+    """Sums arrays. For one thread at a time.
 
     Attributes
     ----------
@@ -27,18 +27,19 @@ class Adder:
     def __init__(self) -> None:
         self.casts = Casts()
 
-    @np.errstate(all="ignore")  # a warning that is an error would stop one rank only
+    @np.errstate(all="ignore")  # a warning turned into an error would stop only one rank
     def add_up(self, parts: Sequence[Array], out: Array, divisor: int = 1) -> None:
-        """Add up arrays one after the other, those with elements of 16 bits in float32.
+        """Sum arrays one after the other; 16-bit elements are summed in float32.
 
         Parameters
         ----------
         parts : sequence of ndarray of shape (n,)
-            One a rank, all of the same dtype.
+            One array per rank, all of the same dtype, at least two.
         out : ndarray of shape (n,), of the same dtype
-            May be one of the first two of ``parts``, for 16 bits any of them.
+            Array for the sum. It may be one of the first two of ``parts``; if the elements have
+            16 bits, any of them.
         divisor : int
-            The sum is divided by it, before it is rounded to 16 bits.
+            Number by which the sum is divided, before it is rounded to 16 bits.
         """
         if out.dtype.itemsize == 2:
             for start in range(0, out.size, _BLOCK):
@@ -74,7 +75,7 @@ def divide(array: Array, divisor: int) -> None:
 
 @functools.lru_cache(64)
 def division(divisor: int, dtype: np.dtype[Any]) -> tuple[np.ufunc, Array]:
-    """Return the quickest of the operations that divide by ``divisor``, and its second operand."""
-    if divisor & (divisor - 1) == 0:  # a power of two: the result is the same
+    """Return the fastest operation that divides by ``divisor``, and its second operand."""
+    if divisor & (divisor - 1) == 0:  # a power of two, whose reciprocal is exact
         return np.multiply, np.array(1 / divisor, dtype)
     return np.divide, np.array(divisor, dtype)
