@@ -191,7 +191,7 @@ def test_note_on_several_hosts() -> None:
     two = frozenset({0, 1})
     peers = [(node, f"host{node}", two) for node in (0, 1, 1, 1, 2, 2, 2)]
     assert cores._crowded(peers).startswith(
-        "3 ranks share 2 cores on host1, and so it is on 1 more of the hosts: they take turns."
+        "3 ranks share 2 cores on host1, and likewise on 1 more of the hosts: they take turns."
     )
 
 

@@ -1,1 +1,1 @@
-"""What a rank sets for its own process: its share of the cores, its memory."""
+"""Settings of a rank's own process: its share of the cores, and how it keeps freed memory."""

@@ -13,7 +13,7 @@ from chainermn.notes import note_once
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-#: A user who sets one of these has decided about threads.
+#: Setting any of these turns the limit off.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -23,18 +23,17 @@ THREAD_VARIABLES = (
 
 
 def divide_cores(mpi_comm: MPI.Intracomm, host: int) -> None:
-    """Limit the threads of NumPy's BLAS to this rank's share of the cores of its host.
+    """Limit the threads of NumPy's BLAS to this rank's share of the cores of its host. Collective.
 
-    Each BLAS otherwise starts a thread for every core, and the ranks of a host get in each
-    other's way. Ranks that MPI has bound to cores of their own keep those. Nothing happens
-    where one of `THREAD_VARIABLES` is set. If a host has more ranks than cores, rank 0 says so.
-    Collective.
+    Otherwise each rank's BLAS starts a thread for every core, and the ranks slow each other down.
+    Ranks that MPI has bound to separate cores keep all of theirs. Setting any of
+    `THREAD_VARIABLES` turns this off. If a host has more ranks than cores, rank 0 prints a note.
 
     Parameters
     ----------
     mpi_comm : mpi4py.MPI.Intracomm
     host : int
-        Number of the host of this rank.
+        Number of this rank's host.
     """
     cores = _usable_cores()
     peers = mpi_comm.allgather((host, socket.gethostname(), cores))
@@ -44,18 +43,18 @@ def divide_cores(mpi_comm: MPI.Intracomm, host: int) -> None:
         return
     sharers = Counter(core for node, _, theirs in peers if node == host for core in theirs)
     share = sum(1 / sharers[core] for core in cores)
-    import threadpoolctl  # not above: the doctor reads `THREAD_VARIABLES` wherever it runs
+    import threadpoolctl  # here, so that the doctor can read `THREAD_VARIABLES` without it
 
     threadpoolctl.threadpool_limits(max(1, int(share + 1e-6)), user_api="blas")
 
 
 def _crowded(peers: Sequence[tuple[int, str, frozenset[int]]]) -> str:
-    """Return a note on hosts with more ranks than cores; nothing if there is none.
+    """Return a note on hosts with more ranks than cores; empty if there are none.
 
     Parameters
     ----------
     peers : sequence of (int, str, frozenset of int)
-        For each rank the number and the name of its host, and the cores it may use.
+        For each rank, the number and the name of its host, and the cores that it may use.
     """
     found = []
     for node in dict.fromkeys(node for node, _, _ in peers):
@@ -66,7 +65,7 @@ def _crowded(peers: Sequence[tuple[int, str, frozenset[int]]]) -> str:
     if not found:
         return ""
     host, n_ranks, n_cores = found[0]
-    more = f", and so it is on {len(found) - 1} more of the hosts" if found[1:] else ""
+    more = f", and likewise on {len(found) - 1} more of the hosts" if found[1:] else ""
     cores = "1 core" if n_cores == 1 else f"{n_cores} cores"
     return (
         f"{n_ranks} ranks share {cores} on {host}{more}: they take turns. "

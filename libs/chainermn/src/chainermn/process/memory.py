@@ -1,4 +1,4 @@
-"""The memory that a process has freed, kept for what it allocates next."""
+"""Keep the memory that a process frees, for its next allocations."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import os
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 _BYTES = 1 << 28
-_MOST_BYTES_ONCE = 1 << 25  # what older versions of glibc allow at most
+_MOST_BYTES_ONCE = 1 << 25  # the limit of older versions of glibc
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep large arrays' memory when they are freed.
+    """Keep the memory of large arrays in this process when they are freed.
 
-    glibc gives it back to the kernel, which has to clear it page by page for the next array: in
-    training, whose iterations all allocate the same, that takes time in each of them. A process
-    keeps up to 256 MiB more in this way. Nothing is changed where the C library is
-    another one, or where the user has set one of glibc's own variables for it.
+    glibc returns it to the kernel, which has to clear it page by page for the next array; training
+    allocates the same arrays in every iteration, so this costs time in every iteration. The
+    process keeps up to 256 MiB more. Setting any of glibc's variables for this turns it off, and
+    C libraries other than glibc are left as they are.
     """
     if any(variable in os.environ for variable in _VARIABLES):
         return
-    with contextlib.suppress(AttributeError, OSError):  # another C library
+    with contextlib.suppress(AttributeError, OSError):  # not glibc
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, _BYTES) or mallopt(_M_MMAP_THRESHOLD, _MOST_BYTES_ONCE)
         mallopt(_M_TRIM_THRESHOLD, _BYTES)

@@ -1,1 +1,1 @@
-"""Collectives on arrays in GPU memory: by NCCL, and by MPI."""
+"""Collectives on arrays in GPU memory, over NCCL and over MPI."""

@@ -1,4 +1,4 @@
-"""Whether the ranks could use GPUs."""
+"""Whether ranks can use GPUs and NCCL."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def why_no_nccl() -> str | None:
 
 
 def any_rank_has_gpu(mpi_comm: MPI.Intracomm) -> bool:
-    """Tell whether at least one rank could use a GPU. Collective."""
+    """Tell whether at least one rank can use a GPU. Collective."""
     return any(mpi_comm.allgather(why_no_gpu() is None))
 
 
 def why_not_one_each(mpi_comm: MPI.Intracomm, topology: Topology) -> str | None:
-    """Return why not every rank can have a GPU with NCCL for itself. Collective.
+    """Return why some rank cannot have a GPU of its own with NCCL. Collective.
 
     Returns
     -------
     str or None
-        The same on all ranks; None if they can.
+        The same reason on all ranks; None if every rank can.
     """
     reason, found = why_no_nccl(), gpu()
     visible = [] if reason or found is None else found.devices()
@@ -54,7 +54,7 @@ def why_not_one_each(mpi_comm: MPI.Intracomm, topology: Topology) -> str | None:
         if reason:
             return f"on rank {rank}, {reason}"
     for node, ranks in enumerate(topology.ranks_per_host):
-        # Each rank may see all of the host, or its own alone.
+        # A rank may see all GPUs of its host, or only its own.
         count = len({device for host, _, seen in everywhere if host == node for device in seen})
         if count < ranks:
             return f"a host has {ranks} ranks, but GPUs: {count}"

@@ -1,17 +1,18 @@
-"""Whether MPI reads and writes GPU memory itself."""
+"""Whether to use CUDA-aware MPI."""
 
 from __future__ import annotations
 
 import os
 
-#: Set to 1, it has MPI get GPU memory. ``chainermn doctor`` verifies that MPI can take it.
+#: If set to 1, arrays in GPU memory are passed to MPI directly; ``chainermn doctor`` verifies that
+#: MPI accepts them.
 VARIABLE = "CHAINERMN_CUDA_AWARE"
 
 
 def is_cuda_aware() -> bool:
-    """Tell whether the user says that MPI takes arrays in GPU memory.
+    """Tell whether the user has declared MPI to be CUDA-aware.
 
-    An MPI that cannot take them crashes, and one that says it can may still not. So GPU memory
-    goes through host memory unless the user has decided otherwise.
+    An MPI that is not crashes when given GPU memory, and an MPI that reports CUDA support may
+    still lack it. So the default is to copy through host memory.
     """
     return os.environ.get(VARIABLE, "0") not in ("", "0")

@@ -1,4 +1,4 @@
-"""Memory, streams and kernels of the GPU that a rank uses, by way of CuPy."""
+"""Memory, streams and kernels of the GPU that a rank uses, through CuPy."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from chainermn.transport.reducer import Array, Pending
 
 
 class Gpu(ABC):
-    """What chainermn needs of a GPU: of the current device, on its current stream.
+    """The operations that chainermn needs, on the current device and its current stream.
 
-    Tests without a GPU put another one in the place of `CupyGpu`, by `use`.
+    Tests without a GPU replace `CupyGpu` with an emulation, by `use`.
     """
 
     @abstractmethod
     def holds(self, array: object) -> bool:
-        """Tell whether this is an array in GPU memory."""
+        """Tell whether ``array`` is an array in GPU memory."""
 
     @abstractmethod
     def empty(self, n: int, dtype: np.dtype[Any]) -> Array:
-        """Return an array of shape ``(n,)``, not initialised."""
+        """Return an uninitialised array of shape ``(n,)``."""
 
     @abstractmethod
     def pinned(self, n_bytes: int) -> NDArray[np.uint8]:
-        """Return host memory that the GPU can copy from and to by itself."""
+        """Return pinned host memory, with which the GPU can copy asynchronously."""
 
     @abstractmethod
     def pointer(self, array: Array) -> int:
@@ -44,7 +44,7 @@ class Gpu(ABC):
 
     @abstractmethod
     def nccl(self) -> Any:
-        """Return NCCL's module.
+        """Return CuPy's NCCL module.
 
         Raises
         ------
@@ -54,14 +54,14 @@ class Gpu(ABC):
 
     @abstractmethod
     def device(self) -> str:
-        """Return the address of the current device, by which it differs from others of its host.
+        """Return the PCI bus address of the current device, which is unique on its host.
 
-        The number of a device depends on what the process may see.
+        The number of a device is not: it depends on which devices the process sees.
         """
 
     @abstractmethod
     def devices(self) -> list[str]:
-        """Return the addresses of all devices that this process sees.
+        """Return the PCI bus addresses of all devices that this process sees.
 
         Raises
         ------
@@ -71,43 +71,43 @@ class Gpu(ABC):
 
     @abstractmethod
     def upload(self, array: Array) -> Array:
-        """Return a copy of an array in host memory."""
+        """Return a copy, in GPU memory, of an array in host memory."""
 
     @abstractmethod
     def copy_to_host(self, array: Array, host: Array) -> None:
-        """Begin to copy contiguous elements."""
+        """Begin to copy ``array`` to ``host``; both are contiguous."""
 
     @abstractmethod
     def copy_to_gpu(self, host: Array, array: Array) -> None:
-        """Begin to copy contiguous elements."""
+        """Begin to copy ``host`` to ``array``; both are contiguous."""
 
     @abstractmethod
     def new_stream(self) -> Any:
-        """Return another stream of the current device, for what is to run beside this one."""
+        """Return a new stream of the current device, concurrent with all others."""
 
     @abstractmethod
     def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """Give what this thread asks for in the ``with`` block to another stream."""
+        """Make ``stream`` and its device current for this thread in the ``with`` block."""
 
     @abstractmethod
     def record(self) -> Pending:
-        """Return what has come as soon as the stream has done all that it has been given."""
+        """Record an event on the stream: it is complete when all earlier work there is done."""
 
     @abstractmethod
     def wait_for(self, event: Any) -> None:
-        """Let the stream, not the host, wait for what `record` returned."""
+        """Let the stream, not the host, wait for an event from `record`."""
 
     @abstractmethod
     def run(self, source: str, kernel: str, n_blocks: int, arguments: Sequence[Any]) -> None:
-        """Begin to run a kernel of CUDA source code, with `THREADS` threads in each block."""
+        """Launch a kernel of CUDA source code, with `THREADS` threads per block."""
 
 
-#: Threads of a block.
+#: Threads per block.
 THREADS = 256
 
 
 class CupyGpu(Gpu):
-    """The real one."""
+    """The current device, through CuPy."""
 
     def __init__(self) -> None:
         import cupy
@@ -173,7 +173,7 @@ class CupyGpu(Gpu):
     @override
     @contextmanager
     def on(self, stream: Any) -> Iterator[None]:
-        # Each thread has a current device of its own.
+        # Each thread has its own current device.
         with self._cupy.cuda.Device(stream.device_id), stream:
             yield
 
@@ -212,20 +212,20 @@ _in_use: Gpu | None = None
 
 
 def use(gpu: Gpu | None) -> None:
-    """Put something else in the place of CuPy, or with None CuPy itself: for tests."""
+    """Replace CuPy with ``gpu``, or restore it if ``gpu`` is None: for tests."""
     global _in_use
     _in_use = gpu
 
 
 def gpu() -> Gpu | None:
-    """Return the GPU, or None while nothing has imported CuPy: then no array is on one."""
+    """Return the GPU, or None while CuPy has not been imported: then no array is on a GPU."""
     if _in_use is None and hasattr(sys.modules.get("cupy"), "ndarray"):
         use(CupyGpu())
     return _in_use
 
 
 def on_gpu(array: object) -> bool:
-    """Tell whether this is an array in GPU memory."""
+    """Tell whether ``array`` is an array in GPU memory."""
     if type(array) is np.ndarray:
         return False
     found = gpu()

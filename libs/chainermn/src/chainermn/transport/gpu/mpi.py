@@ -17,12 +17,13 @@ from chainermn.transport.reducer import AllReducer, Array, Steps
 class GpuMpiTransport:
     """The collectives of `MpiTransport`, on arrays in GPU memory.
 
-    The host waits for what has been sent. What is received is there once the current stream has
-    done its work.
+    The host waits until an array has been sent. A received array is complete once the current
+    stream has finished its work.
 
     Parameters
     ----------
     transport : MpiTransport
+        Transport that sends and receives the chunks of arrays.
     access : MpiAccess
     """
 
@@ -33,12 +34,12 @@ class GpuMpiTransport:
         self._staging = access if isinstance(access, Staging) else Staging(access.gpu)
 
     def allreduce(self, array: Array, op: Op = "sum") -> None:
-        """Combine the arrays of all ranks; every rank gets the result.
+        """Reduce the arrays of all ranks elementwise; every rank gets the result.
 
         Parameters
         ----------
         array : array of shape (n,), integers, bool or floats
-            float16 is combined in float32.
+            Array to reduce; float16 is reduced in float32.
         op : {'sum', 'mean', 'max', 'min', 'prod'}
         """
         access = self._staging if array.itemsize == 2 else self._access
@@ -57,7 +58,7 @@ class GpuMpiTransport:
             self._mpi.send(chunk, dest, *tag)
 
     def recv(self, array: Array, source: int, *tag: int) -> None:
-        """Fill ``array`` with what ``source`` sends."""
+        """Receive ``array`` from ``source``, which calls :meth:`send`."""
         for chunk in _ready(self._access, array, read=False, written=True):
             self._mpi.recv(chunk, source, *tag)
 
@@ -82,7 +83,7 @@ class GpuMpiReducer(AllReducer):
     Parameters
     ----------
     host : AllReducer
-        Adds up chunks in host memory: so the sums are those of it.
+        Reducer of the chunks in host memory. It also determines how sums are rounded.
     staging : Staging
     """
 
@@ -101,16 +102,16 @@ class GpuMpiReducer(AllReducer):
 
 
 class CudaAwareReducer(AllReducer):
-    """All-reduces of arrays in GPU memory by an MPI that reads and writes it itself.
+    """All-reduces of arrays in GPU memory by a CUDA-aware MPI.
 
-    MPI adds up numbers of 32 and 64 bits only; 16 bits go through host memory.
+    MPI sums only 32-bit and 64-bit numbers; 16-bit numbers go through host memory.
 
     Parameters
     ----------
     host : GpuMpiReducer
-        For what has 16 bits.
+        Reducer of 16-bit arrays, and of those that are rounded before they are sent.
     mpi_comm : mpi4py.MPI.Intracomm
-        Of the same ranks.
+        Communicator of the same ranks.
     direct : Direct
     """
 

@@ -1,4 +1,4 @@
-"""Collectives on arrays in GPU memory, over NCCL, by way of CuPy."""
+"""Collectives on arrays in GPU memory, over NCCL, through CuPy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DTYPES = {
     "float32": "NCCL_FLOAT32",
     "float64": "NCCL_FLOAT64",
 }
-# What NCCL cannot calculate with, or only with rounding in between.
+# Dtypes that NCCL lacks, or for which it rounds after each addition.
 _WIDER = {"float16": "float32", "bfloat16": "float32", "int16": "int32", "uint16": "uint32"}
 _OPS = {
     "sum": "NCCL_SUM",
@@ -39,7 +39,7 @@ _OPS = {
     "min": "NCCL_MIN",
 }
 
-# With it NCCL 2.30 and newer takes several ranks on one GPU.
+# Setting this lets several ranks share a GPU, with NCCL 2.30 and newer.
 _SHARED_GPU_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
 
 
@@ -49,7 +49,7 @@ def load_nccl() -> Any:
     Raises
     ------
     ImportError
-        If CuPy is not installed, or NCCL is not, or CuPy was built without it.
+        If CuPy or NCCL is not installed, or if CuPy was built without NCCL.
     """
     from cupy.cuda import nccl
 
@@ -62,11 +62,12 @@ def load_nccl() -> Any:
 
 
 def check_devices(mpi_comm: MPI.Intracomm, gpu: Gpu) -> None:
-    """Raise on all ranks alike unless each has a GPU for itself. Collective.
+    """Check that each rank has a GPU for itself. Collective.
 
     Raises
     ------
     RuntimeError
+        On all ranks, if two ranks use the same GPU.
     """
     everywhere = mpi_comm.allgather((host_name(), gpu.device(), len(gpu.devices())))
     if os.environ.get(_SHARED_GPU_VARIABLE, "0") not in ("", "0"):
@@ -89,20 +90,22 @@ def check_devices(mpi_comm: MPI.Intracomm, gpu: Gpu) -> None:
 class NcclTransport:
     """Collectives over the ranks of an MPI communicator, on arrays in GPU memory.
 
-    Every array is one-dimensional and C-contiguous, of the same length and dtype on all ranks.
-    A call gives the current stream work to do and returns; ``array`` is changed in place once the
-    stream has done it. Making one is collective; each rank must have chosen its GPU.
+    Every array is one-dimensional and C-contiguous, and has the same length and dtype on all
+    ranks. A call enqueues work on the current stream and returns; results replace the contents of
+    ``array`` when the stream has done that work. Making a transport is collective; each rank must
+    have chosen its GPU.
 
     Parameters
     ----------
     mpi_comm : mpi4py.MPI.Intracomm
-        Its ranks take part, and tell each other by it how to connect.
+        Communicator of the participants, which use it to connect.
     gpu : Gpu
 
     Raises
     ------
     RuntimeError
-        On all ranks, with NCCL's message, if they cannot connect. Likewise from every method.
+        On all ranks, with NCCL's message, if they cannot connect. Every method also raises it if
+        NCCL fails.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, gpu: Gpu) -> None:
@@ -129,12 +132,12 @@ class NcclTransport:
         watch(self)
 
     def allreduce(self, array: Array, op: Op = "sum") -> None:
-        """Combine the arrays of all ranks; every rank gets the result.
+        """Reduce the arrays of all ranks elementwise; every rank gets the result.
 
         Parameters
         ----------
-        array : array of shape (n,)
-            Not of complex numbers. What has 16 bits is combined in 32.
+        array : array of shape (n,), integers, bool or floats
+            Array to reduce; 16-bit elements are reduced in 32 bits.
         op : {'sum', 'mean', 'max', 'min', 'prod'}
         """
         wider = _WIDER.get(array.dtype.name)
@@ -148,7 +151,7 @@ class NcclTransport:
             array /= self.size
 
     def combine(self, array: Array, op: Op = "sum") -> None:
-        """Combine as NCCL does, which rounds after each addition to the dtype of ``array``."""
+        """Reduce as NCCL does: it rounds to the dtype of ``array`` after each addition."""
         pointer = self._gpu.pointer(array)
         dtype, nccl_op = self._dtype(array), self._op(op)
         self._call("allReduce", pointer, pointer, array.size, dtype, nccl_op)
@@ -175,7 +178,7 @@ class NcclTransport:
         bounds = shard_bounds(array.size, self.size)
         begin, end = bounds[self.rank]
         shard = array[begin:end]
-        if array.size % self.size:  # NCCL's own has shards of one length only
+        if array.size % self.size:  # NCCL's reduce-scatter requires shards of equal length
             with self._group():
                 for root, (first, last) in enumerate(bounds):
                     self.reduce(array[first:last], root)
@@ -186,7 +189,7 @@ class NcclTransport:
         return shard
 
     def allgather(self, array: Array) -> None:
-        """Give every rank the shards of all: the reverse of :meth:`reduce_scatter`."""
+        """Give every rank the shards of all ranks: the reverse of :meth:`reduce_scatter`."""
         bounds = shard_bounds(array.size, self.size)
         if array.size % self.size:
             with self._group():
@@ -204,7 +207,7 @@ class NcclTransport:
         self._call("send", pointer, array.nbytes, self._nccl.NCCL_UINT8, dest)
 
     def recv(self, array: Array, source: int) -> None:
-        """Fill ``array`` with what ``source`` sends."""
+        """Receive ``array`` from ``source``, which calls :meth:`send`."""
         pointer = self._gpu.pointer(array)
         self._call("recv", pointer, array.nbytes, self._nccl.NCCL_UINT8, source)
 
@@ -215,13 +218,13 @@ class NcclTransport:
             self.recv(into, source)
 
     def close(self) -> None:
-        """Give back what NCCL holds. It cannot be used afterwards."""
+        """Destroy NCCL's communicator. The transport cannot be used afterwards."""
         with self._closing:
             self._is_open = False
             self._comm.destroy()
 
     def failure(self) -> str | None:
-        """Return what of an earlier call has failed meanwhile, or None. In any thread."""
+        """Return the error of an earlier call that has failed since, or None. For any thread."""
         with self._closing:
             if not self._is_open:
                 return None
@@ -233,7 +236,7 @@ class NcclTransport:
 
     @contextmanager
     def _group(self) -> Iterator[None]:
-        """Let NCCL begin the calls in the ``with`` block together."""
+        """Let NCCL launch the calls in the ``with`` block together."""
         self._nccl.groupStart()
         try:
             yield
@@ -246,7 +249,7 @@ class NcclTransport:
         self._check(name, lambda: method(*arguments, self._gpu.stream()))
 
     def _check_earlier_calls(self) -> None:
-        """Raise an error of theirs, or of another rank, which has been found meanwhile."""
+        """Raise the error, on this or another rank, that NCCL has found since an earlier call."""
         self._check("an earlier call", self._comm.check_async_error)
 
     def _check(self, what: str, call: Callable[[], Any]) -> None:

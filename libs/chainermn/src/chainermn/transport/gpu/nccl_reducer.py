@@ -1,4 +1,4 @@
-"""Sums over ranks by NCCL."""
+"""Reduction over ranks by NCCL."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from chainermn.transport.reducer import Array, Pending, Reducer, Steps
 
 
 class NcclReducer(Reducer):
-    """Adds up arrays in GPU memory, on the current stream.
+    """Reduces arrays in GPU memory, on the current stream.
 
-    It never lets the host wait: a step is over when the stream has been given its work. NCCL
-    rounds after each addition, so that sums in 16 bits are less exact than those of the reducers
-    in host memory, and may overflow where the mean does not.
+    The host never waits: a collective is over for it once its work is enqueued. NCCL rounds after
+    each addition, so 16-bit sums are less exact than those of the reducers in host memory, and may
+    overflow where the mean would not.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""Notices what has failed in NCCL while nobody calls it.
+"""A thread that detects errors of NCCL while no thread calls it.
 
-A rank that waits for its GPU, which waits for other ranks, comes to no call that could raise the
-error. Other processes that end are noticed by `chainermn.failures`.
+A rank that waits for its GPU, which waits for other ranks, makes no call that could raise the
+error. `chainermn.failures` detects processes that end.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Protocol
 from chainermn.failures import end_job
 
 _SECONDS_BETWEEN_LOOKS = 1.0
-# In which a call of the rank itself may raise the error instead.
+# Time for the rank to raise the error itself, in its next call.
 _SECONDS_FOR_RAISING = 4.0
 
 
 class Watched(Protocol):
-    """What can fail by itself."""
+    """An object that can fail between calls."""
 
     def failure(self) -> str | None:
-        """Return what has failed, or None. Called in another thread."""
+        """Return an error message, or None. Called in another thread."""
 
 
 class NcclWatch(threading.Thread):
-    """Ends the job when something has failed and is still there after some seconds."""
+    """Ends the job if an object has failed and still exists some seconds later."""
 
     def __init__(self) -> None:
         super().__init__(name="chainermn-nccl-watch", daemon=True)
@@ -34,12 +34,12 @@ class NcclWatch(threading.Thread):
         self._lock = threading.Lock()
 
     def add(self, watched: Watched) -> None:
-        """Watch something for as long as it is there."""
+        """Watch an object for as long as it exists."""
         with self._lock:
             self._watched.add(watched)
 
     def run(self) -> None:
-        """Look now and then."""
+        """Check all watched objects once per second."""
         failing_since: float | None = None
         while True:
             time.sleep(_SECONDS_BETWEEN_LOOKS)
@@ -62,7 +62,7 @@ _watch: NcclWatch | None = None
 
 
 def watch(watched: Watched) -> None:
-    """Have the job ended if this fails."""
+    """Have the job ended if ``watched`` fails."""
     global _watch
     if _watch is None:
         _watch = NcclWatch()

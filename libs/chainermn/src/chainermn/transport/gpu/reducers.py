@@ -1,4 +1,4 @@
-"""Reducers of arrays in GPU memory: by NCCL inside a host, by MPI between hosts."""
+"""Reducers of arrays in GPU memory: NCCL inside a host, MPI between hosts."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 class GpuReducers(Reducers):
-    """See `Reducers`. Each rank must have chosen its device before it uses one of them.
+    """Reducers in GPU memory. Each rank must choose its device before it uses one of them.
 
     Parameters
     ----------
     transports : GpuTransports
-        Of all ranks.
+        Transports among all ranks.
     topology : Topology
-        The hosts they run on.
+        Host of each rank.
     host : HostReducers
-        Reducers that add up in host memory.
+        Reducers of the same ranks in host memory.
     everyone_by_nccl : bool
         Whether the reducer among all ranks uses NCCL; otherwise it uses MPI.
     """
@@ -66,7 +66,7 @@ class GpuReducers(Reducers):
         return self._by_mpi(self._host.inter, self._split(self.topology.intra_rank))
 
     def pieces(self, buffer: Array) -> Iterator[Array]:
-        """Return the buffer in one piece: nothing here takes memory in proportion to it."""
+        """Return the buffer in one piece: these reducers need no scratch memory of its size."""
         yield buffer
 
     def _by_mpi(self, host: AllReducer, mpi_comm: MPI.Intracomm) -> AllReducer:

@@ -1,4 +1,4 @@
-"""How MPI gets at arrays in GPU memory: through host memory, or directly."""
+"""How MPI accesses arrays in GPU memory: through host memory, or directly."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from typing_extensions import override
 from chainermn.transport.gpu.device import Gpu
 from chainermn.transport.reducer import Array, Pending
 
-# Measured nowhere yet: long against what MPI and Python cost, short against the whole.
+# Not measured yet: large enough to outweigh the overhead of MPI and Python, small enough that
+# arrays have several chunks.
 _CHUNK_BYTES = 1 << 22
-# While one is being copied to the host, MPI has another, and a third is being copied back.
+# While one chunk is copied to the host, MPI uses another, and a third is copied back.
 _N_SLOTS = 3
 
 
 class MpiAccess(ABC):
-    """A way for arrays in GPU memory to MPI.
+    """A way to pass arrays in GPU memory to MPI.
 
-    Both divide arrays into the same chunks, so that a rank that uses one can talk to a rank that
-    uses the other. For one thread at a time.
+    All ways divide arrays into the same chunks, so ranks that use different ones can communicate.
+    For one thread at a time.
 
     Parameters
     ----------
@@ -37,16 +38,16 @@ class MpiAccess(ABC):
     def chunks(
         self, array: Array, *, read: bool, written: bool
     ) -> Iterator[tuple[Pending, Array]]:
-        """Yield chunk after chunk in a form that MPI can use, and what to wait for before that.
+        """Yield each chunk in memory that MPI can use, and the event to wait for before using it.
 
         Parameters
         ----------
         array : array of shape (n,), C-contiguous, in GPU memory
         read : bool
-            Chunks have the contents of ``array``.
+            Whether the chunks get the contents of ``array``.
         written : bool
-            ``array`` gets what the caller leaves in the chunks, each by the time the stream has
-            done what it is given when the next one is asked for.
+            Whether ``array`` gets what the caller writes to the chunks. Asking for the next chunk
+            enqueues the copy of the last one on the current stream.
         """
 
 
@@ -56,9 +57,9 @@ def _divide(array: Array) -> list[Array]:
 
 
 class Staging(MpiAccess):
-    """Copies to and from pinned host memory, while MPI is busy with the chunk before.
+    """Copies chunks to and from pinned host memory, while MPI is busy with the previous chunk.
 
-    Takes 12 MiB of pinned memory at its first use and keeps it.
+    Allocates 12 MiB of pinned memory at its first use and keeps it.
     """
 
     _last: Pending | None = None
@@ -73,7 +74,7 @@ class Staging(MpiAccess):
     ) -> Iterator[tuple[Pending, Array]]:
         gpu, parts = self.gpu, _divide(array)
         if self._last is not None:
-            # Of another stream, perhaps, which still copies from here.
+            # Another stream may still be copying from these slots.
             gpu.wait_for(self._last)
 
         def begin(number: int) -> tuple[Pending, Array]:
@@ -81,7 +82,7 @@ class Staging(MpiAccess):
             host = self._slots[number % _N_SLOTS][: part.nbytes].view(part.dtype)
             if read:
                 gpu.copy_to_host(part, host)
-            # By then an earlier copy from the same slot is over too.
+            # The event also follows any earlier copy from the same slot.
             return gpu.record(), host
 
         ahead = begin(0) if parts else None
@@ -97,7 +98,7 @@ class Staging(MpiAccess):
 
 
 class Direct(MpiAccess):
-    """For an MPI that reads and writes GPU memory itself."""
+    """Passes GPU memory to a CUDA-aware MPI."""
 
     @override
     def chunks(

@@ -1,4 +1,4 @@
-"""The transports of arrays in GPU memory among all ranks: NCCL, and MPI."""
+"""The transports of arrays in GPU memory: NCCL and MPI."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class GpuTransports:
     Parameters
     ----------
     mpi_comm : mpi4py.MPI.Intracomm
-        All ranks.
+        Communicator of all ranks.
     is_cuda_aware : bool
-        Whether MPI reads and writes GPU memory itself; the same on all ranks.
+        Whether to pass GPU memory to MPI directly; the same on all ranks.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, *, is_cuda_aware: bool) -> None:
@@ -48,14 +48,14 @@ class GpuTransports:
         return GpuMpiTransport(MpiTransport(self.mpi_comm), access)
 
     def connect(self, mpi_comm: MPI.Intracomm) -> NcclTransport:
-        """Connect some of the ranks by NCCL. Collective among all ranks."""
+        """Connect the ranks of ``mpi_comm`` by NCCL. Collective among all ranks."""
         check_devices(self.mpi_comm, self.gpu)
         transport = NcclTransport(mpi_comm, self.gpu)
         self._connected.append(transport)
         return transport
 
     def free(self) -> None:
-        """Release what the transports hold. Collective."""
+        """Close the transports. Collective."""
         for name in ("nccl", "mpi"):
             self.__dict__.pop(name, None)
         while self._connected:
