@@ -1,4 +1,4 @@
-"""Averages of gradients: from the parameters of a model to the flat arrays that transports carry.
+"""The averaging of gradients: from a model's parameters to the flat arrays of the transports.
 
 Read `exchange` first: its `GradientExchange.mean` is the whole idea.
 """

@@ -1,4 +1,4 @@
-"""The exchange of gradients in a thread, while the next iteration computes its own."""
+"""The exchange in a background thread, while the next iteration computes its gradients."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 class BackgroundExchange:
     """Averages the gradients of a model in a thread. Making one is collective.
 
-    Where MPI may not be called from several threads, it does so in `wait`.
+    If several threads may not call MPI, `wait` averages them instead.
 
     Parameters
     ----------
     exchange : GradientExchange
-        Stays free for other use: this has a duplicate of it.
+        Exchange to duplicate. The original stays free for other use.
     """
 
     def __init__(self, exchange: GradientExchange) -> None:
@@ -46,12 +46,12 @@ class BackgroundExchange:
         self._running: Future[None] | None = None
 
     def start(self, model: chainer.Link, zero_fill: bool) -> None:
-        """Begin to replace every gradient of ``model`` by its mean. To be followed by `wait`.
+        """Begin to replace every gradient of ``model`` by its mean. Call `wait` afterwards.
 
         Parameters
         ----------
         model : chainer.Link
-            Its gradients must be left alone meanwhile.
+            Model whose gradients must not be used until `wait` returns.
         zero_fill : bool
             See `CommunicatorBase.multi_node_mean_grad`.
         """
@@ -66,7 +66,7 @@ class BackgroundExchange:
         if is_on_gpu(model):
             gpu = the_gpu()
             self._stream = self._stream or gpu.new_stream()
-            # The gradients are complete once the current stream has come to here.
+            # The gradients are complete once the current stream has reached this point.
             average = functools.partial(self._average_on_stream, gpu, gpu.record(), average)
         if self._executor is None:
             self._finish = average
@@ -85,7 +85,7 @@ class BackgroundExchange:
         self._thread = threading.get_ident()
         exchange = self._duplicate.made
         exchange.wire_dtype = wire_dtype
-        # Chainer keeps both for each thread.
+        # Chainer has both per thread.
         with chainer.using_config("debug", debug), chainer.using_device(device):
             exchange.mean(model, zero_fill)
 
@@ -96,7 +96,7 @@ class BackgroundExchange:
             gpu.record().Wait()
 
     def wait(self) -> None:
-        """Wait until no exchange is running, and raise what it has raised.
+        """Wait until no exchange is running, and raise the error if it failed.
 
         Raises
         ------
@@ -115,8 +115,8 @@ class BackgroundExchange:
     def close(self) -> None:
         """Give the duplicate back as soon as no exchange is running. Not collective.
 
-        Python may call it wherever it collects garbage, even inside ``submit``. So it leaves the
-        executor, which ends its thread by itself, alone.
+        Python's garbage collector may call this anywhere, even inside ``submit``. So this does not
+        shut down the executor, which ends its thread by itself.
         """
         if self._running is None:
             self._duplicate.give_back()

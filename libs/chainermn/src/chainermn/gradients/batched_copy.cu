@@ -1,11 +1,11 @@
-// Copies many arrays into one buffer and back, a block of threads for each piece of an array.
-// Uses no header, so that NVRTC needs none. Of the elements of 16 bits only bits are stored.
+// Copies many arrays into one buffer and back, with one block of threads per piece of an array.
+// Includes no headers, so NVRTC needs no include paths. 16-bit numbers are stored as their bits.
 
 typedef unsigned short half_bits;
 typedef unsigned short bfloat16_bits;
 typedef unsigned int uint32;
 
-// The kinds of numbers, as in batched_copy.py.
+// The values of KINDS in batched_copy.py.
 enum Kind { FLOAT16, BFLOAT16, FLOAT32, FLOAT64 };
 
 #ifndef HALF_FROM_HOST
@@ -61,13 +61,13 @@ template <> struct Number<FLOAT64> {
     template <typename T> static __device__ Stored store(T value) { return value; }
 };
 
-// Of an element of both kinds: the one that loses nothing.
+// The type that represents numbers of both kinds exactly.
 template <int from, int to> struct Wider { typedef float Type; };
 template <int from> struct Wider<from, FLOAT64> { typedef double Type; };
 template <int to> struct Wider<FLOAT64, to> { typedef double Type; };
 template <> struct Wider<FLOAT64, FLOAT64> { typedef double Type; };
 
-// Loads that do not depend on each other's stores keep the memory busy.
+// Issuing several loads before the first store keeps the memory busy.
 const int UNROLLED = 8;
 
 template <int from, int to>
@@ -93,8 +93,8 @@ __device__ void copy(const void* source, void* target, long long n, double divis
 
 __device__ long long size_of(int kind) { return kind == FLOAT64 ? 8 : kind == FLOAT32 ? 4 : 2; }
 
-// pointers: where the arrays are; kinds: of their elements; sizes: how many each has; offsets: of
-// each array in the buffer. block_arrays, block_starts: what array a block works on, from where.
+// pointers, kinds, sizes, offsets: address, kind, number of elements and position in the buffer of
+// each array. block_arrays, block_starts: index of each block's array, and first element there.
 #define ARGUMENTS                                                                              \
     const unsigned long long *pointers, const int *kinds, const long long *sizes,              \
         const long long *offsets, const int *block_arrays, const long long *block_starts,      \

@@ -1,4 +1,4 @@
-"""Many arrays in GPU memory copied into one buffer, and back, by one kernel each."""
+"""Copies of many arrays in GPU memory into one buffer and back, by one kernel each way."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-#: The kinds of numbers, as in batched_copy.cu.
+#: The values of ``enum Kind`` in batched_copy.cu.
 KINDS = {"float16": 0, "bfloat16": 1, "float32": 2, "float64": 3}
 
-# Elements a block copies: 16 a thread.
+# Elements per block: 16 per thread.
 BLOCK_LENGTH = 1 << 12
 
 
@@ -34,17 +34,18 @@ class Layout:
     Parameters
     ----------
     sizes : sequence of int
-        Elements of each array.
+        Number of elements of each array.
     dtypes : sequence of dtype
-        Of each: float16, bfloat16, float32 or float64.
+        Dtype of each array: float16, bfloat16, float32 or float64.
 
     Attributes
     ----------
     size : int
-        Elements of all.
-    kinds, sizes, offsets : ndarray, one element an array
-    block_arrays, block_starts : ndarray, one element a block
-        The array that the block works on, and its first element there.
+        Number of elements of all arrays together.
+    kinds, sizes, offsets : ndarray of shape (number of arrays,)
+        Kind, number of elements and position in the buffer of each array.
+    block_arrays, block_starts : ndarray of shape (number of blocks,)
+        Index of the array that each block copies, and the block's first element in that array.
     """
 
     def __init__(self, sizes: Sequence[int], dtypes: Sequence[np.dtype[Any]]) -> None:
@@ -68,7 +69,7 @@ class BatchedCopy:
     gpu : Gpu
     layout : Layout
     wire_dtype : dtype
-        Of the buffer.
+        Dtype of the buffer.
     """
 
     def __init__(self, gpu: Gpu, layout: Layout, wire_dtype: np.dtype[Any]) -> None:
@@ -84,18 +85,18 @@ class BatchedCopy:
         self._pointers: Array | None = None
 
     def gather(self, arrays: Sequence[Array], buffer: Array) -> None:
-        """Begin to fill the buffer with the elements of the arrays, cast to its dtype."""
+        """Begin to copy the arrays into the buffer, cast to its dtype."""
         self._run("gather", arrays, buffer)
 
     def scatter(self, buffer: Array, arrays: Sequence[Array], divisor: int) -> None:
-        """Begin to fill the arrays with the elements of the buffer, divided, then cast."""
+        """Begin to copy the buffer into the arrays, divided by ``divisor``, then cast."""
         self._run("scatter", arrays, buffer, np.float64(divisor))
 
     def _run(self, what: str, arrays: Sequence[Array], buffer: Array, *more: Any) -> None:
         if self._n_blocks == 0:
             return
         addresses = np.array([self._gpu.pointer(array) for array in arrays], np.uint64)
-        # Chainer's memory pool mostly gives gradients the same place in each iteration.
+        # The memory pool usually gives a gradient the same address in each iteration.
         if self._addresses is None or not np.array_equal(addresses, self._addresses):
             self._pointers, self._addresses = self._gpu.upload(addresses), addresses
         arguments = (

@@ -1,4 +1,4 @@
-"""Buckets: gradients that travel together in one buffer."""
+"""Buckets: gradients that are exchanged together in one buffer."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ T = TypeVar("T")
 
 
 class PerMemory(NamedTuple, Generic[T]):
-    """One thing for gradients in host memory, another for those in GPU memory."""
+    """A pair of values: one for gradients in host memory, one for those in GPU memory."""
 
     host: T
     gpu: T
 
 
-#: Dtypes to which gradients are rounded before they travel; None: they are not rounded.
+#: Dtypes to which gradients are rounded before they are sent; None if they are not.
 WireDtypes: TypeAlias = PerMemory[np.dtype[Any] | None]
 
 
 class BufferMemory:
-    """Memory for buffers of which only one is in use at a time."""
+    """Memory that buffers share, if only one of them is in use at a time."""
 
     def __init__(self) -> None:
         self._buffers: dict[np.dtype[Any], Array] = {}
 
     def buffer_for(self, copies: Copies) -> Array:
-        """Return a buffer; it is overwritten after the next call."""
+        """Return a buffer, which is valid until the next call."""
         buffer = self._buffers.get(copies.dtype)
         if buffer is None or buffer.size < copies.length:
             buffer = self._buffers[copies.dtype] = copies.new_buffer()
@@ -43,7 +43,7 @@ class BufferMemory:
 
 
 class Bucket:
-    """Gradients of one memory that travel together in one buffer.
+    """Gradients that are exchanged together in one buffer, in host memory or in GPU memory.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class Bucket:
     copies : Copies
     memory : BufferMemory
     in_place : bool
-        Whether the only gradient of a bucket, if it is in host memory, is its own buffer.
+        Whether a single gradient in host memory serves as its own buffer, without a copy.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class Bucket:
     on_gpu : bool
         Whether the gradients are in GPU memory.
     buffer : array of shape (n,)
-        Their elements, one behind the other, since `gather`.
+        Elements of the gradients, one gradient behind the other; set by `gather`.
     """
 
     buffer: Array
@@ -75,7 +75,7 @@ class Bucket:
         self._is_alone = in_place and len(members) == 1 and not self.on_gpu
 
     def gather(self, gradients: Sequence[Array]) -> None:
-        """Copy gradients, each one-dimensional and contiguous, into the buffer."""
+        """Copy one-dimensional contiguous gradients into the buffer."""
         if self._is_alone:
             (self.buffer,) = gradients
             return
@@ -83,7 +83,7 @@ class Bucket:
         self._copies.gather(gradients, self.buffer)
 
     def scatter(self, gradients: Sequence[Array]) -> None:
-        """Copy the means out of the buffer, into one-dimensional and contiguous gradients."""
+        """Copy the means from the buffer into one-dimensional contiguous gradients."""
         if not self._is_alone:
             self._copies.scatter(self.buffer, gradients)
 
@@ -95,22 +95,22 @@ def make_buckets(
     n_ranks: int,
     memories: Mapping[bool, BufferMemory] | None = None,
 ) -> list[Bucket]:
-    """Divide the gradients of parameters into buckets, of about the given order.
+    """Divide the gradients of parameters into buckets, roughly in the given order.
 
     Parameters
     ----------
     parameters : sequence of chainer.Parameter
-        Initialised ones.
+        Initialised parameters.
     limits : PerMemory of float
-        Bytes that a bucket may have. A gradient of that size, or a larger one, has a bucket of
-        its own; with 0 every gradient has.
+        Maximum size of a bucket in bytes. A gradient of at least this size gets a bucket to
+        itself; if the limit is 0, every gradient does.
     gpu_wire_dtype : dtype or None
-        Dtype of buffers in GPU memory; None: that of the gradients.
+        Dtype of buffers in GPU memory; None for the dtype of the gradients.
     n_ranks : int
     memories : mapping of bool to BufferMemory, optional
-        The memory for buffers in GPU memory (True) and in host memory (False), of which only one
-        bucket is in use at a time. By default each bucket has memory of its own, and copies even
-        a gradient that is alone.
+        Memory that all buckets share, in GPU memory (True) and in host memory (False), if only
+        one bucket is in use at a time. By default each bucket has its own memory, and even a
+        single gradient is copied into it.
     """
     divided: list[tuple[list[int], np.dtype[Any], bool]] = []
     filling: dict[tuple[np.dtype[Any], bool], tuple[list[int], int]] = {}
@@ -128,7 +128,7 @@ def make_buckets(
             divided.append((members, dtype, is_on_gpu))
         members.append(index)
         filling[dtype, is_on_gpu] = members, filled + array.nbytes
-    # A bucket is full when its last gradient is there.
+    # A bucket can be exchanged once its last gradient is there.
     divided.sort(key=lambda bucket: bucket[0][-1])
     return [
         Bucket(
@@ -155,10 +155,10 @@ def _copies(
 
 
 def flat_gradients(parameters: Sequence[chainer.Parameter]) -> list[Array]:
-    """Give each parameter a contiguous gradient array of its own, and return flat views of them.
+    """Give each parameter a contiguous, writable gradient array of its own; return flat views.
 
-    The backward of an addition hands the very same array to both sides, that of a broadcast a
-    read-only view of fewer elements; reduced in place, the former would be reduced twice.
+    The backward of an addition passes one array to both operands, which would be reduced twice in
+    place. The backward of a broadcast passes a read-only view of fewer elements.
     """
     owners: set[int] = set()
     flat = []
@@ -166,7 +166,7 @@ def flat_gradients(parameters: Sequence[chainer.Parameter]) -> list[Array]:
         gradient = parameter.grad
         owner = _owner(gradient)
         flags = gradient.flags
-        is_usable = flags.c_contiguous and getattr(flags, "writeable", True)  # CuPy has no such
+        is_usable = flags.c_contiguous and getattr(flags, "writeable", True)  # CuPy has no flag
         if id(owner) in owners or not is_usable:
             parameter.grad = owner = gradient = gradient.copy(order="C")
         owners.add(id(owner))

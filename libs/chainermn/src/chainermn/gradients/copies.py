@@ -1,4 +1,4 @@
-"""Gradients copied into the buffer in which they travel, and back."""
+"""Copies of gradients into the buffer of a bucket and back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chainermn.transport.reducer import Array
 
 
 class Copies(ABC):
-    """Copies between some gradients and one buffer, in which they lie one behind the other.
+    """Copies between gradients and a buffer, in which they lie one behind the other.
 
     Attributes
     ----------
@@ -30,25 +30,26 @@ class Copies(ABC):
 
     @abstractmethod
     def new_buffer(self) -> Array:
-        """Return memory for the buffer."""
+        """Allocate a buffer."""
 
     @abstractmethod
     def gather(self, gradients: Sequence[Array], buffer: Array) -> None:
-        """Copy gradients, each one-dimensional and contiguous, into the buffer."""
+        """Copy one-dimensional contiguous gradients into the buffer."""
 
     @abstractmethod
     def scatter(self, buffer: Array, gradients: Sequence[Array]) -> None:
-        """Copy the buffer back into gradients, each one-dimensional and contiguous."""
+        """Copy the buffer back into one-dimensional contiguous gradients."""
 
 
 class HostCopies(Copies):
-    """Copies in host memory, of gradients of one dtype.
+    """Copies in host memory, for gradients of one dtype.
 
     Parameters
     ----------
     sizes : sequence of int
         Number of elements of each gradient.
     dtype : dtype
+        Dtype of the gradients and of the buffer.
     """
 
     def __init__(self, sizes: Sequence[int], dtype: np.dtype[Any]) -> None:
@@ -72,10 +73,10 @@ class HostCopies(Copies):
 
 
 class GpuCopies(Copies):
-    """Copies in GPU memory, by one kernel in each direction; the host waits for nothing.
+    """Copies in GPU memory, by one kernel in each direction. The host does not wait for them.
 
-    What `scatter` copies it divides by the number of ranks. Gradients may have different dtypes;
-    all are cast to that of the buffer.
+    `scatter` also divides by the number of ranks. Gradients may have different dtypes; all are
+    cast to the dtype of the buffer.
 
     Parameters
     ----------
@@ -87,7 +88,8 @@ class GpuCopies(Copies):
     dtype : dtype
         Dtype of the buffer.
     n_ranks : int
-        The length of the buffer is a multiple of it, so that shards are equally long.
+        Number of ranks. The length of the buffer is a multiple of it, so that all shards have the
+        same length.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class GpuCopies(Copies):
 
     @override
     def new_buffer(self) -> Array:
-        # The elements behind the gradients are added up with them and must not overflow.
+        # The padding behind the gradients is reduced along with them and must not overflow.
         return gpu_zeros(self._gpu, self.length, self.dtype)
 
     @override
@@ -119,7 +121,7 @@ class GpuCopies(Copies):
 
 
 def padded_length(n: int, n_ranks: int) -> int:
-    """Return the smallest multiple of ``n_ranks`` that is not less than ``n``."""
+    """Return the smallest multiple of ``n_ranks`` that is at least ``n``."""
     return -(-n // n_ranks) * n_ranks
 
 

@@ -1,4 +1,4 @@
-"""The exchange of gradients: each becomes its mean over the ranks."""
+"""The exchange of gradients: each gradient becomes its mean over the ranks."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
     from chainermn.transport.topology import Topology
 
-# Measured: on one host, larger ones only cost the time to copy them; on a link of 1 Gbit/s,
-# smaller ones cost latency.
+# Measured: on one host, larger buckets only take longer to copy; over a link of 1 Gbit/s, smaller
+# buckets add latency.
 _BUCKET_BYTES_ON_ONE_HOST = 1 << 18
 _BUCKET_BYTES = 1 << 22
 
-# Models that are trained in turn with one communicator, as those of a GAN.
+# More than the models that share a communicator in practice, such as the two of a GAN.
 _MOST_MODELS = 16
 
-#: Makes a buffer its sum over the ranks, divided by a number:
-#: ``allreduce(buffer, reducers, divisor, wire_dtype)``.
+#: ``allreduce(buffer, reducers, divisor, wire_dtype)`` replaces ``buffer`` by its sum over the
+#: ranks, divided by ``divisor``.
 AllReduce: TypeAlias = Callable[[Array, Reducers, int, np.dtype[Any] | None], Steps]
 
 
@@ -54,16 +54,16 @@ class Algorithm:
     Attributes
     ----------
     allreduce : callable
-        The algorithm itself.
+        The algorithm itself: a non-blocking all-reduce of a buffer.
     bucket_bytes : float, optional
-        Gradients are gathered into buffers of at most this size, those in GPU memory into one; 0:
-        one buffer per parameter. By default buffers that on one host stay in the cache, and on
-        several hosts are large against latency.
+        Maximum size of a bucket in host memory; 0 for one bucket per parameter, in GPU memory
+        too. Otherwise all gradients in GPU memory share one bucket. By default buckets are small
+        enough for the cache on one host, and large enough to hide latency on several hosts.
     everyone_by_nccl : bool
         Whether an all-reduce of GPU memory among all ranks uses NCCL; otherwise it uses MPI.
     uses_nccl : bool
-        Whether NCCL carries everything that is in GPU memory, by default in
-        ``chainer.global_config.dtype``.
+        Whether all gradients in GPU memory are exchanged by NCCL alone. Their wire dtype is then
+        ``chainer.global_config.dtype`` by default.
     """
 
     allreduce: AllReduce
@@ -78,11 +78,11 @@ class GradientExchange:
     Parameters
     ----------
     mpi_comm : mpi4py.MPI.Intracomm
-        All ranks.
+        Communicator of all ranks.
     topology : Topology
-        The hosts they run on.
+        Host of each rank.
     transports : GpuTransports
-        For gradients in GPU memory.
+        Transports for gradients in GPU memory.
     algorithm : Algorithm
     group : Group
         The name of ``mpi_comm`` for the watch.
@@ -90,7 +90,8 @@ class GradientExchange:
     Attributes
     ----------
     wire_dtype : dtype or None
-        Dtype of gradients while they travel; None: their own.
+        Dtype to which gradients are rounded before they are sent, as set by the user; None for
+        the default.
     """
 
     def __init__(
@@ -116,14 +117,14 @@ class GradientExchange:
 
     @property
     def wire_dtypes(self) -> WireDtypes:
-        """The dtypes to which gradients are rounded now."""
+        """The wire dtypes that are in effect with the current settings."""
         if self.topology.size == 1:
             return PerMemory(None, None)
         gpu = self.wire_dtype
         if gpu is None and self.algorithm.uses_nccl:
             config = chainer.global_config.dtype
             gpu = FLOAT16 if config is chainer.mixed16 else np.dtype(config)
-        # Gradients in host memory that never leave the host need no rounding.
+        # Gradients in host memory that never leave their host need no rounding.
         return PerMemory(self.wire_dtype if self.topology.inter_size > 1 else None, gpu)
 
     @collective("multi_node_mean_grad")
@@ -136,9 +137,10 @@ class GradientExchange:
         ----------
         model : chainer.Link
         zero_fill : bool
-            Take a gradient that a rank does not have (``None``) for zeros.
+            Whether to treat a missing gradient (``None``) as zeros.
         unless : sequence of bool
-            If any is true on any rank, nothing is exchanged; as many on all ranks.
+            Reasons to exchange nothing, if any is true on any rank; of the same length on all
+            ranks.
 
         Returns
         -------
@@ -172,15 +174,15 @@ class GradientExchange:
         unless: Sequence[bool] = (),
         flags: Sequence[bool] = (),
     ) -> Agreement:
-        """See `agree_on_gradients`."""
+        """Agree with the other ranks on an exchange; see `agree_on_gradients`."""
         setting = self.wire_dtype or self.wire_dtypes.gpu
         return agree_on_gradients(self.mpi_comm, model, zero_fill, setting, unless, flags)
 
     def allreduce(self, bucket: Bucket, wire_dtypes: WireDtypes) -> Steps:
-        """Make the buffer of a bucket its mean over the ranks; in GPU memory, its sum.
+        """Replace a bucket's buffer by its mean over the ranks; in GPU memory, by its sum.
 
-        The first all-reduce sets up what it needs together with the other ranks; later ones do
-        not wait themselves, so several exchanges can be carried on in turn.
+        The first all-reduce makes its reducers, which is collective and blocks. Later ones never
+        block, so one thread can advance several in turn.
 
         Parameters
         ----------
@@ -189,23 +191,23 @@ class GradientExchange:
         """
         allreduce = self.algorithm.allreduce
         if bucket.on_gpu:
-            # The kernel that copies gradients back divides, and the one before casts.
+            # The kernels cast when gathering, and divide when scattering.
             return allreduce(bucket.buffer, self._gpu, 1, None)
         return allreduce(bucket.buffer, self._host, self.topology.size, wire_dtypes.host)
 
     def set_up(self, buffer: Array) -> Steps:
-        """Set up what all-reduces of such buffers need, by one of this buffer."""
+        """All-reduce ``buffer``, to make the reducers that later all-reduces in its memory use."""
         reducers: Reducers = self._gpu if on_gpu(buffer) else self._host
         return self.algorithm.allreduce(buffer, reducers, 1, None)
 
     def check_overflow(self, model: chainer.Link, lanes: Sequence[GradientExchange]) -> None:
-        """Raise on all ranks if a gradient has become infinite in an exchange. Collective."""
+        """Check that no gradient has overflowed in ``lanes``; see `overflow`. Collective."""
         if self.wire_dtypes.host == FLOAT16:
             largest = max(lane._host.take_overflow() for lane in lanes)
             check_overflow(self.mpi_comm, model, largest)
 
     def duplicate(self) -> Duplicate[GradientExchange]:
-        """Duplicate the exchange, for use beside it. Collective."""
+        """Return a duplicate that can run concurrently with this exchange. Collective."""
 
         def make(mpi_comm: MPI.Intracomm) -> GradientExchange:
             transports = GpuTransports(mpi_comm, is_cuda_aware=self._transports.is_cuda_aware)
@@ -215,7 +217,7 @@ class GradientExchange:
         return Duplicate(self.mpi_comm, make)
 
     def free(self) -> None:
-        """Release what the exchange and its transports hold. Collective."""
+        """Release the reducers and the transports. Collective."""
         self._gpu.free()
         self._host.free()
         self._transports.free()

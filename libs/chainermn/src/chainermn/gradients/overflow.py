@@ -1,4 +1,4 @@
-"""Gradients that are too large for float16, which has no numbers beyond 65504."""
+"""Gradients that overflow in float16, whose largest number is 65504."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 
 def check_overflow(mpi_comm: MPI.Intracomm, model: chainer.Link, largest: float) -> None:
-    """Raise on all ranks if a finite gradient has become infinite on any. Collective.
-
-    With loss scaling nothing is raised: Chainer skips the step and lowers a dynamic scale.
+    """Check that no finite gradient has become infinite. Collective.
 
     Parameters
     ----------
     mpi_comm : mpi4py.MPI.Intracomm
     model : chainer.Link
-        With the means as its gradients.
+        Model whose gradients are already the means.
     largest : float
-        The largest magnitude that became infinite on this rank, or 0.
+        Largest magnitude that became infinite on this rank, or 0.
 
     Raises
     ------
     OverflowError
+        On all ranks, if a gradient has become infinite on any, unless loss scaling is on: then
+        Chainer skips the step, and lowers a dynamic scale.
     """
     if not any_true(mpi_comm, largest > 0):
         return

@@ -1,4 +1,4 @@
-"""The parameters of a model, in the same order on all ranks, or an error on all of them."""
+"""The parameters of a model, in the same order on all ranks, or an error on every rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Description(NamedTuple):
-    """What ranks compare of a parameter: everything but its numbers."""
+    """The properties of a parameter that ranks compare: all except its values."""
 
     name: str
     shape: tuple[int, ...] | None  # None: not initialised
@@ -41,12 +41,12 @@ class Description(NamedTuple):
 
 
 def named_parameters(model: chainer.Link) -> list[tuple[str, chainer.Parameter]]:
-    """Return the parameters of ``model`` with their names, in the order of the names.
+    """Return the parameters of ``model`` with their names, sorted by name.
 
     Raises
     ------
     TypeError
-        If it is no model.
+        If ``model`` is not a `chainer.Link`.
     """
     if not isinstance(model, chainer.Link):
         raise TypeError(f"expected a model, a chainer.Link, got {type(model)}")
@@ -59,14 +59,14 @@ def is_on_gpu(model: chainer.Link) -> bool:
 
 
 class Agreement(NamedTuple):
-    """What the ranks have agreed on before an exchange.
+    """The result of an agreement before an exchange.
 
     Attributes
     ----------
     parameters : list of chainer.Parameter
-        Those with gradients to exchange.
+        Parameters whose gradients are to be exchanged.
     description : hashable
-        What the ranks have compared; the same for the same parameters.
+        Descriptions of all parameters; equal if parameters and missing gradients are the same.
     unless, flags : tuple of bool
         For each flag, whether it is true on any rank.
     """
@@ -87,26 +87,24 @@ def agree_on_gradients(
 ) -> Agreement:
     """Agree on the parameters whose gradients are to be exchanged. One small all-reduce.
 
-    With ``zero_fill`` a gradient that is None becomes zeros, where the parameter is initialised.
-
     Parameters
     ----------
     mpi_comm : mpi4py.MPI.Intracomm
     model : chainer.Link
     zero_fill : bool
+        Whether to set missing gradients of initialised parameters to zeros.
     wire_dtype : object
-        The setting ``allreduce_grad_dtype``.
+        Value of the setting ``allreduce_grad_dtype``.
     unless : sequence of bool
-        If any is true on any rank, there is no exchange, so the rest is not compared.
+        Reasons to exchange nothing, if any is true on any rank. Then nothing is compared.
     flags : sequence of bool
-        What else the ranks have to tell each other.
+        Further flags of this rank.
 
     Raises
     ------
     TypeError, ValueError
-        On every rank, if a rank gives no model, or if the ranks have different parameters or
-        gradients, or different settings; in Chainer's debug mode also if a gradient is not
-        finite.
+        On every rank, if a rank does not give a model, or if parameters, missing gradients or
+        settings differ between ranks; in Chainer's debug mode also if a gradient is not finite.
     """
     pairs, own = _describe_all(model, assume_grad=zero_fill)
     debug = chainer.is_debug()
@@ -126,7 +124,7 @@ def agree_on_gradients(
     if zero_fill:
         for parameter in parameters:
             if parameter.grad is None:
-                # Of CuPy's, where the parameter is.
+                # CuPy's, if the parameter is in GPU memory.
                 parameter.grad = np.zeros_like(parameter.array)
     return Agreement(parameters, own, reasons, found)
 
@@ -134,19 +132,19 @@ def agree_on_gradients(
 def bcast_parameters(
     mpi_comm: MPI.Intracomm, transport_of: Callable[[Array], Any], model: chainer.Link
 ) -> None:
-    """Give every rank the parameters of rank 0, or of the lowest rank that has them.
+    """Give every rank each parameter of the lowest rank that has initialised it.
 
     Parameters
     ----------
     mpi_comm : mpi4py.MPI.Intracomm
     transport_of : callable
-        Returns the transport of an array, by the memory that the array is in.
+        Function that returns the transport for the memory of an array.
     model : chainer.Link
 
     Raises
     ------
     TypeError, ValueError
-        On every rank, if a rank gives no model, or if the ranks have different parameters.
+        On every rank, if a rank does not give a model, or if the ranks have different parameters.
     """
     pairs, own = _describe_all(model, assume_grad=True)
     everywhere = _gather_descriptions(mpi_comm, own, "bcast_data", uninitialised_matches=True)
@@ -165,7 +163,10 @@ def bcast_parameters(
 
 
 def _contiguous(array: Any, like: Description) -> Any:
-    """Return the array, if need be as a copy: C-contiguous, writable, in the described memory."""
+    """Return ``array`` as a C-contiguous, writable array of the dtype and memory of ``like``.
+
+    The array is copied only if necessary.
+    """
     if like.on_gpu:
         array = array if on_gpu(array) else the_gpu().upload(array)
         return array.astype(like.dtype, order="C", copy=False)
@@ -175,7 +176,7 @@ def _contiguous(array: Any, like: Description) -> Any:
 def _describe_all(
     model: chainer.Link, *, assume_grad: bool
 ) -> tuple[list[tuple[str, chainer.Parameter]], tuple[Description, ...] | InputError]:
-    """Return the parameters with their names, and what the other ranks are told of them."""
+    """Return the parameters with their names, and their descriptions for the other ranks."""
     pairs = attempt(lambda: named_parameters(model))
     if isinstance(pairs, InputError):
         return [], pairs
@@ -212,7 +213,7 @@ def _gather_descriptions(
     *,
     uninitialised_matches: bool = False,
 ) -> list[tuple[Description, ...]]:
-    """Return the descriptions of all ranks, or raise for the first parameter that differs."""
+    """Return the descriptions of all ranks, or raise an error about the first difference."""
     everywhere = mpi_comm.allgather(own)
     raise_errors_of(dict(enumerate(everywhere)), where)
     for described in zip_longest(*everywhere):
@@ -227,9 +228,9 @@ def _gather_descriptions(
                 ranks = [rank for rank, d in enumerate(described) if not d.has_grad]
                 raise ValueError(
                     f"{where}: parameter {compared[0].name} has no gradient on rank"
-                    f"{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}, but on the others. "
-                    "Use it in the loss of every rank, or pass zero_fill=True to take the "
-                    "missing gradient for zeros"
+                    f"{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}, but has one on the "
+                    "others. Use it in the loss of every rank, or pass zero_fill=True to treat "
+                    "the missing gradient as zeros"
                 )
         shown = "; ".join(
             f"rank {rank}: {d or 'no further parameter'}" for rank, d in enumerate(described)

@@ -1,4 +1,4 @@
-"""The dtype of gradients while they travel."""
+"""The wire dtype: the dtype in which gradients are sent."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _NAMES = ("float16", "bfloat16", "float32", "float64")
 
 
 def as_wire_dtype(dtype: DTypeLike | None) -> np.dtype[Any] | None:
-    """Return the dtype for a value of the setting ``allreduce_grad_dtype``.
+    """Return the wire dtype for a value of the setting ``allreduce_grad_dtype``.
 
     Raises
     ------
     ValueError
-        If it is neither None nor one of the dtypes.
+        If the value is neither None nor one of the supported dtypes.
     """
     if dtype is None:
         return None
