@@ -1,1 +1,1 @@
-"""The exchange of gradients beside backward, which still computes others."""
+"""The exchange of gradients while backward still computes others."""

@@ -1,15 +1,15 @@
-"""Gradients averaged while backward still computes others.
+"""The overlapped exchange: gradients are averaged while backward still computes others.
 
-Gradients are gathered into buckets in about the order in which backward makes them final, and
-each full bucket is exchanged at once, in the background: as in Horovod (Sergeev and Del Balso,
+Gradients are gathered into buckets, roughly in the order in which backward makes them final, and
+each full bucket is exchanged immediately in the background, as in Horovod (Sergeev and Del Balso,
 "Horovod: fast and easy distributed deep learning in TensorFlow", arXiv:1802.05799, 2018) and
 PyTorch's DistributedDataParallel (Li et al., "PyTorch Distributed: Experiences on Accelerating
 Data Parallel Training", PVLDB 13(12), 2020).
 
-An early exchange works on a copy, on the guess that the gradient stays as it is. When backward is
-over, the ranks agree on whether all guesses were right. If so, the means are handed out. If not,
-they are thrown away, and the gradients that the parameters have by then are exchanged. So the
-result is always the same as without overlap.
+An early exchange works on copies and assumes that the gradients will not change again. After
+backward, the ranks agree on whether this was true. If it was, the means become the gradients.
+Otherwise the means are discarded and the current gradients are exchanged. So the result is always
+the same as without overlap.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from chainermn.transport.reducer import Array
 if TYPE_CHECKING:
     from chainermn.gradients.exchange import GradientExchange
 
-# While one waits for other ranks, another is being added up.
+# While one bucket waits for other ranks, another is reduced.
 _BUCKETS_UNDER_WAY = 2
 
-# A GPU may still write to the memory of these.
+# Kept alive, because a GPU may still write to their memory.
 _never_completed: list[EarlyExchange] = []
 
 
 class OverlappedExchange:
     """Averages the gradients of one model over the ranks. Making one is collective.
 
-    It takes memory for another copy of the gradients. Gradients in GPU memory are exchanged on a
-    stream of their own.
+    Allocates memory for one more copy of the gradients. Gradients in GPU memory are exchanged on
+    a separate stream.
 
     Parameters
     ----------
     exchange : GradientExchange
-        Stays free for other use: this has duplicates of it.
+        Exchange to duplicate. The original stays free for other use.
     """
 
     def __init__(self, exchange: GradientExchange) -> None:
@@ -59,15 +59,15 @@ class OverlappedExchange:
         self.group = exchange.group
         self._duplicates = [exchange.duplicate() for _ in range(_BUCKETS_UNDER_WAY)]
         self._host_lanes = HostLanes([duplicate.made for duplicate in self._duplicates])
-        # NCCL is given its work at once, and carries on with it alone.
+        # NCCL makes progress by itself once its work is enqueued.
         needs_thread = not exchange.algorithm.uses_nccl
         may_thread = threads_may_call(exchange.topology.inter_size)
         kind = ThreadEngine if needs_thread and may_thread else PollingEngine
         self._engine = kind(_BUCKETS_UNDER_WAY)
         self._uses: Mapping[VariableNode, Uses] | None = None
-        # The same on all ranks, as it changes only where they agree on it.
+        # The same on all ranks, because it changes only when they agree.
         self._plan = self._plan_for([])
-        # At most one, and the same one on all ranks that have one.
+        # The same iteration's on every rank that has one.
         self._early: EarlyExchange | None = None
 
     def backward(
@@ -79,14 +79,16 @@ class OverlappedExchange:
     ) -> None:
         """Compute gradients as ``loss.backward`` does, and begin to exchange those of ``model``.
 
-        Not collective: another rank may do without. To be followed by :meth:`mean`.
+        Not collective: other ranks need not call it. Call :meth:`mean` afterwards.
 
         Parameters
         ----------
         loss : chainer.Variable
         loss_scale : float, optional
+            Argument of ``loss.backward``.
         model : chainer.Link
         zero_fill : bool
+            Argument that :meth:`mean` will get.
         """
         parameters = _initialised(model)
         uses = self._uses = find_uses(loss, parameters)
@@ -116,7 +118,7 @@ class OverlappedExchange:
     ) -> tuple[bool, ...]:
         """Replace every gradient of ``model`` by its mean over the ranks. Collective.
 
-        Parameters, result and errors are those of `GradientExchange.mean`.
+        Parameters, return value and errors are those of `GradientExchange.mean`.
         """
         exchange, plan = self._exchange, self._plan
         wire = exchange.wire_dtypes
@@ -139,13 +141,13 @@ class OverlappedExchange:
         return agreed.unless
 
     def drop(self) -> None:
-        """Forget the gradients under way and what is known of the model. Collective."""
+        """Discard the exchange that is under way, and the plan for the model. Collective."""
         if any_true(self._exchange.mpi_comm, self._early is not None):
             self._complete(of_use=False)
         self._plan, self._uses = self._plan_for([]), None
 
     def close(self) -> None:
-        """Carry on with nothing more. Not collective."""
+        """Stop exchanging, even in the middle of an exchange. Not collective."""
         self._engine.end()
         if self._early is None:
             for duplicate in self._duplicates:
@@ -159,7 +161,7 @@ class OverlappedExchange:
         return self._early
 
     def _complete(self, of_use: bool = True) -> EarlyExchange:
-        """Take part in the exchange that is under way, or in a new one, to its end."""
+        """Complete the exchange that is under way, or a new one."""
         current = self._early or self._begin()
         if of_use:
             current.give_rest()
@@ -207,6 +209,6 @@ class OverlappedExchange:
 
 
 def _initialised(model: chainer.Link) -> list[chainer.Parameter]:
-    """Return the parameters of ``model`` that have values, each once, in the order of names."""
+    """Return the initialised parameters of ``model``, each once, sorted by name."""
     by_node = {parameter.node: parameter for _, parameter in named_parameters(model)}
     return [parameter for parameter in by_node.values() if parameter.array is not None]

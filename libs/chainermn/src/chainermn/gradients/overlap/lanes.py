@@ -1,6 +1,6 @@
-"""How a bucket is exchanged beside backward: on a lane, and in GPU memory also on a stream.
+"""Lanes: duplicates of the exchange, so that several buckets can be under way at a time.
 
-A lane is a duplicate of the exchange, so that several buckets can be under way at a time.
+Buckets in GPU memory also have a separate stream.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from chainermn.transport.reducer import Array, Pending, Steps, wait_for
 
 
 class OnGpu(NamedTuple):
-    """What is left of an exchange in GPU memory when it is over for the host.
+    """An exchange in GPU memory that is over for the host, but maybe not for the GPU.
 
     Attributes
     ----------
     over : Pending
-        Recorded on the stream behind the exchange.
+        Event that is complete when the exchange is.
     gathered : sequence of array
-        Their memory must not be used again before that.
+        Gradients that the exchange reads, kept alive until the current stream waits for it.
     """
 
     over: Pending
     gathered: Sequence[Array]
 
     def follow(self) -> None:
-        """Let what the current stream is given next follow the exchange."""
+        """Let the current stream wait for the exchange."""
         the_gpu().wait_for(self.over)
 
 
@@ -53,7 +53,7 @@ class HostLanes:
     def exchange_of(
         self, bucket: Bucket, gradients: Sequence[Array], wire_dtypes: WireDtypes
     ) -> Exchange:
-        """Return what gathers gradients, each one-dimensional, and averages them."""
+        """Return an exchange that gathers one-dimensional gradients and averages them."""
 
         def exchange(lane: int) -> Iterator[None]:
             bucket.gather(gradients)
@@ -63,12 +63,11 @@ class HostLanes:
 
 
 class GpuLane:
-    """The lane for gradients in GPU memory, a stream beside that of backward.
+    """The lane for gradients in GPU memory, on a separate stream. Making one is collective.
 
-    The streams wait for each other; the host waits for neither. The stream is given one exchange
-    after another: if the steps of two could alternate, they would do so in another order on each
-    rank. Then the stream of one rank would come to a collective that others have behind another
-    one, a deadlock. Making a lane is collective.
+    The two streams wait for each other; the host waits for neither. All steps of one exchange are
+    enqueued before those of the next. If they were interleaved, ranks could enqueue collectives
+    in different orders: a deadlock.
 
     Parameters
     ----------
@@ -87,7 +86,7 @@ class GpuLane:
     def exchange_of(
         self, bucket: Bucket, gradients: Sequence[Array], wire_dtypes: WireDtypes
     ) -> Exchange:
-        """Return what gathers gradients, each one-dimensional, and adds them up."""
+        """Return an exchange that gathers one-dimensional gradients and sums them."""
         computed = self._gpu.record()
 
         def exchange(lane: int) -> Iterator[None]:
@@ -112,7 +111,7 @@ class GpuLane:
         return OnGpu(self._gpu.record(), gradients)
 
     def _on_stream(self, steps: Iterator[None]) -> Generator[None, None, Any]:
-        """Do each of the steps on the stream, and what is between them on another."""
+        """Run each of the steps on the lane's stream, with no other exchange in between."""
         while self._is_taken:
             yield
         self._is_taken = True

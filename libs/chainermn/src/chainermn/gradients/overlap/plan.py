@@ -1,4 +1,4 @@
-"""Which gradients are exchanged together beside backward, and the exchange that is under way."""
+"""The plan of which gradients are exchanged together, and the exchange that follows it."""
 
 from __future__ import annotations
 
@@ -21,31 +21,32 @@ from chainermn.gradients.overlap.progress import Exchange, ProgressEngine
 from chainermn.transport.gpu.device import on_gpu
 from chainermn.transport.reducer import Array
 
-# Measured at 1 Gbit/s: smaller ones cost more, larger ones leave more to do after backward.
+# Measured at 1 Gbit/s: smaller buckets have more overhead, larger ones leave more to exchange
+# after backward.
 _BUCKET_BYTES = 2 << 20
 
-#: Returns what gathers and averages the gradients of a bucket.
+#: Returns an exchange that gathers and averages the gradients of a bucket.
 ExchangeOf: TypeAlias = Callable[[Bucket, Sequence[Array], WireDtypes], Exchange]
 
 
 class Plan:
-    """Which gradients travel together, and in which order: the same on all ranks.
+    """Which gradients are exchanged together, and in which order: the same on all ranks.
 
     Parameters
     ----------
     parameters : sequence of chainer.Parameter
-        In the order in which their gradients are to be exchanged.
+        Parameters, in the order in which their gradients are to be exchanged.
     gpu_wire_dtype : dtype or None
-        Dtype of buffers in GPU memory.
+        Dtype of buffers in GPU memory; None for the dtype of the gradients.
     n_ranks : int
     follows_graph : bool
-        Whether the order is that in which backward makes the gradients final.
+        Whether backward makes the gradients final in this order.
 
     Attributes
     ----------
     buckets : list of Bucket
     late : set of VariableNode
-        Of parameters whose gradients, on this rank, have once changed after they seemed final.
+        Nodes of parameters whose gradients have changed on this rank after they seemed final.
     """
 
     def __init__(
@@ -71,15 +72,15 @@ class Plan:
     def is_for(
         self, parameters: Sequence[chainer.Parameter], gpu_wire_dtype: np.dtype[Any] | None
     ) -> bool:
-        """Tell whether the plan is for just these parameters, in the memory they are in."""
+        """Tell whether the plan is for exactly these parameters, in the memory they are in."""
         return self._places == _places(parameters) and self._gpu_wire_dtype == gpu_wire_dtype
 
 
 class EarlyExchange:
     """The exchange of one iteration, begun bucket by bucket, in the same order on all ranks.
 
-    A gradient that has been given cannot be written to until the means are handed out; one in GPU
-    memory, for which CuPy has no such guard, must not be.
+    A gradient that has been given is read-only until the means are handed out. CuPy cannot enforce
+    this, so gradients in GPU memory only must not be written to.
 
     Parameters
     ----------
@@ -105,7 +106,7 @@ class EarlyExchange:
         self._is_abandoned = False
 
     def give(self, parameter: chainer.Parameter) -> None:
-        """Take the gradient of a parameter, unless it has been taken before; None means zeros."""
+        """Give the gradient of a parameter, unless it has been given before; None means zeros."""
         if parameter.node in self._given:
             return
         gradient = parameter.grad
@@ -117,12 +118,12 @@ class EarlyExchange:
         self._begin_full_buckets()
 
     def give_rest(self) -> None:
-        """Take all gradients that have not been taken before."""
+        """Give all gradients that have not been given before."""
         for parameter in self._plan.parameters:
             self.give(parameter)
 
     def abandon(self) -> None:
-        """Give zeros for all gradients that are still to come: the others wait for them."""
+        """Give zeros for all gradients that have not been given, as other ranks wait for them."""
         self._is_abandoned = True
         self._give_back()
         for parameter in self._plan.parameters:
@@ -130,7 +131,7 @@ class EarlyExchange:
         self._begin_full_buckets()
 
     def changed(self) -> set[VariableNode]:
-        """Return the nodes of parameters that have another gradient than the one they gave."""
+        """Return the nodes of parameters whose gradient has changed since it was given."""
         return {
             parameter.node
             for parameter in self._plan.parameters
@@ -138,18 +139,18 @@ class EarlyExchange:
         }
 
     def is_valid(self, wire_dtypes: WireDtypes) -> bool:
-        """Tell whether the means will be those of the gradients at hand."""
+        """Tell whether the means will be those of the current gradients."""
         return not (self._is_abandoned or self._wire_dtypes != wire_dtypes or self.changed())
 
     def wait(self) -> None:
-        """Wait until the means are there."""
+        """Wait until the means are complete; in GPU memory, let the current stream wait."""
         for future in self._under_way:
             left = self._engine.wait(future)
             if left is not None:
                 left.follow()
 
     def hand_out(self) -> None:
-        """Make the means the gradients of the parameters, in the arrays that these had."""
+        """Copy the means into the parameters' own gradient arrays."""
         self._give_back()
         flat = flat_gradients(self._plan.parameters)
         for bucket in self._plan.buckets:
@@ -173,13 +174,13 @@ class EarlyExchange:
     def _flat_gradient(self, parameter: chainer.Parameter) -> Array:
         gradient = self._given[parameter.node].gradient
         if gradient is None:
-            gradient = np.zeros_like(parameter.array)  # CuPy's, where the parameter is
+            gradient = np.zeros_like(parameter.array)  # CuPy's, if the parameter is in GPU memory
         return gradient.reshape(-1)
 
 
 class _Given(NamedTuple):
     gradient: Array | None
-    read_only: Array | None  # the view of it that its parameter has meanwhile
+    read_only: Array | None  # the view that replaces it in its parameter for now
 
 
 def _places(parameters: Sequence[chainer.Parameter]) -> dict[VariableNode, bool]:

@@ -1,4 +1,4 @@
-"""What carries on with exchanges while backward computes: a thread, or calls in between."""
+"""Engines that advance exchanges during backward: in a thread, or between its functions."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from typing import Any, TypeAlias
 import chainer
 from typing_extensions import override
 
-#: Begins an exchange on a lane. It yields whenever it has to wait for other ranks.
+#: Begins an exchange on a lane, given by its number. Yields whenever it has to wait for others.
 Exchange: TypeAlias = Callable[[int], Iterator[None]]
 
-# Short against the time that a bucket takes, long against that of a look at its progress.
+# Much shorter than the exchange of a bucket, much longer than a check of its progress.
 _SECONDS_BETWEEN_LOOKS = 1e-4
 _SECONDS_FOR_ENDING = 5.0
 
-# MPI may still write to the memory of an exchange that has not come to its end.
+# Kept alive, because MPI may still write to the memory of an exchange that is not over.
 _unfinished: list[Iterator[None]] = []
 
 
 class ProgressEngine(ABC):
-    """Runs exchanges, each begun in the order in which they were submitted.
+    """Runs exchanges, begun in the order in which they were submitted.
 
-    An exchange is a generator that yields whenever it has to wait for other ranks; those under
-    way are then carried on in turn. MPI itself makes progress only while it is called.
+    The exchanges under way are advanced in turn, because MPI makes progress only while it is
+    called.
 
     Parameters
     ----------
     n_lanes : int
-        How many exchanges may be under way at a time. The ``k``-th one has lane ``k % n_lanes``
-        for itself, on every rank.
+        Number of exchanges that may be under way at a time. The ``k``-th exchange has lane
+        ``k % n_lanes`` for itself, on every rank.
     """
 
     def __init__(self, n_lanes: int) -> None:
@@ -47,12 +47,12 @@ class ProgressEngine(ABC):
         self._turn = 0
 
     def submit(self, exchange: Exchange) -> Future[Any]:
-        """Run ``exchange(lane)`` when it is its turn.
+        """Run ``exchange(lane)`` when its lane is free.
 
         Returns
         -------
         concurrent.futures.Future
-            Its result is what the exchange returned, or the exception that it raised.
+            The return value of the exchange, or the exception that it raised.
         """
         future: Future[Any] = Future()
         self._submitted.put((exchange, future))
@@ -60,23 +60,23 @@ class ProgressEngine(ABC):
 
     @abstractmethod
     def wait(self, future: Future[Any]) -> Any:
-        """Wait until an exchange is over; return or raise what it has returned or raised."""
+        """Wait until an exchange is over, and return its result or raise its exception."""
 
     @abstractmethod
     def in_backward(self) -> AbstractContextManager[Any]:
-        """Return a context for a backward during which exchanges are to be carried on."""
+        """Return a context for a backward during which exchanges advance."""
 
     @abstractmethod
     def end(self) -> None:
-        """Carry on with nothing more, also in the midst of an exchange. Not collective."""
+        """Stop, even in the middle of an exchange. Not collective."""
 
     def _look(self, may_wait: bool) -> bool:
-        """Carry on with each exchange by a step; tell whether that has changed anything.
+        """Advance each exchange by one step; tell whether any began or ended.
 
         Parameters
         ----------
         may_wait : bool
-            Whether to wait for an exchange to be submitted if there is none.
+            Whether to wait for the next exchange to be submitted if none is under way.
         """
         has_moved = False
         if self._lanes[self._turn] is None:
@@ -103,7 +103,7 @@ class ProgressEngine(ABC):
 
 
 class ThreadEngine(ProgressEngine):
-    """Carries on in a thread of its own, with short sleeps. Needs ``MPI_THREAD_MULTIPLE``."""
+    """Advances exchanges in a thread, with short sleeps. Needs ``MPI_THREAD_MULTIPLE``."""
 
     def __init__(self, n_lanes: int) -> None:
         super().__init__(n_lanes)
@@ -123,7 +123,7 @@ class ThreadEngine(ProgressEngine):
     def end(self) -> None:
         self._is_ending.set()
         self._submitted.put(None)
-        if threading.current_thread() is not self._thread:  # which may collect garbage too
+        if threading.current_thread() is not self._thread:  # whose garbage collector may call this
             self._thread.join(_SECONDS_FOR_ENDING)
 
     def _run(self) -> None:
@@ -134,7 +134,7 @@ class ThreadEngine(ProgressEngine):
 
 
 class PollingEngine(ProgressEngine):
-    """Carries on after each function that backward computes, and while being waited for."""
+    """Advances exchanges after each function that backward computes, and in `wait`."""
 
     @override
     def submit(self, exchange: Exchange) -> Future[Any]:
@@ -159,7 +159,7 @@ class PollingEngine(ProgressEngine):
 
 
 class _AfterEachFunction(chainer.FunctionHook):
-    """Calls back when backward has computed a function."""
+    """Calls a function after each function that backward computes."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self.name = f"chainermn-progress-{id(self)}"

@@ -1,9 +1,9 @@
-"""Know when the gradient of a parameter is final, while backward still goes on.
+"""Find out when the gradient of a parameter is final, while backward is still running.
 
-Chainer gives a parameter its gradient when the whole of backward is over. Here a tap is placed
-under each parameter in the graph: a function that seems to have created it, ranked just below
-the lowest of the functions that use it. Backward calls functions from the highest rank to the
-lowest, so it comes to the tap as soon as the last of these has added its part.
+Chainer gives a parameter its gradient only when all of backward is over. So each parameter in the
+graph gets a tap: a function that appears to be its creator, ranked just below the lowest of the
+functions that use the parameter. Backward calls functions from the highest rank to the lowest, so
+it calls the tap as soon as the last of them has contributed to the gradient.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Uses(NamedTuple):
     Attributes
     ----------
     times : int
-        How often.
+        Number of uses.
     lowest_rank : int
-        Rank of the use that backward comes to last.
+        Rank in the graph of the function that uses it and that backward calls last.
     """
 
     times: int
@@ -37,13 +37,13 @@ class Uses(NamedTuple):
 def find_uses(
     loss: chainer.Variable, parameters: Sequence[chainer.Parameter]
 ) -> dict[VariableNode, Uses] | None:
-    """Look up where the graph behind ``loss`` uses each of ``parameters``.
+    """Find where the graph behind ``loss`` uses each of ``parameters``.
 
     Returns
     -------
     dict of VariableNode to Uses, or None
-        For the node of each parameter that is in the graph. None if the graph cannot tell,
-        because of `chainer.functions.forget`: what is recomputed in backward is not in it.
+        Uses of each parameter that is in the graph, by its node. None if the graph contains
+        `chainer.functions.forget`: functions that backward recomputes are not in the graph.
     """
     nodes = {parameter.node for parameter in parameters}
     uses: dict[VariableNode, Uses] = {}
@@ -72,21 +72,21 @@ def taps(
     loss_scale: float | None,
     on_final: Callable[[chainer.Parameter], Any],
 ) -> Iterator[None]:
-    """Have ``on_final`` called by a backward inside the ``with`` block, once for each parameter.
+    """Have a backward inside the ``with`` block call ``on_final``, once for each parameter.
 
-    The gradients are the same, bit by bit, as without.
+    The gradients are bitwise identical to those without taps. So a parameter that already has a
+    gradient and is used more than once gets no tap: Chainer would add the contributions to the
+    existing gradient one by one, not their sum.
 
     Parameters
     ----------
     parameters : sequence of chainer.Parameter
-        One that already has a gradient, and is used more than once, is left alone: Chainer adds
-        up the parts one by one, beginning with what is there.
     uses : dict of VariableNode to Uses
-        What `find_uses` found.
+        Result of `find_uses`.
     loss_scale : float, optional
-        That of the backward.
+        Argument of the backward.
     on_final : callable
-        Called with a parameter as soon as its gradient is final.
+        Function called with a parameter as soon as its gradient is final.
     """
     anything = chainer.Variable(np.zeros(()))
     tapped = []
@@ -94,11 +94,11 @@ def taps(
         node = parameter.node
         if node in uses and (uses[node].times == 1 or parameter.grad_var is None):
             tap = _Tap(parameter, loss_scale, on_final)
-            # Backward passes over functions none of whose inputs need a gradient.
+            # Backward skips functions if none of their inputs requires a gradient.
             tap.inputs = (anything.node,)
             tap.outputs = (weakref.ref(node),)
             tap.rank = uses[node].lowest_rank - 0.5
-            # Set by its property, it would change the rank of the parameter as well.
+            # The property `creator_node` would also change the rank of the parameter.
             node._creator_node = tap
             tapped.append(node)
     try:
@@ -109,7 +109,7 @@ def taps(
 
 
 class _Tap(chainer.FunctionNode):
-    """Does for one parameter what Chainer does for all of them at the end of backward."""
+    """Sets the gradient of one parameter, as Chainer does for all at the end of backward."""
 
     def __init__(
         self,

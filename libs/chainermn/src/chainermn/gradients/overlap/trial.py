@@ -1,4 +1,4 @@
-"""Whether overlap pays, found out by measuring iterations with and without it."""
+"""Measure whether overlap saves time, in iterations with and without it."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-# In which the order of gradients is learned, and memory is touched for the first time.
+# Not measured: in these the order of gradients is learned and memory is first touched.
 _ITERATIONS_BEFORE = 3
 _ITERATIONS_EACH = 7
 
 
 class OverlapTrial:
-    """Lets every second iteration do without overlap, and compares.
+    """Alternates iterations with and without overlap and compares their times.
 
-    All ranks are in the same iteration of it.
+    All ranks must be in the same iteration of the trial.
 
     Attributes
     ----------
     overlaps : bool
-        Whether the iteration at hand is to overlap.
+        Whether the current iteration uses overlap.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class OverlapTrial:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Count what is done in the ``with`` block: that in which overlap can save time."""
+        """Add the time of the ``with`` block, in which overlap can save time, to the iteration."""
         start = perf_counter()
         try:
             yield
@@ -39,7 +39,7 @@ class OverlapTrial:
             self._spent += perf_counter() - start
 
     def end_iteration(self) -> None:
-        """Go on to the next iteration."""
+        """Record the time of this iteration, and choose whether the next one uses overlap."""
         if self._n_iterations >= _ITERATIONS_BEFORE:
             self._measured[self.overlaps].append(self._spent)
             self.overlaps = not self.overlaps
@@ -48,10 +48,10 @@ class OverlapTrial:
 
     @property
     def is_over(self) -> bool:
-        """Whether there have been enough iterations."""
+        """Whether enough iterations have been measured."""
         return len(self._measured[False]) == _ITERATIONS_EACH
 
     @property
     def medians(self) -> tuple[float, float]:
-        """Seconds of an iteration with overlap and without, on this rank."""
+        """Median seconds of an iteration on this rank, with overlap and without."""
         return statistics.median(self._measured[True]), statistics.median(self._measured[False])
