@@ -85,7 +85,7 @@ class BackgroundExchange:
         self._thread = threading.get_ident()
         exchange = self._duplicate.made
         exchange.wire_dtype = wire_dtype
-        # Chainer has both per thread.
+        # Chainer keeps both settings per thread.
         with chainer.using_config("debug", debug), chainer.using_device(device):
             exchange.mean(model, zero_fill)
 

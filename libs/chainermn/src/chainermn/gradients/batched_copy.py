@@ -29,7 +29,7 @@ def source() -> str:
 
 
 class Layout:
-    """Where arrays lie in a buffer, one behind the other, and what each block of threads copies.
+    """The consecutive positions of arrays in a buffer, and the part that each GPU block copies.
 
     Parameters
     ----------

@@ -60,7 +60,7 @@ class Bucket:
     on_gpu : bool
         Whether the gradients are in GPU memory.
     buffer : array of shape (n,)
-        Elements of the gradients, one gradient behind the other; set by `gather`.
+        Elements of the gradients, in the order of ``members``; set by `gather`.
     """
 
     buffer: Array
@@ -128,7 +128,7 @@ def make_buckets(
             divided.append((members, dtype, is_on_gpu))
         members.append(index)
         filling[dtype, is_on_gpu] = members, filled + array.nbytes
-    # A bucket can be exchanged once its last gradient is there.
+    # A bucket can be exchanged once its last gradient is final.
     divided.sort(key=lambda bucket: bucket[0][-1])
     return [
         Bucket(

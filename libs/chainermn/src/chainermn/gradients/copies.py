@@ -15,7 +15,7 @@ from chainermn.transport.reducer import Array
 
 
 class Copies(ABC):
-    """Copies between gradients and a buffer, in which they lie one behind the other.
+    """Copies between gradients and a buffer that holds them consecutively.
 
     Attributes
     ----------
