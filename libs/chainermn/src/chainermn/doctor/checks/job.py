@@ -7,6 +7,7 @@ import os
 from chainermn.doctor import host_facts
 from chainermn.doctor.registry import Finding, bad, check, good, not_tried
 from chainermn.doctor.setup import Setup
+from chainermn.process.cores import THREAD_VARIABLES
 
 _NO_ANSWER = "no host has answered"
 
@@ -49,11 +50,9 @@ def files(setup: Setup) -> Finding:
     return good("; ".join(shown))
 
 
-@check("job", "threads", needs=["chainermn imports"])
+@check("job", "threads")
 def threads(setup: Setup) -> Finding:
     """Check the number of threads that environment variables set for each rank."""
-    from chainermn.process.cores import THREAD_VARIABLES
-
     ranks, cores, wrong = setup.ranks or 1, host_facts.cores(), {}
     told = {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
     for name, value in told.items():

@@ -12,7 +12,7 @@ def examine() -> dict[str, str] | None:
     import chainermn
 
     world = chainermn.create_communicator("naive")
-    everywhere = world.gather_obj({name: try_out(name) for name in usable(world)})
+    everywhere = world.gather_obj({name: try_out(name) for name in usable(world.mpi_comm)})
     if everywhere is None:
         return None
     return {
@@ -21,16 +21,17 @@ def examine() -> dict[str, str] | None:
     }
 
 
-def usable(world: Any) -> list[str]:
+def usable(mpi_comm: Any) -> list[str]:
     """Return the names of the communicators that run on the CPUs of these hosts."""
     from chainermn.communicators import registered
+    from chainermn.transport.topology import Topology
 
-    left_out = {"pure_nccl", "dummy"}
-    if world.inter_size > 1:
-        left_out.add("single_node")
-    if any(world.allgather_obj(world.intra_size * world.inter_size != world.size)):
-        left_out.add("two_dimensional")
-    return [name for name in registered() if name not in left_out]
+    topology = Topology.of(mpi_comm)
+    return [
+        name
+        for name, kind in registered().items()
+        if name != "dummy" and not kind.uses_nccl and not kind.why_not(topology)
+    ]
 
 
 def try_out(name: str) -> str:

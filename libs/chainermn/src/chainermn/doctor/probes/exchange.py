@@ -22,7 +22,7 @@ def examine() -> dict[str, dict[str, float]] | None:
         model.weight = chainer.Parameter(np.zeros(ELEMENTS, np.float32))
     model.weight.grad = np.zeros(ELEMENTS, np.float32)
     seconds: dict[str, dict[str, float]] = {}
-    for name in usable(world):
+    for name in usable(world.mpi_comm):
         for dtype in ("float32", "bfloat16"):
             comm = chainermn.create_communicator(name, allreduce_grad_dtype=dtype)
             comm.multi_node_mean_grad(model)  # sets up connections and buffers

@@ -18,7 +18,7 @@ from chainermn.transport.gpu.device import the_gpu
 from chainermn.transport.reducer import Array, Pending, Steps, wait_for
 
 
-class OnGpu(NamedTuple):
+class EnqueuedExchange(NamedTuple):
     """An exchange in GPU memory that is over for the host, but maybe not for the GPU.
 
     Attributes
@@ -57,7 +57,7 @@ class HostLanes:
 
         def exchange(lane: int) -> Iterator[None]:
             bucket.gather(gradients)
-            yield from _carry_on(self._lanes[lane].allreduce(bucket, wire_dtypes))
+            yield from _poll(self._lanes[lane].allreduce(bucket, wire_dtypes))
 
         return exchange
 
@@ -95,7 +95,7 @@ class GpuLane:
         return exchange
 
     def _set_up(self, zeros: Array) -> Iterator[None]:
-        yield from _carry_on(self._lane.set_up(zeros))
+        yield from _poll(self._lane.set_up(zeros))
         self._gpu.record().Wait()
 
     def _steps(
@@ -104,11 +104,11 @@ class GpuLane:
         gradients: Sequence[Array],
         wire_dtypes: WireDtypes,
         computed: Pending,
-    ) -> Generator[None, None, OnGpu]:
+    ) -> Generator[None, None, EnqueuedExchange]:
         self._gpu.wait_for(computed)
         bucket.gather(gradients)
-        yield from _carry_on(self._lane.allreduce(bucket, wire_dtypes))
-        return OnGpu(self._gpu.record(), gradients)
+        yield from _poll(self._lane.allreduce(bucket, wire_dtypes))
+        return EnqueuedExchange(self._gpu.record(), gradients)
 
     def _on_stream(self, steps: Iterator[None]) -> Generator[None, None, Any]:
         """Run each of the steps on the lane's stream, with no other exchange in between."""
@@ -127,7 +127,7 @@ class GpuLane:
             self._is_taken = False
 
 
-def _carry_on(steps: Steps) -> Iterator[None]:
+def _poll(steps: Steps) -> Iterator[None]:
     for pending in steps:
         while not pending.Test():
             yield

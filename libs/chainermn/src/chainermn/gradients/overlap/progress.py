@@ -19,7 +19,7 @@ from typing_extensions import override
 Exchange: TypeAlias = Callable[[int], Iterator[None]]
 
 # Much shorter than the exchange of a bucket, much longer than a check of its progress.
-_SECONDS_BETWEEN_LOOKS = 1e-4
+_SECONDS_BETWEEN_POLLS = 1e-4
 _SECONDS_FOR_ENDING = 5.0
 
 # Kept alive, because MPI may still write to the memory of an exchange that is not over.
@@ -70,7 +70,7 @@ class ProgressEngine(ABC):
     def end(self) -> None:
         """Stop, even in the middle of an exchange. Not collective."""
 
-    def _look(self, may_wait: bool) -> bool:
+    def _advance(self, may_wait: bool) -> bool:
         """Advance each exchange by one step; tell whether any began or ended.
 
         Parameters
@@ -128,8 +128,8 @@ class ThreadEngine(ProgressEngine):
 
     def _run(self) -> None:
         while not self._is_ending.is_set():
-            if not self._look(may_wait=True):
-                time.sleep(_SECONDS_BETWEEN_LOOKS)
+            if not self._advance(may_wait=True):
+                time.sleep(_SECONDS_BETWEEN_POLLS)
         self._keep_unfinished()
 
 
@@ -139,19 +139,19 @@ class PollingEngine(ProgressEngine):
     @override
     def submit(self, exchange: Exchange) -> Future[Any]:
         future = super().submit(exchange)
-        self._look(may_wait=False)
+        self._advance(may_wait=False)
         return future
 
     @override
     def wait(self, future: Future[Any]) -> Any:
         while not future.done():
-            if not self._look(may_wait=False):
-                time.sleep(_SECONDS_BETWEEN_LOOKS)
+            if not self._advance(may_wait=False):
+                time.sleep(_SECONDS_BETWEEN_POLLS)
         return future.result()
 
     @override
     def in_backward(self) -> AbstractContextManager[Any]:
-        return _AfterEachFunction(lambda: self._look(may_wait=False))
+        return _AfterEachFunction(lambda: self._advance(may_wait=False))
 
     @override
     def end(self) -> None:

@@ -143,11 +143,11 @@ class SharedMemoryReducer(HostReducer):
 
     @override
     def allgather(self, array: Array) -> Steps:
-        return self._spread(array, *shard_bounds(array.size, self.size)[self.rank])
+        return self._distribute(array, *shard_bounds(array.size, self.size)[self.rank])
 
     @override
     def bcast(self, array: Array) -> Steps:
-        return self._spread(array, 0, array.size if self.rank == 0 else 0)
+        return self._distribute(array, 0, array.size if self.rank == 0 else 0)
 
     def _sum(self, array: Array, divisor: int, begin: int, end: int) -> Steps:
         """Replace ``array[begin:end]`` by the sum, divided by ``divisor``."""
@@ -183,9 +183,9 @@ class SharedMemoryReducer(HostReducer):
                     else:
                         scale(total, factor, chunk[where])
             if step <= n_chunks:
-                yield from self._meet()
+                yield from self._barrier()
 
-    def _spread(self, array: Array, begin: int, end: int) -> Steps:
+    def _distribute(self, array: Array, begin: int, end: int) -> Steps:
         """Give the others ``array[begin:end]``, and fill the rest with theirs."""
         length = _CHUNK_BYTES // array.itemsize
         n_chunks = -(-array.size // length)
@@ -205,9 +205,9 @@ class SharedMemoryReducer(HostReducer):
                 chunk[high:] = common[high:]
             before = now
             if step < n_chunks:
-                yield from self._meet()
+                yield from self._barrier()
 
-    def _meet(self) -> Steps:
+    def _barrier(self) -> Steps:
         """Wait until all ranks have called this."""
         if not _KEEPS_ORDER:
             yield self._mpi_comm.Ibarrier()
