@@ -14,8 +14,13 @@ from benchmarks import report
 from benchmarks.figures import Group, Measured, load
 from benchmarks.harness import REPOSITORY, Settings, places
 from chainermn.launch.mpiexec import NAMES
-from chainermn.testing.failures import (
+from chainermn.testing.mpiexec import JOB_VARIABLE, Job, mpiexec_command
+from ci.cluster import links
+from ci.multinode import jobs
+from ci.multinode.hosts import EMULATED_HOSTFILE, Hosts
+from libs.chainermn.tests.failures.cases import (
     CASES,
+    SCRIPT,
     STALL_LIMIT,
     Case,
     Outcome,
@@ -23,13 +28,8 @@ from chainermn.testing.failures import (
     observe,
     wait_for,
 )
-from chainermn.testing.mpiexec import JOB_VARIABLE, Job, mpiexec_command
-from ci.cluster import links
-from ci.multinode import jobs
-from ci.multinode.hosts import EMULATED_HOSTFILE, Hosts
 
 TITLE = "Failures"
-SCRIPT = REPOSITORY / "libs/chainermn/tests/failures/fail.py"
 LINK_DOWN = Case("link goes down", stall_limit=STALL_LIMIT)
 FIGURES = ("exit code", "processes left")
 

@@ -11,21 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from chainermn.testing.failures import (
+from chainermn.testing.mpiexec import JobResult
+from ci.multinode.conftest import skip_unless_emulated
+from ci.multinode.hosts import Hosts
+from ci.multinode.jobs import Job
+from libs.chainermn.tests.failures.cases import (
     CASES,
+    SCRIPT,
     STALL_LIMIT,
     Case,
     Outcome,
     check,
     observe,
 )
-from chainermn.testing.mpiexec import JobResult
-from ci.multinode.conftest import skip_unless_emulated
-from ci.multinode.hosts import Hosts
-from ci.multinode.jobs import Job
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SCRIPT = REPOSITORY / "libs/chainermn/tests/failures/fail.py"
 MNIST = REPOSITORY / "apps/mnist/train.py"
 LINK_DOWN = Case(
     "link goes down",

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chainermn.testing.failures import wait_for
 from chainermn.testing.mpiexec import Job
+from libs.chainermn.tests.failures.cases import wait_for
 
 pytestmark = pytest.mark.each_mpi
 

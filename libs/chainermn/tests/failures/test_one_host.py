@@ -8,12 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from chainermn.testing.failures import BOUND, CASES, STALL_LIMIT, Case, check, observe
 from chainermn.testing.mpiexec import Job, JobResult, run_job
+from libs.chainermn.tests.failures.cases import (
+    BOUND,
+    CASES,
+    SCRIPT,
+    STALL_LIMIT,
+    Case,
+    check,
+    observe,
+)
 
 pytestmark = pytest.mark.each_mpi
 
-SCRIPT = Path(__file__).parent / "fail.py"
 HOST = socket.gethostname()
 # Ten times what is promised: the benchmarks show that the promise holds on an idle machine.
 TIMEOUT = 10 * (BOUND + STALL_LIMIT)

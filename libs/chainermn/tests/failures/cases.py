@@ -1,7 +1,6 @@
-"""The ways in which jobs fail in tests, and what has to be true of each.
+"""Ways in which a job of two ranks fails, and how it must end.
 
-The same cases are tested on one host and on several, and measured. The script that the ranks run
-is ``libs/chainermn/tests/failures/fail.py``.
+The same cases are tested on one host, tested on several, and measured.
 """
 
 from __future__ import annotations
@@ -10,14 +9,17 @@ import signal
 import subprocess
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from chainermn.testing.mpiexec import JobResult
 
-#: Seconds in which a job ends after a failure; after one that is seen as silence only, in so many
-#: after the stall limit.
+#: What the ranks run.
+SCRIPT = Path(__file__).parent / "fail.py"
+#: Seconds within which a job ends after a failure, or after the stall limit if silence is the only
+#: sign of the failure.
 BOUND = 10.0
-#: Of the cases in which silence is all that is seen.
+#: Stall limit, in seconds, of the cases whose only sign is silence.
 STALL_LIMIT = 6.0
 
 _GONE = ("rank {rank} on {host} (process ", "is the first to be gone, without a word")
@@ -36,14 +38,14 @@ class Case:
     Attributes
     ----------
     name : str
-        What the script is told to do, on one of two ranks, while the other waits in an allreduce.
+        Tells `SCRIPT` what one rank does while the other waits in an allreduce.
     texts : tuple of str
-        What is written to standard error. ``{rank}`` and ``{host}`` are those of the rank that
-        fails, ``{other}`` and ``{other_host}`` those of the other one.
+        Expected on standard error. ``{rank}`` and ``{host}`` are those of the rank that fails,
+        ``{other}`` and ``{other_host}`` those of the other one.
     stall_limit : float
         ``CHAINERMN_STALL_LIMIT``, in seconds.
     to_mpiexec : signal.Signals or None
-        What is sent to ``mpiexec`` then.
+        Sent to ``mpiexec`` once the script says that it is failing.
     """
 
     name: str
@@ -53,12 +55,12 @@ class Case:
 
     @property
     def bound(self) -> float:
-        """Seconds in which the job has to end."""
+        """Seconds within which the job has to end."""
         return BOUND + (self.stall_limit if self.stall_limit == STALL_LIMIT else 0.0)
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables of the job."""
+        """Environment variables of the job."""
         return {"CHAINERMN_STALL_LIMIT": f"{self.stall_limit:g}"}
 
 
@@ -80,15 +82,15 @@ CASES = (
 
 
 class RunningJob(Protocol):
-    """What is needed of a job, on one host or on several."""
+    """A job on one host or on several."""
 
     process: subprocess.Popen[bytes]
 
     def output(self) -> tuple[str, str]:
-        """Return what was written so far to standard output and to standard error."""
+        """Return standard output and standard error so far."""
 
     def wait(self, timeout: float) -> JobResult:
-        """Wait for the end of the job, and clear up behind it."""
+        """Wait for the end of the job, and clean up after it."""
 
     def kill(self) -> object:
         """End the job by force."""
@@ -96,7 +98,7 @@ class RunningJob(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job has ended that has failed.
+    """How a failed job ended.
 
     Attributes
     ----------
@@ -110,12 +112,12 @@ class Outcome:
 
 
 def wait_for(job: RunningJob, text: str, times: int, timeout: float) -> None:
-    """Wait until a job has printed a text so often.
+    """Wait until a job has printed a text ``times`` times.
 
     Raises
     ------
     AssertionError
-        If it has not, or ends before; it is killed then.
+        If it ends first or takes too long; it is killed then.
     """
     deadline = time.monotonic() + timeout
     while (output := job.output())[0].count(text) < times:
@@ -127,19 +129,10 @@ def wait_for(job: RunningJob, text: str, times: int, timeout: float) -> None:
 
 
 def observe(case: Case, job: RunningJob, timeout: float = 120) -> Outcome:
-    """Let a job of two ranks fail, and wait for its end.
-
-    Parameters
-    ----------
-    case : Case
-    job : RunningJob
-        Of the script, which has been told the name of the case.
-    timeout : float
-        Seconds after which the job is ended from outside.
-    """
+    """Let a job fail, and wait for its end, at most ``timeout`` seconds."""
     wait_for(job, "failing\n", 1, timeout)
     if case.to_mpiexec is not None:
-        time.sleep(0.5)  # so that the ranks are inside of MPI
+        time.sleep(0.5)  # so that the ranks are inside MPI
         job.process.send_signal(case.to_mpiexec)
     start = time.monotonic()
     while job.process.poll() is None and time.monotonic() < start + timeout:
@@ -149,21 +142,16 @@ def observe(case: Case, job: RunningJob, timeout: float = 120) -> Outcome:
 
 
 def check(case: Case, outcome: Outcome, hosts: tuple[str, str], rank: int = 1) -> None:
-    """Check that a job has ended by itself as it has to, however long it took.
+    """Check that a job ended by itself with the expected messages, however long it took.
 
     Parameters
     ----------
     case : Case
     outcome : Outcome
     hosts : tuple of str
-        Of the two ranks.
+        Hosts of the two ranks.
     rank : int
-        The one that has failed.
-
-    Raises
-    ------
-    AssertionError
-        If it has not.
+        The rank that failed.
     """
     result, other = outcome.result, 1 - rank
     assert not result.timed_out, result
