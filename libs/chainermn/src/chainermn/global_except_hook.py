@@ -1,10 +1,11 @@
 """End the whole job when one rank fails.
 
-A rank that dies of an uncaught exception leaves the others waiting for it for ever. With this
-hook it prints its traceback, with its rank, and ends all of them. Ranks that fail in the same way
-print it once. An interrupt (Ctrl-C) is one line. `create_communicator` installs the hook; a script
-that may fail before can call `add_hook` itself, and a user can ask for it from outside by setting
-``CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS=1``.
+A rank that dies of an uncaught exception would leave the others waiting forever. With this hook
+it prints its traceback and its rank, and ends them all. Ranks that fail in the same way print one
+traceback together, and an interrupt (Ctrl-C) prints one line.
+
+`create_communicator` installs the hook. A script that may fail earlier can call `add_hook`, or you
+can set ``CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS=1``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from chainermn import failures, resuming
 from chainermn.failures.activity import users_places
 from chainermn.failures.stack import Place
 
-#: Either of them, not empty, installs the hook when ``chainermn`` is imported.
+#: Setting either of these installs the hook when ``chainermn`` is imported.
 VARIABLES = ("CHAINERMN_FORCE_ABORT_ON_EXCEPTION", "CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS")
 
 _SECONDS_FOR_EACH = 0.03
@@ -31,7 +32,7 @@ _pid = 0
 
 
 def add_hook() -> None:
-    """Install the hook. Doing so again changes nothing."""
+    """Install the hook, unless it is installed already."""
     global _previous_hook, _pid
     _pid = os.getpid()
     if sys.excepthook is not _abort_job:
@@ -40,7 +41,7 @@ def add_hook() -> None:
 
 
 def add_hook_if_enabled() -> None:
-    """Install the hook if one of `VARIABLES` asks for it."""
+    """Install the hook if one of `VARIABLES` is set."""
     if any(os.environ.get(variable) for variable in VARIABLES):
         add_hook()
 
@@ -54,7 +55,7 @@ def _abort_job(
         _previous_hook(kind, error, trace)
         return
     if isinstance(error, MemoryError):
-        traceback.clear_frames(trace)  # what they hold is needed from here on
+        traceback.clear_frames(trace)  # frees the memory that the message needs
     me = f"rank {rank} of {size} on {socket.gethostname()}"
     if isinstance(error, KeyboardInterrupt):
         reason = failures.INTERRUPTED
@@ -66,35 +67,35 @@ def _abort_job(
         text += f"Ranks that fail in the same way do not repeat this.\n{reason}"
     failures.end_job(
         text,
-        # Ranks that fail in different ways print one after the other.
+        # So that ranks that fail in different ways print one after the other.
         after=min(rank, 10) * _SECONDS_FOR_EACH,
         announce=lambda: failures.say_failing(reason),
     )
 
 
 def _rank_and_size() -> tuple[int, int]:
-    """Return the rank of this process and the number of ranks; 0 and 1 if there is no job."""
+    """Return the rank of this process and the number of ranks: 0 and 1 outside a job."""
     alone = 0, 1
     if os.getpid() != _pid:  # a forked child must not touch the MPI of its parent
         return alone
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if not mpi or not mpi.Is_initialized():
-        # Before that, MPICH's mpiexec takes no notice of an exit code.
+        # Before MPI_Init, MPICH's mpiexec ignores a nonzero exit code.
         return failures.launched_as() or alone
     return alone if mpi.Is_finalized() else (mpi.COMM_WORLD.rank, mpi.COMM_WORLD.size)
 
 
 def _progress(trace: TracebackType | None) -> str:
-    """Return how far a trainer has come; nothing if none is running."""
+    """Return the progress of the trainer that is running, if any."""
     for frame, _ in traceback.walk_tb(trace):
         if frame.f_code.co_name == "run":
-            with contextlib.suppress(Exception):  # it is not a trainer's
+            with contextlib.suppress(Exception):  # not a trainer's
                 return f" after {frame.f_locals['self'].updater.iteration} iterations"
     return ""
 
 
 def _place(trace: TracebackType | None) -> str:
-    """Return where in the user's code a rank was."""
+    """Return the place in the user's code where the error was raised."""
     stack = [
         Place(frame.f_code.co_filename, str(line), frame.f_code.co_name)
         for frame, line in traceback.walk_tb(trace)

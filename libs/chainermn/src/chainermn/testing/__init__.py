@@ -1,8 +1,8 @@
 """Tools for testing code that runs on several ranks.
 
-``pytest_plugins = ["chainermn.testing.pytest_plugin"]`` in a ``conftest.py`` makes plain
-``pytest`` run every test marked ``@pytest.mark.mpi(2)`` on that many ranks;
-`chainermn.testing.mpiexec.run_job` runs a script on several ranks.
+With ``pytest_plugins = ["chainermn.testing.pytest_plugin"]`` in a ``conftest.py``, plain
+``pytest`` runs a test marked ``@pytest.mark.mpi(2)`` on two ranks. To run a script on several
+ranks, call `chainermn.testing.mpiexec.run_job`.
 """
 
 from chainermn.testing.device import get_device

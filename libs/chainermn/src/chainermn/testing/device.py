@@ -1,4 +1,4 @@
-"""Devices by number."""
+"""Devices by number, as in the original `chainermn.testing`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import chainer
 
 
 def get_device(device_id: int | None = None, use_chainerx: bool = False) -> chainer.backend.Device:
-    """Return a GPU by its number, or the CPU if there is no number.
+    """Return the GPU of this number, or the CPU without one.
 
     Parameters
     ----------
     device_id : int, optional
+        Number of the GPU on this host.
     use_chainerx : bool
-        Not supported.
+        Not supported: must be False.
 
     Raises
     ------
     ValueError
-        If ChainerX is asked for.
+        If ``use_chainerx`` is True.
     """
     if use_chainerx:
         raise ValueError("ChainerX arrays are not supported; use NumPy's or CuPy's")

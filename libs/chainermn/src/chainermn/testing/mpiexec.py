@@ -1,4 +1,4 @@
-"""Start jobs of several ranks, and leave no process of theirs behind."""
+"""Run jobs of several ranks, and leave none of their processes behind."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ __all__ = [
     "run_job",
 ]
 
-#: Seconds that processes have to follow ``mpiexec``: the daemons of Open MPI take a moment, and
-#: longer on a busy machine. What is alive after that has been left behind.
+# Seconds for the other processes to end after mpiexec: the daemons of Open MPI take a moment, and
+# longer on a busy machine. Any that live on were left behind.
 _GRACE = 20.0
-#: Every process of a job inherits this variable, so that strays can be found after it.
+#: All processes of a job inherit this variable, by which strays are found.
 JOB_VARIABLE = "CHAINERMN_TESTING_JOB"
 
 
@@ -48,14 +48,14 @@ class JobResult:
     returncode : int
         Exit code of ``mpiexec``.
     stdout, stderr : str
-        Output of all ranks together; without notes (``chainermn.notes``), which depend on the
-        machine.
+        Output of all ranks together, without the notes of ``chainermn.notes``, which depend on
+        the machine.
     seconds : float
-        Wall time until ``mpiexec`` ended or was ended.
+        Wall time until ``mpiexec`` ended or was killed.
     timed_out : bool
-        Whether the job had to be ended from outside.
+        Whether the job was killed because it took too long.
     left_behind : list of str
-        Command lines of processes that outlived ``mpiexec``; they have been killed.
+        Command lines of processes that outlived ``mpiexec``, and were then killed.
     """
 
     returncode: int
@@ -72,11 +72,11 @@ class Job:
     Parameters
     ----------
     ranks : int
-        How many.
+        Number of ranks.
     arguments : sequence of str
-        What each rank's Python is given: a script and its arguments, or ``-m module``.
+        Arguments of each rank's Python: a script and its arguments, or ``-m module``.
     env : mapping, optional
-        Variables set on top of this process' own.
+        Environment variables set in addition to those of this process.
     cwd : path, optional
         Working directory of the ranks.
     """
@@ -90,7 +90,7 @@ class Job:
         cwd: str | os.PathLike[str] | None = None,
     ) -> None:
         self._mark = uuid.uuid4().hex
-        # Files, not pipes: a stray process that keeps a pipe open would block the reader.
+        # Not pipes: a stray process that keeps one open would block the reader.
         self._out = tempfile.TemporaryFile()  # noqa: SIM115 - closed by kill
         self._err = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
@@ -106,29 +106,29 @@ class Job:
 
     def processes(self) -> list[psutil.Process]:
         """Return every living process of the job, ``mpiexec`` included."""
-        mine = []
+        found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if (
                     process.environ().get(JOB_VARIABLE) == self._mark
                     and process.status() != psutil.STATUS_ZOMBIE
                 ):
-                    mine.append(process)
-        return mine
+                    found.append(process)
+        return found
 
     def output(self) -> tuple[str, str]:
-        """Return what was written so far to standard output and to standard error."""
+        """Return standard output and standard error so far."""
         texts = []
         for stream in (self._out, self._err):
-            # Not by reading: that would move the place at which the job writes.
+            # read() would move the position at which the job writes.
             written = os.pread(stream.fileno(), os.fstat(stream.fileno()).st_size, 0)
             texts.append(written.decode(errors="replace").replace("\0", ""))
         return texts[0], texts[1]
 
     def kill(self) -> tuple[str, str]:
-        """End the job by force, wait until every process of it is gone, return its output."""
+        """Kill the job, wait until all its processes are gone, and return its output."""
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)  # lets mpiexec end ranks it knows of
+            self.process.send_signal(signal.SIGTERM)  # lets mpiexec end its ranks
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=2)
         strays = self.processes()
@@ -143,13 +143,13 @@ class Job:
         return output
 
     def wait(self, timeout: float) -> JobResult:
-        """Wait for the end of the job, at most ``timeout`` seconds; clear up behind it."""
+        """Wait for the end of the job, at most ``timeout`` seconds, and clean up after it."""
         timed_out = False
         try:
             self.process.wait(timeout=timeout)
         except subprocess.TimeoutExpired:
             timed_out = True
-        except BaseException:  # an interrupt, which the ranks, in a session of their own, miss
+        except BaseException:  # Ctrl-C does not reach the ranks, which have their own session
             self.kill()
             raise
         seconds = time.monotonic() - self._started
@@ -173,8 +173,8 @@ def run_job(
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
 ) -> JobResult:
-    """Run ``mpiexec -n ranks python *arguments`` to its end, at most ``timeout`` seconds.
+    """Run ``mpiexec -n ranks python *arguments``, for at most ``timeout`` seconds.
 
-    A failure of the job raises nothing: it is in the :class:`JobResult`.
+    A job that fails raises nothing: look at the :class:`JobResult`.
     """
     return Job(ranks, arguments, env=env, cwd=cwd).wait(timeout)

@@ -2,10 +2,10 @@
 
 ``@pytest.mark.mpi(1, 2, 3, timeout=10)`` runs it three times, on one, two and three ranks, each
 time for at most ten seconds. A test passes if it passes on every rank. Fixtures are set up on
-the ranks, not in the pytest that was started: ``mpi_ranks`` is the number of ranks,
+the ranks, not in the pytest process that you start: ``mpi_ranks`` is the number of ranks,
 ``shared_tmp_path`` a directory that all ranks of a test share.
 
-``pytest --mpi-ranks 2 --mpi-ranks 3`` leaves out what runs on other numbers of ranks.
+``pytest --mpi-ranks 2 --mpi-ranks 3`` runs marked tests on two and three ranks only.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from chainermn.testing.rank_pool import RankPool, RankPoolError, RankResult
 from chainermn.testing.rank_worker import PLUGIN_NAME
 
 DEFAULT_TIMEOUT = 30.0
-# A crash is described first, and then by the stacks of all threads.
+# Characters: a crash is described first; the stacks of all threads follow.
 _MOST_OUTPUT = 20_000
-_MARKER = "mpi(*ranks, timeout=30): run on that many ranks; several numbers: once for each"
+_MARKER = "mpi(*ranks, timeout=30): run the test under mpiexec, once for each number of ranks"
 _GRAVITY = ("failed", "died", "hung", "skipped", "passed")
 
 
@@ -35,25 +35,25 @@ def _ranks(item: pytest.Item) -> int:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let numbers of ranks be chosen."""
+    """Add the option ``--mpi-ranks``."""
     parser.getgroup("chainermn").addoption(
         "--mpi-ranks",
         action="append",
         type=int,
         metavar="N",
-        help="leave out tests on other numbers of ranks; may be given several times",
+        help="run tests marked mpi on N ranks only; may be given several times",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker; outside of a rank, take over the tests that carry it."""
+    """Declare the marker and, except on a rank, take over the tests that carry it."""
     config.addinivalue_line("markers", _MARKER)
     if not config.pluginmanager.hasplugin(PLUGIN_NAME):
         config.pluginmanager.register(MpiRunner(config), "chainermn-mpi-runner")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Multiply a marked test by its numbers of ranks."""
+    """Parametrize a marked test with its numbers of ranks."""
     marker = metafunc.definition.get_closest_marker("mpi")
     if marker is None:
         return
@@ -66,7 +66,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out numbers of ranks that were not asked for."""
+    """Deselect tests on numbers of ranks that were not asked for."""
     wanted = config.getoption("mpi_ranks")
     if wanted is not None:
         left_out = {item for item in items if _marker(item) and _ranks(item) not in wanted}
@@ -76,7 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def mpi_ranks(request: pytest.FixtureRequest) -> int:
-    """Return the number of ranks that run this test; 1 without the marker."""
+    """Return the number of ranks that run this test: 1 without the marker."""
     return int(getattr(request, "param", 1))
 
 
@@ -91,7 +91,7 @@ def shared_tmp_path(tmp_path: Path, mpi_ranks: int) -> Path:
 
 
 class MpiRunner:
-    """Runs marked tests on pools of ranks, one pool for each number of ranks."""
+    """Runs marked tests on pools of ranks, one pool per number of ranks."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -101,7 +101,7 @@ class MpiRunner:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Note which files the ranks have to collect."""
+        """Note which files the ranks must collect."""
         for item in session.items:
             if _marker(item):
                 self._files.setdefault(_ranks(item), {})[str(item.path)] = None
@@ -110,7 +110,7 @@ class MpiRunner:
     def pytest_runtest_protocol(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> bool | None:
-        """Run a marked test on its ranks and report what they say."""
+        """Run a marked test on its ranks, and report their results."""
         marker = _marker(item)
         if marker is None:
             return None
@@ -118,7 +118,7 @@ class MpiRunner:
         for report in self._run(item, float(marker.kwargs.get("timeout", DEFAULT_TIMEOUT))):
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-        # What an earlier test of this process set up and the next one does not share.
+        # Fixtures of earlier tests in this process that the next one does not share.
         item.session._setupstate.teardown_exact(nextitem)
         return True
 
@@ -135,7 +135,7 @@ class MpiRunner:
             restore = self._config.hook.pytest_report_from_serializable
             return [restore(config=self._config, data=data) for data in results[0].reports]
         output = self._pools.pop(ranks).kill()
-        # What went wrong comes first: it is the line that pytest's summary shows.
+        # pytest's summary shows the first line.
         results.sort(key=lambda result: _GRAVITY.index(result.status))
         text = "\n".join(self._describe(result, ranks, limit) for result in results)
         if output:
@@ -150,7 +150,7 @@ class MpiRunner:
         for warning_filter in config.getoption("pythonwarnings") or ():
             arguments += ["-W", warning_filter]
         if config.pluginmanager.hasplugin("timeout"):
-            arguments += ["-o", "timeout=0"]  # the pool keeps the time
+            arguments += ["-o", "timeout=0"]  # the pool enforces the limit
         self._pools[ranks] = RankPool(ranks, arguments)
         return self._pools[ranks]
 
@@ -188,9 +188,9 @@ class MpiRunner:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
-        """End the ranks; ranks that cannot end cleanly fail the session."""
+        """End the ranks; fail the session if some do not end cleanly."""
         interrupted = session.exitstatus == pytest.ExitCode.INTERRUPTED
-        while self._pools and not interrupted:  # in the midst of a test they would not end
+        while self._pools and not interrupted:  # inside a test they would not end
             _, pool = self._pools.popitem()
             if complaint := pool.close():
                 self._complaints.append(complaint)
@@ -199,7 +199,7 @@ class MpiRunner:
         yield
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Say what was wrong with the end of the ranks."""
+        """Show which ranks did not end cleanly."""
         for complaint in self._complaints:
             terminalreporter.section("ranks that did not end cleanly", red=True)
             terminalreporter.write_line(complaint)

@@ -1,12 +1,12 @@
 """Ranks that stay up between tests.
 
-Starting ``mpiexec`` and importing Chainer costs a second or more a rank, a test often only
-milliseconds. A pool starts its ranks once and hands them one test after the other. A test that
-fails on any rank costs the pool its life, since messages may be under way, and the next test
-gets a fresh one.
+Starting ``mpiexec`` and importing Chainer takes a second or more per rank, a test often only
+milliseconds. A pool starts its ranks once and gives them one test after the other. If a test
+fails on any rank, messages may still be in flight: the pool is killed, and the next test gets
+a new one.
 
-Each rank is a pytest session of its own (`rank_worker`), linked to the pool by a Unix socket:
-a rank that dies is noticed at once, whatever ``mpiexec`` makes of it.
+Each rank runs its own pytest session (`rank_worker`), connected to the pool by a Unix socket, so
+that the death of a rank is noticed at once, whatever ``mpiexec`` does.
 """
 
 from __future__ import annotations
@@ -27,28 +27,27 @@ from typing import Any
 from chainermn.testing.mpiexec import Job
 
 START_LIMIT = 120.0
-# Once one rank has failed the others get this long to finish; those that need the failed one
-# never will.
+# For the others to finish once a rank has failed; those that wait for it never will.
 GRACE_AFTER_FAILURE = 2.0
-# For a rank to write where its threads are; the main thread comes last, perhaps cut off.
+# For a rank to write the stacks of its threads; the main thread comes last, perhaps cut off.
 STACK_LIMIT = 5.0
 _ENDS_OF_STACKS = ("in _run_module_as_main", "...")
 
 
 @dataclass
 class RankResult:
-    """What one rank says about one test.
+    """Result of one test on one rank.
 
     Attributes
     ----------
     rank : int
     status : str
-        ``'passed'``, ``'skipped'``, ``'failed'``, ``'hung'`` (still inside the test when its
-        time was over) or ``'died'`` (the process is gone).
+        ``'passed'``, ``'skipped'``, ``'failed'``, ``'hung'`` (still inside the test at its
+        time limit) or ``'died'`` (the process is gone).
     reports : list of dict
-        Serialised pytest reports, one a phase; empty for ``'hung'`` and ``'died'``.
+        Serialised pytest reports, one per phase; empty for ``'hung'`` and ``'died'``.
     stack : str
-        For ``'hung'``: where each thread of the rank was.
+        Stacks of the rank's threads, for ``'hung'``.
     """
 
     rank: int
@@ -62,14 +61,14 @@ class RankPoolError(RuntimeError):
 
 
 class RankPool:
-    """``ranks`` processes under one ``mpiexec`` that run tests when told to.
+    """Ranks under one ``mpiexec`` that run tests on demand.
 
     Parameters
     ----------
     ranks : int
         Number of ranks.
     pytest_arguments : sequence of str
-        Arguments of the pytest session inside each rank, the test files among them.
+        Arguments of each rank's pytest session, including the test files.
     """
 
     def __init__(self, ranks: int, pytest_arguments: Sequence[str]) -> None:
@@ -77,7 +76,7 @@ class RankPool:
         self._directory = Path(tempfile.mkdtemp(prefix="mpi"))
         listener = socket.socket(socket.AF_UNIX)
         address = self._directory / "socket"
-        with contextlib.chdir(address.parent):  # the whole path may be too long for a socket
+        with contextlib.chdir(address.parent):  # the full path may be too long for a socket
             listener.bind(address.name)
         listener.listen(ranks)
         self._job = Job(
@@ -130,14 +129,14 @@ class RankPool:
         Parameters
         ----------
         nodeid : str
-            Name of the test as pytest writes it.
+            Name of the test, as pytest prints it.
         limit : float
-            Seconds it may take.
+            Time limit in seconds.
 
         Returns
         -------
         list of RankResult
-            One for each rank, in the order of the ranks.
+            Results in the order of the ranks.
         """
         results: dict[int, RankResult] = {}
         for connection, rank in self._connections.items():
@@ -167,7 +166,7 @@ class RankPool:
         return [results[rank] for rank in range(self.ranks)]
 
     def _stack_of(self, rank: int) -> str:
-        """Ask a rank that is stuck, perhaps in C, for the stacks of its threads."""
+        """Get the stacks of the threads of a rank that is stuck, perhaps in C."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pids[rank], signal.SIGUSR1)
         path = self._directory / f"stack{rank}"
@@ -177,10 +176,10 @@ class RankPool:
             time.sleep(0.02)
             with contextlib.suppress(FileNotFoundError):
                 stack = path.read_text(errors="replace")
-        return _without_pytest(stack) or "(it does not answer to a signal either)"
+        return _without_pytest(stack) or "(it does not react to a signal either)"
 
     def close(self) -> str:
-        """Let the ranks end by themselves; return what was wrong with that, or ``''``."""
+        """Let the ranks end; return a complaint if they do not end cleanly, or ``''``."""
         for connection in self._connections:
             with contextlib.suppress(OSError):
                 connection.send(None)
@@ -196,7 +195,7 @@ class RankPool:
         return ""
 
     def kill(self) -> str:
-        """End the ranks by force; return what they and ``mpiexec`` wrote past pytest's capture."""
+        """Kill the ranks; return the output of the job that pytest did not capture."""
         output = self._job.kill()
         self._clear()
         return "\n".join(filter(None, (text.strip() for text in output)))
@@ -208,7 +207,7 @@ class RankPool:
 
 
 def _without_pytest(stacks: str) -> str:
-    """Leave out the frames below the test: those of pytest and of the worker."""
+    """Leave out the frames of pytest and of the worker, below those of the test."""
     kept, inside = [], True
     for line in stacks.splitlines():
         if "_pytest" in line and line.startswith("  File"):

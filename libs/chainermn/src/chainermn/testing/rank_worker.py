@@ -1,4 +1,4 @@
-"""What a rank of a `RankPool` runs: a pytest session that takes its tests from a socket.
+"""The pytest session of a rank, which gets its tests from a `RankPool` through a socket.
 
 ``python -m chainermn.testing.rank_worker SOCKET [pytest arguments]``
 """
@@ -19,12 +19,12 @@ import pytest
 
 PLUGIN_NAME = "chainermn-rank-worker"
 
-# The pool ends a test that takes too long. Should the pool itself be gone, the rank does so.
+# A rank itself ends a test that takes this much longer than its limit: the pool is gone.
 _GRACE_WITHOUT_POOL = 30.0
 
 
 class RankWorker:
-    """Replaces pytest's loop over the tests by one that does as the pool says."""
+    """Replaces pytest's loop over the tests with one that the pool controls."""
 
     def __init__(self, connection: Connection) -> None:
         self.__name__ = PLUGIN_NAME  # under which pytest registers it
@@ -33,10 +33,10 @@ class RankWorker:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Run tests until told to stop, or until the pool is gone."""
+        """Run the tests that the pool names, until it says stop or is gone."""
         if session.testsfailed:
             raise session.Interrupted("errors during collection")
-        # It has shown what went wrong until here; the pool shows what follows.
+        # It has shown the errors of collection; the pool shows the rest.
         session.config.pluginmanager.unregister(name="terminalreporter")
         items = {item.nodeid: item for item in session.items}
         self._connection.send("ready")
@@ -61,12 +61,12 @@ class RankWorker:
         return status, [serialise(config=item.config, report=report) for report in self._reports]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep what pytest reports of the test that is running."""
+        """Keep the reports of the current test."""
         self._reports.append(report)
 
 
 def main(address: Path, arguments: list[str]) -> int:
-    """Connect to the pool and serve it."""
+    """Run the tests that the pool at this address names."""
     from mpi4py import MPI
 
     rank = MPI.COMM_WORLD.rank
@@ -78,7 +78,7 @@ def main(address: Path, arguments: list[str]) -> int:
         client.connect(address.name)
     connection = Connection(client.detach())
     connection.send((rank, os.getpid()))
-    # Capturing sys alone leaves the file descriptors to MPI's own messages.
+    # Not the file descriptors, to which MPI writes its messages.
     private = ["-p", "no:cacheprovider", "--no-header", "-q", "--capture=sys"]
     basetemp = ["--basetemp", str(directory / f"tmp{rank}")]
     return int(pytest.main([*private, *basetemp, *arguments], plugins=[RankWorker(connection)]))
