@@ -91,7 +91,7 @@ def check_equal(ranks: Ranks, value: object, where: str) -> None:
     ValueError
         If the ranks differ.
     TypeError, ValueError, IndexError
-        If the value of a rank is an `InputError`.
+        If the value of a rank is an ``InputError``.
     """
     if not hasattr(ranks, "allgather_obj"):  # one of mpi4py's: the quick way, if nothing is wrong
         is_agreed, _ = _compare(ranks, _digest(value), ())
