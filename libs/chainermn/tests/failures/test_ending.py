@@ -40,7 +40,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         raise Ended
 
     monkeypatch.setattr(ending, "_ending", threading.Lock())
-    monkeypatch.setattr(ending, "start_reaper", lambda: notes.append("start_reaper"))
+    monkeypatch.setattr(ending, "start_reaper", lambda pid: notes.append("start_reaper"))
     monkeypatch.setattr(ending, "print_at_once", lambda message: notes.append(message))
     monkeypatch.setattr(ending.time, "sleep", lambda seconds: notes.append(f"sleep({seconds})"))
     monkeypatch.setattr(ending.os, "kill", kill)
@@ -176,8 +176,7 @@ def reap(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     monkeypatch.setattr(ending, "_SECONDS_FOR_MPI", 0)
 
     def run(process: Any) -> None:
-        monkeypatch.setattr(ending, "find", lambda pid: process)
-        start_reaper()
+        start_reaper(process.pid)
         for reaper in reapers:
             reaper.wait(60)
 
@@ -221,6 +220,9 @@ def test_reaper_has_nothing_left_to_do(start_job: Any) -> None:
     subprocess.run(["/bin/sh", "-c", ending._REAPER, "sh", "36000", name], timeout=60)
 
 
-def test_no_reaper_where_processes_cannot_be_seen(reap: Callable[[Any], None]) -> None:
-    reap(None)
+def test_no_reaper_where_processes_cannot_be_seen(
+    reap: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ending, "find", lambda pid: None)
+    reap(SimpleNamespace(pid=os.getpid()))
     assert ending._reapers == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 from collections.abc import Callable
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from chainermn.failures import guard
+from chainermn.failures import ending, guard
+from chainermn.failures.processes import Process
 
 HOST = socket.gethostname()
 VARIABLES = {
@@ -23,17 +25,21 @@ Watch = Callable[..., None]
 @pytest.fixture(params=VARIABLES)
 def watch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Watch:
     """Return a function that runs the guard of a process, as if that were such a rank."""
+    reapers: list[subprocess.Popen[bytes]] = []
     for name in [name for names in VARIABLES.values() for name in names]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(guard, "_PERIOD", 0.02)
     monkeypatch.setattr(guard, "_SECONDS_TO_BE_SURE", 0.1)
     monkeypatch.setattr(guard, "_SECONDS_FOR_EACH", 0.0)
-    monkeypatch.setattr(guard, "_SECONDS_FOR_MPIEXEC", 0.1)
+    monkeypatch.setattr(ending, "_reapers", reapers)
+    monkeypatch.setattr(ending, "_SECONDS_FOR_MPI", 0)
 
     def run(pid: int, numbers: tuple[int, int, int], limit: float = 0.0) -> None:
         for name, number in zip(VARIABLES[request.param], numbers, strict=True):
             monkeypatch.setenv(name, str(number))
         guard.main(pid, limit)
+        for reaper in reapers:
+            reaper.wait(60)
 
     return run
 
@@ -42,6 +48,13 @@ def watch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Wa
 def said(capfd: pytest.CaptureFixture[str]) -> Callable[[], str]:
     """Return a function that returns what has been written to standard error."""
     return lambda: capfd.readouterr().err
+
+
+def wait_for_the_end_of(*processes: Process) -> None:
+    """Wait until processes that have been killed are dead."""
+    for process in processes:
+        while process.is_alive():
+            os.sched_yield()
 
 
 def test_rank_of_this_host_has_ended(
@@ -54,7 +67,7 @@ def test_rank_of_this_host_has_ended(
         f"chainermn: rank 1 on {HOST} ended before create_communicator, in which "
         f"rank 2 on {HOST} waits."
     ) in said()
-    assert [process.is_alive() for process in (*job.ranks, job.launcher)] == [False] * 4
+    wait_for_the_end_of(*job.ranks, job.launcher)
 
 
 def test_rank_of_one_of_several_hosts_has_ended(
@@ -64,7 +77,7 @@ def test_rank_of_one_of_several_hosts_has_ended(
     job.end(0)
     watch(job.ranks[1].pid, (1, 6, 2))
     assert f"chainermn: of the 2 ranks on {HOST} all but [1] ended before" in said()
-    assert not job.launcher.is_alive()
+    wait_for_the_end_of(job.launcher)
 
 
 def test_ranks_have_not_come_within_the_limit(
@@ -76,7 +89,7 @@ def test_ranks_have_not_come_within_the_limit(
         f"rank 0 on {HOST} has waited for 0 s in create_communicator for ranks that have not "
         "called it. Running on this host: ranks [0, 1], of 2. CHAINERMN_STALL_LIMIT sets"
     ) in said()
-    assert [process.is_alive() for process in (*job.ranks, job.launcher)] == [False] * 3
+    wait_for_the_end_of(*job.ranks, job.launcher)
 
 
 def test_rank_that_nothing_of_mpi_has_started(watch: Watch, said: Callable[[], str]) -> None:

@@ -351,7 +351,7 @@ HOLDER = """
 import os, sys
 from chainermn.failures import hold
 hold._SCRIPT = "read -r line || sleep 600"
-hold = hold.Hold()
+hold = hold.Hold([])
 if sys.argv[1] == "released":
     hold.release()
 elif sys.argv[1] == "in a child":
@@ -379,15 +379,35 @@ def test_files_stay_open_when_a_rank_is_gone(how: str, is_held: bool) -> None:
         assert process.stdout.read() == b""
 
 
-def test_connection_to_the_process_manager(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("pmi_fd", "local_size", "is_started"),
+    [("open", "2", True), ("open", "4", False), ("closed", "2", False), ("none", "2", False)],
+)
+def test_files_are_held_on_several_hosts_by_mpich_only(
+    pmi_fd: str, local_size: str, is_started: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reader, writer = os.pipe()
-    for value, found in ((str(reader), [reader]), ("none", []), (None, [])):
-        if value is None:
-            monkeypatch.delenv("PMI_FD")
-        else:
-            monkeypatch.setenv("PMI_FD", value)
-        assert hold._process_manager() == found
-    os.close(reader)
     os.close(writer)
-    monkeypatch.setenv("PMI_FD", str(reader))
-    assert hold._process_manager() == []
+    monkeypatch.setenv("PMI_FD", pmi_fd if pmi_fd == "none" else str(reader))
+    monkeypatch.setenv("PMI_SIZE", "4")
+    monkeypatch.setenv("MPI_LOCALNRANKS", local_size)
+    if pmi_fd == "closed":
+        os.close(reader)
+    started = hold.start_hold()
+    assert (started is not None) == is_started
+    if started:
+        started.release()
+    if pmi_fd != "closed":
+        os.close(reader)
+
+
+def test_no_files_are_held_where_no_process_can_be_started(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptors: list[int]) -> None:
+        assert descriptors == [pipe[0]]
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setenv("PMI_FD", str(pipe[0]))
+    monkeypatch.setattr(hold, "Hold", refuse)
+    assert hold.start_hold() is None

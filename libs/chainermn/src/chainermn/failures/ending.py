@@ -77,7 +77,7 @@ def end_job(
         if not announce():
             message, after = "", SECONDS_FOR_THE_FIRST
         if is_first:
-            start_reaper()
+            start_reaper(os.getpid())
     time.sleep(after)
     if message:
         print_at_once(message)
@@ -115,12 +115,12 @@ def _wait_until_read() -> None:
             time.sleep(0.01)
 
 
-def start_reaper() -> None:
-    """Have this process killed after a while, and all that mpiexec has started on this host.
+def start_reaper(pid: int) -> None:
+    """Have a rank's process killed after a while, with all that mpiexec has started on this host.
 
-    The first to go are the processes of the job; a daemon of MPI's and ``mpiexec`` go last.
+    The processes of the job go first; MPI's daemon and ``mpiexec`` go last.
     """
-    me = find(os.getpid())
+    me = find(pid)
     if me is None:
         return
     launchers = launchers_of(me.pid)

@@ -1,4 +1,9 @@
-"""The process beside each rank that is starting: it ends the job if other ranks never come."""
+"""Process beside each starting rank that ends the job if other ranks never start.
+
+mpi4py initialises MPI without releasing the GIL, so no thread of the rank can do this. When a rank
+exits before it initialises MPI, MPICH's ``mpiexec`` lets the others wait forever (5.0.2, whatever
+the exit code); Open MPI's ends the job (5.0.11). When a rank never gets there, both wait.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,11 @@ import os
 import socket
 import time
 
+from chainermn.failures.ending import print_at_once, start_reaper
 from chainermn.failures.processes import (
     RANK_VARIABLES,
     all_processes,
     environment_of,
-    family_of,
     find,
     launchers_of,
 )
@@ -18,25 +23,24 @@ from chainermn.failures.processes import (
 _PERIOD = 0.25
 # mpiexec may still be starting ranks, or be about to end the job by itself.
 _SECONDS_TO_BE_SURE = 1.5
-_SECONDS_FOR_MPIEXEC = 5.0
-# Every rank of a host notices that another one is gone: they say so in turn, until all are ended.
+# Every rank of a host notices that one is gone: they speak in turn, until one has ended the job.
 _SECONDS_FOR_EACH = 0.3
 
 
 def main(pid: int, limit: float) -> None:
-    """Run a guard: what `starting` has started comes here, and is killed by it."""
+    """Run a guard, in the process that `starting` starts and kills."""
     Guard(pid, limit).run()
 
 
 class Guard:
-    """Watches over the start of one rank.
+    """Watches one rank start.
 
     Parameters
     ----------
     pid : int
-        Of the rank, whose environment this process has inherited.
+        Process of the rank, whose environment this process has inherited.
     limit : float
-        Seconds that the start may take; 0: any time.
+        Seconds that the start may take; 0 for no limit.
     """
 
     def __init__(self, pid: int, limit: float) -> None:
@@ -49,12 +53,12 @@ class Guard:
         self._name = f"rank {self._rank} on {socket.gethostname()}"
 
     def run(self) -> None:
-        """Watch, and end the job if need be."""
+        """Watch, and end the job if necessary."""
         waited = missing = 0.0
-        left: list[int] = []  # before the first to end were followed by those ended for that
+        left: list[int] = []  # before others are ended because of the first
         while self._is_needed():
             time.sleep(_PERIOD)
-            waited += _PERIOD  # no clock: it would go on while the host sleeps
+            waited += _PERIOD  # a clock would go on while the host sleeps
             here = self._ranks_here()
             is_missing = self._rank in here and len(here) < self._local_size
             left = left if missing else here
@@ -62,7 +66,7 @@ class Guard:
             if missing > _SECONDS_TO_BE_SURE:
                 self._end(
                     f"{self._absent(left)} ended before create_communicator, in which "
-                    f"{self._name} waits. What was printed before may say why.",
+                    f"{self._name} waits. Any output above may say why.",
                     here.index(self._rank) * _SECONDS_FOR_EACH,
                 )
             elif waited > self._limit:
@@ -77,7 +81,7 @@ class Guard:
         return self._me is not None and self._me.is_alive()
 
     def _ranks_here(self) -> list[int]:
-        """Return the ranks that the same launcher has started and that are alive."""
+        """Return the living ranks that the same launcher has started."""
         if not self._launchers:
             return []
         parent = self._launchers[0].pid
@@ -96,18 +100,7 @@ class Guard:
         time.sleep(after)
         if not self._is_needed():
             return
-        message = f"chainermn: {text}\nThe whole job is being ended.\n"
-        os.write(2, message.encode(errors="replace"))
-        # mpiexec would wait for this process, if that kept the standard error of the rank.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 2)
-        family = family_of(self._launchers[-1].pid) if self._launchers else []
         assert self._me is not None
-        self._me.kill()
-        deadline = time.monotonic() + _SECONDS_FOR_MPIEXEC
-        # Not for guards, which would wait for each other.
-        while family := [p for p in family if not p.is_helper and p.is_alive()]:
-            if time.monotonic() > deadline:
-                for process in reversed(family):
-                    process.kill()
-            time.sleep(0.1)
+        print_at_once(f"chainermn: {text}\nThe whole job is being ended.")
+        start_reaper(self._me.pid)
+        self._me.kill()  # upon which mpiexec ends the others

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from chainermn.failures.processes import HELPERS
-
 # This package and the one that it is in, without what their __init__.py would import.
 _PACKAGES = [
     ("chainermn", str(Path(__file__).parents[1])),
@@ -24,7 +22,7 @@ _BOOT = f"""
 import json, os, sys
 try:
     with open("/proc/self/comm", "w") as name:
-        name.write("{HELPERS}{{module}}")
+        name.write("chainermn-{{module}}")
 except OSError:
     pass  # not Linux
 for package, folder in {_PACKAGES}:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 # By their names, of which Linux keeps 15 characters.
-HELPERS = "chainermn-"
 _LAUNCHERS = ("hydra_", "mpiexec", "mpirun", "orted", "orterun", "prted", "prterun")
 
 #: How MPICH and Open MPI tell a process its rank, their number, and that of those on its host.
@@ -44,11 +43,6 @@ class Process:
     def is_launcher(self) -> bool:
         """Whether it is MPI's: ``mpiexec``, or what that starts on each host."""
         return self.name.startswith(_LAUNCHERS)
-
-    @property
-    def is_helper(self) -> bool:
-        """Whether `start_helper` has started it; such a one ends by itself."""
-        return self.name.startswith(HELPERS)
 
     def is_alive(self) -> bool:
         """Tell whether it has not ended yet."""

@@ -20,7 +20,7 @@ from chainermn.failures.activity import world_ranks
 from chainermn.failures.channel import Channel, connect
 from chainermn.failures.clock import AwakeClock
 from chainermn.failures.ending import SECONDS_FOR_THE_FIRST, end_job
-from chainermn.failures.hold import Hold
+from chainermn.failures.hold import Hold, start_hold
 from chainermn.failures.interrupts import Interrupts, stop_in_child
 from chainermn.failures.monitor import Invitation, start_monitor
 from chainermn.failures.settings import stall_limit
@@ -71,8 +71,7 @@ def join(mpi_comm: MPI.Intracomm) -> None:
     if not _has_joined:
         _has_joined = True
         _watch = Watch.accept(invitation, ranks[mpi_comm.rank]) if invitation else None
-        with contextlib.suppress(OSError):
-            _hold = Hold() if _watch else None
+        _hold = start_hold() if _watch else None
         os.register_at_fork(after_in_child=_stop_in_child)
         atexit.register(leave)
     unwatched = [
