@@ -1,11 +1,11 @@
 """End the whole job when one rank fails.
 
-A rank that dies of an uncaught exception would leave the others waiting forever. With this hook
-it prints its traceback and its rank, and ends them all. Ranks that fail in the same way print one
-traceback together, and an interrupt (Ctrl-C) prints one line.
+Without this hook, a rank that dies of an uncaught exception leaves the others waiting forever.
+With it, the rank prints its traceback and its number, and ends the job. If several ranks fail in
+the same way, only one prints it. An interrupt (Ctrl-C) prints one line.
 
-`create_communicator` installs the hook. A script that may fail earlier can call `add_hook`, or you
-can set ``CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS=1``.
+`create_communicator` installs the hook. For failures before that, call `add_hook` in the script,
+or set ``CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS=1``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from chainermn import failures, resuming
 from chainermn.failures.activity import users_places
 from chainermn.failures.stack import Place
 
-#: Setting either of these installs the hook when ``chainermn`` is imported.
+#: Setting either of them installs the hook when ``chainermn`` is imported.
 VARIABLES = ("CHAINERMN_FORCE_ABORT_ON_EXCEPTION", "CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS")
 
 _SECONDS_FOR_EACH = 0.03
@@ -32,7 +32,7 @@ _pid = 0
 
 
 def add_hook() -> None:
-    """Install the hook, unless it is installed already."""
+    """Install the hook, unless it is already installed."""
     global _previous_hook, _pid
     _pid = os.getpid()
     if sys.excepthook is not _abort_job:
@@ -55,7 +55,7 @@ def _abort_job(
         _previous_hook(kind, error, trace)
         return
     if isinstance(error, MemoryError):
-        traceback.clear_frames(trace)  # frees the memory that the message needs
+        traceback.clear_frames(trace)  # their memory is needed from here on
     me = f"rank {rank} of {size} on {socket.gethostname()}"
     if isinstance(error, KeyboardInterrupt):
         reason = failures.INTERRUPTED
@@ -80,13 +80,13 @@ def _rank_and_size() -> tuple[int, int]:
         return alone
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if not mpi or not mpi.Is_initialized():
-        # Before MPI_Init, MPICH's mpiexec ignores a nonzero exit code.
+        # Before that, MPICH's mpiexec ignores exit codes.
         return failures.launched_as() or alone
     return alone if mpi.Is_finalized() else (mpi.COMM_WORLD.rank, mpi.COMM_WORLD.size)
 
 
 def _progress(trace: TracebackType | None) -> str:
-    """Return the progress of the trainer that is running, if any."""
+    """Return the progress of the trainer, or an empty text if none is running."""
     for frame, _ in traceback.walk_tb(trace):
         if frame.f_code.co_name == "run":
             with contextlib.suppress(Exception):  # not a trainer's
@@ -95,7 +95,7 @@ def _progress(trace: TracebackType | None) -> str:
 
 
 def _place(trace: TracebackType | None) -> str:
-    """Return the place in the user's code where the error was raised."""
+    """Return where this rank was in the user's code."""
     stack = [
         Place(frame.f_code.co_filename, str(line), frame.f_code.co_name)
         for frame, line in traceback.walk_tb(trace)

@@ -53,7 +53,7 @@ def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    # If it waited, it would wait for ever.
+    # If it waited, it would wait forever.
     monkeypatch.setattr(channel, "monotonic", lambda: 0.0)
     with listen() as listener:
         port = listener.getsockname()[1]

@@ -101,14 +101,14 @@ def test_different_calls_at_the_same_time_are_a_deadlock() -> None:
     verdict = judged(states)[0]
     assert verdict.is_fatal
     assert "these ranks wait for each other" in verdict.text
-    assert f"rank 1 on host is in bcast (call 5 on {STREAM}) since 11.0 s, at" in verdict.text
+    assert f"rank 1 on host has been in bcast (call 5 on {STREAM}) for 11.0 s, at" in verdict.text
 
 
 def test_extension_of_some_ranks_only_is_named() -> None:
     caller = "extension 'validation' (Evaluator)"
     evaluating, updating = call(5, 11.0, "bcast_obj")._replace(caller=caller), call(5, 11.0)
     verdict = judged(ranks(evaluating, updating, updating))[0]
-    assert f"since 11.0 s, called by {caller}, at train.py:7" in verdict.text
+    assert f"for 11.0 s, called by {caller}, at train.py:7" in verdict.text
     assert f"Only some of these ranks are in {caller}: an extension that" in verdict.text
     assert "must be added to the trainers of all ranks, with the same trigger." in verdict.text
 

@@ -202,7 +202,7 @@ def test_rank_that_waits_for_one_that_has_left(
     said = capfd.readouterr().err
     assert "rank 1 on here has ended its script" in said
     assert "allreduce (call 3 on communicator 1 of ranks 0-1)" in said
-    assert "rank 0 on here, which is in allreduce" in said
+    assert "rank 0 on here, which has been in allreduce" in said
     assert said.count("The whole job is being ended.") == 1
 
 

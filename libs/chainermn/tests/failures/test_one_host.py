@@ -79,7 +79,7 @@ def test_crash_shows_where_it_was() -> None:
 )
 def test_ranks_that_wait_for_each_other(how: str, call: str) -> None:
     result = run(how, limit=STALL_LIMIT)
-    assert_ended(result, "these ranks wait for each other", f"rank 0 on {HOST} is in {call}")
+    assert_ended(result, "these ranks wait for each other", f"rank 0 on {HOST} has been in {call}")
 
 
 @if_long
@@ -95,7 +95,7 @@ def test_extension_on_one_rank_only_is_named(tmp_path: Path) -> None:
     assert_ended(
         result,
         f"rank 0 on {HOST} has ended its script",
-        f"has come: rank 1 on {HOST}, which is in allgather_obj (call ",
+        f"has come: rank 1 on {HOST}, which has been in allgather_obj (call ",
         f"called by extension 'validation' (Evaluator), at {SCRIPT}:",
         "Only some of these ranks are in extension 'validation' (Evaluator): ",
     )

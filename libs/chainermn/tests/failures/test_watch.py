@@ -208,7 +208,7 @@ def test_monitor_is_gone(meet: Meet, ends: list[tuple[str, float]]) -> None:
     meet().close()
     ((message, _),) = ends
     assert "the process that watches over the job on there has been killed" in message
-    assert f"So says rank 3 on {HOST}" in message
+    assert f"Reported by rank 3 on {HOST}" in message
 
 
 def test_monitor_is_silent(meet: Meet, ends: list[tuple[str, float]]) -> None:

@@ -1,4 +1,4 @@
-"""No failure hangs a job: every rank is watched, and when one fails all end with a message."""
+"""Watch all ranks, so that a job whose rank fails ends with a message instead of hanging."""
 
 from chainermn.failures.activity import creating, name_callers_by
 from chainermn.failures.ending import end_job

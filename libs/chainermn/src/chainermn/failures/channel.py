@@ -1,4 +1,4 @@
-"""The connections by which the ranks tell each other how they are: TCP, as MPI may be stuck."""
+"""Connections between the ranks and the monitor: TCP, because MPI may be stuck."""
 
 from __future__ import annotations
 
@@ -15,21 +15,18 @@ from typing import Any, TypeAlias, cast
 
 Message: TypeAlias = dict[str, Any]
 
-# What a peer that does not read is owed; more than this is dropped.
+# Messages beyond this are dropped while the peer does not read.
 _MOST_BYTES = 1 << 20
-# The kernel of the peer connects; for an answer its process has to be started, or to have a turn.
+# The peer's kernel accepts a connection; only its process, which may be starting, answers.
 _SECONDS_TO_CONNECT = 3.0
 _SECONDS_TO_ANSWER = 30.0
 _SIOCGIFADDR = 0x8915
 
 
 class Channel:
-    """Messages over a socket, each a line of JSON. No method waits for the peer.
+    """Messages over a socket that may still be connecting, each a line of JSON.
 
-    Parameters
-    ----------
-    connection : socket.socket
-        May still be connecting.
+    Only `ask` waits for the peer.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -44,13 +41,13 @@ class Channel:
         return self._socket.fileno()
 
     def is_connected(self) -> bool:
-        """Tell whether the connection, which is no longer connecting, is there."""
+        """Tell whether connecting has succeeded; to be asked once it has ended."""
         return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
 
     def send(self, message: Message) -> None:
-        """Send a message, or of it what the peer takes by now; `flush` sends the rest.
+        """Send a message, as far as the peer takes it now; `flush` sends the rest.
 
-        Raises nothing: `receive` tells that the peer is gone.
+        Never raises: `receive` does if the peer is gone.
         """
         with self._lock:
             if len(self._outgoing) < _MOST_BYTES:
@@ -58,18 +55,18 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Send what could not be sent before."""
+        """Send as much of the rest as the peer takes."""
         with self._lock, contextlib.suppress(OSError):
             while self._outgoing:
                 self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
 
     def receive(self) -> list[Message]:
-        """Return the messages that have come.
+        """Return the messages that have arrived.
 
         Raises
         ------
         ConnectionError
-            If the peer has closed the connection or sends something else than messages.
+            If the peer has closed the connection or sends anything but messages.
         """
         try:
             part = self._socket.recv(1 << 16)
@@ -89,7 +86,7 @@ class Channel:
         return messages
 
     def ask(self, question: Message) -> bool:
-        """Send a message and wait for an answer, for a while; tell whether there is one."""
+        """Send a message, and tell whether an answer comes before the timeout."""
         self.send(question)
         return _first_to_answer([self]) is not None
 
@@ -99,7 +96,7 @@ class Channel:
 
 
 def listen() -> socket.socket:
-    """Return a socket that accepts connections at all addresses of this host."""
+    """Return a socket that accepts connections on all addresses of this host."""
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):
             return socket.create_server(
@@ -109,7 +106,7 @@ def listen() -> socket.socket:
 
 
 def own_addresses() -> list[str]:
-    """Return the addresses at which other hosts may reach this one."""
+    """Return the addresses under which other hosts may reach this one."""
     found = list(_interface_addresses())
     with contextlib.suppress(OSError):
         found += [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)]
@@ -117,13 +114,7 @@ def own_addresses() -> list[str]:
 
 
 def connect(addresses: Iterable[str], port: int, hello: Message) -> Channel | None:
-    """Connect to the one that answers to ``hello``, at whichever address it is first.
-
-    Returns
-    -------
-    Channel or None
-        None if nobody answers.
-    """
+    """Connect to the first address that answers to ``hello``; return None if none does."""
     candidates = list(_start_connecting(addresses, port, hello))
     winner = _first_to_answer(candidates)
     for candidate in candidates:

@@ -1,4 +1,4 @@
-"""Time in which a process could do something."""
+"""A clock that stands still while its process does."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import time
 
 
 class AwakeClock:
-    """Counts seconds, except those in which this process was stopped or its host asleep.
+    """Counts seconds, except while this process is stopped or its host sleeps.
 
-    Whoever has slept must not take what happened meanwhile for the silence of others.
+    A process that wakes up must not mistake its own sleep for the silence of others.
 
     Parameters
     ----------
     longest_step : float
-        What passes between two readings beyond this was sleep.
+        Seconds between two readings at most; any more is taken for sleep.
     """
 
     def __init__(self, longest_step: float) -> None:
@@ -22,7 +22,7 @@ class AwakeClock:
         self._seconds = 0.0
 
     def read(self) -> float:
-        """Return the time. To be called all the time, by one thread."""
+        """Return the time. One thread must call this at least every ``longest_step`` seconds."""
         now = time.monotonic()
         self._seconds += min(now - self._read_at, self._longest_step)
         self._read_at = now

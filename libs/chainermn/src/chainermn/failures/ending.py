@@ -17,17 +17,17 @@ from typing import Any, NoReturn
 
 from chainermn.failures.processes import Process, family_of, find, launchers_of
 
-# mpiexec forwards what ranks print, but an abort reaches it another way and would overtake it.
+# mpiexec forwards output by one way and an abort by another, which would overtake the output.
 SECONDS_FOR_OUTPUT = 0.3
-# On a busy host it takes longer until mpiexec begins.
+# A busy mpiexec may take longer to read the output.
 _SECONDS_UNTIL_READ = 1.2
-# How long MPI has for ending all processes of the job before they are killed.
+# Seconds for MPI to end all processes of the job before they are killed.
 _SECONDS_FOR_MPI = 5
-# How long a rank that has nothing to say waits for the one that says it to end the job.
+# Seconds that a rank with nothing to print leaves the one that prints to end the job.
 SECONDS_FOR_THE_FIRST = 2.0
 
-# The arguments are seconds, then processes as PID:START. It runs without Python, whose files may
-# lie beyond a network that is down.
+# The arguments are tenths of a second, then processes as PID:START. A shell runs it, because
+# Python's files may be on a network disk that is down.
 _REAPER = """
 is_there() {
     read -r stat 2>/dev/null <"/proc/${1%:*}/stat" || return 1
@@ -58,22 +58,22 @@ def end_job(
 ) -> NoReturn:
     """Print a message and end all processes of the job, on this host even if MPI is stuck.
 
-    May be called in any thread, and in several: each prints, the first one ends the process.
+    Several threads may call it: each prints, and the first one ends the process.
 
     Parameters
     ----------
     message : str
-        Printed to standard error in one piece; nothing if it is empty.
+        Printed to standard error in one piece, unless it is empty.
     patience : float
-        Seconds between that and the end.
+        Seconds between the message and the end.
     after : float
-        Seconds to wait before all of it, so that another rank can be first.
+        Seconds before the message, so that another rank can be first.
     announce : callable
-        Called at the very beginning: what other threads do because of it comes second. Returns
-        whether this process is to print the message: otherwise another one does, and ends the job.
+        Called first. Returns whether this process prints the message; otherwise another one
+        prints it and ends the job.
     """
     is_first = _ending.acquire(blocking=False)
-    with contextlib.suppress(Exception):  # whatever is wrong, even if no memory is left
+    with contextlib.suppress(Exception):  # whatever is wrong, even with no memory left
         if not announce():
             message, after = "", SECONDS_FOR_THE_FIRST
         if is_first:
@@ -94,7 +94,7 @@ def end_job(
 
 
 def print_at_once(message: str) -> None:
-    """Write to standard error in one piece, lest the output of other ranks come in between."""
+    """Write to standard error in one piece, not interleaved with the output of other ranks."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -105,7 +105,7 @@ def print_at_once(message: str) -> None:
 
 
 def _wait_until_read() -> None:
-    """Wait, for a while, until whoever reads standard error has taken what is in the pipe."""
+    """Wait, for a limited time, until the pipe behind standard error has been read."""
     deadline = time.monotonic() + _SECONDS_UNTIL_READ
     with contextlib.suppress(OSError):  # not a pipe
         while time.monotonic() < deadline:
@@ -116,9 +116,10 @@ def _wait_until_read() -> None:
 
 
 def start_reaper(pid: int) -> None:
-    """Have a rank's process killed after a while, with all that mpiexec has started on this host.
+    """Have a rank's process killed soon, with everything that mpiexec has started on this host.
 
-    The processes of the job go first; MPI's daemon and ``mpiexec`` go last.
+    Processes of the job go first, MPI's daemon and ``mpiexec`` last. This is for ``mpiexec`` that
+    cannot end the job: with either MPI, it waits for hosts that the network no longer reaches.
     """
     me = find(pid)
     if me is None:
@@ -128,7 +129,7 @@ def start_reaper(pid: int) -> None:
     victims: list[Process] = [*(p for p in family if not p.is_launcher), *launchers, *family]
     names = dict.fromkeys(f"{victim.pid}:{victim.started}" for victim in victims)
     with contextlib.suppress(OSError):
-        # It keeps none of the pipes open from whose end mpiexec knows that a rank has ended.
+        # It must not keep the pipes open by whose end mpiexec knows that a rank has ended.
         _reapers.append(
             subprocess.Popen(
                 ["/bin/sh", "-c", _REAPER, "sh", str(10 * _SECONDS_FOR_MPI), *names],

@@ -1,7 +1,7 @@
-"""Processes beside a rank, which go on when it is stuck in C code or dead.
+"""Start processes beside a rank that keep running when it is stuck in C code or dead.
 
-They have to be there soon, and to leave the cores to the ranks: so they import of all packages
-only this one, and run without the site directories.
+They must start fast and leave the cores to the ranks, so they import no package except this one
+and run without the site directories.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# This package and the one that it is in, without what their __init__.py would import.
+# This package and its parent, without the imports in their __init__.py.
 _PACKAGES = [
     ("chainermn", str(Path(__file__).parents[1])),
     ("chainermn.failures", str(Path(__file__).parent)),
@@ -30,27 +30,27 @@ for package, folder in {_PACKAGES}:
     sys.modules[package].__path__ = [folder]
 from chainermn.failures import {{module}}
 arguments = sys.stdin.read()
-if arguments:  # otherwise the rank has ended meanwhile
+if arguments:  # otherwise the rank has ended
     {{module}}.main(**json.loads(arguments))
-os._exit(0)  # without clearing up
+os._exit(0)  # without cleaning up
 """
 
 
 def start_helper(
     module: str, arguments: dict[str, Any], descriptors: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
-    """Run ``main(**arguments)`` of a module of this package in a process and session of its own.
+    """Run ``main(**arguments)`` of a module of this package in a new process and session.
 
-    What ends the processes of a rank leaves it alone. It writes to the standard error of the rank,
-    and mpiexec waits until it has ended.
+    Signals to the rank's process group do not reach it. It shares the rank's standard error, so
+    mpiexec waits for its end.
 
     Parameters
     ----------
     module : str
     arguments : dict
-        Anything that JSON can say.
+        Anything that JSON can represent.
     descriptors : sequence of int
-        File descriptors that the helper gets, under the same numbers.
+        File descriptors that the helper inherits.
 
     Raises
     ------

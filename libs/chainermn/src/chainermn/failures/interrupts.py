@@ -1,4 +1,4 @@
-"""Notice an interrupt that does not reach the main thread, as that is in a call of C code."""
+"""Notice an interrupt that the main thread cannot handle because it is stuck in C code."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import time
 
 from chainermn.failures.stack import Place, main_stack
 
-# For a main thread that can, to handle a KeyboardInterrupt.
+# Seconds for a main thread that runs Python to handle a KeyboardInterrupt.
 _PATIENCE = 3.0
 
 
 class Interrupts:
-    """Tells whether the main thread takes notice of an interrupt (SIGINT).
+    """Tells whether the main thread reacts to an interrupt (SIGINT).
 
     Parameters
     ----------
     writer : int
-        File descriptor of a pipe whose other end somebody reads: `note` wants to be told of
-        what came. Nothing is written if somebody else uses ``signal.set_wakeup_fd``.
+        File descriptor of a pipe that receives the numbers of signals; pass what comes out to
+        `note`. Left alone if the program uses ``signal.set_wakeup_fd`` itself.
     """
 
     def __init__(self, writer: int) -> None:
@@ -31,13 +31,13 @@ class Interrupts:
                 signal.set_wakeup_fd(previous)
 
     def note(self, numbers: bytes) -> None:
-        """Take note of signals, by their numbers."""
+        """Take note of signals that have arrived, by their numbers."""
         is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
         if signal.SIGINT in numbers and is_default and self._stack is None:
             self._since, self._stack = time.monotonic(), main_stack()
 
     def are_ignored(self) -> bool:
-        """Tell whether the main thread has not moved since an interrupt some seconds ago."""
+        """Tell whether the main thread has stood still for seconds since an interrupt."""
         if time.monotonic() - self._since < _PATIENCE:
             return False
         is_stuck = self._stack == main_stack()
@@ -46,5 +46,5 @@ class Interrupts:
 
 
 def stop_in_child() -> None:
-    """Let a forked child not write into the pipe of its parent."""
+    """Stop a forked child from writing to its parent's pipe."""
     signal.set_wakeup_fd(-1)

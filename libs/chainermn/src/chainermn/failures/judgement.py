@@ -1,4 +1,4 @@
-"""What is wrong with a job, judged by what its ranks report. No input or output here."""
+"""Decide what is wrong with a job from the reports of its ranks, without input or output."""
 
 from __future__ import annotations
 
@@ -7,38 +7,39 @@ from dataclasses import dataclass, field
 
 from chainermn.failures.wait import Wait
 
-# A collective to which all ranks have come, but which does not end, may just be a large one.
+# Stall limits for a collective that all ranks have reached: it may simply be a large one.
 _LIMITS_IF_COMPLETE = 10
 _MOST_LINES = 16
 
 REMEDY = (
-    "All ranks have to make the same calls in the same order, as often. CHAINERMN_STALL_LIMIT "
-    "sets after how many seconds waiting is looked into, 0 for never; now it is {limit:g}."
+    "All ranks must make the same calls in the same order, the same number of times. "
+    "CHAINERMN_STALL_LIMIT sets after how many seconds of waiting or silence ChainerMN looks for "
+    "the cause, 0 for never; it is now {limit:g}."
 )
 
 
 @dataclass
 class RankState:
-    """What is known of a rank.
+    """What is known about a rank.
 
     Attributes
     ----------
     rank : int
-        Its number in ``COMM_WORLD``.
+        Rank in ``COMM_WORLD``.
     host : str
     pid : int
     main_wait : Wait or None
-        The call that its main thread is in; ``since`` is on the clock of who judges.
+        Call of its main thread; ``since`` is on the clock of the `Judge`.
     other_waits : list of Wait
-        Those of other threads.
+        Calls of its other threads.
     counts : dict
-        How many calls it has begun, by stream.
+        Number of calls that it has begun, by stream.
     place : str
         Where its main thread is.
     left_at : float or None
-        When its script ended.
+        Time at which its script ended.
     silence : float
-        Seconds since it last reported.
+        Seconds since its last report.
     """
 
     rank: int
@@ -53,16 +54,16 @@ class RankState:
 
     @property
     def name(self) -> str:
-        """What the user calls it."""
+        """Rank and host, for messages."""
         return f"rank {self.rank} on {self.host}"
 
     @property
     def waits(self) -> list[Wait]:
-        """The calls of all threads."""
+        """Calls of all threads."""
         return [*([self.main_wait] if self.main_wait else []), *self.other_waits]
 
     def has_come_to(self, wait: Wait) -> bool:
-        """Tell whether it has begun what is the counterpart of a call of another rank."""
+        """Tell whether it has begun its part of another rank's call."""
         for own in self.waits:
             if (own.stream, own.number) == (wait.stream, wait.number):
                 return own.operation == wait.operation or own.is_message
@@ -76,11 +77,11 @@ class Verdict:
     Attributes
     ----------
     text : str
-        For the user.
+        Message for the user.
     subject : str
-        What it is about: the same thing is not worth telling again and again.
+        Identifies the problem, so that the user is not warned of the same one all the time.
     is_fatal : bool
-        Whether the job has to be ended.
+        Whether the job has to end.
     """
 
     text: str
@@ -95,9 +96,9 @@ class Judge:
     ----------
     ranks : iterable of RankState
     now : float
-        On the clock of ``Wait.since``.
+        Time, on the clock of ``Wait.since``.
     limit : float
-        After how many seconds silence and waiting are looked into; 0: never.
+        Seconds of silence or waiting that count as a failure; 0 for no limit.
     """
 
     def __init__(self, ranks: Iterable[RankState], now: float, limit: float) -> None:
@@ -108,13 +109,13 @@ class Judge:
         self._remedy = REMEDY.format(limit=limit)
 
     def verdicts(self) -> list[Verdict]:
-        """Return what is wrong, the fatal first."""
+        """Return what is wrong, fatal problems first."""
         rules = (self._missed, self._silent, self._deadlocked, self._stalled, self._lingering)
         found = [verdict for rule in rules for verdict in rule()]
         return sorted(found, key=lambda verdict: not verdict.is_fatal)
 
     def _missed(self) -> Iterator[Verdict]:
-        """Find calls that cannot end, as a rank has left without making them."""
+        """Find calls that cannot end because a rank has left without making them."""
         if all(state.left_at is None for state in self._ranks.values()):
             return
         for wait in self._calls():
@@ -126,17 +127,17 @@ class Judge:
                 )
 
     def _silent(self) -> Iterator[Verdict]:
-        """Find ranks of which nothing is heard."""
+        """Find ranks that no longer report."""
         for state in self._ranks.values():
             if state.silence > self._limit:
                 yield self._fatal(
                     f"{state.name} (process {state.pid}) has been silent for "
                     f"{state.silence:.0f} s: it is stopped, or its host or the network is down. "
-                    f"When last heard of, it {self._doing(state)}.{self._waited_for(state)}"
+                    f"By its last report, it {self._doing(state)}.{self._waited_for(state)}"
                 )
 
     def _deadlocked(self) -> Iterator[Verdict]:
-        """Find ranks that wait for each other: each for one of the same ranks."""
+        """Find ranks that wait for each other: each waits for another of them."""
         blocked = {
             state.rank: wait
             for state in self._ranks.values()
@@ -157,7 +158,7 @@ class Judge:
                 del blocked[rank]
 
     def _stalled(self) -> Iterator[Verdict]:
-        """Find calls that take long, for whatever reason."""
+        """Find calls that take a long time, for any reason."""
         for wait in self._calls():
             seconds = self._now - wait.since
             if seconds < self._limit:
@@ -165,7 +166,7 @@ class Judge:
             if self._missing(wait):
                 yield self._warning(
                     f"ranks have waited for {seconds:.0f} s for others. If these are meant to "
-                    f"take so long, nothing is wrong.\n{self._shown(wait)}",
+                    f"take this long, nothing is wrong.\n{self._shown(wait)}",
                     f"{wait.stream} {wait.number}",
                 )
                 continue
@@ -176,25 +177,25 @@ class Judge:
                 yield self._fatal(text)
 
     def _lingering(self) -> Iterator[Verdict]:
-        """Find ranks that wait for the end of the others."""
+        """Find ranks that wait for the others to end."""
         here = [state for state in self._ranks.values() if state.left_at is None]
         for state in self._ranks.values():
             if here and state.left_at is not None and self._now - state.left_at > self._limit:
                 lines = [f"  {other.name} {self._doing(other)}" for other in here]
                 yield self._warning(
                     f"{state.name} ended its script {self._now - state.left_at:.0f} s ago. If the "
-                    f"others are meant to take so long, nothing is wrong.\n{_cut(lines)}",
+                    f"others are meant to take this long, nothing is wrong.\n{_cut(lines)}",
                     "lingering",
                 )
 
     def _waited_for(self, state: RankState) -> str:
-        """Return the first of the calls in which others wait for a rank; nothing if none does."""
+        """Describe the first call in which others wait for a rank, if there is any."""
         calls = [wait for wait in self._calls() if state in self._missing(wait)]
         first = min(calls, key=lambda wait: wait.since, default=None)
         return f"\n{self._shown(first)}" if first else ""
 
     def _calls(self) -> list[Wait]:
-        """Return the calls that ranks are in, each once, as the first to come is in it."""
+        """Return the calls that ranks are in, each once, as made by the first rank."""
         calls: dict[tuple[str, int, str], Wait] = {}
         for state in self._ranks.values():
             for wait in state.waits:
@@ -210,7 +211,7 @@ class Judge:
         ]
 
     def _missing(self, wait: Wait) -> list[RankState]:
-        """Return the ranks that have not come to a call."""
+        """Return the ranks that have not reached a call."""
         if wait.key not in self._missing_by_call:
             self._missing_by_call[wait.key] = [
                 member for member in self._members(wait) if not member.has_come_to(wait)
@@ -233,7 +234,7 @@ class Judge:
             return f"is at {state.place}"
         seconds = self._now - state.main_wait.since
         caller = state.main_wait.caller and f"called by {state.main_wait.caller}, "
-        return f"is in {state.main_wait.name} since {seconds:.1f} s, {caller}at {state.place}"
+        return f"has been in {state.main_wait.name} for {seconds:.1f} s, {caller}at {state.place}"
 
     def _fatal(self, text: str) -> Verdict:
         return Verdict(f"{text}\n{self._remedy}", "", is_fatal=True)
@@ -243,7 +244,7 @@ class Judge:
 
 
 def _advice(states: Iterable[RankState]) -> str:
-    """Return what to do where only some of these ranks are in an extension; mostly nothing."""
+    """Return what to do if only some of these ranks are in an extension."""
     callers = {state.main_wait.caller if state.main_wait else "" for state in states}
     if len(callers) == 1:
         return ""

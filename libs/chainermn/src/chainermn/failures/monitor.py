@@ -1,4 +1,8 @@
-"""The process that hears all ranks, and says when the job has to end. It runs beside rank 0."""
+"""Process beside rank 0 that hears all ranks, and decides when the job has to end.
+
+A process, because rank 0 may itself be stopped or stuck in C code. MPICH 5.0.2 and Open MPI 5.0.11
+both wait forever for a rank that stops, or that calls ``sys.exit`` while others wait for it.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,7 @@ import selectors
 import socket
 import subprocess
 import time
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from chainermn.failures.channel import Channel, Message, listen, own_addresses
 from chainermn.failures.clock import AwakeClock
@@ -20,15 +23,14 @@ from chainermn.failures.judgement import Judge, RankState
 from chainermn.failures.processes import Process, find, launchers_of
 from chainermn.failures.wait import Wait
 
-# Once a rank is gone mpiexec may end the job by itself, and then its exit code tells how.
+# Once a rank is gone, mpiexec may end the job by itself, with the exit code that fits.
 _SECONDS_FOR_MPIEXEC = 1.0
-# For ranks to be gone in the end.
+# For ranks to end.
 _SECONDS_FOR_RANKS = 15.0
 
 
-@dataclass(frozen=True)
-class Invitation:
-    """How to reach a monitor, and what it expects.
+class Invitation(NamedTuple):
+    """How a rank reaches the monitor.
 
     Attributes
     ----------
@@ -36,9 +38,9 @@ class Invitation:
     addresses : list of str
     port : int
     token : str
-        Who does not know it is not listened to.
+        Secret of the job: messages from anybody who does not know it are ignored.
     limit : float
-        Seconds of silence or of waiting after which something is wrong; 0: never.
+        Seconds of silence or waiting that count as a failure; 0 for no limit.
     period : float
         Seconds between two reports.
     """
@@ -52,17 +54,12 @@ class Invitation:
 
 
 def start_monitor(size: int, limit: float) -> tuple[Invitation, subprocess.Popen[bytes]]:
-    """Start a monitor beside this rank, for about ``size`` ranks.
-
-    Returns
-    -------
-    (Invitation, subprocess.Popen)
-        How to join it; and its process, which ends when all ranks have left.
+    """Start a monitor for ``size`` ranks; return also its process, which ends with the last rank.
 
     Raises
     ------
     OSError
-        If there can be no socket or no process.
+        If no socket or process can be had.
     """
     with listen() as listener:
         invitation = Invitation(
@@ -71,31 +68,27 @@ def start_monitor(size: int, limit: float) -> tuple[Invitation, subprocess.Popen
             listener.getsockname()[1],
             os.urandom(16).hex(),
             limit,
-            # Not more reports a second than one process takes without effort.
+            # One process handles this many reports per second with ease.
             max(min(1.0, limit / 10) if limit else 1.0, size / 500),
         )
-        arguments = {
-            "listener": listener.fileno(),
-            "invitation": asdict(invitation),
-            "pid": os.getpid(),
-        }
+        arguments = {"listener": listener.fileno(), "invitation": invitation, "pid": os.getpid()}
         return invitation, start_helper("monitor", arguments, [listener.fileno()])
 
 
-def main(listener: int, invitation: dict[str, Any], pid: int) -> None:
-    """Run a monitor: what `start_monitor` has started comes here."""
-    Monitor(socket.socket(fileno=listener), Invitation(**invitation), find(pid)).run()
+def main(listener: int, invitation: list[Any], pid: int) -> None:
+    """Run a monitor, in the process that `start_monitor` starts."""
+    Monitor(socket.socket(fileno=listener), Invitation(*invitation), find(pid)).run()
 
 
 class Monitor:
-    """Hears the reports of all ranks.
+    """Receives the reports of all ranks.
 
     Parameters
     ----------
     listener : socket.socket
     invitation : Invitation
     starter : Process or None
-        The rank that has started this process; None if it has ended already.
+        The rank that has started this process; None if it has already ended.
     """
 
     def __init__(
@@ -183,30 +176,28 @@ class Monitor:
         self._heard_at[state.rank] = self._clock.read()
         if kind == "report":
             self._note(state, message)
-        if kind == "failing" and not self._is_ending:  # and prints by itself what has failed
+        if kind == "failing" and not self._is_ending:  # the rank itself prints why
             self._is_ending, self._first = True, state.rank
             self._reason = message["reason"]
             self._tell_at = self._clock.read()
         if not self._is_over and all(m.left_at is not None for m in self._members.values()):
-            self._release()
+            self._is_over = True
+            self._broadcast({"kind": "go"})
 
     def _note(self, state: RankState, report: Message) -> None:
+        now = self._clock.read()
+
         def wait(
             stream: str, number: int, operation: str, members: str, seconds: float, caller: str
         ) -> Wait:
-            return Wait(stream, number, operation, members, self._clock.read() - seconds, caller)
+            return Wait(stream, number, operation, members, now - seconds, caller)
 
         state.main_wait = wait(*report["main"]) if report["main"] else None
         state.other_waits = [wait(*other) for other in report["others"]]
         state.counts.update(report["counts"])
         state.place = report["place"]
         if report["left"] and state.left_at is None:
-            state.left_at = self._clock.read()
-
-    def _release(self) -> None:
-        """Let the ranks go, as all have come to their end."""
-        self._is_over = True
-        self._broadcast({"kind": "go"})
+            state.left_at = now
 
     def _judge(self) -> None:
         now, limit = self._clock.read(), self._invitation.limit
@@ -221,7 +212,7 @@ class Monitor:
                 print_at_once(f"chainermn: {verdict.text}")
 
     def _end(self, text: str, patience: float = SECONDS_FOR_OUTPUT) -> None:
-        """Say why the job has to end, unless that is known already; soon after that, end it."""
+        """Print why the job has to end, unless it is already ending, and end it soon after."""
         if not self._is_ending:
             print_at_once(f"chainermn: {text}\nThe whole job is being ended.")
             self._is_ending = True
@@ -238,9 +229,9 @@ class Monitor:
         self._give_up_at = now + _SECONDS_FOR_RANKS
 
     def _end_mpiexec(self) -> None:
-        """Kill MPICH's mpiexec, which may take a rank that called os._exit(0) for a success.
+        """Kill MPICH's mpiexec, which exits with 0 if a rank has called ``os._exit(0)``.
 
-        It is still there, waiting for this process, which holds the standard error of a rank.
+        It is still there, because this process keeps the standard error of a rank open.
         """
         if not any(launcher.name.startswith("hydra_") for launcher in self._launchers):
             return

@@ -1,7 +1,4 @@
-"""The processes of this host, from ``/proc``. Elsewhere than on Linux there seem to be none.
-
-Imports nothing but the standard library: `starting` runs without Chainer and MPI.
-"""
+"""Processes of this host, from ``/proc``; on systems other than Linux, none are found."""
 
 from __future__ import annotations
 
@@ -11,10 +8,10 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# By their names, of which Linux keeps 15 characters.
+# Starts of their names, of which Linux keeps 15 characters.
 _LAUNCHERS = ("hydra_", "mpiexec", "mpirun", "orted", "orterun", "prted", "prterun")
 
-#: How MPICH and Open MPI tell a process its rank, their number, and that of those on its host.
+#: Variables of MPICH and Open MPI: the rank, the number of ranks, and that on the same host.
 RANK_VARIABLES = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -31,7 +28,7 @@ class Process:
     name : str
     parent : int
     started : str
-        With the pid it tells a process from a later one that has got the same pid.
+        Start time, which tells apart processes that get the same pid one after the other.
     """
 
     pid: int
@@ -41,11 +38,11 @@ class Process:
 
     @property
     def is_launcher(self) -> bool:
-        """Whether it is MPI's: ``mpiexec``, or what that starts on each host."""
+        """Whether it is ``mpiexec``, or the daemon that it starts on each host."""
         return self.name.startswith(_LAUNCHERS)
 
     def is_alive(self) -> bool:
-        """Tell whether it has not ended yet."""
+        """Tell whether it is still running."""
         return find(self.pid) == self
 
     def kill(self) -> None:
@@ -56,7 +53,7 @@ class Process:
 
 
 def find(pid: int) -> Process | None:
-    """Return a process by its number; None if there is none, or it is dead."""
+    """Return a process by its number; None if it does not exist or is dead."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -67,7 +64,7 @@ def find(pid: int) -> Process | None:
 
 
 def all_processes() -> list[Process]:
-    """Return every process that this one can see."""
+    """Return all processes that this one can see."""
     try:
         pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
     except OSError:
@@ -76,9 +73,9 @@ def all_processes() -> list[Process]:
 
 
 def launchers_of(pid: int) -> list[Process]:
-    """Return what of MPI's started a process, nearest first: at most a daemon and ``mpiexec``.
+    """Return the daemon and the ``mpiexec`` that started a process, nearest first.
 
-    Wrappers, such as a shell, may be between it and the first of them.
+    Wrappers, such as a shell, may lie between the process and the first of them.
     """
     found: list[Process] = []
     process = find(pid)
@@ -92,9 +89,9 @@ def launchers_of(pid: int) -> list[Process]:
 
 
 def launched_as() -> tuple[int, int] | None:
-    """Return the rank of this process and the number of ranks, as mpiexec has told it.
+    """Return the rank of this process and the number of ranks, as set by mpiexec.
 
-    None if it is not one that MPI has started itself: a rank's children inherit its variables.
+    None unless mpiexec started this very process: a rank's children inherit its variables.
     """
     me = find(os.getpid())
     launchers = launchers_of(os.getpid())
@@ -107,7 +104,7 @@ def launched_as() -> tuple[int, int] | None:
 
 
 def family_of(pid: int) -> list[Process]:
-    """Return the process and all that descend from it, it first."""
+    """Return the process, followed by all its descendants."""
     everything = all_processes()
     family = [process for process in everything if process.pid == pid]
     for member in family:
@@ -116,7 +113,7 @@ def family_of(pid: int) -> list[Process]:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """Return the variables with which a process was started; none if it cannot be asked."""
+    """Return the variables with which a process was started; none if they cannot be read."""
     try:
         entries = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
     except OSError:

@@ -1,22 +1,16 @@
-"""What users can set by environment variables."""
+"""Settings that users make by environment variables."""
 
 from __future__ import annotations
 
 import os
 
-#: Seconds of silence, or of waiting, after which something is wrong; 0 for never.
+#: Seconds of silence or waiting that count as a failure; 0 for no limit.
 STALL_LIMIT = "CHAINERMN_STALL_LIMIT"
 _DEFAULT = 300.0
 
 
 def stall_limit() -> float:
-    """Return the limit that is set.
-
-    Raises
-    ------
-    ValueError
-        If it is no number of seconds.
-    """
+    """Return `STALL_LIMIT` in seconds; raise ValueError if it is not a number of seconds."""
     text = os.environ.get(STALL_LIMIT, "")
     try:
         limit = float(text or _DEFAULT)

@@ -1,7 +1,7 @@
-"""Where the main thread is, as seen by another one.
+"""Find out where the main thread is, from another thread.
 
-``sys._current_frames`` is not for that: frames that another thread still runs were seen to crash
-CPython 3.11 when they were looked at. `faulthandler` makes no objects of them.
+Not by ``sys._current_frames``: looking at a frame that another thread is running crashed CPython
+3.11. `faulthandler` creates no frame objects.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _lock = threading.Lock()
 
 
 class Place(NamedTuple):
-    """A line of a program."""
+    """A line of a program, and its function."""
 
     file: str
     line: str
@@ -29,7 +29,7 @@ class Place(NamedTuple):
 
 
 def main_stack() -> list[Place]:
-    """Return where the main thread is, the innermost call first; at most 100 calls."""
+    """Return the calls of the main thread, innermost first, up to 100."""
     ident = threading.main_thread().ident or 0
     stacks = _all_stacks().split("hread 0x")  # "Thread" or "Current thread"
     mine = next((stack for stack in stacks if stack.startswith(f"{ident:016x}")), "")
@@ -47,7 +47,7 @@ def _all_stacks() -> str:
 
 @functools.cache
 def _scratch_file() -> int:
-    # Not a pipe, which could be full; in memory where there is such a file, lest a disk be.
+    # Not a pipe or a disk, either of which may be full.
     if hasattr(os, "memfd_create"):
         return os.memfd_create("stacks")
     import tempfile  # not needed on Linux

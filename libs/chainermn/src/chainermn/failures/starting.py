@@ -1,4 +1,4 @@
-"""Watch over the start of a job, when ranks wait for each other inside of MPI."""
+"""Watch a job start, while ranks wait for each other inside MPI."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from chainermn.failures.settings import stall_limit
 
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
-    """Watch over this rank while it initialises MPI and first meets the others.
+    """Watch this rank, by a `guard`, while it initialises MPI and first meets the others.
 
-    No thread of the process runs meanwhile, so another process does that: `guard`. From then on a
-    crash prints where it was (`faulthandler`). A rank that is watched already needs no guard.
+    From then on, a crash prints the stack (`faulthandler`). A rank that is already watched needs
+    no guard.
 
     Raises
     ------
     ValueError
-        If the stall limit that is set is no number.
+        If the stall limit is not a number of seconds.
     """
     limit = stall_limit()
     if not faulthandler.is_enabled():
@@ -48,7 +48,7 @@ def starting() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupts_end_the_process() -> Iterator[None]:
-    """Let an interrupt end the process at once, as Python does not come to handle it."""
+    """Let an interrupt end the process at once: Python cannot handle it inside MPI."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield

@@ -1,4 +1,4 @@
-"""A call that needs other ranks, as ranks report it to each other."""
+"""A call that needs other ranks, as ranks report it to the monitor."""
 
 from __future__ import annotations
 
@@ -6,28 +6,27 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-#: What a stream of messages has in its name, between the communicator and the two ranks.
+#: Separates the communicator from the two ranks in the name of a stream of messages.
 MESSAGES = ", messages from rank "
 
 
 class Wait(NamedTuple):
-    """A call that is under way.
+    """A call in progress.
 
     Attributes
     ----------
     stream : str
-        Among whose calls it is numbered.
+        Calls are numbered within a stream: a communicator, or messages between two of its ranks.
     number : int
-        From 1.
+        Counted from 1.
     operation : str
-        As the user called it.
+        Name of the method that the user called.
     members : str
-        The ranks that it needs, as from `as_ranges`.
+        Ranks that must make the call, as returned by `as_ranges`.
     since : float
-        By ``time.monotonic``.
+        Start of the call, by ``time.monotonic``.
     caller : str
-        The part of the program that makes it, as ``extension 'validation' (Evaluator)``; empty
-        if that is not known.
+        Part of the program that makes it, as ``extension 'validation' (Evaluator)``, if known.
     """
 
     stream: str
@@ -39,27 +38,27 @@ class Wait(NamedTuple):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The members."""
+        """Ranks that must make the call."""
         return from_ranges(self.members)
 
     @property
     def key(self) -> tuple[str, int, str]:
-        """What ranks that are in the same call have in common, messages apart."""
+        """The same on all ranks that are in the same collective."""
         return self.stream, self.number, self.operation
 
     @property
     def is_message(self) -> bool:
-        """Whether it is between two ranks; they call it differently."""
+        """Whether it is a message, for which the two ranks call different methods."""
         return MESSAGES in self.stream
 
     @property
     def name(self) -> str:
-        """What the user calls it."""
+        """Name of the call in messages."""
         return f"{self.operation} (call {self.number} on {self.stream})"
 
 
 def as_ranges(ranks: Sequence[int]) -> str:
-    """Return ranks in short, as in ``0-2,5``."""
+    """Abbreviate a list of ranks, as in ``0-2,5``."""
     parts: list[list[int]] = []
     for rank in ranks:
         if parts and rank == parts[-1][-1] + 1:
@@ -71,6 +70,6 @@ def as_ranges(ranks: Sequence[int]) -> str:
 
 @functools.lru_cache(1024)
 def from_ranges(ranges: str) -> tuple[int, ...]:
-    """Return the ranks of which `as_ranges` makes ``ranges``."""
+    """Return the ranks that `as_ranges` has abbreviated."""
     bounds = [[int(rank) for rank in part.split("-")] for part in ranges.split(",")]
     return tuple(rank for bound in bounds for rank in range(bound[0], bound[-1] + 1))

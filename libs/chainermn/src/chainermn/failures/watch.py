@@ -1,4 +1,4 @@
-"""The watch: each rank reports what it does, rank 0 listens, and all end when one has failed."""
+"""The watch: every rank reports to the monitor what it does, and ends when it is told to."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from chainermn.failures.wait import Wait, as_ranges
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# How long a rank that fails waits to hear whether another one has failed alike.
+# Seconds that a failing rank waits to learn whether another one has failed in the same way.
 _SECONDS_FOR_AN_ANSWER = 1.0
-#: The reason of ranks that an interrupt ends, wherever they are.
+#: Reason of ranks that an interrupt ends, wherever they are.
 INTERRUPTED = "interrupted"
-# What several ranks notice they say in turn, until one of them has ended the job.
+# Ranks that notice the same thing speak in turn, until one has ended the job.
 _SECONDS_FOR_EACH = 0.3
 _MOST_SECONDS = 3.0
-# At its end a rank looks that often whether MPI has something to do.
+# While a rank waits at its end, it gives MPI a chance to send messages this often.
 _SECONDS_BETWEEN_PROBES = 0.02
 
 _watch: Watch | None = None
@@ -46,14 +46,14 @@ _has_joined = False
 
 
 def join(mpi_comm: MPI.Intracomm) -> None:
-    """Watch over the ranks of ``mpi_comm`` from now on, and be watched over. Collective.
+    """Start to watch the ranks of ``mpi_comm``; a collective call.
 
-    A process has one watch: nothing happens on ranks that have joined before.
+    A process has one watch: nothing changes on ranks that have joined before.
 
     Warns
     -----
     UserWarning
-        If the ranks cannot connect to each other: what needs that is not noticed then.
+        If ranks cannot connect to the monitor: MPI alone notices their failures.
     """
     global _watch, _monitor, _hold, _has_joined
     ranks = world_ranks(mpi_comm)
@@ -79,9 +79,9 @@ def join(mpi_comm: MPI.Intracomm) -> None:
     ]
     if unwatched and mpi_comm.rank == 0:
         warnings.warn(
-            f"ranks {as_ranges(unwatched)} cannot connect to rank {ranks[0]} by TCP at any port, "
-            "as a firewall may forbid. If one of them fails in a way that MPI does not see, the "
-            "others will wait for ever",
+            f"ranks {as_ranges(unwatched)} cannot connect to rank {ranks[0]} by TCP on any port, "
+            "perhaps because of a firewall. If one of them fails in a way that MPI does not see, "
+            "the others will wait forever",
             stacklevel=3,
         )
 
@@ -92,23 +92,23 @@ def is_on() -> bool:
 
 
 def say_failing(reason: str) -> bool:
-    """Tell the other ranks that this one is about to say what has failed, and to end the job.
+    """Announce that this rank is about to print what has failed, and to end the job.
 
     Parameters
     ----------
     reason : str
-        The same on ranks that fail in the same way: one of them is enough to say it.
+        The same on ranks that fail in the same way: only one of them prints it.
 
     Returns
     -------
     bool
-        Whether this rank has to say it: no other one was first with the same reason.
+        Whether this rank has to print it, because no other one was first with the same reason.
     """
     return _watch is None or _watch.say_failing(reason)
 
 
 def leave() -> None:
-    """Wait until all ranks have come to the end of their scripts, and watch until then."""
+    """Wait, while watching, until all ranks have reached the end of their scripts."""
     if _watch is not None:
         _watch.leave()
     if _monitor is not None:
@@ -128,7 +128,7 @@ def _doing() -> str:
 
 
 def _stop_in_child() -> None:
-    """Make a forked child forget the watch, which its parent goes on with."""
+    """Make a forked child forget the watch, which its parent keeps."""
     global _watch, _monitor, _hold
     if _watch is not None:
         _watch.close_in_child()
@@ -138,15 +138,15 @@ def _stop_in_child() -> None:
 
 
 class Watch(threading.Thread):
-    """Reports what this rank does, and hears what becomes of the job.
+    """Thread that reports what this rank does, and ends it when the monitor says so.
 
     Parameters
     ----------
     invitation : Invitation
     rank : int
-        This one, in ``COMM_WORLD``.
+        Rank of this process in ``COMM_WORLD``.
     channel : Channel
-        To the monitor.
+        Connection to the monitor.
     """
 
     def __init__(self, invitation: Invitation, rank: int, channel: Channel) -> None:
@@ -167,14 +167,14 @@ class Watch(threading.Thread):
         self._counts: dict[str, int] = {}
         self._is_leaving = self._is_over = False
         self._released = threading.Event()
-        # Who ends the job, and for which reason.
+        # The rank that ends the job, and its reason.
         self._told_to_end = threading.Event()
         self._first: int | None = None
         self._reason = ""
 
     @classmethod
     def accept(cls, invitation: Invitation, rank: int) -> Watch | None:
-        """Join a monitor and start the watch; None if there is no connection to it."""
+        """Join a monitor and start the watch; return None if the monitor cannot be reached."""
         channel = connect(invitation.addresses, invitation.port, {"token": invitation.token})
         if channel is None:
             return None
@@ -204,14 +204,14 @@ class Watch(threading.Thread):
             if self._interrupts.are_ignored():
                 end_job(
                     f"chainermn: {self._me} was interrupted while it was at "
-                    f"{activity.place()}, and has not reacted. The whole job is being ended.",
+                    f"{activity.place()}, and did not react. The whole job is being ended.",
                     after=self._turn,
                 )
         self._channel.close()
         self._released.set()
 
     def say_failing(self, reason: str) -> bool:
-        """See `say_failing`. Not for the thread of the watch, which has to hear the answer."""
+        """See `say_failing`. Must not run in the thread of the watch, which hears the answer."""
         self._channel.send({"kind": "failing", "reason": _digest(reason)})
         self._told_to_end.wait(_SECONDS_FOR_AN_ANSWER)
         return self._first == self._rank or self._reason != _digest(reason)
@@ -223,7 +223,7 @@ class Watch(threading.Thread):
         mpi: Any = sys.modules["mpi4py.MPI"]
         try:
             while not self._released.wait(_SECONDS_BETWEEN_PROBES):
-                # What this rank has sent may not have gone yet, and goes in MPI's calls only.
+                # Messages of this rank may still be on their way, and only MPI's calls move them.
                 if not mpi.Is_finalized():
                     mpi.COMM_WORLD.Iprobe()
         except KeyboardInterrupt:
@@ -234,7 +234,7 @@ class Watch(threading.Thread):
             )
 
     def close_in_child(self) -> None:
-        """Close a forked child's copies of the connections, which the parent keeps."""
+        """Close a forked child's copies of the connections."""
         stop_in_child()
         self._channel.close()
         self._selector.close()
@@ -247,7 +247,7 @@ class Watch(threading.Thread):
 
     @property
     def _turn(self) -> float:
-        """Seconds to wait when several ranks may be about to say the same."""
+        """Seconds to wait if other ranks may be about to print the same."""
         return min(self._rank * _SECONDS_FOR_EACH, _MOST_SECONDS)
 
     def _hear(self) -> None:
@@ -256,7 +256,7 @@ class Watch(threading.Thread):
         except ConnectionError:
             end_job(
                 "chainermn: the process that watches over the job on "
-                f"{self.invitation.host} has been killed. So says {self._me}.\n"
+                f"{self.invitation.host} has been killed. Reported by {self._me}.\n"
                 "The whole job is being ended.",
                 after=self._turn,
             )
@@ -297,7 +297,7 @@ class Watch(threading.Thread):
         if limit and silence > limit:
             end_job(
                 f"chainermn: nothing has come from {self.invitation.host} for {silence:.0f} s: "
-                f"that host or the network is down. So says {self._me}, {_doing()}.\n"
+                f"that host or the network is down. Reported by {self._me}, {_doing()}.\n"
                 "The whole job is being ended.",
                 after=self._turn,
             )

@@ -1,4 +1,4 @@
-"""Devices by number, as in the original `chainermn.testing`."""
+"""Look up a device by its number."""
 
 from __future__ import annotations
 
@@ -6,19 +6,12 @@ import chainer
 
 
 def get_device(device_id: int | None = None, use_chainerx: bool = False) -> chainer.backend.Device:
-    """Return the GPU of this number, or the CPU without one.
-
-    Parameters
-    ----------
-    device_id : int, optional
-        Number of the GPU on this host.
-    use_chainerx : bool
-        Not supported: must be False.
+    """Return the GPU ``device_id``, or the CPU if it is None.
 
     Raises
     ------
     ValueError
-        If ``use_chainerx`` is True.
+        If ``use_chainerx``, which is not supported.
     """
     if use_chainerx:
         raise ValueError("ChainerX arrays are not supported; use NumPy's or CuPy's")

@@ -1,4 +1,4 @@
-"""Run jobs of several ranks, and leave none of their processes behind."""
+"""Run jobs of several ranks, and leave no process behind."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ __all__ = [
     "run_job",
 ]
 
-# Seconds for the other processes to end after mpiexec: the daemons of Open MPI take a moment, and
-# longer on a busy machine. Any that live on were left behind.
+#: Seconds for processes to end after ``mpiexec``: Open MPI's daemons take a moment, more on a busy
+#: machine. Processes that outlive it have been left behind.
 _GRACE = 20.0
-#: All processes of a job inherit this variable, by which strays are found.
+#: Every process of a job inherits this variable, by which processes left behind are found.
 JOB_VARIABLE = "CHAINERMN_TESTING_JOB"
 
 
@@ -48,14 +48,13 @@ class JobResult:
     returncode : int
         Exit code of ``mpiexec``.
     stdout, stderr : str
-        Output of all ranks together, without the notes of ``chainermn.notes``, which depend on
-        the machine.
+        Output of all ranks, without notes (``chainermn.notes``), which depend on the machine.
     seconds : float
-        Wall time until ``mpiexec`` ended or was killed.
+        Wall time of ``mpiexec``.
     timed_out : bool
         Whether the job was killed because it took too long.
     left_behind : list of str
-        Command lines of processes that outlived ``mpiexec``, and were then killed.
+        Command lines of processes that outlived ``mpiexec`` and were then killed.
     """
 
     returncode: int
@@ -76,7 +75,7 @@ class Job:
     arguments : sequence of str
         Arguments of each rank's Python: a script and its arguments, or ``-m module``.
     env : mapping, optional
-        Environment variables set in addition to those of this process.
+        Environment variables, added to those of this process.
     cwd : path, optional
         Working directory of the ranks.
     """
@@ -90,7 +89,7 @@ class Job:
         cwd: str | os.PathLike[str] | None = None,
     ) -> None:
         self._mark = uuid.uuid4().hex
-        # Not pipes: a stray process that keeps one open would block the reader.
+        # Files, not pipes: a process left behind would keep a pipe open and block the reader.
         self._out = tempfile.TemporaryFile()  # noqa: SIM115 - closed by kill
         self._err = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
@@ -105,8 +104,8 @@ class Job:
         self._started = time.monotonic()
 
     def processes(self) -> list[psutil.Process]:
-        """Return every living process of the job, ``mpiexec`` included."""
-        found = []
+        """Return all running processes of the job, including ``mpiexec``."""
+        mine = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if (
@@ -120,7 +119,7 @@ class Job:
         """Return standard output and standard error so far."""
         texts = []
         for stream in (self._out, self._err):
-            # read() would move the position at which the job writes.
+            # Reading would move the position at which the job writes.
             written = os.pread(stream.fileno(), os.fstat(stream.fileno()).st_size, 0)
             texts.append(written.decode(errors="replace").replace("\0", ""))
         return texts[0], texts[1]
@@ -149,7 +148,7 @@ class Job:
             self.process.wait(timeout=timeout)
         except subprocess.TimeoutExpired:
             timed_out = True
-        except BaseException:  # Ctrl-C does not reach the ranks, which have their own session
+        except BaseException:  # an interrupt, which does not reach the ranks' session
             self.kill()
             raise
         seconds = time.monotonic() - self._started
@@ -173,8 +172,8 @@ def run_job(
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
 ) -> JobResult:
-    """Run ``mpiexec -n ranks python *arguments``, for at most ``timeout`` seconds.
+    """Run ``mpiexec -n ranks python *arguments``, at most ``timeout`` seconds.
 
-    A job that fails raises nothing: look at the :class:`JobResult`.
+    Never raises if the job fails: see the :class:`JobResult`.
     """
     return Job(ranks, arguments, env=env, cwd=cwd).wait(timeout)

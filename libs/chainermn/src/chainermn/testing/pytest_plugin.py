@@ -1,11 +1,10 @@
 """Pytest plugin: ``@pytest.mark.mpi(2)`` runs a test on two ranks under a real ``mpiexec``.
 
-``@pytest.mark.mpi(1, 2, 3, timeout=10)`` runs it three times, on one, two and three ranks, each
-time for at most ten seconds. A test passes if it passes on every rank. Fixtures are set up on
-the ranks, not in the pytest process that you start: ``mpi_ranks`` is the number of ranks,
-``shared_tmp_path`` a directory that all ranks of a test share.
+``@pytest.mark.mpi(1, 2, 3, timeout=10)`` runs it three times, on one, two and three ranks, for at
+most ten seconds each time. A test passes if it passes on every rank. Fixtures are set up on the
+ranks: ``mpi_ranks`` is the number of ranks, ``shared_tmp_path`` a directory that they share.
 
-``pytest --mpi-ranks 2 --mpi-ranks 3`` runs marked tests on two and three ranks only.
+``pytest --mpi-ranks 2 --mpi-ranks 3`` deselects tests on other numbers of ranks.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from chainermn.testing.rank_pool import RankPool, RankPoolError, RankResult
 from chainermn.testing.rank_worker import PLUGIN_NAME
 
 DEFAULT_TIMEOUT = 30.0
-# Characters: a crash is described first; the stacks of all threads follow.
+# Enough for a crash with the stacks of all threads.
 _MOST_OUTPUT = 20_000
-_MARKER = "mpi(*ranks, timeout=30): run the test under mpiexec, once for each number of ranks"
+_MARKER = "mpi(*ranks, timeout=30): run once on each of these numbers of ranks"
 _GRAVITY = ("failed", "died", "hung", "skipped", "passed")
 
 
@@ -35,25 +34,25 @@ def _ranks(item: pytest.Item) -> int:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option ``--mpi-ranks``."""
+    """Add ``--mpi-ranks``."""
     parser.getgroup("chainermn").addoption(
         "--mpi-ranks",
         action="append",
         type=int,
         metavar="N",
-        help="run tests marked mpi on N ranks only; may be given several times",
+        help="deselect tests on other numbers of ranks; may be repeated",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker and, except on a rank, take over the tests that carry it."""
+    """Declare the marker; outside the ranks, take over the tests that carry it."""
     config.addinivalue_line("markers", _MARKER)
     if not config.pluginmanager.hasplugin(PLUGIN_NAME):
         config.pluginmanager.register(MpiRunner(config), "chainermn-mpi-runner")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrize a marked test with its numbers of ranks."""
+    """Repeat a marked test for each of its numbers of ranks."""
     marker = metafunc.definition.get_closest_marker("mpi")
     if marker is None:
         return
@@ -66,7 +65,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests on numbers of ranks that were not asked for."""
+    """Deselect numbers of ranks that were not asked for."""
     wanted = config.getoption("mpi_ranks")
     if wanted is not None:
         left_out = {item for item in items if _marker(item) and _ranks(item) not in wanted}
@@ -82,7 +81,7 @@ def mpi_ranks(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def shared_tmp_path(tmp_path: Path, mpi_ranks: int) -> Path:
-    """Return an empty directory, the same one on every rank of the test."""
+    """Return an empty directory, the same on all ranks of the test."""
     if mpi_ranks == 1:
         return tmp_path
     from mpi4py import MPI
@@ -91,7 +90,7 @@ def shared_tmp_path(tmp_path: Path, mpi_ranks: int) -> Path:
 
 
 class MpiRunner:
-    """Runs marked tests on pools of ranks, one pool per number of ranks."""
+    """Runs marked tests on pools of ranks, one for each number of ranks."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -110,7 +109,7 @@ class MpiRunner:
     def pytest_runtest_protocol(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> bool | None:
-        """Run a marked test on its ranks, and report their results."""
+        """Run a marked test on its ranks, and report the result."""
         marker = _marker(item)
         if marker is None:
             return None
@@ -118,7 +117,7 @@ class MpiRunner:
         for report in self._run(item, float(marker.kwargs.get("timeout", DEFAULT_TIMEOUT))):
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-        # Fixtures of earlier tests in this process that the next one does not share.
+        # Earlier tests of this process may have fixtures that the next one does not share.
         item.session._setupstate.teardown_exact(nextitem)
         return True
 
@@ -135,7 +134,7 @@ class MpiRunner:
             restore = self._config.hook.pytest_report_from_serializable
             return [restore(config=self._config, data=data) for data in results[0].reports]
         output = self._pools.pop(ranks).kill()
-        # pytest's summary shows the first line.
+        # Pytest's summary shows the first line: failures come first.
         results.sort(key=lambda result: _GRAVITY.index(result.status))
         text = "\n".join(self._describe(result, ranks, limit) for result in results)
         if output:
@@ -188,9 +187,9 @@ class MpiRunner:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
-        """End the ranks; fail the session if some do not end cleanly."""
+        """End the ranks; the session fails if they do not end cleanly."""
         interrupted = session.exitstatus == pytest.ExitCode.INTERRUPTED
-        while self._pools and not interrupted:  # inside a test they would not end
+        while self._pools and not interrupted:  # ranks in a test would not end
             _, pool = self._pools.popitem()
             if complaint := pool.close():
                 self._complaints.append(complaint)
@@ -199,12 +198,12 @@ class MpiRunner:
         yield
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Show which ranks did not end cleanly."""
+        """Report ranks that did not end cleanly."""
         for complaint in self._complaints:
             terminalreporter.section("ranks that did not end cleanly", red=True)
             terminalreporter.write_line(complaint)
 
     def pytest_unconfigure(self) -> None:
-        """Leave no rank behind after an internal error or an interrupt."""
+        """Kill the ranks after an internal error or an interrupt."""
         while self._pools:
             self._pools.popitem()[1].kill()

@@ -1,12 +1,11 @@
-"""Ranks that stay up between tests.
+"""Ranks that keep running between tests.
 
 Starting ``mpiexec`` and importing Chainer takes a second or more per rank, a test often only
-milliseconds. A pool starts its ranks once and gives them one test after the other. If a test
-fails on any rank, messages may still be in flight: the pool is killed, and the next test gets
-a new one.
+milliseconds. A pool starts its ranks once and gives them one test after another. If a test fails
+on any rank, messages may still be on their way, so the next test gets a fresh pool.
 
-Each rank runs its own pytest session (`rank_worker`), connected to the pool by a Unix socket, so
-that the death of a rank is noticed at once, whatever ``mpiexec`` does.
+Each rank is a pytest session (`rank_worker`) with a Unix socket to the pool, which notices at once
+if a rank dies, whatever ``mpiexec`` does.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from typing import Any
 from chainermn.testing.mpiexec import Job
 
 START_LIMIT = 120.0
-# For the others to finish once a rank has failed; those that wait for it never will.
+# Seconds for the other ranks to finish once one has failed; those that need it never will.
 GRACE_AFTER_FAILURE = 2.0
-# For a rank to write the stacks of its threads; the main thread comes last, perhaps cut off.
+# Seconds for a rank to write its stacks; the main thread comes last, and may be cut off.
 STACK_LIMIT = 5.0
 _ENDS_OF_STACKS = ("in _run_module_as_main", "...")
 
@@ -42,12 +41,12 @@ class RankResult:
     ----------
     rank : int
     status : str
-        ``'passed'``, ``'skipped'``, ``'failed'``, ``'hung'`` (still inside the test at its
-        time limit) or ``'died'`` (the process is gone).
+        ``'passed'``, ``'skipped'``, ``'failed'``, ``'hung'`` (still running after its time limit)
+        or ``'died'`` (the process is gone).
     reports : list of dict
         Serialised pytest reports, one per phase; empty for ``'hung'`` and ``'died'``.
     stack : str
-        Stacks of the rank's threads, for ``'hung'``.
+        For ``'hung'``: stacks of all threads.
     """
 
     rank: int
@@ -61,14 +60,14 @@ class RankPoolError(RuntimeError):
 
 
 class RankPool:
-    """Ranks under one ``mpiexec`` that run tests on demand.
+    """Processes under one ``mpiexec`` that run the tests that they are given.
 
     Parameters
     ----------
     ranks : int
         Number of ranks.
     pytest_arguments : sequence of str
-        Arguments of each rank's pytest session, including the test files.
+        Arguments of the pytest session on each rank, including the test files.
     """
 
     def __init__(self, ranks: int, pytest_arguments: Sequence[str]) -> None:
@@ -76,13 +75,11 @@ class RankPool:
         self._directory = Path(tempfile.mkdtemp(prefix="mpi"))
         listener = socket.socket(socket.AF_UNIX)
         address = self._directory / "socket"
-        with contextlib.chdir(address.parent):  # the full path may be too long for a socket
+        with contextlib.chdir(address.parent):  # a full path may be too long for a socket
             listener.bind(address.name)
         listener.listen(ranks)
-        self._job = Job(
-            ranks,
-            ["-m", "chainermn.testing.rank_worker", address, *pytest_arguments],
-        )
+        worker = ["-m", "chainermn.testing.rank_worker", address]
+        self._job = Job(ranks, [*worker, *pytest_arguments])
         self._connections: dict[Connection, int] = {}
         self._pids: dict[int, int] = {}
         try:
@@ -124,20 +121,7 @@ class RankPool:
         )
 
     def run(self, nodeid: str, limit: float) -> list[RankResult]:
-        """Run one test on every rank.
-
-        Parameters
-        ----------
-        nodeid : str
-            Name of the test, as pytest prints it.
-        limit : float
-            Time limit in seconds.
-
-        Returns
-        -------
-        list of RankResult
-            Results in the order of the ranks.
-        """
+        """Run one test, for at most ``limit`` seconds; return the result of each rank in order."""
         results: dict[int, RankResult] = {}
         for connection, rank in self._connections.items():
             try:
@@ -166,7 +150,7 @@ class RankPool:
         return [results[rank] for rank in range(self.ranks)]
 
     def _stack_of(self, rank: int) -> str:
-        """Get the stacks of the threads of a rank that is stuck, perhaps in C."""
+        """Return the stacks of a rank that is stuck, perhaps in C code."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pids[rank], signal.SIGUSR1)
         path = self._directory / f"stack{rank}"
@@ -179,7 +163,7 @@ class RankPool:
         return _without_pytest(stack) or "(it does not react to a signal either)"
 
     def close(self) -> str:
-        """Let the ranks end; return a complaint if they do not end cleanly, or ``''``."""
+        """Let the ranks end by themselves; return what went wrong, or ``''``."""
         for connection in self._connections:
             with contextlib.suppress(OSError):
                 connection.send(None)
@@ -195,7 +179,7 @@ class RankPool:
         return ""
 
     def kill(self) -> str:
-        """Kill the ranks; return the output of the job that pytest did not capture."""
+        """Kill the ranks; return output of them and ``mpiexec`` that pytest did not capture."""
         output = self._job.kill()
         self._clear()
         return "\n".join(filter(None, (text.strip() for text in output)))
@@ -207,7 +191,7 @@ class RankPool:
 
 
 def _without_pytest(stacks: str) -> str:
-    """Leave out the frames of pytest and of the worker, below those of the test."""
+    """Leave out the frames of pytest and of the worker below the test."""
     kept, inside = [], True
     for line in stacks.splitlines():
         if "_pytest" in line and line.startswith("  File"):

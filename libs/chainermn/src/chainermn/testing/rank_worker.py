@@ -1,4 +1,4 @@
-"""The pytest session of a rank, which gets its tests from a `RankPool` through a socket.
+"""Program of the ranks of a `RankPool`: a pytest session that gets its tests from a socket.
 
 ``python -m chainermn.testing.rank_worker SOCKET [pytest arguments]``
 """
@@ -19,12 +19,12 @@ import pytest
 
 PLUGIN_NAME = "chainermn-rank-worker"
 
-# A rank itself ends a test that takes this much longer than its limit: the pool is gone.
+# Seconds after the time limit when the rank ends itself, should the pool be gone.
 _GRACE_WITHOUT_POOL = 30.0
 
 
 class RankWorker:
-    """Replaces pytest's loop over the tests with one that the pool controls."""
+    """Replaces pytest's loop over the tests by one that takes orders from the pool."""
 
     def __init__(self, connection: Connection) -> None:
         self.__name__ = PLUGIN_NAME  # under which pytest registers it
@@ -36,7 +36,7 @@ class RankWorker:
         """Run the tests that the pool names, until it says stop or is gone."""
         if session.testsfailed:
             raise session.Interrupted("errors during collection")
-        # It has shown the errors of collection; the pool shows the rest.
+        # It has shown errors of the collection; from here on the pool shows them.
         session.config.pluginmanager.unregister(name="terminalreporter")
         items = {item.nodeid: item for item in session.items}
         self._connection.send("ready")
@@ -61,7 +61,7 @@ class RankWorker:
         return status, [serialise(config=item.config, report=report) for report in self._reports]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the reports of the current test."""
+        """Keep pytest's reports of the running test."""
         self._reports.append(report)
 
 
@@ -78,7 +78,7 @@ def main(address: Path, arguments: list[str]) -> int:
         client.connect(address.name)
     connection = Connection(client.detach())
     connection.send((rank, os.getpid()))
-    # Not the file descriptors, to which MPI writes its messages.
+    # Capturing only sys lets MPI's own messages through.
     private = ["-p", "no:cacheprovider", "--no-header", "-q", "--capture=sys"]
     basetemp = ["--basetemp", str(directory / f"tmp{rank}")]
     return int(pytest.main([*private, *basetemp, *arguments], plugins=[RankWorker(connection)]))
