@@ -118,8 +118,8 @@ def _wait_until_read() -> None:
 def start_reaper(pid: int) -> None:
     """Have a rank's process killed soon, with everything that mpiexec has started on this host.
 
-    Processes of the job go first, MPI's daemon and ``mpiexec`` last. This is for ``mpiexec`` that
-    cannot end the job: with either MPI, it waits for hosts that the network no longer reaches.
+    Processes of the job go first, MPI's daemon and ``mpiexec`` last. Open MPI's ``mpiexec`` needs
+    this (5.0.11; MPICH's 5.0.2 does not): it waits for a host that the network no longer reaches.
     """
     me = find(pid)
     if me is None:

@@ -78,8 +78,8 @@ class RankPool:
         with contextlib.chdir(address.parent):  # a full path may be too long for a socket
             listener.bind(address.name)
         listener.listen(ranks)
-        worker = ["-m", "chainermn.testing.rank_worker", address]
-        self._job = Job(ranks, [*worker, *pytest_arguments])
+        worker = ["-m", "chainermn.testing.rank_worker"]
+        self._job = Job(ranks, [*worker, address, *pytest_arguments])
         self._connections: dict[Connection, int] = {}
         self._pids: dict[int, int] = {}
         try:
