@@ -105,7 +105,7 @@ class Job:
 
     def processes(self) -> list[psutil.Process]:
         """Return all running processes of the job, including ``mpiexec``."""
-        mine = []
+        found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if (
