@@ -17,7 +17,7 @@ import chainermn
 from chainermn.communicators import registered
 from chainermn.communicators.single_node_communicator import SingleNodeCommunicator
 from chainermn.notes import note_once
-from chainermn.process import cores
+from chainermn.process import THREAD_VARIABLES, cores
 from chainermn.testing.mpiexec import Job, find_mpiexec, mpi_flavour, run_job
 from chainermn.transport.gpu import available
 from chainermn.transport.host.mpi import load_mpi
@@ -150,7 +150,7 @@ def blas_threads() -> set[int]:
 @pytest.mark.mpi(1, 2, 3)
 @pytest.mark.parametrize(("n_cores", "bound"), [(1, False), (8, False), (9, False), (9, True)])
 def test_cores_are_divided(monkeypatch: pytest.MonkeyPatch, n_cores: int, bound: bool) -> None:
-    for variable in cores.THREAD_VARIABLES:
+    for variable in THREAD_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     all_cores = range(n_cores)
@@ -213,7 +213,7 @@ def test_job_notes_it_once_and_results_of_tests_leave_it_out(tmp_path: Path) -> 
 
 @pytest.mark.mpi(4)
 def test_split_leaves_the_division_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in cores.THREAD_VARIABLES:
+    for variable in THREAD_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(cores, "_usable_cores", lambda: frozenset(range(8)))
     with threadpoolctl.threadpool_limits(5, user_api="blas"):
@@ -224,7 +224,7 @@ def test_split_leaves_the_division_of_cores(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("variable", cores.THREAD_VARIABLES)
+@pytest.mark.parametrize("variable", THREAD_VARIABLES)
 def test_threads_chosen_by_the_user_stay(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "3")
     with threadpoolctl.threadpool_limits(3, user_api="blas"):

@@ -20,7 +20,7 @@ from chainermn.doctor.facts import Answer
 from chainermn.doctor.probe import Outcome
 from chainermn.doctor.registry import Status, good, not_tried
 from chainermn.doctor.setup import Setup
-from chainermn.process.cores import THREAD_VARIABLES
+from chainermn.process import THREAD_VARIABLES
 
 pytestmark = pytest.mark.each_mpi
 

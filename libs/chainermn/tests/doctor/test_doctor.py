@@ -19,7 +19,7 @@ from chainermn.doctor.checks import CHECKS
 from chainermn.doctor.command import doctor
 from chainermn.doctor.registry import Check, Finding, Status, bad, good, not_tried, run_checks
 from chainermn.doctor.setup import Setup
-from chainermn.process.cores import THREAD_VARIABLES
+from chainermn.process import THREAD_VARIABLES
 
 pytestmark = pytest.mark.each_mpi
 

@@ -18,7 +18,7 @@ from chainermn.doctor.checks import CHECKS
 from chainermn.doctor.probe import Outcome
 from chainermn.doctor.registry import Status, run_checks
 from chainermn.doctor.setup import Setup
-from chainermn.process.cores import THREAD_VARIABLES
+from chainermn.process import THREAD_VARIABLES
 
 #: A container may have little of it, and the doctor is right to say so.
 DEPENDS_ON_THE_MACHINE = {"/dev/shm"}

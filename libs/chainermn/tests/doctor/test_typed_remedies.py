@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from chainermn.process.cores import THREAD_VARIABLES
+from chainermn.process import THREAD_VARIABLES
 
 pytestmark = pytest.mark.venv
 PROJECT = Path(__file__).parents[2]

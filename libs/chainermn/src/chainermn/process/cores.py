@@ -8,18 +8,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import threadpoolctl
+
 from chainermn.notes import note_once
+from chainermn.process import THREAD_VARIABLES
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-#: Setting any of these turns the limit off.
-THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-)
 
 
 def divide_cores(mpi_comm: MPI.Intracomm, host: int) -> None:
@@ -43,8 +38,6 @@ def divide_cores(mpi_comm: MPI.Intracomm, host: int) -> None:
         return
     sharers = Counter(core for node, _, theirs in peers if node == host for core in theirs)
     share = sum(1 / sharers[core] for core in cores)
-    import threadpoolctl  # here, so that the doctor can read `THREAD_VARIABLES` without it
-
     threadpoolctl.threadpool_limits(max(1, int(share + 1e-6)), user_api="blas")
 
 

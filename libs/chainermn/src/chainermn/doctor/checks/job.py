@@ -7,7 +7,7 @@ import os
 from chainermn.doctor import host_facts
 from chainermn.doctor.registry import Finding, bad, check, good, not_tried
 from chainermn.doctor.setup import Setup
-from chainermn.process.cores import THREAD_VARIABLES
+from chainermn.process import THREAD_VARIABLES
 
 _NO_ANSWER = "no host has answered"
 
