@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from chainermn.transport.reducer import Array
 
 if TYPE_CHECKING:
     from chainermn.transport.gpu.device import Gpu
 
-Array = NDArray[Any]
 
 #: The values of ``enum Kind`` in batched_copy.cu.
 KINDS = {"float16": 0, "bfloat16": 1, "float32": 2, "float64": 3}
