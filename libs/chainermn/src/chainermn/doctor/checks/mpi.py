@@ -118,7 +118,10 @@ def thread_level(setup: Setup) -> Finding:
     return good(f"MPI_THREAD_{level}")
 
 
-@check("MPI", "shared memory", needs=["two ranks"], blames=["/dev/shm", "chainer-compat"])
+_SHARING = ["two ranks", "chainermn imports"]
+
+
+@check("MPI", "shared memory", needs=_SHARING, blames=["/dev/shm", "chainer-compat"])
 def shared_memory(setup: Setup) -> Finding:
     """Check that as many ranks as you mean to start here share memory."""
     ranks = max(2, setup.ranks or 2)
