@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -22,6 +22,10 @@ class PerMemory(NamedTuple, Generic[T]):
 
     host: T
     gpu: T
+
+    def choose(self, on_gpu: bool) -> T:
+        """Return the value for gradients in GPU memory, or else for those in host memory."""
+        return self.gpu if on_gpu else self.host
 
 
 #: Dtypes to which gradients are rounded before they are sent; None if they are not.
@@ -93,7 +97,7 @@ def make_buckets(
     limits: PerMemory[float],
     gpu_wire_dtype: np.dtype[Any] | None,
     n_ranks: int,
-    memories: Mapping[bool, BufferMemory] | None = None,
+    memories: PerMemory[BufferMemory] | None = None,
 ) -> list[Bucket]:
     """Divide the gradients of parameters into buckets, roughly in the given order.
 
@@ -107,10 +111,9 @@ def make_buckets(
     gpu_wire_dtype : dtype or None
         Dtype of buffers in GPU memory; None for the dtype of the gradients.
     n_ranks : int
-    memories : mapping of bool to BufferMemory, optional
-        Memory that all buckets share, in GPU memory (True) and in host memory (False), if only
-        one bucket is in use at a time. By default each bucket has its own memory, and even a
-        single gradient is copied into it.
+    memories : PerMemory of BufferMemory, optional
+        Memory that all buckets share, if only one bucket is in use at a time. By default each
+        bucket has its own memory, and even a single gradient is copied into it.
     """
     divided: list[tuple[list[int], np.dtype[Any], bool]] = []
     filling: dict[tuple[np.dtype[Any], bool], tuple[list[int], int]] = {}
@@ -118,7 +121,7 @@ def make_buckets(
         array = parameter.array
         is_on_gpu = on_gpu(array)
         dtype = gpu_wire_dtype if is_on_gpu and gpu_wire_dtype else array.dtype
-        limit = limits.gpu if is_on_gpu else limits.host
+        limit = limits.choose(is_on_gpu)
         if array.nbytes >= limit:
             divided.append(([index], dtype, is_on_gpu))
             continue
@@ -134,7 +137,7 @@ def make_buckets(
         Bucket(
             members,
             _copies([parameters[index] for index in members], dtype, is_on_gpu, n_ranks),
-            BufferMemory() if memories is None else memories[is_on_gpu],
+            BufferMemory() if memories is None else memories.choose(is_on_gpu),
             in_place=memories is not None,
         )
         for members, dtype, is_on_gpu in divided

@@ -112,7 +112,7 @@ class GradientExchange:
         by_nccl = algorithm.everyone_by_nccl
         self._gpu = GpuReducers(transports, topology, self._host, everyone_by_nccl=by_nccl)
         self._limits = _limits(algorithm, topology)
-        self._memories = {True: BufferMemory(), False: BufferMemory()}
+        self._memories = PerMemory(host=BufferMemory(), gpu=BufferMemory())
         self._buckets: dict[object, list[Bucket]] = {}
 
     @property
@@ -155,7 +155,12 @@ class GradientExchange:
         agreed = self.agree(model, zero_fill, unless)
         if any(agreed.unless) or self.topology.size == 1:
             return agreed.unless
-        wire_dtypes = self.wire_dtypes
+        buckets = self.average(agreed, self.wire_dtypes)
+        self.check_overflow(model, buckets, [self])
+        return agreed.unless
+
+    def average(self, agreed: Agreement, wire_dtypes: WireDtypes) -> Sequence[Bucket]:
+        """Replace the gradients agreed on by their means; return the buckets. Collective."""
         flat = flat_gradients(agreed.parameters)
         buckets = self._buckets_for(agreed, wire_dtypes.gpu)
         for bucket in buckets:
@@ -163,9 +168,7 @@ class GradientExchange:
             bucket.gather(gradients)
             wait_for(self.allreduce(bucket, wire_dtypes))
             bucket.scatter(gradients)
-        if not all(bucket.on_gpu for bucket in buckets):
-            self.check_overflow(model, [self])
-        return agreed.unless
+        return buckets
 
     def agree(
         self,
@@ -175,7 +178,7 @@ class GradientExchange:
         flags: Sequence[bool] = (),
     ) -> Agreement:
         """Agree with the other ranks on an exchange; see `agree_on_gradients`."""
-        setting = self.wire_dtype or self.wire_dtypes.gpu
+        setting = self.wire_dtypes.gpu
         return agree_on_gradients(self.mpi_comm, model, zero_fill, setting, unless, flags)
 
     def allreduce(self, bucket: Bucket, wire_dtypes: WireDtypes) -> Steps:
@@ -200,9 +203,17 @@ class GradientExchange:
         reducers: Reducers = self._gpu if on_gpu(buffer) else self._host
         return self.algorithm.allreduce(buffer, reducers, 1, None)
 
-    def check_overflow(self, model: chainer.Link, lanes: Sequence[GradientExchange]) -> None:
-        """Check that no gradient has overflowed in ``lanes``; see `overflow`. Collective."""
-        if self.wire_dtypes.host == FLOAT16:
+    def check_overflow(
+        self,
+        model: chainer.Link,
+        buckets: Sequence[Bucket],
+        lanes: Sequence[GradientExchange],
+    ) -> None:
+        """Check that no gradient has overflowed in ``lanes``; see `overflow`. Collective.
+
+        Only casts in host memory note overflows, so nothing is checked for GPU memory alone.
+        """
+        if self.wire_dtypes.host == FLOAT16 and not all(bucket.on_gpu for bucket in buckets):
             largest = max(lane._host.take_overflow() for lane in lanes)
             check_overflow(self.mpi_comm, model, largest)
 

@@ -135,8 +135,8 @@ class OverlappedExchange:
         if renew:
             self._plan = self._agree_on_plan(parameters)
         self._complete().hand_out()
-        if not self._plan.is_for_gpu_alone:
-            exchange.check_overflow(model, [each.made for each in self._duplicates])
+        lanes = [duplicate.made for duplicate in self._duplicates]
+        exchange.check_overflow(model, self._plan.buckets, lanes)
         self._uses = None
         return agreed.unless
 

@@ -64,11 +64,6 @@ class Plan:
         self._gpu_wire_dtype = gpu_wire_dtype
         self._places = _places(parameters)
 
-    @property
-    def is_for_gpu_alone(self) -> bool:
-        """Whether all gradients are in GPU memory."""
-        return all(bucket.on_gpu for bucket in self.buckets)
-
     def is_for(
         self, parameters: Sequence[chainer.Parameter], gpu_wire_dtype: np.dtype[Any] | None
     ) -> bool:
