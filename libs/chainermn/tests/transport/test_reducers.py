@@ -223,7 +223,7 @@ def test_no_file_stays() -> None:
 
 
 @pytest.mark.mpi(2, 3)
-@pytest.mark.parametrize("fault", ["elsewhere", "full"])
+@pytest.mark.parametrize("fault", ["elsewhere", "full", "another system"])
 @pytest.mark.parametrize("hosts", ["aaa", "aab"])
 def test_without_shared_memory(
     monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, fault: str, hosts: str
@@ -233,6 +233,8 @@ def test_without_shared_memory(
 
     if fault == "full":
         monkeypatch.setattr(os, "posix_fallocate", full)
+    elif fault == "another system":
+        monkeypatch.delattr(os, "posix_fallocate")
     elif WORLD.rank == 1:
         monkeypatch.setattr(shared_memory, "_map_file", lambda path, n: os.stat(path / "none"))
     kind = type(chainermn.create_communicator("hierarchical"))
@@ -244,7 +246,11 @@ def test_without_shared_memory(
     messages = [str(warning.message) for warning in recwarn]
     if comm.rank == 0:
         (message,) = messages
-        rank, reason = {"full": (0, "No space left"), "elsewhere": (1, "none")}[fault]
+        rank, reason = {
+            "full": (0, "No space left"),
+            "elsewhere": (1, "none"),
+            "another system": (0, "no attribute 'posix_fallocate'"),
+        }[fault]
         assert f"rank {rank} cannot share memory" in message
         assert reason in message
     else:

@@ -7,9 +7,9 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from typing_extensions import override
@@ -20,6 +20,8 @@ from chainermn.transport.reducer import Array, Pending, Steps, shard_bounds
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+T = TypeVar("T")
 
 _DIRECTORY = Path("/dev/shm")
 
@@ -55,27 +57,20 @@ def share_memory(mpi_comm: MPI.Intracomm) -> mmap.mmap | str:
     n_bytes = bytes_needed(mpi_comm.size)
     path: Path | str = ""
     if mpi_comm.rank == 0:
-        path = _path_or_reason(n_bytes)
+        path = _made_or_reason(lambda: _create_file(n_bytes))
     path = cast("Path | str", mpi_comm.bcast(path))
-    memory = path if isinstance(path, str) else _memory_or_reason(path, n_bytes)
+    memory = path if isinstance(path, str) else _made_or_reason(lambda: _map_file(path, n_bytes))
     mpi_comm.Barrier()
     if mpi_comm.rank == 0 and isinstance(path, Path):
         path.unlink()
     return memory
 
 
-def _path_or_reason(n_bytes: int) -> Path | str:
+def _made_or_reason(make: Callable[[], T]) -> T | str:
     try:
-        return _create_file(n_bytes)
-    except OSError as error:
-        return str(error)
-
-
-def _memory_or_reason(path: Path, n_bytes: int) -> mmap.mmap | str:
-    try:
-        return _map_file(path, n_bytes)
-    except OSError as error:
-        return str(error)
+        return make()
+    except Exception as error:  # of any kind: the other ranks wait for the outcome
+        return str(error) or repr(error)
 
 
 def _create_file(n_bytes: int) -> Path:
@@ -84,7 +79,7 @@ def _create_file(n_bytes: int) -> Path:
     try:
         # Otherwise writing to the memory on a full file system would kill the process.
         os.posix_fallocate(descriptor, 0, n_bytes)
-    except OSError:
+    except Exception:
         path.unlink()
         raise
     finally:
