@@ -229,7 +229,7 @@ class MpiCommunicatorBase(CommunicatorBase):
         self._send(attempt(lambda: ArrayMessage(data)), dest, tag, "send")
 
     def recv(self, source: int, tag: int = 0) -> Any:
-        return self._recv(source, tag, None, "recv")
+        return self._recv(source, tag, load_mpi().Status(), "recv")
 
     @collective
     def bcast(self, x: Arrays | None, root: int = 0) -> Any:
@@ -284,6 +284,7 @@ class MpiCommunicatorBase(CommunicatorBase):
         self._send(attempt(lambda: ObjectMessage(obj)), dest, tag, "send_obj")
 
     def recv_obj(self, source: int, status: Any = None, tag: int | None = None) -> Any:
+        status = load_mpi().Status() if status is None else status
         return self._recv(source, tag, status, "recv_obj")
 
     @collective
@@ -353,9 +354,8 @@ class MpiCommunicatorBase(CommunicatorBase):
 
     @receives
     def _recv(self, source: int, tag: int | None, status: Any, where: str) -> Any:
-        mpi = load_mpi()
-        status = mpi.Status() if status is None else status
-        message = self.mpi_comm.recv(None, source, mpi.ANY_TAG if tag is None else tag, status)
+        tag = load_mpi().ANY_TAG if tag is None else tag
+        message = self.mpi_comm.recv(None, source, tag, status)
         source, tag = status.Get_source(), status.Get_tag()
         if isinstance(message, InputError):
             raise message.kind(f"{where} on rank {self.rank}: rank {source}: {message.message}")

@@ -190,8 +190,7 @@ def receives(function: F) -> F:
     Parameters
     ----------
     function : callable
-        Fills in ``status``, an ``mpi4py.MPI.Status`` or None; ``where`` is the name that users
-        know it by.
+        Fills in ``status``, an ``mpi4py.MPI.Status``; ``where`` is the name that users know it by.
     """
 
     @functools.wraps(function)
@@ -199,7 +198,6 @@ def receives(function: F) -> F:
         group: Group = self.group
         if source not in range(len(group.ranks)):
             # From any rank: the sender is known only afterwards.
-            status = _new_status() if status is None else status
             received = function(self, source, tag, status, where)
             _counts[group.stream_of_messages(status.Get_source(), self.rank)] += 1
             return received
@@ -209,12 +207,6 @@ def receives(function: F) -> F:
             return function(self, source, tag, status, where)
 
     return _as_marked(recv)
-
-
-def _new_status() -> Any:
-    from mpi4py import MPI
-
-    return MPI.Status()
 
 
 def is_marked(method: object) -> bool:
