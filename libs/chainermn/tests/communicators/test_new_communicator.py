@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from mpi4py import MPI
 
 import chainermn
-from chainermn.communicators import register, registered
+from chainermn.communicators import register, registered, registry
 from chainermn.communicators.naive_communicator import NaiveCommunicator
 from chainermn.transport.topology import Topology
 
@@ -25,11 +26,13 @@ LAYOUTS = {1: ["a"], 2: ["aa", "ab"], 3: ["aaa", "abc"], 4: ["aaaa", "aabb", "ab
 
 
 @pytest.fixture(scope="module", autouse=True)
-def example() -> None:
+def example() -> Iterator[None]:
     spec = importlib.util.spec_from_file_location("two_step_communicator", EXAMPLE)
     assert spec is not None and spec.loader is not None
-    if "two_step" not in registered():
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    yield
+    # Tests of other modules know the communicators of the library alone.
+    del registry._classes["two_step"]
 
 
 def mean(hosts: str, gradients: list[np.ndarray], place: Any, **settings: Any) -> np.ndarray:
