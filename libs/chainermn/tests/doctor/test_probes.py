@@ -37,11 +37,13 @@ def test_exchange_is_timed_in_both_dtypes(monkeypatch: pytest.MonkeyPatch) -> No
     # A clock on which each look is a second after the one before.
     clock = itertools.count()
     monkeypatch.setattr(exchange, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
-    seconds = exchange.examine()
+    answer = exchange.examine()
     if WORLD.rank:
-        assert seconds is None
+        assert answer is None
         return
-    assert seconds is not None
+    assert answer is not None
+    assert answer["default"] == "single_node"
+    seconds = answer["seconds"]
     assert {"flat", "hierarchical", "naive", "two_dimensional"} <= set(seconds)
     assert all(by == {"float32": 1.0, "bfloat16": 1.0} for by in seconds.values())
 

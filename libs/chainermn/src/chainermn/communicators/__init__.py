@@ -11,7 +11,7 @@ from chainermn.agreement import check_equal
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.communicators.extensions_at_work import extension_at_work
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
-from chainermn.communicators.registry import class_named, register, registered
+from chainermn.communicators.registry import class_named, default_on_cpu, register, registered
 from chainermn.process.cores import divide_cores
 from chainermn.process.memory import keep_freed_memory
 from chainermn.transport.gpu.available import any_rank_has_gpu, why_not_one_each
@@ -78,12 +78,13 @@ def create_communicator(
             stack.enter_context(failures.creating(mpi_comm))
             failures.join(mpi_comm)
         arguments = f"{communicator_name!r}, allreduce_grad_dtype={allreduce_grad_dtype!r}"
-        arguments += f", {CUDA_AWARE}={is_cuda_aware():d}" * is_cuda_aware()
+        if is_cuda_aware():
+            arguments += f", {CUDA_AWARE}=1"
         check_equal(mpi_comm, arguments, "create_communicator")
         topology = Topology.of(mpi_comm)
         if communicator_name is None:
             lacking = why_not_one_each(mpi_comm, topology)
-            communicator_name = _default_on_cpu(topology) if lacking else "pure_nccl"
+            communicator_name = default_on_cpu(topology) if lacking else "pure_nccl"
             if lacking and any_rank_has_gpu(mpi_comm) and mpi_comm.rank == 0:
                 _warn_of_default(lacking, communicator_name)
         communicator = class_named(communicator_name)(
@@ -95,12 +96,6 @@ def create_communicator(
         divide_cores(mpi_comm, topology.inter_rank)
         keep_freed_memory()
     return communicator
-
-
-def _default_on_cpu(topology: Topology) -> str:
-    """Return the communicator that exchanges the fewest bytes, in buckets."""
-    names = ("single_node", "two_dimensional", "hierarchical")
-    return next(name for name in names if not class_named(name).why_not(topology))
 
 
 def _warn_of_default(reason: str, name: str) -> None:

@@ -13,6 +13,7 @@ from chainermn.communicators.non_cuda_aware_communicator import NonCudaAwareComm
 from chainermn.communicators.pure_nccl_communicator import PureNcclCommunicator
 from chainermn.communicators.single_node_communicator import SingleNodeCommunicator
 from chainermn.communicators.two_dimensional_communicator import TwoDimensionalCommunicator
+from chainermn.transport.topology import Topology
 
 _classes: dict[str, type[MpiCommunicatorBase]] = {
     "dummy": DummyCommunicator,
@@ -54,6 +55,12 @@ def register(name: str, kind: type[MpiCommunicatorBase]) -> None:
         raise ValueError(
             f"register: the name {name!r} belongs to {_classes[name].__name__}; choose another one"
         )
+
+
+def default_on_cpu(topology: Topology) -> str:
+    """Return the name of the communicator that sends the fewest bytes, in buckets."""
+    names = ("single_node", "two_dimensional", "hierarchical")
+    return next(name for name in names if not _classes[name].why_not(topology))
 
 
 def class_named(name: str) -> type[MpiCommunicatorBase]:

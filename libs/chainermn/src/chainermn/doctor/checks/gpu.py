@@ -8,6 +8,7 @@ from importlib import metadata
 from chainermn import remedies
 from chainermn.doctor.registry import Finding, bad, check, good, not_tried
 from chainermn.doctor.setup import Setup
+from chainermn.transport.gpu.cuda_awareness import is_cuda_aware
 
 #: Those for which CuPy 14 is on the package index.
 OLDEST_CUDA, NEWEST_CUDA = 12, 13
@@ -81,7 +82,7 @@ def nccl(setup: Setup) -> Finding:
 def cuda_aware(setup: Setup) -> Finding:
     """Check that CHAINERMN_CUDA_AWARE=1 is set only where MPI adds up GPU memory."""
     outcome = setup.probe_ranks("device_memory")
-    wanted = os.environ.get("CHAINERMN_CUDA_AWARE") == "1"
+    wanted = is_cuda_aware()
     if outcome.answer and not outcome.failure:
         note = "" if wanted else "; to let the library use that: export CHAINERMN_CUDA_AWARE=1"
         return good(f"two ranks add up GPU memory{note}")

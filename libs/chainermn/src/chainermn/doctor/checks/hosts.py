@@ -156,9 +156,9 @@ def network(setup: Setup) -> Finding:
     outcome = setup.probe_hosts("exchange")
     if outcome.failure:
         return bad(outcome.failure, "see what a firewall or a second network card drops")
-    seconds: dict[str, dict[str, float]] = outcome.answer
+    seconds: dict[str, dict[str, float]] = outcome.answer["seconds"]
     # The one that create_communicator() chooses for these hosts, unless another is clearly faster.
-    name = "two_dimensional" if "two_dimensional" in seconds else "hierarchical"
+    name = outcome.answer["default"]
     fastest = min(seconds, key=lambda each: seconds[each]["float32"])
     if seconds[fastest]["float32"] < WORTH_IT * seconds[name]["float32"]:
         name = fastest

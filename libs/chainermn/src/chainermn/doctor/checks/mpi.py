@@ -118,10 +118,12 @@ def thread_level(setup: Setup) -> Finding:
     return good(f"MPI_THREAD_{level}")
 
 
-_SHARING = ["two ranks", "chainermn imports"]
-
-
-@check("MPI", "shared memory", needs=_SHARING, blames=["/dev/shm", "chainer-compat"])
+@check(
+    "MPI",
+    "shared memory",
+    needs=["two ranks", "chainermn imports"],
+    blames=["/dev/shm", "chainer-compat"],
+)
 def shared_memory(setup: Setup) -> Finding:
     """Check that as many ranks as you mean to start here share memory."""
     ranks = max(2, setup.ranks or 2)

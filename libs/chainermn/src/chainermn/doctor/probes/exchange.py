@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 ELEMENTS = 1 << 18
 _TIMES = 3
 
 
-def examine() -> dict[str, dict[str, float]] | None:
-    """Return, on rank 0: seconds for 1 MiB of float32, by communicator and wire dtype."""
+def examine() -> dict[str, Any] | None:
+    """Return, on rank 0: seconds for 1 MiB by communicator and wire dtype, and the default."""
     import chainer
     import numpy as np
 
     import chainermn
+    from chainermn.communicators.registry import default_on_cpu
     from chainermn.doctor.probes.communicators import usable
+    from chainermn.transport.topology import Topology
 
     world = chainermn.create_communicator("naive")
     model = chainer.Chain()
@@ -33,4 +36,5 @@ def examine() -> dict[str, dict[str, float]] | None:
                 comm.multi_node_mean_grad(model)
                 taken.append(time.perf_counter() - start)
             seconds.setdefault(name, {})[dtype] = min(taken)
-    return seconds if world.rank == 0 else None
+    default = default_on_cpu(Topology.of(world.mpi_comm))
+    return {"default": default, "seconds": seconds} if world.rank == 0 else None
