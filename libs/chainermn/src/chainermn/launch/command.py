@@ -99,20 +99,7 @@ def _check_reachable(hosts: Sequence[Host]) -> None:
 
 
 def find_program(program: Sequence[str], module: bool) -> list[str]:
-    """Return the command for each rank to run.
-
-    Parameters
-    ----------
-    program : sequence of str
-        A Python script, a module or any other command, and its arguments.
-    module : bool
-        Whether it is a module.
-
-    Raises
-    ------
-    FileNotFoundError
-        If it is neither a file nor a command on ``PATH``.
-    """
+    """Return the command for each rank to run: a Python script, a module or any other command."""
     name, *arguments = program
     if module:
         return [sys.executable, "-m", *program]

@@ -19,13 +19,7 @@ _IGNORED = re.compile(r"max[_-]slots=\d+")
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """Return the hosts of a list such as ``a:2,b:2``. A host without a number takes one rank.
-
-    Raises
-    ------
-    ValueError
-        If the text is not such a list.
-    """
+    """Return the hosts of a list such as ``a:2,b:2``. A host without a number takes one rank."""
     return _merge(_parse_host(part) for part in text.split(","))
 
 
@@ -34,13 +28,6 @@ def read_hostfile(path: str | os.PathLike[str]) -> list[Host]:
 
     ``cpu=4`` means the same as ``slots=4``. ``#`` begins a comment. A host without a number takes
     one rank. The numbers of a host that is named several times add up. ``max_slots=4`` is ignored.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be read.
-    ValueError
-        If a line does not name a host, or there is none.
     """
     hosts = []
     for number, line in enumerate(Path(path).read_text().splitlines(), 1):
@@ -55,13 +42,7 @@ def read_hostfile(path: str | os.PathLike[str]) -> list[Host]:
 
 
 def fill_hosts(hosts: Iterable[Host], ranks: int) -> list[Host]:
-    """Return the hosts that ``ranks`` ranks fill, in order, and how many ranks each gets.
-
-    Raises
-    ------
-    ValueError
-        If the hosts take fewer ranks.
-    """
+    """Return the hosts that ``ranks`` ranks fill, in order, and how many ranks each gets."""
     hosts, left, filled = list(hosts), ranks, []
     for name, places in hosts:
         filled.append((name, min(left, places)))

@@ -51,13 +51,7 @@ NAMES = {"mpich": "MPICH", "openmpi": "Open MPI", "": "neither MPICH nor Open MP
 
 
 class MpiError(RuntimeError):
-    """MPI is missing, or installed wrongly.
-
-    Attributes
-    ----------
-    found, remedy, command : str
-        The problem, its remedy, and the command to type.
-    """
+    """MPI is missing or installed wrongly: what was found, its remedy and the command to type."""
 
     def __init__(self, found: str, remedy: str, command: str) -> None:
         self.found, self.remedy, self.command = found, remedy, command
@@ -97,13 +91,7 @@ def flavour_of(mpiexec: Path) -> str:
 
 @functools.cache
 def mpi4py_library() -> str:
-    """Return name and version of the MPI library that mpi4py loads, without initialising it.
-
-    Raises
-    ------
-    MpiError
-        If mpi4py cannot be imported or finds no library.
-    """
+    """Return name and version of the MPI library that mpi4py loads, without initialising it."""
     code = (
         "import mpi4py; mpi4py.rc.initialize = False; "
         "from mpi4py import MPI; print(MPI.Get_library_version())"
@@ -130,13 +118,8 @@ def mpi4py_library() -> str:
 def find_mpiexec() -> Path:
     """Return the ``mpiexec`` of the MPI that mpi4py uses: beside this Python, else on ``PATH``.
 
-    Raises
-    ------
-    FileNotFoundError
-        If there is none.
-    MpiError
-        If mpi4py cannot be imported or finds no library, or if every ``mpiexec`` belongs to
-        another MPI, whose ranks would not find each other.
+    Raises FileNotFoundError if there is none, and `MpiError` if mpi4py finds no library or every
+    ``mpiexec`` belongs to another MPI, whose ranks would not find each other.
     """
     candidates = mpiexec_candidates()
     if not candidates:
@@ -166,15 +149,8 @@ def launch_environment(
 ) -> dict[str, str]:
     """Return this process' environment and the variables that ``mpiexec`` needs to run anywhere.
 
-    Variables that the user has set stay as they are.
-
-    Parameters
-    ----------
-    hosts : sequence of (str, int), optional
-        Where the ranks run; by default, only on this host.
-    network : str, optional
-        The only address range for Open MPI to use, such as ``10.0.0.0/24``. MPICH finds the
-        right network by itself.
+    Variables that the user has set stay as they are. ``network`` is the only address range for
+    Open MPI to use, such as ``10.0.0.0/24``; MPICH finds the right network by itself.
     """
     return {**launch_settings(hosts, network=network), **os.environ}
 
@@ -207,26 +183,11 @@ def mpiexec_command(
     hosts: Sequence[Host] | None = None,
     forward: Sequence[str] = (),
 ) -> list[str]:
-    """Return the command line that starts ``ranks`` ranks.
+    """Return the command line that starts ``ranks`` ranks, on this host by default.
 
-    Parameters
-    ----------
-    ranks : int
-    arguments : sequence of str
-        Arguments of each rank's Python: a script and its arguments, or ``-m module``.
-    python : bool
-        If false, ``arguments`` are a whole command.
-    hosts : sequence of (str, int), optional
-        Names of hosts and the number of ranks that each takes, filled in order. Only this host
-        by default.
-    forward : sequence of str
-        Environment variables to pass to the ranks on other hosts. MPICH passes all of them
-        anyway; Open MPI by itself passes only its own.
-
-    Raises
-    ------
-    ValueError
-        If the hosts take fewer ranks.
+    ``arguments`` are those of each rank's Python, or a whole command unless ``python``. Hosts are
+    filled in order. MPICH passes all environment variables to other hosts; Open MPI, of those that
+    are not its own, only the ones to ``forward``.
     """
     flavour = mpi_flavour()
     placement: list[str] = []

@@ -46,26 +46,14 @@ def host_options(command: Command) -> Command:
 
 
 def one_of(host: list[Host] | None, hostfile: list[Host] | None) -> list[Host] | None:
-    """Return the hosts of ``--host`` or ``--hostfile``.
-
-    Raises
-    ------
-    click.UsageError
-        If both were given.
-    """
+    """Return the hosts of ``--host`` or ``--hostfile``."""
     if host and hostfile:
         raise click.UsageError("give either --host or --hostfile, not both")
     return host or hostfile
 
 
 def forwarded(forward: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Return the names of the variables to pass to other hosts.
-
-    Raises
-    ------
-    click.UsageError
-        If a variable in ``forward`` is not set.
-    """
+    """Return the names of the variables to pass to other hosts."""
     if missing := [name for name in forward if name not in environment]:
         raise click.UsageError(f"--forward {missing[0]}: there is no such environment variable")
     ours = sorted(name for name in environment if name.startswith("CHAINER"))

@@ -18,11 +18,6 @@ def unreachable(hosts: Iterable[str]) -> dict[str, str]:
 
     Names are looked up as ssh does, with its own aliases and jump hosts (``~/.ssh/config``); then
     its port is asked for a connection. Takes at most 4 seconds.
-
-    Parameters
-    ----------
-    hosts : iterable of str
-        Names that users give; this host may be among them.
     """
     if not starts_by_ssh():
         return {}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
+
+import click
 
 # How long mpiexec may take to obey a signal before it gets a stronger one.
 _PATIENCE = 5.0
@@ -18,31 +19,17 @@ _PATIENCE = 5.0
 def run_to_end(command: Sequence[str], environment: Mapping[str, str], max_restarts: int) -> int:
     """Run a command until it succeeds, has failed too often, or is ended by a signal.
 
-    Parameters
-    ----------
-    command : sequence of str
-    environment : mapping
-    max_restarts : int
-        How often to restart a command that fails.
-
-    Returns
-    -------
-    int
-        Exit code as in a shell: 128 plus the number of the signal, if one killed the command.
+    Returns its exit code as in a shell: 128 plus the number of the signal, if one killed it.
     """
-    attempt = 1
     with _SignalsToChild() as signals:
-        while True:
-            code = signals.run(command, environment)
-            if code == 0 or signals.received or attempt > max_restarts:
-                return code
-            print(
-                f"chainermn launch: attempt {attempt} of {max_restarts + 1} ended with "
-                f"exit code {code}; starting again",
-                file=sys.stderr,
-                flush=True,
-            )
+        attempt = 1
+        while (code := signals.run(command, environment)) and not signals.received:
+            if attempt > max_restarts:
+                break
+            message = f"attempt {attempt} of {max_restarts + 1} ended with exit code {code}"
+            click.echo(f"chainermn launch: {message}; starting again", err=True)
             attempt += 1
+        return code
 
 
 class _SignalsToChild:
