@@ -27,9 +27,19 @@ if TYPE_CHECKING:
 class CommunicatorBase(Configurable, ABC):
     """A group of ranks that exchange arrays, objects and the state of models.
 
-    All methods but the point-to-point ones (``send``, ``recv``, ``send_obj``, ``recv_obj``) are
-    collective: every rank calls them, in the same order. Input that is wrong on one rank raises
-    on every rank of a collective call.
+    All methods except the point-to-point ones (``send``, ``recv``, ``send_obj``, ``recv_obj``) are
+    collective: every rank calls them, in the same order.
+
+    Arrays are of NumPy or CuPy and hold numbers or bool, in any shape. Objects can be pickled.
+
+    Raises
+    ------
+    TypeError
+        From every method, if an argument is something else: on both ranks of a point-to-point
+        call, on every rank of a collective one.
+    ValueError
+        On every rank, if a sequence has another number of entries than there are ranks, ``root``
+        is not the same rank everywhere, or the ranks disagree where they must give the same.
     """
 
     #: Whether arrays travel by NCCL.
@@ -85,11 +95,6 @@ class CommunicatorBase(Configurable, ABC):
         -------
         CommunicatorBase
             Of the same class and configuration, over the ranks of this rank's group.
-
-        Raises
-        ------
-        ValueError
-            On every rank, if one gives something else.
         """
 
     def finalize(self) -> None:
@@ -122,14 +127,8 @@ class CommunicatorBase(Configurable, ABC):
         Parameters
         ----------
         data : ndarray, or tuple or list of ndarray
-            Numbers or bool, of any shape and dtype.
         dest : int
         tag : int
-
-        Raises
-        ------
-        TypeError
-            On both ranks, if ``data`` is something else.
         """
 
     @abstractmethod
@@ -156,11 +155,6 @@ class CommunicatorBase(Configurable, ABC):
         -------
         ndarray or tuple of ndarray
             On ``root``, ``x`` itself; a tuple of its arrays, if it is a list.
-
-        Raises
-        ------
-        TypeError
-            On every rank, if ``x`` of ``root`` is something else.
         """
 
     @abstractmethod
@@ -176,25 +170,12 @@ class CommunicatorBase(Configurable, ABC):
         Returns
         -------
         tuple or None
-            On ``root`` one entry a rank, elsewhere None.
-
-        Raises
-        ------
-        TypeError
-            On every rank, if a rank gives no array.
-        ValueError
-            On every rank, if dtypes or numbers of arrays differ.
+            On ``root`` one entry per rank, elsewhere None.
         """
 
     @abstractmethod
     def allgather(self, x: Arrays) -> tuple[Arrays, ...]:
-        """Give every rank the arrays of all ranks; otherwise as :meth:`gather`.
-
-        Returns
-        -------
-        tuple
-            One entry a rank.
-        """
+        """Give every rank the arrays of all ranks; otherwise as :meth:`gather`."""
 
     @abstractmethod
     def scatter(self, xs: Sequence[Arrays] | Array | None, root: int = 0) -> Arrays:
@@ -209,11 +190,6 @@ class CommunicatorBase(Configurable, ABC):
         Returns
         -------
         ndarray or tuple of ndarray
-
-        Raises
-        ------
-        TypeError, ValueError
-            On every rank, if ``root`` gives something else or another number of entries.
         """
 
     @abstractmethod
@@ -223,17 +199,12 @@ class CommunicatorBase(Configurable, ABC):
         Parameters
         ----------
         xs : sequence of ndarray
-            One entry a rank. Shapes may differ, dtypes may not.
+            One entry per rank. Shapes may differ, dtypes may not.
 
         Returns
         -------
         tuple of ndarray
             Entry ``i`` is what rank ``i`` sent here.
-
-        Raises
-        ------
-        TypeError, ValueError
-            On every rank, if a rank gives something else or another number of entries.
         """
 
     @abstractmethod
@@ -251,24 +222,13 @@ class CommunicatorBase(Configurable, ABC):
         -------
         ndarray or tuple of ndarray
             New arrays, the same on every rank; float16 is added up in float32.
-
-        Raises
-        ------
-        TypeError, ValueError
-            On every rank, if one gives something else or the ranks disagree.
         """
 
     # ---- objects ----
 
     @abstractmethod
     def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Send any object that can be pickled to rank ``dest``, which calls :meth:`recv_obj`.
-
-        Raises
-        ------
-        TypeError
-            On both ranks, if it cannot be pickled.
-        """
+        """Send an object to rank ``dest``, which calls :meth:`recv_obj`."""
 
     @abstractmethod
     def recv_obj(self, source: int, status: Any = None, tag: int | None = None) -> Any:
@@ -294,42 +254,19 @@ class CommunicatorBase(Configurable, ABC):
         max_buf_len : int, optional
             Accepted for scripts written for the original; messages are divided as need be.
         root : int
-
-        Raises
-        ------
-        TypeError
-            On every rank, if the object of ``root`` cannot be pickled.
         """
 
     @abstractmethod
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
-        """Bring the objects of all ranks to ``root``: a list there, None elsewhere.
-
-        Raises
-        ------
-        TypeError
-            On every rank, if the object of a rank cannot be pickled.
-        """
+        """Bring the objects of all ranks to ``root``: a list there, None elsewhere."""
 
     @abstractmethod
     def allgather_obj(self, obj: Any) -> list[Any]:
-        """Give every rank the list of the objects of all ranks.
-
-        Raises
-        ------
-        TypeError
-            On every rank, if the object of a rank cannot be pickled.
-        """
+        """Give every rank the list of the objects of all ranks."""
 
     @abstractmethod
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
-        """Give rank ``i`` the object ``objs[i]`` of rank ``root``.
-
-        Raises
-        ------
-        TypeError, ValueError
-            On every rank, if ``objs`` is not one object a rank or one cannot be pickled.
-        """
+        """Give rank ``i`` the object ``objs[i]`` of rank ``root``."""
 
     @abstractmethod
     def allreduce_obj(self, obj: Any) -> Any:
@@ -343,15 +280,6 @@ class CommunicatorBase(Configurable, ABC):
 
         A parameter that is not initialised on rank 0 is taken from the lowest rank on which it
         is; where it is not yet initialised it becomes so. Persistent values stay as they are.
-
-        Parameters
-        ----------
-        model : chainer.Link
-
-        Raises
-        ------
-        TypeError, ValueError
-            On every rank, if one gives no model, or the models have different parameters.
         """
 
     @abstractmethod
@@ -363,13 +291,7 @@ class CommunicatorBase(Configurable, ABC):
         model : chainer.Link
         zero_fill : bool
             Take a gradient that a rank does not have (``None``) for zeros. Otherwise a gradient
-            that no rank has stays ``None``, and one that only some have is an error.
-
-        Raises
-        ------
-        TypeError, ValueError
-            On every rank, if one gives no model, or the models have different parameters or
-            gradients.
+            that no rank has stays ``None``, and one that only some have is a ValueError.
         """
 
     def mean_grad_unless(
@@ -377,17 +299,7 @@ class CommunicatorBase(Configurable, ABC):
     ) -> Sequence[bool]:
         """Call :meth:`multi_node_mean_grad`, unless a flag is true on any rank.
 
-        Parameters
-        ----------
-        flags : sequence of bool
-            As many on all ranks.
-        model : chainer.Link
-        zero_fill : bool
-
-        Returns
-        -------
-        sequence of bool
-            For each flag, whether it is true on any rank.
+        Returns for each flag whether it is true on any rank.
         """
         found = self.any_of_each(flags)
         if not any(found):

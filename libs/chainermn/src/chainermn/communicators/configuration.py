@@ -38,24 +38,12 @@ class Configurable:
             self._config_names = tuple(dict.fromkeys((*self._config_names, name)))
 
     def set_config(self, name: str, value: Any = True) -> None:
-        """Change a setting.
-
-        Raises
-        ------
-        ValueError
-            If there is none of that name, or it cannot have that value.
-        """
+        """Change a setting; ValueError if there is none of that name."""
         self._check_name(name)
         setattr(self, name, value)
 
     def get_config(self, name: str | None = None) -> Any:
-        """Return the value of a setting, or without a name the dict of all of them.
-
-        Raises
-        ------
-        ValueError
-            If there is none of that name.
-        """
+        """Return the value of a setting, or without a name the dict of all of them."""
         if name is None:
             return {each: getattr(self, each) for each in self._config_names}
         self._check_name(name)

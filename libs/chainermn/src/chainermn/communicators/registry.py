@@ -64,13 +64,7 @@ def default_on_cpu(topology: Topology) -> str:
 
 
 def class_named(name: str) -> type[MpiCommunicatorBase]:
-    """Return the class that is registered under a name.
-
-    Raises
-    ------
-    ValueError
-        If there is none, with the names that there are.
-    """
+    """Return the class that is registered under a name."""
     if name in _classes:
         return _classes[name]
     similar = difflib.get_close_matches(str(name), _classes, n=1, cutoff=0.8)
