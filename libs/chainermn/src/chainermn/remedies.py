@@ -66,13 +66,7 @@ def reinstall(distribution: str) -> str:
 
     It leaves dependencies alone: without a build constraint, pip cannot build Chainer.
     """
-    source = _source(distribution) or [
-        "--no-index",
-        "--find-links",
-        "FOLDER-OF-WHEELS",
-        f"{distribution}=={VERSION}",
-    ]
-    return pip("install", "--force-reinstall", "--no-deps", *source)
+    return pip("install", "--force-reinstall", "--no-deps", *_source(distribution))
 
 
 def install_module(error: str) -> str | None:
@@ -81,8 +75,11 @@ def install_module(error: str) -> str | None:
     None if no module is missing, or this library needs no module of that name.
     """
     missing = re.search(r"No module named '(\w+)", error)
-    if missing is None:
-        return None
+    name = _canonical(missing[1]) if missing else ""
+    if name in _OURS:
+        return reinstall(name)
+    if name == "chainer":
+        return install_chainer()
     needed = {
         _canonical(re.split(r"[^\w.-]", requirement)[0]): requirement
         for distribution in (*_OURS, "chainer")
@@ -90,11 +87,6 @@ def install_module(error: str) -> str | None:
         for requirement in metadata.requires(distribution) or ()
         if "extra ==" not in requirement
     }
-    name = _canonical(missing[1])
-    if name in _OURS:
-        return reinstall(name)
-    if name == "chainer":
-        return install_chainer()
     return pip("install", needed[name]) if name in needed else None
 
 
@@ -109,11 +101,12 @@ def install_chainer() -> str:
     return f"echo 'setuptools<82' >build-constraint.txt && {install}"
 
 
-def _source(distribution: str) -> list[str] | None:
+def _source(distribution: str) -> list[str]:
     """Return the arguments with which pip installs a distribution from where it came from.
 
     chainer-compat is first looked for beside chainermn, because both must have the same version.
     """
+    name = distribution.replace("-", "_")
     for installed in dict.fromkeys(("chainermn", distribution)):
         record = _direct_url(installed)
         url = record.get("url", "")
@@ -125,34 +118,24 @@ def _source(distribution: str) -> list[str] | None:
         if not url.startswith("file:"):
             continue
         path = Path(url2pathname(urlsplit(url).path))
-        name = distribution.replace("-", "_")
-        if installed == distribution:
-            places = [path]
-        elif path.suffix == ".whl":
-            places = list(path.parent.glob(f"{name}-{VERSION}-*.whl"))
-        else:
-            places = [path.with_name(name)]
+        places = [path]
+        if installed != distribution:
+            places = [path.with_name(name), *path.parent.glob(f"{name}-{VERSION}-*.whl")]
         if existing := [str(place) for place in places if place.exists()]:
             editable = record.get("dir_info", {}).get("editable", False)
             return [*(["--editable"] if editable else []), existing[0]]
-    return None
+    return ["--no-index", "--find-links", "FOLDER-OF-WHEELS", f"{distribution}=={VERSION}"]
 
 
 def _direct_url(distribution: str) -> dict[str, Any]:
     """Return pip's record of where a distribution came from; empty if there is none."""
-    try:
-        text = metadata.distribution(distribution).read_text("direct_url.json")
-    except metadata.PackageNotFoundError:
-        text = None
-    return json.loads(text) if text else {}
+    for found in metadata.distributions(name=distribution):
+        return json.loads(found.read_text("direct_url.json") or "{}")
+    return {}
 
 
 def _is_installed(distribution: str) -> bool:
-    try:
-        metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
+    return any(metadata.distributions(name=distribution))
 
 
 def _canonical(name: str) -> str:

@@ -53,7 +53,7 @@ def names_by_status(diagnosis: dict[str, Any]) -> dict[str, set[str]]:
 
 
 def test_this_environment_is_fine() -> None:
-    code, diagnosis = examine("-m", "chainermn.doctor")
+    code, diagnosis = examine("-m", "chainermn", "doctor")
     names = names_by_status(diagnosis)
     assert names["bad"] <= DEPENDS_ON_THE_MACHINE, diagnosis
     assert code == bool(names["bad"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import json
 import os
 import platform
@@ -13,12 +12,11 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-import psutil
 import pytest
 
-from chainermn.doctor import facts, host_facts, report
+from chainermn.doctor import host_facts, report, setup
 from chainermn.doctor.probe import Outcome
-from chainermn.doctor.setup import Setup
+from chainermn.doctor.setup import Answer, Setup
 from chainermn.launch.mpiexec import find_mpiexec, mpiexec_version
 
 
@@ -90,17 +88,6 @@ def test_contents(tmp_path: Path) -> None:
     assert host_facts.contents(str(tmp_path)) not in (both, "missing")
 
 
-def test_addresses_are_those_that_psutil_finds() -> None:
-    stats = psutil.net_if_stats()
-    expected = {
-        name: str(ipaddress.ip_interface(f"{address.address}/{address.netmask}"))
-        for name, addresses in psutil.net_if_addrs().items()
-        for address in reversed(addresses)  # the first counts
-        if address.family == socket.AF_INET and "loopback" not in stats[name].flags.split(",")
-    }
-    assert host_facts.addresses() == expected
-
-
 def test_gpus_that_nvidia_smi_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert host_facts.gpus() == 0
@@ -117,19 +104,20 @@ def test_gpus_that_nvidia_smi_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_host_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path / "ssh", "exec sleep 600")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(facts, "_LIMIT", 0.2)
-    answers = facts.ask_hosts(["elsewhere", "far"], [])
-    assert answers == dict.fromkeys(
-        ("elsewhere", "far"), facts.Answer(no_way_in="no answer within 0.2 s")
-    )
+    monkeypatch.setattr(setup, "_SSH_LIMIT", 0.2)
+    silent = Answer(no_way_in="no answer within 0.2 s")
+    assert Setup(hosts=[("elsewhere", 1), ("far", 1)]).facts == {
+        "elsewhere": silent,
+        "far": silent,
+    }
 
 
 def test_hosts_are_asked_even_without_an_mpiexec_here(monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> Path:
         raise FileNotFoundError
 
-    monkeypatch.setattr(facts, "find_mpiexec", none)
-    answer = facts.ask_hosts([socket.gethostname()], [__file__])[socket.gethostname()]
+    monkeypatch.setattr(setup, "find_mpiexec", none)
+    answer = Setup(script=Path(__file__)).facts[socket.gethostname()]
     assert (answer.no_way_in, answer.no_python) == ("", "")
     assert answer.facts["software"]["mpiexec"] == "none"
     assert answer.facts["files"] == {__file__: host_facts.contents(__file__)}
@@ -151,9 +139,9 @@ def test_probes_run_on_every_rank_and_once(monkeypatch: pytest.MonkeyPatch) -> N
         return Outcome(len(asked))
 
     monkeypatch.setattr(Setup, "_run", run)
-    setup = Setup(hosts=[("a", 2), ("b", 3)])
-    assert [setup.probe_hosts("ranks").answer for _ in range(2)] == [1, 1]
-    assert [setup.probe_ranks("ranks", 4).answer for _ in range(2)] == [2, 2]
+    both = Setup(hosts=[("a", 2), ("b", 3)])
+    assert [both.probe_hosts("ranks").answer for _ in range(2)] == [1, 1]
+    assert [both.probe_ranks("ranks", 4).answer for _ in range(2)] == [2, 2]
     assert asked == [("ranks", 5, [("a", 2), ("b", 3)]), ("ranks", 4, None)]
 
 

@@ -29,7 +29,7 @@ sys.path.insert(0, {OURS!r})  # where chainer-compat is off, chainermn is Chaine
 from chainermn.doctor.checks import CHECKS
 from chainermn.doctor.setup import Setup
 checks = {{check.name: check for check in CHECKS}}
-print(*(checks[name].examine(Setup()).status for name in sys.argv[1:]), sep="")
+print(*(checks[name].examine(Setup()).status for name in sys.argv[1:]))
 """
 
 #: Breaks something in a folder, and returns environment variables.
@@ -146,7 +146,7 @@ def nothing_is_broken(folder: Path) -> dict[str, str]:
         ("--host localhost:1", {"chainer-compat": numpy_is_broken}),
         ("", {"Chainer computes": chainer_is_broken, "chainermn is this one": folder_is_here}),
         ("", {"chainermn imports": dependency_is_broken}),
-        ("--host localhost:1,127.0.0.1:1", {"addresses": nothing_is_broken}),
+        ("--host localhost:1,127.0.0.1:1", {"a job over the hosts": nothing_is_broken}),
     ],
     ids=lambda value: ", ".join(value) if isinstance(value, dict) else None,
 )
@@ -182,8 +182,8 @@ def test_each_cause_is_told_once(
         examine = f"{python} {shlex.quote(EXAMINE)} {shlex.join(typed)}"
         remedies = "; ".join(bad[name]["command"] for name in typed)
         assert run(f"{examine}; {remedies}; {examine}").stdout.split() == [
-            "✗" * len(typed),
-            "✓" * len(typed),
+            *["bad"] * len(typed),
+            *["good"] * len(typed),
         ]
 
 

@@ -18,15 +18,8 @@ from mpi4py import MPI
 
 import chainermn
 from chainermn.communicators import registered
+from chainermn.doctor import probes
 from chainermn.doctor.probe import ask
-from chainermn.doctor.probes import (
-    chainer_computes,
-    communicators,
-    cuda,
-    exchange,
-    ranks,
-    shared_memory,
-)
 from chainermn.transport.host import shared_memory as library
 
 WORLD = MPI.COMM_WORLD
@@ -36,8 +29,8 @@ WORLD = MPI.COMM_WORLD
 def test_exchange_is_timed_in_both_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
     # A clock on which each look is a second after the one before.
     clock = itertools.count()
-    monkeypatch.setattr(exchange, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
-    answer = exchange.examine()
+    monkeypatch.setattr(probes, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    answer = probes.exchange()
     if WORLD.rank:
         assert answer is None
         return
@@ -50,9 +43,9 @@ def test_exchange_is_timed_in_both_dtypes(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.mpi(2)
 def test_ranks_of_a_host_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert shared_memory.examine() == (None if WORLD.rank else "")
+    assert probes.shared_memory() == (None if WORLD.rank else "")
     monkeypatch.setattr(library, "_DIRECTORY", Path("/nowhere"))
-    why = shared_memory.examine()
+    why = probes.shared_memory()
     if WORLD.rank == 0:
         assert why is not None
         assert "No such file or directory: '/nowhere/chainermn-" in why
@@ -62,7 +55,7 @@ def test_ranks_of_a_host_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.mpi(3)
 def test_what_each_rank_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OF_THIS_RANK", str(WORLD.rank))
-    everywhere = ranks.examine()
+    everywhere = probes.ranks()
     if WORLD.rank:
         assert everywhere is None
         return
@@ -74,12 +67,12 @@ def test_what_each_rank_sees(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_chainer_that_computes_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert chainer_computes.examine() == []
+    assert probes.chainer_computes() == []
     linear = chainer.links.Linear.forward
     monkeypatch.setattr(
         chainer.links.Linear, "forward", lambda *arguments: -2 * linear(*arguments)
     )
-    assert chainer_computes.examine() == [
+    assert probes.chainer_computes() == [
         "the forward pass of a Linear link",
         "the backward pass of a Linear link",
     ]
@@ -87,7 +80,7 @@ def test_chainer_that_computes_nonsense(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.mpi(1, 2)
 def test_communicators_compute_exact_means() -> None:
-    results = communicators.examine()
+    results = probes.communicators()
     if WORLD.rank:
         assert results is None
         return
@@ -105,7 +98,7 @@ def test_communicators_that_do_not_fit_the_hosts_are_left_out(
     hosts: str, left_out: set[str]
 ) -> None:
     everywhere: Any = SimpleNamespace(rank=0, allgather=lambda _: list(hosts))
-    found = communicators.usable(everywhere)
+    found = probes.usable(everywhere)
     assert set(registered()) - set(found) == {"pure_nccl", "dummy"} | left_out
 
 
@@ -119,7 +112,7 @@ def test_communicator_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         return create(name)
 
     monkeypatch.setattr(chainermn, "create_communicator", create_or_fail)
-    results = communicators.examine()
+    results = probes.communicators()
     assert results is None or results["flat"] == "RuntimeError: no flat now"
 
 
@@ -145,7 +138,7 @@ class FakeDriver:
     ("code", "error", "gpus"),
     [
         (0, "", ["H200", "H100"]),
-        (cuda.NO_DEVICE, "", []),
+        (probes.NO_DEVICE, "", []),
         (803, "cuInit fails with error 803", []),
     ],
 )
@@ -153,13 +146,7 @@ def test_cuda_driver(
     code: int, error: str, gpus: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: FakeDriver(code, ["H200", "H100"]))
-    monkeypatch.setattr(cuda.glob, "glob", lambda pattern: ["/dev/nvidia0"])
-    assert cuda.examine() == {
-        "cuda": "13.2",
-        "error": error,
-        "devices": ["/dev/nvidia0"],
-        "gpus": gpus,
-    }
+    assert probes.cuda() == {"cuda": "13.2", "error": error, "gpus": gpus}
 
 
 # ---- asking ----

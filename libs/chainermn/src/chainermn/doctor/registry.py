@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import TypeAlias
 
 from chainermn.doctor.setup import Setup
@@ -13,25 +14,14 @@ from chainermn.doctor.setup import Setup
 class Status(StrEnum):
     """How a check ended."""
 
-    GOOD = "✓"
-    BAD = "✗"
-    NOT_TRIED = "–"  # noqa: RUF001
+    GOOD = "good"
+    BAD = "bad"
+    NOT_TRIED = "not tried"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found.
-
-    Attributes
-    ----------
-    status : Status
-    found : str
-        What is there; for `Status.NOT_TRIED`, why the check did not look.
-    remedy : str
-        For `Status.BAD`, what to do.
-    command : str
-        For `Status.BAD`, what to type; empty if no single command helps.
-    """
+    """What a check found, or why it did not look; if that is bad, what to do, and what to type."""
 
     status: Status
     found: str
@@ -39,22 +29,9 @@ class Finding:
     command: str = ""
 
 
-def good(found: str) -> Finding:
-    """Return that all is well."""
-    return Finding(Status.GOOD, found)
-
-
-def bad(found: str, remedy: str, command: str = "") -> Finding:
-    """Return that something is wrong, what to do, and what to type."""
-    return Finding(Status.BAD, found, remedy, command)
-
-
-def not_tried(why: str) -> Finding:
-    """Return that the check does not apply, and why."""
-    return Finding(Status.NOT_TRIED, why)
-
-
-_NEEDS = "needs: "
+good = partial(Finding, Status.GOOD)
+bad = partial(Finding, Status.BAD)
+not_tried = partial(Finding, Status.NOT_TRIED)
 
 Examine: TypeAlias = Callable[[Setup], Finding]
 
@@ -63,43 +40,36 @@ Examine: TypeAlias = Callable[[Setup], Finding]
 class Check:
     """One row of the table.
 
-    Attributes
-    ----------
-    subject : str
-        Heading of the row.
-    name : str
-    examine : callable
-        Takes a `Setup` and returns a `Finding`.
-    needs : tuple of str
-        Names of checks that must succeed before this one is run.
-    blames : tuple of str
-        Names of checks whose failure explains a failure of this one.
+    ``needs`` names checks that must succeed before this one is run, ``blames`` those whose failure
+    explains a failure of this one.
     """
 
     subject: str
     name: str
     examine: Examine
-    needs: tuple[str, ...] = ()
-    blames: tuple[str, ...] = ()
+    needs: Sequence[str] = ()
+    blames: Sequence[str] = ()
 
 
 def check(
-    subject: str, name: str, *, needs: Iterable[str] = (), blames: Iterable[str] = ()
+    subject: str, name: str, *, needs: Sequence[str] = (), blames: Sequence[str] = ()
 ) -> Callable[[Examine], Check]:
     """Make the decorated function a `Check`."""
-    return lambda examine: Check(subject, name, examine, tuple(needs), tuple(blames))
+    return lambda examine: Check(subject, name, examine, needs, blames)
 
 
 def run_checks(checks: Iterable[Check], setup: Setup) -> Iterator[tuple[Check, Finding]]:
-    """Run checks in turn."""
+    """Run checks in turn, but tell each cause only once."""
     findings: dict[str, Finding] = {}
     for each in checks:
         findings[each.name] = _run_check(each, setup, findings)
         yield each, findings[each.name]
 
 
+_NEEDS = "needs: "
+
+
 def _run_check(each: Check, setup: Setup, before: dict[str, Finding]) -> Finding:
-    """Run one check, unless an earlier finding already tells the cause of its failure."""
     for name in each.needs:
         if before[name].found.startswith(_NEEDS):
             return before[name]

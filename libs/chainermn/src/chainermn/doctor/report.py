@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import platform
@@ -16,13 +17,16 @@ from rich.text import Text
 
 import chainermn
 from chainermn.doctor import host_facts
-from chainermn.doctor.registry import Check, Finding, Status, not_tried
+from chainermn.doctor.registry import Check, Finding, Status
 from chainermn.launch.mpiexec import mpi4py_library
 
 Row: TypeAlias = tuple[Check, Finding]
 
-_COLOURS = {Status.GOOD: "green", Status.BAD: "red", Status.NOT_TRIED: "dim"}
-_WORDS = {Status.GOOD: "good", Status.BAD: "bad", Status.NOT_TRIED: "not tried"}
+_MARKS = {
+    Status.GOOD: Text("✓", "green"),
+    Status.BAD: Text("✗", "red"),
+    Status.NOT_TRIED: Text("–", "dim"),  # noqa: RUF001
+}
 _NAME_WIDTH = 26
 _INDENT = " " * (1 + 1 + _NAME_WIDTH + 1)
 # In a narrower pipe every line would break; a terminal knows its width.
@@ -48,14 +52,7 @@ def versions() -> dict[str, str]:
 def as_json(versions: Mapping[str, str], rows: Iterable[Row]) -> str:
     """Return versions and findings for programs."""
     checks = [
-        {
-            "subject": check.subject,
-            "name": check.name,
-            "status": _WORDS[finding.status],
-            "found": finding.found,
-            "remedy": finding.remedy,
-            "command": finding.command,
-        }
+        {"subject": check.subject, "name": check.name, **dataclasses.asdict(finding)}
         for check, finding in rows
     ]
     return json.dumps({"versions": dict(versions), "checks": checks}, indent=2, ensure_ascii=False)
@@ -66,44 +63,34 @@ def show(versions: Mapping[str, str], rows: Iterable[Row]) -> list[Row]:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, _NARROWEST)
-    facts = _table()
     for name, value in versions.items():
-        facts.add_row("", name, Text(value))
-    console.print(facts)
+        console.print(_line("", name, Text(value)))
     shown: list[Row] = []
     for subject, of_subject in groupby(rows, key=lambda row: row[0].subject):
         group = list(of_subject)
         console.print(f"\n[bold]{subject}[/bold]")
-        for name, finding in _merged(group):
-            found = Text(finding.found)
+        # Checks that need the same one become one line.
+        for (status, found), same in groupby(group, key=lambda row: (row[1].status, row[1].found)):
+            checks, (finding, *_) = zip(*same, strict=True)
+            name, text = checks[0].name, Text(found)
+            if len(checks) > 1:
+                name = f"{len(checks)} more"
+                text.append(f" ({', '.join(each.name for each in checks)})")
             if finding.remedy:
-                found.append(f"\n→ {finding.remedy}", style="bold")
-            row = _table()
-            row.add_row(Text(finding.status, style=_COLOURS[finding.status]), name, found)
-            console.print(row)
+                text.append(f"\n→ {finding.remedy}", style="bold")
+            console.print(_line(_MARKS[status], name, text))
             if finding.command:  # on one line, however long: it is there to be copied
                 console.print(Text(f"{_INDENT}$ {finding.command}", "bold"), soft_wrap=True)
         shown += group
     statuses = [finding.status for _, finding in shown]
-    counts = ", ".join(f"{statuses.count(status)} {_WORDS[status]}" for status in Status)
+    counts = ", ".join(f"{statuses.count(status)} {status}" for status in Status)
     console.print(f"\n{counts}")
     return shown
 
 
-def _table() -> Table:
+def _line(mark: str | Text, name: str, text: Text) -> Table:
     table = Table.grid(padding=(0, 1))
     table.add_column(width=1)
     table.add_column(width=_NAME_WIDTH)
-    table.add_column()
+    table.add_row(mark, name, text)
     return table
-
-
-def _merged(rows: Iterable[Row]) -> Iterable[tuple[str, Finding]]:
-    """Yield names and findings; checks that need the same one become one row."""
-    for (_, found), same in groupby(rows, key=lambda row: (row[1].status, row[1].found)):
-        checks, findings = zip(*same, strict=True)
-        if len(checks) == 1:
-            yield checks[0].name, findings[0]
-        else:
-            names = ", ".join(check.name for check in checks)
-            yield f"{len(checks)} more", not_tried(f"{found} ({names})")

@@ -2,48 +2,54 @@
 
 from __future__ import annotations
 
-import os
+import json
+import shlex
 import socket
+import subprocess
+import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from chainermn.doctor.facts import Answer, ask_hosts
 from chainermn.doctor.probe import Outcome, ask, probe_command
-from chainermn.launch.hosts import Host
-from chainermn.launch.mpiexec import launch_environment, mpiexec_command
+from chainermn.launch.hosts import Host, is_this_host
+from chainermn.launch.mpiexec import (
+    SSH_OPTIONS,
+    find_mpiexec,
+    launch_environment,
+    mpiexec_command,
+)
+
+NO_SSH = "there is no ssh on this host"
+_SSH_FAILED = 255
+_SSH_LIMIT = 30.0
+_HOST_FACTS = Path(__file__).with_name("host_facts.py")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What `host_facts` found on a host, or why ssh or this Python did not get there."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    no_way_in: str = ""
+    no_python: str = ""
 
 
 @dataclass
 class Setup:
-    """The installation that the doctor examines.
+    """The installation that the doctor examines."""
 
-    Attributes
-    ----------
-    ranks : int, optional
-        How many ranks the user means to start on this host.
-    hosts : list of (str, int), optional
-        Hosts, and how many ranks each takes.
-    script, data : path, optional
-        What the job needs on every host.
-    forward : sequence of str
-        Variables to forward to other hosts.
-    network : str, optional
-        The only network for Open MPI to use.
-    limit : float
-        Seconds that one probe may take.
-    outcomes : dict
-        What became of each probe so far, by its name, and by ``(name, "hosts")``.
-    """
-
-    ranks: int | None = None
-    hosts: Sequence[Host] | None = None
+    ranks: int | None = None  # that the user means to start on this host
+    hosts: Sequence[Host] | None = None  # their names, and how many ranks each takes
     script: Path | None = None
     data: Path | None = None
-    forward: Sequence[str] = ()
-    network: str | None = None
-    limit: float = 60.0
+    forward: Sequence[str] = ()  # variables to pass to other hosts
+    network: str | None = None  # the only one for Open MPI to use
+    limit: float = 60.0  # seconds that one probe may take
+    # What became of each probe so far, by its name, and by ``(name, "hosts")``.
     outcomes: dict[str | tuple[str, str], Outcome] = field(default_factory=dict)
 
     def probe(self, name: str) -> Outcome:
@@ -66,10 +72,11 @@ class Setup:
         return self.outcomes[name, "hosts"]
 
     def _run(self, name: str, ranks: int, hosts: Sequence[Host] | None) -> Outcome:
-        forward = [name for name in self.forward if name in os.environ]
         program = probe_command(name, self.limit)
         try:
-            command = mpiexec_command(ranks, program, python=False, hosts=hosts, forward=forward)
+            command = mpiexec_command(
+                ranks, program, python=False, hosts=hosts, forward=self.forward
+            )
             environment = launch_environment(hosts, network=self.network)
         except (OSError, RuntimeError, ValueError) as error:
             return Outcome(failure=str(error))
@@ -82,6 +89,37 @@ class Setup:
 
     @cached_property
     def facts(self) -> dict[str, Answer]:
-        """What each host says about itself."""
+        """What each host says about itself; all are asked at once."""
+        try:
+            mpiexec = str(find_mpiexec())
+        except (OSError, RuntimeError):
+            mpiexec = None
         paths = [str(path.absolute()) for path in (self.script, self.data) if path]
-        return ask_hosts([name for name, _ in self.places], paths)
+        python = [sys.executable, "-", json.dumps({"paths": paths, "mpiexec": mpiexec})]
+        names = [name for name, _ in self.places]
+        with ThreadPoolExecutor(len(names)) as pool:
+            return dict(zip(names, pool.map(lambda name: _ask(name, python), names), strict=True))
+
+
+def _ask(host: str, python: list[str]) -> Answer:
+    remotely = ["ssh", *SSH_OPTIONS, host, shlex.join(python)]
+    try:
+        shown = subprocess.run(
+            python if is_this_host(host) else remotely,
+            input=_HOST_FACTS.read_text(),
+            capture_output=True,
+            text=True,
+            timeout=_SSH_LIMIT,
+        )
+    except FileNotFoundError:
+        return Answer(no_way_in=NO_SSH)
+    except subprocess.TimeoutExpired:
+        return Answer(no_way_in=f"no answer within {_SSH_LIMIT:g} s")
+    said = (shown.stderr.strip().splitlines() or [f"exit code {shown.returncode}"])[-1].strip()
+    if shown.returncode == _SSH_FAILED:
+        return Answer(no_way_in=said)
+    try:
+        # The last line: the shell over there may print a greeting first.
+        return Answer(json.loads(shown.stdout.splitlines()[-1]))
+    except (IndexError, ValueError):
+        return Answer(no_python=said)

@@ -22,12 +22,9 @@ def gpus(setup: Setup) -> Finding:
         return bad(outcome.failure, "run nvidia-smi; reinstall the driver if that fails too")
     driver = outcome.answer
     if not driver["cuda"]:
-        if not driver["devices"]:
-            return not_tried("there is no NVIDIA driver: training runs on CPU")
-        return bad(
-            f"{', '.join(driver['devices'])} exist, but {driver['error']}",
-            "install the driver's libraries; a container needs NVIDIA's container toolkit and "
-            "docker run --gpus all",
+        return not_tried(
+            "there is no NVIDIA driver: training runs on CPU. For GPUs, a container needs "
+            "NVIDIA's container toolkit and docker run --gpus all"
         )
     if driver["error"]:
         return bad(

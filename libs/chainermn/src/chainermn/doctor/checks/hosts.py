@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from chainermn.doctor.checks.mpi import judge_means
-from chainermn.doctor.facts import NO_SSH
 from chainermn.doctor.registry import Finding, bad, check, good, not_tried
-from chainermn.doctor.setup import Setup
-from chainermn.launch.mpiexec import mpi_flavour
+from chainermn.doctor.setup import NO_SSH, Setup
 
 #: MPI, Python or NCCL behave differently on a host where one of these differs.
 VARIABLES = re.compile(
@@ -52,7 +48,7 @@ def same_software(setup: Setup) -> Finding:
     remedy = "install the same environment at the same path on every host, or share its folder"
     if absent := {name: a.no_python for name, a in setup.facts.items() if a.no_python}:
         return bad(_list(absent), remedy)
-    by_host = {host: facts["software"] for host, facts in _facts(setup).items()}
+    by_host = {host: answer.facts["software"] for host, answer in setup.facts.items()}
     names = dict.fromkeys(name for software in by_host.values() for name in software)
     versions = {name: {h: by_host[h].get(name, "none") for h in by_host} for name in names}
     if different := [name for name in names if len(set(versions[name].values())) > 1]:
@@ -60,59 +56,26 @@ def same_software(setup: Setup) -> Finding:
     return good(", ".join(f"{name} {next(iter(versions[name].values()))}" for name in names))
 
 
-@check("hosts", "addresses", needs=["same software", "mpiexec of that MPI"])
-def addresses(setup: Setup) -> Finding:
-    """Check that names and addresses differ: Open MPI tries Docker's to reach another host."""
-    facts = _facts(setup)
-    if shared := _shared({name: each["host"] for name, each in facts.items()}):
-        name, hosts = next(iter(shared.items()))
-        return bad(
-            f"{' and '.join(hosts)} call themselves {name}: their ranks seem to share a host",
-            f"if they are one host, name it once, as in --host {hosts[0]}:2; else give each a "
-            "name of its own: hostnamectl set-hostname NAME (docker run --hostname NAME)",
-        )
-    interfaces = [
-        (host, interface, ipaddress.ip_interface(address))
-        for host, each in facts.items()
-        for interface, address in each["addresses"].items()
-    ]
-    duplicates = _shared({(host, interface): a.ip for host, interface, a in interfaces})
-    if not duplicates:
-        return good("all different")
-    found = "; ".join(
-        f"{address} is on " + " and ".join(f"{host} ({interface})" for host, interface in places)
-        for address, places in duplicates.items()
-    )
-    if mpi_flavour() == "mpich":
-        return good(f"{found}; MPICH does not mind")
-    if setup.network:
-        return good(f"{found}; Open MPI is kept to {setup.network}")
-    networks = _shared({(h, i): a.network for h, i, a in interfaces if a.ip not in duplicates})
-    for_all = [str(n) for n, places in networks.items() if len(dict(places)) == len(facts)]
-    network = for_all[0] if for_all else "ADDRESS/BITS of the network that joins the hosts"
-    return bad(
-        found,
-        f"start the job by chainermn launch --network {network}, or by mpiexec --mca "
-        f"btl_tcp_if_include {network}",
-    )
-
-
-@check(
-    "hosts",
-    "a job over the hosts",
-    needs=["ssh without a password", "same software", "addresses", "two ranks"],
-)
+@check("hosts", "a job over the hosts", needs=["same software", "two ranks"])
 def job(setup: Setup) -> Finding:
-    """Check that ranks start on every host, in the order of the hosts."""
+    """Check that hosts have names of their own, and that ranks start on each, in their order."""
+    names = {host: answer.facts["host"] for host, answer in setup.facts.items()}
+    for name in names.values():
+        if len(alike := [host for host in names if names[host] == name]) > 1:
+            return bad(
+                f"{' and '.join(alike)} call themselves {name}: their ranks seem to share a host",
+                f"if they are one host, name it once, as in --host {alike[0]}:2; else give each a "
+                "name of its own: hostnamectl set-hostname NAME (docker run --hostname NAME)",
+            )
     outcome = setup.probe_hosts("ranks")
     if outcome.failure:
         return bad(
             outcome.failure,
-            "let the hosts connect to each other on any port: look for firewalls. If they share "
-            "several networks, choose one by --network",
+            "let the hosts connect to each other on any port: look for firewalls. If several "
+            "hosts have the same address, such as Docker's, tell Open MPI by --network which "
+            "network joins them",
         )
-    facts = _facts(setup)
-    expected = [facts[name]["host"] for name, ranks in setup.hosts or () for _ in range(ranks)]
+    expected = [names[host] for host, ranks in setup.hosts or () for _ in range(ranks)]
     actual = [rank["host"] for rank in outcome.answer]
     if actual != expected:
         return bad(
@@ -127,16 +90,15 @@ def job(setup: Setup) -> Finding:
 def environment(setup: Setup) -> Finding:
     """Check that ranks on other hosts have the variables that are set here."""
     wanted = sorted(n for n in os.environ if VARIABLES.fullmatch(n) or n in setup.forward)
-    lost: dict[str, list[str]] = {}
+    lost = {}
     for name in wanted:
-        for rank in setup.probe_hosts("ranks").answer:
-            there, hosts = rank["environment"].get(name), lost.get(name, [])
-            if not _contains(there, os.environ[name]) and rank["host"] not in hosts:
-                lost[name] = [*hosts, rank["host"]]
+        there = {r["host"]: r["environment"].get(name) for r in setup.probe_hosts("ranks").answer}
+        if on := [host for host in there if not _contains(there[host], os.environ[name])]:
+            lost[name] = ", ".join(on)
     if lost:
         forward, export = (" ".join(f"{o} {name}" for name in lost) for o in ("--forward", "-x"))
         return bad(
-            "; ".join(f"{name} is not the same on {', '.join(on)}" for name, on in lost.items()),
+            "; ".join(f"{name} is not the same on {on}" for name, on in lost.items()),
             f"start the job by chainermn launch {forward}, or by mpiexec {export} of Open MPI",
         )
     return good(", ".join(wanted) or "no variable is set that would matter")
@@ -172,20 +134,8 @@ def network(setup: Setup) -> Finding:
     return good(f"on CPU, use create_communicator({arguments}). 1 MiB of gradients: {measured}")
 
 
-def _facts(setup: Setup) -> dict[str, dict[str, Any]]:
-    return {host: answer.facts for host, answer in setup.facts.items()}
-
-
 def _list(by_host: Mapping[str, str]) -> str:
     return "; ".join(f"{host}: {text}" for host, text in by_host.items())
-
-
-def _shared(values: Mapping[Any, Any]) -> dict[Any, list[Any]]:
-    """Return the values that several keys have, and those keys."""
-    keys: dict[Any, list[Any]] = {}
-    for key, value in values.items():
-        keys.setdefault(value, []).append(key)
-    return {value: several for value, several in keys.items() if len(several) > 1}
 
 
 def _contains(there: str | None, here: str) -> bool:

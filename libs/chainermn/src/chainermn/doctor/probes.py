@@ -1,0 +1,222 @@
+"""What may hang or crash: `probe.ask` calls each function in processes of their own.
+
+On several ranks, the answer is that of rank 0; the others return None.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import time
+from typing import Any
+
+NO_DEVICE = 100  # an error of the CUDA driver
+
+
+def compat() -> dict[str, Any]:
+    """Return versions, whether chainer-compat's hook is in place, and every repair."""
+    from chainer_compat import report
+
+    return report.collect()
+
+
+def chainer_computes() -> list[str]:
+    """Return what Chainer computes wrongly."""
+    import chainer
+    import numpy as np
+
+    wrong = []
+    linear = chainer.links.Linear(3, 2, initialW=np.arange(6, dtype=np.float32).reshape(2, 3))
+    linear.cleargrads()
+    y = linear(chainer.Variable(np.array([[1, 2, 3], [4, 5, 6]], np.float32)))
+    chainer.functions.sum(y * y).backward()
+    if y.array.tolist() != [[8, 26], [17, 62]]:
+        wrong.append("the forward pass of a Linear link")
+    if linear.W.grad.tolist() != [[152, 202, 252], [548, 724, 900]]:
+        wrong.append("the backward pass of a Linear link")
+    return wrong
+
+
+def public_names() -> int:
+    """Import every public name of chainermn; return their number."""
+    import chainermn
+
+    for name in chainermn.__all__:
+        getattr(chainermn, name)
+    return len(chainermn.__all__)
+
+
+# ---- MPI ----
+
+
+def ranks() -> list[dict[str, Any]] | None:
+    """Return what each rank of a job sees, in the order of the ranks."""
+    from mpi4py import MPI
+
+    names = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+    levels = {getattr(MPI, f"THREAD_{name}"): name for name in names}
+    mine = {
+        "host": socket.gethostname(),
+        "environment": dict(os.environ),
+        "thread level": levels[MPI.Query_thread()],
+    }
+    return MPI.COMM_WORLD.gather(mine)
+
+
+def shared_memory() -> str | None:
+    """Return the first reason why a rank of this host cannot share memory; empty if all can."""
+    from mpi4py import MPI
+
+    from chainermn.transport.host.shared_memory import share_memory
+
+    memory = share_memory(MPI.COMM_WORLD)
+    reasons = MPI.COMM_WORLD.gather(memory if isinstance(memory, str) else "")
+    return None if reasons is None else next(filter(None, reasons), "")
+
+
+def communicators() -> dict[str, str] | None:
+    """Return what is wrong on any rank with the means of each communicator, if anything is."""
+    import chainermn
+
+    world = chainermn.create_communicator("naive")
+    everywhere = world.gather_obj({name: _try_out(name) for name in usable(world.mpi_comm)})
+    if everywhere is None:
+        return None
+    return {
+        name: next(filter(None, (wrong[name] for wrong in everywhere)), "")
+        for name in everywhere[0]
+    }
+
+
+def usable(mpi_comm: Any) -> list[str]:
+    """Return the names of the communicators that run on the CPUs of these hosts."""
+    from chainermn.communicators import registered
+    from chainermn.transport.topology import Topology
+
+    topology = Topology.of(mpi_comm)
+    return [
+        name
+        for name, kind in registered().items()
+        if name != "dummy" and not kind.uses_nccl and not kind.why_not(topology)
+    ]
+
+
+def _try_out(name: str) -> str:
+    import chainermn
+
+    try:
+        comm = chainermn.create_communicator(name)
+        wrong = [each for each in ("float16", "float32", "float64") if not _is_exact(comm, each)]
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return f"wrong means of {', '.join(wrong)}" if wrong else ""
+
+
+def _is_exact(comm: Any, dtype: str) -> bool:
+    """Tell whether means of whole numbers are exact, in arrays of any size."""
+    import chainer
+    import numpy as np
+
+    model = chainer.Chain()
+    with model.init_scope():
+        for name, shape in {"matrix": (3, 5), "vector": (40_000,), "number": ()}.items():
+            setattr(model, name, chainer.Parameter(np.zeros(shape, dtype)))
+    for parameter in model.params():
+        # The mean of the first n odd numbers is n.
+        parameter.grad = np.full(parameter.shape, 2 * comm.rank + 1, dtype)
+    comm.multi_node_mean_grad(model)
+    return all(bool((parameter.grad == comm.size).all()) for parameter in model.params())
+
+
+def exchange() -> dict[str, Any] | None:
+    """Return seconds for 1 MiB of gradients by communicator and wire dtype, and the default."""
+    import chainer
+    import numpy as np
+
+    import chainermn
+    from chainermn.communicators.registry import default_on_cpu
+    from chainermn.transport.topology import Topology
+
+    world = chainermn.create_communicator("naive")
+    model = chainer.Chain()
+    with model.init_scope():
+        model.weight = chainer.Parameter(np.zeros(1 << 18, np.float32))
+    model.weight.grad = np.zeros_like(model.weight.array)
+    seconds: dict[str, dict[str, float]] = {}
+    for name in usable(world.mpi_comm):
+        for dtype in ("float32", "bfloat16"):
+            comm = chainermn.create_communicator(name, allreduce_grad_dtype=dtype)
+            comm.multi_node_mean_grad(model)  # sets up connections and buffers
+            taken = []
+            for _ in range(3):
+                world.mpi_comm.Barrier()
+                start = time.perf_counter()
+                comm.multi_node_mean_grad(model)
+                taken.append(time.perf_counter() - start)
+            seconds.setdefault(name, {})[dtype] = min(taken)
+    default = default_on_cpu(Topology.of(world.mpi_comm))
+    return {"default": default, "seconds": seconds} if world.rank == 0 else None
+
+
+# ---- GPUs ----
+
+
+def cuda() -> dict[str, Any]:
+    """Return the newest CUDA that the driver supports, its GPUs, and any error.
+
+    Through ctypes, because CuPy may be missing.
+    """
+    gpus: list[str] = []
+    answer = {"cuda": "", "error": "", "gpus": gpus}
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return answer
+    version, count = ctypes.c_int(), ctypes.c_int()
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    answer["cuda"] = f"{version.value // 1000}.{version.value % 1000 // 10}"
+    if code := driver.cuInit(0):
+        return {**answer, "error": "" if code == NO_DEVICE else f"cuInit fails with error {code}"}
+    driver.cuDeviceGetCount(ctypes.byref(count))
+    for number in range(count.value):
+        name = ctypes.create_string_buffer(100)
+        driver.cuDeviceGetName(name, 100, number)
+        gpus.append(name.value.decode())
+    return answer
+
+
+def cupy_and_nccl() -> dict[str, str]:
+    """Return the versions of CuPy, its CUDA and NCCL, or why there is no NCCL."""
+    import cupy
+
+    runtime = cupy.cuda.runtime.runtimeGetVersion()
+    cupy.arange(1000).sum().get()  # raises if CuPy cannot compile for this GPU
+    answer = {
+        "version": str(cupy.__version__),
+        "runtime": f"{runtime // 1000}.{runtime % 1000 // 10}",
+        "nccl": "",
+        "nccl error": "",
+    }
+    try:
+        from cupy.cuda import nccl
+
+        number = nccl.get_version()
+        answer["nccl"] = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+    except Exception as error:
+        answer["nccl error"] = f"{type(error).__name__}: {error}"
+    return answer
+
+
+def device_memory() -> bool | None:
+    """Return whether MPI adds up GPU memory right on all ranks; one that cannot may crash."""
+    import cupy
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    cupy.cuda.Device(world.rank % cupy.cuda.runtime.getDeviceCount()).use()
+    numbers = cupy.full(100_000, world.rank + 1, "float32")
+    cupy.cuda.get_current_stream().synchronize()
+    world.Iallreduce(MPI.IN_PLACE, numbers).Wait()
+    right = bool((numbers == sum(range(world.size + 1))).all())
+    return world.reduce(right, MPI.LAND)
