@@ -31,8 +31,7 @@ _OURS = ("chainermn", "chainer-compat")
 
 def pip(*arguments: str) -> str:
     """Return a pip command for the environment of this Python."""
-    found = shutil.which("pip")
-    if found and Path(found).parent == Path(sysconfig.get_path("scripts")):
+    if shutil.which("pip") == os.path.join(sysconfig.get_path("scripts"), "pip"):
         command = ["pip", *arguments]
     elif importlib.util.find_spec("pip"):
         command = [sys.executable, "-m", "pip", *arguments]

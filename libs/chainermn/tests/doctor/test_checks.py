@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import socket
 import textwrap
 from collections.abc import Callable, Sequence
@@ -105,11 +106,6 @@ def switched_off(bench: Bench) -> Setup:
 @wrong("chainer-compat", "not in place: no .pth file", "pip install --force-reinstall")
 def without_hook(bench: Bench) -> Setup:
     return after(compat=Outcome({"hook": "not in place: no .pth file was processed"}))
-
-
-@wrong("chainer-compat", "version 7.0, which does not belong to chainermn", "--no-deps")
-def of_another_version(bench: Bench) -> Setup:
-    return after(compat=Outcome({"hook": "in place", "versions": {"chainer-compat": "7.0"}}))
 
 
 @wrong("Chainer computes", "modules/chainer.py:1", "package again, for example Chainer: echo")
@@ -279,8 +275,7 @@ def no_threads(bench: Bench) -> Setup:
 
 @wrong("/dev/shm", "64 MiB free, less than 128 MiB", "docker run --shm-size=1g")
 def as_docker_gives_it(bench: Bench) -> Setup:
-    left = SimpleNamespace(f_bavail=2**14, f_frsize=2**12)
-    bench.patch.setattr(os, "statvfs", lambda path: left)
+    bench.patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**26))
     return Setup()
 
 
@@ -348,12 +343,6 @@ def install_cupy(bench: Bench, *distributions: str) -> None:
         "chainermn.doctor.checks.gpu.metadata.packages_distributions",
         lambda: {"cupy": list(distributions)} if distributions else {},
     )
-
-
-@wrong("CuPy", "several: cupy-cuda12x, cupy-cuda13x", "uninstall -y cupy-cuda12x cupy-cuda13x")
-def cupy_installed_twice(bench: Bench) -> Setup:
-    install_cupy(bench, "cupy-cuda12x", "cupy-cuda13x")
-    return after(cuda=driver())
 
 
 @wrong("CuPy", "ImportError: libnvrtc.so.13", " install 'cupy-cuda13x[ctk]>=14'")
@@ -445,7 +434,7 @@ def password_wanted(bench: Bench) -> Setup:
     return Setup(hosts=[("elsewhere", 1)])
 
 
-@wrong("ssh without a password", "No route to host", "check that elsewhere is up")
+@wrong("ssh without a password", "No route to host", "check that elsewhere is its name")
 def host_is_down(bench: Bench) -> Setup:
     bench.command("ssh", "echo 'ssh: connect to host elsewhere: No route to host' >&2; exit 255")
     return Setup(hosts=[("elsewhere", 1)])

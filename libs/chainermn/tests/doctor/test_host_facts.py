@@ -127,22 +127,24 @@ def test_job_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*arguments: object, **options: object) -> list[str]:
         raise FileNotFoundError("no mpiexec")
 
-    monkeypatch.setattr("chainermn.doctor.setup.mpiexec_command", none)
+    monkeypatch.setattr(setup, "mpiexec_command", none)
     assert Setup(hosts=[("a", 1)]).probe_hosts("ranks") == Outcome(failure="no mpiexec")
+    monkeypatch.setattr(setup, "mpiexec_command", lambda *job, **options: ["/nowhere/mpiexec"])
+    assert "/nowhere/mpiexec" in Setup().probe("ranks", 2).failure
 
 
 def test_probes_run_on_every_rank_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
 
-    def run(self: Setup, *job: object) -> Outcome:
-        asked.append(job)
+    def run(self: Setup, program: list[str], *where: object) -> Outcome:
+        asked.append(where)
         return Outcome(len(asked))
 
     monkeypatch.setattr(Setup, "_run", run)
     both = Setup(hosts=[("a", 2), ("b", 3)])
     assert [both.probe_hosts("ranks").answer for _ in range(2)] == [1, 1]
-    assert [both.probe_ranks("ranks", 4).answer for _ in range(2)] == [2, 2]
-    assert asked == [("ranks", 5, [("a", 2), ("b", 3)]), ("ranks", 4, None)]
+    assert [both.probe("ranks", 4).answer for _ in range(2)] == [2, 2]
+    assert asked == [(5, [("a", 2), ("b", 3)]), (4, None)]
 
 
 def test_versions_where_there_is_no_mpi(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -188,8 +189,7 @@ def test_each_cause_is_told_once(
 
 
 def test_too_little_shared_memory_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    left = SimpleNamespace(f_bavail=256, f_frsize=2**12)
-    monkeypatch.setattr(os, "statvfs", lambda path: left)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
     setup = Setup(outcomes={"ranks": Outcome(failure="crashed with SIGBUS")})
     fine = [
         Check("Python", name, lambda setup: good("fine"))

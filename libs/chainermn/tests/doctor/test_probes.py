@@ -152,12 +152,6 @@ def test_cuda_driver(
 # ---- asking ----
 
 
-def test_command_that_cannot_be_started() -> None:
-    outcome = ask(["/nowhere/python"], 60)
-    assert outcome.answer is None
-    assert "No such file or directory" in outcome.failure
-
-
 @pytest.mark.parametrize(
     ("code", "failure"),
     [

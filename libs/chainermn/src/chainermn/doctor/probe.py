@@ -39,19 +39,16 @@ def ask(
     command: Sequence[str], limit: float, environment: Mapping[str, str] | None = None
 ) -> Outcome:
     """Run a command for at most ``limit`` seconds, and read the answer of its probes."""
-    try:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,
-        )
-    except OSError as error:
-        return Outcome(failure=str(error))
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+    )
     try:
         out, err = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:

@@ -163,13 +163,10 @@ def exchange() -> dict[str, Any] | None:
 
 
 def cuda() -> dict[str, Any]:
-    """Return the newest CUDA that the driver supports, its GPUs, and any error.
-
-    Through ctypes, because CuPy may be missing.
-    """
+    """Return the newest CUDA that the driver supports, its GPUs, and any error."""
     gpus: list[str] = []
     answer = {"cuda": "", "error": "", "gpus": gpus}
-    try:
+    try:  # by ctypes, because CuPy may be missing
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return answer

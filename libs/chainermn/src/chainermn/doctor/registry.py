@@ -33,6 +33,8 @@ good = partial(Finding, Status.GOOD)
 bad = partial(Finding, Status.BAD)
 not_tried = partial(Finding, Status.NOT_TRIED)
 
+_NEEDS = "needs: "
+
 Examine: TypeAlias = Callable[[Setup], Finding]
 
 
@@ -64,9 +66,6 @@ def run_checks(checks: Iterable[Check], setup: Setup) -> Iterator[tuple[Check, F
     for each in checks:
         findings[each.name] = _run_check(each, setup, findings)
         yield each, findings[each.name]
-
-
-_NEEDS = "needs: "
 
 
 def _run_check(each: Check, setup: Setup, before: dict[str, Finding]) -> Finding:

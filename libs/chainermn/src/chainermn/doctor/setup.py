@@ -16,12 +16,7 @@ from typing import Any
 
 from chainermn.doctor.probe import Outcome, ask, probe_command
 from chainermn.launch.hosts import Host, is_this_host
-from chainermn.launch.mpiexec import (
-    SSH_OPTIONS,
-    find_mpiexec,
-    launch_environment,
-    mpiexec_command,
-)
+from chainermn.launch.mpiexec import SSH_OPTIONS, find_mpiexec, launch_environment, mpiexec_command
 
 NO_SSH = "there is no ssh on this host"
 _SSH_FAILED = 255
@@ -52,35 +47,28 @@ class Setup:
     # What became of each probe so far, by its name, and by ``(name, "hosts")``.
     outcomes: dict[str | tuple[str, str], Outcome] = field(default_factory=dict)
 
-    def probe(self, name: str) -> Outcome:
-        """Run a probe in a process of its own, once."""
-        if name not in self.outcomes:
-            self.outcomes[name] = ask(probe_command(name, self.limit), self.limit)
-        return self.outcomes[name]
-
-    def probe_ranks(self, name: str, ranks: int = 2) -> Outcome:
-        """Run a probe on ranks of this host, under a real mpiexec, once."""
-        if name not in self.outcomes:
-            self.outcomes[name] = self._run(name, ranks, None)
-        return self.outcomes[name]
+    def probe(self, name: str, ranks: int = 0, hosts: Sequence[Host] | None = None) -> Outcome:
+        """Run a probe, once: in one process, or on ranks of this host or of several."""
+        key = (name, "hosts") if hosts else name
+        if key not in self.outcomes:
+            self.outcomes[key] = self._run(probe_command(name, self.limit), ranks, hosts)
+        return self.outcomes[key]
 
     def probe_hosts(self, name: str) -> Outcome:
         """Run a probe on all the ranks of all the hosts, once."""
-        hosts = self.hosts or ()
-        if (name, "hosts") not in self.outcomes:
-            self.outcomes[name, "hosts"] = self._run(name, sum(n for _, n in hosts), hosts)
-        return self.outcomes[name, "hosts"]
+        return self.probe(name, sum(ranks for _, ranks in self.hosts or ()), self.hosts)
 
-    def _run(self, name: str, ranks: int, hosts: Sequence[Host] | None) -> Outcome:
-        program = probe_command(name, self.limit)
+    def _run(self, program: list[str], ranks: int, hosts: Sequence[Host] | None) -> Outcome:
+        if not ranks:
+            return ask(program, self.limit)
         try:
             command = mpiexec_command(
                 ranks, program, python=False, hosts=hosts, forward=self.forward
             )
             environment = launch_environment(hosts, network=self.network)
+            return ask(command, self.limit, environment)
         except (OSError, RuntimeError, ValueError) as error:
             return Outcome(failure=str(error))
-        return ask(command, self.limit, environment)
 
     @property
     def places(self) -> Sequence[Host]:

@@ -35,10 +35,8 @@ def ssh(setup: Setup) -> Finding:
         return bad(why, "install an ssh client, such as Debian's openssh-client")
     if "Permission denied" in why or "verification failed" in why:
         cure = f"ssh {first} once by hand, to accept its key; ssh-copy-id {first}"
-    elif "Could not resolve" in why:
-        cure = f"correct the name {first}, or add it to /etc/hosts"
     else:
-        cure = f"check that {first} is up, can be reached from here, and runs sshd"
+        cure = f"check that {first} is its name, and that it is up and runs sshd"
     return bad(_list(closed), f"{cure}; then this must work", f"ssh -o BatchMode=yes {first} true")
 
 

@@ -76,8 +76,7 @@ def same_mpi(setup: Setup) -> Finding:
 @check("MPI", "/dev/shm")
 def shared_memory_left(setup: Setup) -> Finding:
     """Check how much is left for the ranks of a host, data-loading workers and NCCL to share."""
-    shm = os.statvfs("/dev/shm")
-    free = shm.f_bavail * shm.f_frsize
+    free = shutil.disk_usage("/dev/shm").free
     shown = f"{free / 2**20:,.0f} MiB free"
     if free < LEAST_SHARED_MEMORY:
         return bad(
@@ -91,7 +90,7 @@ def shared_memory_left(setup: Setup) -> Finding:
 @check("MPI", "two ranks", needs=["mpiexec of that MPI"], blames=["/dev/shm"])
 def two_ranks(setup: Setup) -> Finding:
     """Check that two processes are one job of two ranks, not two jobs of one."""
-    outcome = setup.probe_ranks("ranks")
+    outcome = setup.probe("ranks", 2)
     if outcome.answer and len(outcome.answer) == 1:
         return bad(
             "two processes, but each of them is alone",
@@ -109,7 +108,7 @@ def two_ranks(setup: Setup) -> Finding:
 @check("MPI", "thread level", needs=["two ranks"])
 def thread_level(setup: Setup) -> Finding:
     """Check that MPI allows an exchange in the background: MPI_THREAD_MULTIPLE."""
-    level = setup.probe_ranks("ranks").answer[0]["thread level"]
+    level = setup.probe("ranks", 2).answer[0]["thread level"]
     if level != "MULTIPLE":
         found = f"MPI_THREAD_{level}: double_buffering exchanges nothing in the background"
         if told := [name for name in _THREAD_LEVELS if name in os.environ]:
@@ -127,7 +126,7 @@ def thread_level(setup: Setup) -> Finding:
 def shared_memory(setup: Setup) -> Finding:
     """Check that as many ranks as you mean to start here share memory."""
     ranks = max(2, setup.ranks or 2)
-    outcome = setup.probe_ranks("shared_memory", ranks)
+    outcome = setup.probe("shared_memory", ranks)
     if why := outcome.failure or outcome.answer:
         return bad(
             f"{ranks} ranks cannot share memory: {why}",
@@ -140,7 +139,7 @@ def shared_memory(setup: Setup) -> Finding:
 @check("MPI", "all-reduce", needs=["two ranks", "chainermn imports"], blames=["/dev/shm"])
 def all_reduce(setup: Setup) -> Finding:
     """Check that every communicator that runs on CPU computes exact means."""
-    return judge_means(setup.probe_ranks("communicators"))
+    return judge_means(setup.probe("communicators", 2))
 
 
 def judge_means(outcome: Outcome) -> Finding:
