@@ -55,7 +55,7 @@ def ask(
         _end(process)
         return Outcome(failure=f"no answer within {limit:g} s")
     said: dict[str, Any] = {}
-    for line in out.splitlines():
+    for line in out.replace("\0", "").splitlines():
         with contextlib.suppress(ValueError):  # the lines of two processes may mix
             kind, content = json.loads(line.partition(_MARK)[2])
             said.setdefault(kind, content)
