@@ -1,0 +1,93 @@
+"""Settings of a rank's own process: its share of the cores, and how it keeps freed memory."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from chainermn.notes import note_once
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+#: Setting any of these turns off `divide_cores`.
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+)
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+_KEPT_BYTES = 1 << 28
+_MOST_BYTES_ONCE = 1 << 25  # the limit of older versions of glibc
+
+
+def divide_cores(mpi_comm: MPI.Intracomm, host: int) -> None:
+    """Limit the threads of NumPy's BLAS to this rank's share of the cores of its host. Collective.
+
+    Otherwise each rank's BLAS starts a thread for every core, and the ranks slow each other down.
+    Ranks that MPI has bound to separate cores keep all of theirs. If a host has more ranks than
+    cores, rank 0 prints a note. ``host`` is the number of this rank's host.
+    """
+    import threadpoolctl  # not needed by those who ask for `THREAD_VARIABLES` only
+
+    cores = _usable_cores()
+    peers = mpi_comm.allgather((host, socket.gethostname(), cores))
+    if mpi_comm.rank == 0 and (note := _crowded(peers)):
+        note_once(note)
+    if mpi_comm.size == 1 or any(variable in os.environ for variable in THREAD_VARIABLES):
+        return
+    sharers = Counter(core for node, _, theirs in peers if node == host for core in theirs)
+    share = sum(1 / sharers[core] for core in cores)
+    threadpoolctl.threadpool_limits(max(1, int(share + 1e-6)), user_api="blas")
+
+
+def _crowded(peers: Sequence[tuple[int, str, frozenset[int]]]) -> str:
+    """Return a note on hosts with more ranks than cores; empty if there are none.
+
+    For each rank, ``peers`` has the number and the name of its host, and the cores it may use.
+    """
+    found = []
+    for node in dict.fromkeys(node for node, _, _ in peers):
+        here = [(host, cores) for number, host, cores in peers if number == node]
+        n_cores = len(frozenset().union(*(cores for _, cores in here)))
+        if len(here) > n_cores:
+            found.append((here[0][0], len(here), n_cores))
+    if not found:
+        return ""
+    host, n_ranks, n_cores = found[0]
+    more = f", and likewise on {len(found) - 1} more of the hosts" if found[1:] else ""
+    cores = "1 core" if n_cores == 1 else f"{n_cores} cores"
+    return (
+        f"{n_ranks} ranks share {cores} on {host}{more}: they take turns. "
+        f"Start at most {n_cores} there for speed."
+    )
+
+
+def _usable_cores() -> frozenset[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def keep_freed_memory() -> None:
+    """Keep the memory of large arrays in this process when they are freed.
+
+    glibc returns it to the kernel, which has to clear it page by page for the next array; training
+    allocates the same arrays in every iteration, so this costs time in every iteration. The
+    process keeps up to 256 MiB more. Setting any of glibc's variables for this turns it off, and
+    C libraries other than glibc are left as they are.
+    """
+    if any(variable in os.environ for variable in _MALLOC_VARIABLES):
+        return
+    with contextlib.suppress(AttributeError, OSError):  # not glibc
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES) or mallopt(_M_MMAP_THRESHOLD, _MOST_BYTES_ONCE)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
