@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from chainermn.transport.gpu.device import Gpu
+
 _NAMES = frozenset(
     {
         *("NCCL_FLOAT", "NCCL_FLOAT16", "NCCL_FLOAT32", "NCCL_FLOAT64", "NCCL_SUM"),
@@ -21,20 +23,13 @@ def __getattr__(name: str) -> Any:
     AttributeError
         If there is no such name, or no CuPy that has NCCL.
     """
-    if name == "_available":
-        return _nccl() is not None
-    if name not in _NAMES:
+    if name not in _NAMES and name != "_available":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    nccl = _nccl()
-    if nccl is None:
-        raise AttributeError(f"{__name__}.{name} needs a CuPy with NCCL, which is not installed")
-    return getattr(nccl, name)
-
-
-def _nccl() -> Any:
-    from chainermn.transport.gpu.nccl import load_nccl
-
     try:
-        return load_nccl()
+        nccl = Gpu.nccl()
     except ImportError:
-        return None
+        if name == "_available":
+            return False
+        message = f"{__name__}.{name} needs a CuPy with NCCL, which is not installed"
+        raise AttributeError(message) from None
+    return name == "_available" or getattr(nccl, name)

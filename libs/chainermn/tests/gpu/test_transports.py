@@ -11,9 +11,9 @@ from mpi4py import MPI
 
 from chainermn.gradients.batched_copy import BLOCK_LENGTH, KINDS, BatchedCopy, Layout
 from chainermn.transport.gpu.device import the_gpu
-from chainermn.transport.gpu.mpi import GpuMpiTransport
 from chainermn.transport.gpu.nccl import NcclTransport
 from chainermn.transport.gpu.staging import Staging
+from chainermn.transport.gpu.transports import GpuMpiTransport
 from chainermn.transport.host.mpi import MpiTransport
 from chainermn.transport.reducer import shard_bounds
 

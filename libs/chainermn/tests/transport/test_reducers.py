@@ -17,9 +17,10 @@ from mpi4py import MPI
 
 import chainermn
 from chainermn.transport.host import mpi_reducer, shared_memory
-from chainermn.transport.host.host_reducer import SingleReducer
 from chainermn.transport.host.mpi_reducer import MpiReducer
+from chainermn.transport.host.reducers import SingleReducer
 from chainermn.transport.host.shared_memory import SharedMemoryReducer, share_memory
+from chainermn.transport.host.sums import Adder
 from chainermn.transport.reducer import Reducer, Steps, shard_bounds
 from chainermn.transport.topology import Topology
 
@@ -31,12 +32,12 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 SIZES = [0, 1, 2, 3, 5, 31, 32, 33, 63, 64, 65, 127, 128, 129, 509, 1000]
 
 
-def by_mpi() -> Reducer:
-    return MpiReducer(WORLD)
+def by_mpi(comm: MPI.Intracomm = WORLD) -> Reducer:
+    return MpiReducer(comm, Adder())
 
 
-def by_shared_memory() -> Reducer:
-    return SharedMemoryReducer(WORLD, share_memory(WORLD))
+def by_shared_memory(comm: MPI.Intracomm = WORLD) -> Reducer:
+    return SharedMemoryReducer(comm, share_memory(comm), Adder())
 
 
 @pytest.fixture
@@ -137,14 +138,11 @@ def test_chunks_of_their_real_size(make: Callable[[], Reducer], wire: str) -> No
 @pytest.mark.mpi(2, 3)
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("make", [by_mpi, by_shared_memory])
-def test_two_under_way_in_turn(make: Callable[[], Reducer]) -> None:
+def test_two_under_way_in_turn(make: Callable[[MPI.Intracomm], Reducer]) -> None:
     parts = arrays(500, "float32")
     expected = mean(parts, np.dtype("f4"))
     duplicates = [WORLD.Dup(), WORLD.Dup()]
-    if make is by_mpi:
-        reducers: list[Reducer] = [MpiReducer(comm) for comm in duplicates]
-    else:
-        reducers = [SharedMemoryReducer(comm, share_memory(comm)) for comm in duplicates]
+    reducers = [make(comm) for comm in duplicates]
     owns = [parts[WORLD.rank].copy() for _ in reducers]
     running = [r.allreduce(own, r.size) for r, own in zip(reducers, owns, strict=True)]
     if WORLD.rank == 1:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
 
 from chainermn.transport.gpu import nccl_watch
-from chainermn.transport.gpu.nccl_watch import NcclWatch
 
 
 class Ended(BaseException):
@@ -27,6 +27,17 @@ class Connection:
         if look == "?":
             raise Ended
         return "NCCL failed" if look == "x" else None
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[threading.Thread]]:
+    """Watch nothing from earlier tests, and start no thread."""
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(nccl_watch, "_watched", weakref.WeakSet())
+    monkeypatch.setattr(threading.Thread, "start", lambda self: threads.append(self))
+    nccl_watch._start.cache_clear()
+    yield threads
+    nccl_watch._start.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -55,36 +66,27 @@ def test_failure_that_stays_ends_the_job(
     monkeypatch.setattr(nccl_watch.time, "sleep", lambda _: now.append(next(clock)))
     monkeypatch.setattr(nccl_watch.time, "monotonic", lambda: 1.0 + now[-1])
     monkeypatch.setattr(nccl_watch, "_SECONDS_FOR_RAISING", 4.5)
-    watch, connection = NcclWatch(), Connection(looks)
-    watch.add(connection)
+    connection = Connection(looks)
+    nccl_watch.watch(connection)
     with pytest.raises(Ended):
-        watch.run()
+        nccl_watch._run()
     expected = ["chainermn: NCCL failed\nThe whole job is being ended."] if is_ended else []
     assert messages == expected
 
 
 def test_what_is_gone_is_watched_no_longer() -> None:
-    watch, failing = NcclWatch(), Connection("xx")
-    watch.add(failing)
-    watch.add(Connection("x"))
-    assert watch._first_failure() == "NCCL failed"
+    failing = Connection("xx")
+    nccl_watch.watch(failing)
+    nccl_watch.watch(Connection("x"))
+    assert nccl_watch._first_failure() == "NCCL failed"
     del failing
-    assert watch._first_failure() is None
+    assert nccl_watch._first_failure() is None
 
 
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[NcclWatch]]:
-    watches: list[NcclWatch] = []
-    monkeypatch.setattr(nccl_watch, "_watch", None)
-    monkeypatch.setattr(NcclWatch, "start", lambda self: watches.append(self))
-    yield watches
-
-
-def test_one_watch_for_all(started: list[NcclWatch]) -> None:
+def test_one_watch_for_all(started: list[threading.Thread]) -> None:
     connections = [Connection("."), Connection("x")]
     for connection in connections:
         nccl_watch.watch(connection)
-    (watch,) = started
-    assert isinstance(watch, threading.Thread)
-    assert watch.daemon
-    assert watch._first_failure() == "NCCL failed"
+    (thread,) = started
+    assert thread.daemon
+    assert nccl_watch._first_failure() == "NCCL failed"

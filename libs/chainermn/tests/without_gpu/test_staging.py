@@ -9,14 +9,12 @@ import pytest
 from mpi4py import MPI
 
 from chainermn.transport.gpu import staging
-from chainermn.transport.gpu.mpi import (
-    CudaAwareReducer,
-    GpuMpiReducer,
-    GpuMpiTransport,
-)
+from chainermn.transport.gpu.reducers import GpuMpiReducer
 from chainermn.transport.gpu.staging import Direct, Staging
+from chainermn.transport.gpu.transports import GpuMpiTransport
 from chainermn.transport.host.mpi import MpiTransport
 from chainermn.transport.host.mpi_reducer import MpiReducer
+from chainermn.transport.host.sums import Adder
 
 WORLD = MPI.COMM_WORLD
 # With chunks of 64 bytes: none, one, one and a bit, as many as there are slots, and more.
@@ -114,8 +112,7 @@ def test_only_what_is_needed_is_copied(stand_in: Any) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("is_direct", [False, True])
 def test_reducers(stand_in: Any, dtype: str, is_direct: bool) -> None:
-    staged = GpuMpiReducer(MpiReducer(WORLD), Staging(stand_in))
-    reducer = CudaAwareReducer(staged, WORLD, Direct(stand_in)) if is_direct else staged
+    reducer = GpuMpiReducer(MpiReducer(WORLD, Adder()), stand_in, WORLD if is_direct else None)
     for n in SIZES:
         everywhere = parts(n, dtype)[: WORLD.size]
         own = stand_in.to_gpu(everywhere[WORLD.rank])

@@ -35,12 +35,10 @@ from chainermn.gradients.wire_dtype import as_wire_dtype
 from chainermn.transport.gpu.available import why_no_nccl
 from chainermn.transport.gpu.cuda_awareness import is_cuda_aware
 from chainermn.transport.gpu.device import on_gpu
-from chainermn.transport.gpu.mpi import GpuMpiTransport
 from chainermn.transport.gpu.nccl import NcclTransport
-from chainermn.transport.gpu.transports import GpuTransports
+from chainermn.transport.gpu.transports import GpuMpiTransport, GpuTransports
 from chainermn.transport.host.mpi import MpiTransport, Op, load_mpi
-from chainermn.transport.reducer import Array, Steps
-from chainermn.transport.reducers import Reducers
+from chainermn.transport.reducer import Array, Reducers, Steps
 from chainermn.transport.topology import Topology
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
-from chainermn.transport.reducer import Array, Steps
-from chainermn.transport.reducers import Reducers
+from chainermn.transport.reducer import Array, Reducers, Steps
 from chainermn.transport.topology import Topology
 
 

@@ -26,8 +26,7 @@ from chainermn.transport.gpu.reducers import GpuReducers
 from chainermn.transport.gpu.transports import GpuTransports
 from chainermn.transport.host.casts import FLOAT16
 from chainermn.transport.host.reducers import HostReducers
-from chainermn.transport.reducer import Array, Steps, wait_for
-from chainermn.transport.reducers import Reducers
+from chainermn.transport.reducer import Array, Reducers, Steps, wait_for
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -30,16 +30,7 @@ _duplicates: list[Duplicate[Any]] = []
 class Duplicate(Generic[T]):
     """An object with a duplicate of a communicator for itself. Making one is collective.
 
-    Parameters
-    ----------
-    original : mpi4py.MPI.Intracomm
-    make : callable
-        Function that takes the duplicate and returns the object that uses it.
-
-    Attributes
-    ----------
-    made : object
-        The object that ``make`` returned.
+    ``make`` takes the duplicate of ``original`` and returns the object, which becomes `made`.
     """
 
     def __init__(self, original: MPI.Intracomm, make: Callable[[MPI.Intracomm], T]) -> None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from chainermn.transport.topology import Topology
+
 #: An array in host memory or in GPU memory.
 Array: TypeAlias = NDArray[Any]
+Dtype: TypeAlias = np.dtype[Any]
 
 
 class Pending(Protocol):
@@ -40,18 +46,11 @@ def shard_bounds(n: int, size: int) -> list[tuple[int, int]]:
 
 
 class AllReducer(ABC):
-    """Non-blocking all-reduces of arrays of floats.
+    """Non-blocking all-reduces of arrays of floats among ``size`` ranks.
 
     Every array is one-dimensional and C-contiguous, has the same length and dtype on all ranks,
     and is changed in place. Only one thread at a time may use a reducer. A reducer allocates
     scratch memory on its first call and keeps it.
-
-    Parameters
-    ----------
-    rank : int
-        Rank of this process among the participants.
-    size : int
-        Number of participants.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -59,37 +58,27 @@ class AllReducer(ABC):
         self.size = size
 
     @abstractmethod
-    def allreduce(
-        self, array: Array, divisor: int = 1, wire_dtype: np.dtype[Any] | None = None
-    ) -> Steps:
+    def allreduce(self, array: Array, divisor: int = 1, wire_dtype: Dtype | None = None) -> Steps:
         """Give every rank the sum of the arrays, divided by ``divisor``.
 
-        Parameters
-        ----------
-        array : ndarray of shape (n,)
-        divisor : int
-        wire_dtype : dtype, optional
-            Dtype to which the arrays are rounded before they are sent, and the result once more;
-            by default the dtype of ``array``.
+        The arrays are rounded to ``wire_dtype`` before they are sent, and the result once more;
+        by default nothing is rounded.
         """
 
 
 class Reducer(AllReducer):
     """All-reduces, and the collectives from which algorithms build other all-reduces."""
 
-    @abstractmethod
     def reduce(self, array: Array, divisor: int = 1) -> Steps:
         """Give rank 0 the sum of the arrays, divided; elsewhere ``array`` becomes undefined."""
+        return self.allreduce(array, divisor)
 
     @abstractmethod
     def reduce_scatter(self, array: Array, divisor: int = 1) -> Generator[Pending, None, Array]:
         """Give each rank its shard of the sum of the arrays, divided.
 
-        Returns
-        -------
-        ndarray
-            The shard ``shard_bounds(array.size, size)[rank]``, a view of ``array``. The rest of
-            ``array`` becomes undefined.
+        The shard is ``shard_bounds(array.size, size)[rank]``, and what is returned a view of it.
+        The rest of ``array`` becomes undefined.
         """
 
     @abstractmethod
@@ -99,3 +88,47 @@ class Reducer(AllReducer):
     @abstractmethod
     def bcast(self, array: Array) -> Steps:
         """Give every rank the array of rank 0."""
+
+
+class Reducers(ABC):
+    """The reducers that algorithms combine, among different groups of ranks.
+
+    Each is made when it is first used. Making one is collective, so all ranks must use the same
+    reducers in the same order.
+    """
+
+    def __init__(self, mpi_comm: MPI.Intracomm, topology: Topology) -> None:
+        self.mpi_comm = mpi_comm
+        self.topology = topology
+        self._parts: list[MPI.Intracomm] = []
+
+    @property
+    @abstractmethod
+    def everyone(self) -> AllReducer:
+        """The reducer among all ranks."""
+
+    @property
+    @abstractmethod
+    def intra(self) -> Reducer:
+        """The reducer among the ranks of this host."""
+
+    @property
+    @abstractmethod
+    def inter(self) -> AllReducer:
+        """The reducer among the ranks that have the same position on their hosts."""
+
+    @abstractmethod
+    def pieces(self, buffer: Array) -> Iterator[Array]:
+        """Divide a buffer, for an algorithm whose scratch memory is as large as its input."""
+
+    def free(self) -> None:
+        """Release the reducers and their communicators. Collective."""
+        for name in ("everyone", "intra", "inter"):
+            self.__dict__.pop(name, None)
+        while self._parts:
+            self._parts.pop().Free()
+
+    def _split(self, color: int) -> MPI.Intracomm:
+        part = cast("MPI.Intracomm", self.mpi_comm.Split(color, self.mpi_comm.rank))
+        self._parts.append(part)
+        return part

@@ -14,17 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Topology:
-    """The host of every rank, and the place of this rank among them.
+    """The host of every rank, and the place of this rank among them."""
 
-    Attributes
-    ----------
-    nodes : tuple of int
-        Number of each rank's host. Hosts are numbered in the order of their lowest ranks.
-    rank : int
-        This rank.
-    """
-
+    #: Number of each rank's host. Hosts are numbered in the order of their lowest ranks.
     nodes: tuple[int, ...]
+    #: This rank.
     rank: int
 
     @classmethod

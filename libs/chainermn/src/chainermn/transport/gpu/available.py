@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chainermn.transport.gpu.device import gpu
+from chainermn.transport.gpu.device import gpu, the_gpu
 from chainermn.transport.topology import Topology
 
 if TYPE_CHECKING:
@@ -24,11 +24,10 @@ def why_no_gpu() -> str | None:
 
 def why_no_nccl() -> str | None:
     """Return why NCCL cannot be used here, or None if it can."""
-    reason, found = why_no_gpu(), gpu()
-    if reason is not None or found is None:
+    if reason := why_no_gpu():
         return reason
     try:
-        found.nccl()
+        the_gpu().nccl()
     except ImportError as error:
         return str(error)
     return None
@@ -40,15 +39,12 @@ def any_rank_has_gpu(mpi_comm: MPI.Intracomm) -> bool:
 
 
 def why_not_one_each(mpi_comm: MPI.Intracomm, topology: Topology) -> str | None:
-    """Return why some rank cannot have a GPU of its own with NCCL. Collective.
+    """Return why some rank cannot have a GPU of its own with NCCL, or None. Collective.
 
-    Returns
-    -------
-    str or None
-        The same reason on all ranks; None if every rank can.
+    The answer is the same on all ranks.
     """
     reason, found = why_no_nccl(), gpu()
-    visible = [] if reason or found is None else found.devices()
+    visible = found.devices() if found and not reason else []
     everywhere = mpi_comm.allgather((topology.inter_rank, reason, visible))
     for rank, (_, reason, _) in enumerate(everywhere):
         if reason:

@@ -4,191 +4,117 @@ from __future__ import annotations
 
 import functools
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import override
 
-from chainermn.transport.reducer import Array, Pending
+from chainermn.transport.reducer import Array, Dtype, Pending
 
-
-class Gpu(ABC):
-    """The operations that chainermn needs, on the current device and its current stream.
-
-    Tests without a GPU replace `CupyGpu` with an emulation, by `use`.
-    """
-
-    @abstractmethod
-    def holds(self, array: object) -> bool:
-        """Tell whether ``array`` is an array in GPU memory."""
-
-    @abstractmethod
-    def empty(self, n: int, dtype: np.dtype[Any]) -> Array:
-        """Return an uninitialised array of shape ``(n,)``."""
-
-    @abstractmethod
-    def pinned(self, n_bytes: int) -> NDArray[np.uint8]:
-        """Return pinned host memory, with which the GPU can copy asynchronously."""
-
-    @abstractmethod
-    def pointer(self, array: Array) -> int:
-        """Return the address of the first element of an array in GPU memory."""
-
-    @abstractmethod
-    def stream(self) -> int:
-        """Return the handle of the current stream, for NCCL."""
-
-    @abstractmethod
-    def nccl(self) -> Any:
-        """Return CuPy's NCCL module.
-
-        Raises
-        ------
-        ImportError
-            If there is none.
-        """
-
-    @abstractmethod
-    def device(self) -> str:
-        """Return the PCI bus address of the current device, which is unique on its host.
-
-        The number of a device is not: it depends on which devices the process sees.
-        """
-
-    @abstractmethod
-    def devices(self) -> list[str]:
-        """Return the PCI bus addresses of all devices that this process sees.
-
-        Raises
-        ------
-        RuntimeError
-            If CUDA does not answer.
-        """
-
-    @abstractmethod
-    def upload(self, array: Array) -> Array:
-        """Return a copy, in GPU memory, of an array in host memory."""
-
-    @abstractmethod
-    def copy_to_host(self, array: Array, host: Array) -> None:
-        """Begin to copy ``array`` to ``host``; both are contiguous."""
-
-    @abstractmethod
-    def copy_to_gpu(self, host: Array, array: Array) -> None:
-        """Begin to copy ``host`` to ``array``; both are contiguous."""
-
-    @abstractmethod
-    def new_stream(self) -> Any:
-        """Return a new stream of the current device, concurrent with all others."""
-
-    @abstractmethod
-    def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """Make ``stream`` and its device current for this thread in the ``with`` block."""
-
-    @abstractmethod
-    def record(self) -> Pending:
-        """Record an event on the stream: it is complete when all earlier work there is done."""
-
-    @abstractmethod
-    def wait_for(self, event: Any) -> None:
-        """Let the stream, not the host, wait for an event from `record`."""
-
-    @abstractmethod
-    def run(self, source: str, kernel: str, n_blocks: int, arguments: Sequence[Any]) -> None:
-        """Launch a kernel of CUDA source code, with `THREADS` threads per block."""
-
-
-#: Threads per block.
+#: Threads per block of a kernel.
 THREADS = 256
 
 
-class CupyGpu(Gpu):
-    """The current device, through CuPy."""
+class Gpu:
+    """The operations that chainermn needs, on the current device and its current stream.
+
+    Tests without a GPU put an emulation in its place, by `use`.
+    """
 
     def __init__(self) -> None:
         import cupy
 
         self._cupy = cupy
 
-    @override
     def holds(self, array: object) -> bool:
+        """Tell whether ``array`` is an array in GPU memory."""
         return isinstance(array, self._cupy.ndarray)
 
-    @override
-    def empty(self, n: int, dtype: np.dtype[Any]) -> Array:
+    def empty(self, n: int, dtype: Dtype) -> Array:
+        """Return an uninitialised array of shape ``(n,)``."""
         return self._cupy.empty(n, dtype)
 
-    @override
     def pinned(self, n_bytes: int) -> NDArray[np.uint8]:
+        """Return pinned host memory, with which the GPU can copy asynchronously."""
         memory = self._cupy.cuda.alloc_pinned_memory(n_bytes)
         return np.frombuffer(memory, np.uint8, n_bytes)
 
-    @override
     def pointer(self, array: Any) -> int:
+        """Return the address of the first element of an array in GPU memory."""
         return int(array.data.ptr)
 
-    @override
     def stream(self) -> int:
+        """Return the handle of the current stream, for NCCL."""
         return int(self._cupy.cuda.get_current_stream().ptr)
 
-    @override
-    def nccl(self) -> Any:
-        from chainermn.transport.gpu.nccl import load_nccl
+    @staticmethod
+    def nccl() -> Any:
+        """Return CuPy's NCCL module, or raise an ImportError if it or NCCL is missing."""
+        from cupy.cuda import nccl
 
-        return load_nccl()
+        if not getattr(nccl, "available", True):
+            raise ImportError(
+                "CuPy finds no NCCL library; install it, for example with: "
+                "pip install nvidia-nccl-cu13 (or nvidia-nccl-cu12)"
+            )
+        return nccl
 
-    @override
     def device(self) -> str:
+        """Return the PCI bus address of the current device, which is unique on its host.
+
+        The number of a device is not: it depends on which devices the process sees.
+        """
         return str(self._cupy.cuda.Device().pci_bus_id)
 
-    @override
     def devices(self) -> list[str]:
+        """Return the PCI bus addresses of all devices that this process sees.
+
+        Raises a RuntimeError if CUDA does not answer.
+        """
         count = self._cupy.cuda.runtime.getDeviceCount()
         return [str(self._cupy.cuda.Device(number).pci_bus_id) for number in range(count)]
 
-    @override
     def upload(self, array: Array) -> Array:
+        """Return a copy, in GPU memory, of an array in host memory."""
         return self._cupy.asarray(array)
 
-    @override
     def copy_to_host(self, array: Any, host: Array) -> None:
+        """Begin to copy ``array`` to ``host``; both are contiguous."""
         runtime = self._cupy.cuda.runtime
         kind, stream = runtime.memcpyDeviceToHost, self.stream()
         runtime.memcpyAsync(host.ctypes.data, array.data.ptr, host.nbytes, kind, stream)
 
-    @override
     def copy_to_gpu(self, host: Array, array: Any) -> None:
+        """Begin to copy ``host`` to ``array``; both are contiguous."""
         runtime = self._cupy.cuda.runtime
         kind, stream = runtime.memcpyHostToDevice, self.stream()
         runtime.memcpyAsync(array.data.ptr, host.ctypes.data, host.nbytes, kind, stream)
 
-    @override
     def new_stream(self) -> Any:
+        """Return a new stream of the current device, concurrent with all others."""
         return self._cupy.cuda.Stream(non_blocking=True)
 
-    @override
     @contextmanager
     def on(self, stream: Any) -> Iterator[None]:
+        """Make ``stream`` and its device current for this thread in the ``with`` block."""
         # Each thread has its own current device.
         with self._cupy.cuda.Device(stream.device_id), stream:
             yield
 
-    @override
     def record(self) -> Pending:
+        """Record an event on the stream: it is complete when all earlier work there is done."""
         event = self._cupy.cuda.Event(disable_timing=True)
         event.record()
         return _Event(event)
 
-    @override
-    def wait_for(self, event: _Event) -> None:
+    def wait_for(self, event: Any) -> None:
+        """Let the stream, not the host, wait for an event from `record`."""
         self._cupy.cuda.get_current_stream().wait_event(event.event)
 
-    @override
     def run(self, source: str, kernel: str, n_blocks: int, arguments: Sequence[Any]) -> None:
+        """Launch a kernel of CUDA source code, with `THREADS` threads per block."""
         module = self._module(source, self._cupy.cuda.Device().id)
         module.get_function(kernel)((n_blocks,), (THREADS,), tuple(arguments))
 
@@ -220,7 +146,7 @@ def use(gpu: Gpu | None) -> None:
 def gpu() -> Gpu | None:
     """Return the GPU, or None while CuPy has not been imported: then no array is on a GPU."""
     if _in_use is None and hasattr(sys.modules.get("cupy"), "ndarray"):
-        use(CupyGpu())
+        use(Gpu())
     return _in_use
 
 
@@ -233,13 +159,7 @@ def on_gpu(array: object) -> bool:
 
 
 def the_gpu() -> Gpu:
-    """Return the GPU.
-
-    Raises
-    ------
-    RuntimeError
-        If this process has none.
-    """
+    """Return the GPU, or raise a RuntimeError if this process has none."""
     found = gpu()
     if found is None:
         raise RuntimeError(

@@ -16,59 +16,15 @@ from chainermn.transport.reducer import Array, shard_bounds
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_DTYPES = {
-    "bool": "NCCL_UINT8",
-    "int8": "NCCL_INT8",
-    "uint8": "NCCL_UINT8",
-    "int32": "NCCL_INT32",
-    "uint32": "NCCL_UINT32",
-    "int64": "NCCL_INT64",
-    "uint64": "NCCL_UINT64",
-    "float16": "NCCL_FLOAT16",
-    "bfloat16": "NCCL_BFLOAT16",
-    "float32": "NCCL_FLOAT32",
-    "float64": "NCCL_FLOAT64",
-}
 # Dtypes that NCCL lacks, or for which it rounds after each addition.
 _WIDER = {"float16": "float32", "bfloat16": "float32", "int16": "int32", "uint16": "uint32"}
-_OPS = {
-    "sum": "NCCL_SUM",
-    "mean": "NCCL_SUM",
-    "prod": "NCCL_PROD",
-    "max": "NCCL_MAX",
-    "min": "NCCL_MIN",
-}
 
 # Setting this lets several ranks share a GPU, with NCCL 2.30 and newer.
 _SHARED_GPU_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
 
 
-def load_nccl() -> Any:
-    """Import CuPy's NCCL module.
-
-    Raises
-    ------
-    ImportError
-        If CuPy or NCCL is not installed, or if CuPy was built without NCCL.
-    """
-    from cupy.cuda import nccl
-
-    if not getattr(nccl, "available", True):
-        raise ImportError(
-            "CuPy finds no NCCL library; install it, for example with: "
-            "pip install nvidia-nccl-cu13 (or nvidia-nccl-cu12)"
-        )
-    return nccl
-
-
 def check_devices(mpi_comm: MPI.Intracomm, gpu: Gpu) -> None:
-    """Check that each rank has a GPU for itself. Collective.
-
-    Raises
-    ------
-    RuntimeError
-        On all ranks, if two ranks use the same GPU.
-    """
+    """Raise a RuntimeError on all ranks if two of them use the same GPU. Collective."""
     everywhere = mpi_comm.allgather((host_name(), gpu.device(), len(gpu.devices())))
     if os.environ.get(_SHARED_GPU_VARIABLE, "0") not in ("", "0"):
         return
@@ -94,12 +50,6 @@ class NcclTransport:
     ranks. A call enqueues work on the current stream and returns; results replace the contents of
     ``array`` when the stream has done that work. Making a transport is collective; each rank must
     have chosen its GPU.
-
-    Parameters
-    ----------
-    mpi_comm : mpi4py.MPI.Intracomm
-        Communicator of the participants, which use it to connect.
-    gpu : Gpu
 
     Raises
     ------
@@ -134,11 +84,7 @@ class NcclTransport:
     def allreduce(self, array: Array, op: Op = "sum") -> None:
         """Reduce the arrays of all ranks elementwise; every rank gets the result.
 
-        Parameters
-        ----------
-        array : array of shape (n,), integers, bool or floats
-            Array to reduce; 16-bit elements are reduced in 32 bits.
-        op : {'sum', 'mean', 'max', 'min', 'prod'}
+        They hold integers or floats; 16-bit elements are reduced in 32 bits.
         """
         wider = _WIDER.get(array.dtype.name)
         if wider is not None:
@@ -152,29 +98,21 @@ class NcclTransport:
 
     def combine(self, array: Array, op: Op = "sum") -> None:
         """Reduce as NCCL does: it rounds to the dtype of ``array`` after each addition."""
-        pointer = self._gpu.pointer(array)
-        dtype, nccl_op = self._dtype(array), self._op(op)
+        pointer, dtype = self._gpu.pointer(array), self._dtype(array)
+        nccl_op = getattr(self._nccl, "NCCL_SUM" if op == "mean" else f"NCCL_{op.upper()}")
         self._call("allReduce", pointer, pointer, array.size, dtype, nccl_op)
 
     def reduce(self, array: Array, root: int = 0) -> None:
         """Give ``root`` the sum of the arrays; elsewhere ``array`` becomes undefined."""
-        pointer = self._gpu.pointer(array)
-        dtype, op = self._dtype(array), self._op("sum")
-        self._call("reduce", pointer, pointer, array.size, dtype, op, root)
+        pointer, dtype = self._gpu.pointer(array), self._dtype(array)
+        self._call("reduce", pointer, pointer, array.size, dtype, self._nccl.NCCL_SUM, root)
 
     def bcast(self, array: Array, root: int = 0) -> None:
         """Give every rank the array of ``root``."""
-        pointer = self._gpu.pointer(array)
-        self._call("bcast", pointer, array.nbytes, self._nccl.NCCL_UINT8, root)
+        self._move("bcast", array, root)
 
     def reduce_scatter(self, array: Array) -> Array:
-        """Give each rank its shard of the sum; the rest of ``array`` becomes undefined.
-
-        Returns
-        -------
-        array
-            The shard ``shard_bounds(array.size, size)[rank]``: a view of ``array``.
-        """
+        """Give each rank its shard of the sum, a view; the rest of ``array`` becomes undefined."""
         bounds = shard_bounds(array.size, self.size)
         begin, end = bounds[self.rank]
         shard = array[begin:end]
@@ -184,8 +122,8 @@ class NcclTransport:
                     self.reduce(array[first:last], root)
             return shard
         pointers = self._gpu.pointer(array), self._gpu.pointer(shard)
-        dtype, op = self._dtype(array), self._op("sum")
-        self._call("reduceScatter", *pointers, shard.size, dtype, op)
+        dtype = self._dtype(array)
+        self._call("reduceScatter", *pointers, shard.size, dtype, self._nccl.NCCL_SUM)
         return shard
 
     def allgather(self, array: Array) -> None:
@@ -203,13 +141,11 @@ class NcclTransport:
 
     def send(self, array: Array, dest: int) -> None:
         """Send ``array`` to ``dest``, which calls :meth:`recv`."""
-        pointer = self._gpu.pointer(array)
-        self._call("send", pointer, array.nbytes, self._nccl.NCCL_UINT8, dest)
+        self._move("send", array, dest)
 
     def recv(self, array: Array, source: int) -> None:
         """Receive ``array`` from ``source``, which calls :meth:`send`."""
-        pointer = self._gpu.pointer(array)
-        self._call("recv", pointer, array.nbytes, self._nccl.NCCL_UINT8, source)
+        self._move("recv", array, source)
 
     def sendrecv(self, array: Array, dest: int, into: Array, source: int) -> None:
         """Send ``array`` to ``dest`` while receiving ``into`` from ``source``."""
@@ -226,10 +162,9 @@ class NcclTransport:
     def failure(self) -> str | None:
         """Return the error of an earlier call that has failed since, or None. For any thread."""
         with self._closing:
-            if not self._is_open:
-                return None
             try:
-                self._check_earlier_calls()
+                if self._is_open:
+                    self._check_earlier_calls()
             except RuntimeError as error:
                 return str(error)
         return None
@@ -242,6 +177,9 @@ class NcclTransport:
             yield
         finally:
             self._check("a group of calls", self._nccl.groupEnd)
+
+    def _move(self, name: str, array: Array, other: int) -> None:
+        self._call(name, self._gpu.pointer(array), array.nbytes, self._nccl.NCCL_UINT8, other)
 
     def _call(self, name: str, *arguments: Any) -> None:
         self._check_earlier_calls()
@@ -262,13 +200,10 @@ class NcclTransport:
             ) from error
 
     def _dtype(self, array: Array) -> Any:
-        name = array.dtype.name
-        if name not in _DTYPES:
-            raise TypeError(f"NCCL cannot add up {name}")
-        return getattr(self._nccl, _DTYPES[name])
-
-    def _op(self, op: Op) -> Any:
-        return getattr(self._nccl, _OPS[op])
+        dtype = getattr(self._nccl, f"NCCL_{array.dtype.name.upper()}", None)
+        if dtype is None:
+            raise TypeError(f"NCCL cannot add up {array.dtype.name}")
+        return dtype
 
 
 def _attempt(call: Callable[[], Any]) -> tuple[Any, str | None]:

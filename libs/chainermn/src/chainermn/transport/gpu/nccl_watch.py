@@ -6,65 +6,52 @@ error. `chainermn.failures` detects processes that end.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 import weakref
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from chainermn.failures import end_job
+
+if TYPE_CHECKING:
+    from chainermn.transport.gpu.nccl import NcclTransport
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 # Time for the rank to raise the error itself, in its next call.
 _SECONDS_FOR_RAISING = 4.0
 
-
-class Watched(Protocol):
-    """An object that can fail between calls."""
-
-    def failure(self) -> str | None:
-        """Return an error message, or None. Called in another thread."""
+_lock = threading.Lock()
+_watched: weakref.WeakSet[NcclTransport] = weakref.WeakSet()
 
 
-class NcclWatch(threading.Thread):
-    """Ends the job if an object has failed and still exists some seconds later."""
-
-    def __init__(self) -> None:
-        super().__init__(name="chainermn-nccl-watch", daemon=True)
-        self._watched: weakref.WeakSet[Watched] = weakref.WeakSet()
-        self._lock = threading.Lock()
-
-    def add(self, watched: Watched) -> None:
-        """Watch an object for as long as it exists."""
-        with self._lock:
-            self._watched.add(watched)
-
-    def run(self) -> None:
-        """Check all watched objects once per second."""
-        failing_since: float | None = None
-        while True:
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-            failure = self._first_failure()
-            if failure is None:
-                failing_since = None
-                continue
-            now = time.monotonic()
-            failing_since = failing_since or now
-            if now - failing_since > _SECONDS_FOR_RAISING:
-                end_job(f"chainermn: {failure}\nThe whole job is being ended.")
-
-    def _first_failure(self) -> str | None:
-        with self._lock:
-            watched = list(self._watched)
-        return next((failure for each in watched if (failure := each.failure())), None)
+def watch(transport: NcclTransport) -> None:
+    """Have the job ended if ``transport`` has failed and still exists some seconds later."""
+    with _lock:
+        _watched.add(transport)
+        _start()
 
 
-_watch: NcclWatch | None = None
+@functools.cache
+def _start() -> None:
+    threading.Thread(target=_run, name="chainermn-nccl-watch", daemon=True).start()
 
 
-def watch(watched: Watched) -> None:
-    """Have the job ended if ``watched`` fails."""
-    global _watch
-    if _watch is None:
-        _watch = NcclWatch()
-        _watch.start()
-    _watch.add(watched)
+def _run() -> None:
+    failing_since: float | None = None
+    while True:
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+        failure = _first_failure()
+        if failure is None:
+            failing_since = None
+            continue
+        now = time.monotonic()
+        failing_since = failing_since or now
+        if now - failing_since > _SECONDS_FOR_RAISING:
+            end_job(f"chainermn: {failure}\nThe whole job is being ended.")
+
+
+def _first_failure() -> str | None:
+    with _lock:
+        watched = list(_watched)
+    return next((failure for each in watched if (failure := each.failure())), None)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from chainermn.transport.gpu.mpi import CudaAwareReducer, GpuMpiReducer
-from chainermn.transport.gpu.nccl_reducer import NcclReducer
+from typing_extensions import override
+
+from chainermn.transport.gpu.device import Gpu
+from chainermn.transport.gpu.nccl import NcclTransport
 from chainermn.transport.gpu.staging import Direct, Staging
-from chainermn.transport.reducer import AllReducer, Array, Reducer
-from chainermn.transport.reducers import Reducers
+from chainermn.transport.host.mpi import load_mpi
+from chainermn.transport.reducer import AllReducer, Array, Dtype, Pending, Reducer, Reducers, Steps
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -23,16 +25,8 @@ if TYPE_CHECKING:
 class GpuReducers(Reducers):
     """Reducers in GPU memory. Each rank must choose its device before it uses one of them.
 
-    Parameters
-    ----------
-    transports : GpuTransports
-        Transports among all ranks.
-    topology : Topology
-        Host of each rank.
-    host : HostReducers
-        Reducers of the same ranks in host memory.
-    everyone_by_nccl : bool
-        Whether the reducer among all ranks uses NCCL; otherwise it uses MPI.
+    ``host`` has the reducers of the same ranks in host memory. The reducer among all ranks uses
+    NCCL if ``everyone_by_nccl``, and MPI otherwise.
     """
 
     def __init__(
@@ -70,8 +64,84 @@ class GpuReducers(Reducers):
         yield buffer
 
     def _by_mpi(self, host: AllReducer, mpi_comm: MPI.Intracomm) -> AllReducer:
-        gpu = self._transports.gpu
-        staged = GpuMpiReducer(host, Staging(gpu))
-        if self._transports.is_cuda_aware:
-            return CudaAwareReducer(staged, mpi_comm, Direct(gpu))
-        return staged
+        cuda_aware = mpi_comm if self._transports.is_cuda_aware else None
+        return GpuMpiReducer(host, self._transports.gpu, cuda_aware)
+
+
+class NcclReducer(Reducer):
+    """Reduces arrays in GPU memory, on the current stream.
+
+    The host never waits: a collective is over for it once its work is enqueued. NCCL rounds after
+    each addition, so 16-bit sums are less exact than those of the reducers in host memory, and may
+    overflow where the mean would not.
+    """
+
+    def __init__(self, transport: NcclTransport) -> None:
+        super().__init__(transport.rank, transport.size)
+        self._transport = transport
+
+    @override
+    def allreduce(self, array: Array, divisor: int = 1, wire_dtype: Dtype | None = None) -> Steps:
+        """See `AllReducer.allreduce`. Ignores ``wire_dtype``: the buffer has it already."""
+        self._transport.combine(array)
+        _divide(array, divisor)
+        yield from ()
+
+    @override
+    def reduce(self, array: Array, divisor: int = 1) -> Steps:
+        self._transport.reduce(array)
+        _divide(array, divisor)
+        yield from ()
+
+    @override
+    def reduce_scatter(self, array: Array, divisor: int = 1) -> Generator[Pending, None, Array]:
+        shard = self._transport.reduce_scatter(array)
+        _divide(shard, divisor)
+        yield from ()
+        return shard
+
+    @override
+    def allgather(self, array: Array) -> Steps:
+        self._transport.allgather(array)
+        yield from ()
+
+    @override
+    def bcast(self, array: Array) -> Steps:
+        self._transport.bcast(array)
+        yield from ()
+
+
+class GpuMpiReducer(AllReducer):
+    """All-reduces of arrays in GPU memory by MPI.
+
+    The reducer ``host`` gets them in host memory. Given ``cuda_aware``, a communicator of the same
+    ranks, MPI sums numbers of 32 and 64 bits in GPU memory, but it cannot sum those of 16 bits.
+    """
+
+    def __init__(
+        self, host: AllReducer, gpu: Gpu, cuda_aware: MPI.Intracomm | None = None
+    ) -> None:
+        super().__init__(host.rank, host.size)
+        self._host = host
+        self._staging = Staging(gpu)
+        self._direct = Direct(gpu)
+        self._cuda_aware = cuda_aware
+
+    @override
+    def allreduce(self, array: Array, divisor: int = 1, wire_dtype: Dtype | None = None) -> Steps:
+        is_rounded = (wire_dtype or array.dtype) != array.dtype
+        if self._cuda_aware is None or is_rounded or array.itemsize == 2:
+            for ready, chunk in self._staging.chunks(array):
+                yield ready
+                yield from self._host.allreduce(chunk, divisor, wire_dtype)
+            return
+        in_place = load_mpi().IN_PLACE
+        for ready, chunk in self._direct.chunks(array):
+            yield ready
+            yield self._cuda_aware.Iallreduce(in_place, chunk)
+        _divide(array, divisor)
+
+
+def _divide(array: Array, divisor: int) -> None:
+    if divisor > 1:
+        array /= divisor

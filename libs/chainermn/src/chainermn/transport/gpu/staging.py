@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -20,44 +19,31 @@ _CHUNK_BYTES = 1 << 22
 _N_SLOTS = 3
 
 
-class MpiAccess(ABC):
-    """A way to pass arrays in GPU memory to MPI.
+class Direct:
+    """Passes GPU memory to a CUDA-aware MPI. For one thread at a time.
 
-    All ways divide arrays into the same chunks, so ranks that use different ones can communicate.
-    For one thread at a time.
-
-    Parameters
-    ----------
-    gpu : Gpu
+    Arrays have the same chunks as in `Staging`, so a rank that uses one can communicate with a
+    rank that uses the other.
     """
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
 
-    @abstractmethod
     def chunks(
-        self, array: Array, *, read: bool, written: bool
+        self, array: Array, *, read: bool = True, written: bool = True
     ) -> Iterator[tuple[Pending, Array]]:
-        """Yield each chunk in memory that MPI can use, and the event to wait for before using it.
+        """Yield the event to wait for, and a chunk of ``array`` in memory that MPI can use.
 
-        Parameters
-        ----------
-        array : array of shape (n,), C-contiguous, in GPU memory
-        read : bool
-            Whether the chunks get the contents of ``array``.
-        written : bool
-            Whether ``array`` gets what the caller writes to the chunks. Asking for the next chunk
-            enqueues the copy of the last one on the current stream.
+        If ``read``, the chunk has the contents of ``array``. If ``written``, ``array`` gets what
+        the caller writes to the chunk: asking for the next one enqueues that copy on the current
+        stream.
         """
+        for part in _divide(array):
+            yield self.gpu.record(), part
 
 
-def _divide(array: Array) -> list[Array]:
-    length = _CHUNK_BYTES // array.itemsize
-    return [array[start : start + length] for start in range(0, array.size, length)]
-
-
-class Staging(MpiAccess):
-    """Copies chunks to and from pinned host memory, while MPI is busy with the previous chunk.
+class Staging(Direct):
+    """Instead copies chunks to and from pinned host memory, while MPI has the previous chunk.
 
     Allocates 12 MiB of pinned memory at its first use and keeps it.
     """
@@ -70,39 +56,33 @@ class Staging(MpiAccess):
 
     @override
     def chunks(
-        self, array: Array, *, read: bool, written: bool
+        self, array: Array, *, read: bool = True, written: bool = True
     ) -> Iterator[tuple[Pending, Array]]:
-        gpu, parts = self.gpu, _divide(array)
         if self._last is not None:
             # Another stream may still be copying from these slots.
-            gpu.wait_for(self._last)
-
-        def begin(number: int) -> tuple[Pending, Array]:
-            part = parts[number]
-            host = self._slots[number % _N_SLOTS][: part.nbytes].view(part.dtype)
-            if read:
-                gpu.copy_to_host(part, host)
-            # The event also follows any earlier copy from the same slot.
-            return gpu.record(), host
-
-        ahead = begin(0) if parts else None
-        for number, part in enumerate(parts):
+            self.gpu.wait_for(self._last)
+        parts = _divide(array)
+        begun = self._begin(parts, read)
+        ahead = next(begun, None)
+        for part in parts:
             assert ahead is not None
             ready, host = ahead
-            ahead = begin(number + 1) if number + 1 < len(parts) else None
+            ahead = next(begun, None)
             yield ready, host
             if written:
-                gpu.copy_to_gpu(host, part)
+                self.gpu.copy_to_gpu(host, part)
         if parts:
-            self._last = gpu.record()
+            self._last = self.gpu.record()
+
+    def _begin(self, parts: Sequence[Array], read: bool) -> Iterator[tuple[Pending, Array]]:
+        for number, part in enumerate(parts):
+            host = self._slots[number % _N_SLOTS][: part.nbytes].view(part.dtype)
+            if read:
+                self.gpu.copy_to_host(part, host)
+            # The event also follows any earlier copy from the same slot.
+            yield self.gpu.record(), host
 
 
-class Direct(MpiAccess):
-    """Passes GPU memory to a CUDA-aware MPI."""
-
-    @override
-    def chunks(
-        self, array: Array, *, read: bool, written: bool
-    ) -> Iterator[tuple[Pending, Array]]:
-        for part in _divide(array):
-            yield self.gpu.record(), part
+def _divide(array: Array) -> list[Array]:
+    length = _CHUNK_BYTES // array.itemsize
+    return [array[start : start + length] for start in range(0, array.size, length)]

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from chainermn.transport.gpu.device import Gpu, the_gpu
-from chainermn.transport.gpu.mpi import GpuMpiTransport
 from chainermn.transport.gpu.nccl import NcclTransport, check_devices
 from chainermn.transport.gpu.staging import Direct, Staging
-from chainermn.transport.host.mpi import MpiTransport
+from chainermn.transport.host.mpi import MpiTransport, Op
+from chainermn.transport.reducer import Array
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 
 class GpuTransports:
-    """Transports of arrays in GPU memory, each made when it is first used.
+    """Transports of arrays in GPU memory among all ranks, each made when it is first used.
 
-    Parameters
-    ----------
-    mpi_comm : mpi4py.MPI.Intracomm
-        Communicator of all ranks.
-    is_cuda_aware : bool
-        Whether to pass GPU memory to MPI directly; the same on all ranks.
+    ``is_cuda_aware``, the same on all ranks, tells whether to pass GPU memory to MPI directly.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, *, is_cuda_aware: bool) -> None:
@@ -60,3 +59,55 @@ class GpuTransports:
             self.__dict__.pop(name, None)
         while self._connected:
             self._connected.pop().close()
+
+
+class GpuMpiTransport:
+    """The collectives of `MpiTransport`, on arrays in GPU memory.
+
+    The host waits until an array has been sent. A received array is complete once the current
+    stream has finished its work.
+    """
+
+    def __init__(self, transport: MpiTransport, access: Direct) -> None:
+        self._mpi = transport
+        self._access = access
+        self._incoming = type(access)(access.gpu)
+        self._staging = access if isinstance(access, Staging) else Staging(access.gpu)
+
+    def allreduce(self, array: Array, op: Op = "sum") -> None:
+        """See `MpiTransport.allreduce`."""
+        access = self._staging if array.itemsize == 2 else self._access
+        for chunk in _ready(access, array):
+            self._mpi.allreduce(chunk, op)
+
+    def bcast(self, array: Array, root: int = 0) -> None:
+        """Give every rank the array of ``root``."""
+        is_root = self._mpi.rank == root
+        for chunk in _ready(self._access, array, read=is_root, written=not is_root):
+            self._mpi.bcast(chunk, root)
+
+    def send(self, array: Array, dest: int, *tag: int) -> None:
+        """Send ``array`` to ``dest``, which calls :meth:`recv`."""
+        for chunk in _ready(self._access, array, written=False):
+            self._mpi.send(chunk, dest, *tag)
+
+    def recv(self, array: Array, source: int, *tag: int) -> None:
+        """Receive ``array`` from ``source``, which calls :meth:`send`."""
+        for chunk in _ready(self._access, array, read=False):
+            self._mpi.recv(chunk, source, *tag)
+
+    def sendrecv(self, array: Array, dest: int, into: Array, source: int) -> None:
+        """Send ``array`` to ``dest`` while receiving ``into`` from ``source``."""
+        outgoing = _ready(self._access, array, written=False)
+        incoming = _ready(self._incoming, into, read=False)
+        nothing = np.empty(0, np.uint8)
+        for given, taken in zip_longest(outgoing, incoming, fillvalue=nothing):
+            self._mpi.sendrecv(given, dest, taken, source)
+
+
+def _ready(
+    access: Direct, array: Array, *, read: bool = True, written: bool = True
+) -> Iterator[Array]:
+    for ready, chunk in access.chunks(array, read=read, written=written):
+        ready.Wait()
+        yield chunk

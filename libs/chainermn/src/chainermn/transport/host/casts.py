@@ -39,26 +39,17 @@ _RAISE = np.array((13 << 23) + (2 << 10), np.uint32)
 
 
 class Casts:
-    """Copies arrays into arrays of other dtypes. For one thread at a time.
+    """Copies arrays into arrays of other dtypes. For one thread at a time."""
 
-    Attributes
-    ----------
-    overflow : float
-        Largest finite magnitude that has become infinite in float16; 0 if none has.
-    """
-
-    def __init__(self) -> None:
-        self.overflow = 0.0
+    #: Largest finite magnitude that has become infinite in float16; 0 if none has.
+    overflow = 0.0
 
     @np.errstate(all="ignore")  # a warning turned into an error would stop only one rank
     def copy(self, source: Array, out: Array) -> None:
-        """Round the elements of ``source`` to the dtype of ``out``: to nearest, ties to even.
+        """Round floats to the dtype of ``out``: to nearest, ties to even.
 
-        The result equals that of NumPy's own cast, except for the payload bits of NaN.
-
-        Parameters
-        ----------
-        source, out : ndarray of shape (n,), C-contiguous, of floats
+        The result equals that of NumPy's own cast, except for the payload bits of NaN. Both arrays
+        are one-dimensional and C-contiguous.
         """
         if out.dtype == FLOAT16 and source.dtype.itemsize > 2:
             for start in range(0, source.size, _BLOCK):

@@ -30,18 +30,10 @@ _LAUNCHER_SIZES = {"PMI_SIZE": "MPICH", "OMPI_COMM_WORLD_SIZE": "Open MPI"}
 
 
 def load_mpi() -> ModuleType:
-    """Import ``mpi4py.MPI``, which initialises MPI.
+    """Import ``mpi4py.MPI``, which initialises MPI, and return it.
 
-    Returns
-    -------
-    module
-        ``mpi4py.MPI``.
-
-    Raises
-    ------
-    RuntimeError
-        If no MPI library can be loaded, or if ``mpiexec`` belongs to a different MPI: each
-        process would then be a job of its own.
+    Raises a RuntimeError if no MPI library can be loaded, or if ``mpiexec`` belongs to a different
+    MPI: each process would then be a job of its own.
     """
     try:
         from mpi4py import MPI
@@ -81,19 +73,9 @@ def threads_may_call(n_hosts: int) -> bool:
     jobs).
     """
     mpi = load_mpi()
-    if n_hosts > 1 and is_open_mpi():
+    if n_hosts > 1 and mpi.get_vendor()[0] == "Open MPI":
         return False
     return cast(bool, mpi.Query_thread() >= mpi.THREAD_MULTIPLE)
-
-
-def is_open_mpi() -> bool:
-    """Tell whether the MPI library in use is Open MPI."""
-    return cast(bool, load_mpi().get_vendor()[0] == "Open MPI")
-
-
-def _chunks(array: Array) -> Iterator[Array]:
-    for start in range(0, array.size, _MAX_COUNT):
-        yield array[start : start + _MAX_COUNT]
 
 
 class MpiTransport:
@@ -101,36 +83,18 @@ class MpiTransport:
 
     Every array is one-dimensional and C-contiguous, and has the same length and dtype on all
     ranks. Results replace the contents of ``array``.
-
-    Parameters
-    ----------
-    mpi_comm : mpi4py.MPI.Intracomm
-        Communicator of the participants.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
-        mpi = load_mpi()
         self.mpi_comm = mpi_comm
         self.rank: int = mpi_comm.rank
         self.size: int = mpi_comm.size
-        self._in_place = mpi.IN_PLACE
-        self._byte = mpi.BYTE
-        self._ops = {
-            "sum": mpi.SUM,
-            "mean": mpi.SUM,
-            "max": mpi.MAX,
-            "min": mpi.MIN,
-            "prod": mpi.PROD,
-        }
+        self._mpi = load_mpi()
 
     def allreduce(self, array: Array, op: Op = "sum") -> None:
         """Reduce the arrays of all ranks elementwise; every rank gets the result.
 
-        Parameters
-        ----------
-        array : ndarray of shape (n,), integers, bool or floats
-            Array to reduce; float16 is reduced in float32.
-        op : {'sum', 'mean', 'max', 'min', 'prod'}
+        They hold integers, bool or floats; float16 is reduced in float32.
         """
         if array.dtype == np.float16:
             wide = array.astype(np.float32)
@@ -138,32 +102,36 @@ class MpiTransport:
             with np.errstate(over="ignore"):
                 array[...] = wide
             return
+        mpi_op = self._mpi.SUM if op == "mean" else getattr(self._mpi, op.upper())
         for chunk in _chunks(array):
-            self.mpi_comm.Allreduce(self._in_place, chunk, self._ops[op])
+            self.mpi_comm.Allreduce(self._mpi.IN_PLACE, chunk, mpi_op)
         if op == "mean":
             np.divide(array, self.size, out=array)
 
     def bcast(self, array: Array, root: int = 0) -> None:
         """Give every rank the array of ``root``."""
         for chunk in _chunks(array.view(np.uint8)):
-            self.mpi_comm.Bcast([chunk, self._byte], root)
+            self.mpi_comm.Bcast(chunk, root)
 
     def send(self, array: Array, dest: int, tag: int = _COLLECTIVE_TAG) -> None:
         """Send ``array`` to ``dest``, which calls :meth:`recv`."""
         for chunk in _chunks(array.view(np.uint8)):
-            self.mpi_comm.Send([chunk, self._byte], dest, tag)
+            self.mpi_comm.Send(chunk, dest, tag)
 
     def recv(self, array: Array, source: int, tag: int = _COLLECTIVE_TAG) -> None:
         """Receive ``array`` from ``source``, which calls :meth:`send`."""
         for chunk in _chunks(array.view(np.uint8)):
-            self.mpi_comm.Recv([chunk, self._byte], source, tag)
+            self.mpi_comm.Recv(chunk, source, tag)
 
     def sendrecv(self, array: Array, dest: int, into: Array, source: int) -> None:
         """Send ``array`` to ``dest`` while receiving ``into`` from ``source``."""
-        outgoing = [
-            self.mpi_comm.Isend([chunk, self._byte], dest, _COLLECTIVE_TAG)
-            for chunk in _chunks(array.view(np.uint8))
-        ]
+        chunks = _chunks(array.view(np.uint8))
+        outgoing = [self.mpi_comm.Isend(chunk, dest, _COLLECTIVE_TAG) for chunk in chunks]
         self.recv(into, source)
         for request in outgoing:
             request.Wait()
+
+
+def _chunks(array: Array) -> Iterator[Array]:
+    for start in range(0, array.size, _MAX_COUNT):
+        yield array[start : start + _MAX_COUNT]

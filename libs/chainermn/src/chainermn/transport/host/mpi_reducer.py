@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from typing_extensions import override
 
-from chainermn.transport.host.host_reducer import HostReducer
 from chainermn.transport.host.mpi import load_mpi
-from chainermn.transport.reducer import Array, Pending, Steps, shard_bounds
+from chainermn.transport.host.sums import Adder
+from chainermn.transport.reducer import Array, Dtype, Pending, Reducer, Steps, shard_bounds
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -22,28 +22,21 @@ _CHUNKS_UNDER_WAY = 3
 _SMALL_BYTES = 1 << 13
 
 
-class MpiReducer(HostReducer):
+class MpiReducer(Reducer):
     """Reduces over the ranks of an MPI communicator with MPI's non-blocking collectives.
 
     Uses up to 6 MiB of scratch memory; :meth:`reduce_scatter` uses as much as the array.
-
-    Parameters
-    ----------
-    mpi_comm : mpi4py.MPI.Intracomm
     """
 
-    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
+    def __init__(self, mpi_comm: MPI.Intracomm, adder: Adder) -> None:
         super().__init__(mpi_comm.rank, mpi_comm.size)
-        mpi = load_mpi()
         self._mpi_comm = mpi_comm
-        self._in_place = mpi.IN_PLACE
-        self._byte = mpi.BYTE
+        self.adder = adder
+        self._in_place = load_mpi().IN_PLACE
         self._chunks = [_Chunk(self) for _ in range(_CHUNKS_UNDER_WAY)]
 
     @override
-    def allreduce(
-        self, array: Array, divisor: int = 1, wire_dtype: np.dtype[Any] | None = None
-    ) -> Steps:
+    def allreduce(self, array: Array, divisor: int = 1, wire_dtype: Dtype | None = None) -> Steps:
         wire_dtype = wire_dtype or array.dtype
         length = _CHUNK_BYTES // wire_dtype.itemsize
         n_chunks = -(-array.size // length)
@@ -60,14 +53,6 @@ class MpiReducer(HostReducer):
                 yield from self._chunks[(step - 2) % _CHUNKS_UNDER_WAY].finish()
 
     @override
-    def reduce(self, array: Array, divisor: int = 1) -> Steps:
-        shard = yield from self.reduce_scatter(array, divisor)
-        if self.rank == 0:
-            yield self._mpi_comm.Igatherv(self._in_place, self.layout(array))
-        else:
-            yield self._mpi_comm.Igatherv([shard.view(np.uint8), self._byte], None)
-
-    @override
     def reduce_scatter(self, array: Array, divisor: int = 1) -> Generator[Pending, None, Array]:
         chunk = self._chunks[0]
         chunk.scatter(array, array.dtype)
@@ -79,18 +64,14 @@ class MpiReducer(HostReducer):
 
     @override
     def bcast(self, array: Array) -> Steps:
-        yield self._mpi_comm.Ibcast([array.view(np.uint8), self._byte])
-
-    def layout(self, array: Array) -> list[Any]:
-        """Return the description of an array and its shards that MPI's collectives take."""
-        bounds = shard_bounds(array.size, self.size)
-        counts = [(end - begin) * array.itemsize for begin, end in bounds]
-        offsets = [begin * array.itemsize for begin, _ in bounds]
-        return [array.view(np.uint8), counts, offsets, self._byte]
+        yield self._mpi_comm.Ibcast(array.view(np.uint8))
 
     def iallgather(self, array: Array) -> MPI.Request:
         """Begin to give every rank the shards of all ranks."""
-        return self._mpi_comm.Iallgatherv(self._in_place, self.layout(array))
+        counts, offsets = self._layout(array)
+        return self._mpi_comm.Iallgatherv(
+            self._in_place, [array.view(np.uint8), (counts, offsets)]
+        )
 
     def ialltoall(self, array: Array, received: Array) -> MPI.Request:
         """Begin to send each other rank its shard of ``array``.
@@ -98,14 +79,21 @@ class MpiReducer(HostReducer):
         Row ``k`` of ``received`` gets the shard that rank ``k`` sends to this rank; the row of
         this rank stays as it is.
         """
+        given, offsets = self._layout(array)
         own = received.shape[1] * array.itemsize
-        outgoing = self.layout(array)
-        outgoing[1][self.rank] = 0
-        counts = [own] * self.size
-        counts[self.rank] = 0
-        offsets = [own * rank for rank in range(self.size)]
-        incoming = [received.reshape(-1).view(np.uint8), counts, offsets, self._byte]
-        return self._mpi_comm.Ialltoallv(outgoing, incoming)
+        taken = [own] * self.size
+        given[self.rank] = taken[self.rank] = 0
+        rows = [own * rank for rank in range(self.size)]
+        return self._mpi_comm.Ialltoallv(
+            [array.view(np.uint8), (given, offsets)],
+            [received.reshape(-1).view(np.uint8), (taken, rows)],
+        )
+
+    def _layout(self, array: Array) -> tuple[list[int], list[int]]:
+        """Return the number of bytes of each shard, and where it begins."""
+        bounds = shard_bounds(array.size, self.size)
+        counts = [(end - begin) * array.itemsize for begin, end in bounds]
+        return counts, [begin * array.itemsize for begin, _ in bounds]
 
 
 class _Chunk:
@@ -115,14 +103,14 @@ class _Chunk:
         self._reducer = reducer
         self._memory: dict[str, Array] = {}
 
-    def scatter(self, array: Array, wire_dtype: np.dtype[Any]) -> None:
+    def scatter(self, array: Array, wire_dtype: Dtype) -> None:
         """Begin to send each rank its shard of ``array``, rounded to ``wire_dtype``."""
         reducer = self._reducer
         begin, end = shard_bounds(array.size, reducer.size)[reducer.rank]
         self._array = self._wire = array
         if array.dtype != wire_dtype:
             self._wire = self._scratch("wire", array.size, wire_dtype)
-            reducer.adder.casts.copy(array, self._wire)
+            reducer.adder.copy(array, self._wire)
         self._own = self._wire[begin:end]
         received = self._scratch("received", self._own.size * reducer.size, wire_dtype)
         self._received = received.reshape(reducer.size, -1)
@@ -149,21 +137,19 @@ class _Chunk:
         """Receive the shards of all ranks into the array."""
         yield self._request
         if self._wire is not self._array:
-            self._reducer.adder.casts.copy(self._wire, self._array)
+            self._reducer.adder.copy(self._wire, self._array)
 
-    def everything_to_everybody(
-        self, array: Array, divisor: int, wire_dtype: np.dtype[Any]
-    ) -> Steps:
+    def everything_to_everybody(self, array: Array, divisor: int, wire_dtype: Dtype) -> Steps:
         """Send whole arrays to all ranks, each of which sums all of them."""
         reducer = self._reducer
         everywhere = self._scratch("received", reducer.size * array.size, wire_dtype)
         parts = list(everywhere.reshape(reducer.size, -1))
-        reducer.adder.casts.copy(array, parts[reducer.rank])
+        reducer.adder.copy(array, parts[reducer.rank])
         yield reducer.iallgather(everywhere)
         reducer.adder.add_up(parts, parts[0], divisor)
-        reducer.adder.casts.copy(parts[0], array)
+        reducer.adder.copy(parts[0], array)
 
-    def _scratch(self, name: str, n: int, dtype: np.dtype[Any]) -> Array:
+    def _scratch(self, name: str, n: int, dtype: Dtype) -> Array:
         n_bytes = n * dtype.itemsize
         if name not in self._memory or self._memory[name].size < n_bytes:
             self._memory[name] = np.empty(n_bytes, np.uint8)

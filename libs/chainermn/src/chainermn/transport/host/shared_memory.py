@@ -5,25 +5,24 @@ from __future__ import annotations
 import mmap
 import os
 import platform
-import secrets
+import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import numpy as np
 from typing_extensions import override
 
-from chainermn.transport.host.host_reducer import HostReducer
-from chainermn.transport.host.sums import division
-from chainermn.transport.reducer import Array, Pending, Steps, shard_bounds
+from chainermn.transport.host.sums import Adder, division
+from chainermn.transport.reducer import Array, Dtype, Pending, Reducer, Steps, shard_bounds
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
 
-_DIRECTORY = Path("/dev/shm")
+_DIRECTORY = "/dev/shm"
 
 # Each rank has a ring of slots, three of which are in use at a time. A chunk is large enough to
 # outweigh Python's overhead, and small enough to stay in the cache. By the time a slot is used
@@ -74,55 +73,45 @@ def _made_or_reason(make: Callable[[], T]) -> T | str:
 
 
 def _create_file(n_bytes: int) -> Path:
-    path = _DIRECTORY / f"chainermn-{secrets.token_hex(16)}"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor, path = tempfile.mkstemp(prefix="chainermn-", dir=_DIRECTORY)
     try:
         # Otherwise writing to the memory on a full file system would kill the process.
         os.posix_fallocate(descriptor, 0, n_bytes)
     except Exception:
-        path.unlink()
+        os.unlink(path)
         raise
     finally:
         os.close(descriptor)
-    return path
+    return Path(path)
 
 
 def _map_file(path: Path, n_bytes: int) -> mmap.mmap:
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        return mmap.mmap(descriptor, n_bytes)
-    finally:
-        os.close(descriptor)
+    with path.open("r+b") as file:
+        return mmap.mmap(file.fileno(), n_bytes)
 
 
-class SharedMemoryReducer(HostReducer):
+class SharedMemoryReducer(Reducer):
     """Reduces over ranks of one host, chunk by chunk.
 
     In each step a rank copies one chunk into shared memory, sums its shard of the previous chunk,
     and copies the sums of the chunk before that back into its array. Then all ranks meet once.
 
-    Parameters
-    ----------
-    mpi_comm : mpi4py.MPI.Intracomm
-        Communicator of at least two ranks, all on this host.
-    memory : mmap
-        Memory from `share_memory`.
+    There are at least two ranks, all on this host; ``memory`` is from `share_memory`.
     """
 
-    def __init__(self, mpi_comm: MPI.Intracomm, memory: mmap.mmap) -> None:
+    def __init__(self, mpi_comm: MPI.Intracomm, memory: mmap.mmap, adder: Adder) -> None:
         super().__init__(mpi_comm.rank, mpi_comm.size)
         self._mpi_comm = mpi_comm
+        self._adder = adder
         n_flags = self.size * _FLAG_BYTES
         self._flags = _Flags(memoryview(memory)[:n_flags], self.rank, self.size)
         slots = np.frombuffer(memory, np.uint8, offset=n_flags)
         self._slots = slots.reshape(_N_SLOTS, self.size, _CHUNK_BYTES)
         self._turn = 0
-        self._layouts: dict[tuple[int, int, np.dtype[Any]], _Layout] = {}
+        self._layouts: dict[tuple[int, int, Dtype], _Layout] = {}
 
     @override
-    def allreduce(
-        self, array: Array, divisor: int = 1, wire_dtype: np.dtype[Any] | None = None
-    ) -> Steps:
+    def allreduce(self, array: Array, divisor: int = 1, wire_dtype: Dtype | None = None) -> Steps:
         """See `AllReducer.allreduce`. Ignores ``wire_dtype``, since nothing leaves the host."""
         return self._sum(array, divisor, 0, array.size)
 
@@ -146,7 +135,7 @@ class SharedMemoryReducer(HostReducer):
 
     def _sum(self, array: Array, divisor: int, begin: int, end: int) -> Steps:
         """Replace ``array[begin:end]`` by the sum, divided by ``divisor``."""
-        add_up = self.adder.add_up
+        add_up = self._adder.add_up
         # 16-bit sums are divided in float32, before they are rounded; all others are divided
         # while they are copied, which costs no extra time.
         is_narrow = array.itemsize == 2
@@ -215,7 +204,7 @@ class SharedMemoryReducer(HostReducer):
         self._turn = (self._turn + 1) % _N_SLOTS
         return self._slots[self._turn]
 
-    def _next_layout(self, n: int, dtype: np.dtype[Any]) -> _Layout:
+    def _next_layout(self, n: int, dtype: Dtype) -> _Layout:
         """Return the layout of a chunk of ``n`` elements in the next slots."""
         slots = self._next_slots()
         key = self._turn, n, dtype
@@ -237,27 +226,17 @@ def _within(
 
 
 class _Layout(NamedTuple):
-    """Where the shards of a chunk lie in the slots for it.
+    """Where the shards of a chunk lie in the slots for it."""
 
-    Attributes
-    ----------
-    own : slice
-        Elements of the chunk that this rank sums.
-    given : list of (slice, ndarray)
-        Elements of the chunk that other ranks sum, and the shared memory to copy them to.
-    parts : list of ndarray
-        Shared memory with each rank's elements of this rank's shard.
-    total : ndarray
-        Shared memory for this rank's sum: it overwrites the part of rank 0, or on rank 0 that of
-        rank 1.
-    totals : list of (slice, ndarray)
-        Elements of the chunk, and the shared memory that holds their sums.
-    """
-
+    #: Elements of the chunk that this rank sums.
     own: slice
+    #: Elements of the chunk that other ranks sum, and the shared memory to copy them to.
     given: list[tuple[slice, Array]]
+    #: Shared memory with each rank's elements of this rank's shard.
     parts: list[Array]
+    #: Shared memory for this rank's sum: it overwrites the part of rank 0, or on rank 0 of rank 1.
     total: Array
+    #: Elements of the chunk, and the shared memory that holds their sums.
     totals: list[tuple[slice, Array]]
 
     @classmethod

@@ -16,30 +16,16 @@ from chainermn.transport.reducer import Array
 _BLOCK = 1 << 15
 
 
-class Adder:
-    """Sums arrays. For one thread at a time.
-
-    Attributes
-    ----------
-    casts : Casts
-    """
-
-    def __init__(self) -> None:
-        self.casts = Casts()
+class Adder(Casts):
+    """Sums and copies arrays. For one thread at a time."""
 
     @np.errstate(all="ignore")  # a warning turned into an error would stop only one rank
     def add_up(self, parts: Sequence[Array], out: Array, divisor: int = 1) -> None:
-        """Sum arrays one after the other; 16-bit elements are summed in float32.
+        """Sum at least two arrays, in turn, and divide the sum by ``divisor``.
 
-        Parameters
-        ----------
-        parts : sequence of ndarray of shape (n,)
-            One array per rank, all of the same dtype, at least two.
-        out : ndarray of shape (n,), of the same dtype
-            Array for the sum. It may be one of the first two of ``parts``; if the elements have
-            16 bits, any of them.
-        divisor : int
-            Number by which the sum is divided, before it is rounded to 16 bits.
+        All have the same length and dtype. Elements of 16 bits are summed and divided in float32,
+        then rounded. ``out`` may be one of the first two of ``parts``; if the elements have 16
+        bits, any of them.
         """
         if out.dtype.itemsize == 2:
             for start in range(0, out.size, _BLOCK):
@@ -53,16 +39,16 @@ class Adder:
         divide(out, divisor)
 
     def _add_up_in_float32(self, parts: Sequence[Array], out: Array, divisor: int) -> None:
-        total, addend = self._scratch[:, : out.size]
-        self.casts.copy(parts[0], total)
+        total, addend = self._sums[:, : out.size]
+        self.copy(parts[0], total)
         for part in parts[1:]:
-            self.casts.copy(part, addend)
+            self.copy(part, addend)
             np.add(total, addend, total)
         divide(total, divisor)
-        self.casts.copy(total, out)
+        self.copy(total, out)
 
     @functools.cached_property
-    def _scratch(self) -> NDArray[np.float32]:
+    def _sums(self) -> NDArray[np.float32]:
         return np.empty((2, _BLOCK), np.float32)
 
 
