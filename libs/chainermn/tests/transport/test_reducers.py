@@ -17,10 +17,10 @@ from mpi4py import MPI
 
 import chainermn
 from chainermn.transport.host import mpi_reducer, shared_memory
+from chainermn.transport.host.arithmetic import Adder
 from chainermn.transport.host.mpi_reducer import MpiReducer
 from chainermn.transport.host.reducers import SingleReducer
 from chainermn.transport.host.shared_memory import SharedMemoryReducer, share_memory
-from chainermn.transport.host.sums import Adder
 from chainermn.transport.reducer import Reducer, Steps, shard_bounds
 from chainermn.transport.topology import Topology
 

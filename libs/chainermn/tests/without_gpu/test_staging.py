@@ -12,9 +12,9 @@ from chainermn.transport.gpu import staging
 from chainermn.transport.gpu.reducers import GpuMpiReducer
 from chainermn.transport.gpu.staging import Direct, Staging
 from chainermn.transport.gpu.transports import GpuMpiTransport
+from chainermn.transport.host.arithmetic import Adder
 from chainermn.transport.host.mpi import MpiTransport
 from chainermn.transport.host.mpi_reducer import MpiReducer
-from chainermn.transport.host.sums import Adder
 
 WORLD = MPI.COMM_WORLD
 # With chunks of 64 bytes: none, one, one and a bit, as many as there are slots, and more.

@@ -24,7 +24,7 @@ from chainermn.transport.duplicates import Duplicate
 from chainermn.transport.gpu.device import on_gpu
 from chainermn.transport.gpu.reducers import GpuReducers
 from chainermn.transport.gpu.transports import GpuTransports
-from chainermn.transport.host.casts import FLOAT16
+from chainermn.transport.host.arithmetic import FLOAT16
 from chainermn.transport.host.reducers import HostReducers
 from chainermn.transport.reducer import Array, Reducers, Steps, wait_for
 

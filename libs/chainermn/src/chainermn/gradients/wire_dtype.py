@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chainermn.transport.host.casts import BFLOAT16
+from chainermn.transport.host.arithmetic import BFLOAT16
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from chainermn.transport.gpu.device import Gpu
+from chainermn.transport.gpu.device import Gpu, the_gpu
 from chainermn.transport.gpu.nccl import NcclTransport
 from chainermn.transport.gpu.staging import Direct, Staging
 from chainermn.transport.host.mpi import load_mpi
@@ -65,7 +65,7 @@ class GpuReducers(Reducers):
 
     def _by_mpi(self, host: AllReducer, mpi_comm: MPI.Intracomm) -> AllReducer:
         cuda_aware = mpi_comm if self._transports.is_cuda_aware else None
-        return GpuMpiReducer(host, self._transports.gpu, cuda_aware)
+        return GpuMpiReducer(host, the_gpu(), cuda_aware)
 
 
 class NcclReducer(Reducer):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chainermn.transport.gpu.device import Gpu, the_gpu
+from chainermn.transport.gpu.device import the_gpu
 from chainermn.transport.gpu.nccl import NcclTransport, check_devices
 from chainermn.transport.gpu.staging import Direct, Staging
 from chainermn.transport.host.mpi import MpiTransport, Op
@@ -30,11 +30,6 @@ class GpuTransports:
         self.is_cuda_aware = is_cuda_aware
         self._connected: list[NcclTransport] = []
 
-    @property
-    def gpu(self) -> Gpu:
-        """The GPU of this rank."""
-        return the_gpu()
-
     @cached_property
     def nccl(self) -> NcclTransport:
         """NCCL among all ranks. Making it is collective."""
@@ -43,13 +38,13 @@ class GpuTransports:
     @cached_property
     def mpi(self) -> GpuMpiTransport:
         """MPI among all ranks."""
-        access = Direct(self.gpu) if self.is_cuda_aware else Staging(self.gpu)
+        access = Direct(the_gpu()) if self.is_cuda_aware else Staging(the_gpu())
         return GpuMpiTransport(MpiTransport(self.mpi_comm), access)
 
     def connect(self, mpi_comm: MPI.Intracomm) -> NcclTransport:
         """Connect the ranks of ``mpi_comm`` by NCCL. Collective among all ranks."""
-        check_devices(self.mpi_comm, self.gpu)
-        transport = NcclTransport(mpi_comm, self.gpu)
+        check_devices(self.mpi_comm, the_gpu())
+        transport = NcclTransport(mpi_comm, the_gpu())
         self._connected.append(transport)
         return transport
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
+from chainermn.transport.host.arithmetic import Adder
 from chainermn.transport.host.mpi import load_mpi
-from chainermn.transport.host.sums import Adder
 from chainermn.transport.reducer import Array, Dtype, Pending, Reducer, Steps, shard_bounds
 
 if TYPE_CHECKING:

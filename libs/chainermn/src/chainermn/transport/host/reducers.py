@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from chainermn.transport.host.arithmetic import Adder, divide
 from chainermn.transport.host.mpi_reducer import MpiReducer
 from chainermn.transport.host.shared_memory import (
     SharedMemoryReducer,
     bytes_needed,
     share_memory,
 )
-from chainermn.transport.host.sums import Adder, divide
 from chainermn.transport.reducer import Array, Dtype, Pending, Reducer, Reducers, Steps
 
 if TYPE_CHECKING:

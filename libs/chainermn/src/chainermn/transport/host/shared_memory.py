@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 import numpy as np
 from typing_extensions import override
 
-from chainermn.transport.host.sums import Adder, division
+from chainermn.transport.host.arithmetic import Adder, division
 from chainermn.transport.reducer import Array, Dtype, Pending, Reducer, Steps, shard_bounds
 
 if TYPE_CHECKING:

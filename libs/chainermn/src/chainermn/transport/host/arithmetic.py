@@ -1,4 +1,4 @@
-"""Fast casts between the dtype of gradients and the wire dtype.
+"""Sums of the arrays of several ranks, and fast casts to and from the wire dtype.
 
 NumPy casts between float32 and float16 one element after the other, at 2 to 3 ns each, or 65 ns
 if the float16 is subnormal, as it is for small gradients. That can cost more time than sending
@@ -9,16 +9,16 @@ already has fast casts for bfloat16.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Sequence
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from chainermn.transport.reducer import Array
+from chainermn.transport.reducer import Array, Dtype
 
-FLOAT16: np.dtype[Any] = np.dtype(np.float16)
-BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+FLOAT16: Dtype = np.dtype(np.float16)
+BFLOAT16: Dtype = np.dtype(ml_dtypes.bfloat16)
 
 # Elements per block. Together with the scratch memory, a block fits in the second-level cache.
 _BLOCK = 1 << 15
@@ -38,11 +38,39 @@ _13, _16 = np.array(13, np.uint32), np.array(16, np.uint32)
 _RAISE = np.array((13 << 23) + (2 << 10), np.uint32)
 
 
-class Casts:
-    """Copies arrays into arrays of other dtypes. For one thread at a time."""
+class Adder:
+    """Sums arrays, and copies them into arrays of other dtypes. For one thread at a time."""
 
     #: Largest finite magnitude that has become infinite in float16; 0 if none has.
     overflow = 0.0
+
+    @np.errstate(all="ignore")  # a warning turned into an error would stop only one rank
+    def add_up(self, parts: Sequence[Array], out: Array, divisor: int = 1) -> None:
+        """Sum at least two arrays, in turn, and divide the sum by ``divisor``.
+
+        All have the same length and dtype. Elements of 16 bits are summed and divided in float32,
+        then rounded. ``out`` may be one of the first two of ``parts``; if the elements have 16
+        bits, any of them.
+        """
+        if out.dtype.itemsize == 2:
+            for start in range(0, out.size, _BLOCK):
+                block = slice(start, start + _BLOCK)
+                self._add_up_in_float32([part[block] for part in parts], out[block], divisor)
+            return
+        first, second, *rest = parts
+        np.add(first, second, out)
+        for part in rest:
+            np.add(out, part, out)
+        divide(out, divisor)
+
+    def _add_up_in_float32(self, parts: Sequence[Array], out: Array, divisor: int) -> None:
+        total, addend = self._sums[:, : out.size]
+        self.copy(parts[0], total)
+        for part in parts[1:]:
+            self.copy(part, addend)
+            np.add(total, addend, total)
+        divide(total, divisor)
+        self.copy(total, out)
 
     @np.errstate(all="ignore")  # a warning turned into an error would stop only one rank
     def copy(self, source: Array, out: Array) -> None:
@@ -111,6 +139,10 @@ class Casts:
         self._all_halves.take(indices, out=out, mode="wrap")
 
     @functools.cached_property
+    def _sums(self) -> NDArray[np.float32]:
+        return np.empty((2, _BLOCK), np.float32)
+
+    @functools.cached_property
     def _scratch(self) -> NDArray[np.uint32]:
         return np.empty((2, _BLOCK), np.uint32)
 
@@ -122,3 +154,18 @@ class Casts:
     def _all_halves(self) -> NDArray[np.float32]:
         """Every float16 value as float32, at the index given by its bits."""
         return np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+
+
+def divide(array: Array, divisor: int) -> None:
+    """Divide the elements of ``array`` in place."""
+    if divisor > 1:
+        operate, operand = division(divisor, array.dtype)
+        operate(array, operand, array)
+
+
+@functools.lru_cache(64)
+def division(divisor: int, dtype: Dtype) -> tuple[np.ufunc, Array]:
+    """Return the fastest operation that divides by ``divisor``, and its second operand."""
+    if divisor & (divisor - 1) == 0:  # a power of two, whose reciprocal is exact
+        return np.multiply, np.array(1 / divisor, dtype)
+    return np.divide, np.array(divisor, dtype)

@@ -6,8 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from chainermn.transport.host.casts import Casts
-from chainermn.transport.host.sums import Adder, divide
+from chainermn.transport.host.arithmetic import Adder, divide
 
 pytestmark = pytest.mark.each_mpi
 
@@ -16,7 +15,7 @@ ALL_HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
 
 def narrow(source: np.ndarray) -> np.ndarray:
     out = np.empty(source.size, np.float16)
-    Casts().copy(source, out)
+    Adder().copy(source, out)
     return out
 
 
@@ -31,7 +30,7 @@ def check_against_numpy(source: np.ndarray) -> None:
 
 def test_every_half_becomes_float32() -> None:
     out = np.empty(ALL_HALVES.size, np.float32)
-    Casts().copy(ALL_HALVES, out)
+    Adder().copy(ALL_HALVES, out)
     expected = ALL_HALVES.astype(np.float32)
     is_number = ~np.isnan(expected)
     np.testing.assert_array_equal(out.view("u4")[is_number], expected.view("u4")[is_number])
@@ -62,13 +61,13 @@ def test_lengths(n: int) -> None:
 
 
 def test_overflow_is_remembered() -> None:
-    casts, out = Casts(), np.empty(4, np.float16)
-    casts.copy(np.array([65519, np.inf, -np.inf, 1], "f"), out)
-    assert casts.overflow == 0
-    casts.copy(np.array([-65536, np.inf, 65520, np.nan], "f"), out)
-    assert casts.overflow == 65536
-    casts.copy(np.array([0, 1e30, 65520, 0], np.float64), out)
-    assert casts.overflow == 1e30
+    adder, out = Adder(), np.empty(4, np.float16)
+    adder.copy(np.array([65519, np.inf, -np.inf, 1], "f"), out)
+    assert adder.overflow == 0
+    adder.copy(np.array([-65536, np.inf, 65520, np.nan], "f"), out)
+    assert adder.overflow == 65536
+    adder.copy(np.array([0, 1e30, 65520, 0], np.float64), out)
+    assert adder.overflow == 1e30
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
