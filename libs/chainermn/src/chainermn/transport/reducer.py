@@ -77,8 +77,8 @@ class Reducer(AllReducer):
     def reduce_scatter(self, array: Array, divisor: int = 1) -> Generator[Pending, None, Array]:
         """Give each rank its shard of the sum of the arrays, divided.
 
-        The shard is ``shard_bounds(array.size, size)[rank]``, and what is returned a view of it.
-        The rest of ``array`` becomes undefined.
+        Returns the shard ``shard_bounds(array.size, size)[rank]``, a view of ``array``. The rest
+        of ``array`` becomes undefined.
         """
 
     @abstractmethod

@@ -112,10 +112,10 @@ class NcclReducer(Reducer):
 
 
 class GpuMpiReducer(AllReducer):
-    """All-reduces of arrays in GPU memory by MPI.
+    """All-reduces of arrays in GPU memory by MPI: through ``host``, a reducer in host memory.
 
-    The reducer ``host`` gets them in host memory. Given ``cuda_aware``, a communicator of the same
-    ranks, MPI sums numbers of 32 and 64 bits in GPU memory, but it cannot sum those of 16 bits.
+    Given ``cuda_aware``, a communicator of the same ranks, MPI sums 32-bit and 64-bit numbers in
+    GPU memory instead. It cannot sum 16-bit numbers.
     """
 
     def __init__(
@@ -126,6 +126,7 @@ class GpuMpiReducer(AllReducer):
         self._staging = Staging(gpu)
         self._direct = Direct(gpu)
         self._cuda_aware = cuda_aware
+        self._in_place = load_mpi().IN_PLACE
 
     @override
     def allreduce(self, array: Array, divisor: int = 1, wire_dtype: Dtype | None = None) -> Steps:
@@ -135,10 +136,9 @@ class GpuMpiReducer(AllReducer):
                 yield ready
                 yield from self._host.allreduce(chunk, divisor, wire_dtype)
             return
-        in_place = load_mpi().IN_PLACE
         for ready, chunk in self._direct.chunks(array):
             yield ready
-            yield self._cuda_aware.Iallreduce(in_place, chunk)
+            yield self._cuda_aware.Iallreduce(self._in_place, chunk)
         _divide(array, divisor)
 
 

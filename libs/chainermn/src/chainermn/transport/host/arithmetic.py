@@ -46,7 +46,7 @@ class Adder:
 
     @np.errstate(all="ignore")  # a warning turned into an error would stop only one rank
     def add_up(self, parts: Sequence[Array], out: Array, divisor: int = 1) -> None:
-        """Sum at least two arrays, in turn, and divide the sum by ``divisor``.
+        """Sum at least two arrays, one after the other, and divide the sum by ``divisor``.
 
         All have the same length and dtype. Elements of 16 bits are summed and divided in float32,
         then rounded. ``out`` may be one of the first two of ``parts``; if the elements have 16
