@@ -32,4 +32,4 @@ def __getattr__(name: str) -> Any:
             return False
         message = f"{__name__}.{name} needs a CuPy with NCCL, which is not installed"
         raise AttributeError(message) from None
-    return name == "_available" or getattr(nccl, name)
+    return True if name == "_available" else getattr(nccl, name)
