@@ -7,7 +7,7 @@ import os
 import pytest
 
 from chainermn import process
-from chainermn.failures import stack
+from chainermn.failures import main_thread
 
 
 def test_cores_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,9 +20,10 @@ def test_cores_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_stack_without_files_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
-    stack._scratch_file.cache_clear()
+    main_thread._scratch_file.cache_clear()
     try:
-        assert "test_stack_without_files_in_memory" in [p.function for p in stack.main_stack()]
+        stack = main_thread.main_stack()
+        assert "test_stack_without_files_in_memory" in [place.function for place in stack]
     finally:
-        os.close(stack._scratch_file())
-        stack._scratch_file.cache_clear()
+        os.close(main_thread._scratch_file())
+        main_thread._scratch_file.cache_clear()

@@ -19,13 +19,10 @@ from types import TracebackType
 from typing import Any
 
 from chainermn import failures, resuming
-from chainermn.failures.activity import users_places
-from chainermn.failures.stack import Place
+from chainermn.failures.main_thread import Place, users_places
 
 #: Setting either of them installs the hook when ``chainermn`` is imported.
 VARIABLES = ("CHAINERMN_FORCE_ABORT_ON_EXCEPTION", "CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS")
-
-_SECONDS_FOR_EACH = 0.03
 
 _previous_hook = sys.__excepthook__
 _pid = 0
@@ -68,25 +65,25 @@ def _abort_job(
     failures.end_job(
         text,
         # So that ranks that fail in different ways print one after the other.
-        after=min(rank, 10) * _SECONDS_FOR_EACH,
+        after=min(rank, 10) * 0.03,
         announce=lambda: failures.say_failing(reason),
     )
 
 
 def _rank_and_size() -> tuple[int, int]:
     """Return the rank of this process and the number of ranks: 0 and 1 outside a job."""
-    alone = 0, 1
-    if os.getpid() != _pid:  # a forked child must not touch the MPI of its parent
-        return alone
     mpi: Any = sys.modules.get("mpi4py.MPI")
+    if os.getpid() != _pid:  # a forked child must not touch the MPI of its parent
+        return 0, 1
     if not mpi or not mpi.Is_initialized():
         # Before that, MPICH's mpiexec ignores exit codes.
-        return failures.launched_as() or alone
-    return alone if mpi.Is_finalized() else (mpi.COMM_WORLD.rank, mpi.COMM_WORLD.size)
+        numbers = failures.launched_as()
+        return numbers[:2] if numbers else (0, 1)
+    return (0, 1) if mpi.Is_finalized() else (mpi.COMM_WORLD.rank, mpi.COMM_WORLD.size)
 
 
 def _progress(trace: TracebackType | None) -> str:
-    """Return the progress of the trainer, or an empty text if none is running."""
+    """Return the progress of the trainer; empty if none is running."""
     for frame, _ in traceback.walk_tb(trace):
         if frame.f_code.co_name == "run":
             with contextlib.suppress(Exception):  # not a trainer's

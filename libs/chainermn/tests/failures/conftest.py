@@ -16,7 +16,8 @@ from chainermn.failures.processes import Process, family_of, find
 LAUNCHER = """#!/bin/sh
 for rank in $*
 do
-    PMI_RANK=$rank OMPI_COMM_WORLD_RANK=$rank sleep 600 >/dev/null &
+    export PMI_RANK=$rank PMI_SIZE=$# OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_SIZE=$#
+    sleep 600 >/dev/null &
     echo $!
 done
 wait

@@ -50,9 +50,9 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_order_in_which_a_job_is_ended(log: list[str]) -> None:
     with pytest.raises(Ended):
-        end_job("why", 0.75, after=2.0, announce=lambda: not log.append("announce"))
+        end_job("why", after=2.0, announce=lambda: not log.append("announce"))
     assert log == [
-        *("announce", "start_reaper", "sleep(2.0)", "why", "sleep(0.75)", "Abort(1)", "kill")
+        *("announce", "start_reaper", "sleep(2.0)", "why", "sleep(0.3)", "Abort(1)", "kill")
     ]
 
 

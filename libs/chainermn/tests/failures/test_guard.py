@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from chainermn.failures import ending, guard
+from chainermn.failures import clock, ending, guard
 from chainermn.failures.processes import Process
 
 HOST = socket.gethostname()
@@ -30,7 +30,7 @@ def watch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Wa
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(guard, "_PERIOD", 0.02)
     monkeypatch.setattr(guard, "_SECONDS_TO_BE_SURE", 0.1)
-    monkeypatch.setattr(guard, "_SECONDS_FOR_EACH", 0.0)
+    monkeypatch.setattr(clock, "_SECONDS_FOR_EACH", 0.0)
     monkeypatch.setattr(ending, "_reapers", reapers)
     monkeypatch.setattr(ending, "_SECONDS_FOR_MPI", 0)
 
@@ -121,7 +121,7 @@ def test_rank_is_ended_by_another_before_its_turn(
 ) -> None:
     job = start_job(3)
     job.end(0)
-    monkeypatch.setattr(guard, "_SECONDS_FOR_EACH", 7.0)
+    monkeypatch.setattr(clock, "_SECONDS_FOR_EACH", 7.0)
     monkeypatch.setattr(guard.time, "sleep", lambda s: job.end(2) if s == 7 else None)
     watch(job.ranks[2].pid, (2, 3, 3))
     assert said() == ""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from chainermn.failures.clock import AwakeClock
+from chainermn.failures.clock import AwakeClock, stall_limit
 from chainermn.failures.judgement import Judge, RankState, Verdict
-from chainermn.failures.settings import stall_limit
 from chainermn.failures.wait import Wait, as_ranges, from_ranges
 
 NOW, LIMIT = 1000.0, 10.0
@@ -26,7 +25,7 @@ def message(number: int, source: int, dest: int, here: int, seconds: float) -> W
 def ranks(*waits: Wait | None, counts: int = 4) -> list[RankState]:
     """Return ranks whose main threads are in these calls, all in the same number of calls."""
     return [
-        RankState(rank, "host", 100 + rank, wait, counts={STREAM: counts}, place="train.py:7")
+        RankState(rank, "host", 100 + rank, wait, [], {STREAM: counts}, "train.py:7", heard_at=NOW)
         for rank, wait in enumerate(waits)
     ]
 
@@ -66,7 +65,7 @@ def test_message_of_a_rank_that_has_left(sent: int, is_fatal: bool) -> None:
 
 def test_silent_rank() -> None:
     states = ranks(None, None, None)
-    states[1].silence = LIMIT + 1
+    states[1].heard_at = NOW - LIMIT - 1
     (verdict,) = judged(states)
     assert verdict.is_fatal
     assert "rank 1 on host (process 101) has been silent for 11 s" in verdict.text
@@ -75,7 +74,7 @@ def test_silent_rank() -> None:
 
 def test_silent_rank_is_shown_with_the_first_call_in_which_others_wait_for_it() -> None:
     states = ranks(call(5, 3.0), call(6, 1.0), None)
-    states[2].silence = LIMIT + 1
+    states[2].heard_at = NOW - LIMIT - 1
     (verdict,) = judged(states)
     assert "allreduce (call 5 on communicator 1 of ranks 0-2)" in verdict.text
     assert "HAS NOT come: rank 2 on host" in verdict.text
@@ -172,7 +171,7 @@ def test_ranks_that_have_left_long_ago_are_warned_of() -> None:
 
 
 def test_long_lists_are_cut() -> None:
-    states = [RankState(rank, "host", 1) for rank in range(100)]
+    states = [RankState(rank, "host", 1, heard_at=NOW) for rank in range(100)]
     states[99].main_wait = Wait("stream", 1, "bcast", "0-99", NOW - 11)
     (verdict,) = judged(states)
     assert "and 84 more" in verdict.text

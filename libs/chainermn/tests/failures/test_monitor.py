@@ -33,8 +33,8 @@ class Rank:
         assert channel is not None
         self.channel = channel
         self._heard: list[Message] = []
-        channel.send({"kind": "join", "rank": number, "host": "here", "pid": 100 + number})
-        self.hear("joined")
+        channel.send({**TOKEN, "rank": number, "host": "here", "pid": 100 + number})
+        self.hear("welcome")
 
     def report(self, **what: Any) -> None:
         nothing: Message = {"main": None, "others": [], "counts": {}, "place": "", "left": False}
@@ -84,7 +84,8 @@ class Running:
 
     def wait_until_heard(self, rank: int, at: float) -> None:
         """Wait until it has taken note of what a rank has sent at this time on its clock."""
-        while self._monitor._heard_at.get(rank) != at:
+        members = self._monitor._members
+        while (rank, at) not in [(m.rank, m.heard_at) for m in list(members.values())]:
             time.sleep(0.01)
 
     def judge(self, reports: dict[int, Message]) -> None:

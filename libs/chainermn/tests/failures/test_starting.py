@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import signal
 import subprocess
 import threading
@@ -11,10 +10,7 @@ from typing import Any
 
 import pytest
 
-from chainermn.failures import starting as while_starting
-
-# The name in the package is that of the function.
-starting = importlib.import_module("chainermn.failures.starting")
+from chainermn.failures import guard, starting
 
 
 @pytest.fixture
@@ -29,9 +25,10 @@ def guards(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
         return started[-1]
 
     monkeypatch.setenv("CHAINERMN_STALL_LIMIT", "2.5")
+    monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "2")
-    monkeypatch.setattr(starting.watch, "is_on", lambda: False)
-    monkeypatch.setattr(starting, "start_helper", start)
+    monkeypatch.setattr(guard.watch, "is_on", lambda: False)
+    monkeypatch.setattr(guard, "start_helper", start)
     return started
 
 
@@ -45,14 +42,14 @@ def handler(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize("error", [None, ValueError("by design")])
 def test_guard_is_there_meanwhile(error: Exception | None, guards: list[Any]) -> None:
     try:
-        with while_starting():
-            (guard,) = guards
-            assert guard.poll() is None
+        with starting():
+            (process,) = guards
+            assert process.poll() is None
             if error:
                 raise error
     except ValueError as raised:
         assert raised is error
-    assert guard.poll() == -signal.SIGKILL
+    assert process.poll() == -signal.SIGKILL
     assert faulthandler.is_enabled()
 
 
@@ -64,8 +61,8 @@ def test_rank_that_needs_no_guard(
         monkeypatch.setenv("PMI_SIZE", "1")
         monkeypatch.delenv("OMPI_COMM_WORLD_SIZE", raising=False)
     else:
-        monkeypatch.setattr(starting.watch, "is_on", lambda: True)
-    with while_starting():
+        monkeypatch.setattr(guard.watch, "is_on", lambda: True)
+    with starting():
         assert guards == []
 
 
@@ -73,8 +70,8 @@ def test_guard_that_cannot_be_started(guards: list[Any], monkeypatch: pytest.Mon
     def refuse(module: str, arguments: dict[str, Any]) -> None:
         raise BlockingIOError("Resource temporarily unavailable")
 
-    monkeypatch.setattr(starting, "start_helper", refuse)
-    with while_starting():
+    monkeypatch.setattr(guard, "start_helper", refuse)
+    with starting():
         pass
 
 
@@ -84,7 +81,7 @@ def test_guard_that_cannot_be_started(guards: list[Any], monkeypatch: pytest.Mon
     indirect=["handler"],
 )
 def test_interrupts_meanwhile(handler: Any, meanwhile: Any, guards: list[Any]) -> None:
-    with while_starting():
+    with starting():
         assert signal.getsignal(signal.SIGINT) == meanwhile
     assert signal.getsignal(signal.SIGINT) == handler
 
@@ -94,7 +91,7 @@ def test_thread_leaves_interrupts_alone(handler: Any, guards: list[Any]) -> None
     seen = []
 
     def start() -> None:
-        with while_starting():
+        with starting():
             seen.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=start)

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from chainermn.failures import hold, interrupts, watch
+from chainermn.failures import helper, main_thread, watch
 from chainermn.failures.activity import waiting
 from chainermn.failures.channel import Channel, Message, listen
-from chainermn.failures.interrupts import Interrupts
+from chainermn.failures.main_thread import Interrupts
 from chainermn.failures.monitor import Invitation
 from chainermn.failures.watch import Watch
 
@@ -42,7 +42,10 @@ class Peer:
         self.invitation = Invitation("there", ["127.0.0.1"], port, "secret", limit, period=0.05)
         thread = threading.Thread(target=self._welcome, args=[answers], daemon=True)
         thread.start()
-        self.watch = Watch.accept(self.invitation, 3)
+        channel = self.invitation.accept(3)
+        self.watch = Watch(self.invitation, 3, channel) if channel else None
+        if self.watch:
+            self.watch.start()
         thread.join(TIMEOUT)
 
     def _welcome(self, answers: bool) -> None:
@@ -52,7 +55,7 @@ class Peer:
         self.channel.send({"kind": "welcome"})
         self.joined = self.hear()
         if answers:
-            self.channel.send({"kind": "joined"})
+            self.channel.send({"kind": "welcome"})
         else:
             self.channel.close()
 
@@ -122,7 +125,7 @@ Meet = Callable[..., Peer]
 
 def test_what_a_rank_reports(meet: Meet, ends: list[tuple[str, float]]) -> None:
     peer = meet()
-    assert peer.joined == {"kind": "join", "rank": 3, "host": HOST, "pid": os.getpid()}
+    assert peer.joined == {"token": "secret", "rank": 3, "host": HOST, "pid": os.getpid()}
     assert peer.report_of(lambda report: report["main"] is None)["left"] is False
     call = ["communicator 9 of ranks 0-3", "allreduce", "0-3"]
     with waiting(*call):
@@ -255,7 +258,7 @@ def test_monitor_that_cannot_be_reached() -> None:
     with listen() as listener:
         port = listener.getsockname()[1]
     invitation = Invitation("there", ["127.0.0.1"], port, "secret", 0.0, 0.05)
-    assert Watch.accept(invitation, 3) is None
+    assert invitation.accept(3) is None
 
 
 def test_monitor_that_does_not_let_a_rank_join(meet: Meet) -> None:
@@ -268,8 +271,9 @@ def test_monitor_that_does_not_let_a_rank_join(meet: Meet) -> None:
 def test_interrupt_that_the_main_thread_ignores(
     meet: Meet, ends: list[tuple[str, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interrupts, "_PATIENCE", 0.2)
-    monkeypatch.setattr(interrupts, "main_stack", lambda: ["where it is stuck"])
+    stuck = main_thread.main_stack()
+    monkeypatch.setattr(main_thread, "_PATIENCE", 0.2)
+    monkeypatch.setattr(main_thread, "main_stack", lambda: stuck)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         peer = meet()
@@ -309,8 +313,8 @@ def test_interrupts_that_matter(
     pipe: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(interrupts, "_PATIENCE", 0.0)
-    monkeypatch.setattr(interrupts, "main_stack", lambda: ["where it is stuck"])
+    monkeypatch.setattr(main_thread, "_PATIENCE", 0.0)
+    monkeypatch.setattr(main_thread, "main_stack", lambda: ["where it is stuck"])
     before = signal.signal(signal.SIGINT, handler)
     try:
         noticed = Interrupts(pipe[1])
@@ -323,8 +327,8 @@ def test_interrupts_that_matter(
 
 def test_main_thread_that_goes_on(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     stacks = iter([["here"], ["there"]])
-    monkeypatch.setattr(interrupts, "_PATIENCE", 0.0)
-    monkeypatch.setattr(interrupts, "main_stack", lambda: next(stacks))
+    monkeypatch.setattr(main_thread, "_PATIENCE", 0.0)
+    monkeypatch.setattr(main_thread, "main_stack", lambda: next(stacks))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         noticed = Interrupts(pipe[1])
@@ -349,14 +353,15 @@ def test_who_wants_to_hear_of_signals_first_keeps_that(pipe: tuple[int, int]) ->
 
 HOLDER = """
 import os, sys
-from chainermn.failures import hold
-hold._SCRIPT = "read -r line || sleep 600"
-hold = hold.Hold([])
+from chainermn.failures import helper, watch
+helper._HOLD = "read -r line || sleep 600"
+os.environ.update(PMI_FD="0", PMI_SIZE="4", MPI_LOCALNRANKS="2")
+watch._hold = helper.start_hold()
 if sys.argv[1] == "released":
-    hold.release()
+    watch.leave()
 elif sys.argv[1] == "in a child":
     if os.fork() == 0:
-        hold.close_in_child()
+        watch._stop_in_child()
     else:
         os.wait()
 os._exit(0)
@@ -393,10 +398,10 @@ def test_files_are_held_on_several_hosts_by_mpich_only(
     monkeypatch.setenv("MPI_LOCALNRANKS", local_size)
     if pmi_fd == "closed":
         os.close(reader)
-    started = hold.start_hold()
+    started = helper.start_hold()
     assert (started is not None) == is_started
     if started:
-        started.release()
+        started.communicate(b"\n")
     if pmi_fd != "closed":
         os.close(reader)
 
@@ -404,10 +409,10 @@ def test_files_are_held_on_several_hosts_by_mpich_only(
 def test_no_files_are_held_where_no_process_can_be_started(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(descriptors: list[int]) -> None:
-        assert descriptors == [pipe[0]]
+    def refuse(script: str, pass_fds: list[int], **options: Any) -> None:
+        assert pass_fds == [pipe[0]]
         raise BlockingIOError("Resource temporarily unavailable")
 
     monkeypatch.setenv("PMI_FD", str(pipe[0]))
-    monkeypatch.setattr(hold, "Hold", refuse)
-    assert hold.start_hold() is None
+    monkeypatch.setattr(helper, "start_shell", refuse)
+    assert helper.start_hold() is None

@@ -2,8 +2,8 @@
 
 from chainermn.failures.activity import creating, name_callers_by
 from chainermn.failures.ending import end_job
+from chainermn.failures.guard import starting
 from chainermn.failures.processes import launched_as
-from chainermn.failures.starting import starting
 from chainermn.failures.watch import INTERRUPTED, join, say_failing
 
 __all__ = [

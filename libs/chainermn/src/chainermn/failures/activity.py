@@ -6,8 +6,8 @@ messages from one rank to another are a stream of their own.
 
 Calls that a script makes on ``communicator.mpi_comm`` itself, or on any other communicator of
 mpi4py, have no mark: a rank that waits in one of them seems to compute. If another rank raises,
-crashes or falls silent the job ends all the same. But if one has ended its script, or ranks wait
-for each other there, that is only warned of.
+crashes or falls silent, the job ends all the same. If one has ended its script, or ranks wait for
+each other there, the user is only warned.
 """
 
 from __future__ import annotations
@@ -15,16 +15,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import sysconfig
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from chainermn.failures.stack import Place, main_stack
 from chainermn.failures.wait import MESSAGES, Wait, as_ranges
 
 if TYPE_CHECKING:
@@ -46,22 +43,14 @@ _caller_at: Callable[[FrameType], str] | None = None
 def name_callers_by(function: Callable[[FrameType], str]) -> None:
     """Have a function say on whose behalf each call is made; see `Wait.caller`.
 
-    Parameters
-    ----------
-    function : callable
-        Gets the frame of the call, in its thread; returns an empty text for nobody in particular.
+    It gets the frame of the call, in its thread; it returns "" for nobody in particular.
     """
     global _caller_at
     _caller_at = function
 
 
 class Group:
-    """The ranks of a communicator, by their numbers in ``COMM_WORLD``.
-
-    Parameters
-    ----------
-    mpi_comm : mpi4py.MPI.Intracomm
-    """
+    """The ranks of a communicator, by their numbers in ``COMM_WORLD``."""
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         self.ranks = world_ranks(mpi_comm)
@@ -89,12 +78,7 @@ def world_ranks(mpi_comm: MPI.Intracomm) -> tuple[int, ...]:
 class waiting:
     """Mark a call, unless it is made inside of another one: the user made the outermost.
 
-    A context manager, as cheap as possible.
-
-    Parameters
-    ----------
-    stream, operation, members : str
-        See `Wait`.
+    A context manager, as cheap as possible. For the arguments see `Wait`.
     """
 
     def __init__(self, stream: str, operation: str, members: str) -> None:
@@ -117,13 +101,7 @@ class waiting:
 
 @contextlib.contextmanager
 def waiting_for(thread: int) -> Iterator[None]:
-    """Mark that this thread does nothing but wait for what another one of the process does.
-
-    Parameters
-    ----------
-    thread : int
-        The identifier of the other one.
-    """
+    """Mark that this thread does nothing except wait for another one, given its identifier."""
     me = threading.get_ident()
     _waiting_for[me] = thread
     try:
@@ -139,12 +117,9 @@ def creating(mpi_comm: MPI.Intracomm) -> waiting:
 
 
 def collective(operation: str | F) -> Any:
-    """Mark the calls of a method that all ranks of ``self.group`` call. A decorator.
+    """Mark the calls of a method that all ranks of ``self.group`` call.
 
-    Parameters
-    ----------
-    operation : str, optional
-        The name that users know it by; that of the method by default.
+    A decorator. Its argument, if any, is the name that users know the method by.
     """
     if not isinstance(operation, str):
         return collective(operation.__name__)(operation)
@@ -156,67 +131,52 @@ def collective(operation: str | F) -> Any:
             with waiting(group.stream, operation, group.members):
                 return function(self, *args, **kwargs)
 
-        return _as_marked(call)
+        return cast(F, call)
 
     return mark
 
 
 def sends(function: F) -> F:
-    """Mark the calls of a method ``(self, message, dest, tag, where)``. A decorator.
+    """Mark the calls of a method ``(self, message, dest, tag, where)``.
 
-    Parameters
-    ----------
-    function : callable
-        ``where`` is the name that users know it by.
+    A decorator. ``where`` is the name that users know the method by.
     """
 
     @functools.wraps(function)
     def send(self: Any, message: Any, dest: int, tag: int, where: str) -> None:
-        group: Group = self.group
-        if dest not in range(len(group.ranks)):
-            function(self, message, dest, tag, where)  # which raises
-            return
-        peer = group.ranks[dest]
-        stream = group.stream_of_messages(self.rank, dest)
-        with waiting(stream, f"{where} to rank {peer}", as_ranges((group.rank, peer))):
+        with _passing(self.group, self.rank, dest, f"{where} to", dest):
             function(self, message, dest, tag, where)
 
-    return _as_marked(send)
+    return cast(F, send)
 
 
 def receives(function: F) -> F:
-    """Mark the calls of a method ``(self, source, tag, status, where)``. A decorator.
+    """Mark the calls of a method ``(self, source, tag, status, where)`` that fills in ``status``.
 
-    Parameters
-    ----------
-    function : callable
-        Fills in ``status``, an ``mpi4py.MPI.Status``; ``where`` is the name that users know it by.
+    A decorator. ``where`` is the name that users know the method by.
     """
 
     @functools.wraps(function)
     def recv(self: Any, source: int, tag: int | None, status: Any, where: str) -> Any:
         group: Group = self.group
-        if source not in range(len(group.ranks)):
-            # From any rank: the sender is known only afterwards.
+        with _passing(group, source, self.rank, f"{where} from", source):
             received = function(self, source, tag, status, where)
+        if source not in range(len(group.ranks)):  # any rank: the sender is known only now
             _counts[group.stream_of_messages(status.Get_source(), self.rank)] += 1
-            return received
-        peer = group.ranks[source]
-        stream = group.stream_of_messages(source, self.rank)
-        with waiting(stream, f"{where} from rank {peer}", as_ranges((group.rank, peer))):
-            return function(self, source, tag, status, where)
+        return received
 
-    return _as_marked(recv)
+    return cast(F, recv)
 
 
-def is_marked(method: object) -> bool:
-    """Tell whether the calls of a method are marked."""
-    return getattr(method, "_is_marked_for_watch", False)
-
-
-def _as_marked(function: Callable[..., Any]) -> Any:
-    function._is_marked_for_watch = True  # type: ignore[attr-defined]
-    return function
+def _passing(
+    group: Group, source: int, dest: int, what: str, peer: int
+) -> contextlib.AbstractContextManager[None]:
+    """Mark a message, unless the peer is no single rank of the group."""
+    if peer not in range(len(group.ranks)):
+        return contextlib.nullcontext()
+    members = as_ranges((group.rank, group.ranks[peer]))
+    stream = group.stream_of_messages(source, dest)
+    return waiting(stream, f"{what} rank {group.ranks[peer]}", members)
 
 
 def waits() -> list[tuple[Wait, bool]]:
@@ -229,21 +189,3 @@ def waits() -> list[tuple[Wait, bool]]:
 def counts() -> dict[str, int]:
     """Return how many calls this rank has begun, by stream."""
     return dict(_counts)
-
-
-def place() -> str:
-    """Return where the main thread is: in the user's code, and below it if that is elsewhere."""
-    stack = main_stack()
-    return ", inside of it ".join(dict.fromkeys(map(str, [*users_places(stack)[:1], *stack[:1]])))
-
-
-def users_places(stack: Iterable[Place]) -> list[Place]:
-    """Return those places of a stack that are in the user's code, not in that of a library."""
-    return [place for place in stack if not place.file.startswith(_libraries())]
-
-
-@functools.cache
-def _libraries() -> tuple[str, ...]:
-    # Who looks for the cause of a stall wants to see where these were called from.
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    return str(Path(__file__).parent.parent), *map(sysconfig.get_path, names), "<"

@@ -45,17 +45,14 @@ class Channel:
         return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
 
     def send(self, message: Message) -> None:
-        """Send a message, as far as the peer takes it now; `flush` sends the rest.
-
-        Never raises: `receive` does if the peer is gone.
-        """
+        """Send a message; never raises: `receive` does if the peer is gone."""
         with self._lock:
             if len(self._outgoing) < _MOST_BYTES:
                 self._outgoing += json.dumps(message).encode() + b"\n"
         self.flush()
 
     def flush(self) -> None:
-        """Send as much of the rest as the peer takes."""
+        """Send as much as the peer takes now of what it has not taken yet."""
         with self._lock, contextlib.suppress(OSError):
             while self._outgoing:
                 self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
@@ -63,10 +60,7 @@ class Channel:
     def receive(self) -> list[Message]:
         """Return the messages that have arrived.
 
-        Raises
-        ------
-        ConnectionError
-            If the peer has closed the connection or sends anything but messages.
+        Raises ConnectionError if the connection is closed, or anything except messages comes.
         """
         try:
             part = self._socket.recv(1 << 16)

@@ -1,19 +1,21 @@
-"""A clock that stands still while its process does."""
+"""How long to wait: the user's limit, turns, and a clock that stands still with its process."""
 
 from __future__ import annotations
 
+import os
 import time
+
+#: Environment variable: seconds of silence or waiting that count as a failure; 0 for no limit.
+STALL_LIMIT = "CHAINERMN_STALL_LIMIT"
+_DEFAULT_LIMIT = 300.0
+_SECONDS_FOR_EACH = 0.3
 
 
 class AwakeClock:
     """Counts seconds, except while this process is stopped or its host sleeps.
 
-    A process that wakes up must not mistake its own sleep for the silence of others.
-
-    Parameters
-    ----------
-    longest_step : float
-        Seconds between two readings at most; any more is taken for sleep.
+    A process that wakes up must not mistake its own sleep for the silence of others: any time
+    beyond ``longest_step`` seconds between two readings is taken for sleep.
     """
 
     def __init__(self, longest_step: float) -> None:
@@ -27,3 +29,23 @@ class AwakeClock:
         self._seconds += min(now - self._read_at, self._longest_step)
         self._read_at = now
         return self._seconds
+
+
+def stall_limit() -> float:
+    """Return `STALL_LIMIT` in seconds; raise ValueError if it is not a number of seconds."""
+    text = os.environ.get(STALL_LIMIT, "")
+    try:
+        limit = float(text or _DEFAULT_LIMIT)
+    except ValueError:
+        limit = -1.0
+    if not 0 <= limit < float("inf"):
+        raise ValueError(f"{STALL_LIMIT} must be a number of seconds, or 0 for none, got {text!r}")
+    return limit
+
+
+def turn(rank: int) -> float:
+    """Return after how many seconds a rank may print what other ranks notice too.
+
+    They speak in turn, until one has ended the job.
+    """
+    return min(rank, 10) * _SECONDS_FOR_EACH

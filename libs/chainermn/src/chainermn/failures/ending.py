@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from chainermn.failures.helper import start_shell
 from chainermn.failures.processes import Process, family_of, find, launchers_of
 
 # mpiexec forwards output by one way and an abort by another, which would overtake the output.
@@ -26,8 +27,7 @@ _SECONDS_FOR_MPI = 5
 # Seconds that a rank with nothing to print leaves the one that prints to end the job.
 SECONDS_FOR_THE_FIRST = 2.0
 
-# The arguments are tenths of a second, then processes as PID:START. A shell runs it, because
-# Python's files may be on a network disk that is down.
+# The arguments are tenths of a second, then processes as PID:START.
 _REAPER = """
 is_there() {
     read -r stat 2>/dev/null <"/proc/${1%:*}/stat" || return 1
@@ -50,27 +50,14 @@ _reapers: list[subprocess.Popen[bytes]] = []
 
 
 def end_job(
-    message: str,
-    patience: float = SECONDS_FOR_OUTPUT,
-    *,
-    after: float = 0.0,
-    announce: Callable[[], bool] = lambda: True,
+    message: str, *, after: float = 0.0, announce: Callable[[], bool] = lambda: True
 ) -> NoReturn:
     """Print a message and end all processes of the job, on this host even if MPI is stuck.
 
-    Several threads may call it: each prints, and the first one ends the process.
-
-    Parameters
-    ----------
-    message : str
-        Printed to standard error in one piece, unless it is empty.
-    patience : float
-        Seconds between the message and the end.
-    after : float
-        Seconds before the message, so that another rank can be first.
-    announce : callable
-        Called first. Returns whether this process prints the message; otherwise another one
-        prints it and ends the job.
+    Several threads may call it: each prints, and the first one ends the process. ``announce`` is
+    called first: it returns whether this process prints the message, if there is any, or another
+    one prints it and ends the job. The message comes ``after`` that many seconds, so that another
+    rank can be first.
     """
     is_first = _ending.acquire(blocking=False)
     with contextlib.suppress(Exception):  # whatever is wrong, even with no memory left
@@ -82,7 +69,7 @@ def end_job(
     if message:
         print_at_once(message)
         _wait_until_read()
-        time.sleep(patience)
+        time.sleep(SECONDS_FOR_OUTPUT)
     while not is_first:
         time.sleep(60)
     mpi: Any = sys.modules.get("mpi4py.MPI")
@@ -131,13 +118,13 @@ def start_reaper(pid: int) -> None:
     with contextlib.suppress(OSError):
         # It must not keep the pipes open by whose end mpiexec knows that a rank has ended.
         _reapers.append(
-            subprocess.Popen(
-                ["/bin/sh", "-c", _REAPER, "sh", str(10 * _SECONDS_FOR_MPI), *names],
+            start_shell(
+                _REAPER,
+                str(10 * _SECONDS_FOR_MPI),
+                *names,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
-                cwd="/",
-                env={"PATH": "/usr/bin:/bin"},
             )
         )

@@ -7,100 +7,117 @@ the exit code); Open MPI's ends the job (5.0.11). When a rank never gets there, 
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import os
+import signal
 import socket
+import threading
 import time
+from collections.abc import Iterator
 
+from chainermn.failures import watch
+from chainermn.failures.clock import stall_limit, turn
 from chainermn.failures.ending import print_at_once, start_reaper
+from chainermn.failures.helper import start_helper
 from chainermn.failures.processes import (
-    RANK_VARIABLES,
+    Process,
     all_processes,
     environment_of,
     find,
     launchers_of,
+    numbers_in,
 )
 
 _PERIOD = 0.25
 # mpiexec may still be starting ranks, or be about to end the job by itself.
 _SECONDS_TO_BE_SURE = 1.5
-# Every rank of a host notices that one is gone: they speak in turn, until one has ended the job.
-_SECONDS_FOR_EACH = 0.3
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Guard this rank while it initialises MPI and first meets the others.
+
+    From then on, a crash prints the stack (`faulthandler`). A rank that is already watched needs
+    no guard. Raises ValueError if the stall limit is not a number of seconds.
+    """
+    arguments = {"pid": os.getpid(), "limit": stall_limit()}
+    if not faulthandler.is_enabled():
+        with contextlib.suppress(Exception):  # no standard error to write to
+            faulthandler.enable()
+    numbers = numbers_in(os.environ)
+    if watch.is_on() or numbers is None or numbers.size == 1:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            guard = stack.enter_context(start_helper("guard", arguments))
+            stack.callback(guard.kill)
+        stack.enter_context(_interrupts_end_the_process())
+        yield
+
+
+@contextlib.contextmanager
+def _interrupts_end_the_process() -> Iterator[None]:
+    """Let an interrupt end the process at once: Python cannot handle it inside MPI."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def main(pid: int, limit: float) -> None:
-    """Run a guard, in the process that `starting` starts and kills."""
-    Guard(pid, limit).run()
+    """Guard the rank in a process, whose environment this one has inherited, until it has ended.
 
-
-class Guard:
-    """Watches one rank start.
-
-    Parameters
-    ----------
-    pid : int
-        Process of the rank, whose environment this process has inherited.
-    limit : float
-        Seconds that the start may take; 0 for no limit.
+    Its start may take ``limit`` seconds; 0 for no limit.
     """
+    me, numbers = find(pid), numbers_in(os.environ)
+    if me is None or numbers is None:
+        return
+    rank, size, local_size = numbers
+    launchers = launchers_of(pid)
+    host = socket.gethostname()
+    waited = missing = 0.0
+    left: list[int] = []  # before others are ended because of the first
+    while me.is_alive():
+        time.sleep(_PERIOD)
+        waited += _PERIOD  # a clock would go on while the host sleeps
+        here = _ranks_of(launchers[0]) if launchers else []
+        left = left if missing else here
+        missing = missing + _PERIOD if rank in here and len(here) < local_size else 0.0
+        if missing > _SECONDS_TO_BE_SURE:
+            absent = f"of the {local_size} ranks on {host} all but {left}"
+            if local_size == size:
+                absent = ", ".join(f"rank {r} on {host}" for r in range(size) if r not in left)
+            text = (
+                f"{absent} ended before create_communicator, in which rank {rank} on {host} "
+                "waits. Any output above may say why."
+            )
+            _end(me, text, turn(here.index(rank)))
+        elif waited > (limit or float("inf")):
+            text = (
+                f"rank {rank} on {host} has waited for {waited:.0f} s in create_communicator for "
+                f"ranks that have not called it. Running on this host: ranks {here}, of {size}. "
+                "CHAINERMN_STALL_LIMIT sets how long to wait."
+            )
+            _end(me, text, turn(rank))
 
-    def __init__(self, pid: int, limit: float) -> None:
-        self._me = find(pid)
-        self._limit = limit or float("inf")
-        names = next(names for names in RANK_VARIABLES if names[0] in os.environ)
-        self._variable = names[0]
-        self._rank, self._size, self._local_size = (int(os.environ.get(n, "0")) for n in names)
-        self._launchers = launchers_of(pid)
-        self._name = f"rank {self._rank} on {socket.gethostname()}"
 
-    def run(self) -> None:
-        """Watch, and end the job if necessary."""
-        waited = missing = 0.0
-        left: list[int] = []  # before others are ended because of the first
-        while self._is_needed():
-            time.sleep(_PERIOD)
-            waited += _PERIOD  # a clock would go on while the host sleeps
-            here = self._ranks_here()
-            is_missing = self._rank in here and len(here) < self._local_size
-            left = left if missing else here
-            missing = missing + _PERIOD if is_missing else 0.0
-            if missing > _SECONDS_TO_BE_SURE:
-                self._end(
-                    f"{self._absent(left)} ended before create_communicator, in which "
-                    f"{self._name} waits. Any output above may say why.",
-                    here.index(self._rank) * _SECONDS_FOR_EACH,
-                )
-            elif waited > self._limit:
-                self._end(
-                    f"{self._name} has waited for {waited:.0f} s in create_communicator for ranks "
-                    f"that have not called it. Running on this host: ranks {here}, of "
-                    f"{self._size}. CHAINERMN_STALL_LIMIT sets how long to wait.",
-                    min(self._rank, 10) * _SECONDS_FOR_EACH,
-                )
+def _ranks_of(launcher: Process) -> list[int]:
+    """Return the living ranks that a launcher has started on this host."""
+    children = [process.pid for process in all_processes() if process.parent == launcher.pid]
+    found = [numbers_in(environment_of(child)) for child in children]
+    return sorted(numbers.rank for numbers in found if numbers)
 
-    def _is_needed(self) -> bool:
-        return self._me is not None and self._me.is_alive()
 
-    def _ranks_here(self) -> list[int]:
-        """Return the living ranks that the same launcher has started."""
-        if not self._launchers:
-            return []
-        parent = self._launchers[0].pid
-        children = [process.pid for process in all_processes() if process.parent == parent]
-        ranks = (environment_of(child).get(self._variable, "") for child in children)
-        return sorted(int(rank) for rank in ranks if rank)
-
-    def _absent(self, here: list[int]) -> str:
-        host = socket.gethostname()
-        if self._local_size == self._size:
-            gone = sorted(set(range(self._size)) - set(here))
-            return ", ".join(f"rank {rank} on {host}" for rank in gone)
-        return f"of the {self._local_size} ranks on {host} all but {here}"
-
-    def _end(self, text: str, after: float) -> None:
-        time.sleep(after)
-        if not self._is_needed():
-            return
-        assert self._me is not None
+def _end(me: Process, text: str, after: float) -> None:
+    time.sleep(after)
+    if me.is_alive():  # no other rank was first
         print_at_once(f"chainermn: {text}\nThe whole job is being ended.")
-        start_reaper(self._me.pid)
-        self._me.kill()  # upon which mpiexec ends the others
+        start_reaper(me.pid)
+        me.kill()  # upon which mpiexec ends the others

@@ -20,37 +20,23 @@ REMEDY = (
 
 @dataclass
 class RankState:
-    """What is known about a rank.
+    """What is known about a rank; all times are on the clock of the `Judge`."""
 
-    Attributes
-    ----------
-    rank : int
-        Rank in ``COMM_WORLD``.
-    host : str
-    pid : int
-    main_wait : Wait or None
-        Call of its main thread; ``since`` is on the clock of the `Judge`.
-    other_waits : list of Wait
-        Calls of its other threads.
-    counts : dict
-        Number of calls that it has begun, by stream.
-    place : str
-        Where its main thread is.
-    left_at : float or None
-        Time at which its script ended.
-    silence : float
-        Seconds since its last report.
-    """
-
+    #: Rank in ``COMM_WORLD``.
     rank: int
     host: str
     pid: int
+    #: Calls of its main thread and of the others.
     main_wait: Wait | None = None
     other_waits: list[Wait] = field(default_factory=list)
+    #: Number of calls that it has begun, by stream.
     counts: dict[str, int] = field(default_factory=dict)
+    #: Where its main thread is.
     place: str = "an unknown place"
+    #: When its script ended.
     left_at: float | None = None
-    silence: float = 0.0
+    #: When it last reported.
+    heard_at: float = 0.0
 
     @property
     def name(self) -> str:
@@ -72,33 +58,19 @@ class RankState:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Something that is wrong.
-
-    Attributes
-    ----------
-    text : str
-        Message for the user.
-    subject : str
-        Identifies the problem, so that the user is not warned of the same one all the time.
-    is_fatal : bool
-        Whether the job has to end.
-    """
+    """Something that is wrong, as a message for the user."""
 
     text: str
+    #: Identifies the problem, so that the user is not warned of the same one all the time.
     subject: str
+    #: Whether the job has to end.
     is_fatal: bool
 
 
 class Judge:
     """Finds out what is wrong.
 
-    Parameters
-    ----------
-    ranks : iterable of RankState
-    now : float
-        Time, on the clock of ``Wait.since``.
-    limit : float
-        Seconds of silence or waiting that count as a failure; 0 for no limit.
+    ``limit`` seconds of silence or waiting count as a failure; 0 for no limit.
     """
 
     def __init__(self, ranks: Iterable[RankState], now: float, limit: float) -> None:
@@ -129,11 +101,12 @@ class Judge:
     def _silent(self) -> Iterator[Verdict]:
         """Find ranks that no longer report."""
         for state in self._ranks.values():
-            if state.silence > self._limit:
+            silence = self._now - state.heard_at
+            if silence > self._limit:
                 yield self._fatal(
-                    f"{state.name} (process {state.pid}) has been silent for "
-                    f"{state.silence:.0f} s: it is stopped, or its host or the network is down. "
-                    f"By its last report, it {self._doing(state)}.{self._waited_for(state)}"
+                    f"{state.name} (process {state.pid}) has been silent for {silence:.0f} s: it "
+                    "is stopped, or its host or the network is down. By its last report, it "
+                    f"{self._doing(state)}.{self._waited_for(state)}"
                 )
 
     def _deadlocked(self) -> Iterator[Verdict]:

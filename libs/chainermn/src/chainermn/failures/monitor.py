@@ -14,11 +14,10 @@ import subprocess
 import time
 from typing import Any, NamedTuple
 
-from chainermn.failures.channel import Channel, Message, listen, own_addresses
+from chainermn.failures.channel import Channel, Message, connect, listen, own_addresses
 from chainermn.failures.clock import AwakeClock
 from chainermn.failures.ending import SECONDS_FOR_OUTPUT, print_at_once
-from chainermn.failures.helper import start_helper
-from chainermn.failures.hold import SECONDS_HELD
+from chainermn.failures.helper import SECONDS_HELD, start_helper
 from chainermn.failures.judgement import Judge, RankState
 from chainermn.failures.processes import Process, find, launchers_of
 from chainermn.failures.wait import Wait
@@ -30,36 +29,33 @@ _SECONDS_FOR_RANKS = 15.0
 
 
 class Invitation(NamedTuple):
-    """How a rank reaches the monitor.
-
-    Attributes
-    ----------
-    host : str
-    addresses : list of str
-    port : int
-    token : str
-        Secret of the job: messages from anybody who does not know it are ignored.
-    limit : float
-        Seconds of silence or waiting that count as a failure; 0 for no limit.
-    period : float
-        Seconds between two reports.
-    """
+    """How a rank reaches the monitor."""
 
     host: str
     addresses: list[str]
     port: int
+    #: Secret of the job: messages from anybody who does not know it are ignored.
     token: str
+    #: Seconds of silence or waiting that count as a failure; 0 for no limit.
     limit: float
+    #: Seconds between two reports.
     period: float
+
+    def accept(self, rank: int) -> Channel | None:
+        """Connect a rank to the monitor; return None if that cannot be reached."""
+        hello = {"token": self.token}
+        channel = connect(self.addresses, self.port, hello)
+        me = {"rank": rank, "host": socket.gethostname(), "pid": os.getpid()}
+        if channel is None or channel.ask({**hello, **me}):
+            return channel
+        channel.close()
+        return None
 
 
 def start_monitor(size: int, limit: float) -> tuple[Invitation, subprocess.Popen[bytes]]:
     """Start a monitor for ``size`` ranks; return also its process, which ends with the last rank.
 
-    Raises
-    ------
-    OSError
-        If no socket or process can be had.
+    Raises OSError if no socket or process can be had.
     """
     with listen() as listener:
         invitation = Invitation(
@@ -81,35 +77,27 @@ def main(listener: int, invitation: list[Any], pid: int) -> None:
 
 
 class Monitor:
-    """Receives the reports of all ranks.
-
-    Parameters
-    ----------
-    listener : socket.socket
-    invitation : Invitation
-    starter : Process or None
-        The rank that has started this process; None if it has already ended.
-    """
+    """Receives the reports of all ranks, the first of which has started this process."""
 
     def __init__(
         self, listener: socket.socket, invitation: Invitation, starter: Process | None
     ) -> None:
         self._listener = listener
         self._invitation = invitation
+        # None as soon as ranks have joined.
         self._starter = starter
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._clock = AwakeClock(2 * invitation.period)
         self._members: dict[Channel, RankState] = {}
-        self._heard_at: dict[int, float] = {}
         self._warned_at: dict[str, float] = {}
         self._launchers = launchers_of(os.getpid())
-        # The rank that ends the job for all, and when the others are told to end too.
+        self._have_all_left = False
+        # When the job ends, by which rank and why; and whether the ranks have been told.
+        self._end_at = float("inf")
         self._first: int | None = None
         self._reason = ""
-        self._tell_at = float("inf")
-        self._is_ending = self._is_over = False
-        self._give_up_at = float("inf")
+        self._is_told = False
 
     def run(self) -> None:
         """Listen and judge until all ranks are gone."""
@@ -117,92 +105,84 @@ class Monitor:
         while not self._is_done():
             for key, _ in self._selector.select(self._invitation.period / 4):
                 if isinstance(key.fileobj, Channel):
-                    self._hear(key.fileobj, key.data)
+                    self._hear(key.fileobj)
                 else:
                     self._accept()
             now = self._clock.read()
-            if now >= self._tell_at:
-                self._tell_to_end()
-            elif now >= next_tick and not self._is_ending:
+            if self._is_ending:
+                if now >= self._end_at and not self._is_told:
+                    self._tell_to_end()
+            elif now >= next_tick:
                 next_tick = now + self._invitation.period
                 self._broadcast({"kind": "tick"})
                 self._judge()
-        if self._is_ending and self._tell_at < float("inf"):  # all ended without being told to
+        if self._is_ending and not self._is_told:  # all ended by themselves
             self._end_mpiexec()
 
+    @property
+    def _is_ending(self) -> bool:
+        return self._end_at < float("inf")
+
     def _is_done(self) -> bool:
-        if not self._heard_at:
-            return not (self._starter and self._starter.is_alive())
-        return not self._members or (self._is_ending and self._clock.read() > self._give_up_at)
+        if self._members:
+            return self._clock.read() > self._end_at + _SECONDS_FOR_RANKS
+        return self._starter is None or not self._starter.is_alive()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
-            self._selector.register(Channel(connection), selectors.EVENT_READ, "stranger")
+            self._selector.register(Channel(connection), selectors.EVENT_READ)
 
-    def _hear(self, channel: Channel, who: str) -> None:
+    def _hear(self, channel: Channel) -> None:
         try:
             for message in channel.receive():
-                if who == "stranger":
-                    who = self._check(channel, message)
+                if channel in self._members:
+                    self._take(self._members[channel], message)
                 else:
-                    self._take(channel, message)
+                    self._welcome(channel, message)
         except ConnectionError:
             self._selector.unregister(channel)
             channel.close()
             lost = self._members.pop(channel, None)
-            if lost and not self._is_over:
+            if lost and not self._have_all_left:
                 self._end(
                     f"{lost.name} (process {lost.pid}) is the first to be gone, without a word: "
                     "it was killed, it has crashed, or it has called os._exit.",
                     _SECONDS_FOR_MPIEXEC,
                 )
 
-    def _check(self, channel: Channel, message: Message) -> str:
-        if message.get("token") != self._invitation.token:
+    def _welcome(self, channel: Channel, message: Message) -> None:
+        """Answer to a rank that tries an address, or joins."""
+        if message.pop("token", None) != self._invitation.token:
             raise ConnectionError("not of this job")
-        self._selector.modify(channel, selectors.EVENT_READ, "guest")
+        if message:
+            self._members[channel] = RankState(**message, heard_at=self._clock.read())
+            self._starter = None
         channel.send({"kind": "welcome"})
-        return "guest"
 
-    def _take(self, channel: Channel, message: Message) -> None:
-        kind = message["kind"]
-        if kind == "join":
-            state = RankState(message["rank"], message["host"], message["pid"])
-            self._members[channel] = state
-            channel.send({"kind": "joined"})
-        else:
-            state = self._members[channel]
-        self._heard_at[state.rank] = self._clock.read()
-        if kind == "report":
-            self._note(state, message)
-        if kind == "failing" and not self._is_ending:  # the rank itself prints why
-            self._is_ending, self._first = True, state.rank
-            self._reason = message["reason"]
-            self._tell_at = self._clock.read()
-        if not self._is_over and all(m.left_at is not None for m in self._members.values()):
-            self._is_over = True
-            self._broadcast({"kind": "go"})
+    def _take(self, state: RankState, message: Message) -> None:
+        state.heard_at = now = self._clock.read()
+        if message["kind"] == "failing":  # the rank itself prints why
+            if not self._is_ending:
+                self._end_at, self._first, self._reason = now, state.rank, message["reason"]
+            return
 
-    def _note(self, state: RankState, report: Message) -> None:
-        now = self._clock.read()
+        def heard(call: list[Any]) -> Wait:
+            wait = Wait(*call)
+            return wait._replace(since=now - wait.since)
 
-        def wait(
-            stream: str, number: int, operation: str, members: str, seconds: float, caller: str
-        ) -> Wait:
-            return Wait(stream, number, operation, members, now - seconds, caller)
-
-        state.main_wait = wait(*report["main"]) if report["main"] else None
-        state.other_waits = [wait(*other) for other in report["others"]]
-        state.counts.update(report["counts"])
-        state.place = report["place"]
-        if report["left"] and state.left_at is None:
+        state.main_wait = heard(message["main"]) if message["main"] else None
+        state.other_waits = [heard(call) for call in message["others"]]
+        state.counts.update(message["counts"])
+        state.place = message["place"]
+        if message["left"] and state.left_at is None:
             state.left_at = now
+            if all(member.left_at is not None for member in self._members.values()):
+                self._have_all_left = True
+                self._broadcast({"kind": "go"})
 
     def _judge(self) -> None:
         now, limit = self._clock.read(), self._invitation.limit
-        for state in self._members.values():
-            state.silence = now - self._heard_at[state.rank]
         for verdict in Judge(self._members.values(), now, limit).verdicts():
             if verdict.is_fatal:
                 self._end(verdict.text)
@@ -215,29 +195,25 @@ class Monitor:
         """Print why the job has to end, unless it is already ending, and end it soon after."""
         if not self._is_ending:
             print_at_once(f"chainermn: {text}\nThe whole job is being ended.")
-            self._is_ending = True
-            self._tell_at = self._clock.read() + patience
+            self._end_at = self._clock.read() + patience
 
     def _tell_to_end(self) -> None:
-        now = self._clock.read()
         if self._first is None:
-            lately = now - 3 * self._invitation.period - _SECONDS_FOR_MPIEXEC
-            able = [s.rank for s in self._members.values() if self._heard_at[s.rank] > lately]
+            lately = self._clock.read() - 3 * self._invitation.period - _SECONDS_FOR_MPIEXEC
+            able = [state.rank for state in self._members.values() if state.heard_at > lately]
             self._first = min(able, default=None)
         self._broadcast({"kind": "end", "first": self._first, "reason": self._reason})
-        self._tell_at = float("inf")
-        self._give_up_at = now + _SECONDS_FOR_RANKS
+        self._is_told = True
 
     def _end_mpiexec(self) -> None:
         """Kill MPICH's mpiexec, which exits with 0 if a rank has called ``os._exit(0)``.
 
         It is still there, because this process keeps the standard error of a rank open.
         """
-        if not any(launcher.name.startswith("hydra_") for launcher in self._launchers):
-            return
-        time.sleep(SECONDS_HELD + SECONDS_FOR_OUTPUT)
-        for launcher in reversed(self._launchers):
-            launcher.kill()
+        if any(launcher.name.startswith("hydra_") for launcher in self._launchers):
+            time.sleep(SECONDS_HELD + SECONDS_FOR_OUTPUT)
+            for launcher in reversed(self._launchers):
+                launcher.kill()
 
     def _broadcast(self, message: Message) -> None:
         for channel in self._members:

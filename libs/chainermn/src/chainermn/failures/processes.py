@@ -5,36 +5,37 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 # Starts of their names, of which Linux keeps 15 characters.
 _LAUNCHERS = ("hydra_", "mpiexec", "mpirun", "orted", "orterun", "prted", "prterun")
 
-#: Variables of MPICH and Open MPI: the rank, the number of ranks, and that on the same host.
-RANK_VARIABLES = (
+# By these MPICH and Open MPI tell a rank its `Numbers`.
+_VARIABLES = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
 )
 
 
+class Numbers(NamedTuple):
+    """A rank, the number of ranks, and the number of those on the same host."""
+
+    rank: int
+    size: int
+    local_size: int
+
+
 @dataclass(frozen=True)
 class Process:
-    """A living process.
-
-    Attributes
-    ----------
-    pid : int
-    name : str
-    parent : int
-    started : str
-        Start time, which tells apart processes that get the same pid one after the other.
-    """
+    """A living process."""
 
     pid: int
     name: str = field(compare=False)  # it changes with exec
     parent: int = field(compare=False)  # it changes when the parent ends
-    started: str
+    started: str  # tells apart processes that get the same pid one after the other
 
     @property
     def is_launcher(self) -> bool:
@@ -88,19 +89,22 @@ def launchers_of(pid: int) -> list[Process]:
     return found
 
 
-def launched_as() -> tuple[int, int] | None:
-    """Return the rank of this process and the number of ranks, as set by mpiexec.
+def numbers_in(environment: Mapping[str, str]) -> Numbers | None:
+    """Return the numbers that mpiexec has set; None if it has not."""
+    for names in _VARIABLES:
+        rank, size, local_size = map(environment.get, names)
+        if rank and size:
+            return Numbers(int(rank), int(size), int(local_size or 0))
+    return None
+
+
+def launched_as() -> Numbers | None:
+    """Return the numbers of this process.
 
     None unless mpiexec started this very process: a rank's children inherit its variables.
     """
-    me = find(os.getpid())
     launchers = launchers_of(os.getpid())
-    if me is None or not launchers or me.parent != launchers[0].pid:
-        return None
-    for rank, size, _ in RANK_VARIABLES:
-        if rank in os.environ and size in os.environ:
-            return int(os.environ[rank]), int(os.environ[size])
-    return None
+    return numbers_in(os.environ) if launchers and launchers[0].pid == os.getppid() else None
 
 
 def family_of(pid: int) -> list[Process]:

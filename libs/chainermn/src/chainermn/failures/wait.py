@@ -11,29 +11,19 @@ MESSAGES = ", messages from rank "
 
 
 class Wait(NamedTuple):
-    """A call in progress.
+    """A call in progress."""
 
-    Attributes
-    ----------
-    stream : str
-        Calls are numbered within a stream: a communicator, or messages between two of its ranks.
-    number : int
-        Counted from 1.
-    operation : str
-        Name of the method that the user called.
-    members : str
-        Ranks that must make the call, as returned by `as_ranges`.
-    since : float
-        Start of the call, by ``time.monotonic``.
-    caller : str
-        Part of the program that makes it, as ``extension 'validation' (Evaluator)``, if known.
-    """
-
+    #: Calls are numbered within a stream: a communicator, or messages between two of its ranks.
     stream: str
+    #: Counted from 1.
     number: int
+    #: Name of the method that the user called.
     operation: str
+    #: Ranks that must make the call, as returned by `as_ranges`.
     members: str
+    #: Start of the call, by ``time.monotonic``.
     since: float
+    #: Part of the program that makes it, as ``extension 'validation' (Evaluator)``, if known.
     caller: str = ""
 
     @property

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from chainermn.failures import activity
-from chainermn.failures.stack import main_stack
+from chainermn.failures import main_thread
+from chainermn.failures.main_thread import main_stack
 
 
 def call_in_thread(function: Callable[[], Any]) -> Any:
@@ -26,7 +26,7 @@ def test_innermost_call_first() -> None:
 
 
 def test_place_is_the_users_and_what_it_calls() -> None:
-    place = call_in_thread(activity.place)
+    place = call_in_thread(main_thread.place)
     users, inner = place.split(", inside of it ")
     assert users.startswith(f"{__file__}:")
     assert users.endswith(" in call_in_thread")

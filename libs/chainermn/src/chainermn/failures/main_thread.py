@@ -1,0 +1,112 @@
+"""Where the main thread is and whether it reacts to interrupts, as seen from another thread.
+
+Not by ``sys._current_frames``: looking at a frame that another thread is running crashed CPython
+3.11. `faulthandler` creates no frame objects.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import os
+import re
+import signal
+import sysconfig
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+_LINE = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
+# Seconds for a main thread that runs Python to handle a KeyboardInterrupt.
+_PATIENCE = 3.0
+_lock = threading.Lock()
+
+
+class Place(NamedTuple):
+    """A line of a program, and its function."""
+
+    file: str
+    line: str
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+def main_stack() -> list[Place]:
+    """Return the calls of the main thread, innermost first, up to 100."""
+    ident = threading.main_thread().ident or 0
+    stacks = _all_stacks().split("hread 0x")  # "Thread" or "Current thread"
+    mine = next((stack for stack in stacks if stack.startswith(f"{ident:016x}")), "")
+    return [Place(*found.groups()) for line in mine.splitlines() if (found := _LINE.match(line))]
+
+
+def _all_stacks() -> str:
+    with _lock:
+        file = _scratch_file()
+        os.ftruncate(file, 0)
+        os.lseek(file, 0, os.SEEK_SET)
+        faulthandler.dump_traceback(file, all_threads=True)
+        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
+
+
+@functools.cache
+def _scratch_file() -> int:
+    # Not a pipe or a disk, either of which may be full.
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("stacks")
+    import tempfile  # not needed on Linux
+
+    file, path = tempfile.mkstemp()
+    os.unlink(path)
+    return file
+
+
+def place() -> str:
+    """Return where the main thread is: in the user's code, and below it if that is elsewhere."""
+    stack = main_stack()
+    return ", inside of it ".join(dict.fromkeys(map(str, [*users_places(stack)[:1], *stack[:1]])))
+
+
+def users_places(stack: Iterable[Place]) -> list[Place]:
+    """Return those places of a stack that are in the user's code, not in that of a library."""
+    return [place for place in stack if not place.file.startswith(_libraries())]
+
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    # Who looks for the cause of a stall wants to see where these were called from.
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    return str(Path(__file__).parent.parent), *map(sysconfig.get_path, names), "<"
+
+
+class Interrupts:
+    """Tells whether the main thread, which may be stuck in C code, reacts to SIGINT.
+
+    The numbers of signals go to the file descriptor ``writer`` of a pipe, unless the program uses
+    ``signal.set_wakeup_fd`` itself; pass what comes out to `note`.
+    """
+
+    def __init__(self, writer: int) -> None:
+        self._since = float("inf")
+        self._stack: list[Place] | None = None
+        if threading.current_thread() is threading.main_thread():
+            previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+            if previous != -1:
+                signal.set_wakeup_fd(previous)
+
+    def note(self, numbers: bytes) -> None:
+        """Take note of signals that have arrived, by their numbers."""
+        is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if signal.SIGINT in numbers and is_default and self._stack is None:
+            self._since, self._stack = time.monotonic(), main_stack()
+
+    def are_ignored(self) -> bool:
+        """Tell whether the main thread has stood still for seconds since an interrupt."""
+        if time.monotonic() - self._since < _PATIENCE:
+            return False
+        is_stuck = self._stack == main_stack()
+        self._since, self._stack = float("inf"), None
+        return is_stuck
