@@ -93,9 +93,6 @@ def _progress(trace: TracebackType | None) -> str:
 
 def _place(trace: TracebackType | None) -> str:
     """Return where this rank was in the user's code."""
-    stack = [
-        Place(frame.f_code.co_filename, str(line), frame.f_code.co_name)
-        for frame, line in traceback.walk_tb(trace)
-    ]
+    stack = [Place(it.filename, str(it.lineno), it.name) for it in traceback.extract_tb(trace)]
     known = users_places(stack) or stack
     return f" was at {known[-1]}" if known else ""

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from chainermn.failures import ending
+from chainermn.failures import ending, processes
 from chainermn.failures.ending import end_job, print_at_once, start_reaper
 
 
@@ -223,6 +223,6 @@ def test_reaper_has_nothing_left_to_do(start_job: Any) -> None:
 def test_no_reaper_where_processes_cannot_be_seen(
     reap: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ending, "find", lambda pid: None)
+    monkeypatch.setattr(processes, "find", lambda pid: None)
     reap(SimpleNamespace(pid=os.getpid()))
     assert ending._reapers == []

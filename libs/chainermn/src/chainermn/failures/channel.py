@@ -109,22 +109,19 @@ def own_addresses() -> list[str]:
 
 def connect(addresses: Iterable[str], port: int, hello: Message) -> Channel | None:
     """Connect to the first address that answers to ``hello``; return None if none does."""
-    candidates = list(_start_connecting(addresses, port, hello))
+    candidates: list[Channel] = []
+    for address in addresses:
+        with contextlib.suppress(OSError):  # no such network here
+            connection = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+            candidates.append(Channel(connection))
+            connection.connect_ex((address, port))
+    for candidate in candidates:
+        candidate.send(hello)
     winner = _first_to_answer(candidates)
     for candidate in candidates:
         if candidate is not winner:
             candidate.close()
     return winner
-
-
-def _start_connecting(addresses: Iterable[str], port: int, hello: Message) -> Iterator[Channel]:
-    for address in addresses:
-        connection = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-        channel = Channel(connection)
-        with contextlib.suppress(OSError):
-            connection.connect_ex((address, port))
-        channel.send(hello)
-        yield channel
 
 
 def _first_to_answer(candidates: list[Channel]) -> Channel | None:

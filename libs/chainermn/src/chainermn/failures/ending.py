@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from chainermn.failures.helper import start_shell
-from chainermn.failures.processes import Process, family_of, find, launchers_of
+from chainermn.failures.processes import Process, family_of, launchers_of
 
 # mpiexec forwards output by one way and an abort by another, which would overtake the output.
 SECONDS_FOR_OUTPUT = 0.3
@@ -108,11 +108,10 @@ def start_reaper(pid: int) -> None:
     Processes of the job go first, MPI's daemon and ``mpiexec`` last. Open MPI's ``mpiexec`` needs
     this (5.0.11; MPICH's 5.0.2 does not): it waits for a host that the network no longer reaches.
     """
-    me = find(pid)
-    if me is None:
+    launchers = launchers_of(pid)
+    family = family_of(launchers[-1].pid if launchers else pid)
+    if not family:
         return
-    launchers = launchers_of(me.pid)
-    family = family_of((launchers or [me])[-1].pid)
     victims: list[Process] = [*(p for p in family if not p.is_launcher), *launchers, *family]
     names = dict.fromkeys(f"{victim.pid}:{victim.started}" for victim in victims)
     with contextlib.suppress(OSError):

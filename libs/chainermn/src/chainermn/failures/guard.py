@@ -53,22 +53,12 @@ def starting() -> Iterator[None]:
         with contextlib.suppress(OSError):
             guard = stack.enter_context(start_helper("guard", arguments))
             stack.callback(guard.kill)
-        stack.enter_context(_interrupts_end_the_process())
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            # Python cannot handle an interrupt inside MPI: it has to end the process at once.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            stack.callback(signal.signal, signal.SIGINT, signal.default_int_handler)
         yield
-
-
-@contextlib.contextmanager
-def _interrupts_end_the_process() -> Iterator[None]:
-    """Let an interrupt end the process at once: Python cannot handle it inside MPI."""
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def main(pid: int, limit: float) -> None:

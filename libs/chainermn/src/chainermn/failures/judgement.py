@@ -91,10 +91,11 @@ class Judge:
         if all(state.left_at is None for state in self._ranks.values()):
             return
         for wait in self._calls():
-            gone = [member.name for member in self._missing(wait) if member.left_at is not None]
+            missing = self._missing(wait)
+            gone = _cut([state.name for state in missing if state.left_at is not None], ", ")
             if gone:
                 yield self._fatal(
-                    f"{_listed(gone)} has ended its script, or called sys.exit, while others "
+                    f"{gone} has ended its script, or called sys.exit, while others "
                     f"wait for it:\n{self._shown(wait)}{_advice(self._members(wait))}"
                 )
 
@@ -136,16 +137,16 @@ class Judge:
             seconds = self._now - wait.since
             if seconds < self._limit:
                 continue
-            if self._missing(wait):
-                yield self._warning(
-                    f"ranks have waited for {seconds:.0f} s for others. If these are meant to "
-                    f"take this long, nothing is wrong.\n{self._shown(wait)}",
-                    f"{wait.stream} {wait.number}",
-                )
-                continue
+            subject = f"{wait.stream} {wait.number}"
             text = f"all ranks have come, but the call does not end:\n{self._shown(wait)}"
-            if seconds < _LIMITS_IF_COMPLETE * self._limit:
-                yield self._warning(text, f"{wait.stream} {wait.number}")
+            if self._missing(wait):
+                text = (
+                    f"ranks have waited for {seconds:.0f} s for others. If these are meant to "
+                    f"take this long, nothing is wrong.\n{self._shown(wait)}"
+                )
+                yield self._warning(text, subject)
+            elif seconds < _LIMITS_IF_COMPLETE * self._limit:
+                yield self._warning(text, subject)
             else:
                 yield self._fatal(text)
 
@@ -227,11 +228,6 @@ def _advice(states: Iterable[RankState]) -> str:
     )
 
 
-def _listed(names: list[str]) -> str:
-    more = len(names) - _MOST_LINES
-    return ", ".join(names[:_MOST_LINES]) + (f" and {more} more" if more > 0 else "")
-
-
-def _cut(lines: list[str]) -> str:
-    more = len(lines) - _MOST_LINES
-    return "\n".join(lines[:_MOST_LINES]) + (f"\n    and {more} more" if more > 0 else "")
+def _cut(parts: list[str], separator: str = "\n") -> str:
+    more = [f"  and {len(parts) - _MOST_LINES} more"] if len(parts) > _MOST_LINES else []
+    return separator.join([*parts[:_MOST_LINES], *more])

@@ -37,19 +37,16 @@ class Place(NamedTuple):
 
 def main_stack() -> list[Place]:
     """Return the calls of the main thread, innermost first, up to 100."""
-    ident = threading.main_thread().ident or 0
-    stacks = _all_stacks().split("hread 0x")  # "Thread" or "Current thread"
-    mine = next((stack for stack in stacks if stack.startswith(f"{ident:016x}")), "")
-    return [Place(*found.groups()) for line in mine.splitlines() if (found := _LINE.match(line))]
-
-
-def _all_stacks() -> str:
     with _lock:
         file = _scratch_file()
         os.ftruncate(file, 0)
         os.lseek(file, 0, os.SEEK_SET)
         faulthandler.dump_traceback(file, all_threads=True)
-        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
+        text = os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
+    main = f"{threading.main_thread().ident or 0:016x}"
+    stacks = text.split("hread 0x")  # "Thread" or "Current thread"
+    mine = next((stack for stack in stacks if stack.startswith(main)), "")
+    return [Place(*found.groups()) for line in mine.splitlines() if (found := _LINE.match(line))]
 
 
 @functools.cache

@@ -123,10 +123,7 @@ def _stop_in_child() -> None:
 
 
 class Watch(threading.Thread):
-    """Thread that reports what this rank does, and ends it when the monitor says so.
-
-    ``rank`` is the one in ``COMM_WORLD``; ``channel`` is connected to the monitor.
-    """
+    """Thread that reports what a rank of ``COMM_WORLD`` does, and ends it when it is told to."""
 
     def __init__(self, invitation: Invitation, rank: int, channel: Channel) -> None:
         super().__init__(name="chainermn-watch", daemon=True)
