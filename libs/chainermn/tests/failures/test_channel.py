@@ -69,3 +69,13 @@ def test_first_of_several_addresses_to_answer() -> None:
         found = connect(addresses, listener.getsockname()[1], {"token": "x"})
     assert found is not None
     found.close()
+
+
+def test_address_that_means_nothing_here() -> None:
+    allowed = threading.Event()
+    allowed.set()
+    with listen() as listener, answering(listener, allowed):
+        addresses = ["fe80::1%missing", "127.0.0.1"]
+        found = connect(addresses, listener.getsockname()[1], {"token": "x"})
+    assert found is not None
+    found.close()

@@ -126,3 +126,10 @@ def test_rank_is_ended_by_another_before_its_turn(
     watch(job.ranks[2].pid, (2, 3, 3))
     assert said() == ""
     assert job.ranks[1].is_alive()
+
+
+def test_rank_has_ended_already(watch: Watch, said: Callable[[], str]) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    watch(ended.pid, (0, 2, 2))
+    assert said() == ""
