@@ -239,6 +239,19 @@ def test_folder_of_temporary_files_with_a_longer_path_than_sockets_have(tmp_path
     assert finished.returncode == 0, finished.stdout
 
 
+def test_ranks_that_do_not_end_cleanly_fail_the_session(tmp_path: Path) -> None:
+    exits = "atexit.register(os._exit, 7)"
+    write_suite(
+        tmp_path, f"import atexit, os, pytest\n@pytest.mark.mpi(2)\ndef test_x(): {exits}\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert finished.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "1 passed" in finished.stdout
+    assert "after their last test, 2 ranks ended with exit code 7" in finished.stderr
+
+
 def test_marker_without_numbers_is_refused(tmp_path: Path) -> None:
     write_suite(tmp_path, "import pytest\n@pytest.mark.mpi\ndef test_x(): pass\n")
     finished = subprocess.run(

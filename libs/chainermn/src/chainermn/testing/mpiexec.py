@@ -14,23 +14,11 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from chainermn.launch.mpiexec import (
-    find_mpiexec,
-    launch_environment,
-    mpi_flavour,
-    mpiexec_command,
-)
+from chainermn.launch.mpiexec import find_mpiexec as find_mpiexec
+from chainermn.launch.mpiexec import launch_environment as launch_environment
+from chainermn.launch.mpiexec import mpi_flavour as mpi_flavour
+from chainermn.launch.mpiexec import mpiexec_command as mpiexec_command
 from chainermn.notes import without_notes
-
-__all__ = [
-    "Job",
-    "JobResult",
-    "find_mpiexec",
-    "launch_environment",
-    "mpi_flavour",
-    "mpiexec_command",
-    "run_job",
-]
 
 #: Seconds for processes to end after ``mpiexec``: Open MPI's daemons take a moment, more on a busy
 #: machine. Processes that outlive it have been left behind.
@@ -66,19 +54,7 @@ class JobResult:
 
 
 class Job:
-    """A running ``mpiexec`` with its ranks.
-
-    Parameters
-    ----------
-    ranks : int
-        Number of ranks.
-    arguments : sequence of str
-        Arguments of each rank's Python: a script and its arguments, or ``-m module``.
-    env : mapping, optional
-        Environment variables, added to those of this process.
-    cwd : path, optional
-        Working directory of the ranks.
-    """
+    """A running ``mpiexec`` with its ranks; takes what `run_job` takes."""
 
     def __init__(
         self,
@@ -174,6 +150,8 @@ def run_job(
 ) -> JobResult:
     """Run ``mpiexec -n ranks python *arguments``, at most ``timeout`` seconds.
 
+    ``arguments`` are a script and its arguments, or ``-m module``. ``env`` has environment
+    variables, added to those of this process; ``cwd`` is the working directory of the ranks.
     Never raises if the job fails: see the :class:`JobResult`.
     """
     return Job(ranks, arguments, env=env, cwd=cwd).wait(timeout)

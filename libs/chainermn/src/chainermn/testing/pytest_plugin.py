@@ -9,14 +9,12 @@ ranks: ``mpi_ranks`` is the number of ranks, ``shared_tmp_path`` a directory tha
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
-from chainermn.testing.rank_pool import RankPool, RankPoolError, RankResult
-from chainermn.testing.rank_worker import PLUGIN_NAME
+from chainermn.testing.rank_pool import WORKER_NAME, RankPool, RankResult
 
 DEFAULT_TIMEOUT = 30.0
 # Enough for a crash with the stacks of all threads.
@@ -25,12 +23,9 @@ _MARKER = "mpi(*ranks, timeout=30): run once on each of these numbers of ranks"
 _GRAVITY = ("failed", "died", "hung", "skipped", "passed")
 
 
-def _marker(item: pytest.Item) -> pytest.Mark | None:
-    return item.get_closest_marker("mpi")
-
-
-def _ranks(item: pytest.Item) -> int:
-    return int(item.callspec.params["mpi_ranks"])  # type: ignore[attr-defined]
+def _ranks(item: pytest.Item) -> int | None:
+    """Return the number of ranks of a test, or None without the marker."""
+    return item.callspec.params["mpi_ranks"] if item.get_closest_marker("mpi") else None  # type: ignore[attr-defined]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the marker; outside the ranks, take over the tests that carry it."""
     config.addinivalue_line("markers", _MARKER)
-    if not config.pluginmanager.hasplugin(PLUGIN_NAME):
+    if not config.pluginmanager.hasplugin(WORKER_NAME):
         config.pluginmanager.register(MpiRunner(config), "chainermn-mpi-runner")
 
 
@@ -68,7 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Deselect numbers of ranks that were not asked for."""
     wanted = config.getoption("mpi_ranks")
     if wanted is not None:
-        left_out = {item for item in items if _marker(item) and _ranks(item) not in wanted}
+        left_out = {item for item in items if _ranks(item) not in (None, *wanted)}
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
 
@@ -94,64 +89,61 @@ class MpiRunner:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._files: dict[int, dict[str, None]] = {}
         self._pools: dict[int, RankPool] = {}
-        self._complaints: list[str] = []
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Note which files the ranks must collect."""
-        for item in session.items:
-            if _marker(item):
-                self._files.setdefault(_ranks(item), {})[str(item.path)] = None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> bool | None:
         """Run a marked test on its ranks, and report the result."""
-        marker = _marker(item)
-        if marker is None:
+        marker, ranks = item.get_closest_marker("mpi"), _ranks(item)
+        if marker is None or ranks is None:
             return None
+        limit = float(marker.kwargs.get("timeout", DEFAULT_TIMEOUT))
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        for report in self._run(item, float(marker.kwargs.get("timeout", DEFAULT_TIMEOUT))):
+        ends_pytest = (pytest.exit.Exception, KeyboardInterrupt)
+        call = pytest.CallInfo.from_call(
+            lambda: self._run(item, ranks, limit), "call", reraise=ends_pytest
+        )
+        failed = call.excinfo is not None
+        reports = [pytest.TestReport.from_item_and_call(item, call)] if failed else call.result
+        for report in reports:
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         # Earlier tests of this process may have fixtures that the next one does not share.
         item.session._setupstate.teardown_exact(nextitem)
         return True
 
-    def _run(self, item: pytest.Item, limit: float) -> list[pytest.TestReport]:
-        ranks = _ranks(item)
-        start = time.time()
-        try:
-            pool = self._pools.get(ranks) or self._start(ranks)
-            results = pool.run(item.nodeid, limit)
-        except RankPoolError as error:
-            return [self._failure(item, str(error), start)]
-        statuses = {result.status for result in results}
-        if statuses in ({"passed"}, {"skipped"}):
-            restore = self._config.hook.pytest_report_from_serializable
-            return [restore(config=self._config, data=data) for data in results[0].reports]
+    def _run(self, item: pytest.Item, ranks: int, limit: float) -> list[pytest.TestReport]:
+        """Return the reports of a test that passes or is skipped on every rank; else fail."""
+        if ranks not in self._pools:
+            self._pools[ranks] = RankPool(ranks, self._arguments(item.session, ranks))
+        results = self._pools[ranks].run(item.nodeid, limit)
+        if {result.status for result in results} in ({"passed"}, {"skipped"}):
+            return self._reports(results[0])
         output = self._pools.pop(ranks).kill()
         # Pytest's summary shows the first line: failures come first.
         results.sort(key=lambda result: _GRAVITY.index(result.status))
         text = "\n".join(self._describe(result, ranks, limit) for result in results)
         if output:
             text += f"\n──── output of the job ────\n{output[-_MOST_OUTPUT:]}"
-        return [self._failure(item, text, start)]
+        pytest.fail(text, pytrace=False)
 
-    def _start(self, ranks: int) -> RankPool:
+    def _arguments(self, session: pytest.Session, ranks: int) -> list[str]:
         config = self._config
-        arguments = ["--rootdir", str(config.rootpath), *self._files[ranks]]
+        files = {str(item.path) for item in session.items if _ranks(item) == ranks}
+        arguments = ["--rootdir", str(config.rootpath), *sorted(files)]
         if config.inipath:
             arguments += ["-c", str(config.inipath)]
         for warning_filter in config.getoption("pythonwarnings") or ():
             arguments += ["-W", warning_filter]
         if config.pluginmanager.hasplugin("timeout"):
             arguments += ["-o", "timeout=0"]  # the pool enforces the limit
-        self._pools[ranks] = RankPool(ranks, arguments)
-        return self._pools[ranks]
+        return arguments
+
+    def _reports(self, result: RankResult) -> list[pytest.TestReport]:
+        restore = self._config.hook.pytest_report_from_serializable
+        return [restore(config=self._config, data=data) for data in result.reports]
 
     def _describe(self, result: RankResult, ranks: int, limit: float) -> str:
         meaning = {
@@ -161,47 +153,21 @@ class MpiRunner:
         lines = [f"──── rank {result.rank} of {ranks}: {meaning} ────"]
         if result.stack:
             lines.append(result.stack)
-        for data in result.reports:
-            report = self._config.hook.pytest_report_from_serializable(
-                config=self._config, data=data
-            )
+        for report in self._reports(result):
             if report.failed:
                 lines.append(report.longreprtext)
                 lines += [f"-- {title} --\n{text}" for title, text in report.sections]
         return "\n".join(lines)
 
-    @staticmethod
-    def _failure(item: pytest.Item, text: str, start: float) -> pytest.TestReport:
-        stop = time.time()
-        return pytest.TestReport(
-            nodeid=item.nodeid,
-            location=item.location,
-            keywords=dict.fromkeys(item.keywords, 1),
-            outcome="failed",
-            longrepr=text,
-            when="call",
-            start=start,
-            stop=stop,
-            duration=stop - start,
-        )
-
-    @pytest.hookimpl(wrapper=True)
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
         """End the ranks; the session fails if they do not end cleanly."""
-        interrupted = session.exitstatus == pytest.ExitCode.INTERRUPTED
-        while self._pools and not interrupted:  # ranks in a test would not end
-            _, pool = self._pools.popitem()
-            if complaint := pool.close():
-                self._complaints.append(complaint)
-        if self._complaints and session.exitstatus == 0:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
         yield
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Report ranks that did not end cleanly."""
-        for complaint in self._complaints:
-            terminalreporter.section("ranks that did not end cleanly", red=True)
-            terminalreporter.write_line(complaint)
+        if session.exitstatus == pytest.ExitCode.INTERRUPTED:
+            return  # ranks in a test would not end
+        complaints = [self._pools.pop(ranks).close() for ranks in list(self._pools)]
+        if any(complaints):
+            pytest.exit("\n".join(filter(None, complaints)), pytest.ExitCode.TESTS_FAILED)
 
     def pytest_unconfigure(self) -> None:
         """Kill the ranks after an internal error or an interrupt."""

@@ -1,94 +1,83 @@
 """Ranks that keep running between tests.
 
 Starting ``mpiexec`` and importing Chainer takes a second or more per rank, a test often only
-milliseconds. A pool starts its ranks once and gives them one test after another. If a test fails
-on any rank, messages may still be on their way, so the next test gets a fresh pool.
+milliseconds. A `RankPool` starts its ranks once and gives them one test after another. If a test
+fails on any rank, messages may still be on their way, so the next test gets a fresh pool.
 
-Each rank is a pytest session (`rank_worker`) with a Unix socket to the pool, which notices at once
-if a rank dies, whatever ``mpiexec`` does.
+Each rank runs this module, which is a pytest session (`RankWorker`) with a Unix socket to the
+pool. So the pool notices at once if a rank dies, whatever ``mpiexec`` does.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
+import re
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Client, Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
+
+import pytest
 
 from chainermn.testing.mpiexec import Job
+
+WORKER_NAME = "chainermn-rank-worker"
 
 START_LIMIT = 120.0
 # Seconds for the other ranks to finish once one has failed; those that need it never will.
 GRACE_AFTER_FAILURE = 2.0
+# Seconds after the time limit when a rank ends itself, should the pool be gone.
+_GRACE_WITHOUT_POOL = 30.0
 # Seconds for a rank to write its stacks; the main thread comes last, and may be cut off.
 STACK_LIMIT = 5.0
 _ENDS_OF_STACKS = ("in _run_module_as_main", "...")
+# Frames of pytest, and those below it, to the end of a thread's stack.
+_BELOW_THE_TEST = re.compile(r"^  File .*_pytest.*\n?(  .*\n?)*", re.MULTILINE)
 
 
-@dataclass
-class RankResult:
-    """Result of one test on one rank.
-
-    Attributes
-    ----------
-    rank : int
-    status : str
-        ``'passed'``, ``'skipped'``, ``'failed'``, ``'hung'`` (still running after its time limit)
-        or ``'died'`` (the process is gone).
-    reports : list of dict
-        Serialised pytest reports, one per phase; empty for ``'hung'`` and ``'died'``.
-    stack : str
-        For ``'hung'``: stacks of all threads.
-    """
+class RankResult(NamedTuple):
+    """Result of a test on one rank."""
 
     rank: int
     status: str
-    reports: list[dict[str, Any]] = field(default_factory=list)
+    """``'passed'``, ``'skipped'``, ``'failed'``, ``'hung'`` (still running after its time limit)
+    or ``'died'`` (the process is gone)."""
+    reports: Sequence[dict[str, Any]] = ()
+    """Serialised pytest reports, one per phase; none of a rank that hung or died."""
     stack: str = ""
-
-
-class RankPoolError(RuntimeError):
-    """The ranks could not be started."""
+    """Stacks of all threads of a rank that hung."""
 
 
 class RankPool:
     """Processes under one ``mpiexec`` that run the tests that they are given.
 
-    Parameters
-    ----------
-    ranks : int
-        Number of ranks.
-    pytest_arguments : sequence of str
-        Arguments of the pytest session on each rank, including the test files.
+    ``pytest_arguments`` are those of the pytest session on each rank, including the test files.
+    The current test fails if the ranks do not start.
     """
 
     def __init__(self, ranks: int, pytest_arguments: Sequence[str]) -> None:
         self.ranks = ranks
         self._directory = Path(tempfile.mkdtemp(prefix="mpi"))
-        listener = socket.socket(socket.AF_UNIX)
-        address = self._directory / "socket"
-        with contextlib.chdir(address.parent):  # a full path may be too long for a socket
-            listener.bind(address.name)
-        listener.listen(ranks)
-        worker = ["-m", "chainermn.testing.rank_worker"]
-        self._job = Job(ranks, [*worker, address, *pytest_arguments])
         self._connections: dict[Connection, int] = {}
         self._pids: dict[int, int] = {}
-        try:
-            self._accept(listener)
-        except BaseException:
-            self.kill()
-            raise
-        finally:
-            listener.close()
+        with socket.socket(socket.AF_UNIX) as listener:
+            with contextlib.chdir(self._directory):  # a full path may be too long for a socket
+                listener.bind("socket")
+            listener.listen(ranks)
+            self._job = Job(ranks, ["-m", __name__, self._directory, *pytest_arguments])
+            try:
+                self._accept(listener)
+            except BaseException:
+                self.kill()
+                raise
 
     def _accept(self, listener: socket.socket) -> None:
         deadline = time.monotonic() + START_LIMIT
@@ -96,58 +85,43 @@ class RankPool:
         while len(self._connections) < self.ranks:
             try:
                 accepted, _ = listener.accept()
-            except TimeoutError:
-                if self._job.process.poll() is None and time.monotonic() < deadline:
-                    continue
-                raise self._start_error("did not connect") from None
-            connection = Connection(accepted.detach())
-            try:
+                connection = Connection(accepted.detach())
                 rank, self._pids[rank] = connection.recv()
-            except EOFError:
-                raise self._start_error("ended at once") from None
-            self._connections[connection] = rank
+                self._connections[connection] = rank
+            except (TimeoutError, EOFError):
+                if self._job.process.poll() is not None or time.monotonic() > deadline:
+                    self._fail("did not connect")
         for connection, rank in self._connections.items():
-            ready = connection.poll(max(0.0, deadline - time.monotonic()))
             try:
-                if not ready or connection.recv() != "ready":
+                if not connection.poll(max(0.0, deadline - time.monotonic())):
                     raise EOFError
+                connection.recv()
             except EOFError:
-                raise self._start_error(f"(rank {rank}) could not collect the tests") from None
+                self._fail(f"(rank {rank}) could not collect the tests")
 
-    def _start_error(self, what: str) -> RankPoolError:
-        stdout, stderr = self._job.output()
-        return RankPoolError(
-            f"a rank of {self.ranks} {what}; output of the job:\n{stdout}\n{stderr}"
-        )
+    def _fail(self, what: str) -> NoReturn:
+        output = "\n".join(self._job.output())
+        pytest.fail(f"a rank of {self.ranks} {what}; output of the job:\n{output}", pytrace=False)
 
     def run(self, nodeid: str, limit: float) -> list[RankResult]:
-        """Run one test, for at most ``limit`` seconds; return the result of each rank in order."""
-        results: dict[int, RankResult] = {}
-        for connection, rank in self._connections.items():
-            try:
+        """Run one test, for at most ``limit`` seconds; return the result of each rank."""
+        results = []
+        for connection in self._connections:
+            with contextlib.suppress(OSError):  # of a rank that died, which receiving will show
                 connection.send((nodeid, limit))
-            except OSError:
-                results[rank] = RankResult(rank, "died")
-        deadline = time.monotonic() + (GRACE_AFTER_FAILURE if results else limit)
-        while len(results) < self.ranks:
-            waiting = [c for c, rank in self._connections.items() if rank not in results]
-            ready = wait(waiting, max(0.0, deadline - time.monotonic()))
-            if not ready:
-                break
-            for connection in waiting:
-                if connection not in ready:
-                    continue
-                rank = self._connections[connection]
+        waiting = dict(self._connections)
+        deadline = time.monotonic() + limit
+        while waiting and (ready := wait(waiting, max(0.0, deadline - time.monotonic()))):
+            for connection in ready:
+                rank = waiting.pop(connection)
                 try:
-                    status, reports = connection.recv()
-                    results[rank] = RankResult(rank, status, reports)
+                    results.append(RankResult(rank, *connection.recv()))
                 except (EOFError, OSError):
-                    results[rank] = RankResult(rank, "died")
-                if results[rank].status in ("failed", "died"):
+                    results.append(RankResult(rank, "died"))
+                if results[-1].status in ("failed", "died"):
                     deadline = min(deadline, time.monotonic() + GRACE_AFTER_FAILURE)
-        for rank in set(range(self.ranks)) - set(results):
-            results[rank] = RankResult(rank, "hung", stack=self._stack_of(rank))
-        return [results[rank] for rank in range(self.ranks)]
+        results += [RankResult(r, "hung", stack=self._stack_of(r)) for r in waiting.values()]
+        return sorted(results)
 
     def _stack_of(self, rank: int) -> str:
         """Return the stacks of a rank that is stuck, perhaps in C code."""
@@ -160,7 +134,7 @@ class RankPool:
             time.sleep(0.02)
             with contextlib.suppress(FileNotFoundError):
                 stack = path.read_text(errors="replace")
-        return _without_pytest(stack) or "(it does not react to a signal either)"
+        return _BELOW_THE_TEST.sub("", stack) or "(it does not react to a signal either)"
 
     def close(self) -> str:
         """Let the ranks end by themselves; return what went wrong, or ``''``."""
@@ -169,14 +143,12 @@ class RankPool:
                 connection.send(None)
         result = self._job.wait(timeout=60)
         self._clear()
+        how = f"ended with exit code {result.returncode}, left behind: {result.left_behind}"
         if result.timed_out:
-            return f"{self.ranks} ranks did not end after their last test\n{result.stderr}"
-        if result.returncode or result.left_behind:
-            return (
-                f"after their last test {self.ranks} ranks ended with exit code "
-                f"{result.returncode}, left behind: {result.left_behind}\n{result.stderr}"
-            )
-        return ""
+            how = "did not end"
+        elif not result.returncode and not result.left_behind:
+            return ""
+        return f"after their last test, {self.ranks} ranks {how}\n{result.stderr}"
 
     def kill(self) -> str:
         """Kill the ranks; return output of them and ``mpiexec`` that pytest did not capture."""
@@ -190,14 +162,63 @@ class RankPool:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
-def _without_pytest(stacks: str) -> str:
-    """Leave out the frames of pytest and of the worker below the test."""
-    kept, inside = [], True
-    for line in stacks.splitlines():
-        if "_pytest" in line and line.startswith("  File"):
-            inside = False
-        elif not line.startswith("  "):
-            inside = True
-        if inside:
-            kept.append(line)
-    return "\n".join(kept)
+class RankWorker:
+    """Replaces pytest's loop over the tests by one that takes orders from the pool."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.__name__ = WORKER_NAME  # under which pytest registers it
+        self._connection = connection
+        self._reports: list[pytest.TestReport] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Run the tests that the pool names, until it says stop or is gone."""
+        if session.testsfailed:
+            raise session.Interrupted("errors during collection")
+        # It has shown errors of the collection; from here on the pool shows them.
+        session.config.pluginmanager.unregister(name="terminalreporter")
+        items = {item.nodeid: item for item in session.items}
+        self._connection.send("ready")
+        while True:
+            try:
+                order = self._connection.recv()
+            except EOFError:
+                os._exit(1)
+            if order is None:
+                return True
+            nodeid, limit = order
+            faulthandler.dump_traceback_later(limit + _GRACE_WITHOUT_POOL, exit=True)
+            self._connection.send(self._run(items[nodeid]))
+            faulthandler.cancel_dump_traceback_later()
+
+    def _run(self, item: pytest.Item) -> tuple[str, list[dict[str, Any]]]:
+        self._reports.clear()
+        item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
+        outcomes = {report.outcome for report in self._reports}
+        status = next((o for o in ("failed", "skipped") if o in outcomes), "passed")
+        serialise = item.config.hook.pytest_report_to_serializable
+        return status, [serialise(config=item.config, report=report) for report in self._reports]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep pytest's reports of the running test."""
+        self._reports.append(report)
+
+
+def main(directory: Path, arguments: list[str]) -> int:
+    """Run the tests that the pool with this directory names."""
+    from mpi4py import MPI
+
+    rank = MPI.COMM_WORLD.rank
+    stack = (directory / f"stack{rank}").open("w")
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+    with contextlib.chdir(directory):
+        connection = Client("socket", "AF_UNIX")
+    connection.send((rank, os.getpid()))
+    # Capturing only sys lets MPI's own messages through.
+    private = ["-p", "no:cacheprovider", "--no-header", "-q", "--capture=sys"]
+    basetemp = ["--basetemp", str(directory / f"tmp{rank}")]
+    return int(pytest.main([*private, *basetemp, *arguments], plugins=[RankWorker(connection)]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
