@@ -30,15 +30,7 @@ def get_communication_backend(
 ) -> Literal["mpi", "nccl"]:
     """Return the backend that reduces the statistics of a batch.
 
-    Parameters
-    ----------
-    comm : CommunicatorBase
-    communication_backend : {'auto', 'mpi', 'nccl'}
-
-    Raises
-    ------
-    ValueError
-        If the backend is unknown, or is ``'nccl'`` and ``comm`` does not use NCCL.
+    Raises ``ValueError`` if it is unknown, or ``'nccl'`` where ``comm`` does not use NCCL.
     """
     if communication_backend not in ("auto", "mpi", "nccl"):
         raise ValueError(
@@ -56,15 +48,7 @@ def get_communication_backend(
 class MultiNodeBatchNormalization(chainer.FunctionNode):
     """Normalizes by the mean and variance over the batches of all ranks.
 
-    Parameters
-    ----------
-    comm : CommunicatorBase
-    eps : float
-    running_mean, running_var : ndarray, optional
-        Updated in place.
-    decay : float
-    axis : tuple of int
-        Axes to sum over.
+    Sums over ``axis``, and updates ``running_mean`` and ``running_var``, if given, in place.
     """
 
     def __init__(
@@ -128,8 +112,15 @@ class MultiNodeBatchNormalization(chainer.FunctionNode):
                 f"different channels or dtypes: {error}"
             ) from error
         count = float(packed[-1])
-        if count <= 1:
-            _report_small_batch(count)
+        if count == 0:
+            raise ValueError("multi_node_batch_normalization: the batch is empty on every rank")
+        if count == 1:
+            warnings.warn(
+                "multi_node_batch_normalization: there is one sample on all ranks together, whose "
+                "normalized value is always zero. Is it the last batch of an epoch, or is "
+                "chainer.config.train on in evaluation?",
+                stacklevel=2,
+            )
         return packed[:-1].reshape(total.shape), count
 
     def backward(
@@ -139,9 +130,7 @@ class MultiNodeBatchNormalization(chainer.FunctionNode):
         x, gamma = self.get_retained_inputs()
         if chainer.config.enable_backprop:
             return self._differentiable_backward(x, gamma, gys[0])
-        return self._backward(x.array, gamma.array, gys[0].array)
-
-    def _backward(self, x: Any, gamma: Any, gy: Any) -> tuple[chainer.Variable, ...]:
+        x, gamma, gy = x.array, gamma.array, gys[0].array
         xp = backend.get_array_module(x)
         expand, size, count = self._expand, self.comm.size, self._count
         x_hat = x - self._mean[expand]
@@ -269,14 +258,3 @@ def _check(
             f"{gamma.dtype}{list(gamma.shape)} and {beta.dtype}{list(beta.shape)}"
         )
     return inputs, axes
-
-
-def _report_small_batch(count: float) -> None:
-    if count == 0:
-        raise ValueError("multi_node_batch_normalization: the batch is empty on every rank")
-    warnings.warn(
-        "multi_node_batch_normalization: there is one sample on all ranks together, whose "
-        "normalized value is always zero. Is it the last batch of an epoch, or is "
-        "chainer.config.train on in evaluation?",
-        stacklevel=2,
-    )

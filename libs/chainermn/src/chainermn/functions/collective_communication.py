@@ -34,37 +34,23 @@ class _Ballot(NamedTuple):
 
 
 class Collective(chainer.FunctionNode):
-    """A collective call. A delegate stands in for the inputs or outputs that a rank lacks.
-
-    Parameters
-    ----------
-    comm : CommunicatorBase
-    """
+    """A collective call. A delegate stands in for the inputs or outputs that a rank lacks."""
 
     def __init__(self, comm: CommunicatorBase) -> None:
         super().__init__()
         self.comm = comm
+        self.gives = True
+        """Whether this rank has inputs."""
+        self.gets = True
+        """Whether this rank has outputs."""
 
     def __str__(self) -> str:
         return type(self).__name__.lower()
 
-    @property
-    def gives(self) -> bool:
-        """Whether this rank has inputs."""
-        return True
-
-    @property
-    def gets(self) -> bool:
-        """Whether this rank has outputs."""
-        return True
-
     def check(self, inputs: Sequence[tuple[str, ...]]) -> None:
         """Raise if the call is invalid. Every rank gets the same arguments, so all raise.
 
-        Parameters
-        ----------
-        inputs : sequence of tuple of str
-            Dtypes and shapes of the inputs, by rank.
+        ``inputs`` are the dtypes and shapes of the inputs, by rank.
         """
 
     @abstractmethod
@@ -76,19 +62,10 @@ class Collective(chainer.FunctionNode):
         """Return the call that sends the gradients back."""
 
     def join(self, make: Callable[[], Variables], delegate: Any = None) -> Variables:
-        """Apply it on all ranks together.
+        """Apply it on all ranks together; return the outputs, or a delegate.
 
-        Parameters
-        ----------
-        make : callable
-            Returns the inputs. If it raises, every rank raises.
-        delegate : chainer.Variable, optional
-            Stands in for the inputs of a rank that gives none.
-
-        Returns
-        -------
-        tuple of chainer.Variable
-            The outputs, or a delegate.
+        ``make`` returns the inputs; if it raises, every rank raises. ``delegate`` stands in for
+        the inputs of a rank that gives none.
         """
         made = attempt(make) if self.gives else ()
         ballots = self.comm.allgather_obj(
@@ -136,13 +113,7 @@ class Collective(chainer.FunctionNode):
 
 
 class Rooted(Collective):
-    """A collective call in which one rank, the root, has another part than the rest.
-
-    Parameters
-    ----------
-    comm : CommunicatorBase
-    root : int
-    """
+    """A collective call in which one rank, the root, has another part than the rest."""
 
     #: Whether only the root has inputs; otherwise, only the root has outputs.
     from_root: ClassVar[bool]
@@ -150,20 +121,11 @@ class Rooted(Collective):
     def __init__(self, comm: CommunicatorBase, root: int) -> None:
         super().__init__(comm)
         self.root = root
-        self._is_root = comm.rank == root
+        self.gives = comm.rank == root or not self.from_root
+        self.gets = comm.rank == root or self.from_root
 
     def __str__(self) -> str:
         return f"{super().__str__()} with root={self.root}"
-
-    @property
-    @override
-    def gives(self) -> bool:
-        return self._is_root or not self.from_root
-
-    @property
-    @override
-    def gets(self) -> bool:
-        return self._is_root or self.from_root
 
     @override
     def check(self, inputs: Sequence[tuple[str, ...]]) -> None:
@@ -222,13 +184,7 @@ class AllToAll(Collective):
 
 
 class AllReduce(Collective):
-    """Sum or mean over the ranks. It is its own backward.
-
-    Parameters
-    ----------
-    comm : CommunicatorBase
-    op : {'sum', 'mean'}
-    """
+    """Sum or mean over the ranks. It is its own backward."""
 
     def __init__(self, comm: CommunicatorBase, op: Literal["sum", "mean"]) -> None:
         super().__init__(comm)
@@ -309,28 +265,10 @@ class Scatter(Rooted):
 
 
 def allgather(comm: CommunicatorBase, x: chainer.Variable) -> tuple[chainer.Variable, ...]:
-    """Give every rank the variables of all ranks.
+    """Give every rank a tuple of the variables of all ranks.
 
-    Backward adds up, on each rank, the gradients of its variable on all ranks.
-
-    Parameters
-    ----------
-    comm : CommunicatorBase
-    x : chainer.Variable or ndarray
-        Shapes may differ from rank to rank, dtypes may not.
-
-    Returns
-    -------
-    tuple of chainer.Variable
-        One per rank. Every rank must run backward, through at least one of them.
-
-    Raises
-    ------
-    TypeError, ValueError
-        On every rank, if any rank gives anything else, or dtypes differ.
-    RuntimeError
-        On every rank, if the ranks call different functions, or if one needs a gradient and
-        another records no graph (``chainer.no_backprop_mode``).
+    Shapes of ``x`` may differ from rank to rank, dtypes may not. Backward adds up, on each rank,
+    the gradients of its variable on all ranks. `chainermn.functions` says what is raised.
     """
     return AllGather(comm).join(lambda: (as_variable(x),))
 
@@ -338,26 +276,9 @@ def allgather(comm: CommunicatorBase, x: chainer.Variable) -> tuple[chainer.Vari
 def reduce_scatter(comm: CommunicatorBase, xs: Sequence[chainer.Variable]) -> chainer.Variable:
     """Return on rank ``i`` the sum over all ranks of their ``xs[i]``.
 
-    Backward gives every rank the gradients of all sums, as :func:`allgather` does.
-
-    Parameters
-    ----------
-    comm : CommunicatorBase
-    xs : sequence of (chainer.Variable or ndarray), or one of shape (size, ...)
-        One entry per rank, all of the same dtype. Entry ``i`` has the same shape on every rank;
-        different entries may have different shapes.
-
-    Returns
-    -------
-    chainer.Variable
-        Sum, of the shape and dtype of ``xs[rank]``; float16 is added up in float32.
-
-    Raises
-    ------
-    TypeError, ValueError
-        On every rank, if any rank gives anything else or the ranks disagree.
-    RuntimeError
-        As for :func:`allgather`.
+    All of ``xs`` have one dtype; float16 is added up in float32. Entry ``i`` has the same shape
+    on every rank, different entries may have different shapes. Backward gives every rank the
+    gradients of all sums, as :func:`allgather` does. `chainermn.functions` says what is raised.
     """
     return ReduceScatter(comm).join(lambda: _one_each(comm, xs))[0]
 
@@ -365,28 +286,10 @@ def reduce_scatter(comm: CommunicatorBase, xs: Sequence[chainer.Variable]) -> ch
 def alltoall(
     comm: CommunicatorBase, xs: Sequence[chainer.Variable]
 ) -> tuple[chainer.Variable, ...]:
-    """Send ``xs[i]`` to rank ``i``, for every ``i``.
+    """Send ``xs[i]`` to rank ``i``; return a tuple whose entry ``i`` comes from rank ``i``.
 
-    Backward sends each gradient to the rank that its variable came from.
-
-    Parameters
-    ----------
-    comm : CommunicatorBase
-    xs : sequence of (chainer.Variable or ndarray), or one of shape (size, ...)
-        One entry per rank. Shapes may differ, dtypes may not.
-
-    Returns
-    -------
-    tuple of chainer.Variable
-        Entry ``i`` comes from rank ``i``. Every rank must run backward, through at least one of
-        them.
-
-    Raises
-    ------
-    TypeError, ValueError
-        On every rank, if any rank gives anything else or another number of entries.
-    RuntimeError
-        As for :func:`allgather`.
+    Shapes may differ, dtypes may not. Backward sends each gradient to the rank that its variable
+    came from. `chainermn.functions` says what is raised.
     """
     return AllToAll(comm).join(lambda: _one_each(comm, xs))
 
@@ -394,57 +297,19 @@ def alltoall(
 def allreduce(
     comm: CommunicatorBase, x: chainer.Variable, op: Literal["sum", "mean"] = "sum"
 ) -> chainer.Variable:
-    """Return the sum, or the mean, of the variables of all ranks.
+    """Return the sum, or with ``op='mean'`` the mean, of the variables of all ranks.
 
-    Backward reduces the gradients in the same way. They are the derivative of the sum of the
-    losses of all ranks.
-
-    Parameters
-    ----------
-    comm : CommunicatorBase
-    x : chainer.Variable or ndarray
-        Of the same shape and dtype on every rank.
-    op : {'sum', 'mean'}
-
-    Returns
-    -------
-    chainer.Variable
-        The same values on every rank; float16 is added up in float32. Every rank must run
-        backward through it.
-
-    Raises
-    ------
-    TypeError, ValueError
-        On every rank, if any rank gives anything else or the ranks disagree.
-    RuntimeError
-        As for :func:`allgather`.
+    ``x`` has the same shape and dtype on every rank; float16 is added up in float32. Backward
+    reduces the gradients in the same way. `chainermn.functions` says what is raised.
     """
     return AllReduce(comm, op).join(lambda: (as_variable(x),))[0]
 
 
 def bcast(comm: CommunicatorBase, x: chainer.Variable | None, root: int = 0) -> chainer.Variable:
-    """Give every rank the variable of rank ``root``.
+    """Give every rank the variable of rank ``root``; ``x`` is ignored elsewhere.
 
-    Backward adds up the gradients of all ranks on ``root``.
-
-    Parameters
-    ----------
-    comm : CommunicatorBase
-    x : chainer.Variable or ndarray
-        Variable to send, on ``root``; ignored elsewhere.
-    root : int
-
-    Returns
-    -------
-    chainer.Variable
-        Every rank must run backward through it.
-
-    Raises
-    ------
-    TypeError, ValueError
-        On every rank, if ``root`` gives anything else, or is not a rank.
-    RuntimeError
-        As for :func:`allgather`. Calls with different roots count as different functions.
+    Backward adds up the gradients of all ranks on ``root``. `chainermn.functions` says what is
+    raised.
     """
     return Bcast(comm, root).join(lambda: (as_variable(x),))[0]
 
@@ -454,28 +319,14 @@ def gather(
 ) -> tuple[chainer.Variable, ...] | chainer.Variable:
     """Gather the variables of all ranks on ``root``.
 
-    Backward scatters the gradients from there.
-
-    Parameters
-    ----------
-    comm : CommunicatorBase
-    x : chainer.Variable or ndarray
-        Shapes may differ from rank to rank, dtypes may not.
-    root : int
+    Shapes of ``x`` may differ from rank to rank, dtypes may not. Backward scatters the gradients
+    from ``root``. `chainermn.functions` says what is raised.
 
     Returns
     -------
     tuple of chainer.Variable, or chainer.Variable
         On ``root``, a tuple of one variable per rank. Elsewhere, a delegate: float32, of shape
         ``(0,)``; run backward from it, or connect it to a loss by :func:`pseudo_connect`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        On every rank, if any rank gives anything else, dtypes differ, or ``root`` is not a
-        rank.
-    RuntimeError
-        As for :func:`bcast`.
     """
     gathered = Gather(comm, root).join(lambda: (as_variable(x),))
     return gathered if comm.rank == root else gathered[0]
@@ -484,29 +335,10 @@ def gather(
 def scatter(
     comm: CommunicatorBase, xs: Sequence[chainer.Variable] | None, root: int = 0
 ) -> chainer.Variable:
-    """Give rank ``i`` the variable ``xs[i]`` of rank ``root``.
+    """Give rank ``i`` the variable ``xs[i]`` of rank ``root``; ``xs`` is ignored elsewhere.
 
-    Backward gathers the gradients there.
-
-    Parameters
-    ----------
-    comm : CommunicatorBase
-    xs : sequence of (chainer.Variable or ndarray), or one of shape (size, ...)
-        One entry per rank, on ``root``; ignored elsewhere. Shapes may differ, dtypes may not.
-    root : int
-
-    Returns
-    -------
-    chainer.Variable
-        Every rank must run backward through it.
-
-    Raises
-    ------
-    TypeError, ValueError
-        On every rank, if ``root`` gives anything else or another number of entries, or is not a
-        rank.
-    RuntimeError
-        As for :func:`bcast`.
+    Shapes may differ, dtypes may not. Backward gathers the gradients on ``root``.
+    `chainermn.functions` says what is raised.
     """
     return Scatter(comm, root).join(lambda: _one_each(comm, xs))[0]
 

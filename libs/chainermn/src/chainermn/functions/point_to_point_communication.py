@@ -30,15 +30,7 @@ _numbers = itertools.count()
 
 
 class _Message(chainer.FunctionNode):
-    """One end of a message.
-
-    Parameters
-    ----------
-    comm : CommunicatorBase
-    peer_rank : int
-    peer_tag : int
-    header : _Header
-    """
+    """One end of a message."""
 
     def __init__(
         self, comm: CommunicatorBase, peer_rank: int, peer_tag: int, header: _Header
@@ -131,10 +123,9 @@ def send(
 
     Raises
     ------
-    ValueError
-        If ``rank`` is this rank, or not a rank of the communicator.
     TypeError, ValueError
-        On both ranks, if ``x`` is anything else, or empty.
+        On both ranks, if ``x`` is anything else, or empty. On this rank, if ``rank`` is not
+        another rank of the communicator.
     RuntimeError
         In backward, if the gradients of another message arrive, because the two ranks
         communicate in different orders.
@@ -176,10 +167,8 @@ def recv(
 
     Raises
     ------
-    ValueError
-        If ``rank`` is this rank, or not a rank of the communicator.
     TypeError, ValueError
-        On both ranks, if :func:`send` was called with anything but variables.
+        As :func:`send` does.
     """
     _check_peer(communicator, rank, "recv")
     received = _recv(communicator, rank, delegate_variable, tag)

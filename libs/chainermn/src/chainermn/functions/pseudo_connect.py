@@ -37,17 +37,11 @@ class PseudoConnect(chainer.FunctionNode):
 
 
 class WithDelegate(chainer.FunctionNode):
-    """``xs -> (delegate, *xs)``. Its gradients are those of `PseudoConnect`.
-
-    Parameters
-    ----------
-    delegate : tuple, optional
-        Layout of the delegate, which is empty by default.
-    """
+    """``xs -> (delegate, *xs)``. Its gradients are those of `PseudoConnect`."""
 
     def __init__(self, delegate: Layout | None = None) -> None:
         super().__init__()
-        self._delegate = delegate
+        self._delegate = delegate  # empty by default
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return a delegate, followed by the inputs."""

@@ -15,13 +15,7 @@ Layout: TypeAlias = tuple[ModuleType, tuple[int, ...], np.dtype[Any]]
 
 
 def as_variable(x: Any) -> chainer.Variable:
-    """Return ``x``, a variable or an array, as a variable.
-
-    Raises
-    ------
-    TypeError
-        If ``x`` is neither, or a variable without an array.
-    """
+    """Return ``x`` as a variable; raise TypeError unless it is an array or a variable with one."""
     if not isinstance(x, (chainer.Variable, *chainer.get_array_types())):
         raise TypeError(f"expected a variable or an array, got {type(x)}")
     variable = chainer.as_variable(x)
