@@ -20,41 +20,17 @@ from chainermn.links.shared import CommunicatorHolder
 class MultiNodeBatchNormalization(CommunicatorHolder, L.BatchNormalization):
     """Batch normalization by the mean and variance over the batches of all ranks.
 
-    In training mode, all ranks must call it together. Output, gradients and running statistics
-    equal those of ``chainer.links.BatchNormalization`` on the concatenated batch; see
-    `chainermn.functions.multi_node_batch_normalization`. In test mode, it does not communicate.
+    In training mode, all ranks must call it together, and batches may differ in size. Output,
+    gradients and running statistics equal those of ``chainer.links.BatchNormalization`` on the
+    concatenated batch; see `chainermn.functions.multi_node_batch_normalization`. In test mode, it
+    does not communicate. Attributes and all other parameters are those of Chainer's link.
 
     Parameters
     ----------
-    size : int, tuple of int or None
-        Shape of the channels. If None, ``axis`` must be given, and the first input decides.
     comm : CommunicatorBase
         Shared by copies of the link. After unpickling, set it by ``link.comm = ...``.
-    decay : float
-        Decay rate of the moving averages.
-    eps : float
-        Added to the variance.
-    dtype : dtype, optional
-        Dtype of parameters and statistics; by default ``chainer.config.dtype``, with float32 in
-        place of mixed16.
-    use_gamma, use_beta : bool
-        Whether to scale, and to add an offset.
-    initial_gamma, initial_beta : initializer, optional
-        Initial scale and offset; 1 and 0 by default.
     communication_backend : {'auto', 'mpi', 'nccl'}
         Backend that reduces statistics in GPU memory; by default, that of ``comm``.
-    axis : int or tuple of int, optional
-        Axes to sum over; by default, all except those of the channels, which follow the first.
-    initial_avg_mean, initial_avg_var : initializer, optional
-        Initial moving averages; 0 and 1 by default.
-
-    Attributes
-    ----------
-    gamma, beta : chainer.Parameter or None
-    avg_mean, avg_var : ndarray
-        Moving averages, used in test mode.
-    N : int
-        Number of batches seen in fine-tuning.
 
     Raises
     ------
@@ -63,8 +39,6 @@ class MultiNodeBatchNormalization(CommunicatorHolder, L.BatchNormalization):
     RuntimeError
         If neither ``size`` nor ``axis`` is given.
     """
-
-    _communication_backend: Backend = "auto"
 
     def __init__(
         self,
@@ -102,13 +76,8 @@ class MultiNodeBatchNormalization(CommunicatorHolder, L.BatchNormalization):
     def forward(self, x: chainer.Variable, finetune: bool = False) -> chainer.Variable:
         """Normalize a batch.
 
-        Parameters
-        ----------
-        x : chainer.Variable or ndarray
-            Batches of different ranks may differ in size.
-        finetune : bool
-            Replace the moving averages by plain averages over all batches since
-            ``start_finetuning()``.
+        With ``finetune``, plain averages over all batches since ``start_finetuning()`` replace
+        the moving averages.
         """
         if not chainer.config.train:
             return super().forward(x)
@@ -116,12 +85,8 @@ class MultiNodeBatchNormalization(CommunicatorHolder, L.BatchNormalization):
             self._initialize_params(
                 tuple(length for i, length in enumerate(x.shape) if i not in self.axis)
             )
-        gamma, beta = self.gamma, self.beta
-        if gamma is None:
-            gamma = self.xp.ones(self.avg_mean.shape, self._highprec_dtype)
-        if beta is None:
-            beta = self.xp.zeros(self.avg_mean.shape, self._highprec_dtype)
-
+        gamma = self._get_gamma()[0] if self.gamma is None else self.gamma
+        beta = self._get_beta()[0] if self.beta is None else self.beta
         statistics, decay = (self.avg_mean, self.avg_var), self.decay
         if chainer.config.in_recomputing:
             statistics = (None, None)

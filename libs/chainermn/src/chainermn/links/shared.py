@@ -8,33 +8,10 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 
 
 class SharedCommunicator:
-    """Holds a communicator, which copies share and pickling leaves out.
-
-    Parameters
-    ----------
-    comm : CommunicatorBase, optional
-    """
+    """Holds a communicator, which deep copies share and pickling leaves out."""
 
     def __init__(self, comm: CommunicatorBase | None = None) -> None:
-        self._comm = comm
-
-    def get(self) -> CommunicatorBase:
-        """Return the communicator.
-
-        Raises
-        ------
-        RuntimeError
-            If the holder was unpickled.
-        """
-        if self._comm is None:
-            raise RuntimeError(
-                "this link has no communicator, since it was unpickled; assign one to its "
-                "attribute `comm`"
-            )
-        return self._comm
-
-    def __copy__(self) -> SharedCommunicator:
-        return self
+        self.comm = comm
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SharedCommunicator:
         return self
@@ -51,7 +28,12 @@ class CommunicatorHolder:
     @property
     def comm(self) -> CommunicatorBase:
         """The communicator, which copies of the link share; unpickled links have none."""
-        return self._shared.get()
+        if self._shared.comm is None:
+            raise RuntimeError(
+                "this link has no communicator, since it was unpickled; assign one to its "
+                "attribute `comm`"
+            )
+        return self._shared.comm
 
     @comm.setter
     def comm(self, comm: CommunicatorBase) -> None:
