@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,9 +102,10 @@ class MpiRunner:
             return None
         limit = float(marker.kwargs.get("timeout", DEFAULT_TIMEOUT))
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        ends_pytest = (pytest.exit.Exception, KeyboardInterrupt)
-        call = pytest.CallInfo.from_call(
-            lambda: self._run(item, ranks, limit), "call", reraise=ends_pytest
+        call: pytest.CallInfo[Any] = pytest.CallInfo.from_call(
+            lambda: self._run(item, ranks, limit),
+            "call",
+            reraise=(pytest.exit.Exception, KeyboardInterrupt),
         )
         failed = call.excinfo is not None
         reports = [pytest.TestReport.from_item_and_call(item, call)] if failed else call.result

@@ -112,7 +112,7 @@ class RankPool:
         waiting = dict(self._connections)
         deadline = time.monotonic() + limit
         while waiting and (ready := wait(waiting, max(0.0, deadline - time.monotonic()))):
-            for connection in ready:
+            for connection in [each for each in waiting if each in ready]:
                 rank = waiting.pop(connection)
                 try:
                     results.append(RankResult(rank, *connection.recv()))
