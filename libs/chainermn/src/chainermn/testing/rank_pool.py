@@ -134,7 +134,7 @@ class RankPool:
             time.sleep(0.02)
             with contextlib.suppress(FileNotFoundError):
                 stack = path.read_text(errors="replace")
-        return _BELOW_THE_TEST.sub("", stack) or "(it does not react to a signal either)"
+        return _BELOW_THE_TEST.sub("", stack).rstrip() or "(it does not react to a signal either)"
 
     def close(self) -> str:
         """Let the ranks end by themselves; return what went wrong, or ``''``."""
