@@ -19,11 +19,25 @@ def create_mnbn_model(
 ) -> chainer.Link:
     """Copy a model, replacing ``L.BatchNormalization`` by `MultiNodeBatchNormalization`.
 
-    ``link`` is a layer, or any nesting of Chain, ChainList and Sequential, and stays as it is.
-    The deep copy keeps parameters, persistent values and hyperparameters. A layer that occurs
-    twice is still one layer. Instances of subclasses of ``L.BatchNormalization`` are not
-    replaced, since they may compute something else. Raises ``ValueError`` if ``comm`` does not
-    have the ``communication_backend``: see `MultiNodeBatchNormalization`.
+    Parameters
+    ----------
+    link : chainer.Link
+        A layer, or any nesting of Chain, ChainList and Sequential. It stays as it is.
+    comm : CommunicatorBase
+    communication_backend : {'auto', 'mpi', 'nccl'}
+        See `MultiNodeBatchNormalization`.
+
+    Returns
+    -------
+    chainer.Link
+        A deep copy that keeps parameters, persistent values and hyperparameters. A layer that
+        occurs twice is still one layer. Instances of subclasses of ``L.BatchNormalization`` are
+        not replaced, since they may compute something else.
+
+    Raises
+    ------
+    ValueError
+        If ``communication_backend`` is unknown, or ``comm`` does not have it.
     """
     get_communication_backend(comm, communication_backend)
     # deepcopy takes the layers in this memo for copied, wherever in the model they occur.
