@@ -16,7 +16,7 @@ from chainer.dataset import DatasetMixin
 import chainermn
 import images
 import workers
-from chainermn.agreement import run_together
+from chainermn.agreement import run_on_root, run_together
 from iterator import MultiprocessIterator
 
 T = TypeVar("T")
@@ -249,15 +249,19 @@ def together(comm: chainermn.CommunicatorBase, act: Callable[[], T]) -> T:
     SystemExit
         On every rank. Rank 0 prints the error.
     """
-    try:
-        return run_together(comm, "input", act)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise SystemExit(f"error: {error}" if comm.rank == 0 else 1) from None
+    return _or_end(comm, lambda: run_together(comm, "input", act))
 
 
 def share(comm: chainermn.CommunicatorBase, read: Callable[[], T]) -> T:
-    """Return on all ranks what rank 0 reads."""
-    return comm.bcast_obj(together(comm, lambda: read() if comm.rank == 0 else None))
+    """Return on all ranks what rank 0 reads; if that fails, end the job as `together` does."""
+    return _or_end(comm, lambda: run_on_root(comm, 0, "input", read))
+
+
+def _or_end(comm: chainermn.CommunicatorBase, act: Callable[[], T]) -> T:
+    try:
+        return act()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise SystemExit(f"error: {error}" if comm.rank == 0 else 1) from None
 
 
 def check_files(listed: ImageList, root: str | Path, comm: chainermn.CommunicatorBase) -> None:

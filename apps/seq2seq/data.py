@@ -19,7 +19,7 @@ from chainer.dataset import DatasetMixin
 
 import chainermn
 import generated
-from chainermn.agreement import run_together
+from chainermn.agreement import run_on_root, run_together
 from model import EOS, PADDING, UNK
 from terminal import Progress
 
@@ -142,8 +142,17 @@ def together(comm: chainermn.CommunicatorBase, act: Callable[[], T]) -> T:
     SystemExit
         On every rank. Rank 0 prints the error.
     """
+    return _or_end(comm, lambda: run_together(comm, "input", act))
+
+
+def share(comm: chainermn.CommunicatorBase, act: Callable[[], T]) -> T:
+    """Return ``act()`` of rank 0 on all ranks; if it fails, end the job as `together` does."""
+    return _or_end(comm, lambda: run_on_root(comm, 0, "input", act))
+
+
+def _or_end(comm: chainermn.CommunicatorBase, act: Callable[[], T]) -> T:
     try:
-        return run_together(comm, "input", act)
+        return act()
     except (OSError, ValueError, RuntimeError) as error:
         raise SystemExit(f"error: {error}" if comm.rank == 0 else 1) from None
 
@@ -193,13 +202,16 @@ def load(
         return _unpack(source, cache), _unpack(target, cache)
 
     # Rank 0 for all, then the first rank of each host, which finds it done or does so there.
-    paths = together(comm, lambda: find_files() if comm.rank == 0 else None)
+    paths = share(comm, find_files)
     together(comm, lambda: find_files() if comm.intra_rank == 0 else None)
-    paths = comm.bcast_obj(paths)
-    prepared = together(comm, lambda: _prepare(*paths, cache, settings) if not comm.rank else None)
-    corpus, index = prepared if prepared else (None, None)
-    corpus = comm.bcast_obj(corpus)
-    sizes = comm.bcast_obj([path.stat().st_size for path in paths] if not comm.rank else None)
+    index: np.ndarray | None = None
+
+    def prepare() -> tuple[Corpus, list[int]]:
+        nonlocal index
+        corpus, index = _prepare(*paths, cache, settings)
+        return corpus, [path.stat().st_size for path in paths]
+
+    corpus, sizes = share(comm, prepare)
 
     def check_files() -> None:
         for path, size in zip(paths, sizes, strict=True):

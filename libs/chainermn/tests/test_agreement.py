@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import chainermn
-from chainermn.agreement import check_root, run_together
+from chainermn.agreement import check_root, run_on_root, run_together
 
 pytestmark = pytest.mark.each_mpi
 
@@ -32,9 +32,50 @@ def test_failure(kind: type[Exception]) -> None:
     with pytest.raises(expected, match="lost") as caught:
         run_together(comm, "here", act)
     if comm.rank != last:
-        assert f"here: rank {last} failed: {kind.__name__}" in str(caught.value)
+        assert f"here: rank {last}: {kind.__name__}" in str(caught.value)
     else:
         assert caught.value.__notes__ == [f"(here, rank {last}; all ranks raise)"]
+
+
+@pytest.mark.mpi(1, 2, 3)
+def test_result_of_the_root_is_that_of_all() -> None:
+    comm = chainermn.create_communicator("naive")
+    called = []
+
+    def act() -> list[int]:
+        called.append(comm.rank)
+        return [comm.rank]
+
+    for ranks in (comm, comm.mpi_comm):
+        assert [run_on_root(ranks, root, "here", act) for root in range(comm.size)] == [
+            [root] for root in range(comm.size)
+        ]
+    assert called == [comm.rank] * 2
+
+
+@pytest.mark.mpi(1, 2, 3)
+@pytest.mark.parametrize("kind", [ValueError, OSError])
+def test_failure_of_the_root(kind: type[Exception]) -> None:
+    comm = chainermn.create_communicator("naive")
+    last = comm.size - 1
+
+    def act() -> None:
+        raise kind("lost")
+
+    expected = RuntimeError if kind is OSError and comm.rank != last else kind
+    with pytest.raises(expected) as caught:
+        run_on_root(comm, last, "here", act)
+    message = "lost" if comm.rank == last else f"here: rank {last}: {kind.__name__}: lost"
+    assert str(caught.value) == message
+    assert comm.allreduce_obj(1) == comm.size  # nothing is left under way
+
+
+@pytest.mark.mpi(1, 2, 3)
+def test_result_of_the_root_that_cannot_be_pickled() -> None:
+    comm = chainermn.create_communicator("naive")
+    if comm.size > 1:
+        with pytest.raises(TypeError, match="pickle"):
+            run_on_root(comm, 0, "here", lambda: lambda: 1)
 
 
 @pytest.mark.mpi(1, 2, 3)

@@ -22,7 +22,7 @@ from chainermn.transport.host.mpi import load_mpi
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["check_equal", "check_root", "run_together"]
+__all__ = ["check_equal", "check_root", "run_on_root", "run_together"]
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ _PORTABLE = (TypeError, ValueError, IndexError, KeyError)
 
 
 class Ranks(Protocol):
-    """What is asked of a communicator; one of mpi4py has ``allgather`` instead."""
+    """What is asked of a communicator; one of mpi4py lacks ``_obj`` in the names of methods."""
 
     @property
     def rank(self) -> int:
@@ -59,19 +59,33 @@ def run_together(ranks: Ranks, where: str, act: Callable[[], T]) -> T:
         Where ``act`` raised, that exception; on the other ranks one of the same type if that is
         TypeError, ValueError, IndexError or KeyError, else RuntimeError, with the same message.
     """
-    raised: Exception | None = None
-    try:
-        result = act()
-    except Exception as error:
-        raised = error
-    reports = _allgather(ranks, None if raised is None else (_kind(raised), _text(raised)))
-    if raised is not None:
-        raised.add_note(f"({where}, rank {ranks.rank}; all ranks raise)")
-        raise raised
-    for rank, report in enumerate(reports):
-        if report is not None:
-            kind, text = report
-            raise kind(f"{where}: rank {rank} failed: {text}")
+    result, raised = _try(act)
+    reports = _method(ranks, "allgather")(_report(raised))
+    _raise_together(ranks, where, raised, dict(enumerate(reports)))
+    return result
+
+
+def run_on_root(ranks: Ranks, root: int, where: str, act: Callable[[], T]) -> T:
+    """Return, on every rank, ``act()`` of the root, or raise on every rank if it raises there.
+
+    Parameters
+    ----------
+    ranks : CommunicatorBase
+    root : int
+        The only rank that calls ``act``; the same on every rank.
+    where : str
+        What the user called, for the message.
+    act : callable
+        Must not communicate. Returns anything that can be pickled.
+
+    Raises
+    ------
+    Exception
+        As for `run_together`.
+    """
+    result, raised = _try(act) if ranks.rank == root else (None, None)
+    result, report = _method(ranks, "bcast")((result, _report(raised)), root=root)
+    _raise_together(ranks, where, raised, {root: report})
     return result
 
 
@@ -94,17 +108,17 @@ def check_equal(ranks: Ranks, value: object, where: str) -> None:
         If the value of a rank is an ``InputError``.
     """
     if not hasattr(ranks, "allgather_obj"):  # one of mpi4py's: the quick way, if nothing is wrong
-        is_agreed, _ = _compare(ranks, _digest(value), ())
+        is_agreed, _ = agree(ranks, repr(value), ())  # type: ignore[arg-type]
         if is_agreed and not isinstance(value, InputError):
             return
-    everywhere = _allgather(ranks, value)
+    everywhere = _method(ranks, "allgather")(value)
     raise_errors_of(dict(enumerate(everywhere)), where)
     if len({repr(each) for each in everywhere}) > 1:
         raise_disagreement(everywhere, where)
 
 
 def check_root(ranks: Ranks, root: int, where: str) -> None:
-    """Raise on all ranks unless all give the same root, which is a rank.
+    """Raise ValueError on all ranks unless all give the same root, which is a rank.
 
     Parameters
     ----------
@@ -112,10 +126,6 @@ def check_root(ranks: Ranks, root: int, where: str) -> None:
     root : int
     where : str
         What the user called, for the message.
-
-    Raises
-    ------
-    ValueError
     """
 
     def describe() -> str:
@@ -128,7 +138,7 @@ def check_root(ranks: Ranks, root: int, where: str) -> None:
 
 @dataclass(frozen=True)
 class InputError:
-    """An error that a rank sends in place of its data when its input is wrong."""
+    """An error that a rank sends in place of its data."""
 
     kind: type[Exception]
     message: str
@@ -144,19 +154,9 @@ def attempt(make: Callable[[], T]) -> T | InputError:
 
 
 def raise_errors_of(parts: Mapping[int, Any], where: str) -> None:
-    """Raise if any rank has sent an `InputError`. Not collective.
+    """Raise the first `InputError` among what ranks have sent, by rank. Not collective.
 
-    Parameters
-    ----------
-    parts : dict of int to object
-        What ranks have sent, by rank; the same on every rank.
-    where : str
-        What the user called, for the message.
-
-    Raises
-    ------
-    TypeError, ValueError, IndexError
-        What the first of these ranks raised, with its number.
+    ``parts`` must be the same on every rank.
     """
     for rank, part in parts.items():
         if isinstance(part, InputError):
@@ -174,53 +174,51 @@ def agree(
 ) -> tuple[bool, tuple[bool, ...]]:
     """Tell whether a description is the same on every rank, and which flags are true on any.
 
-    One small all-reduce. Descriptions are remembered, so that a long one that seldom changes
-    costs little.
-
-    Parameters
-    ----------
-    mpi_comm : mpi4py.MPI.Intracomm
-    description : hashable
-        Compared by its ``repr``.
-    flags : sequence of bool
-        As many on every rank.
-
-    Returns
-    -------
-    bool, tuple of bool
+    One small all-reduce. Descriptions are compared by their ``repr``, and remembered, so that a
+    long one that seldom changes costs little. Every rank gives as many flags.
     """
-    return _compare(mpi_comm, _remembered_digest(description), flags)
-
-
-def any_true(mpi_comm: MPI.Intracomm, flag: bool) -> bool:
-    """Tell whether ``flag`` is true on any rank. One small all-reduce."""
-    _, (found,) = _compare(mpi_comm, 0, (flag,))
-    return found
-
-
-def _compare(mpi_comm: Any, digest: int, flags: Sequence[bool]) -> tuple[bool, tuple[bool, ...]]:
-    mpi = load_mpi()
+    digest = _digest(description)
     result = np.array([digest, -digest, *flags], np.int64)
+    mpi = load_mpi()
     mpi_comm.Allreduce(mpi.IN_PLACE, result, mpi.MAX)
     largest, negated, *found = result.tolist()
     return largest == -negated, tuple(map(bool, found))
 
 
-def _digest(description: object) -> int:
+def any_true(mpi_comm: MPI.Intracomm, flag: bool) -> bool:
+    """Tell whether ``flag`` is true on any rank. One small all-reduce."""
+    _, (found,) = agree(mpi_comm, None, (flag,))
+    return found
+
+
+@functools.lru_cache(16)
+def _digest(description: Hashable) -> int:
     return zlib.crc32(repr(description).encode())
 
 
-_remembered_digest = functools.lru_cache(16)(_digest)
+def _method(ranks: Any, name: str) -> Callable[..., Any]:
+    method: Callable[..., Any] = getattr(ranks, f"{name}_obj", None) or getattr(ranks, name)
+    return method
 
 
-def _allgather(ranks: Any, obj: object) -> list[Any]:
-    gather = ranks.allgather_obj if hasattr(ranks, "allgather_obj") else ranks.allgather
-    return list(gather(obj))
+def _try(act: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    try:
+        return act(), None
+    except Exception as error:
+        return None, error
 
 
-def _kind(error: Exception) -> type[Exception]:
-    return next((kind for kind in _PORTABLE if type(error) is kind), RuntimeError)
+def _report(raised: Exception | None) -> InputError | None:
+    if raised is None:
+        return None
+    kind = type(raised) if type(raised) in _PORTABLE else RuntimeError
+    return InputError(kind, f"{type(raised).__name__}: {raised}")
 
 
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def _raise_together(
+    ranks: Ranks, where: str, raised: Exception | None, reports: Mapping[int, object]
+) -> None:
+    if raised is not None:
+        raised.add_note(f"({where}, rank {ranks.rank}; all ranks raise)")
+        raise raised
+    raise_errors_of(reports, where)
