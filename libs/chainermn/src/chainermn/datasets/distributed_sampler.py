@@ -130,26 +130,20 @@ class DistributedOrderSampler(OrderSampler):
         ValueError
             If the iterator's data set has another length.
         """
-        self._check(current_order)
-        if self._is_foreign(current_order):
-            self._recognise(current_order)
-        order = self.order(self.epoch)
-        self._latest = order.copy()  # iterators load snapshots into the array they were given
-        self.epoch += 1
-        return order
-
-    def _check(self, current_order: Indices) -> None:
         length = self._part.stop - self._part.start
         if len(current_order) not in (self.n, length):
             raise ValueError(
                 f"the sampler divides a data set of {self.n} examples, {length} of them for this "
                 f"rank, but the iterator has {len(current_order)}"
             )
-
-    def _is_foreign(self, current_order: Indices) -> bool:
-        if self._latest is None or np.array_equal(current_order, np.arange(len(current_order))):
-            return False
-        return not np.array_equal(current_order, self._latest)
+        is_start = np.array_equal(current_order, np.arange(len(current_order)))
+        is_known = self._latest is None or np.array_equal(current_order, self._latest)
+        if not is_start and not is_known:
+            self._recognise(current_order)
+        order = self.order(self.epoch)
+        self._latest = order.copy()  # iterators load snapshots into the array they were given
+        self.epoch += 1
+        return order
 
     def _recognise(self, current_order: Indices) -> None:
         """Continue after the epoch whose order the iterator has read from a snapshot."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from chainer.datasets import SubDataset
 
-from chainermn.agreement import check_root, run_together
+from chainermn.agreement import check_root, run_on_root
 from chainermn.communicators import CommunicatorBase, create_communicator
 from chainermn.datasets.shards import Columns, Indices, scatter_columns
 
@@ -78,26 +78,29 @@ def scatter_dataset(
         comm = create_communicator("naive", comm)
     check_root(comm, root, where)
 
-    def plan() -> tuple[int, Indices | None, Columns | None]:
-        if comm.rank != root:
-            return 0, None, None
-        n = _length(dataset, root)
-        order = np.random.RandomState(seed).permutation(n) if shuffle else None
-        return n, order, Columns.of(dataset) if comm.size > 1 else None
+    columns: Columns | None = None
+    order: Indices | None = None
 
-    n, order, columns = run_together(comm, where, plan)
-    n, by_columns, force_equal_length = comm.bcast_obj(
-        (n, columns is not None, force_equal_length), root=root
-    )
-    begin, end = part_bounds(n, comm.rank, comm.size, force_equal_length)
+    def plan() -> tuple[int, bool, tuple[Any, int] | None]:
+        nonlocal columns, order
+        try:
+            n = len(dataset)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise TypeError(f"rank {root} must give a data set with a length: {error}") from None
+        order = np.random.RandomState(seed).permutation(n) if shuffle else None
+        columns = Columns.of(SubDataset(dataset, 0, n, order)) if comm.size > 1 else None
+        if columns is None:
+            return n, force_equal_length, None
+        rounds = columns.round_length(max_buf_len, comm.size)
+        return n, force_equal_length, (columns.assemble, rounds)
+
+    n, force_equal_length, by_columns = run_on_root(comm, root, where, plan)
+    bounds = [part_bounds(n, rank, comm.size, force_equal_length) for rank in range(comm.size)]
+    begin, end = bounds[comm.rank]
     if by_columns:
-        parts = None
-        if comm.rank == root:
-            everything = np.arange(n) if order is None else order
-            bounds = [part_bounds(n, i, comm.size, force_equal_length) for i in range(comm.size)]
-            parts = [everything[first:last] for first, last in bounds]
-        part = scatter_columns(columns, parts, comm, root, max_buf_len)
-        return SubDataset(part, 0, end - begin)
+        assemble, round_length = by_columns
+        own = scatter_columns(columns, bounds, round_length, comm, root)
+        return SubDataset(assemble(own), 0, end - begin)
     if comm.size > 1:
         dataset, order = comm.bcast_obj((dataset, order), max_buf_len=max_buf_len, root=root)
     return SubDataset(dataset, begin, end, order)
@@ -131,43 +134,27 @@ def scatter_index(
     where = "scatter_index"
     check_root(comm, root, where)
 
-    def check() -> int:
-        n = operator.index(n_total_samples) if comm.rank == root else 0
+    def check() -> tuple[int, bool]:
+        n = operator.index(n_total_samples)
         if n < 0:
             raise ValueError(f"the number of examples must not be negative, got {n}")
-        return n
+        return n, force_equal_length
 
-    n = run_together(comm, where, check)
-    n, force_equal_length = comm.bcast_obj((n, force_equal_length), root=root)
-    return part_bounds(n, comm.rank, comm.size, force_equal_length)
+    n, is_equal = run_on_root(comm, root, where, check)
+    return part_bounds(n, comm.rank, comm.size, is_equal)
 
 
 def get_n_iterations_for_one_epoch(
     dataset: Sized, local_batch_size: int, comm: CommunicatorBase
 ) -> int:
-    """Return, on every rank, the number of batches in the part of rank 0.
+    """Return, on every rank, the number of batches in the part of rank 0, ``dataset``.
+
+    Raises TypeError or ValueError on every rank, if the arguments of rank 0 are invalid.
 
     .. deprecated:: 1.0
         Give the trainer a number of epochs, ``(n, 'epoch')``.
-
-    Parameters
-    ----------
-    dataset : sized
-        The part of this rank.
-    local_batch_size : int
-        Examples per batch and rank.
-    comm : CommunicatorBase
-
-    Raises
-    ------
-    TypeError, ValueError
-        On every rank, if the arguments of rank 0 are invalid.
     """
-    warnings.warn(
-        "get_n_iterations_for_one_epoch is deprecated: give the trainer (1, 'epoch') instead",
-        DeprecationWarning,
-        stacklevel=2,
-    )
+    _warn("get_n_iterations_for_one_epoch", 1)
     return _n_iterations(dataset, local_batch_size, comm)
 
 
@@ -176,32 +163,12 @@ def get_epoch_trigger(
 ) -> tuple[int, str]:
     """Return, on every rank, a trigger that fires every ``n_epochs`` epochs of rank 0.
 
+    Raises TypeError or ValueError on every rank, if the arguments of rank 0 are invalid.
+
     .. deprecated:: 1.0
         Give the trainer ``(n_epochs, 'epoch')``.
-
-    Parameters
-    ----------
-    n_epochs : int
-    dataset : sized
-        The part of this rank.
-    local_batch_size : int
-        Examples per batch and rank.
-    comm : CommunicatorBase
-
-    Returns
-    -------
-    (int, 'iteration')
-
-    Raises
-    ------
-    TypeError, ValueError
-        On every rank, if the arguments of rank 0 are invalid.
     """
-    warnings.warn(
-        f"get_epoch_trigger is deprecated: give the trainer ({n_epochs}, 'epoch') instead",
-        DeprecationWarning,
-        stacklevel=2,
-    )
+    _warn("get_epoch_trigger", n_epochs)
     return n_epochs * _n_iterations(dataset, local_batch_size, comm), "iteration"
 
 
@@ -216,20 +183,15 @@ def part_bounds(n: int, rank: int, size: int, force_equal_length: bool) -> tuple
     return begin, begin + each + (rank < remainder)
 
 
-def _length(dataset: Any, root: int) -> int:
-    try:
-        return len(dataset)
-    except TypeError as error:
-        raise TypeError(f"rank {root} must give a data set with a length: {error}") from None
+def _warn(name: str, n_epochs: int) -> None:
+    message = f"{name} is deprecated: give the trainer ({n_epochs}, 'epoch') instead"
+    warnings.warn(message, DeprecationWarning, stacklevel=3)
 
 
 def _n_iterations(dataset: Sized, local_batch_size: int, comm: CommunicatorBase) -> int:
     def count() -> int:
-        if comm.rank != 0:
-            return 0
         if local_batch_size < 1:
             raise ValueError(f"the batch size must be positive, got {local_batch_size}")
         return -(-len(dataset) // local_batch_size)
 
-    n = run_together(comm, "get_n_iterations_for_one_epoch", count)
-    return int(comm.bcast_obj(n, root=0))
+    return run_on_root(comm, 0, "get_n_iterations_for_one_epoch", count)

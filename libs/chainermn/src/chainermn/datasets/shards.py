@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,20 +26,13 @@ _ROUND_BYTES = 32 * 2**20
 
 @dataclass
 class Columns:
-    """A data set taken apart.
+    """A data set taken apart: example ``i`` is made of row ``rows[i]`` of each column.
 
-    Attributes
-    ----------
-    columns : list of (ndarray or list)
-        All of the same length.
-    rows : ndarray of int, optional
-        Example ``i`` is row ``rows[i]``; row ``i`` by default.
-    assemble : callable
-        Makes a data set of the same kind from a list of columns.
+    ``assemble`` makes a data set of the same kind from a list of columns.
     """
 
     columns: list[Column]
-    rows: Indices | None
+    rows: Indices
     assemble: Callable[[list[Column]], Any]
 
     @classmethod
@@ -49,35 +43,33 @@ class Columns:
         those are made of columns. Instances of subclasses are not: their ``[]`` may do anything.
         """
         if type(dataset) is SubDataset:
-            return cls._of_subset(dataset)
+            base = cls.of(dataset._dataset)
+            if base is not None:
+                part = slice(dataset._start, dataset._finish)
+                order = dataset._order
+                base.rows = base.rows[part if order is None else np.asarray(order, np.intp)[part]]
+            return base
+        assemble: Callable[[list[Column]], Any]
         if type(dataset) is TupleDataset:
             columns, assemble = list(dataset._datasets), _assemble_tuples
         elif type(dataset) is DictDataset:
             columns = list(dataset._datasets.values())
-            assemble = _DictAssembler(list(dataset._datasets))
+            assemble = partial(_assemble_dict, list(dataset._datasets))
         else:
-            columns, assemble = [dataset], _assemble_bare
+            columns, assemble = [dataset], operator.itemgetter(0)
         if not all(_is_column(column) for column in columns):
             return None
-        return cls(columns, None, assemble)
+        return cls(columns, np.arange(len(dataset)), assemble)
 
-    @classmethod
-    def _of_subset(cls, subset: SubDataset) -> Columns | None:
-        base = cls.of(subset._dataset)
-        if base is None:
-            return None
-        part = slice(subset._start, subset._finish)
-        order = np.arange(part.stop) if subset._order is None else np.asarray(subset._order)
-        rows = order[part].astype(np.intp)
-        return cls(base.columns, rows if base.rows is None else base.rows[rows], base.assemble)
+    def round_length(self, max_bytes: int, n_ranks: int) -> int:
+        """Return how many examples each rank gets in a round of at most ``max_bytes``."""
+        limit = min(max_bytes, _ROUND_BYTES) // n_ranks
+        limit -= limit // 64  # room for headers
+        return max(1, limit // max(1, sum(map(_row_bytes, self.columns))))
 
-    def row_bytes(self) -> int:
-        """Return about how many bytes an example takes on the wire."""
-        return sum(_row_bytes(column) for column in self.columns)
-
-    def take(self, examples: Indices) -> list[Column]:
-        """Return the columns of the examples with these indices."""
-        rows = examples if self.rows is None else self.rows[examples]
+    def take(self, part: slice) -> list[Column]:
+        """Return the columns of some examples."""
+        rows = self.rows[part]
         return [
             column[rows]
             if isinstance(column, np.ndarray)
@@ -88,90 +80,44 @@ class Columns:
 
 def scatter_columns(
     columns: Columns | None,
-    parts: Sequence[Indices] | None,
+    bounds: Sequence[tuple[int, int]],
+    round_length: int,
     comm: CommunicatorBase,
     root: int,
-    max_bytes: int,
-) -> Any:
-    """Give rank ``i`` the examples ``parts[i]`` of the data set of ``root``.
+) -> list[Column]:
+    """Return the columns of the examples ``range(*bounds[comm.rank])`` of ``root``'s ``columns``.
 
-    Parameters
-    ----------
-    columns : Columns
-        On ``root``; ignored elsewhere.
-    parts : sequence of (ndarray of int)
-        On ``root``, one entry per rank; ignored elsewhere.
-    comm : CommunicatorBase
-    root : int
-    max_bytes : int
-        ``root`` copies at most this many bytes of examples at a time.
-
-    Returns
-    -------
-    data set
-        Of the same kind as the one that was taken apart.
-
-    Raises
-    ------
-    TypeError
-        On every rank, if an example that another rank gets cannot be pickled.
-    Exception
-        On every rank, if ``root`` cannot read an example.
+    Raises on every rank if ``root`` cannot read or pickle an example.
     """
 
-    def plan() -> tuple[Any, list[int], int] | None:
-        if columns is None or parts is None:
+    def take(start: int) -> list[list[Column] | None] | None:
+        if columns is None:
             return None
-        limit = min(max_bytes, _ROUND_BYTES) // comm.size
-        limit -= limit // 64  # room for headers
-        step = max(1, limit // max(1, columns.row_bytes()))
-        return columns.assemble, [len(part) for part in parts], step
+        return [
+            columns.take(slice(begin + start, min(begin + start + round_length, end)))
+            for begin, end in bounds
+        ]
 
-    def take(start: int, step: int) -> list[Any] | None:
-        if columns is None or parts is None:
-            return None
-        return [columns.take(part[start : start + step]) for part in parts]
-
-    where = "scatter_dataset"
-    header = run_together(comm, where, plan)
-    assemble, lengths, step = comm.bcast_obj(header, root=root)
-    own = _Collector(lengths[comm.rank])
-    for start in range(0, max(1, *lengths), step):
-        own.add(_scatter_round(run_together(comm, where, partial(take, start, step)), comm, root))
-    return assemble(own.columns)
-
-
-def _scatter_round(chunks: list[Any] | None, comm: CommunicatorBase, root: int) -> list[Column]:
-    """Give each rank its chunk; the root keeps its own without pickling it."""
-    kept = None
-    if chunks is not None:
-        kept, chunks[root] = chunks[root], None
-    received = comm.scatter_obj(chunks, root=root)
-    return received if kept is None else kept
+    begin, end = bounds[comm.rank]
+    longest = max(end - begin for begin, end in bounds)
+    own: list[Column] = []
+    for start in range(0, max(1, longest), round_length):
+        chunks = run_together(comm, "scatter_dataset", partial(take, start))
+        kept = None
+        if chunks is not None:  # the root does not pickle its own
+            kept, chunks[root] = chunks[root], None
+        chunk = comm.scatter_obj(chunks, root=root) or kept
+        # Joining all chunks at the end would take twice the memory.
+        own = own or [_room_for(column, end - begin) for column in chunk]
+        for column, rows in zip(own, chunk, strict=True):
+            column[start : start + len(rows)] = rows
+    return own
 
 
-class _Collector:
-    """Joins the chunks of a part without holding all of them at once."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-        self._filled = 0
-        self.columns: list[Column] = []
-
-    def add(self, chunk: list[Column]) -> None:
-        if not self.columns:
-            self.columns = [self._room_for(column) for column in chunk]
-        for column, rows in zip(self.columns, chunk, strict=True):
-            if isinstance(column, list):
-                column.extend(rows)
-            else:
-                column[self._filled : self._filled + len(rows)] = rows
-        self._filled += len(chunk[0])
-
-    def _room_for(self, chunk: Column) -> Column:
-        if isinstance(chunk, list):
-            return []
-        return np.empty((self._length, *chunk.shape[1:]), chunk.dtype)
+def _room_for(chunk: Column, length: int) -> Column:
+    if isinstance(chunk, list):
+        return []
+    return np.empty((length, *chunk.shape[1:]), chunk.dtype)
 
 
 def _is_column(column: Any) -> bool:
@@ -189,17 +135,9 @@ def _row_bytes(column: Column) -> int:
         return 0
 
 
-def _assemble_bare(columns: list[Column]) -> Column:
-    return columns[0]
-
-
 def _assemble_tuples(columns: list[Column]) -> TupleDataset:
     return TupleDataset(*columns)
 
 
-@dataclass
-class _DictAssembler:
-    keys: list[str]
-
-    def __call__(self, columns: list[Column]) -> DictDataset:
-        return DictDataset(**dict(zip(self.keys, columns, strict=True)))
+def _assemble_dict(keys: list[str], columns: list[Column]) -> DictDataset:
+    return DictDataset(**dict(zip(keys, columns, strict=True)))

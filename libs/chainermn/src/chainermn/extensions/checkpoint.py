@@ -15,11 +15,7 @@ from chainer.training.extension import Extension
 from chainermn.agreement import check_equal, run_together
 from chainermn.arguments import check_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.extensions.npz_files import (
-    find_damage,
-    is_usable_everywhere,
-    write_atomically,
-)
+from chainermn.extensions.npz_files import find_damage, is_usable_everywhere, write_atomically
 
 # The key that tells who wrote the file. Loading ignores keys that it does not know.
 _LABEL = "chainermn_checkpoint"
@@ -111,11 +107,7 @@ class MultiNodeCheckpointer(Extension):
     def save(self, target: Any, iteration: int) -> None:
         """Write a checkpoint of an object that ``chainer.serializers`` can save. Collective.
 
-        Parameters
-        ----------
-        target : object
-        iteration : int
-            Number of the checkpoint; the highest is the newest.
+        The checkpoint with the highest ``iteration`` is the newest.
 
         Raises
         ------
@@ -134,8 +126,14 @@ class MultiNodeCheckpointer(Extension):
             self._seconds.append(time.perf_counter() - start)
             return self._own_iterations()
 
-        written = run_together(self.comm, "checkpoint", write)
-        self._collect_garbage(written)
+        own = run_together(self.comm, "checkpoint", write)
+        by_rank = self.comm.allgather_obj(own)
+        is_due = max(map(len, by_rank)) > self.cp_interval + self.gc_interval
+        kept = _in_all(by_rank)[-self.cp_interval :]
+        if is_due and len(kept) == self.cp_interval:
+            for iteration in own:
+                if iteration < kept[0]:
+                    self._file(iteration).unlink(missing_ok=True)
 
     def maybe_load(
         self,
@@ -166,9 +164,10 @@ class MultiNodeCheckpointer(Extension):
             For each file that is skipped: damaged, of another job, or not fitting.
         """
         self._settle_path(trainer, path)
-        self._remove_leftovers()
+        for leftover in self._files(f".{self.name}.{self.comm.rank}."):  # of a killed process
+            leftover.unlink(missing_ok=True)
         failure = ""
-        for iteration in reversed(self._common_iterations(self._own_iterations())):
+        for iteration in reversed(_in_all(self.comm.allgather_obj(self._own_iterations()))):
             file = f"checkpoint {self._file(iteration)}"
             if not is_usable_everywhere(self.comm, file, self._find_fault(iteration)):
                 continue
@@ -220,38 +219,17 @@ class MultiNodeCheckpointer(Extension):
     def _file(self, iteration: int) -> Path:
         return self._directory / f"{self.name}.{self.comm.rank}.{iteration}"
 
+    def _files(self, prefix: str) -> list[Path]:
+        """Return the files whose names start with ``prefix``."""
+        if not self._directory.is_dir():
+            return []
+        return [file for file in self._directory.iterdir() if file.name.startswith(prefix)]
+
     def _own_iterations(self) -> list[int]:
         """Return the iterations for which this rank has a file."""
         prefix = f"{self.name}.{self.comm.rank}."
-        if not self._directory.is_dir():
-            return []
-        endings = (
-            file.name.removeprefix(prefix)
-            for file in self._directory.iterdir()
-            if file.name.startswith(prefix)
-        )
+        endings = [file.name.removeprefix(prefix) for file in self._files(prefix)]
         return sorted(int(ending) for ending in endings if ending.isascii() and ending.isdigit())
-
-    def _common_iterations(self, own: list[int]) -> list[int]:
-        """Return the iterations for which every rank has a file."""
-        return sorted(set.intersection(*map(set, self.comm.allgather_obj(own))))
-
-    def _collect_garbage(self, own: list[int]) -> None:
-        is_due = len(own) > self.cp_interval + self.gc_interval
-        if not any(self.comm.allgather_obj(is_due)):
-            return
-        kept = self._common_iterations(own)[-self.cp_interval :]
-        if len(kept) == self.cp_interval:
-            for iteration in own:
-                if iteration < kept[0]:
-                    self._file(iteration).unlink(missing_ok=True)
-
-    def _remove_leftovers(self) -> None:
-        """Remove what this rank left if it was killed while writing."""
-        if self._directory.is_dir():
-            for file in self._directory.iterdir():
-                if file.name.startswith(f".{self.name}.{self.comm.rank}."):
-                    file.unlink(missing_ok=True)
 
     def _find_fault(self, iteration: int) -> str:
         file = self._file(iteration)
@@ -264,8 +242,10 @@ class MultiNodeCheckpointer(Extension):
             return "it is no checkpoint"
         expected = [self.comm.size, self.comm.rank, iteration]
         if label != expected:
-            return (
-                f"its label is {label}, but {expected} was expected: number of ranks, rank, "
-                "iteration"
-            )
+            parts = "number of ranks, rank, iteration"
+            return f"its label is {label}, but {expected} was expected: {parts}"
         return ""
+
+
+def _in_all(by_rank: list[list[int]]) -> list[int]:
+    return sorted(set.intersection(*map(set, by_rank)))

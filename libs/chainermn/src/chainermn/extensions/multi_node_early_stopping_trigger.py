@@ -7,6 +7,7 @@ from typing import Any
 import chainer
 from chainer.training.triggers import EarlyStoppingTrigger
 
+from chainermn.agreement import run_on_root
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions.observation_aggregator import ObservationAggregator
 
@@ -73,8 +74,7 @@ class MultiNodeEarlyStoppingTrigger:
     def __call__(self, trainer: chainer.training.Trainer) -> bool:
         """Tell whether to stop, with the same answer on every rank. Collective."""
         self.aggregator(trainer)
-        is_time = self._decide(trainer) if self.comm.rank == 0 else None
-        return bool(self.comm.bcast_obj(is_time))
+        return run_on_root(self.comm, 0, type(self).__name__, lambda: self._decide(trainer))
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Load or save the best value and the number of checks since.

@@ -15,15 +15,7 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 
 
 def write_atomically(path: Path, arrays: dict[str, Any]) -> None:
-    """Write an NPZ file. Even if the process is killed, the old or the new file is complete.
-
-    Parameters
-    ----------
-    path : Path
-        File in an existing directory.
-    arrays : dict
-        From `chainer.serializers.npz.serialize`.
-    """
+    """Write an NPZ file. Even if the process is killed, the old or the new file is complete."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -33,7 +25,13 @@ def write_atomically(path: Path, arrays: dict[str, Any]) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    _sync_directory(path.parent)
+    # Not every file system can sync a directory; the file itself is safe by now.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def find_damage(path: Path) -> str:
@@ -47,26 +45,7 @@ def find_damage(path: Path) -> str:
 
 
 def is_usable_everywhere(comm: CommunicatorBase, file: str, fault: str) -> bool:
-    """Tell whether no rank found a fault; warn on those that did. Collective.
-
-    Parameters
-    ----------
-    comm : CommunicatorBase
-    file : str
-        Description of this rank's file, as ``snapshot result/snapshot.0``.
-    fault : str
-        What this rank found wrong with it, or ``''``.
-    """
+    """Tell whether no rank found a fault in its file; warn on those that did. Collective."""
     if fault:
         warnings.warn(f"skipping {file}: {fault}", stacklevel=3)
     return not any(comm.allgather_obj(fault))
-
-
-def _sync_directory(path: Path) -> None:
-    # Not every file system can do this; the file itself is safe by now.
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -10,7 +10,7 @@ import numpy as np
 from chainer.backends import cuda
 from chainer.training.extension import PRIORITY_EDITOR, Extension
 
-from chainermn.agreement import run_together
+from chainermn.agreement import run_on_root
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 
@@ -59,26 +59,22 @@ class ObservationAggregator(Extension):
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         """Note what is observed now. If ``comm_trigger`` fires, aggregate; then it is collective.
 
-        Raises
-        ------
-        Exception
-            On every rank, if the aggregator raises.
+        If the aggregator raises, it does so on every rank.
         """
         if self.original_key in trainer.observation:
             self._history.append(_in_host_memory(trainer.observation[self.original_key]))
         if not self.comm_trigger(trainer):
             return
-        gathered = self.comm.gather_obj(self._history)
+        gathered: Any = self.comm.gather_obj(self._history)
         self._history = []
 
         def aggregate() -> tuple[bool, Any]:
-            if gathered is None or not any(gathered):
+            if not any(gathered):
                 return False, None
             with chainer.no_backprop_mode():
                 return True, self.aggregator(gathered)
 
-        result = run_together(self.comm, "ObservationAggregator", aggregate)
-        is_observed, value = self.comm.bcast_obj(result)
+        is_observed, value = run_on_root(self.comm, 0, "ObservationAggregator", aggregate)
         if is_observed:
             trainer.observation[self.aggregated_key] = value
 

@@ -8,7 +8,7 @@ from typing import Any
 from chainer.dataset import Iterator
 from chainer.iterators import MultithreadIterator
 
-from chainermn.agreement import InputError, check_root, raise_errors_of, run_together
+from chainermn.agreement import check_root, run_on_root
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 _WHERE = "create_multi_node_iterator"
@@ -39,10 +39,6 @@ def create_multi_node_iterator(
     rank_master : int
         The rank that reads.
 
-    Returns
-    -------
-    MultiNodeIterator
-
     Raises
     ------
     TypeError
@@ -51,12 +47,6 @@ def create_multi_node_iterator(
         On every rank, if ``rank_master`` is not the same rank everywhere.
     """
     check_root(communicator, rank_master, _WHERE)
-
-    def check() -> None:
-        if communicator.rank == rank_master and not hasattr(actual_iterator, "__next__"):
-            raise TypeError(f"expected an iterator, got {type(actual_iterator)}")
-
-    run_together(communicator, _WHERE, check)
     return MultiNodeIterator(actual_iterator, communicator, rank_master)
 
 
@@ -83,21 +73,11 @@ class MultiNodeIterator(Iterator):
         self.rank_master = rank_master
         self._is_master = communicator.rank == rank_master
         self._actual: Any = actual_iterator if self._is_master else None
-        settings = {
-            name: getattr(self._actual, name)
-            for name in ("batch_size", "repeat")
-            if hasattr(self._actual, name)
-        }
-        # MultithreadIterator alone saves its order under another name.
-        order_key = "_order" if isinstance(self._actual, MultithreadIterator) else "order"
-        self._settings: dict[str, Any]
-        self._settings, self._order_key = communicator.bcast_obj(
-            (settings, order_key), root=rank_master
-        )
         self._order_is_known = False
         self._order: Any = None
         self._state: dict[str, Any] = {}
-        self._share(lambda: None)
+        self._settings: dict[str, Any]
+        self._settings, self._order_key = self._share(self._describe)
 
     def __next__(self) -> list[Any]:
         batch = self._share(lambda: next(self._actual, None))
@@ -152,6 +132,15 @@ class MultiNodeIterator(Iterator):
             f"the iterator of rank {self.rank_master}"
         )
 
+    def _describe(self) -> tuple[dict[str, Any], str]:
+        """Return settings of the master's iterator, and the key under which it saves its order."""
+        actual = self._actual
+        if not hasattr(actual, "__next__"):
+            raise TypeError(f"expected an iterator, got {type(actual)}")
+        names = [name for name in ("batch_size", "repeat") if hasattr(actual, name)]
+        order_key = "_order" if isinstance(actual, MultithreadIterator) else "order"
+        return {name: getattr(actual, name) for name in names}, order_key
+
     def _own_state(self) -> dict[str, Any]:
         if not self._is_master:
             return dict(self._state)
@@ -162,19 +151,14 @@ class MultiNodeIterator(Iterator):
 
         Everything travels in one broadcast, since every step of training calls this.
         """
-        message: Any = None
-        if self._is_master:
-            try:
-                result = act()
-            except Exception as error:
-                failure = InputError(RuntimeError, f"{type(error).__name__}: {error}")
-                self.communicator.bcast_obj(failure, root=self.rank_master)
-                raise
-            state = self._own_state()
-            message = result, state, self._new_order(state["is_new_epoch"])
-        message = self.communicator.bcast_obj(message, root=self.rank_master)
-        raise_errors_of({self.rank_master: message}, "multi-node iterator")
-        result, self._state, new_order = message
+
+        def step() -> tuple[Any, dict[str, Any], tuple[Any] | None]:
+            result, state = act(), self._own_state()
+            return result, state, self._new_order(state["is_new_epoch"])
+
+        result, self._state, new_order = run_on_root(
+            self.communicator, self.rank_master, _WHERE, step
+        )
         if new_order is not None:
             (self._order,) = new_order
         return result

@@ -28,8 +28,7 @@ def create_synchronized_iterator(
     Parameters
     ----------
     actual_iterator : chainer.dataset.Iterator
-        An iterator of Chainer's, or one with attributes ``dataset`` and ``order_sampler`` and a
-        method ``reset``.
+        Has ``dataset``, ``order_sampler`` and ``reset``, as Chainer's iterators have.
     communicator : CommunicatorBase
 
     Returns
@@ -51,10 +50,8 @@ def create_synchronized_iterator(
     def check() -> tuple[int, OrderSampler | None]:
         for name in ("dataset", "order_sampler", "reset"):
             if not hasattr(actual_iterator, name):
-                raise ValueError(
-                    f"the iterator must have {name!r}, as Chainer's have; "
-                    f"got {type(actual_iterator)}"
-                )
+                kind = type(actual_iterator)
+                raise ValueError(f"the iterator must have {name!r}, as Chainer's have; got {kind}")
         n, sampler = len(actual_iterator.dataset), actual_iterator.order_sampler
         if type(sampler) is ShuffleOrderSampler:
             return n, DistributedOrderSampler(n, 0, n, int(np.random.randint(2**31)))
@@ -72,13 +69,7 @@ def create_synchronized_iterator(
 
 
 class SynchronizedIterator(Iterator):
-    """Wraps an iterator. Reading or setting any other attribute does so in that iterator.
-
-    Attributes
-    ----------
-    actual_iterator : chainer.dataset.Iterator
-    communicator : CommunicatorBase
-    """
+    """Wraps an iterator. Reading or setting any other attribute does so in that iterator."""
 
     actual_iterator: Iterator
     communicator: CommunicatorBase
