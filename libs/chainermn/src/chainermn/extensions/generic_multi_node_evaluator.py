@@ -83,25 +83,17 @@ class GenericMultiNodeEvaluator(Extension):
     def __call__(self, trainer: chainer.training.Trainer) -> Any:
         """Evaluate; every rank must call it.
 
-        Returns
-        -------
-        object
-            The return value of `aggregate` on ``root``, None elsewhere.
-
-        Raises
-        ------
-        Exception
-            On every rank, if `calc_local` or `aggregate` raises on any.
+        Returns the return value of `aggregate` on ``root``, None elsewhere. If `calc_local` or
+        `aggregate` raises on one rank, every rank raises.
         """
-        batches = self._batches()
+        results = self._results()
         with chainer.using_config("train", False):
             if self.comm is None:
-                results = [result for result, _ in map(self._calc, batches)]
                 return self.aggregate([result for result in results if result is not None])
-            results = self._gather_all(self.comm, batches)
+            gathered = self._gather_all(self.comm, results)
             is_root = self.comm.rank == self.root
             return run_together(
-                self.comm, _WHERE, lambda: self.aggregate(results) if is_root else None
+                self.comm, _WHERE, lambda: self.aggregate(gathered) if is_root else None
             )
 
     def calc_local(self, *args: Any, **kwargs: Any) -> Any:
@@ -123,37 +115,33 @@ class GenericMultiNodeEvaluator(Extension):
         """
         return results
 
-    def _gather_all(self, comm: CommunicatorBase, batches: Iterator[Any]) -> list[Any]:
-        results: list[Any] = []
+    def _gather_all(self, comm: CommunicatorBase, results: Iterator[Any]) -> list[Any]:
+        everything: list[Any] = []
         while True:
-            own, more = run_together(comm, _WHERE, lambda: self._calc(next(batches, _END)))
-            if not any(comm.allgather_obj(more)):
-                return results
-            gathered = comm.gather_obj(own, root=self.root)
-            results += [result for result in gathered or () if result is not None]
+            own = run_together(comm, _WHERE, lambda: next(results, _END))
+            if not any(comm.allgather_obj(own is not _END)):
+                return everything
+            gathered = comm.gather_obj(None if own is _END else own, root=self.root)
+            everything += [result for result in gathered or () if result is not None]
 
-    def _batches(self) -> Iterator[Any]:
+    def _results(self) -> Iterator[Any]:
+        """Yield the result of each batch of this rank."""
         iterator = self.iterator
         if not has_examples(iterator):
-            return iter(())
+            return
         if hasattr(iterator, "reset"):
             iterator.reset()
         else:
             iterator = copy.copy(iterator)
-        return iter(iterator)
-
-    def _calc(self, batch: Any) -> tuple[Any, bool]:
-        """Return the result of a batch, and whether there was a batch."""
-        if batch is _END:
-            return None, False
-        arrays = _call_converter(self.converter, batch, self.device)
-        with chainer.no_backprop_mode():
-            if isinstance(arrays, tuple):
-                result = self.calc_local(*arrays)
-            elif isinstance(arrays, dict):
-                result = self.calc_local(**arrays)
-            else:
-                result = self.calc_local(arrays)
-        if self._progress_hook and (self.comm is None or self.comm.rank == self.root):
-            self._progress_hook(batch)
-        return result, True
+        for batch in iterator:
+            arrays = _call_converter(self.converter, batch, self.device)
+            with chainer.no_backprop_mode():
+                if isinstance(arrays, tuple):
+                    result = self.calc_local(*arrays)
+                elif isinstance(arrays, dict):
+                    result = self.calc_local(**arrays)
+                else:
+                    result = self.calc_local(arrays)
+            if self._progress_hook and (self.comm is None or self.comm.rank == self.root):
+                self._progress_hook(batch)
+            yield result

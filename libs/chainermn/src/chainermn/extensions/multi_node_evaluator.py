@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeVar
 
 import chainer
 import numpy as np
+from chainer.dataset.convert import _call_converter
 
 from chainermn.agreement import run_together
 from chainermn.arguments import check_communicator, check_has
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.extensions.example_weights import ExampleWeights
 from chainermn.extensions.generic_multi_node_evaluator import (
     GenericMultiNodeEvaluator,
     has_examples,
@@ -49,7 +52,7 @@ def create_multi_node_evaluator(
     Evaluator
         ``actual_evaluator`` itself. For every key, its ``evaluate`` now returns, on every rank,
         the mean over the ranks that found it. Every rank must call it; a rank without examples
-        adds nothing.
+        adds nothing. If it raises on one rank, it does so on all.
 
     Raises
     ------
@@ -57,10 +60,6 @@ def create_multi_node_evaluator(
         If ``actual_evaluator`` has no ``evaluate``, or ``communicator`` is not a communicator.
     ValueError
         If ``mean_over`` is unknown.
-
-    Notes
-    -----
-    If ``evaluate`` raises on one rank, it does so on all.
     """
     call = f"{_WHERE}(actual_evaluator, communicator)"
     check_communicator(call, communicator, actual_evaluator)
@@ -70,13 +69,14 @@ def create_multi_node_evaluator(
     evaluate_locally = actual_evaluator.evaluate  # type: ignore[attr-defined]
 
     def weighted_results() -> dict[str, tuple[Any, float]]:
-        if not _has_examples(actual_evaluator):
+        iterators: dict[str, Any] = getattr(actual_evaluator, "get_all_iterators", dict)()
+        if not all(map(has_examples, iterators.values())):
             return {}
         if mean_over == "ranks":
             return {key: (_to_number(value), 1) for key, value in evaluate_locally().items()}
-        with ExampleWeights(actual_evaluator) as weights:
+        with _example_weights(actual_evaluator) as weight_of:
             found = evaluate_locally()
-        return {key: (_to_number(value), weights.of(key)) for key, value in found.items()}
+        return {key: (_to_number(value), weight_of(key)) for key, value in found.items()}
 
     def evaluate() -> dict[str, Any]:
         own = run_together(communicator, "evaluate", weighted_results)
@@ -92,9 +92,46 @@ def create_multi_node_evaluator(
     return actual_evaluator
 
 
-def _has_examples(evaluator: Any) -> bool:
-    iterators: dict[str, Any] = getattr(evaluator, "get_all_iterators", dict)()
-    return all(map(has_examples, iterators.values()))
+@contextlib.contextmanager
+def _example_weights(evaluator: Any) -> Iterator[Callable[[str], float]]:
+    """Make an evaluator's mean over batches a mean over examples.
+
+    Chainer's summaries accept a pair of a value and its weight, here the length of the batch.
+    Yields a function that returns over how many examples the mean for a key was taken.
+    """
+    converter, function = evaluator.converter, evaluator.eval_func
+    weights: Counter[str] = Counter()
+    n_examples = batch_length = 0
+
+    @chainer.dataset.converter()  # type: ignore[untyped-decorator]
+    def convert(batch: Any, device: Any) -> Any:
+        nonlocal n_examples, batch_length
+        batch_length = len(batch)
+        n_examples += batch_length
+        return _call_converter(converter, batch, device)
+
+    def evaluate(*args: Any, **kwargs: Any) -> None:
+        (function or evaluator.get_target("main"))(*args, **kwargs)
+        observation = chainer.reporter.get_current_reporter().observation
+        for key, value in observation.items():
+            if not isinstance(value, tuple):
+                value = observation[key] = (value, batch_length)
+            weights[key] += value[1]
+
+    def weight_of(key: str) -> float:
+        if not n_examples:
+            raise ValueError(
+                f"cannot tell over how many examples {key!r} was averaged: the evaluator's "
+                "evaluate does not use its converter and eval_func. Make it use them, or use "
+                "mean_over='ranks' or a GenericMultiNodeEvaluator"
+            )
+        return weights.get(key, n_examples)
+
+    evaluator.converter, evaluator.eval_func = convert, evaluate
+    try:
+        yield weight_of
+    finally:
+        evaluator.converter, evaluator.eval_func = converter, function
 
 
 def _to_number(value: Any) -> Any:
