@@ -4,20 +4,10 @@ from __future__ import annotations
 
 
 def check_communicator(call: str, communicator: object, other: object) -> None:
-    """Raise unless an argument is a communicator.
+    """Raise TypeError unless an argument is a communicator.
 
-    Parameters
-    ----------
-    call : str
-        Correct call, as ``create_multi_node_optimizer(actual_optimizer, communicator)``.
-    communicator : object
-    other : object
-        Argument that may have been swapped with ``communicator``.
-
-    Raises
-    ------
-    TypeError
-        If ``communicator`` is not a communicator.
+    ``call`` is the correct call, as ``scatter_dataset(dataset, comm)``, and ``other`` the argument
+    that may have been swapped with ``communicator``.
     """
     if _is_communicator(communicator):
         return
@@ -29,20 +19,9 @@ def check_communicator(call: str, communicator: object, other: object) -> None:
 
 
 def check_has(where: str, argument: object, expected: str, *attributes: str) -> None:
-    """Raise unless an argument has all these attributes and is not a class.
+    """Raise TypeError unless an argument has all these attributes and is not a class.
 
-    Parameters
-    ----------
-    where : str
-        Name of the function that was called.
-    argument : object
-    expected : str
-        Description of a correct argument, as ``an optimizer``.
-    *attributes : str
-
-    Raises
-    ------
-    TypeError
+    ``where`` is the function that was called, ``expected`` a description as ``an optimizer``.
     """
     if isinstance(argument, type) or not all(hasattr(argument, name) for name in attributes):
         raise TypeError(f"{where}: expected {expected}, got {_described(argument)}")

@@ -22,12 +22,8 @@ def explain(error: BaseException) -> None:
     """Add a note to an error if it means that an iterator does not fit the snapshot.
 
     A snapshot holds the order of the examples of one rank. With another number of ranks, each has
-    another number of examples, and NumPy refuses to copy one order to the other.
-
-    Parameters
-    ----------
-    error : exception
-        The error as it was raised, with its traceback, whose frames are searched.
+    another number of examples, and NumPy refuses to copy one order to the other. The frames of the
+    error's traceback tell which.
     """
     if not isinstance(error, ValueError):
         return  # reading `f_locals` of a frame would keep its objects alive
@@ -69,21 +65,14 @@ def _saved_ranks(file: Any) -> int | None:
 def _compare(saved_ranks: int | None, saved_length: int, ranks: int, length: int) -> str:
     if saved_length == length:
         return ""
-    lengths = f"{saved_length} examples on each rank; this job has {length}"
+    written = "This snapshot was written by a job"
+    lengths = f"{written} with {saved_length} examples on each rank; this job has {length}"
     if saved_ranks is None:
-        return (
-            f"This snapshot was written by a job with {lengths}. Either the number of ranks or "
-            f"the data have changed. {_REMEDY}."
-        )
+        return f"{lengths}. Either the number of ranks or the data have changed. {_REMEDY}."
     if saved_ranks == ranks:
-        return (
-            f"This snapshot was written by a job with {lengths}, on the same number of ranks: "
-            "the data have changed, or are divided in another way."
-        )
-    return (
-        f"This snapshot was written by a job of {_counted(saved_ranks)}, and this job has "
-        f"{_counted(ranks)}. {_REMEDY}."
-    )
+        reason = "the data have changed, or are divided in another way"
+        return f"{lengths}, on the same number of ranks: {reason}."
+    return f"{written} of {_counted(saved_ranks)}, and this job has {_counted(ranks)}. {_REMEDY}."
 
 
 def _counted(ranks: int) -> str:

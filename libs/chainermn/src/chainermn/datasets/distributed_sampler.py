@@ -45,10 +45,6 @@ def create_distributed_sampler(
     force_equal_length : bool
         As for `scatter_dataset`.
 
-    Returns
-    -------
-    DistributedOrderSampler
-
     Raises
     ------
     TypeError, ValueError
@@ -73,16 +69,8 @@ def create_distributed_sampler(
 class DistributedOrderSampler(OrderSampler):
     """Shuffles the examples of one rank; see `create_distributed_sampler`.
 
-    The order of an epoch depends only on the seed, the epoch and the number of ranks.
-
-    Parameters
-    ----------
-    n : int
-        Number of examples of all ranks together.
-    begin, end : int
-        This rank visits ``range(begin, end)`` of the shuffled examples.
-    seed : int
-    shuffle : bool
+    The order of an epoch depends only on the seed, the epoch and the number of ranks. This rank
+    visits ``range(begin, end)`` of the ``n`` shuffled examples of all ranks.
 
     Attributes
     ----------
@@ -117,18 +105,9 @@ class DistributedOrderSampler(OrderSampler):
     def __call__(self, current_order: Indices, current_position: int) -> Indices:
         """Return the next order, as Chainer's iterators ask for it.
 
-        Parameters
-        ----------
-        current_order : ndarray of int
-            What the previous call returned, or what the iterator read from a snapshot;
-            ``arange(n)`` at the start.
-        current_position : int
-            Ignored.
-
-        Raises
-        ------
-        ValueError
-            If the iterator's data set has another length.
+        ``current_order`` is what the previous call returned, or what the iterator read from a
+        snapshot; ``arange(n)`` at the start. Raises ValueError if the iterator's data set has
+        another length.
         """
         length = self._part.stop - self._part.start
         if len(current_order) not in (self.n, length):

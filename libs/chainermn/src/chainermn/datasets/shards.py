@@ -103,7 +103,7 @@ def scatter_columns(
     own: list[Column] = []
     for start in range(0, max(1, longest), round_length):
         chunks = run_together(comm, "scatter_dataset", partial(take, start))
-        kept = None
+        kept: Any = None
         if chunks is not None:  # the root does not pickle its own
             kept, chunks[root] = chunks[root], None
         chunk = comm.scatter_obj(chunks, root=root) or kept

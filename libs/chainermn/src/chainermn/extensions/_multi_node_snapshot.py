@@ -74,13 +74,7 @@ def multi_node_snapshot(
 
 
 def parse_replica_sets(replica_sets: Sequence[int | Iterable[int]], size: int) -> list[set[int]]:
-    """Return disjoint sets that contain all ranks; see `multi_node_snapshot`.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If these are not disjoint sets of ranks.
-    """
+    """Return disjoint sets that contain all ranks; see `multi_node_snapshot`."""
     sets = [{entry} if isinstance(entry, int) else set(entry) for entry in replica_sets]
     remaining = set(range(size))
     for ranks in sets:
@@ -128,16 +122,9 @@ class MultiNodeSnapshot(Extension):
     def initialize(self, trainer: chainer.training.Trainer) -> None:
         """Load the newest snapshot, if ``autoload`` is on; then this is collective.
 
-        Raises
-        ------
-        Exception
-            On every rank, if the snapshot does not fit the trainer of any rank.
-
-        Warns
-        -----
-        UserWarning
-            For each damaged snapshot, which is skipped. On rank 0, if nothing is loaded because
-            the ranks that write now have no snapshot in common.
+        Raises on every rank if the snapshot does not fit the trainer of any. Warns of each damaged
+        snapshot, which is skipped; and, on rank 0, if nothing is loaded because the ranks that
+        write now have no snapshot in common.
         """
         autoload, self.snapshot.autoload = self.snapshot.autoload, False
         if self.is_master:
@@ -166,7 +153,6 @@ class MultiNodeSnapshot(Extension):
         name = self._newest_common_name(directory)
         if name is None:
             return
-        contents = None
         if self.is_master:
             contents = (directory / f"{name}.{self.comm.rank}").read_bytes()
             for rank in self.replica_set - {self.master}:
@@ -179,14 +165,21 @@ class MultiNodeSnapshot(Extension):
     def _newest_common_name(self, directory: Path) -> str | None:
         """Return the name, without suffix, of the newest snapshot that all ranks can load."""
         own = run_together(self.comm, _WHERE, lambda: self._times(directory))
-        everywhere = dict(enumerate(self.comm.allgather_obj(own)))
-        by_rank = [times for times in everywhere.values() if times is not None]
-        common = set.intersection(*map(set, by_rank))
-        if any(by_rank) and not common and self.comm.rank == 0:
-            found = {rank: len(times) for rank, times in everywhere.items() if times is not None}
-            _warn_of_other_writers(directory, found)
+        everywhere = enumerate(self.comm.allgather_obj(own))
+        by_rank = {rank: times for rank, times in everywhere if times is not None}
+        common = set.intersection(*map(set, by_rank.values()))
+        if any(by_rank.values()) and not common and self.comm.rank == 0:
+            counts = ", ".join(f"{len(times)} by rank {rank}" for rank, times in by_rank.items())
+            warnings.warn(
+                f"{_WHERE}: nothing is loaded from {directory}, as no snapshot there was written "
+                f"by each of the ranks that write now; there are {counts}. Was the number of "
+                "ranks different, or replica_sets? With replica_sets=[], any number of ranks can "
+                "load a snapshot",
+                stacklevel=4,
+            )
         # Sorted by the times of the first set alone: clocks of other hosts may differ.
-        for name in sorted(common, key=lambda name: (by_rank[0][name], name), reverse=True):
+        first = by_rank[min(by_rank)]
+        for name in sorted(common, key=lambda name: (first[name], name), reverse=True):
             path = directory / f"{name}.{self.comm.rank}"
             fault = find_damage(path) if self.is_master else ""
             if is_usable_everywhere(self.comm, f"snapshot {path}", fault):
@@ -199,27 +192,13 @@ class MultiNodeSnapshot(Extension):
             return None
         if callable(self._plain_filename):
             raise TypeError("autoload needs a snapshot whose filename is a string")
-        prefix = self._plain_filename.split("{")[0]
-        ending = f"{self._plain_filename.split('}')[-1]}.{self.comm.rank}"
-        if "{" not in self._plain_filename:
-            prefix = ending = self.snapshot.filename
-        if not directory.is_dir():
-            return {}
+        stem = ".*".join(map(re.escape, re.split(r"\{.*\}", self._plain_filename)))
+        pattern = re.compile(rf"({stem})\.{self.comm.rank}")
         return {
-            file.name.removesuffix(f".{self.comm.rank}"): file.stat().st_mtime
-            for file in directory.iterdir()
-            if file.name.startswith(prefix) and file.name.endswith(ending) and file.is_file()
+            found[1]: file.stat().st_mtime
+            for file in (directory.iterdir() if directory.is_dir() else ())
+            if (found := pattern.fullmatch(file.name)) and file.is_file()
         }
-
-
-def _warn_of_other_writers(directory: Path, found: Mapping[int, int]) -> None:
-    counts = ", ".join(f"{number} by rank {rank}" for rank, number in found.items())
-    warnings.warn(
-        f"{_WHERE}: nothing is loaded from {directory}, as no snapshot there was written by each "
-        f"of the ranks that write now; there are {counts}. Was the number of ranks different, or "
-        "replica_sets? With replica_sets=[], any number of ranks can load a snapshot",
-        stacklevel=2,
-    )
 
 
 def _load(contents: bytes, target: Any) -> None:

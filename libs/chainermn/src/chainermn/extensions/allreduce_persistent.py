@@ -36,10 +36,7 @@ class AllreducePersistent(Extension):
     def __call__(self, trainer: chainer.training.Trainer | None = None) -> None:
         """Average the arrays. Every rank must call it.
 
-        Raises
-        ------
-        ValueError
-            On every rank, if the models have different persistent arrays.
+        Raises ValueError on every rank, if the models have different persistent arrays.
         """
         named = dict(_named_float_persistents(self.model))
         own = {(name, value.shape, value.dtype.name) for name, value in named.items()}

@@ -96,12 +96,11 @@ class MultiNodeCheckpointer(Extension):
         self.comm = comm
         self.cp_interval = cp_interval
         self.gc_interval = gc_interval
-        self.path = None if path is None else Path(path)
+        self.path: Any = None if path is None else Path(path)
         self._seconds: list[float] = []
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         """Write a checkpoint of ``trainer``. Every rank must call it in the same iteration."""
-        self._settle_path(trainer, None)
         self.save(trainer, trainer.updater.iteration)
 
     def save(self, target: Any, iteration: int) -> None:
@@ -115,13 +114,13 @@ class MultiNodeCheckpointer(Extension):
             On ranks that cannot write their file; the others raise RuntimeError. Earlier
             checkpoints stay.
         """
-        self._settle_path(target, None)
+        self._settle_path(target)
 
         def write() -> list[int]:
             start = time.perf_counter()
             arrays = dict(chainer.serializers.npz.serialize(target))
             arrays[_LABEL] = np.array([self.comm.size, self.comm.rank, iteration])
-            self._directory.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
             write_atomically(self._file(iteration), arrays)
             self._seconds.append(time.perf_counter() - start)
             return self._own_iterations()
@@ -156,12 +155,8 @@ class MultiNodeCheckpointer(Extension):
         ------
         RuntimeError
             On every rank, if there are checkpoints but none fits ``trainer``, part of which may
-            have been loaded by then.
-
-        Warns
-        -----
-        UserWarning
-            For each file that is skipped: damaged, of another job, or not fitting.
+            have been loaded by then. A UserWarning names each file that is skipped: damaged, of
+            another job, or not fitting.
         """
         self._settle_path(trainer, path)
         for leftover in self._files(f".{self.name}.{self.comm.rank}."):  # of a killed process
@@ -200,12 +195,7 @@ class MultiNodeCheckpointer(Extension):
         mean, least, most = np.mean(self._seconds), min(self._seconds), max(self._seconds)
         return f"Snapshot duration stats (sec): avg={mean:f}, min={least:f}, max={most:f}"
 
-    @property
-    def _directory(self) -> Path:
-        assert self.path is not None
-        return self.path
-
-    def _settle_path(self, target: Any, path: str | os.PathLike[str] | None) -> None:
+    def _settle_path(self, target: Any, path: str | os.PathLike[str] | None = None) -> None:
         if path is not None:
             self.path = Path(path)
         if self.path is None:
@@ -217,13 +207,13 @@ class MultiNodeCheckpointer(Extension):
             self.path = Path(target.out)
 
     def _file(self, iteration: int) -> Path:
-        return self._directory / f"{self.name}.{self.comm.rank}.{iteration}"
+        return Path(self.path, f"{self.name}.{self.comm.rank}.{iteration}")
 
     def _files(self, prefix: str) -> list[Path]:
         """Return the files whose names start with ``prefix``."""
-        if not self._directory.is_dir():
+        if not self.path.is_dir():
             return []
-        return [file for file in self._directory.iterdir() if file.name.startswith(prefix)]
+        return [file for file in self.path.iterdir() if file.name.startswith(prefix)]
 
     def _own_iterations(self) -> list[int]:
         """Return the iterations for which this rank has a file."""

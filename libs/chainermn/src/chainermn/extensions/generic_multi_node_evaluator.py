@@ -44,14 +44,10 @@ class GenericMultiNodeEvaluator(Extension):
     converter : callable
         Converts a batch to arrays.
     root : int
-        The rank that puts the results together.
+        The rank that puts the results together. Unless it is the same rank everywhere, all ranks
+        raise ValueError.
     progress_hook : callable, optional
         ``progress_hook(batch)`` is called on ``root`` after each of its batches.
-
-    Raises
-    ------
-    ValueError
-        On every rank, if ``root`` is not the same rank everywhere.
     """
 
     trigger = 1, "epoch"
@@ -107,11 +103,8 @@ class GenericMultiNodeEvaluator(Extension):
     def aggregate(self, results: list[Any]) -> Any:
         """Put together the results of all batches of all ranks; by default, return the list.
 
-        Parameters
-        ----------
-        results : list
-            Results of the first batch of each rank, in the order of the ranks; then those of the
-            second, and so on.
+        First come the results of the first batch of each rank, in the order of the ranks; then
+        those of the second, and so on.
         """
         return results
 

@@ -103,7 +103,7 @@ def _example_weights(evaluator: Any) -> Iterator[Callable[[str], float]]:
     weights: Counter[str] = Counter()
     n_examples = batch_length = 0
 
-    @chainer.dataset.converter()  # type: ignore[untyped-decorator]
+    @chainer.dataset.converter()
     def convert(batch: Any, device: Any) -> Any:
         nonlocal n_examples, batch_length
         batch_length = len(batch)
