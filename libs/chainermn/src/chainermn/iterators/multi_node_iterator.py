@@ -138,6 +138,7 @@ class MultiNodeIterator(Iterator):
         if not hasattr(actual, "__next__"):
             raise TypeError(f"expected an iterator, got {type(actual)}")
         names = [name for name in ("batch_size", "repeat") if hasattr(actual, name)]
+        # MultithreadIterator alone saves it under another name.
         order_key = "_order" if isinstance(actual, MultithreadIterator) else "order"
         return {name: getattr(actual, name) for name in names}, order_key
 
