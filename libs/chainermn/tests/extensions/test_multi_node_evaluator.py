@@ -223,7 +223,7 @@ def test_generic_evaluator_without_a_communicator() -> None:
 
 
 @pytest.mark.mpi(1, 3)
-@pytest.mark.parametrize("method", ["calc_local", "aggregate"])
+@pytest.mark.parametrize("method", ["calc_local", "aggregate", "iterator.reset"])
 def test_generic_evaluator_that_fails(method: str) -> None:
     comm = chainermn.create_communicator("naive")
 
@@ -234,7 +234,8 @@ def test_generic_evaluator_that_fails(method: str) -> None:
 
     own = np.arange(comm.rank, 3)
     shared = Collected(comm, SerialIterator(own, 1, repeat=False, shuffle=False), chainer.Chain())
-    setattr(shared, method, fail)
+    *path, name = method.split(".")
+    setattr(getattr(shared, path[0]) if path else shared, name, fail)
     kind = ZeroDivisionError if comm.rank == 0 else RuntimeError
     with pytest.raises(kind, match="by design"):
         shared(None)

@@ -181,6 +181,16 @@ def test_ranks_whose_epochs_differ_stop_together() -> None:
     assert stopped == 6
 
 
+@pytest.mark.mpi(2, 3)
+def test_trigger_that_fails_on_rank_0_raises_on_all() -> None:
+    comm = chainermn.create_communicator("naive")
+    trigger = early_stopping(comm)
+    trigger.actual_trigger = None  # of rank 0; no other rank asks its own
+    with pytest.raises(TypeError, match="NoneType"):
+        trigger(at(1, {"main/loss": 1.0}))
+    assert comm.allreduce_obj(1) == comm.size  # nothing is left under way
+
+
 def early_stopping(comm: Any) -> MultiNodeEarlyStoppingTrigger:
     return MultiNodeEarlyStoppingTrigger(comm, check_trigger=(2, "iteration"), patience=2)
 
