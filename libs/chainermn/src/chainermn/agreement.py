@@ -118,7 +118,7 @@ def check_equal(ranks: Ranks, value: object, where: str) -> None:
 
 
 def check_root(ranks: Ranks, root: int, where: str) -> None:
-    """Raise ValueError on all ranks unless all give the same root, which is a rank.
+    """Raise on all ranks unless all give the same root, which is a rank.
 
     Parameters
     ----------
@@ -126,6 +126,10 @@ def check_root(ranks: Ranks, root: int, where: str) -> None:
     root : int
     where : str
         What the user called, for the message.
+
+    Raises
+    ------
+    ValueError
     """
 
     def describe() -> str:

@@ -45,6 +45,10 @@ def create_distributed_sampler(
     force_equal_length : bool
         As for `scatter_dataset`.
 
+    Returns
+    -------
+    DistributedOrderSampler
+
     Raises
     ------
     TypeError, ValueError

@@ -6,12 +6,7 @@ Every rank must call the collective functions (:func:`allgather`, :func:`allredu
 :func:`alltoall`, :func:`bcast`, :func:`gather`, :func:`reduce_scatter`, :func:`scatter`) in the
 same order, and run backward through each of them: through at least one of its results. Gradients
 are those of the sum of the losses of all ranks. ``xs`` has one entry per rank: a sequence of
-variables, or one variable of shape ``(size, ...)``. All ranks raise together:
-
-- ``TypeError`` or ``ValueError`` if an argument of any rank is not as described, ``root`` is not
-  a rank, or shapes or dtypes differ where they must not;
-- ``RuntimeError`` if the ranks call different functions, or with different roots, or if one needs
-  a gradient and another records no graph (``chainer.no_backprop_mode``).
+variables, or one variable of shape ``(size, ...)``.
 """
 
 from chainermn.functions.batch_normalization import multi_node_batch_normalization

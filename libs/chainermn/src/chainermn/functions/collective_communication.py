@@ -265,10 +265,28 @@ class Scatter(Rooted):
 
 
 def allgather(comm: CommunicatorBase, x: chainer.Variable) -> tuple[chainer.Variable, ...]:
-    """Give every rank a tuple of the variables of all ranks.
+    """Give every rank the variables of all ranks.
 
-    Shapes of ``x`` may differ from rank to rank, dtypes may not. Backward adds up, on each rank,
-    the gradients of its variable on all ranks. `chainermn.functions` says what is raised.
+    Backward adds up, on each rank, the gradients of its variable on all ranks.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    x : chainer.Variable or ndarray
+        Shapes may differ from rank to rank, dtypes may not.
+
+    Returns
+    -------
+    tuple of chainer.Variable
+        One per rank. Every rank must run backward, through at least one of them.
+
+    Raises
+    ------
+    TypeError, ValueError
+        On every rank, if any rank gives anything else, or dtypes differ.
+    RuntimeError
+        On every rank, if the ranks call different functions, or if one needs a gradient and
+        another records no graph (``chainer.no_backprop_mode``).
     """
     return AllGather(comm).join(lambda: (as_variable(x),))
 
@@ -276,9 +294,26 @@ def allgather(comm: CommunicatorBase, x: chainer.Variable) -> tuple[chainer.Vari
 def reduce_scatter(comm: CommunicatorBase, xs: Sequence[chainer.Variable]) -> chainer.Variable:
     """Return on rank ``i`` the sum over all ranks of their ``xs[i]``.
 
-    All of ``xs`` have one dtype; float16 is added up in float32. Entry ``i`` has the same shape
-    on every rank, different entries may have different shapes. Backward gives every rank the
-    gradients of all sums, as :func:`allgather` does. `chainermn.functions` says what is raised.
+    Backward gives every rank the gradients of all sums, as :func:`allgather` does.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    xs : sequence of (chainer.Variable or ndarray), or one of shape (size, ...)
+        One entry per rank, all of the same dtype. Entry ``i`` has the same shape on every rank;
+        different entries may have different shapes.
+
+    Returns
+    -------
+    chainer.Variable
+        Sum, of the shape and dtype of ``xs[rank]``; float16 is added up in float32.
+
+    Raises
+    ------
+    TypeError, ValueError
+        On every rank, if any rank gives anything else or the ranks disagree.
+    RuntimeError
+        As for :func:`allgather`.
     """
     return ReduceScatter(comm).join(lambda: _one_each(comm, xs))[0]
 
@@ -286,10 +321,28 @@ def reduce_scatter(comm: CommunicatorBase, xs: Sequence[chainer.Variable]) -> ch
 def alltoall(
     comm: CommunicatorBase, xs: Sequence[chainer.Variable]
 ) -> tuple[chainer.Variable, ...]:
-    """Send ``xs[i]`` to rank ``i``; return a tuple whose entry ``i`` comes from rank ``i``.
+    """Send ``xs[i]`` to rank ``i``, for every ``i``.
 
-    Shapes may differ, dtypes may not. Backward sends each gradient to the rank that its variable
-    came from. `chainermn.functions` says what is raised.
+    Backward sends each gradient to the rank that its variable came from.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    xs : sequence of (chainer.Variable or ndarray), or one of shape (size, ...)
+        One entry per rank. Shapes may differ, dtypes may not.
+
+    Returns
+    -------
+    tuple of chainer.Variable
+        Entry ``i`` comes from rank ``i``. Every rank must run backward, through at least one of
+        them.
+
+    Raises
+    ------
+    TypeError, ValueError
+        On every rank, if any rank gives anything else or another number of entries.
+    RuntimeError
+        As for :func:`allgather`.
     """
     return AllToAll(comm).join(lambda: _one_each(comm, xs))
 
@@ -297,19 +350,57 @@ def alltoall(
 def allreduce(
     comm: CommunicatorBase, x: chainer.Variable, op: Literal["sum", "mean"] = "sum"
 ) -> chainer.Variable:
-    """Return the sum, or with ``op='mean'`` the mean, of the variables of all ranks.
+    """Return the sum, or the mean, of the variables of all ranks.
 
-    ``x`` has the same shape and dtype on every rank; float16 is added up in float32. Backward
-    reduces the gradients in the same way. `chainermn.functions` says what is raised.
+    Backward reduces the gradients in the same way. They are the derivative of the sum of the
+    losses of all ranks.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    x : chainer.Variable or ndarray
+        Of the same shape and dtype on every rank.
+    op : {'sum', 'mean'}
+
+    Returns
+    -------
+    chainer.Variable
+        The same values on every rank; float16 is added up in float32. Every rank must run
+        backward through it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        On every rank, if any rank gives anything else or the ranks disagree.
+    RuntimeError
+        As for :func:`allgather`.
     """
     return AllReduce(comm, op).join(lambda: (as_variable(x),))[0]
 
 
 def bcast(comm: CommunicatorBase, x: chainer.Variable | None, root: int = 0) -> chainer.Variable:
-    """Give every rank the variable of rank ``root``; ``x`` is ignored elsewhere.
+    """Give every rank the variable of rank ``root``.
 
-    Backward adds up the gradients of all ranks on ``root``. `chainermn.functions` says what is
-    raised.
+    Backward adds up the gradients of all ranks on ``root``.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    x : chainer.Variable or ndarray
+        Variable to send, on ``root``; ignored elsewhere.
+    root : int
+
+    Returns
+    -------
+    chainer.Variable
+        Every rank must run backward through it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        On every rank, if ``root`` gives anything else, or is not a rank.
+    RuntimeError
+        As for :func:`allgather`. Calls with different roots count as different functions.
     """
     return Bcast(comm, root).join(lambda: (as_variable(x),))[0]
 
@@ -319,14 +410,28 @@ def gather(
 ) -> tuple[chainer.Variable, ...] | chainer.Variable:
     """Gather the variables of all ranks on ``root``.
 
-    Shapes of ``x`` may differ from rank to rank, dtypes may not. Backward scatters the gradients
-    from ``root``. `chainermn.functions` says what is raised.
+    Backward scatters the gradients from there.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    x : chainer.Variable or ndarray
+        Shapes may differ from rank to rank, dtypes may not.
+    root : int
 
     Returns
     -------
     tuple of chainer.Variable, or chainer.Variable
         On ``root``, a tuple of one variable per rank. Elsewhere, a delegate: float32, of shape
         ``(0,)``; run backward from it, or connect it to a loss by :func:`pseudo_connect`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        On every rank, if any rank gives anything else, dtypes differ, or ``root`` is not a
+        rank.
+    RuntimeError
+        As for :func:`bcast`.
     """
     gathered = Gather(comm, root).join(lambda: (as_variable(x),))
     return gathered if comm.rank == root else gathered[0]
@@ -335,10 +440,29 @@ def gather(
 def scatter(
     comm: CommunicatorBase, xs: Sequence[chainer.Variable] | None, root: int = 0
 ) -> chainer.Variable:
-    """Give rank ``i`` the variable ``xs[i]`` of rank ``root``; ``xs`` is ignored elsewhere.
+    """Give rank ``i`` the variable ``xs[i]`` of rank ``root``.
 
-    Shapes may differ, dtypes may not. Backward gathers the gradients on ``root``.
-    `chainermn.functions` says what is raised.
+    Backward gathers the gradients there.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    xs : sequence of (chainer.Variable or ndarray), or one of shape (size, ...)
+        One entry per rank, on ``root``; ignored elsewhere. Shapes may differ, dtypes may not.
+    root : int
+
+    Returns
+    -------
+    chainer.Variable
+        Every rank must run backward through it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        On every rank, if ``root`` gives anything else or another number of entries, or is not a
+        rank.
+    RuntimeError
+        As for :func:`bcast`.
     """
     return Scatter(comm, root).join(lambda: _one_each(comm, xs))[0]
 

@@ -39,6 +39,10 @@ def create_multi_node_iterator(
     rank_master : int
         The rank that reads.
 
+    Returns
+    -------
+    MultiNodeIterator
+
     Raises
     ------
     TypeError

@@ -30,7 +30,10 @@ class MultiNodeChainList(CommunicatorHolder, chainer.ChainList):
     order, backward in the reverse order, even if a link does not use all that it receives. Choose
     the orders so that no two ranks wait for each other: that would be a deadlock.
 
-    Copies of the model share ``comm``. After unpickling, set it by ``model.comm = ...``.
+    Parameters
+    ----------
+    comm : CommunicatorBase
+        Shared by copies of the link. After unpickling, set it by ``link.comm = ...``.
 
     Examples
     --------
@@ -81,8 +84,10 @@ class MultiNodeChainList(CommunicatorHolder, chainer.ChainList):
     def forward(self, *inputs: Any) -> Any:
         """Compute the part of this rank.
 
-        ``inputs`` are the arguments of the links with ``rank_in=None``. Raises ``RuntimeError``
-        if a link with this rank in ``rank_in`` finds no output of an earlier one.
+        Parameters
+        ----------
+        *inputs
+            Arguments of the links with ``rank_in=None``.
 
         Returns
         -------
@@ -90,6 +95,11 @@ class MultiNodeChainList(CommunicatorHolder, chainer.ChainList):
             The output of the link with ``rank_out=None``. If this rank has none, a delegate:
             float32, of shape ``(0,)``. Every rank must call ``backward()`` of its result, or of
             a variable computed from it.
+
+        Raises
+        ------
+        RuntimeError
+            If a link with this rank in ``rank_in`` finds no output of an earlier one.
         """
         messages = _Messages(self.comm)
         output = None

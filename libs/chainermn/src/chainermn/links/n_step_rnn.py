@@ -37,15 +37,26 @@ class MultiNodeNStepRNN(CommunicatorHolder, chainer.Chain):
     def forward(self, *inputs: Any) -> tuple[Any, ...]:
         """Receive hidden states, compute, send hidden states.
 
-        Takes ``xs``, a list of sequences of shape (length, in_size); or ``hx, xs`` or
-        ``hx, cx, xs``, as ``actual_link`` does. Hidden states must be None if they are received.
+        Parameters
+        ----------
+        *inputs
+            ``xs``, a list of sequences of shape (length, in_size); or ``hx, xs`` or
+            ``hx, cx, xs``, as for ``actual_link``. Hidden states must be None if they are
+            received.
 
-        Returns the results of ``actual_link``, ``hy, ys`` or ``hy, cy, ys``, followed by a
-        delegate, which is None without ``rank_out``. Run backward from it, or connect it to a
-        loss by `chainermn.functions.pseudo_connect`.
+        Returns
+        -------
+        tuple
+            The results of ``actual_link``, ``hy, ys`` or ``hy, cy, ys``, followed by a delegate,
+            which is None without ``rank_out``. Run backward from it, or connect it to a loss by
+            `chainermn.functions.pseudo_connect`.
 
-        Raises ``TypeError`` if the number of inputs is wrong, and ``ValueError`` if hidden states
-        are both given and received, or the other rank sends another number of them.
+        Raises
+        ------
+        TypeError
+            If the number of inputs is wrong.
+        ValueError
+            If hidden states are both given and received, or their number is wrong.
         """
         *hidden, xs = inputs or (None,)
         if not inputs or len(hidden) not in (0, self.n_cells):
