@@ -13,7 +13,7 @@ import pytest
 import chainermn
 import chainermn.functions as MF
 from chainermn.communicators import registered
-from chainermn.gradients.buckets import PerMemory
+from chainermn.gradients.buckets import WireDtypes
 
 pytestmark = pytest.mark.gpu
 BY_MPI = ["naive", "flat"]
@@ -43,7 +43,7 @@ def check_mean_grad(a_gpu: Any, name: str, wire: str | None) -> None:
     model = model_with(a_gpu, everywhere[comm.rank])
     if comm.size == 1:  # where communicators leave gradients alone
         exchange = comm._gradients
-        wire_dtypes = PerMemory(exchange.wire_dtype, exchange.wire_dtype)
+        wire_dtypes = WireDtypes(exchange.wire_dtype, exchange.wire_dtype)
         exchange.average(exchange.agree(model, zero_fill=False), wire_dtypes)
     comm.multi_node_mean_grad(model)
     tolerance = {"float16": 2e-3, "bfloat16": 2e-2}.get(str(wire), 1e-6)

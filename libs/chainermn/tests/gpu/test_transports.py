@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from chainermn.gradients.batched_copy import BLOCK_LENGTH, KINDS, BatchedCopy, Layout
+from chainermn.gradients.batched_copy import BLOCK_LENGTH, KINDS, BatchedCopy
 from chainermn.transport.gpu.device import the_gpu
 from chainermn.transport.gpu.nccl import NcclTransport
 from chainermn.transport.gpu.staging import Staging
@@ -44,9 +44,8 @@ def test_batched_copy(a_gpu: Any, wire: str) -> None:
         for n, dtype in zip(sizes, dtypes, strict=True)
     ]
     arrays = [a_gpu.to_gpu(array) for array in given]
-    layout = Layout(sizes, dtypes)
-    copy = BatchedCopy(gpu, layout, wire_dtype)
-    buffer = gpu.empty(layout.size, wire_dtype)
+    copy = BatchedCopy(gpu, sizes, dtypes, wire_dtype)
+    buffer = gpu.empty(sum(sizes), wire_dtype)
     copy.gather(arrays, buffer)
     expected = np.concatenate([array.astype(wire_dtype) for array in given])
     np.testing.assert_array_equal(wide(a_gpu.to_host(buffer)), wide(expected))

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from chainermn.gradients import batched_copy
-from chainermn.gradients.batched_copy import KINDS, BatchedCopy, Layout
-from chainermn.gradients.copies import padded_length
+from chainermn.gradients.batched_copy import KINDS, BatchedCopy, layout
+from chainermn.gradients.buckets import padded_length
 
 BLOCK = batched_copy.BLOCK_LENGTH
 
@@ -26,16 +26,18 @@ def dtype_of(name: str) -> np.dtype:
 
 
 def test_layout() -> None:
-    layout = Layout([5, 0, BLOCK, 2 * BLOCK + 1], [np.dtype("f4")] * 3 + [np.dtype("f2")])
-    assert layout.size == 3 * BLOCK + 6
-    assert layout.kinds.tolist() == [2, 2, 2, 0]
-    assert layout.offsets.tolist() == [0, 5, 5, BLOCK + 5]
-    assert layout.block_arrays.tolist() == [0, 2, 3, 3, 3]
-    assert layout.block_starts.tolist() == [0, 0, 0, BLOCK, 2 * BLOCK]
+    sizes = [5, 0, BLOCK, 2 * BLOCK + 1]
+    tables = layout(sizes, [np.dtype("f4")] * 3 + [np.dtype("f2")])
+    assert [table.tolist() for table in tables] == [
+        [2, 2, 2, 0],
+        sizes,
+        [0, 5, 5, BLOCK + 5],
+        [0, 2, 3, 3, 3],
+        [0, 0, 0, BLOCK, 2 * BLOCK],
+    ]
     types = [np.int32, np.int64, np.int64, np.int32, np.int64]
-    names = ["kinds", "sizes", "offsets", "block_arrays", "block_starts"]
-    assert [getattr(layout, name).dtype for name in names] == types  # as the kernels read them
-    assert Layout([], []).size == 0
+    assert [table.dtype for table in tables] == types  # as the kernels read them
+    assert [len(table) for table in layout([], [])] == [0] * 5
 
 
 def test_buffer_is_as_long_as_ranks_can_divide() -> None:
@@ -102,9 +104,8 @@ def test_kernels_on_this_processor(
     sizes = [1, 0, BLOCK, 2 * BLOCK + 3, 300, 7, BLOCK - 1, 2]
     given = [numbers(n, dtype) for n, dtype in zip(sizes, dtypes, strict=True)]
     arrays = [stand_in.to_gpu(array) for array in given]
-    layout = Layout(sizes, dtypes)
-    copy = BatchedCopy(stand_in, layout, wire_dtype)
-    buffer = stand_in.empty(layout.size + 2, wire_dtype)
+    copy = BatchedCopy(stand_in, sizes, dtypes, wire_dtype)
+    buffer = stand_in.empty(sum(sizes) + 2, wire_dtype)
     copy.gather(arrays, buffer)
     with np.errstate(over="ignore"):
         expected = np.concatenate([array.astype(wire_dtype) for array in given])
@@ -126,7 +127,7 @@ def test_kernels_on_this_processor(
 
 def test_tables_are_uploaded_once(stand_in: Any) -> None:
     arrays = [stand_in.to_gpu(np.ones(3, "f")) for _ in range(2)]
-    copy = BatchedCopy(stand_in, Layout([3, 3], [np.dtype("f4")] * 2), np.dtype("f4"))
+    copy = BatchedCopy(stand_in, [3, 3], [np.dtype("f4")] * 2, np.dtype("f4"))
     buffer = stand_in.empty(6, np.dtype("f4"))
     for _ in range(3):
         copy.gather(arrays, buffer)

@@ -28,58 +28,40 @@ def source() -> str:
     return Path(__file__).with_suffix(".cu").read_text()
 
 
-class Layout:
-    """The consecutive positions of arrays in a buffer, and the part that each GPU block copies.
+def layout(sizes: Sequence[int], dtypes: Sequence[np.dtype[Any]]) -> tuple[Array, ...]:
+    """Lay arrays out in a buffer, one behind the other; return what the kernels read.
 
-    Parameters
-    ----------
-    sizes : sequence of int
-        Number of elements of each array.
-    dtypes : sequence of dtype
-        Dtype of each array: float16, bfloat16, float32 or float64.
-
-    Attributes
-    ----------
-    size : int
-        Number of elements of all arrays together.
+    Returns
+    -------
     kinds, sizes, offsets : ndarray of shape (number of arrays,)
         Kind, number of elements and position in the buffer of each array.
     block_arrays, block_starts : ndarray of shape (number of blocks,)
-        Index of the array that each block copies, and the block's first element in that array.
+        Index of the array that each GPU block copies, and the block's first element in that array.
     """
-
-    def __init__(self, sizes: Sequence[int], dtypes: Sequence[np.dtype[Any]]) -> None:
-        self.kinds = np.array([KINDS[dtype.name] for dtype in dtypes], np.int32)
-        self.sizes = np.array(sizes, np.int64)
-        ends = np.cumsum(self.sizes)
-        self.offsets = ends - self.sizes
-        self.size = int(ends[-1]) if len(ends) else 0
-        counts = -(-self.sizes // BLOCK_LENGTH)
-        self.block_arrays = np.repeat(np.arange(len(sizes), dtype=np.int32), counts)
-        firsts = np.cumsum(counts) - counts
-        numbers = np.arange(len(self.block_arrays)) - np.repeat(firsts, counts)
-        self.block_starts = (numbers * BLOCK_LENGTH).astype(np.int64)
+    kinds = np.array([KINDS[dtype.name] for dtype in dtypes], np.int32)
+    lengths = np.array(sizes, np.int64)
+    offsets = np.cumsum(lengths) - lengths
+    counts = -(-lengths // BLOCK_LENGTH)
+    block_arrays = np.repeat(np.arange(len(sizes), dtype=np.int32), counts)
+    firsts = np.cumsum(counts) - counts
+    numbers = np.arange(len(block_arrays)) - np.repeat(firsts, counts)
+    return kinds, lengths, offsets, block_arrays, (numbers * BLOCK_LENGTH).astype(np.int64)
 
 
 class BatchedCopy:
-    """Copies arrays of one layout into a buffer and back. Uploads the layout once.
+    """Copies arrays of given sizes and dtypes into a buffer and back. Uploads the layout once."""
 
-    Parameters
-    ----------
-    gpu : Gpu
-    layout : Layout
-    wire_dtype : dtype
-        Dtype of the buffer.
-    """
-
-    def __init__(self, gpu: Gpu, layout: Layout, wire_dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self,
+        gpu: Gpu,
+        sizes: Sequence[int],
+        dtypes: Sequence[np.dtype[Any]],
+        wire_dtype: np.dtype[Any],
+    ) -> None:
         self._gpu = gpu
-        self._n_blocks = len(layout.block_arrays)
         self._wire = wire_dtype.name
-        tables = (
-            *(layout.kinds, layout.sizes, layout.offsets),
-            *(layout.block_arrays, layout.block_starts),
-        )
+        tables = layout(sizes, dtypes)
+        self._n_blocks = len(tables[-1])
         self._tables = [gpu.upload(table) for table in tables]
         self._addresses: Array | None = None
         self._pointers: Array | None = None
@@ -99,8 +81,6 @@ class BatchedCopy:
         # The memory pool usually gives a gradient the same address in each iteration.
         if self._addresses is None or not np.array_equal(addresses, self._addresses):
             self._pointers, self._addresses = self._gpu.upload(addresses), addresses
-        arguments = (
-            *(self._pointers, *self._tables),
-            *(np.int64(BLOCK_LENGTH), np.uint64(self._gpu.pointer(buffer)), *more),
-        )
+        where = np.int64(BLOCK_LENGTH), np.uint64(self._gpu.pointer(buffer))
+        arguments = self._pointers, *self._tables, *where, *more
         self._gpu.run(source(), f"{what}_{self._wire}", self._n_blocks, arguments)

@@ -3,60 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from chainermn.gradients.copies import Copies, GpuCopies, HostCopies
+from chainermn.gradients.batched_copy import BatchedCopy
 from chainermn.transport.gpu.device import on_gpu, the_gpu
 from chainermn.transport.reducer import Array
 
 if TYPE_CHECKING:
     import chainer
 
-T = TypeVar("T")
+
+class WireDtypes(NamedTuple):
+    """Dtypes to which gradients in each memory are rounded before they are sent, or None."""
+
+    host: np.dtype[Any] | None
+    gpu: np.dtype[Any] | None
 
 
-class PerMemory(NamedTuple, Generic[T]):
-    """A pair of values: one for gradients in host memory, one for those in GPU memory."""
-
-    host: T
-    gpu: T
-
-    def choose(self, on_gpu: bool) -> T:
-        """Return the value for gradients in GPU memory, or else for those in host memory."""
-        return self.gpu if on_gpu else self.host
-
-
-#: Dtypes to which gradients are rounded before they are sent; None if they are not.
-WireDtypes: TypeAlias = PerMemory[np.dtype[Any] | None]
-
-
-class BufferMemory:
-    """Memory that buffers share, if only one of them is in use at a time."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[np.dtype[Any], Array] = {}
-
-    def buffer_for(self, copies: Copies) -> Array:
-        """Return a buffer, which is valid until the next call."""
-        buffer = self._buffers.get(copies.dtype)
-        if buffer is None or buffer.size < copies.length:
-            buffer = self._buffers[copies.dtype] = copies.new_buffer()
-        return buffer[: copies.length]
+#: The largest buffer so far of each dtype, in GPU memory or not. Buckets share buffers if only
+#: one bucket is in use at a time.
+Buffers: TypeAlias = dict[tuple[np.dtype[Any], bool], Array]
 
 
 class Bucket:
     """Gradients that are exchanged together in one buffer, in host memory or in GPU memory.
 
+    In GPU memory one kernel copies in each direction, and the host does not wait for it. The
+    gradients may have different dtypes: all are cast to that of the buffer, whose length is a
+    multiple of the number of ranks, so that all shards have the same length.
+
     Parameters
     ----------
     members : sequence of int
-        Positions of the gradients' parameters among all parameters.
-    copies : Copies
-    memory : BufferMemory
-    in_place : bool
-        Whether a single gradient in host memory serves as its own buffer, without a copy.
+        Positions of the parameters among all parameters.
+    parameters : sequence of chainer.Parameter
+        The parameters of the gradients: all in host memory with one dtype, or all in GPU memory.
+    dtype : dtype
+        Dtype of the buffer.
+    n_ranks : int
+    buffers : Buffers or None
+        None for a buffer that no other bucket uses. Otherwise a single gradient in host memory
+        is its own buffer, without a copy.
 
     Attributes
     ----------
@@ -70,91 +59,113 @@ class Bucket:
     buffer: Array
 
     def __init__(
-        self, members: Sequence[int], copies: Copies, memory: BufferMemory, *, in_place: bool
+        self,
+        members: Sequence[int],
+        parameters: Sequence[chainer.Parameter],
+        dtype: np.dtype[Any],
+        n_ranks: int,
+        buffers: Buffers | None,
     ) -> None:
         self.members = members
-        self.on_gpu = isinstance(copies, GpuCopies)
-        self._copies = copies
-        self._memory = memory
-        self._is_alone = in_place and len(members) == 1 and not self.on_gpu
+        self.on_gpu = on_gpu(parameters[0].array)
+        self._dtype = dtype
+        self._n_ranks = n_ranks
+        self._buffers = {} if buffers is None else buffers
+        self._is_in_place = buffers is not None and len(members) == 1 and not self.on_gpu
+        sizes = [parameter.size for parameter in parameters]
+        self._length = sum(sizes)
+        if self.on_gpu:
+            self._length = padded_length(self._length, n_ranks)
+            dtypes = [parameter.dtype for parameter in parameters]
+            self._copy = BatchedCopy(the_gpu(), sizes, dtypes, dtype)
 
     def gather(self, gradients: Sequence[Array]) -> None:
         """Copy one-dimensional contiguous gradients into the buffer."""
-        if self._is_alone:
+        if self._is_in_place:
             (self.buffer,) = gradients
             return
-        self.buffer = self._memory.buffer_for(self._copies)
-        self._copies.gather(gradients, self.buffer)
+        self.buffer = self._take_buffer()
+        if self.on_gpu:
+            self._copy.gather(gradients, self.buffer)
+        else:
+            np.concatenate(gradients, out=self.buffer)
 
     def scatter(self, gradients: Sequence[Array]) -> None:
-        """Copy the means from the buffer into one-dimensional contiguous gradients."""
-        if not self._is_alone:
-            self._copies.scatter(self.buffer, gradients)
+        """Copy the means from the buffer into the gradients; in GPU memory, divide the sums."""
+        if self.on_gpu:
+            self._copy.scatter(self.buffer, gradients, self._n_ranks)
+        elif not self._is_in_place:
+            start = 0
+            for gradient in gradients:
+                gradient[:] = self.buffer[start : start + gradient.size]
+                start += gradient.size
+
+    def _take_buffer(self) -> Array:
+        key = self._dtype, self.on_gpu
+        if key not in self._buffers or self._buffers[key].size < self._length:
+            # In GPU memory the padding is reduced along with the gradients and must not overflow.
+            new = gpu_zeros if self.on_gpu else np.empty
+            self._buffers[key] = new(self._length, self._dtype)
+        return self._buffers[key][: self._length]
+
+
+def padded_length(n: int, n_ranks: int) -> int:
+    """Return the smallest multiple of ``n_ranks`` that is at least ``n``."""
+    return -(-n // n_ranks) * n_ranks
+
+
+def gpu_zeros(n: int, dtype: np.dtype[Any]) -> Array:
+    """Return ``n`` zeros in GPU memory."""
+    zeros = the_gpu().empty(n, dtype)
+    zeros.view(np.uint8)[...] = 0
+    return zeros
 
 
 def make_buckets(
     parameters: Sequence[chainer.Parameter],
-    limits: PerMemory[float],
+    limit: float,
+    gpu_limit: float,
     gpu_wire_dtype: np.dtype[Any] | None,
     n_ranks: int,
-    memories: PerMemory[BufferMemory] | None = None,
+    buffers: Buffers | None = None,
 ) -> list[Bucket]:
-    """Divide the gradients of parameters into buckets, roughly in the given order.
+    """Divide the gradients of initialised parameters into buckets, roughly in the given order.
 
     Parameters
     ----------
     parameters : sequence of chainer.Parameter
-        Initialised parameters.
-    limits : PerMemory of float
-        Maximum size of a bucket in bytes. A gradient of at least this size gets a bucket to
-        itself; if the limit is 0, every gradient does.
+    limit, gpu_limit : float
+        Maximum size in bytes of a bucket in host memory and in GPU memory. A gradient of at least
+        this size gets a bucket to itself; if the limit is 0, every gradient does.
     gpu_wire_dtype : dtype or None
         Dtype of buffers in GPU memory; None for the dtype of the gradients.
     n_ranks : int
-    memories : PerMemory of BufferMemory, optional
-        Memory that all buckets share, if only one bucket is in use at a time. By default each
-        bucket has its own memory, and even a single gradient is copied into it.
+    buffers : Buffers, optional
+        Buffers that all buckets share, if only one bucket is in use at a time. By default each
+        bucket has its own buffer, and even a single gradient is copied into it.
     """
-    divided: list[tuple[list[int], np.dtype[Any], bool]] = []
+    divided: list[tuple[list[int], np.dtype[Any]]] = []
     filling: dict[tuple[np.dtype[Any], bool], tuple[list[int], int]] = {}
     for index, parameter in enumerate(parameters):
         array = parameter.array
         is_on_gpu = on_gpu(array)
         dtype = gpu_wire_dtype if is_on_gpu and gpu_wire_dtype else array.dtype
-        limit = limits.choose(is_on_gpu)
-        if array.nbytes >= limit:
-            divided.append(([index], dtype, is_on_gpu))
+        most = gpu_limit if is_on_gpu else limit
+        if array.nbytes >= most:
+            divided.append(([index], dtype))
             continue
         members, filled = filling.get((dtype, is_on_gpu), ([], 0))
-        if not members or filled + array.nbytes > limit:
+        if not members or filled + array.nbytes > most:
             members, filled = [], 0
-            divided.append((members, dtype, is_on_gpu))
+            divided.append((members, dtype))
         members.append(index)
         filling[dtype, is_on_gpu] = members, filled + array.nbytes
     # A bucket can be exchanged once its last gradient is final.
     divided.sort(key=lambda bucket: bucket[0][-1])
     return [
-        Bucket(
-            members,
-            _copies([parameters[index] for index in members], dtype, is_on_gpu, n_ranks),
-            BufferMemory() if memories is None else memories.choose(is_on_gpu),
-            in_place=memories is not None,
-        )
-        for members, dtype, is_on_gpu in divided
+        Bucket(members, [parameters[index] for index in members], dtype, n_ranks, buffers)
+        for members, dtype in divided
     ]
-
-
-def _copies(
-    parameters: Sequence[chainer.Parameter],
-    dtype: np.dtype[Any],
-    is_on_gpu: bool,
-    n_ranks: int,
-) -> Copies:
-    sizes = [parameter.size for parameter in parameters]
-    if not is_on_gpu:
-        return HostCopies(sizes, dtype)
-    dtypes = [parameter.dtype for parameter in parameters]
-    return GpuCopies(the_gpu(), sizes, dtypes, dtype, n_ranks)
 
 
 def flat_gradients(parameters: Sequence[chainer.Parameter]) -> list[Array]:

@@ -12,16 +12,14 @@ import numpy as np
 from chainermn.failures.activity import Group, collective
 from chainermn.gradients.buckets import (
     Bucket,
-    BufferMemory,
-    PerMemory,
+    Buffers,
     WireDtypes,
     flat_gradients,
+    gpu_zeros,
     make_buckets,
 )
-from chainermn.gradients.overflow import check_overflow
-from chainermn.gradients.parameters import Agreement, agree_on_gradients
+from chainermn.gradients.parameters import Agreement, agree_on_gradients, check_overflow
 from chainermn.transport.duplicates import Duplicate
-from chainermn.transport.gpu.device import on_gpu
 from chainermn.transport.gpu.reducers import GpuReducers
 from chainermn.transport.gpu.transports import GpuTransports
 from chainermn.transport.host.arithmetic import FLOAT16
@@ -72,19 +70,9 @@ class Algorithm:
 
 
 class GradientExchange:
-    """Averages the gradients of models over the ranks.
+    """Averages the gradients of models over the ranks of ``mpi_comm``.
 
-    Parameters
-    ----------
-    mpi_comm : mpi4py.MPI.Intracomm
-        Communicator of all ranks.
-    topology : Topology
-        Host of each rank.
-    transports : GpuTransports
-        Transports for gradients in GPU memory.
-    algorithm : Algorithm
-    group : Group
-        The name of ``mpi_comm`` for the watch.
+    ``group`` is the name of these ranks for the watch.
 
     Attributes
     ----------
@@ -110,21 +98,20 @@ class GradientExchange:
         self._host = HostReducers(mpi_comm, topology)
         by_nccl = algorithm.everyone_by_nccl
         self._gpu = GpuReducers(transports, topology, self._host, everyone_by_nccl=by_nccl)
-        self._limits = _limits(algorithm, topology)
-        self._memories = PerMemory(host=BufferMemory(), gpu=BufferMemory())
+        self._buffers: Buffers = {}
         self._buckets: dict[object, list[Bucket]] = {}
 
     @property
     def wire_dtypes(self) -> WireDtypes:
         """The wire dtypes that are in effect with the current settings."""
         if self.topology.size == 1:
-            return PerMemory(None, None)
+            return WireDtypes(None, None)
         gpu = self.wire_dtype
         if gpu is None and self.algorithm.uses_nccl:
             config = chainer.global_config.dtype
             gpu = FLOAT16 if config is chainer.mixed16 else np.dtype(config)
         # Gradients in host memory that never leave their host need no rounding.
-        return PerMemory(self.wire_dtype if self.topology.inter_size > 1 else None, gpu)
+        return WireDtypes(self.wire_dtype if self.topology.inter_size > 1 else None, gpu)
 
     @collective("multi_node_mean_grad")
     def mean(
@@ -132,14 +119,7 @@ class GradientExchange:
     ) -> tuple[bool, ...]:
         """Replace every gradient of ``model`` by its mean over the ranks. Collective.
 
-        Parameters
-        ----------
-        model : chainer.Link
-        zero_fill : bool
-            Whether to treat a missing gradient (``None``) as zeros.
-        unless : sequence of bool
-            Reasons to exchange nothing, if any is true on any rank; of the same length on all
-            ranks.
+        If any of ``unless`` is true on any rank, nothing is exchanged.
 
         Returns
         -------
@@ -185,11 +165,6 @@ class GradientExchange:
 
         The first all-reduce makes its reducers, which is collective and blocks. Later ones never
         block, so one thread can advance several in turn.
-
-        Parameters
-        ----------
-        bucket : Bucket
-        wire_dtypes : WireDtypes
         """
         allreduce = self.algorithm.allreduce
         if bucket.on_gpu:
@@ -197,10 +172,12 @@ class GradientExchange:
             return allreduce(bucket.buffer, self._gpu, 1, None)
         return allreduce(bucket.buffer, self._host, self.topology.size, wire_dtypes.host)
 
-    def set_up(self, buffer: Array) -> Steps:
-        """All-reduce ``buffer``, to make the reducers that later all-reduces in its memory use."""
-        reducers: Reducers = self._gpu if on_gpu(buffer) else self._host
-        return self.algorithm.allreduce(buffer, reducers, 1, None)
+    def set_up(self, on_gpu: bool) -> None:
+        """Make the reducers that later all-reduces in this memory use. Collective."""
+        # A shard for each rank.
+        n, dtype = self.topology.size, np.dtype(np.float32)
+        buffer = gpu_zeros(n, dtype) if on_gpu else np.zeros(n, dtype)
+        wait_for(self.algorithm.allreduce(buffer, self._gpu if on_gpu else self._host, 1, None))
 
     def check_overflow(
         self,
@@ -208,7 +185,7 @@ class GradientExchange:
         buckets: Sequence[Bucket],
         lanes: Sequence[GradientExchange],
     ) -> None:
-        """Check that no gradient has overflowed in ``lanes``; see `overflow`. Collective.
+        """Check that no gradient has overflowed in ``lanes``. Collective.
 
         Only casts in host memory note overflows, so nothing is checked for GPU memory alone.
         """
@@ -236,17 +213,17 @@ class GradientExchange:
         self, agreed: Agreement, gpu_wire_dtype: np.dtype[Any] | None
     ) -> list[Bucket]:
         key = agreed.description, gpu_wire_dtype
-        if key not in self._buckets:
+        buckets = self._buckets.get(key)
+        if buckets is None:
             if len(self._buckets) >= _MOST_MODELS:
                 self._buckets.clear()
-            size = self.topology.size
-            arguments = agreed.parameters, self._limits, gpu_wire_dtype, size, self._memories
-            self._buckets[key] = make_buckets(*arguments)
-        return self._buckets[key]
-
-
-def _limits(algorithm: Algorithm, topology: Topology) -> PerMemory[float]:
-    limit = algorithm.bucket_bytes
-    if limit is None:
-        limit = _BUCKET_BYTES if topology.inter_size > 1 else _BUCKET_BYTES_ON_ONE_HOST
-    return PerMemory(host=limit, gpu=float("inf") if limit else 0)
+            limit = self.algorithm.bucket_bytes
+            gpu_limit = 0 if limit == 0 else float("inf")
+            if limit is None:
+                one_host = self.topology.inter_size == 1
+                limit = _BUCKET_BYTES_ON_ONE_HOST if one_host else _BUCKET_BYTES
+            buckets = self._buckets[key] = make_buckets(
+                *(agreed.parameters, limit, gpu_limit, gpu_wire_dtype),
+                *(self.topology.size, self._buffers),
+            )
+        return buckets

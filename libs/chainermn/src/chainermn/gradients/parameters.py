@@ -13,6 +13,7 @@ from chainer.backends import cuda
 from chainermn.agreement import (
     InputError,
     agree,
+    any_true,
     attempt,
     check_equal,
     raise_errors_of,
@@ -41,13 +42,7 @@ class Description(NamedTuple):
 
 
 def named_parameters(model: chainer.Link) -> list[tuple[str, chainer.Parameter]]:
-    """Return the parameters of ``model`` with their names, sorted by name.
-
-    Raises
-    ------
-    TypeError
-        If ``model`` is not a `chainer.Link`.
-    """
+    """Return the parameters of ``model`` with their names, sorted by name."""
     if not isinstance(model, chainer.Link):
         raise TypeError(f"expected a model, a chainer.Link, got {type(model)}")
     return sorted(model.namedparams(), key=lambda pair: pair[0])
@@ -59,20 +54,10 @@ def is_on_gpu(model: chainer.Link) -> bool:
 
 
 class Agreement(NamedTuple):
-    """The result of an agreement before an exchange.
-
-    Attributes
-    ----------
-    parameters : list of chainer.Parameter
-        Parameters whose gradients are to be exchanged.
-    description : hashable
-        Descriptions of all parameters; equal if parameters and missing gradients are the same.
-    unless, flags : tuple of bool
-        For each flag, whether it is true on any rank.
-    """
+    """Which gradients are to be exchanged, and for each flag, whether it is true on any rank."""
 
     parameters: list[chainer.Parameter]
-    description: Hashable
+    description: Hashable  # of all parameters; also tells which gradients are missing
     unless: tuple[bool, ...]
     flags: tuple[bool, ...]
 
@@ -87,6 +72,8 @@ def agree_on_gradients(
 ) -> Agreement:
     """Agree on the parameters whose gradients are to be exchanged. One small all-reduce.
 
+    If any of ``unless`` is true on any rank, nothing is compared.
+
     Parameters
     ----------
     mpi_comm : mpi4py.MPI.Intracomm
@@ -95,10 +82,8 @@ def agree_on_gradients(
         Whether to set missing gradients of initialised parameters to zeros.
     wire_dtype : object
         Value of the setting ``allreduce_grad_dtype``.
-    unless : sequence of bool
-        Reasons to exchange nothing, if any is true on any rank. Then nothing is compared.
-    flags : sequence of bool
-        Further flags of this rank.
+    unless, flags : sequence of bool
+        Reasons to exchange nothing, and further flags of this rank.
 
     Raises
     ------
@@ -134,12 +119,7 @@ def bcast_parameters(
 ) -> None:
     """Give every rank each parameter of the lowest rank that has initialised it.
 
-    Parameters
-    ----------
-    mpi_comm : mpi4py.MPI.Intracomm
-    transport_of : callable
-        Function that returns the transport for the memory of an array.
-    model : chainer.Link
+    ``transport_of`` returns the transport for the memory of an array.
 
     Raises
     ------
@@ -160,6 +140,36 @@ def bcast_parameters(
         transport_of(values).bcast(values.reshape(-1), owner)
         if values is not parameter.array:
             parameter.array = values
+
+
+def check_overflow(mpi_comm: MPI.Intracomm, model: chainer.Link, largest: float) -> None:
+    """Check that no finite gradient has become infinite as float16. Collective.
+
+    The gradients of ``model`` are already the means; ``largest`` is the largest magnitude that
+    became infinite on this rank, or 0.
+
+    Raises
+    ------
+    OverflowError
+        On all ranks, if a gradient has become infinite on any, unless loss scaling is on: then
+        Chainer skips the step, and lowers a dynamic scale.
+    """
+    if not any_true(mpi_comm, largest > 0):
+        return
+    pairs = named_parameters(model)
+    is_scaled = any(parameter._loss_scale is not None for _, parameter in pairs)
+    everywhere = mpi_comm.allgather((largest, is_scaled))
+    if any(scaled for _, scaled in everywhere):
+        return
+    shown = ", ".join(
+        f"{value:.3g} on rank {rank}" for rank, (value, _) in enumerate(everywhere) if value
+    )
+    raise OverflowError(
+        "multi_node_mean_grad: gradients beyond 65504, the largest float16, have become infinite "
+        f"on the wire: {', '.join(_not_finite(pairs))} (up to {shown}). Use "
+        "allreduce_grad_dtype='bfloat16', which has the range of float32, or 'float32'; or scale "
+        "the loss: optimizer.loss_scaling() skips such steps"
+    )
 
 
 def _contiguous(array: Any, like: Description) -> Any:
@@ -191,16 +201,20 @@ def _describe(name: str, parameter: chainer.Parameter, *, assume_grad: bool) -> 
     return Description(name, array.shape, array.dtype, on_gpu(array), has_grad)
 
 
-def _check_finite(mpi_comm: MPI.Intracomm, pairs: list[tuple[str, chainer.Parameter]]) -> None:
-    """Raise on every rank if a gradient is NaN or infinite on any."""
-    found = [
+def _not_finite(pairs: list[tuple[str, chainer.Parameter]]) -> list[str]:
+    """Return the names of the parameters whose gradient is NaN or infinite anywhere."""
+    return [
         name
         for name, parameter in pairs
         if parameter.array is not None
         and parameter.grad is not None
         and not np.isfinite(parameter.grad).all()
     ]
-    everywhere = mpi_comm.allgather(found)
+
+
+def _check_finite(mpi_comm: MPI.Intracomm, pairs: list[tuple[str, chainer.Parameter]]) -> None:
+    """Raise on every rank if a gradient is NaN or infinite on any."""
+    everywhere = mpi_comm.allgather(_not_finite(pairs))
     if any(everywhere):
         shown = "; ".join(f"rank {rank}: {', '.join(n)}" for rank, n in enumerate(everywhere) if n)
         raise ValueError(f"multi_node_mean_grad: gradients that are NaN or infinite: {shown}")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from chainermn.gradients.overlap.progress import PollingEngine, ProgressEngine, ThreadEngine
+from chainermn.gradients.overlap.progress import ProgressEngine
 
 
-@pytest.fixture(params=[ThreadEngine, PollingEngine])
+@pytest.fixture(params=[True, False], ids=["in a thread", "between functions"])
 def engine(request: pytest.FixtureRequest) -> Iterator[ProgressEngine]:
-    engine = request.param(n_lanes=2)
+    lanes: Any = [0, 1]
+    engine = ProgressEngine(lanes, in_thread=request.param)
     yield engine
     engine.end()
 
@@ -19,7 +21,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[ProgressEngine]:
 def test_each_exchange_has_the_next_lane(engine: ProgressEngine) -> None:
     lanes = []
 
-    def exchange(lane: int) -> Iterator[None]:
+    def exchange(lane: Any) -> Iterator[None]:
         lanes.append(lane)
         yield
 
@@ -29,11 +31,11 @@ def test_each_exchange_has_the_next_lane(engine: ProgressEngine) -> None:
 
 
 def test_what_an_exchange_raises_is_raised_where_it_is_waited_for(engine: ProgressEngine) -> None:
-    def fails(lane: int) -> Iterator[None]:
+    def fails(lane: Any) -> Iterator[None]:
         yield
         raise ZeroDivisionError(lane)
 
-    def succeeds(lane: int) -> Iterator[None]:
+    def succeeds(lane: Any) -> Iterator[None]:
         yield
 
     failing, succeeding = engine.submit(fails), engine.submit(succeeds)

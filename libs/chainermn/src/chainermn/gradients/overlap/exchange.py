@@ -24,11 +24,10 @@ from chainer.variable import VariableNode
 from chainermn.agreement import any_true
 from chainermn.failures.activity import collective
 from chainermn.gradients.buckets import Bucket, WireDtypes
-from chainermn.gradients.overlap.lanes import GpuLane, HostLanes
+from chainermn.gradients.overlap.lanes import GpuLane, average_on_host
 from chainermn.gradients.overlap.plan import EarlyExchange, Plan
-from chainermn.gradients.overlap.progress import Exchange, PollingEngine, ThreadEngine
+from chainermn.gradients.overlap.progress import Exchange, ProgressEngine
 from chainermn.gradients.overlap.readiness import Uses, find_uses, taps
-from chainermn.gradients.parameters import named_parameters
 from chainermn.transport.host.mpi import threads_may_call
 from chainermn.transport.reducer import Array
 
@@ -46,24 +45,20 @@ class OverlappedExchange:
     """Averages the gradients of one model over the ranks. Making one is collective.
 
     Allocates memory for one more copy of the gradients. Gradients in GPU memory are exchanged on
-    a separate stream.
-
-    Parameters
-    ----------
-    exchange : GradientExchange
-        Exchange to duplicate. The original stays free for other use.
+    a separate stream. ``exchange`` is duplicated, and stays free for other use.
     """
 
     def __init__(self, exchange: GradientExchange) -> None:
         self._exchange = exchange
         self.group = exchange.group
         self._duplicates = [exchange.duplicate() for _ in range(_BUCKETS_UNDER_WAY)]
-        self._host_lanes = HostLanes([duplicate.made for duplicate in self._duplicates])
+        lanes = [duplicate.made for duplicate in self._duplicates]
+        for lane in lanes:
+            lane.set_up(on_gpu=False)
         # NCCL makes progress by itself once its work is enqueued.
         needs_thread = not exchange.algorithm.uses_nccl
         may_thread = threads_may_call(exchange.topology.inter_size)
-        kind = ThreadEngine if needs_thread and may_thread else PollingEngine
-        self._engine = kind(_BUCKETS_UNDER_WAY)
+        self._engine = ProgressEngine(lanes, in_thread=needs_thread and may_thread)
         self._uses: Mapping[VariableNode, Uses] | None = None
         # The same on all ranks, because it changes only when they agree.
         self._plan = self._plan_for([])
@@ -79,16 +74,8 @@ class OverlappedExchange:
     ) -> None:
         """Compute gradients as ``loss.backward`` does, and begin to exchange those of ``model``.
 
-        Not collective: other ranks need not call it. Call :meth:`mean` afterwards.
-
-        Parameters
-        ----------
-        loss : chainer.Variable
-        loss_scale : float, optional
-            Argument of ``loss.backward``.
-        model : chainer.Link
-        zero_fill : bool
-            Argument that :meth:`mean` will get.
+        Not collective: other ranks need not call it. Call :meth:`mean` afterwards, with the same
+        ``model`` and ``zero_fill``.
         """
         parameters = _initialised(model)
         uses = self._uses = find_uses(loss, parameters)
@@ -174,8 +161,8 @@ class OverlappedExchange:
     def _exchange_of(
         self, bucket: Bucket, gradients: Sequence[Array], wire_dtypes: WireDtypes
     ) -> Exchange:
-        lanes = self._gpu_lane if bucket.on_gpu else self._host_lanes
-        return lanes.exchange_of(bucket, gradients, wire_dtypes)
+        average = self._gpu_lane.sum_up if bucket.on_gpu else average_on_host
+        return average(bucket, gradients, wire_dtypes)
 
     @cached_property
     def _gpu_lane(self) -> GpuLane:
@@ -209,6 +196,6 @@ class OverlappedExchange:
 
 
 def _initialised(model: chainer.Link) -> list[chainer.Parameter]:
-    """Return the initialised parameters of ``model``, each once, sorted by name."""
-    by_node = {parameter.node: parameter for _, parameter in named_parameters(model)}
-    return [parameter for parameter in by_node.values() if parameter.array is not None]
+    """Return the initialised parameters of ``model``, each once; all ranks get the same order."""
+    by_node = {parameter.node: parameter for parameter in model.params(include_uninit=False)}
+    return list(by_node.values())

@@ -10,15 +10,9 @@ import chainer
 import numpy as np
 from chainer.variable import VariableNode
 
-from chainermn.gradients.buckets import (
-    Bucket,
-    PerMemory,
-    WireDtypes,
-    flat_gradients,
-    make_buckets,
-)
+from chainermn.gradients.buckets import Bucket, WireDtypes, flat_gradients, make_buckets
 from chainermn.gradients.overlap.progress import Exchange, ProgressEngine
-from chainermn.transport.gpu.device import on_gpu
+from chainermn.transport.gpu.device import on_gpu, the_gpu
 from chainermn.transport.reducer import Array
 
 # Measured at 1 Gbit/s: smaller buckets have more overhead, larger ones leave more to exchange
@@ -32,15 +26,7 @@ ExchangeOf: TypeAlias = Callable[[Bucket, Sequence[Array], WireDtypes], Exchange
 class Plan:
     """Which gradients are exchanged together, and in which order: the same on all ranks.
 
-    Parameters
-    ----------
-    parameters : sequence of chainer.Parameter
-        Parameters, in the order in which their gradients are to be exchanged.
-    gpu_wire_dtype : dtype or None
-        Dtype of buffers in GPU memory; None for the dtype of the gradients.
-    n_ranks : int
-    follows_graph : bool
-        Whether backward makes the gradients final in this order.
+    ``follows_graph`` tells whether backward makes the gradients final in this order.
 
     Attributes
     ----------
@@ -59,8 +45,8 @@ class Plan:
         self.parameters = parameters
         self.follows_graph = follows_graph
         self.late: set[VariableNode] = set()
-        limits = PerMemory[float](_BUCKET_BYTES, _BUCKET_BYTES)
-        self.buckets = make_buckets(parameters, limits, gpu_wire_dtype, n_ranks)
+        limits = _BUCKET_BYTES, _BUCKET_BYTES
+        self.buckets = make_buckets(parameters, *limits, gpu_wire_dtype, n_ranks)
         self._gpu_wire_dtype = gpu_wire_dtype
         self._places = _places(parameters)
 
@@ -76,13 +62,6 @@ class EarlyExchange:
 
     A gradient that has been given is read-only until the means are handed out. CuPy cannot enforce
     this, so gradients in GPU memory only must not be written to.
-
-    Parameters
-    ----------
-    plan : Plan
-    engine : ProgressEngine
-    exchange_of : callable
-    wire_dtypes : WireDtypes
     """
 
     def __init__(
@@ -98,6 +77,7 @@ class EarlyExchange:
         self._wire_dtypes = wire_dtypes
         self._given: dict[VariableNode, _Given] = {}
         self._under_way: list[Future[Any]] = []
+        self._gathered: list[Array] = []  # kept alive until the exchange is over
         self._is_abandoned = False
 
     def give(self, parameter: chainer.Parameter) -> None:
@@ -140,9 +120,9 @@ class EarlyExchange:
     def wait(self) -> None:
         """Wait until the means are complete; in GPU memory, let the current stream wait."""
         for future in self._under_way:
-            left = self._engine.wait(future)
-            if left is not None:
-                left.follow()
+            event = self._engine.wait(future)
+            if event is not None:
+                the_gpu().wait_for(event)
 
     def hand_out(self) -> None:
         """Copy the means into the parameters' own gradient arrays."""
@@ -165,6 +145,7 @@ class EarlyExchange:
             gradients = [self._flat_gradient(parameter) for parameter in members]
             exchange = self._exchange_of(bucket, gradients, self._wire_dtypes)
             self._under_way.append(self._engine.submit(exchange))
+            self._gathered += gradients
 
     def _flat_gradient(self, parameter: chainer.Parameter) -> Array:
         gradient = self._given[parameter.node].gradient

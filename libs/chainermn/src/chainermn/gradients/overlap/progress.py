@@ -1,4 +1,4 @@
-"""Engines that advance exchanges during backward: in a thread, or between its functions."""
+"""The engine that advances exchanges during backward: in a thread, or between its functions."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import contextlib
 import queue
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import chainer
-from typing_extensions import override
 
-#: Begins an exchange on a lane, given by its number. Yields whenever it has to wait for others.
-Exchange: TypeAlias = Callable[[int], Iterator[None]]
+if TYPE_CHECKING:
+    from chainermn.gradients.exchange import GradientExchange
+
+#: Begins an exchange on a lane. Yields whenever it has to wait for others.
+Exchange: TypeAlias = Callable[["GradientExchange"], Iterator[None]]
 
 # Much shorter than the exchange of a bucket, much longer than a check of its progress.
 _SECONDS_BETWEEN_POLLS = 1e-4
@@ -26,7 +27,7 @@ _SECONDS_FOR_ENDING = 5.0
 _unfinished: list[Iterator[None]] = []
 
 
-class ProgressEngine(ABC):
+class ProgressEngine:
     """Runs exchanges, begun in the order in which they were submitted.
 
     The exchanges under way are advanced in turn, because MPI makes progress only while it is
@@ -34,128 +35,85 @@ class ProgressEngine(ABC):
 
     Parameters
     ----------
-    n_lanes : int
-        Number of exchanges that may be under way at a time. The ``k``-th exchange has lane
-        ``k % n_lanes`` for itself, on every rank.
+    lanes : sequence of GradientExchange
+        Duplicates of the exchange, so that several buckets can be under way at a time. The
+        ``k``-th exchange has lane ``k % len(lanes)`` for itself, on every rank.
+    in_thread : bool
+        Whether to advance exchanges in a thread, with short sleeps, which needs
+        ``MPI_THREAD_MULTIPLE``. Otherwise they advance after each function that backward
+        computes, and in `wait`.
     """
 
-    def __init__(self, n_lanes: int) -> None:
+    def __init__(self, lanes: Sequence[GradientExchange], in_thread: bool) -> None:
+        self._lanes = lanes
         self._submitted: queue.SimpleQueue[tuple[Exchange, Future[Any]] | None] = (
             queue.SimpleQueue()
         )
-        self._lanes: list[tuple[Iterator[None], Future[Any]] | None] = [None] * n_lanes
+        self._under_way: list[tuple[Iterator[None], Future[Any]] | None] = [None] * len(lanes)
         self._turn = 0
+        self._is_ending = threading.Event()
+        self._thread: threading.Thread | None = None
+        if in_thread:
+            self._thread = threading.Thread(
+                target=self._run, name="chainermn-overlap", daemon=True
+            )
+            self._thread.start()
 
     def submit(self, exchange: Exchange) -> Future[Any]:
-        """Run ``exchange(lane)`` when its lane is free.
-
-        Returns
-        -------
-        concurrent.futures.Future
-            The return value of the exchange, or the exception that it raised.
-        """
+        """Run ``exchange(lane)`` when its lane is free."""
         future: Future[Any] = Future()
         self._submitted.put((exchange, future))
+        if self._thread is None:
+            self._advance()
         return future
 
-    @abstractmethod
     def wait(self, future: Future[Any]) -> Any:
         """Wait until an exchange is over, and return its result or raise its exception."""
-
-    @abstractmethod
-    def in_backward(self) -> AbstractContextManager[Any]:
-        """Return a context for a backward during which exchanges advance."""
-
-    @abstractmethod
-    def end(self) -> None:
-        """Stop, even in the middle of an exchange. Not collective."""
-
-    def _advance(self, may_wait: bool) -> bool:
-        """Advance each exchange by one step; tell whether any began or ended.
-
-        Parameters
-        ----------
-        may_wait : bool
-            Whether to wait for the next exchange to be submitted if none is under way.
-        """
-        has_moved = False
-        if self._lanes[self._turn] is None:
-            submitted = self._next(may_wait and not any(self._lanes))
-            if submitted is not None:
-                exchange, future = submitted
-                self._lanes[self._turn] = exchange(self._turn), future
-                self._turn = (self._turn + 1) % len(self._lanes)
-                has_moved = True
-        for lane, running in enumerate(self._lanes):
-            if running is not None and _is_over_after_a_step(*running):
-                self._lanes[lane] = None
-                has_moved = True
-        return has_moved
-
-    def _next(self, must_wait: bool) -> tuple[Exchange, Future[Any]] | None:
-        try:
-            return self._submitted.get(block=must_wait)
-        except queue.Empty:
-            return None
-
-    def _keep_unfinished(self) -> None:
-        _unfinished.extend(running[0] for running in self._lanes if running is not None)
-
-
-class ThreadEngine(ProgressEngine):
-    """Advances exchanges in a thread, with short sleeps. Needs ``MPI_THREAD_MULTIPLE``."""
-
-    def __init__(self, n_lanes: int) -> None:
-        super().__init__(n_lanes)
-        self._is_ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="chainermn-overlap", daemon=True)
-        self._thread.start()
-
-    @override
-    def wait(self, future: Future[Any]) -> Any:
+        while self._thread is None and not future.done():
+            if not self._advance():
+                time.sleep(_SECONDS_BETWEEN_POLLS)
         return future.result()
 
-    @override
     def in_backward(self) -> AbstractContextManager[Any]:
+        """Return a context for a backward during which exchanges advance."""
+        if self._thread is None:
+            return _AfterEachFunction(self._advance)
         return contextlib.nullcontext()
 
-    @override
     def end(self) -> None:
+        """Stop, even in the middle of an exchange. Not collective."""
         self._is_ending.set()
         self._submitted.put(None)
-        if threading.current_thread() is not self._thread:  # whose garbage collector may call this
+        if self._thread is None:
+            self._run()
+        elif threading.current_thread() is not self._thread:  # whose garbage collector may call
             self._thread.join(_SECONDS_FOR_ENDING)
 
     def _run(self) -> None:
         while not self._is_ending.is_set():
             if not self._advance(may_wait=True):
                 time.sleep(_SECONDS_BETWEEN_POLLS)
-        self._keep_unfinished()
+        _unfinished.extend(running[0] for running in self._under_way if running is not None)
 
+    def _advance(self, may_wait: bool = False) -> bool:
+        """Advance each exchange by one step; tell whether any began or ended.
 
-class PollingEngine(ProgressEngine):
-    """Advances exchanges after each function that backward computes, and in `wait`."""
-
-    @override
-    def submit(self, exchange: Exchange) -> Future[Any]:
-        future = super().submit(exchange)
-        self._advance(may_wait=False)
-        return future
-
-    @override
-    def wait(self, future: Future[Any]) -> Any:
-        while not future.done():
-            if not self._advance(may_wait=False):
-                time.sleep(_SECONDS_BETWEEN_POLLS)
-        return future.result()
-
-    @override
-    def in_backward(self) -> AbstractContextManager[Any]:
-        return _AfterEachFunction(lambda: self._advance(may_wait=False))
-
-    @override
-    def end(self) -> None:
-        self._keep_unfinished()
+        If none is under way and it may, it waits for the next one to be submitted.
+        """
+        has_moved = False
+        must_wait = may_wait and not any(self._under_way)
+        if self._under_way[self._turn] is None and (must_wait or not self._submitted.empty()):
+            submitted = self._submitted.get()
+            if submitted is not None:
+                exchange, future = submitted
+                self._under_way[self._turn] = exchange(self._lanes[self._turn]), future
+                self._turn = (self._turn + 1) % len(self._lanes)
+                has_moved = True
+        for lane, running in enumerate(self._under_way):
+            if running is not None and _is_over_after_a_step(*running):
+                self._under_way[lane] = None
+                has_moved = True
+        return has_moved
 
 
 class _AfterEachFunction(chainer.FunctionHook):

@@ -20,30 +20,19 @@ from chainer.variable import VariableNode
 
 
 class Uses(NamedTuple):
-    """How a graph uses a parameter.
-
-    Attributes
-    ----------
-    times : int
-        Number of uses.
-    lowest_rank : int
-        Rank in the graph of the function that uses it and that backward calls last.
-    """
+    """How a graph uses a parameter."""
 
     times: int
-    lowest_rank: int
+    lowest_rank: int  # rank of the function that uses it and that backward calls last
 
 
 def find_uses(
     loss: chainer.Variable, parameters: Sequence[chainer.Parameter]
 ) -> dict[VariableNode, Uses] | None:
-    """Find where the graph behind ``loss`` uses each of ``parameters``.
+    """Find where the graph behind ``loss`` uses those of ``parameters`` that are in it.
 
-    Returns
-    -------
-    dict of VariableNode to Uses, or None
-        Uses of each parameter that is in the graph, by its node. None if the graph contains
-        `chainer.functions.forget`: functions that backward recomputes are not in the graph.
+    Return None if the graph contains `chainer.functions.forget`: functions that backward
+    recomputes are not in the graph.
     """
     nodes = {parameter.node for parameter in parameters}
     uses: dict[VariableNode, Uses] = {}
@@ -77,16 +66,6 @@ def taps(
     The gradients are bitwise identical to those without taps. So a parameter that already has a
     gradient and is used more than once gets no tap: Chainer would add the contributions to the
     existing gradient one by one, not their sum.
-
-    Parameters
-    ----------
-    parameters : sequence of chainer.Parameter
-    uses : dict of VariableNode to Uses
-        Result of `find_uses`.
-    loss_scale : float, optional
-        Argument of the backward.
-    on_final : callable
-        Function called with a parameter as soon as its gradient is final.
     """
     anything = chainer.Variable(np.zeros(()))
     tapped = []
