@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,22 +15,14 @@ from chainermn.transport.gpu.device import the_gpu
 from chainermn.transport.host.mpi import threads_may_call
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from chainermn.gradients.exchange import GradientExchange
-    from chainermn.transport.gpu.device import Gpu
-    from chainermn.transport.reducer import Pending
 
 
 class BackgroundExchange:
     """Averages the gradients of a model in a thread. Making one is collective.
 
-    If several threads may not call MPI, `wait` averages them instead.
-
-    Parameters
-    ----------
-    exchange : GradientExchange
-        Exchange to duplicate. The original stays free for other use.
+    If several threads may not call MPI, `wait` averages them instead. ``exchange`` is duplicated,
+    and stays free for other use.
     """
 
     def __init__(self, exchange: GradientExchange) -> None:
@@ -46,54 +37,36 @@ class BackgroundExchange:
         self._running: Future[None] | None = None
 
     def start(self, model: chainer.Link, zero_fill: bool) -> None:
-        """Begin to replace every gradient of ``model`` by its mean. Call `wait` afterwards.
+        """Begin to replace every gradient of ``model`` by its mean; see `GradientExchange.mean`.
 
-        Parameters
-        ----------
-        model : chainer.Link
-            Model whose gradients must not be used until `wait` returns.
-        zero_fill : bool
-            See `CommunicatorBase.multi_node_mean_grad`.
+        The gradients must not be used until `wait` returns.
         """
-        average = functools.partial(
-            self._average,
-            model,
-            zero_fill,
-            self._original.wire_dtype,
-            _device_of(model),
-            chainer.is_debug(),
-        )
-        if is_on_gpu(model):
-            gpu = the_gpu()
+        exchange = self._duplicate.made
+        exchange.wire_dtype = self._original.wire_dtype
+        debug, device = chainer.is_debug(), _device_of(model)
+        gpu = the_gpu() if is_on_gpu(model) else None
+        if gpu is not None:
             self._stream = self._stream or gpu.new_stream()
             # The gradients are complete once the current stream has reached this point.
-            average = functools.partial(self._average_on_stream, gpu, gpu.record(), average)
+            computed = gpu.record()
+
+        def average() -> None:
+            self._thread = threading.get_ident()
+            # Chainer keeps both settings per thread.
+            with chainer.using_config("debug", debug), chainer.using_device(device):
+                if gpu is None:
+                    exchange.mean(model, zero_fill)
+                    return
+                with gpu.on(self._stream):
+                    gpu.wait_for(computed)
+                    exchange.mean(model, zero_fill)
+                    gpu.record().Wait()
+
         if self._executor is None:
             self._finish = average
         else:
             self._running = self._executor.submit(average)
             self._finish = self._running.result
-
-    def _average(
-        self,
-        model: chainer.Link,
-        zero_fill: bool,
-        wire_dtype: np.dtype[Any] | None,
-        device: Any,
-        debug: bool,
-    ) -> None:
-        self._thread = threading.get_ident()
-        exchange = self._duplicate.made
-        exchange.wire_dtype = wire_dtype
-        # Chainer keeps both settings per thread.
-        with chainer.using_config("debug", debug), chainer.using_device(device):
-            exchange.mean(model, zero_fill)
-
-    def _average_on_stream(self, gpu: Gpu, computed: Pending, average: Callable[[], None]) -> None:
-        with gpu.on(self._stream):
-            gpu.wait_for(computed)
-            average()
-            gpu.record().Wait()
 
     def wait(self) -> None:
         """Wait until no exchange is running, and raise the error if it failed.
@@ -125,5 +98,4 @@ class BackgroundExchange:
 
 
 def _device_of(link: chainer.Link) -> Any:
-    arrays = (p for p in link.params() if p.array is not None)
-    return next((p.device for p in arrays), chainer.get_device("@numpy"))
+    return next((p.device for p in link.params(False)), chainer.get_device("@numpy"))
