@@ -22,7 +22,7 @@ import chainermn
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.gradients.overlap import exchange as overlapped_exchange
 from chainermn.gradients.overlap import plan as rounds
-from chainermn.gradients.overlap import trial as overlap_trial
+from chainermn.optimizers import overlapping_optimizer
 from chainermn.optimizers.double_buffering_optimizer import DoubleBufferingOptimizer
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
 from chainermn.optimizers.overlapping_optimizer import OverlappingOptimizer
@@ -779,7 +779,7 @@ def test_auto_keeps_what_is_faster(slow: str, monkeypatch: pytest.MonkeyPatch) -
     is_slow_rank = comm.rank == comm.size - 1
     exchanges: list[str] = []
     now = 0.0
-    monkeypatch.setattr(overlap_trial, "perf_counter", lambda: now)
+    monkeypatch.setattr(overlapping_optimizer, "perf_counter", lambda: now)
 
     def note(kind: str, owner: Any, name: str, is_slow: bool) -> None:
         actual = getattr(owner, name)

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Self
 
 import chainer
 
-from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, Overlap
+from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
 
 if TYPE_CHECKING:
-    from chainermn.communicators.communicator_base import CommunicatorBase
     from chainermn.gradients.background import BackgroundExchange
 
 
@@ -29,18 +28,8 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
     background.
     """
 
-    _exchange: BackgroundExchange | None
-    _buffer: chainer.Link | None
-
-    def __init__(
-        self,
-        actual_optimizer: chainer.Optimizer,
-        communicator: CommunicatorBase,
-        zero_fill: bool,
-        overlap: Overlap = False,
-    ) -> None:
-        super().__init__(actual_optimizer, communicator, zero_fill, overlap)
-        self._set_own(_exchange=None, _buffer=None)
+    _exchange: BackgroundExchange | None = None
+    _buffer: chainer.Link | None = None
 
     def setup(self, link: chainer.Link) -> Self:
         """Set the link whose parameters are optimized, and return this optimizer."""
@@ -76,34 +65,29 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
         return found
 
     def _step(self) -> None:
-        target, buffer = self.actual_optimizer.target, self._buffer
-        is_first = buffer is None
-        if buffer is None:
+        target, is_first = self.actual_optimizer.target, self._buffer is None
+        if self._buffer is None:
             # Shares the arrays of the parameters, but has gradients of its own.
-            buffer = target.copy(mode="share")
-        exchange = self._exchange
-        if exchange is None:
-            exchange = self.communicator.create_background_exchange()
-            weakref.finalize(self, exchange.close)
-        self._set_own(_exchange=exchange, _buffer=buffer)
-        exchange.wait()
-        _swap_gradients(target, buffer)
-        exchange.start(buffer, self.zero_fill)
+            self._buffer = target.copy(mode="share")
+        if self._exchange is None:
+            self._exchange = self.communicator.create_background_exchange()
+            weakref.finalize(self, self._exchange.close)
+        self._exchange.wait()
+        _swap_gradients(target, self._buffer)
+        self._exchange.start(self._buffer, self.zero_fill)
         if not is_first:
             self.actual_optimizer.update(None)
 
     def _drop(self) -> None:
         """Forget the gradients that are being exchanged."""
         self.wait()
-        self._set_own(_buffer=None)
+        self._buffer = None
 
 
 def _swap_gradients(one: chainer.Link, other: chainer.Link) -> None:
-    twins = dict(other.namedparams())
     # A parameter that has two names must not be swapped back.
-    parameters = {id(parameter): (name, parameter) for name, parameter in one.namedparams()}
-    for name, parameter in parameters.values():
-        twin = twins[name]
+    pairs = {id(p): (p, twin) for p, twin in zip(one.params(), other.params(), strict=True)}
+    for parameter, twin in pairs.values():
         if parameter.array is None:
             continue
         parameter.grad, twin.grad = twin.grad, parameter.grad

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias
 
 import chainer
 import numpy as np
+from chainer.variable import VariableNode
 
 from chainermn.agreement import check_equal
 from chainermn.resuming import N_RANKS
@@ -35,8 +36,9 @@ class MultiNodeOptimizer:
     communicator: CommunicatorBase
     zero_fill: bool
     _overlap: Overlap
-    _synchronised: tuple[chainer.Link | None, set[tuple[str, bool]]]
-    _restored: bool
+    _restored = False
+    # The target when the replicas were made equal, and its parameters that were initialised then.
+    _synchronised: tuple[chainer.Link | None, set[VariableNode]] = (None, set())
 
     def __init__(
         self,
@@ -45,19 +47,17 @@ class MultiNodeOptimizer:
         zero_fill: bool,
         overlap: Overlap = False,
     ) -> None:
-        self._set_own(
+        vars(self).update(
             actual_optimizer=actual_optimizer,
             communicator=communicator,
             zero_fill=zero_fill,
             _overlap=overlap,
-            _synchronised=(None, set()),
-            _restored=False,
         )
 
     def setup(self, link: chainer.Link) -> Self:
         """Set the link whose parameters are optimized, and return this optimizer."""
         self.actual_optimizer.setup(link)
-        self._set_own(_synchronised=(None, set()))
+        self._synchronised = (None, set())
         return self
 
     def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
@@ -78,7 +78,7 @@ class MultiNodeOptimizer:
         if lossfun is not None:
             self._backward(lossfun, *args, **kwds)
         changed, restored = self._has_changed(), self._restored
-        self._set_own(_restored=False)
+        self._restored = False
         changed, restored = self._step_unless(changed, restored)
         if not changed and not restored:
             return
@@ -132,15 +132,15 @@ class MultiNodeOptimizer:
         """
         self.actual_optimizer.serialize(serializer)
         if isinstance(serializer, chainer.Deserializer):
-            self._set_own(_restored=True)
+            self._restored = True
         else:
             serializer(N_RANKS, self.communicator.size)
 
     def _has_changed(self) -> bool:
         """Tell whether the parameters are others than when the ranks were last synchronised."""
         target = self.actual_optimizer.target
-        link, names = self._synchronised
-        return link is not target or names != _initialised_names(target)
+        link, nodes = self._synchronised
+        return link is not target or nodes != _initialised(target)
 
     def _step_unless(self, *flags: bool) -> Sequence[bool]:
         """Average gradients and take a step, unless a flag is true on any rank; return which."""
@@ -177,21 +177,16 @@ class MultiNodeOptimizer:
 
     def _note_synchronised(self) -> None:
         target = self.actual_optimizer.target
-        self._set_own(_synchronised=(target, _initialised_names(target)))
-
-    def _set_own(self, **attributes: Any) -> None:
-        self.__dict__.update(attributes)
+        self._synchronised = (target, _initialised(target))
 
     def __getattr__(self, name: str) -> Any:
-        if "actual_optimizer" not in self.__dict__:  # while being copied
+        if "actual_optimizer" not in vars(self):  # while being copied
             raise AttributeError(name)
         return getattr(self.actual_optimizer, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.__dict__:
-            self._set_own(**{name: value})
-        else:
-            setattr(self.actual_optimizer, name, value)
+        is_own = name in vars(self) or hasattr(type(self), name)
+        (super() if is_own else self.actual_optimizer).__setattr__(name, value)
 
     def __copy__(self) -> Self:
         return self._around(self.actual_optimizer)
@@ -208,9 +203,8 @@ class MultiNodeOptimizer:
     def _around(self, actual_optimizer: chainer.Optimizer) -> Self:
         """Return a wrapper of this kind and state around an optimizer like the one at hand."""
         twin = type(self)(actual_optimizer, self.communicator, self.zero_fill, self._overlap)
-        link, names = self._synchronised
-        if link is not None and link is self.actual_optimizer.target:
-            twin._set_own(_synchronised=(actual_optimizer.target, names))
+        if self._synchronised[0] is not None and not self._has_changed():
+            twin._note_synchronised()
         return twin
 
 
@@ -235,5 +229,5 @@ def _digest(link: chainer.Link) -> bytes:
     return digest.digest()
 
 
-def _initialised_names(link: chainer.Link) -> set[tuple[str, bool]]:
-    return {(name, parameter.array is not None) for name, parameter in link.namedparams()}
+def _initialised(link: chainer.Link) -> set[VariableNode]:
+    return {parameter.node for parameter in link.params(include_uninit=False)}

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import statistics
 import warnings
 import weakref
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import chainer
 import numpy as np
 
-from chainermn.gradients.overlap.trial import OverlapTrial
 from chainermn.gradients.parameters import is_on_gpu
-from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, Overlap
+from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
 
 if TYPE_CHECKING:
-    from chainermn.communicators.communicator_base import CommunicatorBase
     from chainermn.gradients.overlap.exchange import OverlappedExchange
+
+# Not measured: in these the order of gradients is learned and memory is first touched.
+_ITERATIONS_BEFORE = 3
+_ITERATIONS_EACH = 7
 
 
 class OverlappingOptimizer(MultiNodeOptimizer):
@@ -27,20 +31,10 @@ class OverlappingOptimizer(MultiNodeOptimizer):
     that, or with ``overlap='auto'`` does not gain by it, the exchange follows backward.
     """
 
-    _exchange: OverlappedExchange | None
-    _is_possible: bool
-    _trial: OverlapTrial | None
-    _close: Any
-
-    def __init__(
-        self,
-        actual_optimizer: chainer.Optimizer,
-        communicator: CommunicatorBase,
-        zero_fill: bool,
-        overlap: Overlap = True,
-    ) -> None:
-        super().__init__(actual_optimizer, communicator, zero_fill, overlap)
-        self._set_own(_exchange=None, _is_possible=True, _trial=None, _close=None)
+    _exchange: OverlappedExchange | None = None
+    _is_possible = True
+    _trial: _Trial | None = None
+    _close: Any = None
 
     def backward(self, loss: chainer.Variable) -> None:
         """Run ``loss.backward()`` and begin to exchange: see `MultiNodeOptimizer.backward`."""
@@ -71,13 +65,13 @@ class OverlappingOptimizer(MultiNodeOptimizer):
         try:
             exchange = self.communicator.create_overlapped_exchange()
         except RuntimeError as error:
-            self._set_own(_is_possible=False)
+            self._is_possible = False
             if self._overlap is True and self.communicator.rank == 0:
                 warnings.warn(f"overlap=True has no effect: {error}", stacklevel=6)
             return
-        trial = OverlapTrial() if self._overlap == "auto" else None
-        close = weakref.finalize(self, exchange.close)
-        self._set_own(_exchange=exchange, _trial=trial, _close=close)
+        self._exchange = exchange
+        self._close = weakref.finalize(self, exchange.close)
+        self._trial = _Trial() if self._overlap == "auto" else None
 
     def _is_on_gpu_anywhere(self) -> bool:
         return any(self.communicator.allgather_obj(is_on_gpu(self.actual_optimizer.target)))
@@ -85,9 +79,9 @@ class OverlappingOptimizer(MultiNodeOptimizer):
     def _step_unless(self, *flags: bool) -> Sequence[bool]:
         found = super()._step_unless(*flags)
         if self._trial is not None and not any(found):
-            self._trial.end_iteration()
+            self._trial.seconds.append(0.0)
             if self._trial.is_over:
-                self._decide(*self._trial.medians)
+                self._decide(self._trial.medians)
         return found
 
     def _mean_unless(self, flags: Sequence[bool]) -> Sequence[bool]:
@@ -97,10 +91,46 @@ class OverlappingOptimizer(MultiNodeOptimizer):
                 return super()._mean_unless(flags)
             return exchange.mean(self.actual_optimizer.target, self.zero_fill, flags)
 
-    def _decide(self, with_overlap: float, without: float) -> None:
-        """Keep what is faster, measured by the slowest rank. Collective."""
-        slowest: Any = self.communicator.allreduce(np.array([with_overlap, without]), "max")
-        self._set_own(_trial=None)
-        if slowest[1] < slowest[0]:
+    def _decide(self, medians: tuple[float, float]) -> None:
+        """Keep the faster way, measured by the slowest rank. Collective."""
+        slowest: Any = self.communicator.allreduce(np.array(medians), "max")
+        with_overlap, without = slowest
+        self._trial = None
+        if without < with_overlap:
             self._close()
-            self._set_own(_exchange=None, _is_possible=False)
+            self._exchange, self._is_possible = None, False
+
+
+class _Trial:
+    """Alternates iterations with and without overlap, which are the same on all ranks.
+
+    ``seconds`` has the time of each iteration so far, last of the current one.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = [0.0]
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the current iteration uses overlap."""
+        number = len(self.seconds) - 1 - _ITERATIONS_BEFORE
+        return number < 0 or number % 2 == 0
+
+    @property
+    def is_over(self) -> bool:
+        return len(self.seconds) > _ITERATIONS_BEFORE + 2 * _ITERATIONS_EACH
+
+    @property
+    def medians(self) -> tuple[float, float]:
+        """Median seconds of an iteration on this rank, with overlap and without."""
+        measured = self.seconds[_ITERATIONS_BEFORE:-1]
+        return statistics.median(measured[::2]), statistics.median(measured[1::2])
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Add the time of the ``with`` block, in which overlap can save time, to the iteration."""
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[-1] += perf_counter() - start
