@@ -32,50 +32,48 @@ def create_multi_node_optimizer(
     Parameters
     ----------
     actual_optimizer : chainer.Optimizer
-        Any optimizer of Chainer's.
     communicator : CommunicatorBase
     double_buffering : bool
-        Exchange the gradients of one iteration while the next one computes its own; each step
-        is then taken on the mean gradient of the iteration before. See
-        `DoubleBufferingOptimizer`.
+        Whether to exchange the gradients of one iteration while the next one computes its own.
+        Each step is then one iteration late; see `DoubleBufferingOptimizer`.
     zero_fill : bool
-        Take a gradient that a rank does not have (``None``) for zeros. Otherwise one that no
-        rank has stays ``None``, and one that only some have is an error on all ranks.
+        Whether to treat a missing gradient (``None``) as zeros. Otherwise a gradient that no rank
+        has stays ``None``, and one that only some ranks have is an error on all ranks.
     overlap : bool or 'auto'
-        Exchange gradients while backward still computes others: in a thread, or where MPI may
-        not be called from several threads (without ``MPI_THREAD_MULTIPLE``, and with Open MPI on
-        several hosts) between the functions that backward computes, which hides less. The result
-        is the same in all cases. Where `update` is not given a loss function it takes
-        `MultiNodeOptimizer.backward` in place of ``loss.backward``. ``'auto'`` tries it on several
+        Whether to exchange gradients while backward still computes others. The result is the same
+        in all cases. The exchange runs in a thread, or, if several threads may not call MPI
+        (without ``MPI_THREAD_MULTIPLE``, and with Open MPI on several hosts), between the
+        functions that backward computes, which hides less. If you call ``loss.backward``
+        yourself, call `MultiNodeOptimizer.backward` instead. ``'auto'`` tries overlap on several
         hosts: some of the first iterations overlap and some do not, and the faster way is kept.
-        On one host it costs more than it hides, as the ranks leave no core for it. Gradients in
-        GPU memory are exchanged on a stream of their own, with ``True`` only; this has not been
-        run on a GPU yet. Double buffering hides the exchange already.
+        On one host overlap costs more than it hides, because the ranks leave no core for it.
+        Gradients in GPU memory are exchanged on a separate stream, with ``True`` only; this has
+        not been run on a GPU yet. Double buffering already hides the exchange.
 
     Returns
     -------
     MultiNodeOptimizer
-        To be used in place of ``actual_optimizer``; its attributes, hooks and serialisation are
-        those of ``actual_optimizer``.
+        An optimizer to use in place of ``actual_optimizer``, with the same attributes, hooks and
+        serialisation.
 
     Raises
     ------
     TypeError
-        If ``actual_optimizer`` is no optimizer, or ``communicator`` no communicator.
+        If ``actual_optimizer`` is not an optimizer, or ``communicator`` not a communicator.
     ValueError
-        If ``overlap`` is something else, or True together with ``double_buffering``. Ranks that
-        give different settings are found by the first ``update``, which raises on all of them.
+        If ``overlap`` has another value, or is True together with ``double_buffering``. If ranks
+        give different settings, the first ``update`` raises on all of them.
 
     Notes
     -----
-    The first ``update``, and each one after parameters were added or initialised, takes no step
-    but gives all ranks the parameters of rank 0: the gradients at hand belong to different
-    parameters on different ranks. After loading a snapshot that made all ranks equal, the first
-    ``update`` does take its step, so that a resumed run loses none.
+    The first ``update``, and each one after parameters were added or initialised, takes no step.
+    Instead it gives all ranks the parameters of rank 0, because the gradients so far belong to
+    different parameters on different ranks. After loading a snapshot that made all ranks equal,
+    the first ``update`` does take its step, so a resumed run loses none.
 
-    Hooks see the mean gradient, so that ``WeightDecay`` or ``GradientClipping`` act as they do
-    in one process with the batches of all ranks. Dynamic loss scaling sees it too: an overflow
-    on one rank makes the mean overflow, and all ranks skip the step.
+    Hooks see the mean gradient, so ``WeightDecay`` and ``GradientClipping`` act as they do in one
+    process with the batches of all ranks. So does dynamic loss scaling: an overflow on one rank
+    makes the mean overflow, and all ranks skip the step.
     """
     call = f"{_WHERE}(actual_optimizer, communicator)"
     check_communicator(call, communicator, actual_optimizer)

@@ -17,15 +17,14 @@ if TYPE_CHECKING:
 class DoubleBufferingOptimizer(MultiNodeOptimizer):
     """Takes each step on the mean gradient of the iteration before.
 
-    ``update`` of iteration ``k`` waits for the mean of the gradients of iteration ``k - 1``,
-    starts the exchange of those of iteration ``k``, and takes a step on the former. So the first
+    ``update`` of iteration ``k`` waits for the mean gradients of iteration ``k - 1``, starts to
+    exchange the gradients of iteration ``k``, and takes a step on those means. So the first
     ``update`` after one that synchronises takes no step, and the last gradients are not used.
 
-    The gradients under way are not part of a snapshot: a resumed run takes one step less.
+    A snapshot does not contain the gradients under way: a resumed run takes one step less.
 
-    Where MPI may not be called from several threads (without ``MPI_THREAD_MULTIPLE``, and with
-    Open MPI on several hosts), the results are the same but the exchange does not run in the
-    background.
+    If several threads may not call MPI (without ``MPI_THREAD_MULTIPLE``, and with Open MPI on
+    several hosts), the results are the same, but the exchange does not run in the background.
     """
 
     _exchange: BackgroundExchange | None = None
@@ -42,7 +41,7 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
         Raises
         ------
         Exception
-            What the exchange raised: on every rank, as `MultiNodeOptimizer.update` does.
+            On every rank, the errors of `MultiNodeOptimizer.update`.
         """
         if self._exchange is not None:
             self._exchange.wait()
@@ -59,12 +58,9 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
         super()._synchronise()
 
     def _step_unless(self, *flags: bool) -> Sequence[bool]:
-        found = self.communicator.any_of_each(flags)
-        if not any(found):
-            self._step()
-        return found
-
-    def _step(self) -> None:
+        found = self.communicator.any_of_each(flags) if flags else ()
+        if any(found):
+            return found
         target, is_first = self.actual_optimizer.target, self._buffer is None
         if self._buffer is None:
             # Shares the arrays of the parameters, but has gradients of its own.
@@ -77,6 +73,7 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
         self._exchange.start(self._buffer, self.zero_fill)
         if not is_first:
             self.actual_optimizer.update(None)
+        return found
 
     def _drop(self) -> None:
         """Forget the gradients that are being exchanged."""
@@ -90,6 +87,9 @@ def _swap_gradients(one: chainer.Link, other: chainer.Link) -> None:
     for parameter, twin in pairs.values():
         if parameter.array is None:
             continue
-        parameter.grad, twin.grad = twin.grad, parameter.grad
+        gradient = parameter.grad
+        # Twins have equal shapes and dtypes, and checking that takes time.
+        parameter._set_grad_without_check(twin.grad)
+        twin._set_grad_without_check(gradient)
         # Steps divide by the loss scale with which the gradient was computed.
         parameter._loss_scale, twin._loss_scale = twin._loss_scale, parameter._loss_scale

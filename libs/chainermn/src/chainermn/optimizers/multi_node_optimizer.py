@@ -23,7 +23,7 @@ Overlap: TypeAlias = bool | Literal["auto"]
 class MultiNodeOptimizer:
     """See `create_multi_node_optimizer`.
 
-    Attributes that are not its own are those of ``actual_optimizer``, also when they are set.
+    All other attributes are read from and set on ``actual_optimizer``.
 
     Attributes
     ----------
@@ -66,8 +66,8 @@ class MultiNodeOptimizer:
         Parameters
         ----------
         lossfun : callable, optional
-            ``lossfun(*args, **kwds)`` returns the loss, whose backward is then run first.
-            Without it the gradients that the parameters have are used.
+            Function that returns the loss, given ``args`` and ``kwds``; its backward runs first.
+            By default the current gradients are used.
 
         Raises
         ------
@@ -90,7 +90,7 @@ class MultiNodeOptimizer:
             self._synchronise()
             return
         self._note_synchronised()
-        self._step()
+        self._step_unless()
 
     def _backward(self, lossfun: Callable[..., Any], *args: Any, **kwds: Any) -> None:
         actual = self.actual_optimizer
@@ -104,10 +104,9 @@ class MultiNodeOptimizer:
     def backward(self, loss: chainer.Variable) -> None:
         """Run ``loss.backward()``, with the loss scale of this optimizer, before `update()`.
 
-        Where the exchange of gradients overlaps with backward it begins here; after a plain
-        ``loss.backward()`` it begins with `update`. So what is to be added up over several
-        batches before it is exchanged is computed by ``loss.backward()`` for all of them but the
-        last::
+        If the exchange of gradients overlaps with backward, it begins here; after a plain
+        ``loss.backward()`` it begins with `update`. To accumulate gradients over several batches,
+        use ``loss.backward()`` for all except the last::
 
             model.cleargrads()
             for batch in batches[:-1]:
@@ -115,20 +114,18 @@ class MultiNodeOptimizer:
             optimizer.backward(loss(model, batches[-1]))
             optimizer.update()
 
-        From here to `update` the gradients cannot be written to. Replacing them costs a second
-        exchange.
+        From here to `update` the gradients are read-only. Replacing them costs a second exchange.
 
         Parameters
         ----------
-        loss : chainer.Variable
-            Of one element.
+        loss : chainer.Variable of one element
         """
         loss.backward(loss_scale=self.actual_optimizer._loss_scale)
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Save or load the state of ``actual_optimizer``.
 
-        Beside it the number of ranks is saved, which loading neither needs nor reads.
+        The number of ranks is saved too, which loading neither needs nor reads.
         """
         self.actual_optimizer.serialize(serializer)
         if isinstance(serializer, chainer.Deserializer):
@@ -137,7 +134,7 @@ class MultiNodeOptimizer:
             serializer(N_RANKS, self.communicator.size)
 
     def _has_changed(self) -> bool:
-        """Tell whether the parameters are others than when the ranks were last synchronised."""
+        """Tell whether the parameters have changed since the replicas were last made equal."""
         target = self.actual_optimizer.target
         link, nodes = self._synchronised
         return link is not target or nodes != _initialised(target)
@@ -153,9 +150,6 @@ class MultiNodeOptimizer:
         target = self.actual_optimizer.target
         return self.communicator.mean_grad_unless(flags, target, self.zero_fill)
 
-    def _step(self) -> None:
-        self._step_unless()
-
     def _agree_on_settings(self) -> None:
         """Raise on all ranks unless their optimizers have the same settings."""
         check_equal(self.communicator, self._settings(), "create_multi_node_optimizer")
@@ -164,7 +158,7 @@ class MultiNodeOptimizer:
         return f"double_buffering=False, overlap={self._overlap!r}"
 
     def _after_restoring(self) -> None:
-        """Forget what a snapshot, which at least one rank has loaded, makes obsolete."""
+        """Forget state from before a snapshot, which at least one rank has loaded."""
 
     def _are_replicas_equal(self) -> bool:
         digests = self.communicator.allgather_obj(_digest(self.actual_optimizer.target))
@@ -201,7 +195,7 @@ class MultiNodeOptimizer:
         )
 
     def _around(self, actual_optimizer: chainer.Optimizer) -> Self:
-        """Return a wrapper of this kind and state around an optimizer like the one at hand."""
+        """Return a wrapper like this one around a copy of its optimizer."""
         twin = type(self)(actual_optimizer, self.communicator, self.zero_fill, self._overlap)
         if self._synchronised[0] is not None and not self._has_changed():
             twin._note_synchronised()
@@ -209,7 +203,7 @@ class MultiNodeOptimizer:
 
 
 def _initialise_states(link: chainer.Link) -> None:
-    """Make what update rules make at their first step; Chainer loads no snapshot without it."""
+    """Initialise the states of update rules, without which Chainer cannot load a snapshot."""
     for parameter in link.params():
         rule = getattr(parameter, "update_rule", None)
         if rule is None or parameter.array is None:

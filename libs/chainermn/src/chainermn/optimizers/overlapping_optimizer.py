@@ -27,12 +27,12 @@ _ITERATIONS_EACH = 7
 class OverlappingOptimizer(MultiNodeOptimizer):
     """Hides the exchange behind backward; its steps are those of `MultiNodeOptimizer`.
 
-    `chainermn.gradients.overlap.exchange` tells how. Where the communicator cannot do
-    that, or with ``overlap='auto'`` does not gain by it, the exchange follows backward.
+    See `chainermn.gradients.overlap.exchange`. If the communicator cannot do that, or if
+    ``overlap='auto'`` finds it slower, the exchange follows backward.
     """
 
-    _exchange: OverlappedExchange | None = None
     _is_possible = True
+    _exchange: OverlappedExchange | None = None
     _trial: _Trial | None = None
     _close: Any = None
 
@@ -60,7 +60,7 @@ class OverlappingOptimizer(MultiNodeOptimizer):
 
     def _create_exchange(self) -> None:
         if self._overlap == "auto" and self._is_on_gpu_anywhere():
-            # Where it pays there has not been measured.
+            # Not measured yet.
             return
         try:
             exchange = self.communicator.create_overlapped_exchange()
@@ -80,7 +80,7 @@ class OverlappingOptimizer(MultiNodeOptimizer):
         found = super()._step_unless(*flags)
         if self._trial is not None and not any(found):
             self._trial.seconds.append(0.0)
-            if self._trial.is_over:
+            if len(self._trial.seconds) > _ITERATIONS_BEFORE + 2 * _ITERATIONS_EACH:
                 self._decide(self._trial.medians)
         return found
 
@@ -102,23 +102,16 @@ class OverlappingOptimizer(MultiNodeOptimizer):
 
 
 class _Trial:
-    """Alternates iterations with and without overlap, which are the same on all ranks.
-
-    ``seconds`` has the time of each iteration so far, last of the current one.
-    """
+    """Alternates iterations with and without overlap, and times them. Equal on all ranks."""
 
     def __init__(self) -> None:
-        self.seconds = [0.0]
+        self.seconds = [0.0]  # of each iteration; the last one is not over yet
 
     @property
     def overlaps(self) -> bool:
         """Whether the current iteration uses overlap."""
         number = len(self.seconds) - 1 - _ITERATIONS_BEFORE
         return number < 0 or number % 2 == 0
-
-    @property
-    def is_over(self) -> bool:
-        return len(self.seconds) > _ITERATIONS_BEFORE + 2 * _ITERATIONS_EACH
 
     @property
     def medians(self) -> tuple[float, float]:

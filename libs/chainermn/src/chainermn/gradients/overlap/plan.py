@@ -84,12 +84,14 @@ class EarlyExchange:
         """Give the gradient of a parameter, unless it has been given before; None means zeros."""
         if parameter.node in self._given:
             return
-        gradient = parameter.grad
+        read_only = gradient = parameter.grad
         if gradient is not None:
-            parameter.grad = gradient.view()
+            read_only = gradient.view()
             if not on_gpu(gradient):
-                parameter.grad.flags.writeable = False
-        self._given[parameter.node] = _Given(gradient, parameter.grad)
+                read_only.flags.writeable = False
+            # The check of shape and dtype takes longer than all the rest.
+            parameter._set_grad_without_check(read_only)
+        self._given[parameter.node] = _Given(gradient, read_only)
         self._begin_full_buckets()
 
     def give_rest(self) -> None:
@@ -135,7 +137,7 @@ class EarlyExchange:
         for parameter in self._plan.parameters:
             given = self._given.get(parameter.node)
             if given is not None and parameter.grad is given.read_only:
-                parameter.grad = given.gradient
+                parameter._set_grad_without_check(given.gradient)
 
     def _begin_full_buckets(self) -> None:
         for bucket in self._plan.buckets[len(self._under_way) :]:
