@@ -256,6 +256,23 @@ def test_another_target_is_synchronised(double_buffering: bool) -> None:
         assert_close(shared.target, reference.target)
 
 
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("double_buffering", [False, True])
+def test_another_parameter_of_the_same_name_is_synchronised(double_buffering: bool) -> None:
+    comm = chainermn.create_communicator("naive")
+    model: Any = L.Linear(2, 2, nobias=True)
+    shared = chainermn.create_multi_node_optimizer(optimizers.SGD(1), comm, double_buffering)
+    shared.setup(model)
+    for value in (1, 2):
+        with model.init_scope():
+            model.W = chainer.Parameter(np.full((2, 2), value + comm.rank, "f"))
+        model.W.update_rule = shared.create_update_rule()
+        for _ in range(2):
+            model.W.grad = np.zeros((2, 2), "f")
+            shared.update()
+        np.testing.assert_array_equal(model.W.array, np.full((2, 2), value))
+
+
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("loading", ["all", "root"])
 def test_first_update_after_loading_a_snapshot(loading: str, shared_tmp_path: Path) -> None:

@@ -131,10 +131,11 @@ class GradientExchange:
         TypeError, ValueError, OverflowError
             On every rank; see `CommunicatorBase.multi_node_mean_grad`.
         """
-        agreed = self.agree(model, zero_fill, unless)
+        wire = self.wire_dtypes
+        agreed = agree_on_gradients(self.mpi_comm, model, zero_fill, wire.gpu, unless)
         if any(agreed.unless) or self.topology.size == 1:
             return agreed.unless
-        buckets = self.average(agreed, self.wire_dtypes)
+        buckets = self.average(agreed, wire)
         self.check_overflow(model, buckets, [self])
         return agreed.unless
 
@@ -148,17 +149,6 @@ class GradientExchange:
             wait_for(self.allreduce(bucket, wire_dtypes))
             bucket.scatter(gradients)
         return buckets
-
-    def agree(
-        self,
-        model: chainer.Link,
-        zero_fill: bool,
-        unless: Sequence[bool] = (),
-        flags: Sequence[bool] = (),
-    ) -> Agreement:
-        """Agree with the other ranks on an exchange; see `agree_on_gradients`."""
-        setting = self.wire_dtypes.gpu
-        return agree_on_gradients(self.mpi_comm, model, zero_fill, setting, unless, flags)
 
     def allreduce(self, bucket: Bucket, wire_dtypes: WireDtypes) -> Steps:
         """Replace a bucket's buffer by its mean over the ranks; in GPU memory, by its sum.

@@ -118,7 +118,8 @@ class MultiNodeOptimizer:
 
         Parameters
         ----------
-        loss : chainer.Variable of one element
+        loss : chainer.Variable
+            A loss of one element.
         """
         loss.backward(loss_scale=self.actual_optimizer._loss_scale)
 
@@ -174,13 +175,13 @@ class MultiNodeOptimizer:
         self._synchronised = (target, _initialised(target))
 
     def __getattr__(self, name: str) -> Any:
-        if "actual_optimizer" not in vars(self):  # while being copied
-            raise AttributeError(name)
         return getattr(self.actual_optimizer, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        is_own = name in vars(self) or hasattr(type(self), name)
-        (super() if is_own else self.actual_optimizer).__setattr__(name, value)
+        if name in vars(self) or hasattr(type(self), name):
+            super().__setattr__(name, value)
+        else:
+            setattr(self.actual_optimizer, name, value)
 
     def __copy__(self) -> Self:
         return self._around(self.actual_optimizer)

@@ -24,10 +24,11 @@ from chainer.variable import VariableNode
 from chainermn.agreement import any_true
 from chainermn.failures.activity import collective
 from chainermn.gradients.buckets import Bucket, WireDtypes
-from chainermn.gradients.overlap.lanes import GpuLane, average_on_host
+from chainermn.gradients.overlap.lanes import GpuLane, exchange_of
 from chainermn.gradients.overlap.plan import EarlyExchange, Plan
 from chainermn.gradients.overlap.progress import Exchange, ProgressEngine
 from chainermn.gradients.overlap.readiness import Uses, find_uses, taps
+from chainermn.gradients.parameters import agree_on_gradients
 from chainermn.transport.host.mpi import threads_may_call
 from chainermn.transport.reducer import Array
 
@@ -113,7 +114,8 @@ class OverlappedExchange:
         has_begun = self._early is not None
         is_stale = self._early is not None and not self._early.is_valid(wire)
         needs_plan = not plan.is_for(parameters, wire.gpu) or self._knows_better_than(plan)
-        agreed = exchange.agree(model, zero_fill, unless, (has_begun, is_stale, needs_plan))
+        flags = has_begun, is_stale, needs_plan
+        agreed = agree_on_gradients(exchange.mpi_comm, model, zero_fill, wire.gpu, unless, flags)
         if any(agreed.unless):
             return agreed.unless
         begun, stale, renew = agreed.flags
@@ -161,8 +163,8 @@ class OverlappedExchange:
     def _exchange_of(
         self, bucket: Bucket, gradients: Sequence[Array], wire_dtypes: WireDtypes
     ) -> Exchange:
-        average = self._gpu_lane.sum_up if bucket.on_gpu else average_on_host
-        return average(bucket, gradients, wire_dtypes)
+        make = self._gpu_lane.exchange_of if bucket.on_gpu else exchange_of
+        return make(bucket, gradients, wire_dtypes)
 
     @cached_property
     def _gpu_lane(self) -> GpuLane:

@@ -12,8 +12,8 @@ from chainermn.transport.gpu.device import the_gpu
 from chainermn.transport.reducer import Array, Pending
 
 
-def average_on_host(bucket: Bucket, gradients: Sequence[Array], wire: WireDtypes) -> Exchange:
-    """Return an exchange that gathers one-dimensional gradients and averages them."""
+def exchange_of(bucket: Bucket, gradients: Sequence[Array], wire: WireDtypes) -> Exchange:
+    """Return an exchange of one-dimensional gradients, from gathering to the all-reduce."""
 
     def exchange(lane: GradientExchange) -> Iterator[None]:
         bucket.gather(gradients)
@@ -41,17 +41,19 @@ class GpuLane:
             lane.set_up(on_gpu=True)
             self._gpu.record().Wait()
 
-    def sum_up(self, bucket: Bucket, gradients: Sequence[Array], wire: WireDtypes) -> Exchange:
-        """Return an exchange that gathers one-dimensional gradients and sums them.
+    def exchange_of(
+        self, bucket: Bucket, gradients: Sequence[Array], wire: WireDtypes
+    ) -> Exchange:
+        """Return the same exchange, enqueued on this lane's stream.
 
-        Its result is an event on the stream. Until that is complete, the gradients must live.
+        Its result is an event on that stream. Keep the gradients until it is complete.
         """
         computed = self._gpu.record()
-        on_host = average_on_host(bucket, gradients, wire)
+        exchange = exchange_of(bucket, gradients, wire)
 
         def steps() -> Generator[None, None, Pending]:
             self._gpu.wait_for(computed)
-            yield from on_host(self._lane)
+            yield from exchange(self._lane)
             return self._gpu.record()
 
         return lambda _: self._on_stream(steps())
