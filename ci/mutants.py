@@ -46,7 +46,7 @@ NOTICED_BY = {
     "gradients/batched_copy": ["without_gpu"],
     "gradients/overlap": ["optimizers/test_overlap.py", "without_gpu"],
     "gradients/": ["gradients", "communicators/test_models.py", "optimizers", "without_gpu"],
-    "process": ["process", "communicators/test_create_communicator.py"],
+    "process/": ["process", "communicators/test_create_communicator.py"],
     "transport/duplicates": ["optimizers/test_overlap.py"],
     "transport/gpu": ["without_gpu"],
     "transport/": ["transport", "communicators"],

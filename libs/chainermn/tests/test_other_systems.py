@@ -6,16 +6,16 @@ import os
 
 import pytest
 
-from chainermn import process
 from chainermn.failures import main_thread
+from chainermn.process import cores
 
 
 def test_cores_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    assert process._usable_cores() == {0, 1, 2}
+    assert cores._usable_cores() == {0, 1, 2}
     monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert process._usable_cores() == {0}
+    assert cores._usable_cores() == {0}
 
 
 def test_stack_without_files_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:

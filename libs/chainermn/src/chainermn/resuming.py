@@ -65,14 +65,16 @@ def _saved_ranks(file: Any) -> int | None:
 def _compare(saved_ranks: int | None, saved_length: int, ranks: int, length: int) -> str:
     if saved_length == length:
         return ""
-    written = "This snapshot was written by a job"
-    lengths = f"{written} with {saved_length} examples on each rank; this job has {length}"
+    lengths = f"{saved_length} examples on each rank; this job has {length}"
     if saved_ranks is None:
-        return f"{lengths}. Either the number of ranks or the data have changed. {_REMEDY}."
+        reason = f"Either the number of ranks or the data have changed. {_REMEDY}"
+        return f"This snapshot was written by a job with {lengths}. {reason}."
     if saved_ranks == ranks:
+        lengths += ", on the same number of ranks"
         reason = "the data have changed, or are divided in another way"
-        return f"{lengths}, on the same number of ranks: {reason}."
-    return f"{written} of {_counted(saved_ranks)}, and this job has {_counted(ranks)}. {_REMEDY}."
+        return f"This snapshot was written by a job with {lengths}: {reason}."
+    now = f"and this job has {_counted(ranks)}. {_REMEDY}"
+    return f"This snapshot was written by a job of {_counted(saved_ranks)}, {now}."
 
 
 def _counted(ranks: int) -> str:

@@ -14,11 +14,10 @@ import threadpoolctl
 from mpi4py import MPI
 
 import chainermn
-from chainermn import process
 from chainermn.communicators import registered
 from chainermn.communicators.single_node_communicator import SingleNodeCommunicator
 from chainermn.notes import note_once
-from chainermn.process import THREAD_VARIABLES
+from chainermn.process import THREAD_VARIABLES, cores
 from chainermn.testing.mpiexec import Job, find_mpiexec, mpi_flavour, run_job
 from chainermn.transport.gpu import available
 from chainermn.transport.host.mpi import load_mpi
@@ -156,11 +155,11 @@ def test_cores_are_divided(monkeypatch: pytest.MonkeyPatch, n_cores: int, bound:
     rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     all_cores = range(n_cores)
     usable = frozenset(all_cores[rank::size] if bound else all_cores)
-    monkeypatch.setattr(process, "_usable_cores", lambda: usable)
+    monkeypatch.setattr(cores, "_usable_cores", lambda: usable)
     expected = max(1, len(usable) if bound else n_cores // size)
     with threadpoolctl.threadpool_limits(5, user_api="blas"):
         before = blas_threads()
-        process.divide_cores(MPI.COMM_WORLD, Topology.of(MPI.COMM_WORLD).inter_rank)
+        cores.divide_cores(MPI.COMM_WORLD, Topology.of(MPI.COMM_WORLD).inter_rank)
         assert blas_threads() == (before if size == 1 else {expected})
 
 
@@ -179,9 +178,9 @@ def test_more_ranks_than_cores_are_noted_once(
         ("a b b", {0, 1}, []),
         ("a b b", {3}, [f"2 ranks share 1 core on {host}: they take turns. Start at most 1 "]),
     ):
-        monkeypatch.setattr(process, "_usable_cores", lambda usable=usable: frozenset(usable))
+        monkeypatch.setattr(cores, "_usable_cores", lambda usable=usable: frozenset(usable))
         with threadpoolctl.threadpool_limits(5, user_api="blas"):
-            process.divide_cores(world, Topology.from_hosts(name.split(), world.rank).inter_rank)
+            cores.divide_cores(world, Topology.from_hosts(name.split(), world.rank).inter_rank)
         lines = capfd.readouterr().err.splitlines()
         assert len(lines) == (len(said) if world.rank == 0 else 0)
         for line, start in zip(lines, said, strict=False):
@@ -191,7 +190,7 @@ def test_more_ranks_than_cores_are_noted_once(
 def test_note_on_several_hosts() -> None:
     two = frozenset({0, 1})
     peers = [(node, f"host{node}", two) for node in (0, 1, 1, 1, 2, 2, 2)]
-    assert process._crowded(peers).startswith(
+    assert cores._crowded(peers).startswith(
         "3 ranks share 2 cores on host1, and likewise on 1 more of the hosts: they take turns."
     )
 
@@ -200,8 +199,8 @@ def test_job_notes_it_once_and_results_of_tests_leave_it_out(tmp_path: Path) -> 
     script = tmp_path / "script.py"
     script.write_text(
         "import chainermn\n"
-        "from chainermn import process\n"
-        "process._usable_cores = lambda: frozenset({0})\n"
+        "from chainermn.process import cores\n"
+        "cores._usable_cores = lambda: frozenset({0})\n"
         "for name in ('naive', 'flat'):\n"
         "    chainermn.create_communicator(name)\n"
     )
@@ -216,7 +215,7 @@ def test_job_notes_it_once_and_results_of_tests_leave_it_out(tmp_path: Path) -> 
 def test_split_leaves_the_division_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in THREAD_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(process, "_usable_cores", lambda: frozenset(range(8)))
+    monkeypatch.setattr(cores, "_usable_cores", lambda: frozenset(range(8)))
     with threadpoolctl.threadpool_limits(5, user_api="blas"):
         comm = chainermn.create_communicator("naive")
         assert blas_threads() == {2}

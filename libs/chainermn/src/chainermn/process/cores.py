@@ -1,43 +1,30 @@
-"""Settings of a rank's own process: its share of the cores, and how it keeps freed memory."""
+"""Divide the cores of a host among its ranks."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import socket
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import threadpoolctl
+
 from chainermn.notes import note_once
+from chainermn.process import THREAD_VARIABLES
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-#: Setting any of these turns off `divide_cores`.
-THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-)
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
-_KEPT_BYTES = 1 << 28
-_MOST_BYTES_ONCE = 1 << 25  # the limit of older versions of glibc
 
 
 def divide_cores(mpi_comm: MPI.Intracomm, host: int) -> None:
     """Limit the threads of NumPy's BLAS to this rank's share of the cores of its host. Collective.
 
     Otherwise each rank's BLAS starts a thread for every core, and the ranks slow each other down.
-    Ranks that MPI has bound to separate cores keep all of theirs. If a host has more ranks than
-    cores, rank 0 prints a note. ``host`` is the number of this rank's host.
+    Ranks that MPI has bound to separate cores keep all of theirs. Setting any of
+    `THREAD_VARIABLES` turns this off. If a host has more ranks than cores, rank 0 prints a note.
+    ``host`` is the number of this rank's host.
     """
-    import threadpoolctl  # not needed by those who ask for `THREAD_VARIABLES` only
-
     cores = _usable_cores()
     peers = mpi_comm.allgather((host, socket.gethostname(), cores))
     if mpi_comm.rank == 0 and (note := _crowded(peers)):
@@ -75,19 +62,3 @@ def _usable_cores() -> frozenset[int]:
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
-
-
-def keep_freed_memory() -> None:
-    """Keep the memory of large arrays in this process when they are freed.
-
-    glibc returns it to the kernel, which has to clear it page by page for the next array; training
-    allocates the same arrays in every iteration, so this costs time in every iteration. The
-    process keeps up to 256 MiB more. Setting any of glibc's variables for this turns it off, and
-    C libraries other than glibc are left as they are.
-    """
-    if any(variable in os.environ for variable in _MALLOC_VARIABLES):
-        return
-    with contextlib.suppress(AttributeError, OSError):  # not glibc
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES) or mallopt(_M_MMAP_THRESHOLD, _MOST_BYTES_ONCE)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)

@@ -1,0 +1,9 @@
+"""Settings of a rank's own process: its share of the cores, and how it keeps freed memory."""
+
+#: Setting any of these turns the limit off.
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+)
