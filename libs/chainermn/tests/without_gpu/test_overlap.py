@@ -209,6 +209,15 @@ def test_same_as_after_backward(stand_in: Any, name: str, step: Step) -> None:
     assert_same_with_overlap(stand_in, make(name), step)
 
 
+@pytest.mark.mpi(2)
+def test_setting_up_leaves_no_work_that_would_outlive_its_memory(stand_in: Any) -> None:
+    comm, stream = make("pure_nccl"), stand_in.new_stream()
+    with stand_in.on(stream):
+        comm._gradients.set_up(on_gpu=True)
+    assert not stream.work
+    comm.finalize()
+
+
 @pytest.mark.mpi(1, 3, 4)
 @pytest.mark.parametrize("name", EXCHANGING)
 def test_all_algorithms_take_part(stand_in: Any, name: str) -> None:

@@ -20,6 +20,7 @@ from chainermn.gradients.buckets import (
 )
 from chainermn.gradients.parameters import Agreement, agree_on_gradients, check_overflow
 from chainermn.transport.duplicates import Duplicate
+from chainermn.transport.gpu.device import the_gpu
 from chainermn.transport.gpu.reducers import GpuReducers
 from chainermn.transport.gpu.transports import GpuTransports
 from chainermn.transport.host.arithmetic import FLOAT16
@@ -168,6 +169,8 @@ class GradientExchange:
         n, dtype = self.topology.size, np.dtype(np.float32)
         buffer = gpu_zeros(n, dtype) if on_gpu else np.zeros(n, dtype)
         wait_for(self.algorithm.allreduce(buffer, self._gpu if on_gpu else self._host, 1, None))
+        if on_gpu:
+            the_gpu().record().Wait()  # until then, the GPU uses the buffer
 
     def check_overflow(
         self,

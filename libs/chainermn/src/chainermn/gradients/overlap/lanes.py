@@ -39,7 +39,6 @@ class GpuLane:
         self._is_taken = False
         with self._gpu.on(self._stream):
             lane.set_up(on_gpu=True)
-            self._gpu.record().Wait()
 
     def exchange_of(
         self, bucket: Bucket, gradients: Sequence[Array], wire: WireDtypes
