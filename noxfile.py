@@ -247,16 +247,20 @@ def run_tests(
 
     ``on_pools`` tells whether some of them run on pools of ranks: a pytest that finds none fails.
     """
-    pytest = [*python, "-m", "pytest", "-m"]
-    if options:
-        session.run(*pytest, only, *options, external=True)
-        return
-    # A test that starts processes waits for them most of its time. One on a pool of ranks does
-    # not, and shares the pool with others.
-    side_by_side = ["-n", str(max(2, (os.cpu_count() or 1) // 2)), "--dist", "loadfile"]
-    session.run(*pytest, f"not mpi and {only}", *side_by_side, env=ONE_THREAD, external=True)
-    if on_pools:
-        session.run(*pytest, f"mpi and {only}", external=True)
+    # Open MPI does not start where a killed job of the same process id has left its folder.
+    with tempfile.TemporaryDirectory(prefix="tests-") as folder:
+        env = {"TMPDIR": folder}
+        pytest = [*python, "-m", "pytest", "-m"]
+        if options:
+            session.run(*pytest, only, *options, env=env, external=True)
+            return
+        # A test that starts processes waits for them most of its time. One on a pool of ranks does
+        # not, and shares the pool with others.
+        side_by_side = ["-n", str(max(2, (os.cpu_count() or 1) // 2)), "--dist", "loadfile"]
+        apart = [*pytest, f"not mpi and {only}", *side_by_side]
+        session.run(*apart, env={**env, **ONE_THREAD}, external=True)
+        if on_pools:
+            session.run(*pytest, f"mpi and {only}", env=env, external=True)
 
 
 def as_stranger(place: Path) -> list[str]:
