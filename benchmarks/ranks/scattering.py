@@ -14,7 +14,7 @@ import psutil
 from chainer.datasets import TupleDataset
 
 import chainermn
-from benchmarks.ranks.orders import Orders, Step
+from benchmarks.ranks.orders import Orders
 
 # A virtual machine may hand back memory that was free for a second or two. Getting it again can
 # take three times as long as the scattering, so half a gigabyte is taken before, in the large
@@ -23,31 +23,28 @@ TAKE_MEMORY = "import numpy; numpy.ones(1 << 26)"
 
 
 def run(orders: Orders) -> None:
-    orders.obey(prepare)
+    for order in orders:
+        orders.answer(scatter(**order["options"]))
 
 
-def prepare(data: str, length: int) -> Step:
-    """Return the scattering of a data set that rank 0 makes."""
+def scatter(data: str, length: int) -> dict[str, Any]:
+    """Scatter a data set that rank 0 makes; the memory is that of a process which has no other."""
     comm = chainermn.create_communicator("naive")
     # The first messages allocate buffers that are not the data set's.
     chainermn.scatter_dataset(list(range(100)) if comm.rank == 0 else None, comm)
     whole = MAKERS[data](length) if comm.rank == 0 else None
-
-    def step() -> dict[str, Any]:
-        gc.collect()
-        subprocess.run([sys.executable, "-c", TAKE_MEMORY], check=True)
-        process = psutil.Process()
-        comm.mpi_comm.Barrier()
-        before = process.memory_info().rss
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: man 5 proc
-        start = time.perf_counter()
-        part = chainermn.scatter_dataset(whole, comm, shuffle=True, seed=0)
-        seconds = time.perf_counter() - start
-        assert len(part) == -(-length // comm.size)
-        after = process.memory_info().rss
-        return {"seconds": seconds, "peak": peak() - before, "kept": after - before}
-
-    return step
+    gc.collect()
+    subprocess.run([sys.executable, "-c", TAKE_MEMORY], check=True)
+    process = psutil.Process()
+    comm.mpi_comm.Barrier()
+    before = process.memory_info().rss
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: man 5 proc
+    start = time.perf_counter()
+    part = chainermn.scatter_dataset(whole, comm, shuffle=True, seed=0)
+    seconds = time.perf_counter() - start
+    assert len(part) == -(-length // comm.size)
+    after = process.memory_info().rss
+    return {"seconds": seconds, "peak": peak() - before, "kept": after - before}
 
 
 def peak() -> int:
