@@ -265,9 +265,9 @@ def test_peak_memory_is_that_of_a_part() -> None:
     assert job.returncode == 0, job.stderr
     measured = json.loads(job.stdout)
     assert len(measured["peak"]) == 4
-    # A quarter, and a round of the exchange.
-    assert max(measured["peak"][1:]) < 0.5 * measured["data"], measured
-    assert max(measured["held"][1:]) < 0.4 * measured["data"], measured
+    # A quarter, and one chunk of 8 MB; for the root, the chunks of all and the message too.
+    assert max(measured["peak"][1:]) < 0.31 * measured["data"], measured
+    assert measured["peak"][0] < 0.55 * measured["data"], measured
 
 
 @pytest.mark.mpi(3)

@@ -99,18 +99,23 @@ def scatter_columns(
         ]
 
     begin, end = bounds[comm.rank]
-    longest = max(end - begin for begin, end in bounds)
     own: list[Column] = []
-    for start in range(0, max(1, longest), round_length):
+
+    # A function, since a chunk that still has a name would stay while the next one comes.
+    def receive(start: int) -> None:
         chunks = run_together(comm, "scatter_dataset", partial(take, start))
         kept: Any = None
         if chunks is not None:  # the root does not pickle its own
             kept, chunks[root] = chunks[root], None
         chunk = comm.scatter_obj(chunks, root=root) or kept
         # Joining all chunks at the end would take twice the memory.
-        own = own or [_room_for(column, end - begin) for column in chunk]
+        own.extend(_room_for(column, end - begin) for column in chunk if not start)
         for column, rows in zip(own, chunk, strict=True):
             column[start : start + len(rows)] = rows
+
+    longest = max(end - begin for begin, end in bounds)
+    for start in range(0, max(1, longest), round_length):
+        receive(start)
     return own
 
 
