@@ -18,9 +18,11 @@ pytestmark = pytest.mark.each_mpi
 def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     """Check that neither processes nor files of the pool stay behind."""
     monkeypatch.setattr(rank_pool.tempfile, "tempdir", str(tmp_path))
+    before = psutil.Process().children()  # pools of other tests
     yield
     assert list(tmp_path.glob("mpi*")) == []
-    assert [p for p in psutil.Process().children() if rank_pool.__name__ in p.cmdline()] == []
+    started = [child for child in psutil.Process().children() if child not in before]
+    assert [child for child in started if rank_pool.__name__ in child.cmdline()] == []
 
 
 def test_tests_that_cannot_be_collected(tmp_path: Path) -> None:
