@@ -379,6 +379,27 @@ def _():
         assert Path(path).read_bytes() == b"labels"
 
 
+@check("onednn-default")
+def _():
+    import chainer
+
+    assert chainer.config.use_ideep == "auto"
+
+
+@check("onednn-batch-normalization-axis")
+def _():
+    import chainer
+    import chainer.functions as F
+    import numpy
+
+    x = numpy.arange(24, dtype=numpy.float32).reshape(2, 3, 2, 2)
+    ones = numpy.ones(2, numpy.float32)
+    with chainer.using_config("use_ideep", "auto"):
+        y = F.batch_normalization(x, ones, ones, axis=(0, 1, 2)).array
+    expected = 1 + (x - x.mean(axis=(0, 1, 2))) / x.std(axis=(0, 1, 2))
+    numpy.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+
 @check("cudnn-warning")
 def _():
     from chainer.backends import cuda
@@ -448,6 +469,7 @@ def _():
 
 def _on_gpu_by(name, node, *shapes):
     """Compute on what counts as a GPU, and check that the fake cuDNN does it."""
+    import chainer
     import cudnn
     import numpy
     from host_gpu import HostGpu
@@ -455,6 +477,7 @@ def _on_gpu_by(name, node, *shapes):
     from chainer_compat.cudnn import runner
 
     runner.Gpu = HostGpu
+    chainer.config.use_ideep = "never"  # oneDNN would take what lies in host memory
     node._input_layouts = (None,) * len(shapes)
     (result,) = node.forward_gpu(tuple(numpy.ones(shape, "f4") for shape in shapes))
     assert cudnn.log[-1][0] == name

@@ -75,6 +75,9 @@ def runner(cudnn, stand_in, monkeypatch):
     """Send Chainer's functions on host memory to the stand-in; return what runs it."""
     found = runners.Runner(cudnn, stand_in("host_gpu").HostGpu())
 
+    # oneDNN would take what lies in host memory.
+    monkeypatch.setattr(chainer.global_config, "use_ideep", "never")
+
     def replace(function, route):
         monkeypatch.setattr(function, "forward_cpu", route(function.forward_cpu, lambda: found))
 

@@ -123,7 +123,7 @@ def test_other_modules_pass_by():
     finder = hook.Finder()
     assert finder.find_spec("json") is None
     assert finder.find_spec("chainer.link") is None
-    assert finder.names == {"chainer", "chainermn"}
+    assert finder.names == {"chainer", "chainermn", "ideep4py"}
 
 
 def test_a_missing_module_stays_missing(monkeypatch):

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class Finder:
-    """Finds our ``chainermn``, and wraps the loaders of Chainer's modules that need a repair."""
+    """Finds our ``chainermn`` and ``ideep4py``, and wraps the loaders of what needs a repair."""
 
     def __init__(self) -> None:
         # The names of the modules to repair join this set when Chainer is first imported.
-        self.names = frozenset({"chainer", "chainermn"})
+        self.names = frozenset({"chainer", "chainermn", "ideep4py"})
 
     def find_spec(
         self,
@@ -36,9 +36,10 @@ class Finder:
             return None
         if fullname == "chainermn":
             return None if settings.bundled_chainermn() else loading.find_chainermn()
+        if fullname == "ideep4py":
+            return loading.find_ideep4py(self, path, target)
         if fullname == "chainer":
             self.names |= loading.repaired_modules()
-            return None
         return loading.find_repaired(self, fullname, path, target)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
@@ -40,19 +41,65 @@ def repaired_modules() -> frozenset[str]:
     return frozenset(repair.module for repair in REPAIRS)
 
 
+def find_ideep4py(
+    us: object, path: Sequence[str] | None, target: ModuleType | None
+) -> ModuleSpec:
+    """Find the real module ``ideep4py``; where there is none, ours."""
+    name = "ideep4py"
+    return _find(us, name, path, target) or ModuleSpec(name, StandInLoader())
+
+
 def find_repaired(
     us: object, fullname: str, path: Sequence[str] | None, target: ModuleType | None
 ) -> ModuleSpec | None:
     """Let the other finders find a module of Chainer's, and wrap the loader they return."""
+    spec = _find(us, fullname, path, target)
+    if spec is not None and spec.loader is not None:
+        spec.loader = RepairingLoader(spec.loader)
+    return spec
+
+
+def _find(
+    us: object, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+) -> ModuleSpec | None:
+    """Ask the other finders."""
     for finder in sys.meta_path:
-        if finder is us:
-            continue
-        spec = finder.find_spec(fullname, path, target)
-        if spec is not None:
-            if spec.loader is not None:
-                spec.loader = RepairingLoader(spec.loader)
-            return spec
+        if finder is not us:
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                return spec
     return None
+
+
+class StandInLoader(Loader):
+    """Gives ``chainer_compat.ideep4py`` under the name ``ideep4py``."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return a module that is still empty."""
+        return ModuleType(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Fill the module with the names of ours.
+
+        Raises
+        ------
+        ImportError
+            If oneDNN is not installed, or cannot be loaded; it says what to do.
+        """
+        from chainer_compat.onednn import library
+
+        try:
+            library.load()
+        except ImportError as error:
+            if library.is_installed():
+                warnings.warn(f"{error}. Chainer computes without oneDNN", stacklevel=2)
+            raise
+        from chainer_compat import ideep4py
+
+        vars(module).update(
+            (name, value) for name, value in vars(ideep4py).items() if name[:2] != "__"
+        )
+        module.__version__ = ideep4py.__version__  # type: ignore[attr-defined]
 
 
 class RepairingLoader(Loader):

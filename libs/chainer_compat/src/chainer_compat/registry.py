@@ -10,6 +10,7 @@ from chainer_compat.repairs import (
     cudnn,
     cupy14,
     deprecations,
+    ideep,
     libraries,
     mnist,
     nep50,
@@ -263,6 +264,20 @@ REPAIRS = (
         "yann.lecun.com no longer serves MNIST",
         mnist.is_no_longer_served,
         mnist.fetch_from_mirrors,
+    ),
+    Repair(
+        "onednn-default",
+        "chainer",
+        "use_ideep is 'auto' where CHAINER_USE_IDEEP says nothing else",
+        ideep.onednn_may_compute,
+        ideep.compute_with_onednn,
+    ),
+    Repair(
+        "onednn-batch-normalization-axis",
+        "chainer.functions.normalization.batch_normalization",
+        "Chainer has iDeep normalize by channel whatever the axis is",
+        ideep.onednn_is_there,
+        ideep.only_by_channel,
     ),
     Repair(
         "cudnn-warning",

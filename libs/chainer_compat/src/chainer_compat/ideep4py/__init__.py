@@ -1,0 +1,46 @@
+"""What Chainer asks of iDeep's Python module, over oneDNN.
+
+Chainer imports a module ``ideep4py``, whose last release installs on no Python of today, and lets
+it compute if ``chainer.config.use_ideep`` says so. ``import ideep4py`` gives this package where
+the real one is absent. The names and signatures are those that Chainer uses.
+"""
+
+from chainer_compat.ideep4py import (
+    batch_normalization as batchNormalization,
+)
+from chainer_compat.ideep4py import (
+    concatenation as concat,
+)
+from chainer_compat.ideep4py import (
+    convolution as convolution2D,
+)
+from chainer_compat.ideep4py import (
+    dropout,
+    linear,
+    relu,
+)
+from chainer_compat.ideep4py import (
+    local_response_normalization as localResponseNormalization,
+)
+from chainer_compat.ideep4py import (
+    pooling as pooling2D,
+)
+from chainer_compat.ideep4py.arrays import (
+    array,
+    basic_copyto,
+    check_ndim,
+    check_type,
+    dat_array,
+    get_array_module,
+    mdarray,
+    multi_add,
+    wgt_array,
+)
+from chainer_compat.ideep4py.convolution import convolution2DParam
+from chainer_compat.ideep4py.concatenation import intVector, mdarrayVector
+from chainer_compat.ideep4py.local_response_normalization import localResponseNormalizationParam
+from chainer_compat.ideep4py.pooling import pooling2DParam
+from chainer_compat.onednn import library
+
+#: Chainer asks for iDeep 2.
+__version__ = f"2.0.0+onednn.{library.version()}"

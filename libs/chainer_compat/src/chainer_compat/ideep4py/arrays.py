@@ -1,0 +1,265 @@
+"""Arrays that may lie in memory as oneDNN likes it."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from chainer_compat.onednn.layouts import Layout
+from chainer_compat.onednn.primitives import Tensor
+
+#: What an array is made for: to be computed with, or to be kept as a parameter.
+dat_array, wgt_array = "d", "w"
+
+
+class mdarray(NDArrayOperatorsMixin):
+    """An array of Chainer's that stays in oneDNN's own layout while only oneDNN looks at it.
+
+    For everyone else it is what ``numpy.asarray()`` returns. From the first look on, it is that
+    very NumPy array: what one changes, the other shows.
+    Functions that NumPy applies to each element by itself are applied in oneDNN's layout, and return
+    an `mdarray`.
+
+    Parameters
+    ----------
+    values
+        A NumPy array, of which no copy is made, or a tensor.
+    """
+
+    __slots__ = ("__weakref__", "_array", "_tensor", "dtype", "shape")
+
+    def __init__(self, values: numpy.ndarray | Tensor) -> None:
+        self._array: numpy.ndarray | None = None
+        self._tensor: Tensor | None = None
+        if isinstance(values, Tensor):
+            self._tensor = values
+            self.shape: tuple[int, ...] = values.layout.shape
+            self.dtype: numpy.dtype = values.layout.dtype
+        else:
+            self._array = values
+            self.shape, self.dtype = values.shape, values.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return functools.reduce(operator.mul, self.shape, 1)
+
+    @property
+    def is_in_blocks(self) -> bool:
+        """Whether the array still is in a layout of oneDNN's own."""
+        return self._tensor is not None
+
+    @property
+    def tensor(self) -> Tensor:
+        """The values for a primitive to read."""
+        return Tensor.of(self._array) if self._tensor is None else self._tensor
+
+    def __array__(
+        self, dtype: numpy.dtype | None = None, copy: bool | None = None
+    ) -> numpy.ndarray:
+        """Return the NumPy array that this array is from now on."""
+        if self._array is None:
+            assert self._tensor is not None
+            self._array, self._tensor = self._tensor.as_array(), None
+        if copy or (dtype is not None and dtype != self.dtype):
+            if copy is False:
+                raise ValueError(f"an array of {self.dtype} becomes one of {dtype} by a copy only")
+            return self._array.astype(dtype or self.dtype)
+        return self._array
+
+    def __array_ufunc__(
+        self, ufunc: numpy.ufunc, method: str, *inputs: Any, **options: Any
+    ) -> Any:
+        if method == "__call__" and options.keys() <= {"out"} and ufunc.signature is None:
+            found = _on_blocks(ufunc, inputs, *options.get("out", ()))
+            if found is not None:
+                return found
+        outputs = options.get("out", ())
+        if outputs:
+            options["out"] = tuple(map(_as_numpy, outputs))
+        found = getattr(ufunc, method)(*map(_as_numpy, inputs), **options)
+        return outputs[0] if len(outputs) == 1 else found
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(numpy.asarray(self), name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return numpy.asarray(self)[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        numpy.asarray(self)[key] = _as_numpy(value)
+
+    def __len__(self) -> int:
+        return len(numpy.asarray(self))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(numpy.asarray(self))
+
+    def __bool__(self) -> bool:
+        return bool(numpy.asarray(self))
+
+    def __int__(self) -> int:
+        return int(numpy.asarray(self))
+
+    def __float__(self) -> float:
+        return float(numpy.asarray(self))
+
+    def __repr__(self) -> str:
+        return f"mdarray({numpy.asarray(self)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return mdarray, (numpy.asarray(self),)
+
+    def copy(self, order: str = "C") -> mdarray:
+        """Return a copy, in the same layout."""
+        if self._tensor is None:
+            return mdarray(numpy.asarray(self).copy())
+        return mdarray(Tensor(self._tensor.layout, self._tensor.buffer.copy()))
+
+    def astype(self, dtype: Any, *args: Any, copy: bool = True, **options: Any) -> Any:
+        """Return the array in another dtype: an `mdarray` if it has that one."""
+        if numpy.dtype(dtype) == self.dtype:
+            return self.copy() if copy else self
+        return numpy.asarray(self).astype(dtype, *args, copy=copy, **options)
+
+    def sum(self, axis: Any = None, **options: Any) -> Any:
+        """Return the sum over axes, without a look at the array if the channels are not among them."""
+        tensor = self._tensor
+        if tensor is not None and tensor.layout.block and not options.get("keepdims"):
+            axes = tuple(sorted(axis)) if isinstance(axis, tuple) else axis
+            if axes in _SUMS and options.keys() <= {"keepdims"}:
+                return _SUMS[axes](tensor)
+        return numpy.asarray(self).sum(axis, **options)
+
+    def inplace_axpby(self, a: float, b: float, y: Any) -> mdarray:
+        """Set this array, ``x``, to ``a * x + b * y``."""
+        x = numpy.asarray(self)
+        if a != 1:
+            x *= a
+        x += b * numpy.asarray(y)
+        return self
+
+
+def array(values: Any, itype: str = dat_array) -> Any:
+    """Return an array that oneDNN can read; one that it cannot is returned as it is.
+
+    Parameters
+    ----------
+    values
+        An array.
+    itype : str
+        `wgt_array` copies a NumPy array; by default it is shared.
+    """
+    if isinstance(values, mdarray) or not check_type([values]) or values.ndim not in (1, 2, 4):
+        return values
+    return mdarray(values.copy() if itype == wgt_array else values)
+
+
+def result(tensor: Tensor) -> numpy.ndarray | mdarray:
+    """Return what a function hands to Chainer: a NumPy array where it lies in memory like one."""
+    return tensor.as_array() if tensor.layout.is_plain else mdarray(tensor)
+
+
+def check_ndim(arrays: Sequence[Any], supported: Sequence[int] = (2, 4)) -> bool:
+    """Return whether the first array, the data, has one of the numbers of axes."""
+    return arrays[0].ndim in supported
+
+
+def check_type(arrays: Sequence[Any]) -> bool:
+    """Return whether oneDNN can read all arrays: those of float32 that are not empty."""
+    return all(
+        isinstance(array, mdarray)
+        or (isinstance(array, numpy.ndarray) and array.dtype == numpy.float32 and array.size > 0)
+        for array in arrays
+    )
+
+
+def get_array_module(*arrays: Any) -> ModuleType:
+    """Return NumPy, whose functions take an `mdarray` as they take their own arrays."""
+    return numpy
+
+
+def basic_copyto(target: mdarray, source: Any) -> None:
+    """Copy the values of an array into an `mdarray`."""
+    target[...] = source
+
+
+def multi_add(arrays: Sequence[Any]) -> Any:
+    """Return the sum of arrays of the same shape."""
+    total = arrays[0] + arrays[1]
+    for other in arrays[2:]:
+        total += other
+    return total
+
+
+def _as_numpy(value: Any) -> Any:
+    return numpy.asarray(value) if isinstance(value, mdarray) else value
+
+
+def _on_blocks(ufunc: numpy.ufunc, inputs: Sequence[Any], out: Any = None) -> Any:
+    """Apply a function of elements where the arrays lie, or return None if that cannot be."""
+    layout = next(
+        (a._tensor.layout for a in inputs if isinstance(a, mdarray) and a._tensor is not None),
+        None,
+    )
+    if layout is None or ufunc.nout != 1 or not layout.block or layout.shape[1] % layout.block:
+        return None
+    operands = [_in_blocks(value, layout) for value in inputs]
+    if any(operand is None for operand in operands):
+        return None
+    if out is None:
+        found = numpy.ascontiguousarray(ufunc(*operands))
+        if found.dtype == numpy.float32:
+            return mdarray(Tensor(layout, found.reshape(-1)))
+        return found.transpose(0, 1, 4, 2, 3).reshape(layout.shape)
+    tensor = out._tensor if isinstance(out, mdarray) else None
+    if tensor is None or tensor.layout is not layout:
+        return None
+    ufunc(*operands, out=layout.blocks(tensor.buffer))
+    return out
+
+
+def _in_blocks(value: Any, layout: Layout) -> Any:
+    """Return an operand as it is broadcast with the blocks of a layout; None if it cannot be."""
+    if numpy.isscalar(value):
+        return value
+    if value.shape == layout.shape and value.dtype == numpy.float32:
+        tensor = value.tensor if isinstance(value, mdarray) else Tensor.of(value)
+        return layout.blocks(tensor.in_layout(layout).buffer)
+    value = numpy.asarray(value)
+    if value.ndim == 0:
+        return value
+    n, c, h, w = shape = (1,) * (4 - value.ndim) + value.shape
+    if value.ndim > 4 or any(m not in (1, k) for m, k in zip(shape, layout.shape, strict=True)):
+        return None
+    channels = (c // layout.block, layout.block) if c > 1 else (1, 1)
+    return value.reshape(n, *channels, h, w).transpose(0, 1, 3, 4, 2)
+
+
+def _sum_of_channels(tensor: Tensor) -> numpy.ndarray:
+    blocks = tensor.layout.blocks(tensor.buffer)
+    n, groups, h, w, block = blocks.shape
+    ones = numpy.ones((1, h * w), numpy.float32)
+    rows = numpy.matmul(ones, blocks.reshape(n, groups, h * w, block))
+    return rows.sum(axis=0).reshape(-1)[: tensor.layout.shape[1]]
+
+
+def _sum_of_pictures(tensor: Tensor) -> numpy.ndarray:
+    n, c, _, _ = tensor.layout.shape
+    return tensor.layout.blocks(tensor.buffer).sum(axis=(2, 3)).reshape(n, -1)[:, :c]
+
+
+_SUMS = {(0, 2, 3): _sum_of_channels, (2, 3): _sum_of_pictures}

@@ -1,0 +1,47 @@
+"""``localResponseNormalization`` across channels."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from chainer_compat.ideep4py.arrays import mdarray, result
+from chainer_compat.onednn import operations
+from chainer_compat.onednn.primitives import Arg
+
+
+class localResponseNormalizationParam(NamedTuple):
+    """Channels that count as neighbours, and the numbers of the formula; ``alpha`` times ``n``."""
+
+    n: int
+    k: float
+    alpha: float
+    beta: float
+    kind: int
+
+    lrn_across_channels = 0xAFF
+
+    @property
+    def numbers(self) -> tuple[int, float, float, float]:
+        """The same for oneDNN, which has an odd number of neighbours, the channel among them."""
+        n = 2 * (self.n // 2) + 1
+        return n, self.k, self.alpha / self.n * n, self.beta
+
+
+def Forward(x: mdarray, param: localResponseNormalizationParam) -> tuple[Any, mdarray | None]:
+    """Return the result, and what its gradient needs beside it, if anything."""
+    source = x.tensor
+    primitive = operations.local_response_normalization(source.layout, *param.numbers)
+    y, *workspace = primitive.run({Arg.SRC: source})
+    return result(y), mdarray(workspace[0]) if workspace else None
+
+
+def Backward(
+    x: mdarray, gy: mdarray, workspace: mdarray | None, param: localResponseNormalizationParam
+) -> Any:
+    """Return the gradient of ``x``."""
+    source = x.tensor
+    operands = {Arg.SRC: source, Arg.DIFF_DST: gy.tensor}
+    if workspace is not None:
+        operands[Arg.WORKSPACE] = workspace.tensor
+    primitive = operations.local_response_normalization_backward(source.layout, *param.numbers)
+    return result(*primitive.run(operands))

@@ -1,0 +1,66 @@
+"""``pooling2D``: the maximum or the average of windows of images."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy
+
+from chainer_compat.ideep4py.arrays import mdarray, result
+from chainer_compat.onednn import operations
+from chainer_compat.onednn.operations import Window
+from chainer_compat.onednn.primitives import Arg
+
+
+class pooling2DParam(NamedTuple):
+    """The shape of what is computed, the window and how it moves, and what of it is taken."""
+
+    out_shape: tuple[int, int, int, int]
+    kh: int
+    kw: int
+    sy: int
+    sx: int
+    ph: int
+    pw: int
+    pd: int
+    pr: int
+    kind: int
+
+    pooling_max = operations.MAX_POOLING
+    pooling_avg_include_padding = operations.AVERAGE_POOLING
+
+    @property
+    def window(self) -> Window:
+        """How the window moves, in oneDNN's words."""
+        return Window((self.sy, self.sx), (1, 1), (self.ph, self.pw), (self.pd, self.pr))
+
+    @property
+    def kernel(self) -> tuple[int, int]:
+        """Height and width of the window."""
+        return self.kh, self.kw
+
+
+def Forward(x: mdarray, param: pooling2DParam) -> tuple[Any, ...]:
+    """Return the result, and for the maximum also the place of each in its window."""
+    source = x.tensor
+    primitive = operations.pooling(
+        param.kind, source.layout, tuple(param.out_shape), param.kernel, param.window
+    )
+    y, *indexes = primitive.run({Arg.SRC: source})
+    if param.kind == param.pooling_max and (param.pd >= param.kh or param.pr >= param.kw):
+        # The maximum of a window that covers nothing: oneDNN has the least finite number.
+        array = y.as_array()
+        array[array == numpy.finfo(numpy.float32).min] = -numpy.inf
+        return (array, *map(mdarray, indexes))
+    return (result(y), *map(mdarray, indexes))
+
+
+def Backward(x: mdarray, gy: mdarray, indexes: mdarray | None, param: pooling2DParam) -> Any:
+    """Return the gradient of ``x``."""
+    operands = {Arg.DIFF_DST: gy.tensor}
+    if indexes is not None:
+        operands[Arg.WORKSPACE] = indexes.tensor
+    primitive = operations.pooling_backward(
+        param.kind, x.tensor.layout, gy.shape, param.kernel, param.window
+    )
+    return result(*primitive.run(operands))

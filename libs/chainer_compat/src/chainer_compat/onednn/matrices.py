@@ -1,0 +1,35 @@
+"""Products of matrices."""
+
+from __future__ import annotations
+
+import numpy
+
+from chainer_compat.onednn import library
+
+# Multiplications up to which calling oneDNN costs more than it gains over NumPy's BLAS. With several
+# threads there are fewer: those of the one wait for work, and take cores from those of the other.
+_FEW, _FEW_FOR_THREADS = 1 << 21, 1 << 17
+
+
+def product(a: numpy.ndarray, b: numpy.ndarray) -> numpy.ndarray:
+    """Return ``a.dot(b)`` for matrices of float32, of which each may be a transposed one."""
+    (rows, inner), columns = a.shape, b.shape[1]
+    several = library.openmp().omp_get_max_threads() > 1
+    if rows * inner * columns <= (_FEW_FOR_THREADS if several else _FEW):
+        return a.dot(b)
+    c = numpy.empty((rows, columns), numpy.float32)
+    a, a_is, a_stride = _operand(a)
+    b, b_is, b_stride = _operand(b)
+    library.load().dnnl_sgemm(
+        *(a_is, b_is, rows, columns, inner, 1.0),
+        *(a.ctypes.data, a_stride, b.ctypes.data, b_stride),
+        *(0.0, c.ctypes.data, columns),
+    )
+    return c
+
+
+def _operand(matrix: numpy.ndarray) -> tuple[numpy.ndarray, bytes, int]:
+    """Return a matrix, whether it is a transposed one, and the length of a row in memory."""
+    if matrix.flags.f_contiguous and not matrix.flags.c_contiguous:
+        return matrix, b"T", matrix.shape[0]
+    return numpy.ascontiguousarray(matrix), b"N", matrix.shape[1]
