@@ -339,7 +339,9 @@ def test_never_is_numpy_to_the_last_bit():
     with chainer.using_config("use_ideep", "never"):
         found = F.convolution_2d(x, w).array
     columns = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (2, 3))
-    expected = np.rollaxis(np.tensordot(columns.transpose(0, 1, 4, 5, 2, 3), w, ((1, 2, 3), (1, 2, 3))), 3, 1)
+    expected = np.rollaxis(
+        np.tensordot(columns.transpose(0, 1, 4, 5, 2, 3), w, ((1, 2, 3), (1, 2, 3))), 3, 1
+    )
     assert type(found) is np.ndarray
     np.testing.assert_array_equal(found, expected)
 

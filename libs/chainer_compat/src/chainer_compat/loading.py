@@ -41,9 +41,7 @@ def repaired_modules() -> frozenset[str]:
     return frozenset(repair.module for repair in REPAIRS)
 
 
-def find_ideep4py(
-    us: object, path: Sequence[str] | None, target: ModuleType | None
-) -> ModuleSpec:
+def find_ideep4py(us: object, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec:
     """Find the real module ``ideep4py``; where there is none, ours."""
     name = "ideep4py"
     return _find(us, name, path, target) or ModuleSpec(name, StandInLoader())

@@ -8,10 +8,11 @@ from importlib import metadata
 from typing import Any
 
 from chainer_compat import hook, loading, registry, settings
+from chainer_compat.onednn import library
 
 
 def collect() -> dict[str, Any]:
-    """Return versions, the place of chainermn, and the status of every repair."""
+    """Return versions, the place of chainermn, whether oneDNN computes, and every repair."""
     cupy = metadata.packages_distributions().get("cupy", ["cupy"])
     ours = ("chainer", "chainermn", "chainer-compat")
     names = (*ours, "numpy", *cupy, "nvidia-cudnn-frontend", "protobuf", "setuptools")
@@ -22,6 +23,7 @@ def collect() -> dict[str, Any]:
         "hook": hook_state,
         "chainer": chainer,
         "chainermn": _chainermn(),
+        "onednn": _onednn(),
         "repairs": [_repair(repair, hook_state) for repair in registry.REPAIRS],
     }
 
@@ -33,6 +35,7 @@ def as_text(report: dict[str, Any]) -> str:
         "hook": report["hook"],
         "import chainer": report["chainer"],
         "import chainermn": report["chainermn"],
+        "oneDNN": report["onednn"],
     }
     repairs = [
         (repair["status"], repair["name"], repair["reason"]) for repair in report["repairs"]
@@ -87,3 +90,13 @@ def _chainermn() -> str:
     ours = loading.find_chainermn()
     is_ours = ours is not None and ours.origin == spec.origin
     return spec.origin if is_ours else f"{spec.origin} (Chainer's bundled copy)"
+
+
+def _onednn() -> str:
+    """Return the version and whether it is used, or why it cannot be."""
+    try:
+        library.load()
+    except ImportError as error:
+        return f"not used: {error}"
+    config = getattr(sys.modules.get("chainer"), "config", None)
+    return f"{library.version()}, use_ideep is {getattr(config, 'use_ideep', None)!r}"

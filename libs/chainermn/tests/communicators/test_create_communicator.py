@@ -139,12 +139,9 @@ def test_settings() -> None:
         other.get_config("speed")
 
 
-def blas_threads() -> set[int]:
-    return {
-        library["num_threads"]
-        for library in threadpoolctl.threadpool_info()
-        if library["user_api"] == "blas"
-    }
+def threads() -> set[int]:
+    """Return the numbers of threads of BLAS and of OpenMP, which oneDNN uses."""
+    return {library["num_threads"] for library in threadpoolctl.threadpool_info()}
 
 
 @pytest.mark.mpi(1, 2, 3)
@@ -157,10 +154,10 @@ def test_cores_are_divided(monkeypatch: pytest.MonkeyPatch, n_cores: int, bound:
     usable = frozenset(all_cores[rank::size] if bound else all_cores)
     monkeypatch.setattr(cores, "_usable_cores", lambda: usable)
     expected = max(1, len(usable) if bound else n_cores // size)
-    with threadpoolctl.threadpool_limits(5, user_api="blas"):
-        before = blas_threads()
+    with threadpoolctl.threadpool_limits(5):
+        before = threads()
         cores.divide_cores(MPI.COMM_WORLD, Topology.of(MPI.COMM_WORLD).inter_rank)
-        assert blas_threads() == (before if size == 1 else {expected})
+        assert threads() == (before if size == 1 else {expected})
 
 
 @pytest.mark.mpi(3)
@@ -179,7 +176,7 @@ def test_more_ranks_than_cores_are_noted_once(
         ("a b b", {3}, [f"2 ranks share 1 core on {host}: they take turns. Start at most 1 "]),
     ):
         monkeypatch.setattr(cores, "_usable_cores", lambda usable=usable: frozenset(usable))
-        with threadpoolctl.threadpool_limits(5, user_api="blas"):
+        with threadpoolctl.threadpool_limits(5):
             cores.divide_cores(world, Topology.from_hosts(name.split(), world.rank).inter_rank)
         lines = capfd.readouterr().err.splitlines()
         assert len(lines) == (len(said) if world.rank == 0 else 0)
@@ -216,21 +213,21 @@ def test_split_leaves_the_division_of_cores(monkeypatch: pytest.MonkeyPatch) -> 
     for variable in THREAD_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(cores, "_usable_cores", lambda: frozenset(range(8)))
-    with threadpoolctl.threadpool_limits(5, user_api="blas"):
+    with threadpoolctl.threadpool_limits(5):
         comm = chainermn.create_communicator("naive")
-        assert blas_threads() == {2}
+        assert threads() == {2}
         comm.split(comm.rank % 2, comm.rank)
-        assert blas_threads() == {2}
+        assert threads() == {2}
 
 
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("variable", THREAD_VARIABLES)
 def test_threads_chosen_by_the_user_stay(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "3")
-    with threadpoolctl.threadpool_limits(3, user_api="blas"):
-        before = blas_threads()
+    with threadpoolctl.threadpool_limits(3):
+        before = threads()
         chainermn.create_communicator("naive")
-        assert blas_threads() == before
+        assert threads() == before
 
 
 def test_without_mpiexec() -> None:

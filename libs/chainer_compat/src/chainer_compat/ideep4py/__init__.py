@@ -36,8 +36,8 @@ from chainer_compat.ideep4py.arrays import (
     multi_add,
     wgt_array,
 )
-from chainer_compat.ideep4py.convolution import convolution2DParam
 from chainer_compat.ideep4py.concatenation import intVector, mdarrayVector
+from chainer_compat.ideep4py.convolution import convolution2DParam
 from chainer_compat.ideep4py.local_response_normalization import localResponseNormalizationParam
 from chainer_compat.ideep4py.pooling import pooling2DParam
 from chainer_compat.onednn import library

@@ -242,9 +242,10 @@ def _in_blocks(value: Any, layout: Layout) -> Any:
     value = numpy.asarray(value)
     if value.ndim == 0:
         return value
-    n, c, h, w = shape = (1,) * (4 - value.ndim) + value.shape
-    if value.ndim > 4 or any(m not in (1, k) for m, k in zip(shape, layout.shape, strict=True)):
+    shape = (1,) * (4 - value.ndim) + value.shape
+    if len(shape) > 4 or any(m not in (1, k) for m, k in zip(shape, layout.shape, strict=True)):
         return None
+    n, c, h, w = shape
     channels = (c // layout.block, layout.block) if c > 1 else (1, 1)
     return value.reshape(n, *channels, h, w).transpose(0, 1, 3, 4, 2)
 

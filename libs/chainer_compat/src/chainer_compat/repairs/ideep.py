@@ -32,9 +32,7 @@ def only_by_channel(module: ModuleType) -> None:
     init = mode.__init__
 
     @functools.wraps(init)
-    def wrapped(
-        self: Any, x: Any, gamma: Any, key_axis: tuple[int, ...], **options: Any
-    ) -> None:
+    def wrapped(self: Any, x: Any, gamma: Any, key_axis: tuple[int, ...], **options: Any) -> None:
         init(self, x, gamma, key_axis, **options)
         self.ideep_ok = self.ideep_ok and key_axis == (1,)
 

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import Any, TypeAlias
 
+import chainer
 import numpy as np
 from typing_extensions import override
 
@@ -50,15 +51,11 @@ class ArrayMessage(Message):
     """
 
     def __init__(self, data: Arrays | np.generic) -> None:
-        if isinstance(data, np.generic):  # such as a row of a one-dimensional array
-            data = np.asarray(data)
-        elif isinstance(data, list):
-            data = tuple(data)
-        self._data: Arrays | None = data
-        self.is_tuple = isinstance(data, tuple)
-        arrays: tuple[Any, ...] = as_tuple(data)
+        self.is_tuple = isinstance(data, tuple | list)
+        arrays: tuple[Any, ...] = tuple(map(_in_numpy, as_tuple(data)))
+        self._data: Arrays | None = arrays if self.is_tuple else arrays[0]
         for array in arrays:
-            if not (isinstance(array, np.ndarray | np.generic) or on_gpu(array)):
+            if not (isinstance(array, np.ndarray) or on_gpu(array)):
                 described = f"a tuple or list with {type(array)}" if self.is_tuple else type(array)
                 raise TypeError(
                     f"expected an array, or a tuple or list of arrays, got {described}; "
@@ -156,3 +153,9 @@ class ObjectMessage(Message):
 def as_tuple(data: Arrays) -> tuple[Array, ...]:
     """Return the arrays that ``data`` is made of."""
     return tuple(data) if isinstance(data, list | tuple) else (data,)
+
+
+def _in_numpy(array: Any) -> Any:
+    """Return what counts as an array of the host's, such as a row of a vector, as NumPy's."""
+    is_on_host = isinstance(array, (np.generic, *chainer.get_cpu_array_types()))
+    return np.asarray(array) if is_on_host else array

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import chainer
 import numpy as np
 
 from chainermn.agreement import (
@@ -44,7 +45,6 @@ from chainermn.transport.topology import Topology
 if TYPE_CHECKING:
     from typing import Self
 
-    import chainer
     from mpi4py import MPI
     from numpy.typing import DTypeLike
 
@@ -425,7 +425,7 @@ class MpiCommunicatorBase(CommunicatorBase):
         return self._gpu_transports.mpi if on_gpu(part) else self._transport
 
     def _one_each(self, xs: Any) -> Any:
-        is_sequence = isinstance(xs, list | tuple | np.ndarray) or on_gpu(xs)
+        is_sequence = isinstance(xs, (list, tuple, *chainer.get_array_types()))
         if not is_sequence or getattr(xs, "ndim", 1) == 0:
             raise TypeError(f"expected a sequence with one entry a rank, got {type(xs)}")
         if len(xs) != self.size:

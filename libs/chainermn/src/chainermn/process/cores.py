@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 def divide_cores(mpi_comm: MPI.Intracomm, host: int) -> None:
-    """Limit the threads of NumPy's BLAS to this rank's share of the cores of its host. Collective.
+    """Limit the threads of NumPy's BLAS and of OpenMP to this rank's share of cores. Collective.
 
-    Otherwise each rank's BLAS starts a thread for every core, and the ranks slow each other down.
+    Otherwise each rank starts a thread for every core of its host, and the ranks slow each other
+    down. OpenMP, whose threads oneDNN runs on, is limited in the thread that calls this.
     Ranks that MPI has bound to separate cores keep all of theirs. Setting any of
     `THREAD_VARIABLES` turns this off. If a host has more ranks than cores, rank 0 prints a note.
     ``host`` is the number of this rank's host.
@@ -33,7 +34,7 @@ def divide_cores(mpi_comm: MPI.Intracomm, host: int) -> None:
         return
     sharers = Counter(core for node, _, theirs in peers if node == host for core in theirs)
     share = sum(1 / sharers[core] for core in cores)
-    threadpoolctl.threadpool_limits(max(1, int(share + 1e-6)), user_api="blas")
+    threadpoolctl.threadpool_limits(max(1, int(share + 1e-6)))
 
 
 def _crowded(peers: Sequence[tuple[int, str, frozenset[int]]]) -> str:

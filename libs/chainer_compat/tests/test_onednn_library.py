@@ -1,0 +1,210 @@
+"""Where oneDNN is not, or cannot be loaded; threads, processes, and what is kept."""
+
+import gc
+import multiprocessing
+import os
+import platform
+import sys
+import threading
+
+import chainer
+import chainer.functions as F
+import numpy as np
+import pytest
+
+from chainer_compat.onednn import layouts, library, operations, primitives
+from chainer_compat.onednn.operations import Window
+
+needs_onednn = pytest.mark.skipif(
+    (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="oneDNN: Linux on x86-64"
+)
+W = np.random.default_rng(0).normal(size=(16, 16, 3, 3)).astype("f")
+# What a script finds out about oneDNN. The names are those of Chainer.
+ASK = """
+import chainer, numpy as np
+from chainer.backends import intel64
+print(chainer.config.use_ideep, intel64.is_ideep_available())
+print(type(chainer.functions.convolution_2d(np.ones((1, 3, 4, 4), 'f'), np.ones((16, 3, 1, 1), 'f')).array).__name__)
+"""
+WHY = "\ntry: intel64.check_ideep_available()\nexcept RuntimeError as error: print(error)"
+
+
+def convolved(x):
+    with chainer.using_config("use_ideep", "auto"):
+        return np.asarray(F.convolution_2d(x, W, pad=1).array)
+
+
+@pytest.fixture(scope="module")
+def x():
+    return np.random.default_rng(1).normal(size=(2, 16, 8, 8)).astype("f")
+
+
+@needs_onednn
+def test_it_computes_unless_told_otherwise(python):
+    assert python(ASK).split() == ["auto", "True", "mdarray"]
+    for mode, used in (("never", "ndarray"), ("auto", "mdarray"), ("always", "mdarray")):
+        assert python(ASK, CHAINER_USE_IDEEP=mode).split() == [mode, "True", used]
+
+
+@needs_onednn
+def test_a_real_ideep4py_goes_first(python, tmp_path):
+    (tmp_path / "ideep4py.py").write_text("class mdarray: pass\n__version__ = 'the real one'\n")
+    code = "from chainer.backends import intel64; print(intel64.ideep.__version__)"
+    assert python(code, PYTHONPATH=str(tmp_path)) == "the real one"
+
+
+def broken(place):
+    """Return code that makes oneDNN unavailable, before Chainer is imported."""
+    lines = {
+        "not installed": "from importlib import metadata\n"
+        "from chainer_compat.onednn import library\n"
+        "library.DISTRIBUTION = 'no-such-distribution'",
+        "no OpenMP": "from chainer_compat.onednn import library\n"
+        "library._OPENMP = 'libnothing.so.1'",
+        "no file": "from chainer_compat.onednn import library\nlibrary._FILE = 'nothing.so'",
+        "unreadable": "import ctypes\nload = ctypes.CDLL\n"
+        "def refuse(name, *rest):\n"
+        "    if 'dnnl' in str(name): raise OSError('wrong ELF class')\n"
+        "    return load(name, *rest)\n"
+        "ctypes.CDLL = refuse",
+        "ARM": "import platform\nplatform.machine = lambda: 'aarch64'",
+    }
+    return lines[place] + "\n"
+
+
+@needs_onednn
+@pytest.mark.parametrize(
+    "place, reason, is_said",
+    [
+        ("not installed", "pip install no-such-distribution", False),
+        ("no OpenMP", "apt install libgomp1", True),
+        ("no file", "install it again", True),
+        ("unreadable", "wrong ELF class", True),
+        ("ARM", "x86-64 processors only; this is linux on aarch64", True),
+    ],
+)
+def test_where_it_is_not_numpy_computes_and_the_reason_is_told(place, reason, is_said, execute):
+    result = execute(sys.executable, "-c", broken(place) + ASK + WHY)
+    assert result.returncode == 0, result.stderr
+    first, second, *why = result.stdout.splitlines()
+    assert (first, second) == ("never False", "ndarray")
+    assert reason in why[-1]
+    said = result.stderr.count("Chainer computes without oneDNN")
+    assert said == is_said and (reason in result.stderr) == is_said
+
+
+def test_onednn_is_not_looked_for_before_chainer_is_imported(python):
+    code = "import sys; print([m for m in sys.modules if 'onednn' in m or m == 'ctypes'])"
+    assert python(code) == "[]"
+
+
+@needs_onednn
+def test_what_is_invalid_is_refused_with_the_name_of_the_function():
+    window = Window((1, 1), (1, 1), (0, 0), (0, 0))
+    with pytest.raises(library.OneDNNError, match="convolution_forward.*invalid arguments"):
+        operations.convolution((1, 3, 4, 4), (2, 4, 3, 3), (1, 2, 2, 2), False, window)
+
+
+@needs_onednn
+def test_equal_layouts_are_one_object():
+    first = layouts.plain((2, 3))
+    layouts.plain.cache_clear()
+    assert layouts.plain((2, 3)) is first
+
+
+@needs_onednn
+def test_primitives_are_made_once_and_the_last_ones_kept(x, monkeypatch):
+    made = []
+    init = primitives.Primitive.__init__
+
+    def counted(self, *arguments):
+        made.append(self)
+        init(self, *arguments)
+
+    monkeypatch.setattr(primitives.Primitive, "__init__", counted)
+    x = x[:, :, :7]  # a shape of this test's own
+    convolved(x)
+    count = len(made)
+    assert count > 0
+    convolved(x + 1)
+    assert len(made) == count
+
+    made.clear()
+    kept = primitives.kept(lambda key: primitives.Primitive(operations._relu(key, 0.0), [], []))
+    for n in range(1, primitives.KEPT + 100):
+        kept(layouts.plain((n,)))
+    living = weak_count(made)
+    assert living() == primitives.KEPT
+
+
+def weak_count(objects):
+    """Return a function that counts which of the objects somebody else still has."""
+    import weakref
+
+    references = [weakref.ref(each) for each in objects]
+    objects.clear()
+    gc.collect()
+    return lambda: sum(reference() is not None for reference in references)
+
+
+@needs_onednn
+def test_threads_compute_side_by_side(x):
+    expected = convolved(x)
+    found, errors = [], []
+
+    def compute():
+        try:
+            for _ in range(20):
+                found.append(convolved(x))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=compute) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and len(found) == 80
+    for each in found:
+        np.testing.assert_array_equal(each, expected)
+
+
+@needs_onednn
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_openmp_says_how_many_threads_compute(threads, x):
+    openmp = library.openmp()
+    before = openmp.omp_get_max_threads()
+    try:
+        openmp.omp_set_num_threads(threads)
+        assert primitives.here()[1] == threads
+        with chainer.using_config("use_ideep", "never"):
+            expected = F.convolution_2d(x, W, pad=1).array
+        np.testing.assert_allclose(convolved(x), expected, rtol=1e-4, atol=1e-4)
+    finally:
+        openmp.omp_set_num_threads(before)
+
+
+def _in_a_child(x, expected, results):
+    np.testing.assert_array_equal(convolved(x), expected)
+    results.put((os.getpid(), library.openmp().omp_get_max_threads()))
+
+
+@needs_onednn
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_children_compute_after_their_parent_has(method, x):
+    openmp = library.openmp()
+    before = openmp.omp_get_max_threads()
+    try:
+        openmp.omp_set_num_threads(2)  # which start now, and a child of a fork has none of them
+        expected = convolved(x)
+        context = multiprocessing.get_context(method)
+        results = context.SimpleQueue()
+        child = context.Process(target=_in_a_child, args=(x, expected, results))
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+        pid, threads = results.get()
+        assert pid == child.pid
+        assert method != "fork" or threads == 1
+    finally:
+        openmp.omp_set_num_threads(before)
