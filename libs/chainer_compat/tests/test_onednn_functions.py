@@ -17,7 +17,7 @@ DIFFERENT = {"rtol": 1e-5, "atol": 1e-5}
 
 
 def values(*shape, seed=0):
-    """Return numbers none of which is near another or near 0, so that maxima and signs are clear."""
+    """Return numbers, none near another or near 0, so that maxima and signs are clear."""
     count = int(np.prod(shape))
     numbers = (np.random.default_rng(seed).permutation(count) - count / 2 + 0.25) / count
     return 4 * numbers.reshape(shape)

@@ -1,30 +1,16 @@
 """What Chainer asks of iDeep's Python module, over oneDNN.
 
 Chainer imports a module ``ideep4py``, whose last release installs on no Python of today, and lets
-it compute if ``chainer.config.use_ideep`` says so. ``import ideep4py`` gives this package where
-the real one is absent. The names and signatures are those that Chainer uses.
+it compute if ``chainer.config.use_ideep`` says so. ``import ideep4py`` gives the names of this
+package where the real one is absent. Names and signatures are those that Chainer uses.
 """
 
-from chainer_compat.ideep4py import (
-    batch_normalization as batchNormalization,
-)
-from chainer_compat.ideep4py import (
-    concatenation as concat,
-)
-from chainer_compat.ideep4py import (
-    convolution as convolution2D,
-)
-from chainer_compat.ideep4py import (
-    dropout,
-    linear,
-    relu,
-)
-from chainer_compat.ideep4py import (
-    local_response_normalization as localResponseNormalization,
-)
-from chainer_compat.ideep4py import (
-    pooling as pooling2D,
-)
+from chainer_compat.ideep4py import batch_normalization as batchNormalization
+from chainer_compat.ideep4py import concatenation as concat
+from chainer_compat.ideep4py import convolution as convolution2D
+from chainer_compat.ideep4py import dropout, linear, relu
+from chainer_compat.ideep4py import local_response_normalization as localResponseNormalization
+from chainer_compat.ideep4py import pooling as pooling2D
 from chainer_compat.ideep4py.arrays import (
     array,
     basic_copyto,
@@ -41,6 +27,31 @@ from chainer_compat.ideep4py.convolution import convolution2DParam
 from chainer_compat.ideep4py.local_response_normalization import localResponseNormalizationParam
 from chainer_compat.ideep4py.pooling import pooling2DParam
 from chainer_compat.onednn import library
+
+__all__ = [
+    "array",
+    "basic_copyto",
+    "batchNormalization",
+    "check_ndim",
+    "check_type",
+    "concat",
+    "convolution2D",
+    "convolution2DParam",
+    "dat_array",
+    "dropout",
+    "get_array_module",
+    "intVector",
+    "linear",
+    "localResponseNormalization",
+    "localResponseNormalizationParam",
+    "mdarray",
+    "mdarrayVector",
+    "multi_add",
+    "pooling2D",
+    "pooling2DParam",
+    "relu",
+    "wgt_array",
+]
 
 #: Chainer asks for iDeep 2.
 __version__ = f"2.0.0+onednn.{library.version()}"

@@ -21,10 +21,9 @@ dat_array, wgt_array = "d", "w"
 class mdarray(NDArrayOperatorsMixin):
     """An array of Chainer's that stays in oneDNN's own layout while only oneDNN looks at it.
 
-    For everyone else it is what ``numpy.asarray()`` returns. From the first look on, it is that
-    very NumPy array: what one changes, the other shows.
-    Functions that NumPy applies to each element by itself are applied in oneDNN's layout, and return
-    an `mdarray`.
+    For everyone else it is what ``numpy.asarray()`` returns, and from the first look on it is that
+    very NumPy array: what changes one shows in the other. Functions that NumPy applies to each
+    element by itself count as no look: they compute where the elements lie.
 
     Parameters
     ----------
@@ -63,7 +62,7 @@ class mdarray(NDArrayOperatorsMixin):
     @property
     def tensor(self) -> Tensor:
         """The values for a primitive to read."""
-        return Tensor.of(self._array) if self._tensor is None else self._tensor
+        return self._tensor or Tensor.of(numpy.asarray(self))
 
     def __array__(
         self, dtype: numpy.dtype | None = None, copy: bool | None = None
@@ -129,14 +128,15 @@ class mdarray(NDArrayOperatorsMixin):
             return mdarray(numpy.asarray(self).copy())
         return mdarray(Tensor(self._tensor.layout, self._tensor.buffer.copy()))
 
-    def astype(self, dtype: Any, *args: Any, copy: bool = True, **options: Any) -> Any:
-        """Return the array in another dtype: an `mdarray` if it has that one."""
-        if numpy.dtype(dtype) == self.dtype:
-            return self.copy() if copy else self
-        return numpy.asarray(self).astype(dtype, *args, copy=copy, **options)
+    def astype(self, dtype: Any, *args: Any, **options: Any) -> Any:
+        """Return the array in another dtype; without a look if it has that one."""
+        if numpy.dtype(dtype) == self.dtype and not args and options.keys() <= {"copy"}:
+            return self.copy() if options.get("copy", True) else self
+        array: Any = numpy.asarray(self)
+        return array.astype(dtype, *args, **options)
 
     def sum(self, axis: Any = None, **options: Any) -> Any:
-        """Return the sum over axes, without a look at the array if the channels are not among them."""
+        """Return the sum over axes: over pictures, and over batches of them, without a look."""
         tensor = self._tensor
         if tensor is not None and tensor.layout.block and not options.get("keepdims"):
             axes = tuple(sorted(axis)) if isinstance(axis, tuple) else axis

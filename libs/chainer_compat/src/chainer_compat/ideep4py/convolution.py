@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy
 
@@ -12,7 +13,8 @@ from chainer_compat.onednn.operations import Window
 from chainer_compat.onednn.primitives import Arg
 
 
-class convolution2DParam(NamedTuple):
+@dataclass(frozen=True)
+class convolution2DParam:
     """The shape of what is computed, and how the window moves."""
 
     out_shape: tuple[int, int, int, int]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from chainer_compat.ideep4py.arrays import mdarray, result
 from chainer_compat.onednn import operations
 from chainer_compat.onednn.primitives import Arg
 
 
-class localResponseNormalizationParam(NamedTuple):
+@dataclass(frozen=True)
+class localResponseNormalizationParam:
     """Channels that count as neighbours, and the numbers of the formula; ``alpha`` times ``n``."""
 
     n: int
@@ -18,7 +20,7 @@ class localResponseNormalizationParam(NamedTuple):
     beta: float
     kind: int
 
-    lrn_across_channels = 0xAFF
+    lrn_across_channels: ClassVar[int] = 0xAFF
 
     @property
     def numbers(self) -> tuple[int, float, float, float]:

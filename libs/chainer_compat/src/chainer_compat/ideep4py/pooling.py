@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy
 
@@ -12,7 +13,8 @@ from chainer_compat.onednn.operations import Window
 from chainer_compat.onednn.primitives import Arg
 
 
-class pooling2DParam(NamedTuple):
+@dataclass(frozen=True)
+class pooling2DParam:
     """The shape of what is computed, the window and how it moves, and what of it is taken."""
 
     out_shape: tuple[int, int, int, int]
@@ -26,8 +28,8 @@ class pooling2DParam(NamedTuple):
     pr: int
     kind: int
 
-    pooling_max = operations.MAX_POOLING
-    pooling_avg_include_padding = operations.AVERAGE_POOLING
+    pooling_max: ClassVar[int] = operations.MAX_POOLING
+    pooling_avg_include_padding: ClassVar[int] = operations.AVERAGE_POOLING
 
     @property
     def window(self) -> Window:

@@ -1,4 +1,4 @@
-"""How an array lies in memory: memory descriptors of oneDNN, and what a NumPy array makes of them."""
+"""How arrays lie in memory: oneDNN's memory descriptors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from chainer_compat.onednn import library
 from chainer_compat.onednn.library import Dims, Handle
 
 _ANY = 1
-_DATA_TYPES = {numpy.dtype(numpy.float32): 3, numpy.dtype(numpy.int32): 4, numpy.dtype("u1"): 6}
+FLOAT32 = numpy.dtype(numpy.float32)
+_DATA_TYPES = {FLOAT32: 3, numpy.dtype(numpy.int32): 4, numpy.dtype("u1"): 6}
 _DTYPES = {number: dtype for dtype, number in _DATA_TYPES.items()}
 _NDIMS, _DIMS, _DATA_TYPE, _PADDED_DIMS = 256, 257, 258, 260
 _INNER_NBLKS, _INNER_BLKS, _INNER_IDXS, _STRIDES = 263, 264, 265, 14
@@ -51,7 +52,7 @@ class Layout:
         self.block = 0
         if len(shape) == 4 and block_axes == (1,) and isinstance(block_sizes, tuple):
             (block,) = block_sizes
-            n, c, h, w = shape
+            _, c, h, w = shape
             groups = -(-c // block)
             if strides == (groups * h * w * block, h * w * block, w * block, block):
                 self.block = block
@@ -72,7 +73,7 @@ class Layout:
 
 
 @functools.lru_cache(maxsize=4096)
-def plain(shape: tuple[int, ...], dtype: numpy.dtype = numpy.dtype(numpy.float32)) -> Layout:
+def plain(shape: tuple[int, ...], dtype: numpy.dtype = FLOAT32) -> Layout:
     """Return the layout of a C-contiguous array."""
     strides = Dims(*_plain_strides(shape))
     kind = _DATA_TYPES[dtype]
@@ -82,7 +83,7 @@ def plain(shape: tuple[int, ...], dtype: numpy.dtype = numpy.dtype(numpy.float32
 @functools.lru_cache(maxsize=4096)
 def any_layout(shape: tuple[int, ...]) -> Handle:
     """Return a memory descriptor of float32 that leaves the order in memory to a primitive."""
-    kind = _DATA_TYPES[numpy.dtype(numpy.float32)]
+    kind = _DATA_TYPES[FLOAT32]
     return _descriptor("create_with_tag", len(shape), Dims(*shape), kind, _ANY)
 
 

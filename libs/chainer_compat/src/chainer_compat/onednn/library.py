@@ -43,9 +43,9 @@ class Handle:
     def __init__(self, create: str, destroy: str, *arguments: object) -> None:
         functions = load()
         # ctypes passes it where a function wants a handle.
-        self._as_parameter_ = c_void_p()
-        getattr(functions, create)(byref(self._as_parameter_), *arguments)
-        end = weakref.finalize(self, getattr(functions, destroy), self._as_parameter_)
+        self._as_parameter_ = self.value = c_void_p()
+        getattr(functions, create)(byref(self.value), *arguments)
+        end = weakref.finalize(self, getattr(functions, destroy), self.value)
         end.atexit = False
 
 
@@ -80,7 +80,7 @@ def load() -> ctypes.CDLL:
     except OSError as error:
         raise ImportError(
             f"oneDNN is installed, but it needs {_OPENMP}, which this system lacks. Install it: "
-            "`apt install libgomp1` on Debian and Ubuntu, `dnf install libgomp` on Fedora and Red Hat"
+            "`apt install libgomp1` (Debian, Ubuntu), `dnf install libgomp` (Fedora, Red Hat)"
         ) from error
     try:
         library = ctypes.CDLL(str(path))

@@ -6,8 +6,8 @@ import numpy
 
 from chainer_compat.onednn import library
 
-# Multiplications up to which calling oneDNN costs more than it gains over NumPy's BLAS. With several
-# threads there are fewer: those of the one wait for work, and take cores from those of the other.
+# Multiplications up to which oneDNN gains nothing over NumPy's BLAS. With several threads,
+# these are fewer: the threads of the one wait for work, and take cores from those of the other.
 _FEW, _FEW_FOR_THREADS = 1 << 21, 1 << 17
 
 

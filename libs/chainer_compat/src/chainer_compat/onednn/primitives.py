@@ -90,7 +90,7 @@ class Primitive:
         if self._scratchpad_bytes:
             self._memories[Arg.SCRATCHPAD] = _memory(scratchpad)
         self._stream = _stream()
-        arguments = [(arg, memory._as_parameter_) for arg, memory in self._memories.items()]
+        arguments = [library.Argument(arg, m.value) for arg, m in self._memories.items()]
         self._arguments = (library.Argument * len(arguments))(*arguments)
         self._set = functions.dnnl_memory_set_data_handle
         self._execute = functions.dnnl_primitive_execute

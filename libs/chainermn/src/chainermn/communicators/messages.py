@@ -50,7 +50,7 @@ class ArrayMessage(Message):
         If ``data`` is something else, or not made of numbers, or made of arrays of both.
     """
 
-    def __init__(self, data: Arrays | np.generic) -> None:
+    def __init__(self, data: Arrays) -> None:
         self.is_tuple = isinstance(data, tuple | list)
         arrays: tuple[Any, ...] = tuple(map(_in_numpy, as_tuple(data)))
         self._data: Arrays | None = arrays if self.is_tuple else arrays[0]
