@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from ci.cluster.cluster import Cluster
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+ALL_CORES = {"OMP_NUM_THREADS": str(os.cpu_count())}
+WITH_NUMPY, WITH_ONEDNN = {"CHAINER_USE_IDEEP": "never"}, {"CHAINER_USE_IDEEP": "auto"}
 THE_ORIGINAL = {"CHAINER_COMPAT_BUNDLED_CHAINERMN": "1"}
 
 _PATIENCE = 180.0  # seconds for a turn, or for imports
@@ -36,10 +38,15 @@ _TEAMS = {
     "not watched": ("unwatched", {}),
     "original": ("with_chainer", {**THE_ORIGINAL, **ONE_THREAD}),
     "original, threads left alone": ("with_chainer", THE_ORIGINAL),
-    "a thread for every core": ("with_chainer", {"OMP_NUM_THREADS": str(os.cpu_count())}),
+    "a thread for every core": ("with_chainer", ALL_CORES),
+    "NumPy": ("with_chainer", {**WITH_NUMPY, **ONE_THREAD}),
+    "NumPy, all cores": ("with_chainer", {**WITH_NUMPY, **ALL_CORES}),
+    "oneDNN": ("with_chainer", {**WITH_ONEDNN, **ONE_THREAD}),
+    "oneDNN, all cores": ("with_chainer", {**WITH_ONEDNN, **ALL_CORES}),
     "with cuDNN": ("with_chainer", {"CHAINER_COMPAT_CUDNN": "1"}),
     "mpi": ("with_mpi", {}),
     "torch": ("with_torch", ONE_THREAD),
+    "torch, all cores": ("with_torch", ALL_CORES),
 }
 
 
@@ -305,20 +312,21 @@ def take_turns(
         Number of turns, if not that of the settings.
     """
     if why_no_torch():
-        contestants = [c for c in contestants if c.team != "torch"]
+        contestants = [c for c in contestants if not c.team.startswith("torch")]
     if settings.before:
         ours = [c for c in contestants if c.team == "ours"]
         before = [replace(c, name=f"before: {c.name}", team="before") for c in ours]
         contestants = [*contestants, *before]
     names = dict.fromkeys(contestant.team for contestant in contestants)
+    with teams_of(place, names, settings) as teams:
+        return turns(teams, contestants, settings, seconds=seconds, rounds=rounds)
+
+
+@contextlib.contextmanager
+def teams_of(place: Place, names: Iterable[str], settings: Settings) -> Iterator[dict[str, Team]]:
+    """Start the teams of these names."""
     with running({name: _starter(name, place, settings) for name in names}) as teams:
-        return _take_turns(
-            teams,
-            contestants,
-            1 if settings.quick else rounds or settings.rounds,
-            0.0 if settings.quick else seconds,
-            lambda contestant: settings.tell(f"{place.title}: {contestant.name}"),
-        )
+        yield teams
 
 
 def _starter(name: str, place: Place, settings: Settings) -> Callable[[], Team]:
@@ -327,18 +335,22 @@ def _starter(name: str, place: Place, settings: Settings) -> Callable[[], Team]:
     return lambda: Team(place, program, env=env, python=python)
 
 
-def _take_turns(
+def turns(
     teams: Mapping[str, Team],
     contestants: Sequence[Contestant],
-    rounds: int,
+    settings: Settings,
+    *,
     seconds: float,
-    tell: Callable[[Contestant], None],
+    rounds: int | None = None,
 ) -> list[Measured]:
+    """Measure contestants of running teams, as `take_turns` does."""
+    rounds = 1 if settings.quick else rounds or settings.rounds
+    seconds = 0.0 if settings.quick else seconds
     measured = {contestant.name: Measured(contestant.name) for contestant in contestants}
     repeats: dict[str, int] = {}
     for contestant in contestants:
-        tell(contestant)
         team = teams[contestant.team]
+        settings.tell(f"{team.place.title}: {contestant.name}")
         try:
             for _ in range(3):  # the first step initialises, or allocates
                 team.start(contestant, 1)
@@ -351,8 +363,8 @@ def _take_turns(
         # A contestant finds caches as the one before has left them: not always the same one.
         for contestant in random.Random(number).sample(contestants, len(contestants)):
             if contestant.name in repeats:
-                tell(contestant)
                 team = teams[contestant.team]
+                settings.tell(f"{team.place.title}: {contestant.name}")
                 team.start(contestant, repeats[contestant.name])
                 answers = team.finish()
                 row = measured[contestant.name]

@@ -14,7 +14,7 @@ import chainer.functions as F
 import numpy as np
 
 import chainermn
-from benchmarks.ranks import networks
+from benchmarks.ranks import functions, networks
 from benchmarks.ranks.orders import Orders, Pipelined, Step
 
 # In which overlap='auto' has found out on several hosts whether overlap pays.
@@ -81,6 +81,12 @@ def forward(network: str, batchsize: int, and_backward: bool) -> Step:
     return step
 
 
+def function(name: str, backward: bool) -> Step:
+    """Return the computation of one function, or of its gradients."""
+    chainermn.create_communicator("naive")  # for its effects on threads and memory
+    return functions.step_of(name, backward)
+
+
 def use_device(comm: Any, on_gpu: bool) -> Any:
     """Return the CPU, or the GPU of this rank."""
     device = chainer.get_device(f"@cupy:{comm.intra_rank}" if on_gpu else "@numpy")
@@ -104,4 +110,5 @@ PREPARE: dict[str, Callable[..., Step]] = {
     "exchange": exchange,
     "iteration": iteration,
     "forward": forward,
+    "function": function,
 }

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
+from benchmarks.functions import CASES, Case
 from benchmarks.networks import CHANNELS, CLASSES, INPUT_SHAPES, MLP_UNITS, POOLED
 from benchmarks.ranks.orders import Orders, Step, rank_and_size
 
@@ -18,7 +19,7 @@ FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20
 
 
 def run(orders: Orders) -> None:
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     rank, size = rank_and_size()
     address = f"tcp://{os.environ['BENCHMARK_ROOT']}:29517"
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -64,6 +65,52 @@ def iteration(network: str, batchsize: int, alone: bool = False, on_gpu: bool = 
         optimizer.step()
 
     return until_done(step, on_gpu)
+
+
+def function(name: str, backward: bool) -> Step:
+    """Return the computation of one function, or of its gradients."""
+    case = CASES[name]
+    compute = compute_of(case)
+    xs = [torch.randn(shape, requires_grad=True) for shape in case.shapes]
+    y = compute(xs)
+    gy = torch.randn(y.shape)
+
+    def gradients() -> None:
+        for x in xs:
+            x.grad = None
+        y.backward(gy, retain_graph=True)
+
+    def forward() -> None:
+        compute(xs)
+
+    return gradients if backward else forward
+
+
+def compute_of(case: Case) -> Callable[[list[torch.Tensor]], torch.Tensor]:
+    """Return the function of a case, as Chainer has it."""
+    f, options = nn.functional, case.options
+    window = {"kernel_size": options.get("ksize"), "stride": options.get("stride")}
+    moves = {"stride": options.get("stride", 1), "padding": options.get("pad", 0)}
+    made: dict[str, Callable[[list[torch.Tensor]], torch.Tensor]] = {
+        "convolution": lambda xs: f.conv2d(*xs, **moves),
+        "deconvolution": lambda xs: f.conv_transpose2d(*xs, **moves),
+        "linear": lambda xs: f.linear(*xs),
+        "batch normalization": lambda xs: f.batch_norm(
+            xs[0], None, None, xs[1], xs[2], training=True
+        ),
+        "relu": lambda xs: f.relu(xs[0]),
+        "leaky relu": lambda xs: f.leaky_relu(xs[0], options["slope"]),
+        "max pooling": lambda xs: f.max_pool2d(xs[0], **window),
+        "average pooling": lambda xs: f.avg_pool2d(xs[0], **window),
+        "local response normalization": lambda xs: f.local_response_norm(
+            xs[0], 5, options["alpha"], 0.75, 2.0
+        ),
+        "dropout": lambda xs: f.dropout(xs[0]),
+        "add": lambda xs: xs[0] + xs[1],
+        "concat": lambda xs: torch.cat(xs, 1),
+        "sigmoid": lambda xs: torch.sigmoid(xs[0]),
+    }
+    return made[case.kind]
 
 
 def device_of(on_gpu: bool) -> torch.device:
@@ -139,4 +186,8 @@ def resnet50() -> nn.Module:
 
 
 MAKERS = {"mlp": mlp, "conv": conv, "resnet50": resnet50}
-PREPARE: dict[str, Callable[..., Step]] = {"exchange": exchange, "iteration": iteration}
+PREPARE: dict[str, Callable[..., Step]] = {
+    "exchange": exchange,
+    "function": function,
+    "iteration": iteration,
+}

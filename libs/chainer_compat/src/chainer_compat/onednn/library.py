@@ -11,7 +11,7 @@ from ctypes import POINTER, byref, c_char, c_float, c_int, c_int64, c_size_t, c_
 from importlib import metadata
 from pathlib import Path
 
-#: The distribution that brings the library; `chainer-compat[onednn]` installs it.
+#: The distribution that brings the library: the extra `onednn`.
 DISTRIBUTION = "onednn-cpu-gomp"
 _FILE = "libdnnl.so.3"
 _OPENMP = "libgomp.so.1"
@@ -115,7 +115,7 @@ def _find() -> Path:
         files = metadata.files(DISTRIBUTION) or ()
     except metadata.PackageNotFoundError:
         raise ImportError(
-            f"oneDNN is not installed: `pip install {DISTRIBUTION}`, or chainer-compat[onednn]"
+            f"oneDNN is not installed: `pip install {DISTRIBUTION}`"
         ) from None
     for file in files:
         if file.name == _FILE:

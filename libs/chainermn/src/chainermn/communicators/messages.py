@@ -156,6 +156,6 @@ def as_tuple(data: Arrays) -> tuple[Array, ...]:
 
 
 def _in_numpy(array: Any) -> Any:
-    """Return what counts as an array of the host's, such as a row of a vector, as NumPy's."""
-    is_on_host = isinstance(array, (np.generic, *chainer.get_cpu_array_types()))
-    return np.asarray(array) if is_on_host else array
+    """Return what counts as an array in host memory, such as a row of a vector, as NumPy's."""
+    host_types = (np.generic, *chainer.get_cpu_array_types())
+    return array if on_gpu(array) or not isinstance(array, host_types) else np.asarray(array)
