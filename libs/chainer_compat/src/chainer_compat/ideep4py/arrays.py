@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from chainer_compat.onednn.layouts import Layout
+from chainer_compat.onednn.layouts import FLOAT32, Layout, blocked
 from chainer_compat.onednn.primitives import Tensor
 
 #: What an array is made for: to be computed with, or to be kept as a parameter.
@@ -61,7 +61,7 @@ class mdarray(NDArrayOperatorsMixin):
 
     @property
     def tensor(self) -> Tensor:
-        """The values for a primitive to read."""
+        """The values, as they lie in memory."""
         return self._tensor or Tensor.of(numpy.asarray(self))
 
     def __array__(
@@ -163,9 +163,17 @@ def array(values: Any, itype: str = dat_array) -> Any:
     itype : str
         `wgt_array` copies a NumPy array; by default it is shared.
     """
-    if isinstance(values, mdarray) or not check_type([values]) or values.ndim not in (1, 2, 4):
+    if isinstance(values, mdarray) or not _is_readable(values) or values.ndim not in (1, 2, 4):
         return values
     return mdarray(values.copy() if itype == wgt_array else values)
+
+
+def in_blocks(x: mdarray) -> Tensor:
+    """Return images in blocks of channels, in which most primitives are fastest, if these fit."""
+    tensor = x.tensor
+    if tensor.layout.is_plain and x.shape[1] % blocked(x.shape).block == 0:
+        return tensor.in_layout(blocked(x.shape))
+    return tensor
 
 
 def result(tensor: Tensor) -> numpy.ndarray | mdarray:
@@ -180,11 +188,11 @@ def check_ndim(arrays: Sequence[Any], supported: Sequence[int] = (2, 4)) -> bool
 
 def check_type(arrays: Sequence[Any]) -> bool:
     """Return whether oneDNN can read all arrays: those of float32 that are not empty."""
-    return all(
-        isinstance(array, mdarray)
-        or (isinstance(array, numpy.ndarray) and array.dtype == numpy.float32 and array.size > 0)
-        for array in arrays
-    )
+    return all(isinstance(array, mdarray) or _is_readable(array) for array in arrays)
+
+
+def _is_readable(array: Any) -> bool:
+    return isinstance(array, numpy.ndarray) and array.dtype == FLOAT32 and array.size > 0
 
 
 def get_array_module(*arrays: Any) -> ModuleType:
@@ -222,7 +230,7 @@ def _on_blocks(ufunc: numpy.ufunc, inputs: Sequence[Any], out: Any = None) -> An
         return None
     if out is None:
         found = numpy.ascontiguousarray(ufunc(*operands))
-        if found.dtype == numpy.float32:
+        if found.dtype == FLOAT32:
             return mdarray(Tensor(layout, found.reshape(-1)))
         return found.transpose(0, 1, 4, 2, 3).reshape(layout.shape)
     tensor = out._tensor if isinstance(out, mdarray) else None
@@ -236,7 +244,7 @@ def _in_blocks(value: Any, layout: Layout) -> Any:
     """Return an operand as it is broadcast with the blocks of a layout; None if it cannot be."""
     if numpy.isscalar(value):
         return value
-    if value.shape == layout.shape and value.dtype == numpy.float32:
+    if value.shape == layout.shape and value.dtype == FLOAT32:
         tensor = value.tensor if isinstance(value, mdarray) else Tensor.of(value)
         return layout.blocks(tensor.in_layout(layout).buffer)
     value = numpy.asarray(value)

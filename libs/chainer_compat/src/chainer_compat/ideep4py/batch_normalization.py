@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy
 
-from chainer_compat.ideep4py.arrays import array, mdarray, result
+from chainer_compat.ideep4py.arrays import array, in_blocks, mdarray, result
 from chainer_compat.onednn import operations
 from chainer_compat.onednn.primitives import Arg, Tensor
 
@@ -27,7 +27,9 @@ def Forward(
         The result; without given statistics also the mean, the variance, and 1 over the standard
         deviation, each by channel.
     """
-    source = x.tensor
+    if x.shape[2:] == (1, 1):
+        return _normalize_vectors(*map(_row, (x, gamma, beta)), mean, var, eps)
+    source = in_blocks(x)
     operands = {Arg.SRC: source, Arg.SCALE: gamma.tensor, Arg.SHIFT: beta.tensor}
     if mean is not None and var is not None:
         operands |= {Arg.MEAN: mean.tensor, Arg.VARIANCE: var.tensor}
@@ -35,7 +37,7 @@ def Forward(
         return (result(*primitive.run(operands)),)
     primitive = operations.batch_normalization(source.layout, eps)
     y, found_mean, found_var = primitive.run(operands)
-    inv_std = numpy.reciprocal(numpy.sqrt(found_var.buffer + numpy.float32(eps)))
+    inv_std = _inverse_deviation(found_var.buffer, eps)
     return result(y), found_mean.as_array(), found_var.as_array(), inv_std
 
 
@@ -43,7 +45,9 @@ def Backward(
     x: mdarray, gy: mdarray, mean: Any, var: Any, gamma: mdarray, eps: float
 ) -> tuple[Any, tuple[numpy.ndarray, numpy.ndarray]]:
     """Return the gradients of ``x``, and of gamma and beta."""
-    source = x.tensor
+    if x.shape[2:] == (1, 1):
+        return _vectors_backward(*map(_row, (x, gy, mean, gamma)), _inverse_deviation(var, eps))
+    source = in_blocks(x)
     operands: dict[Arg, Tensor] = {
         Arg.SRC: source,
         Arg.MEAN: array(mean).tensor,
@@ -54,3 +58,48 @@ def Backward(
     primitive = operations.batch_normalization_backward(source.layout, eps)
     gx, ggamma, gbeta = primitive.run(operands)
     return result(gx), (ggamma.as_array(), gbeta.as_array())
+
+
+def _normalize_vectors(
+    x: numpy.ndarray, gamma: numpy.ndarray, beta: numpy.ndarray, mean: Any, var: Any, eps: float
+) -> tuple[numpy.ndarray, ...]:
+    """Normalize a batch of vectors, for which oneDNN has no fast primitive."""
+    is_given = mean is not None and var is not None
+    if not is_given:
+        mean = x.mean(axis=0)
+    deviation = x - _row(mean)
+    if not is_given:
+        var = numpy.square(deviation).mean(axis=0)
+    inv_std = _inverse_deviation(_row(var), eps)
+    deviation *= inv_std
+    deviation *= gamma
+    deviation += beta
+    y = deviation[:, :, None, None]
+    return (y,) if is_given else (y, mean, var, inv_std)
+
+
+def _vectors_backward(
+    x: numpy.ndarray,
+    gy: numpy.ndarray,
+    mean: numpy.ndarray,
+    gamma: numpy.ndarray,
+    inv_std: numpy.ndarray,
+) -> tuple[numpy.ndarray, tuple[numpy.ndarray, numpy.ndarray]]:
+    x_hat = (x - mean) * inv_std
+    gbeta = gy.sum(axis=0)
+    ggamma = (gy * x_hat).sum(axis=0)
+    x_hat *= ggamma / numpy.float32(len(x))
+    gx = gy - x_hat
+    gx -= gbeta / numpy.float32(len(x))
+    gx *= gamma * inv_std
+    return gx[:, :, None, None], (ggamma, gbeta)
+
+
+def _row(values: Any) -> numpy.ndarray:
+    """Return a batch of vectors, or values by channel, without axes of images."""
+    array = numpy.asarray(values)
+    return array.reshape(array.shape[:2])
+
+
+def _inverse_deviation(var: numpy.ndarray, eps: float) -> numpy.ndarray:
+    return numpy.reciprocal(numpy.sqrt(var + numpy.float32(eps)))

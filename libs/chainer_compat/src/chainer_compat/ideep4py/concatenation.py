@@ -7,6 +7,8 @@ from typing import Any
 import numpy
 
 from chainer_compat.ideep4py.arrays import mdarray
+from chainer_compat.onednn.layouts import blocked
+from chainer_compat.onednn.primitives import Tensor
 
 
 class mdarrayVector(list[Any]):
@@ -23,9 +25,32 @@ class intVector(list[int]):
 
 def Forward(xs: mdarrayVector, axis: int) -> Any:
     """Return the concatenation of arrays with four axes."""
-    return numpy.concatenate([numpy.asarray(x) for x in xs], axis)
+    if all(map(_fills_blocks, xs)):
+        return _from_blocks(numpy.concatenate(list(map(_blocks, xs)), axis))
+    return numpy.concatenate(list(map(numpy.asarray, xs)), axis)
 
 
 def Backward(x: mdarray, offsets: intVector, axis: int) -> tuple[Any, ...]:
     """Return the parts of an array with four axes, which end at the offsets and at the end."""
-    return tuple(numpy.split(numpy.asarray(x), offsets, axis))
+    length = blocked(x.shape).block if axis == 1 else 1
+    if not _fills_blocks(x) or any(offset % length for offset in offsets):
+        return tuple(numpy.split(numpy.asarray(x), offsets, axis))
+    parts = numpy.split(_blocks(x), [offset // length for offset in offsets], axis)
+    return tuple(_from_blocks(numpy.ascontiguousarray(part)) for part in parts)
+
+
+def _fills_blocks(x: mdarray) -> bool:
+    """Return whether an array lies in blocks of channels, and needs no more of them."""
+    if not x.is_in_blocks:
+        return False
+    layout = x.tensor.layout
+    return layout is blocked(x.shape) and x.shape[1] % layout.block == 0
+
+
+def _blocks(x: mdarray) -> numpy.ndarray:
+    return x.tensor.layout.blocks(x.tensor.buffer)
+
+
+def _from_blocks(blocks: numpy.ndarray) -> mdarray:
+    n, groups, h, w, block = blocks.shape
+    return mdarray(Tensor(blocked((n, groups * block, h, w)), blocks.reshape(-1)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import weakref
+from collections.abc import Sequence
 from ctypes import addressof, c_int, c_int64, c_void_p
 from typing import ClassVar
 
@@ -13,7 +14,8 @@ import numpy
 from chainer_compat.onednn import library
 from chainer_compat.onednn.library import Dims, Handle
 
-_ANY = 1
+_ANY, _BLOCKS_OF_8, _BLOCKS_OF_16 = 1, 102, 78
+_AVX512 = 0x27
 FLOAT32 = numpy.dtype(numpy.float32)
 _DATA_TYPES = {FLOAT32: 3, numpy.dtype(numpy.int32): 4, numpy.dtype("u1"): 6}
 _DTYPES = {number: dtype for dtype, number in _DATA_TYPES.items()}
@@ -48,13 +50,13 @@ class Layout:
         assert isinstance(shape, tuple) and isinstance(dtype, numpy.dtype)
         self.shape, self.dtype = shape, dtype
         self.size = library.load().dnnl_memory_desc_get_size(handle) // dtype.itemsize
-        self.is_plain = not block_sizes and strides == _plain_strides(shape)
+        self.is_plain = not block_sizes and strides == _dense_strides(shape, shape)
         self.block = 0
         if len(shape) == 4 and block_axes == (1,) and isinstance(block_sizes, tuple):
             (block,) = block_sizes
-            _, c, h, w = shape
+            n, c, h, w = shape
             groups = -(-c // block)
-            if strides == (groups * h * w * block, h * w * block, w * block, block):
+            if strides == _dense_strides((n, groups, h, w, block), shape)[:4]:
                 self.block = block
 
     @classmethod
@@ -75,9 +77,23 @@ class Layout:
 @functools.lru_cache(maxsize=4096)
 def plain(shape: tuple[int, ...], dtype: numpy.dtype = FLOAT32) -> Layout:
     """Return the layout of a C-contiguous array."""
-    strides = Dims(*_plain_strides(shape))
-    kind = _DATA_TYPES[dtype]
-    return Layout.of(_descriptor("create_with_strides", len(shape), Dims(*shape), kind, strides))
+    return _strided(shape, [math.prod(shape[axis + 1 :]) for axis in range(len(shape))], dtype)
+
+
+@functools.lru_cache(maxsize=4096)
+def channels_last(shape: tuple[int, int, int, int]) -> Layout:
+    """Return the layout of images whose channels lie beside each other."""
+    _, c, h, w = shape
+    return _strided(shape, [c * h * w, 1, c * w, c], FLOAT32)
+
+
+@functools.lru_cache(maxsize=4096)
+def blocked(shape: tuple[int, int, int, int]) -> Layout:
+    """Return the layout of images in blocks of as many channels as a register holds."""
+    isa = library.load().dnnl_get_effective_cpu_isa()
+    tag = _BLOCKS_OF_16 if isa & _AVX512 == _AVX512 else _BLOCKS_OF_8
+    kind = _DATA_TYPES[FLOAT32]
+    return Layout.of(_descriptor("create_with_tag", len(shape), Dims(*shape), kind, tag))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -87,21 +103,35 @@ def any_layout(shape: tuple[int, ...]) -> Handle:
     return _descriptor("create_with_tag", len(shape), Dims(*shape), kind, _ANY)
 
 
+def _strided(shape: tuple[int, ...], strides: list[int], dtype: numpy.dtype) -> Layout:
+    kind = _DATA_TYPES[dtype]
+    arguments = len(shape), Dims(*shape), kind, Dims(*strides)
+    return Layout.of(_descriptor("create_with_strides", *arguments))
+
+
 def _descriptor(create: str, *arguments: object) -> Handle:
     return Handle(f"dnnl_memory_desc_{create}", "dnnl_memory_desc_destroy", *arguments)
 
 
-def _plain_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+def _dense_strides(lengths: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of axes of some lengths that follow each other in memory."""
+    strides = [math.prod(lengths[axis + 1 :]) for axis in range(len(lengths))]
+    return _relevant(strides, shape)
+
+
+def _relevant(strides: Sequence[int], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return strides with 0 where an axis has one element, which any stride reaches."""
+    return tuple(0 if length == 1 else n for n, length in zip(strides, shape, strict=False))
 
 
 def _key(descriptor: int | Handle) -> tuple[object, ...]:
     ndim = _number(descriptor, _NDIMS)
     blocks = _number(descriptor, _INNER_NBLKS)
+    shape = _numbers(descriptor, _DIMS, ndim)
     return (
-        _numbers(descriptor, _DIMS, ndim),
+        shape,
         _DTYPES[_number(descriptor, _DATA_TYPE)],
-        _numbers(descriptor, _STRIDES, ndim),
+        _relevant(_numbers(descriptor, _STRIDES, ndim), shape),
         _numbers(descriptor, _INNER_BLKS, blocks),
         _numbers(descriptor, _INNER_IDXS, blocks),
         _numbers(descriptor, _PADDED_DIMS, ndim),

@@ -114,9 +114,7 @@ def _find() -> Path:
     try:
         files = metadata.files(DISTRIBUTION) or ()
     except metadata.PackageNotFoundError:
-        raise ImportError(
-            f"oneDNN is not installed: `pip install {DISTRIBUTION}`"
-        ) from None
+        raise ImportError(f"oneDNN is not installed: `pip install {DISTRIBUTION}`") from None
     for file in files:
         if file.name == _FILE:
             return Path(str(file.locate())).resolve()
