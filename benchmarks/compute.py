@@ -31,8 +31,9 @@ def measure(settings: Settings) -> Iterator[Group | str]:
         place = Place(f"1 rank, {threads}", (1,))
         with teams_of(place, teams.values(), settings) as running:
             for key, options in computations():
-                group = Group("; ".join(key.values()), {**key, "threads": threads}, [], TORCH)
-                if settings.wants(f"{group.title}; {threads}"):
+                key |= {"threads": threads}
+                group = Group("; ".join(key.values()), key, [], TORCH)
+                if settings.wants(group.title):
                     measure_group(group, options, teams, running, settings)
                     yield group
     yield from why_no_torch()
@@ -123,7 +124,8 @@ def draw(groups: list[Group]) -> None:
             axis.barh(moved, ratios, 0.4, color=COLOURS[contestant], label=contestant)
         axis.axvline(1, color="black", linewidth=1)
         axis.set_xscale("log")
-        axis.set_yticks(places, [group.title for group in shown], fontsize=7)
+        names = [f"{group.key['what']}; {group.key['direction']}" for group in shown]
+        axis.set_yticks(places, names, fontsize=7)
         axis.invert_yaxis()
         axis.set_title(f"{name}: time of {TORCH}'s", fontsize=8)
     axes.flat[0].legend(fontsize=7)

@@ -8,15 +8,26 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Case:
-    """A function on arrays of some shapes."""
+    """A function on arrays of some shapes.
+
+    Attributes
+    ----------
+    kind : str
+    shapes : tuple of tuples of int
+    options : dict
+    is_first : bool
+        Whether it is the first layer of a network, where nobody wants the gradient of its input.
+    """
 
     kind: str
     shapes: tuple[tuple[int, ...], ...]
     options: dict[str, Any] = field(default_factory=dict)
+    is_first: bool = False
 
 
 def _convolution(x: tuple[int, ...], n_out: int, size: int, **options: int) -> Case:
-    return Case("convolution", (x, (n_out, x[1], size, size), (n_out,)), options)
+    shapes = x, (n_out, x[1], size, size), (n_out,)
+    return Case("convolution", shapes, options, is_first=x[1] <= 3)
 
 
 def _linear(n: int, n_in: int, n_out: int) -> Case:

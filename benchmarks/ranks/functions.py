@@ -22,6 +22,9 @@ def step_of(name: str, backward: bool) -> Step:
     random = np.random.default_rng(0)
     arrays = [random.normal(size=shape).astype(np.float32) for shape in case.shapes]
     variables = [chainer.Variable(array) for array in arrays]
+    if case.is_first:
+        variables[0] = chainer.Variable(arrays[0], requires_grad=False)
+    wanted = [variable for variable in variables if variable.requires_grad]
     y = function(variables)
     gy = random.normal(size=y.shape).astype(np.float32)
 
@@ -29,11 +32,11 @@ def step_of(name: str, backward: bool) -> Step:
         np.asarray(function(variables).array)
 
     def gradients() -> None:
-        for variable in variables:
+        for variable in wanted:
             variable.cleargrad()
         y.grad = gy
         y.backward()
-        for variable in variables:
+        for variable in wanted:
             np.asarray(variable.grad)
 
     return gradients if backward else forward

@@ -72,6 +72,7 @@ def function(name: str, backward: bool) -> Step:
     case = CASES[name]
     compute = compute_of(case)
     xs = [torch.randn(shape, requires_grad=True) for shape in case.shapes]
+    xs[0].requires_grad_(not case.is_first)
     y = compute(xs)
     gy = torch.randn(y.shape)
 

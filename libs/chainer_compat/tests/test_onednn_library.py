@@ -79,7 +79,7 @@ def broken(place):
     [
         ("not installed", "pip install no-such-distribution", False),
         ("no OpenMP", "apt install libgomp1", True),
-        ("no file", "install it again", True),
+        ("no file", "install onednn-cpu-gomp again", True),
         ("unreadable", "wrong ELF class", True),
         ("ARM", "x86-64 processors only; this is linux on aarch64", True),
     ],

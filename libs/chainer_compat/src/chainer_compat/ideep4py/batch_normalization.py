@@ -28,7 +28,7 @@ def Forward(
         deviation, each by channel.
     """
     if x.shape[2:] == (1, 1):
-        return _normalize_vectors(*map(_row, (x, gamma, beta)), mean, var, eps)
+        return _normalize_vectors(_row(x), _row(gamma), _row(beta), mean, var, eps)
     source = in_blocks(x)
     operands = {Arg.SRC: source, Arg.SCALE: gamma.tensor, Arg.SHIFT: beta.tensor}
     if mean is not None and var is not None:
@@ -46,7 +46,8 @@ def Backward(
 ) -> tuple[Any, tuple[numpy.ndarray, numpy.ndarray]]:
     """Return the gradients of ``x``, and of gamma and beta."""
     if x.shape[2:] == (1, 1):
-        return _vectors_backward(*map(_row, (x, gy, mean, gamma)), _inverse_deviation(var, eps))
+        inv_std = _inverse_deviation(_row(var), eps)
+        return _vectors_backward(_row(x), _row(gy), _row(mean), _row(gamma), inv_std)
     source = in_blocks(x)
     operands: dict[Arg, Tensor] = {
         Arg.SRC: source,

@@ -85,7 +85,7 @@ def load() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        raise ImportError(f"oneDNN could not be loaded: {error}") from error
+        raise ImportError(f"oneDNN is installed, but could not be loaded: {error}") from error
     _declare(library)
     # A child that uses the threads of its parent waits for them forever: it has none.
     os.register_at_fork(after_in_child=lambda: openmp().omp_set_num_threads(1))
@@ -118,7 +118,7 @@ def _find() -> Path:
     for file in files:
         if file.name == _FILE:
             return Path(str(file.locate())).resolve()
-    raise ImportError(f"the distribution {DISTRIBUTION} has no {_FILE}; install it again")
+    raise ImportError(f"oneDNN is installed, but without {_FILE}: install {DISTRIBUTION} again")
 
 
 def _check(status: int, function: object, arguments: Sequence[object]) -> None:

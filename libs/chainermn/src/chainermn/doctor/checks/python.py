@@ -14,6 +14,7 @@ from chainermn import remedies
 from chainermn.doctor.registry import Finding, bad, check, good
 from chainermn.doctor.setup import Setup
 
+_WITHOUT_ONEDNN = shlex.join([sys.executable, "-m", "pip", "uninstall", "onednn-cpu-gomp"])
 _OURS = Path(chainermn.__file__ or "").resolve().parent
 # Finds it without importing it, which may fail or do anything.
 _FIND = "import importlib.util; print(importlib.util.find_spec('chainermn').origin)"
@@ -33,6 +34,15 @@ def chainer_compat(setup: Setup) -> Finding:
     statuses = Counter(repair["status"] for repair in outcome.answer["repairs"])
     counts = ", ".join(f"{number} {status}" for status, number in statuses.items())
     return good(f"in place; repairs: {counts}")
+
+
+@check("Python", "oneDNN", needs=["chainer-compat"])
+def onednn(setup: Setup) -> Finding:
+    """Check that oneDNN, if it is installed, can compute."""
+    found = setup.probe("compat").answer["onednn"]
+    if "oneDNN is installed, but" in found:
+        return bad(found, "install what it needs, or do without", _WITHOUT_ONEDNN)
+    return good(found)
 
 
 @check("Python", "Chainer computes", needs=["chainer-compat"])
