@@ -400,6 +400,53 @@ def _():
     numpy.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
 
 
+def _peak(function):
+    """Return the most bytes that a function has in use at a time, and its result."""
+    import tracemalloc
+
+    tracemalloc.start()
+    try:
+        result = function()
+        return tracemalloc.get_traced_memory()[1], result
+    finally:
+        tracemalloc.stop()
+
+
+@check("max-pooling-copies")
+def _():
+    import chainer
+    import chainer.functions as F
+    import numpy
+
+    chainer.config.use_ideep = "never"
+    x = chainer.Variable(numpy.random.default_rng(0).normal(size=(4, 8, 128, 128)).astype("f"))
+    peak, y = _peak(lambda: F.max_pooling_2d(x, 3, 1))
+    assert peak < 6 * x.array.nbytes
+    windows = numpy.lib.stride_tricks.sliding_window_view(x.array, (3, 3), (2, 3))
+    assert (y.array == windows.max(axis=(4, 5))).all()
+    y.grad = numpy.ones_like(y.array)
+    peak, _ = _peak(y.backward)
+    assert peak < 6 * x.array.nbytes
+    assert x.grad.sum() == y.size
+
+
+@check("leaky-relu-copies")
+def _():
+    import chainer
+    import chainer.functions as F
+    import numpy
+
+    chainer.config.use_ideep = "never"
+    x = chainer.Variable(numpy.linspace(-2, 2, 10**6, dtype="f"))
+    peak, y = _peak(lambda: F.leaky_relu(x, 0.25))
+    assert peak < 1.3 * x.array.nbytes
+    expected = numpy.where(x.array > 0, x.array, x.array / 4)
+    assert (y.array == expected).all()
+    y.grad = y.array.copy()
+    y.backward()
+    assert (x.grad == numpy.where(x.array > 0, y.array, y.array / 4)).all()
+
+
 @check("cudnn-warning")
 def _():
     from chainer.backends import cuda

@@ -15,6 +15,7 @@ from chainer_compat.repairs import (
     mnist,
     nep50,
     numpy2,
+    passes,
     setuptools82,
     workers,
 )
@@ -278,6 +279,20 @@ REPAIRS = (
         "Chainer has iDeep normalize by channel whatever the axis is",
         ideep.onednn_is_there,
         ideep.only_by_channel,
+    ),
+    Repair(
+        "max-pooling-copies",
+        "chainer.functions.pooling.max_pooling_nd",
+        "NumPy copies the image for each place in a window, and sorts through the copies",
+        passes.copies_are_made,
+        passes.pool_in_place,
+    ),
+    Repair(
+        "leaky-relu-copies",
+        "chainer.functions.activation.leaky_relu",
+        "NumPy gathers what is negative, multiplies it, and puts it back",
+        passes.copies_are_made,
+        passes.multiply_once,
     ),
     Repair(
         "cudnn-warning",

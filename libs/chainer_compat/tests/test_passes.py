@@ -1,0 +1,81 @@
+"""Repairs that save copies compute what Chainer computes without them, bit for bit."""
+
+import chainer
+import chainer.functions as F
+import numpy as np
+import pytest
+
+POOLINGS = [
+    ((2, 3, 8, 8), 2, 2, 0),
+    ((2, 3, 9, 7), 3, 2, 1),
+    ((1, 2, 5, 5), 3, 5, 1),
+    ((2, 3, 8, 8), (3, 2), 1, 0),
+    ((2, 3, 7), 2, 2, 0),
+    ((2, 3, 6, 6, 6), (2, 3, 2), 2, 0),
+    ((1, 1, 20, 20), 17, 1, 0),  # more places than a byte counts
+]
+
+
+def pooled(special):
+    found = []
+    for dtype in "efd":
+        for shape, ksize, stride, pad in POOLINGS:
+            for cover_all in (False, True):
+                random = np.random.default_rng(0)
+                x = chainer.Variable(random.integers(-3, 4, shape).astype(dtype))
+                if special is not None:
+                    x.array.reshape(-1)[::5] = special
+                y = F.max_pooling_nd(x, ksize, stride, pad, cover_all)
+                gy = chainer.Variable(random.normal(size=y.shape).astype(dtype))
+                gy.array.reshape(-1)[0] = np.inf
+                (gx,) = chainer.grad([y], [x], [gy], enable_double_backprop=True)
+                (ggy,) = chainer.grad([F.sum(gx * x)], [gy])
+                again = F.max_pooling_nd(x, ksize, stride, pad, cover_all, return_indices=True)
+                found += [y.array, again[1], gx.array, ggy.array]
+    return found
+
+
+def rectified():
+    found = []
+    for dtype in "efd":
+        for slope in (0.2, 0.0, 1.0, -0.5, 2.0):
+            x = chainer.Variable(np.random.default_rng(0).normal(size=(5, 10)).astype(dtype))
+            x.array[0, :6] = [0.0, -0.0, np.inf, -np.inf, np.nan, 1]
+            y = F.leaky_relu(x, slope)
+            y.grad = np.random.default_rng(1).normal(size=y.shape).astype(dtype)
+            y.backward()
+            found += [y.array, x.grad]
+    return found
+
+
+@pytest.fixture
+def without(python, tmp_path):
+    """Return what a function of this file returns where the repairs are left out."""
+
+    def run(call):
+        out = tmp_path / "found.npz"
+        python(
+            f"import sys; sys.path.insert(0, {str(__file__).rpartition('/')[0]!r})\n"
+            "import numpy as np, test_passes\n"
+            "np.seterr(all='ignore')\n"
+            f"np.savez({str(out)!r}, *test_passes.{call})",
+            CHAINER_COMPAT_SKIP="max-pooling-copies,leaky-relu-copies",
+            CHAINER_USE_IDEEP="never",
+        )
+        with np.load(out) as arrays:
+            return [arrays[f"arr_{n}"] for n in range(len(arrays.files))]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "call", ["pooled(None)", "pooled(np.inf)", "pooled(-np.inf)", "pooled(np.nan)", "rectified()"]
+)
+def test_results_and_gradients(call, without):
+    with chainer.using_config("use_ideep", "never"), np.errstate(all="ignore"):
+        found = eval(call)
+    expected = without(call)
+    assert len(found) == len(expected) > 0
+    for got, right in zip(found, expected, strict=True):
+        assert got.dtype == right.dtype
+        np.testing.assert_array_equal(got, right)
