@@ -11,8 +11,11 @@ from typing import Any
 import numpy
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from chainer_compat.onednn import library, operations
 from chainer_compat.onednn.layouts import FLOAT32, Layout, blocked
-from chainer_compat.onednn.primitives import Tensor
+from chainer_compat.onednn.primitives import Arg, Tensor
+
+_LITTLE = 1 << 17  # elements
 
 #: What an array is made for: to be computed with, or to be kept as a parameter.
 dat_array, wgt_array = "d", "w"
@@ -182,8 +185,15 @@ def result(tensor: Tensor) -> numpy.ndarray | mdarray:
 
 
 def check_ndim(arrays: Sequence[Any], supported: Sequence[int] = (2, 4)) -> bool:
-    """Return whether the first array, the data, has one of the numbers of axes."""
-    return arrays[0].ndim in supported
+    """Return whether oneDNN should compute on arrays: not on a few vectors, which NumPy has sooner.
+
+    The first array, the data, has to have one of the numbers of axes. With several threads oneDNN
+    computes on a few vectors, too: its threads and those of NumPy's BLAS would take turns.
+    """
+    if arrays[0].ndim not in supported:
+        return False
+    is_little = arrays[0].ndim == 2 and all(array.size <= _LITTLE for array in arrays)
+    return not is_little or library.max_threads() > 1
 
 
 def check_type(arrays: Sequence[Any]) -> bool:
@@ -225,6 +235,10 @@ def _on_blocks(ufunc: numpy.ufunc, inputs: Sequence[Any], out: Any = None) -> An
     )
     if layout is None or ufunc.nout != 1 or not layout.block or layout.shape[1] % layout.block:
         return None
+    is_sum = ufunc is numpy.add and out is None and layout.size > _LITTLE
+    if is_sum and all(isinstance(a, mdarray) and a.shape == layout.shape for a in inputs):
+        first, second = (a.tensor for a in inputs)
+        return mdarray(*operations.add(layout).run({Arg.SRC: first, Arg.SRC_1: second}))
     operands = [_in_blocks(value, layout) for value in inputs]
     if any(operand is None for operand in operands):
         return None

@@ -13,7 +13,6 @@ from chainer_compat.onednn.layouts import plain
 from chainer_compat.onednn.primitives import Arg, Tensor
 
 _CHUNK = 1 << 18  # elements
-_FEW = 1 << 17  # for which calling a primitive costs more than it gains
 
 
 def Forward(x: mdarray, slope: float = 0.0) -> Any:
@@ -27,9 +26,6 @@ def Forward(x: mdarray, slope: float = 0.0) -> Any:
 def Backward(cond: mdarray, gy: mdarray, slope: float = 0.0) -> Any:
     """Return ``gy`` where ``cond`` is positive, elsewhere ``slope * gy``."""
     source = cond.tensor
-    if slope == 0 and source.layout.size <= _FEW:
-        gradient = gy.tensor.in_layout(source.layout).buffer
-        return result(Tensor(source.layout, gradient * (source.buffer > 0)))
     primitive = operations.relu_backward(source.layout, slope)
     return result(*primitive.run({Arg.SRC: source, Arg.DIFF_DST: gy.tensor}))
 

@@ -98,6 +98,11 @@ def openmp() -> ctypes.PyDLL:
     return ctypes.PyDLL(_OPENMP)
 
 
+def max_threads() -> int:
+    """Return how many threads oneDNN computes with in this thread. Load it first."""
+    return int(openmp().omp_get_max_threads())
+
+
 def version() -> str:
     """Return the version of oneDNN, such as ``3.2.0``. Load it first."""
 

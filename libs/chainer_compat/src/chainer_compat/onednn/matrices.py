@@ -6,17 +6,10 @@ import numpy
 
 from chainer_compat.onednn import library
 
-# Multiplications up to which oneDNN gains nothing over NumPy's BLAS. With several threads,
-# these are fewer: the threads of the one wait for work, and take cores from those of the other.
-_FEW, _FEW_FOR_THREADS = 1 << 21, 1 << 17
-
 
 def product(a: numpy.ndarray, b: numpy.ndarray) -> numpy.ndarray:
     """Return ``a.dot(b)`` for matrices of float32, of which each may be a transposed one."""
     (rows, inner), columns = a.shape, b.shape[1]
-    several = library.openmp().omp_get_max_threads() > 1
-    if rows * inner * columns <= (_FEW_FOR_THREADS if several else _FEW):
-        return a.dot(b)
     c = numpy.empty((rows, columns), numpy.float32)
     a, a_is, a_stride = _operand(a)
     b, b_is, b_stride = _operand(b)

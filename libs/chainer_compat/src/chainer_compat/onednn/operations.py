@@ -13,7 +13,7 @@ Shape = tuple[int, ...]
 
 _TRAINING, _INFERENCE, _BACKWARD = 64, 96, 128
 _DIRECT = 1  # never Winograd's algorithm, which rounds more
-_RELU, _LRN, _MAX = 0x20, 0xAFF, 0x1FFF2
+_RELU, _LRN, _ADD, _MAX = 0x20, 0xAFF, 0x1FFF0, 0x1FFF2
 MAX_POOLING, AVERAGE_POOLING = 0x1FF, 0x2FF
 _GIVEN_STATISTICS, _SCALE, _SHIFT = 1, 2, 4
 
@@ -125,6 +125,12 @@ def relu_backward(x: Layout, slope: float) -> Primitive:
     layouts = [x.handle] * 3
     descriptor = describe("eltwise_backward", _RELU, *layouts, slope, 0.0, _relu(x, slope))
     return Primitive(descriptor, [Arg.SRC, Arg.DIFF_DST], [Arg.DIFF_SRC])
+
+
+@kept
+def add(x: Layout) -> Primitive:
+    """From SRC and SRC_1 to DST."""
+    return Primitive(describe("binary", _ADD, *[x.handle] * 3), [Arg.SRC, Arg.SRC_1], [Arg.DST])
 
 
 @kept

@@ -141,7 +141,7 @@ def kept(make: Callable[..., Primitive]) -> Callable[..., Primitive]:
 
 def here() -> tuple[int, int]:
     """Return what a primitive is made for: this thread, and the number of OpenMP's threads."""
-    return threading.get_ident(), library.openmp().omp_get_max_threads()
+    return threading.get_ident(), library.max_threads()
 
 
 @functools.cache
