@@ -400,6 +400,56 @@ def _():
     numpy.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
 
 
+def _left_by_onednn(x):
+    """Return what a convolution by oneDNN makes of images: the same."""
+    import chainer
+    import chainer.functions as F
+    import numpy
+
+    chainer.config.use_ideep = "auto"
+    return F.convolution_2d(x, numpy.eye(x.shape[1], dtype="f")[:, :, None, None])
+
+
+@check("onednn-function-inputs")
+def _():
+    import chainer
+    import numpy
+
+    class Twice(chainer.FunctionNode):
+        def forward(self, inputs):
+            self.retain_inputs((0,))
+            assert type(inputs[0]) is numpy.ndarray
+            return (2 * inputs[0],)
+
+        def backward(self, indexes, grad_outputs):
+            assert type(self.get_retained_inputs()[0].array) is numpy.ndarray
+            return (2 * grad_outputs[0],)
+
+    x = chainer.Variable(numpy.ones((1, 16, 2, 2), "f"))
+    (y,) = Twice().apply((_left_by_onednn(x),))
+    chainer.functions.sum(y).backward()
+    assert (y.array == 2).all() and (x.grad == 2).all()
+    (y,) = Twice().apply((_left_by_onednn(x).array,))
+
+
+@check("onednn-function-gradients")
+def _():
+    import chainer
+    import numpy
+
+    class Twice(chainer.Function):
+        def forward(self, inputs):
+            return (2 * inputs[0],)
+
+        def backward(self, inputs, grad_outputs):
+            assert type(inputs[0]) is type(grad_outputs[0]) is numpy.ndarray
+            return (2 * grad_outputs[0],)
+
+    x = chainer.Variable(numpy.ones((1, 16, 2, 2), "f"))
+    chainer.functions.sum(_left_by_onednn(Twice()(x))).backward()
+    assert (x.grad == 2).all()
+
+
 def _peak(function):
     """Return the most bytes that a function has in use at a time, and its result."""
     import tracemalloc

@@ -214,8 +214,11 @@ def test_fixed_batch_normalization(shape, given):
         lambda x: x[:, 1:, ::2],
         lambda x: F.softmax(x),
         lambda x: F.broadcast_to(F.sum(x, axis=(2, 3), keepdims=True), x.shape) * x,
+        lambda x: F.im2col(x, 1),
+        lambda x: F.unpooling_2d(x, 2),
+        lambda x: F.depthwise_convolution_2d(x, np.ones((1, x.shape[1], 1, 1), x.dtype)),
     ],
-    ids=range(20),
+    ids=range(23),
 )
 @pytest.mark.parametrize("shape", [(2, 16, 5, 5), (2, 5, 4, 3), (1, 32, 1, 1)], ids=str)
 def test_functions_of_elements_and_others(shape, function, given):

@@ -281,6 +281,20 @@ REPAIRS = (
         ideep.only_by_channel,
     ),
     Repair(
+        "onednn-function-inputs",
+        "chainer.function_node",
+        "functions other than some of Chainer's own expect NumPy arrays",
+        ideep.onednn_is_there,
+        ideep.numpy_for_others,
+    ),
+    Repair(
+        "onednn-function-gradients",
+        "chainer.function",
+        "functions other than some of Chainer's own expect NumPy arrays",
+        ideep.onednn_is_there,
+        ideep.numpy_for_old_functions,
+    ),
+    Repair(
         "max-pooling-copies",
         "chainer.functions.pooling.max_pooling_nd",
         "NumPy copies the image for each place in a window, and sorts through the copies",

@@ -185,10 +185,11 @@ def result(tensor: Tensor) -> numpy.ndarray | mdarray:
 
 
 def check_ndim(arrays: Sequence[Any], supported: Sequence[int] = (2, 4)) -> bool:
-    """Return whether oneDNN should compute on arrays: not on a few vectors, which NumPy has sooner.
+    """Return whether oneDNN should compute: not on a few vectors, where NumPy is faster.
 
     The first array, the data, has to have one of the numbers of axes. With several threads oneDNN
-    computes on a few vectors, too: its threads and those of NumPy's BLAS would take turns.
+    computes on a few vectors too, because its threads and those of NumPy's BLAS would otherwise
+    compete for the cores.
     """
     if arrays[0].ndim not in supported:
         return False

@@ -5,7 +5,32 @@ import os
 from types import ModuleType
 from typing import Any
 
+import numpy
+
 from chainer_compat.onednn import library
+
+#: The modules of `chainer.functions` that compute on arrays in a layout of oneDNN's.
+AWARE = frozenset(
+    f"chainer.functions.{name}"
+    for name in (
+        "activation.leaky_relu",
+        "activation.relu",
+        "activation.sigmoid",
+        "activation.tanh",
+        "array.concat",
+        "array.split_axis",
+        "connection.convolution_2d",
+        "connection.deconvolution_2d",
+        "connection.linear",
+        "math.basic_math",
+        "math.sum",
+        "noise.dropout",
+        "normalization.batch_normalization",
+        "normalization.local_response_normalization",
+        "pooling.average_pooling_2d",
+        "pooling.max_pooling_nd",
+    )
+)
 
 
 def onednn_may_compute() -> bool:
@@ -37,3 +62,40 @@ def only_by_channel(module: ModuleType) -> None:
         self.ideep_ok = self.ideep_ok and key_axis == (1,)
 
     mode.__init__ = wrapped
+
+
+def numpy_for_others(module: ModuleType) -> None:
+    """Give NumPy arrays to functions that know nothing of oneDNN, such as the user's own."""
+    apply = module.FunctionNode.apply
+
+    @functools.wraps(apply)
+    def wrapped(self: Any, inputs: Any) -> Any:
+        if type(self).__module__ not in AWARE:
+            inputs = [_with_numpy(each) for each in inputs]
+        return apply(self, inputs)
+
+    module.FunctionNode.apply = wrapped
+
+
+def numpy_for_old_functions(module: ModuleType) -> None:
+    """Give NumPy arrays as gradients to functions that derive from ``chainer.Function``."""
+    backward = module.FunctionAdapter.backward
+
+    @functools.wraps(backward)
+    def wrapped(self: Any, indexes: Any, grad_outputs: Any) -> Any:
+        return backward(self, indexes, tuple(map(_with_numpy, grad_outputs)))
+
+    module.FunctionAdapter.backward = wrapped
+
+
+def _with_numpy(value: Any) -> Any:
+    """Return an array of NumPy's, or a variable with one; parameters stay what they are."""
+    from chainer import Parameter, Variable
+    from chainer.backends.intel64 import mdarray
+
+    if isinstance(value, mdarray):
+        return numpy.asarray(value)
+    is_result = isinstance(value, Variable) and not isinstance(value, Parameter)
+    if is_result and isinstance(value._data[0], mdarray):
+        value._set_array(numpy.asarray(value._data[0]), layout_check=False)
+    return value
