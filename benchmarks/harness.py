@@ -34,6 +34,7 @@ _MOST_REPEATS = 300
 #: The jobs of contestants: the module of `benchmarks.ranks` that they run, and their variables.
 _TEAMS = {
     "ours": ("with_chainer", {}),
+    "ours, NumPy": ("with_chainer", WITH_NUMPY),
     "before": ("with_chainer", {}),
     "not watched": ("unwatched", {}),
     "original": ("with_chainer", {**THE_ORIGINAL, **ONE_THREAD}),

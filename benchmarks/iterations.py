@@ -69,6 +69,7 @@ def contestants(place: Place, network: str) -> list[Contestant]:
         chainer("ours, overlap on", "ours", overlap=True),
         chainer("ours, double buffering", "ours", double_buffering=True),
         chainer("ours, no exchange", "ours", "dummy", overlap=False),
+        chainer("ours, without oneDNN", "ours, NumPy", **default),
         Contestant(FORWARD, "ours", {"what": "forward", "and_backward": False, **common}),
         Contestant(BACKWARD, "ours", {"what": "forward", "and_backward": True, **common}),
         chainer(ORIGINAL, "original"),

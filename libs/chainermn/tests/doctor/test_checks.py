@@ -108,6 +108,13 @@ def without_hook(bench: Bench) -> Setup:
     return after(compat=Outcome({"hook": "not in place: no .pth file was processed"}))
 
 
+@wrong("oneDNN", "which this system lacks", "pip uninstall onednn-cpu-gomp")
+def onednn_lacks_a_library(bench: Bench) -> Setup:
+    report = {"hook": "in place", "repairs": []}
+    reason = "oneDNN is installed, but it needs libgomp.so.1, which this system lacks"
+    return after(compat=Outcome({**report, "onednn": f"not used: {reason}"}))
+
+
 @wrong("Chainer computes", "modules/chainer.py:1", "package again, for example Chainer: echo")
 def chainer_does_not_import(bench: Bench) -> Setup:
     bench.module("chainer", "raise ImportError('spoilt')")
