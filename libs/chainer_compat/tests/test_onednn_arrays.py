@@ -97,8 +97,9 @@ def test_whoever_looks_gets_one_and_the_same_numpy_array(blocks):
         lambda a: a**2,
         lambda a: (a == a).all(),
         lambda a: a @ np.ones((4, 2), "f"),
+        lambda a: np.add(a, [1, 2, 3, 4]),
     ],
-    ids=range(40),
+    ids=range(41),
 )
 def test_it_computes_as_numpy_does(look, blocks):
     array, x = blocks

@@ -234,7 +234,9 @@ def _on_blocks(ufunc: numpy.ufunc, inputs: Sequence[Any], out: Any = None) -> An
         (a._tensor.layout for a in inputs if isinstance(a, mdarray) and a._tensor is not None),
         None,
     )
-    if layout is None or ufunc.nout != 1 or not layout.block or layout.shape[1] % layout.block:
+    if layout is None or layout.dtype != FLOAT32 or ufunc.nout != 1:
+        return None
+    if not layout.block or layout.shape[1] % layout.block:
         return None
     is_sum = ufunc is numpy.add and out is None and layout.size > _LITTLE
     if is_sum and all(isinstance(a, mdarray) and a.shape == layout.shape for a in inputs):
@@ -259,6 +261,8 @@ def _in_blocks(value: Any, layout: Layout) -> Any:
     """Return an operand as it is broadcast with the blocks of a layout; None if it cannot be."""
     if numpy.isscalar(value):
         return value
+    if not isinstance(value, mdarray):
+        value = numpy.asarray(value)
     if value.shape == layout.shape and value.dtype == FLOAT32:
         tensor = value.tensor if isinstance(value, mdarray) else Tensor.of(value)
         return layout.blocks(tensor.in_layout(layout).buffer)
