@@ -2,8 +2,6 @@
 
 import copy
 import pickle
-import platform
-import sys
 
 import chainer
 import chainer.functions as F
@@ -13,9 +11,9 @@ import pytest
 from chainer import optimizers, serializers
 from chainer.backends import intel64
 
-pytestmark = pytest.mark.skipif(
-    (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="oneDNN: Linux on x86-64"
-)
+from chainer_compat.onednn import library
+
+pytestmark = pytest.mark.skipif(bool(library.why_not()), reason=library.why_not())
 
 
 def numbers(*shape, seed=0):

@@ -1,8 +1,5 @@
 """What oneDNN computes for Chainer is what NumPy computes in float64, with both derivatives."""
 
-import platform
-import sys
-
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -10,9 +7,9 @@ import numpy as np
 import pytest
 from chainer.backends import intel64
 
-pytestmark = pytest.mark.skipif(
-    (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="oneDNN: Linux on x86-64"
-)
+from chainer_compat.onednn import library
+
+pytestmark = pytest.mark.skipif(bool(library.why_not()), reason=library.why_not())
 DIFFERENT = {"rtol": 1e-5, "atol": 1e-5}
 
 

@@ -15,9 +15,7 @@ import pytest
 from chainer_compat.onednn import layouts, library, operations, primitives
 from chainer_compat.onednn.operations import Window
 
-needs_onednn = pytest.mark.skipif(
-    (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="oneDNN: Linux on x86-64"
-)
+needs_onednn = pytest.mark.skipif(bool(library.why_not()), reason=library.why_not())
 W = np.random.default_rng(0).normal(size=(16, 16, 3, 3)).astype("f")
 # What a script finds out about oneDNN. The names are those of Chainer.
 ASK = """
@@ -38,6 +36,11 @@ def convolved(x):
 @pytest.fixture(scope="module")
 def x():
     return np.random.default_rng(1).normal(size=(2, 16, 8, 8)).astype("f")
+
+
+def test_it_is_installed_wherever_there_is_a_wheel_of_it():
+    has_wheel = (sys.platform, platform.machine()) == ("linux", "x86_64")
+    assert library.is_installed() == has_wheel
 
 
 @needs_onednn

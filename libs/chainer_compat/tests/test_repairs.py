@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from chainer_compat.onednn import library
 from chainer_compat.registry import REPAIRS
 
 CHECKS = Path(__file__).parent / "checks.py"
@@ -46,6 +47,8 @@ def failures_with_all_repairs(failures):
 
 
 def test_with_the_repair_the_check_passes(repair, failures_with_all_repairs):
+    if repair.name.startswith("onednn-") and library.why_not():
+        pytest.skip(library.why_not())
     failure = failures_with_all_repairs[repair.name]
     assert failure is None, failure
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import sys
-
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -13,13 +10,11 @@ import pytest
 from chainer.backends import intel64
 
 import chainermn
+from chainer_compat.onednn import library
 
 pytestmark = [
     pytest.mark.mpi(1, 2, 3),
-    pytest.mark.skipif(
-        (sys.platform, platform.machine()) != ("linux", "x86_64"),
-        reason="oneDNN: Linux on x86-64",
-    ),
+    pytest.mark.skipif(bool(library.why_not()), reason=library.why_not()),
 ]
 
 

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
@@ -90,7 +89,8 @@ class StandInLoader(Loader):
             library.load()
         except ImportError as error:
             if library.is_installed():
-                warnings.warn(f"{error}. Chainer computes without oneDNN", stacklevel=2)
+                # Not a warning: those who make errors of warnings could not import Chainer.
+                sys.stderr.write(f"chainer_compat: {error}. Chainer computes without oneDNN\n")
             raise
         from chainer_compat import ideep4py
 

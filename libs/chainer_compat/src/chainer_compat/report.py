@@ -94,9 +94,7 @@ def _chainermn() -> str:
 
 def _onednn() -> str:
     """Return the version and whether it is used, or why it cannot be."""
-    try:
-        library.load()
-    except ImportError as error:
-        return f"not used: {error}"
+    if problem := library.why_not():
+        return f"not used: {problem}"
     config = getattr(sys.modules.get("chainer"), "config", None)
     return f"{library.version()}, use_ideep is {getattr(config, 'use_ideep', None)!r}"

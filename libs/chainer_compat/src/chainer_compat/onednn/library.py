@@ -92,6 +92,15 @@ def load() -> ctypes.CDLL:
     return library
 
 
+def why_not() -> str:
+    """Return why oneDNN cannot compute; nothing if it can."""
+    try:
+        load()
+    except ImportError as error:
+        return str(error)
+    return ""
+
+
 @functools.cache
 def openmp() -> ctypes.PyDLL:
     """Return the OpenMP library that oneDNN runs its threads with. Load oneDNN first."""
