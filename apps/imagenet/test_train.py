@@ -110,7 +110,7 @@ def test_two_ranks_learn(two_ranks):
     assert [row["epoch"] for row in log] == [1, 2, 3]
     assert log[-1]["iteration"] == 45
     assert log[-1]["main/loss"] < log[0]["main/loss"]
-    assert log[-1]["validation/main/top5"] > 0.5  # as often as guessing is right
+    assert log[-1]["validation/main/top5"] > 0.55
     assert log[-1][ACCURACY] <= log[-1]["validation/main/top5"]
     assert log[-1]["images/s"] > 0
     assert log[-1]["minutes left"] == 0
