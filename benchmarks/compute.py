@@ -11,10 +11,9 @@ from benchmarks import figures, report
 from benchmarks.figures import Group, load, milliseconds
 from benchmarks.functions import CASES
 from benchmarks.harness import Contestant, Place, Settings, Team, teams_of, turns, why_no_torch
-from benchmarks.networks import TITLES
+from benchmarks.networks import BATCHES, TITLES
 
 TITLE = "What the processor computes"
-BATCHES = {"mlp": 100, "conv": 8, "resnet50": 2}
 NUMPY, ONEDNN, TORCH = "Chainer, NumPy", "Chainer, oneDNN", "PyTorch"
 COLOURS = {NUMPY: "silver", ONEDNN: "tab:blue"}
 #: By the words of the tables: how the names of the teams end.

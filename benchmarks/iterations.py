@@ -7,12 +7,11 @@ from typing import Any
 
 from benchmarks.figures import Group
 from benchmarks.harness import Contestant, Place, Settings, places, take_turns, why_no_torch
-from benchmarks.networks import GRADIENT_BYTES, TITLES, link_seconds
+from benchmarks.networks import BATCHES, GRADIENT_BYTES, TITLES, link_seconds
 
 TITLE = "Whole iterations"
 ORIGINAL = "original naive"
 FORWARD, BACKWARD = "forward", "forward and backward"
-BATCHES = {"mlp": 100, "conv": 8, "resnet50": 2}
 PLACES = {"2 ranks, one host": (2,), "2 ranks, two hosts, 1 Gbit/s": (1, 1)}
 
 

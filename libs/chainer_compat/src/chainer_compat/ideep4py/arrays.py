@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import operator
+import math
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -55,7 +54,7 @@ class mdarray(NDArrayOperatorsMixin):
     @property
     def size(self) -> int:
         """Number of elements."""
-        return functools.reduce(operator.mul, self.shape, 1)
+        return math.prod(self.shape)
 
     @property
     def is_in_blocks(self) -> bool:
@@ -174,7 +173,7 @@ def array(values: Any, itype: str = dat_array) -> Any:
 def in_blocks(x: mdarray) -> Tensor:
     """Return images in blocks of channels, in which most primitives are fastest, if these fit."""
     tensor = x.tensor
-    if tensor.layout.is_plain and x.shape[1] % blocked(x.shape).block == 0:
+    if tensor.layout.is_plain and blocked(x.shape).is_full:
         return tensor.in_layout(blocked(x.shape))
     return tensor
 
@@ -236,7 +235,7 @@ def _on_blocks(ufunc: numpy.ufunc, inputs: Sequence[Any], out: Any = None) -> An
     )
     if layout is None or layout.dtype != FLOAT32 or ufunc.nout != 1:
         return None
-    if not layout.block or layout.shape[1] % layout.block:
+    if not layout.is_full:
         return None
     is_sum = ufunc is numpy.add and out is None and layout.size > _LITTLE
     if is_sum and all(isinstance(a, mdarray) and a.shape == layout.shape for a in inputs):

@@ -44,7 +44,7 @@ def _fills_blocks(x: mdarray) -> bool:
     if not x.is_in_blocks:
         return False
     layout = x.tensor.layout
-    return layout is blocked(x.shape) and x.shape[1] % layout.block == 0
+    return layout.is_full and layout is blocked(x.shape)
 
 
 def _blocks(x: mdarray) -> numpy.ndarray:

@@ -21,7 +21,7 @@ class localResponseNormalizationParam:
     beta: float
     kind: int
 
-    lrn_across_channels: ClassVar[int] = 0xAFF
+    lrn_across_channels: ClassVar[int] = operations.LRN
 
     @property
     def numbers(self) -> tuple[int, float, float, float]:
@@ -52,6 +52,6 @@ def Backward(
 
 def _in_fast_layout(x: mdarray, param: localResponseNormalizationParam) -> Tensor:
     """Return images in a layout in which oneDNN does not add up channel by channel."""
-    if param.numbers[0] == 5 and x.shape[1] % blocked(x.shape).block == 0:
+    if param.numbers[0] == 5 and blocked(x.shape).is_full:
         return x.tensor.in_layout(blocked(x.shape))
     return x.tensor.in_layout(channels_last(x.shape))

@@ -8,24 +8,16 @@ from typing import Any, ClassVar
 import numpy
 
 from chainer_compat.ideep4py.arrays import mdarray, result
+from chainer_compat.ideep4py.windows import WindowParam
 from chainer_compat.onednn import operations
 from chainer_compat.onednn.operations import Window
 from chainer_compat.onednn.primitives import Arg
 
 
 @dataclass(frozen=True)
-class pooling2DParam:
-    """The shape of what is computed, the window and how it moves, and what of it is taken."""
+class pooling2DParam(WindowParam):
+    """What is computed, with the size of the window, and what of it is taken."""
 
-    out_shape: tuple[int, int, int, int]
-    kh: int
-    kw: int
-    sy: int
-    sx: int
-    ph: int
-    pw: int
-    pd: int
-    pr: int
     kind: int
 
     pooling_max: ClassVar[int] = operations.MAX_POOLING
@@ -34,22 +26,22 @@ class pooling2DParam:
     @property
     def window(self) -> Window:
         """How the window moves, in oneDNN's words."""
-        return Window((self.sy, self.sx), (1, 1), (self.ph, self.pw), (self.pd, self.pr))
+        return self.moving((1, 1))
 
     @property
     def kernel(self) -> tuple[int, int]:
         """Height and width of the window."""
-        return self.kh, self.kw
+        return self.y, self.x
 
 
 def Forward(x: mdarray, param: pooling2DParam) -> tuple[Any, ...]:
     """Return the result, and for the maximum also the place of each in its window."""
     source = x.tensor
     primitive = operations.pooling(
-        param.kind, source.layout, tuple(param.out_shape), param.kernel, param.window
+        param.kind, source.layout, param.out_shape, param.kernel, param.window
     )
     y, *indexes = primitive.run({Arg.SRC: source})
-    if param.kind == param.pooling_max and (param.pd >= param.kh or param.pr >= param.kw):
+    if param.kind == param.pooling_max and (param.pd >= param.y or param.pr >= param.x):
         # The maximum of a window that covers nothing: oneDNN has the least finite number.
         array = y.as_array()
         array[array == numpy.finfo(numpy.float32).min] = -numpy.inf

@@ -68,6 +68,11 @@ class Layout:
             found = cls._known.setdefault(key, cls(_descriptor("clone", descriptor), key))
         return found
 
+    @property
+    def is_full(self) -> bool:
+        """Whether channels lie in blocks, and fill these without padding."""
+        return self.block > 0 and self.shape[1] % self.block == 0
+
     def blocks(self, buffer: numpy.ndarray) -> numpy.ndarray:
         """View memory of a layout with blocks as (batch, groups of channels, h, w, channels)."""
         n, c, h, w = self.shape
@@ -92,15 +97,18 @@ def blocked(shape: tuple[int, int, int, int]) -> Layout:
     """Return the layout of images in blocks of as many channels as a register holds."""
     isa = library.load().dnnl_get_effective_cpu_isa()
     tag = _BLOCKS_OF_16 if isa & _AVX512 == _AVX512 else _BLOCKS_OF_8
-    kind = _DATA_TYPES[FLOAT32]
-    return Layout.of(_descriptor("create_with_tag", len(shape), Dims(*shape), kind, tag))
+    return Layout.of(_tagged(shape, tag))
 
 
 @functools.lru_cache(maxsize=4096)
 def any_layout(shape: tuple[int, ...]) -> Handle:
     """Return a memory descriptor of float32 that leaves the order in memory to a primitive."""
+    return _tagged(shape, _ANY)
+
+
+def _tagged(shape: tuple[int, ...], tag: int) -> Handle:
     kind = _DATA_TYPES[FLOAT32]
-    return _descriptor("create_with_tag", len(shape), Dims(*shape), kind, _ANY)
+    return _descriptor("create_with_tag", len(shape), Dims(*shape), kind, tag)
 
 
 def _strided(shape: tuple[int, ...], strides: list[int], dtype: numpy.dtype) -> Layout:

@@ -145,7 +145,7 @@ def _declare(library: ctypes.CDLL) -> None:
     """Declare the functions: all return a status, which is checked, unless noted."""
     out, handle = POINTER(c_void_p), c_void_p
     window = [Dims, Dims, Dims, Dims]  # strides, dilations, padding before and behind
-    pooling_window = [Dims, *window[:1], *window[1:]]  # strides, kernel, then the same
+    pooling_window = [Dims, *window]  # the kernel after the strides
     status_functions = {
         "dnnl_engine_create": [out, c_int, c_size_t],
         "dnnl_engine_destroy": [handle],
@@ -162,7 +162,6 @@ def _declare(library: ctypes.CDLL) -> None:
         "dnnl_primitive_attr_create": [out],
         "dnnl_primitive_attr_destroy": [handle],
         "dnnl_primitive_attr_set_scratchpad_mode": [handle, c_int],
-        "dnnl_primitive_desc_query": [handle, c_int, c_int, c_void_p],
         "dnnl_primitive_desc_destroy": [handle],
         "dnnl_primitive_create": [out, handle],
         "dnnl_primitive_destroy": [handle],

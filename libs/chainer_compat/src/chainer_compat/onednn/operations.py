@@ -13,8 +13,8 @@ Shape = tuple[int, ...]
 
 _TRAINING, _INFERENCE, _BACKWARD = 64, 96, 128
 _DIRECT = 1  # never Winograd's algorithm, which rounds more
-_RELU, _LRN, _ADD, _MAX = 0x20, 0xAFF, 0x1FFF0, 0x1FFF2
-MAX_POOLING, AVERAGE_POOLING = 0x1FF, 0x2FF
+_RELU, _ADD, _MAX = 0x20, 0x1FFF0, 0x1FFF2
+MAX_POOLING, AVERAGE_POOLING, LRN = 0x1FF, 0x2FF, 0xAFF
 _GIVEN_STATISTICS, _SCALE, _SHIFT = 1, 2, 4
 
 
@@ -154,7 +154,7 @@ def local_response_normalization_backward(
 ) -> Primitive:
     """From SRC, DIFF_DST and WORKSPACE to DIFF_SRC."""
     forward = _lrn(x, n, k, alpha, beta)
-    descriptor = describe("lrn_backward", _LRN, *[x.handle] * 3, n, alpha, beta, k, forward)
+    descriptor = describe("lrn_backward", LRN, *[x.handle] * 3, n, alpha, beta, k, forward)
     return Primitive(descriptor, [Arg.SRC, Arg.DIFF_DST, Arg.WORKSPACE], [Arg.DIFF_SRC])
 
 
@@ -179,4 +179,4 @@ def _relu(x: Layout, slope: float) -> Handle:
 
 
 def _lrn(x: Layout, n: int, k: float, alpha: float, beta: float) -> Handle:
-    return describe("lrn_forward", _TRAINING, _LRN, x.handle, x.handle, n, alpha, beta, k)
+    return describe("lrn_forward", _TRAINING, LRN, x.handle, x.handle, n, alpha, beta, k)

@@ -2,6 +2,7 @@
 
 import functools
 import os
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -66,12 +67,13 @@ def only_by_channel(module: ModuleType) -> None:
 
 def numpy_for_others(module: ModuleType) -> None:
     """Give NumPy arrays to functions that know nothing of oneDNN, such as the user's own."""
+    with_numpy = _converter(module)
     apply = module.FunctionNode.apply
 
     @functools.wraps(apply)
     def wrapped(self: Any, inputs: Any) -> Any:
         if type(self).__module__ not in AWARE:
-            inputs = [_with_numpy(each) for each in inputs]
+            inputs = list(map(with_numpy, inputs))
         return apply(self, inputs)
 
     module.FunctionNode.apply = wrapped
@@ -79,23 +81,28 @@ def numpy_for_others(module: ModuleType) -> None:
 
 def numpy_for_old_functions(module: ModuleType) -> None:
     """Give NumPy arrays as gradients to functions that derive from ``chainer.Function``."""
+    with_numpy = _converter(module)
     backward = module.FunctionAdapter.backward
 
     @functools.wraps(backward)
     def wrapped(self: Any, indexes: Any, grad_outputs: Any) -> Any:
-        return backward(self, indexes, tuple(map(_with_numpy, grad_outputs)))
+        return backward(self, indexes, tuple(map(with_numpy, grad_outputs)))
 
     module.FunctionAdapter.backward = wrapped
 
 
-def _with_numpy(value: Any) -> Any:
-    """Return an array of NumPy's, or a variable with one; parameters stay what they are."""
-    from chainer import Parameter, Variable
-    from chainer.backends.intel64 import mdarray
+def _converter(module: ModuleType) -> Callable[[Any], Any]:
+    """Return what makes an array NumPy's, or a variable's; parameters stay what they are."""
+    from chainer_compat.ideep4py import mdarray
 
-    if isinstance(value, mdarray):
-        return numpy.asarray(value)
-    is_result = isinstance(value, Variable) and not isinstance(value, Parameter)
-    if is_result and isinstance(value._data[0], mdarray):
-        value._set_array(numpy.asarray(value._data[0]), layout_check=False)
-    return value
+    variable, parameter = module.variable.Variable, module.variable.Parameter
+
+    def with_numpy(value: Any) -> Any:
+        if isinstance(value, mdarray):
+            return numpy.asarray(value)
+        is_result = isinstance(value, variable) and not isinstance(value, parameter)
+        if is_result and isinstance(value._data[0], mdarray):
+            value._set_array(numpy.asarray(value._data[0]), layout_check=False)
+        return value
+
+    return with_numpy
