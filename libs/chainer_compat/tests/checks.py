@@ -497,6 +497,22 @@ def _():
     assert (x.grad == numpy.where(x.array > 0, y.array, y.array / 4)).all()
 
 
+@check("batch-normalization-copies")
+def _():
+    import chainer
+    import chainer.functions as F
+    import numpy
+
+    chainer.config.use_ideep = "never"
+    x = numpy.random.default_rng(0).normal(3, 2, size=(4, 8, 128, 128)).astype("f")
+    gamma = numpy.ones(8, "f")
+    peak, y = _peak(lambda: F.batch_normalization(x, gamma, gamma))
+    assert peak < 1.5 * x.nbytes
+    exact = x.astype("d")
+    mean, std = (find(exact, axis=(0, 2, 3), keepdims=True) for find in (numpy.mean, numpy.std))
+    numpy.testing.assert_allclose(y.array, (exact - mean) / std + 1, rtol=0, atol=1e-4)
+
+
 @check("cudnn-warning")
 def _():
     from chainer.backends import cuda

@@ -309,6 +309,13 @@ REPAIRS = (
         passes.multiply_once,
     ),
     Repair(
+        "batch-normalization-copies",
+        "chainer.functions.normalization.batch_normalization",
+        "NumPy computes the mean twice, and the result in three arrays of its size",
+        passes.copies_are_made,
+        passes.normalize_in_place,
+    ),
+    Repair(
         "cudnn-warning",
         "chainer.backends.cuda",
         "CuPy 14 has no cuDNN, and no reinstallation brings it",

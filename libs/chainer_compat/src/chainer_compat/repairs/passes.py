@@ -21,12 +21,6 @@ def pool_in_place(module: ModuleType) -> None:
     pooling, gradient = module.MaxPoolingND, module.MaxPoolingNDGrad
     forward_cpu, gradient_cpu = pooling.forward_cpu, gradient.forward_cpu
 
-    def by_onednn(ndim: int, arrays: Any) -> bool:
-        intel64 = module.intel64
-        return (
-            ndim == 2 and intel64.should_use_ideep(">=auto") and intel64.inputs_all_ready(arrays)
-        )
-
     @functools.wraps(forward_cpu)
     def forward(self: Any, inputs: Any) -> Any:
         (x,) = inputs
@@ -149,6 +143,32 @@ def multiply_once(module: ModuleType) -> None:
         return (gy * factors.take(numpy.asarray(self.cond) <= 0),)
 
     rectifier.forward_cpu, gradient.forward_cpu = forward, backward
+
+
+def normalize_in_place(module: ModuleType) -> None:
+    """Normalize batches with one array as large as the batch, and one look at their mean."""
+    general = module.GeneralBatchNormalizationImpl
+    get_mean_and_var, apply_bn_fwd = general.get_mean_and_var, module._apply_bn_fwd
+
+    @functools.wraps(get_mean_and_var)
+    def mean_and_var(self: Any, axis: Any, gamma: Any, x: Any, xp: Any, dtype: Any) -> Any:
+        if not isinstance(x, numpy.ndarray):
+            return get_mean_and_var(self, axis, gamma, x, xp, dtype)
+        mean = x.mean(axis=axis, dtype=dtype, keepdims=True)
+        return mean.squeeze(axis), x.var(axis=axis, dtype=dtype, mean=mean)
+
+    @functools.wraps(apply_bn_fwd)
+    def apply(xp: Any, x: Any, mean: Any, inv_std: Any, gamma: Any, beta: Any) -> Any:
+        if not isinstance(x, numpy.ndarray):
+            return apply_bn_fwd(xp, x, mean, inv_std, gamma, beta)
+        x_hat = module._x_hat(x, mean, inv_std)
+        is_wide = numpy.result_type(x_hat.dtype, gamma.dtype, beta.dtype) == x_hat.dtype
+        y = numpy.multiply(x_hat, gamma, out=x_hat if is_wide else None)
+        y += beta
+        return y.astype(x.dtype, copy=False)
+
+    general.get_mean_and_var = mean_and_var
+    vars(module)["_apply_bn_fwd"] = apply
 
 
 def _asks_onednn(module: ModuleType, arrays: Any) -> bool:
