@@ -212,3 +212,25 @@ def test_children_compute_after_their_parent_has(method, x):
         assert method != "fork" or threads == 1
     finally:
         openmp.omp_set_num_threads(before)
+
+
+INTERRUPTED = """
+import signal
+import numpy
+from chainer_compat.onednn.matrices import product
+
+signals = []
+signal.signal(signal.SIGALRM, lambda *_: signals.append(None))
+gy, W = numpy.random.default_rng(0).normal(size=(2, 512, 512)).astype("f")
+expected = product(gy, W)
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.0003)
+is_right = True
+while len(signals) < 2000:
+    is_right = is_right and (product(gy, W) == expected).all()
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(is_right)
+"""
+
+
+def test_signals_that_arrive_during_a_product_leave_it_right(python):
+    assert python(INTERRUPTED) == "True"

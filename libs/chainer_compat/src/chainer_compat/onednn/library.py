@@ -11,6 +11,8 @@ from ctypes import POINTER, byref, c_char, c_float, c_int, c_int64, c_size_t, c_
 from importlib import metadata
 from pathlib import Path
 
+from chainer_compat.onednn import signal_stack
+
 #: The distribution that brings the library: the extra `onednn`.
 DISTRIBUTION = "onednn-cpu-gomp"
 _FILE = "libdnnl.so.3"
@@ -87,6 +89,7 @@ def load() -> ctypes.CDLL:
     except OSError as error:
         raise ImportError(f"oneDNN is installed, but could not be loaded: {error}") from error
     _declare(library)
+    signal_stack.separate()
     # A child that uses the threads of its parent waits for them forever: it has none.
     os.register_at_fork(after_in_child=lambda: openmp().omp_set_num_threads(1))
     return library
