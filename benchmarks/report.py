@@ -169,7 +169,7 @@ def draw(part: str, path: Path) -> None:
         axis.set_axis_off()
     for axis, (title, group) in zip(axes.flat, titled, strict=False):
         _draw_bars(axis, group)
-        axis.set_title(title, fontsize=7)
+        axis.set_title(title.replace("; ", "\n", 1), fontsize=7)
     figure.tight_layout()
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
