@@ -67,11 +67,14 @@ def measure_group(
         )
         for name, team in teams.items()
     }
-    # Networks on all cores differ by a tenth from turn to turn.
-    length: dict[str, Any] = {"seconds": 0.1}
-    if is_network:
-        length = {"seconds": 1, "rounds": 3 * settings.rounds}
-    group.rows = turns(running, [*contestants.values()], settings, **length)
+    group.rows = turns(
+        running,
+        [*contestants.values()],
+        settings,
+        seconds=1 if is_network else 0.1,
+        # Networks on all cores differ by a tenth from turn to turn.
+        rounds=3 * settings.rounds if is_network else None,
+    )
     for name, row in zip(contestants, group.rows, strict=True):
         row.name = name
 
