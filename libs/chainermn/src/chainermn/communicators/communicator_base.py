@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     import chainer
     from mpi4py import MPI
 
+    from chainermn.compression.compression import Compression
     from chainermn.gradients.background import BackgroundExchange
+    from chainermn.gradients.compressor import Compressor
     from chainermn.gradients.overlap.exchange import OverlappedExchange
     from chainermn.transport.host.mpi import Op
 
@@ -295,11 +297,16 @@ class CommunicatorBase(Configurable, ABC):
         """
 
     def mean_grad_unless(
-        self, flags: Sequence[bool], model: chainer.Link, zero_fill: bool = False
+        self,
+        flags: Sequence[bool],
+        model: chainer.Link,
+        zero_fill: bool = False,
+        compressor: Compressor | None = None,
     ) -> Sequence[bool]:
         """Call :meth:`multi_node_mean_grad`, unless a flag is true on any rank.
 
-        Returns for each flag whether it is true on any rank.
+        Returns for each flag whether it is true on any rank. Gradients are compressed by the
+        ``compressor``, from :meth:`create_compressor` of this communicator.
         """
         found = self.any_of_each(flags)
         if not any(found):
@@ -311,7 +318,22 @@ class CommunicatorBase(Configurable, ABC):
         found: Any = self.allreduce(np.array(flags, np.uint8), "max")
         return [bool(flag) for flag in found]
 
-    def create_overlapped_exchange(self) -> OverlappedExchange:
+    def create_compressor(self, compression: Compression) -> Compressor:
+        """Return what compresses the gradients of a model.
+
+        Raises
+        ------
+        ValueError
+            If this communicator cannot do that.
+        """
+        raise ValueError(
+            f"{type(self).__name__} does not compress gradients; communicators of "
+            "chainermn.create_communicator do"
+        )
+
+    def create_overlapped_exchange(
+        self, compressor: Compressor | None = None
+    ) -> OverlappedExchange:
         """Return what averages gradients while backward still computes others.
 
         Raises

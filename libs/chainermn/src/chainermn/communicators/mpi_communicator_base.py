@@ -29,6 +29,7 @@ from chainermn.communicators.messages import (
 )
 from chainermn.failures.activity import Group, collective, receives, sends
 from chainermn.gradients.background import BackgroundExchange
+from chainermn.gradients.compressor import Compressor
 from chainermn.gradients.exchange import Algorithm, GradientExchange
 from chainermn.gradients.overlap.exchange import OverlappedExchange
 from chainermn.gradients.parameters import bcast_parameters
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
     from numpy.typing import DTypeLike
+
+    from chainermn.compression.compression import Compression
 
 
 class MpiCommunicatorBase(CommunicatorBase):
@@ -320,12 +323,24 @@ class MpiCommunicatorBase(CommunicatorBase):
         self._gradients.mean(model, zero_fill)
 
     def mean_grad_unless(
-        self, flags: Sequence[bool], model: chainer.Link, zero_fill: bool = False
+        self,
+        flags: Sequence[bool],
+        model: chainer.Link,
+        zero_fill: bool = False,
+        compressor: Compressor | None = None,
     ) -> Sequence[bool]:
-        method = getattr(self.multi_node_mean_grad, "__func__", None)
-        if method is not MpiCommunicatorBase.multi_node_mean_grad:  # a user's own
+        if self._has_mean_grad_of_a_user():
             return super().mean_grad_unless(flags, model, zero_fill)
-        return self._gradients.mean(model, zero_fill, flags)
+        return self._gradients.mean(model, zero_fill, flags, compressor)
+
+    def _has_mean_grad_of_a_user(self) -> bool:
+        method = getattr(self.multi_node_mean_grad, "__func__", None)
+        return method is not MpiCommunicatorBase.multi_node_mean_grad
+
+    def create_compressor(self, compression: Compression) -> Compressor:
+        if self._has_mean_grad_of_a_user():
+            return super().create_compressor(compression)
+        return Compressor(compression, self.rank, self.size)
 
     @collective("update")
     def any_of_each(self, flags: Sequence[bool]) -> Sequence[bool]:
@@ -333,8 +348,10 @@ class MpiCommunicatorBase(CommunicatorBase):
         return agree(self.mpi_comm, None, flags)[1]
 
     @collective
-    def create_overlapped_exchange(self) -> OverlappedExchange:
-        return OverlappedExchange(self._gradients)
+    def create_overlapped_exchange(
+        self, compressor: Compressor | None = None
+    ) -> OverlappedExchange:
+        return OverlappedExchange(self._gradients, compressor)
 
     @collective
     def create_background_exchange(self) -> BackgroundExchange:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import warnings
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from chainermn.arguments import check_communicator, check_has
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.datasets.distributed_sampler import DistributedOrderSampler
 from chainermn.extensions.npz_files import find_damage, is_usable_everywhere
+from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
 
 _WHERE = "multi_node_snapshot"
 
@@ -59,7 +61,8 @@ def multi_node_snapshot(
     shuffled order fits only the number of examples that a rank had. If a rank now has another
     number, its iterator resumes at the same fraction of the epoch, in its own order. With
     `create_distributed_sampler`, each rank resumes with its own part of the same epoch, for any
-    number of ranks.
+    number of ranks. What compression has left unsent on each rank is in the snapshot too, except
+    in that of ``snapshot_on_error``, and is loaded by the same number of ranks.
     """
     check_communicator(f"{_WHERE}(comm, snapshot, replica_sets)", comm, snapshot)
 
@@ -139,9 +142,31 @@ class MultiNodeSnapshot(Extension):
             self.snapshot.on_error(trainer, exc, tb)
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        """Write a snapshot."""
-        if self.is_master:
-            self.snapshot(trainer)
+        """Write a snapshot. Every rank of the set must call it."""
+        target = self._target(trainer)
+        with contextlib.ExitStack() as stack:
+            for optimizer in _compressing_optimizers(target):
+                stack.enter_context(self._with_states_of_all(optimizer))
+            if self.is_master:
+                self.snapshot(trainer)
+
+    def _target(self, trainer: chainer.training.Trainer) -> Any:
+        return trainer if self.snapshot._target is None else self.snapshot._target
+
+    @contextlib.contextmanager
+    def _with_states_of_all(self, optimizer: MultiNodeOptimizer) -> Iterator[None]:
+        """Let the master save what compression has left unsent on each rank of the set."""
+        own = optimizer.communicator.rank, optimizer.unsent()
+        if not self.is_master:
+            self.comm.send_obj(own, self.master)
+            yield
+            return
+        others = sorted(self.replica_set - {self.master})
+        optimizer.unsent_elsewhere = dict(self.comm.recv_obj(rank) for rank in others)
+        try:
+            yield
+        finally:
+            optimizer.unsent_elsewhere = {}
 
     def finalize(self) -> None:
         """Wait for the snapshot's writer."""
@@ -159,7 +184,7 @@ class MultiNodeSnapshot(Extension):
                 self.comm.send_obj(contents, rank)
         else:
             contents = self.comm.recv_obj(self.master)
-        target = trainer if self.snapshot._target is None else self.snapshot._target
+        target = self._target(trainer)
         run_together(self.comm, _WHERE, lambda: _load(contents, target))
 
     def _newest_common_name(self, directory: Path) -> str | None:
@@ -199,6 +224,17 @@ class MultiNodeSnapshot(Extension):
             for file in (directory.iterdir() if directory.is_dir() else ())
             if (found := pattern.fullmatch(file.name)) and file.is_file()
         }
+
+
+def _compressing_optimizers(target: Any) -> list[MultiNodeOptimizer]:
+    """Return the optimizers of a trainer, or of what else a snapshot is of, that compress."""
+    updater = getattr(target, "updater", target)
+    optimizers = getattr(updater, "get_all_optimizers", lambda: {"": updater})()
+    return [
+        optimizer
+        for _, optimizer in sorted(optimizers.items())
+        if isinstance(optimizer, MultiNodeOptimizer) and optimizer.compression is not None
+    ]
 
 
 def _load(contents: bytes, target: Any) -> None:

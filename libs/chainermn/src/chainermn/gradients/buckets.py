@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from chainermn.gradients.batched_copy import BatchedCopy
+from chainermn.gradients.compressor import CompressedBucket, Compressor
+from chainermn.transport.collectives import Collectives
 from chainermn.transport.gpu.device import on_gpu, the_gpu
-from chainermn.transport.reducer import Array
+from chainermn.transport.reducer import Array, Steps
 
 if TYPE_CHECKING:
     import chainer
 
 
-class WireDtypes(NamedTuple):
-    """Dtypes to which gradients in each memory are rounded before they are sent, or None."""
+# Their messages are much smaller, so that latency weighs more.
+_FEWER_COMPRESSED_BUCKETS = 4
+
+AnyBucket: TypeAlias = "Bucket | CompressedBucket"
+
+
+class Wire(NamedTuple):
+    """How gradients are sent: while this stays the same, so do buckets.
+
+    ``host`` and ``gpu`` are the dtypes to which gradients in each memory are rounded before they
+    are sent, or None.
+    """
 
     host: np.dtype[Any] | None
     gpu: np.dtype[Any] | None
+    compression: Hashable = None  # the phase of the compressor
 
 
 #: The largest buffer so far of each dtype, in GPU memory or not. Buckets share buffers if only
@@ -90,6 +103,11 @@ class Bucket:
         else:
             np.concatenate(gradients, out=self.buffer)
 
+    def exchange(self, collectives: Collectives) -> Steps:
+        """Average the buffer over the ranks; in GPU memory, add it up."""
+        # The kernels divide when scattering.
+        return (collectives.sum if self.on_gpu else collectives.mean)(self.buffer)
+
     def scatter(self, gradients: Sequence[Array]) -> None:
         """Copy the means from the buffer into the gradients; in GPU memory, divide the sums."""
         if self.on_gpu:
@@ -128,7 +146,8 @@ def make_buckets(
     gpu_wire_dtype: np.dtype[Any] | None,
     n_ranks: int,
     buffers: Buffers | None = None,
-) -> list[Bucket]:
+    compressor: Compressor | None = None,
+) -> list[AnyBucket]:
     """Divide the gradients of initialised parameters into buckets, roughly in the given order.
 
     Parameters
@@ -143,29 +162,47 @@ def make_buckets(
     buffers : Buffers, optional
         Buffers that all buckets share, if only one bucket is in use at a time. By default each
         bucket has its own buffer, and even a single gradient is copied into it.
+    compressor : Compressor, optional
+        Gradients that it compresses get buckets of their own, which may be larger.
     """
-    divided: list[tuple[list[int], np.dtype[Any]]] = []
-    filling: dict[tuple[np.dtype[Any], bool], tuple[list[int], int]] = {}
+    divided: list[tuple[list[int], _Kind]] = []
+    filling: dict[_Kind, tuple[list[int], int]] = {}
     for index, parameter in enumerate(parameters):
         array = parameter.array
         is_on_gpu = on_gpu(array)
+        is_compressed = compressor is not None and compressor.compresses(parameter)
         dtype = gpu_wire_dtype if is_on_gpu and gpu_wire_dtype else array.dtype
+        kind = _Kind(dtype, is_on_gpu, is_compressed)
         most = gpu_limit if is_on_gpu else limit
+        if is_compressed:
+            kind, most = kind._replace(dtype=array.dtype), most * _FEWER_COMPRESSED_BUCKETS
         if array.nbytes >= most:
-            divided.append(([index], dtype))
+            divided.append(([index], kind))
             continue
-        members, filled = filling.get((dtype, is_on_gpu), ([], 0))
+        members, filled = filling.get(kind, ([], 0))
         if not members or filled + array.nbytes > most:
             members, filled = [], 0
-            divided.append((members, dtype))
+            divided.append((members, kind))
         members.append(index)
-        filling[dtype, is_on_gpu] = members, filled + array.nbytes
+        filling[kind] = members, filled + array.nbytes
     # A bucket can be exchanged once its last gradient is final.
     divided.sort(key=lambda bucket: bucket[0][-1])
-    return [
-        Bucket(members, [parameters[index] for index in members], dtype, n_ranks, buffers)
-        for members, dtype in divided
-    ]
+
+    def make(members: list[int], kind: _Kind) -> AnyBucket:
+        of_bucket = [parameters[index] for index in members]
+        if kind.is_compressed and compressor is not None:
+            return CompressedBucket(members, of_bucket, compressor)
+        return Bucket(members, of_bucket, kind.dtype, n_ranks, buffers)
+
+    return [make(members, kind) for members, kind in divided]
+
+
+class _Kind(NamedTuple):
+    """What all gradients of a bucket have in common."""
+
+    dtype: np.dtype[Any]
+    on_gpu: bool
+    is_compressed: bool
 
 
 def flat_gradients(parameters: Sequence[chainer.Parameter]) -> list[Array]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import chainer
@@ -11,19 +12,22 @@ import numpy as np
 
 from chainermn.failures.activity import Group, collective
 from chainermn.gradients.buckets import (
-    Bucket,
+    AnyBucket,
     Buffers,
-    WireDtypes,
+    Wire,
     flat_gradients,
     gpu_zeros,
     make_buckets,
 )
+from chainermn.gradients.compressor import Compressor
 from chainermn.gradients.parameters import Agreement, agree_on_gradients, check_overflow
+from chainermn.transport.collectives import Collectives
 from chainermn.transport.duplicates import Duplicate
 from chainermn.transport.gpu.device import the_gpu
 from chainermn.transport.gpu.reducers import GpuReducers
 from chainermn.transport.gpu.transports import GpuTransports
-from chainermn.transport.host.arithmetic import FLOAT16
+from chainermn.transport.host.arithmetic import FLOAT16, Adder
+from chainermn.transport.host.mpi_reducer import MpiReducer
 from chainermn.transport.host.reducers import HostReducers
 from chainermn.transport.reducer import Array, Reducers, Steps, wait_for
 
@@ -100,27 +104,36 @@ class GradientExchange:
         by_nccl = algorithm.everyone_by_nccl
         self._gpu = GpuReducers(transports, topology, self._host, everyone_by_nccl=by_nccl)
         self._buffers: Buffers = {}
-        self._buckets: dict[object, list[Bucket]] = {}
+        self._buckets: dict[Hashable, Sequence[AnyBucket]] = {}
 
-    @property
-    def wire_dtypes(self) -> WireDtypes:
-        """The wire dtypes that are in effect with the current settings."""
+    @cached_property
+    def _messages(self) -> MpiReducer:
+        return MpiReducer(self.mpi_comm, Adder())
+
+    def wire_with(self, compressor: Compressor | None) -> Wire:
+        """Return how gradients are sent with the current settings."""
+        phase = None if compressor is None else compressor.phase
         if self.topology.size == 1:
-            return WireDtypes(None, None)
+            return Wire(None, None, phase)
         gpu = self.wire_dtype
         if gpu is None and self.algorithm.uses_nccl:
             config = chainer.global_config.dtype
             gpu = FLOAT16 if config is chainer.mixed16 else np.dtype(config)
         # Gradients in host memory that never leave their host need no rounding.
-        return WireDtypes(self.wire_dtype if self.topology.inter_size > 1 else None, gpu)
+        return Wire(self.wire_dtype if self.topology.inter_size > 1 else None, gpu, phase)
 
     @collective("multi_node_mean_grad")
     def mean(
-        self, model: chainer.Link, zero_fill: bool, unless: Sequence[bool] = ()
+        self,
+        model: chainer.Link,
+        zero_fill: bool,
+        unless: Sequence[bool] = (),
+        compressor: Compressor | None = None,
     ) -> tuple[bool, ...]:
         """Replace every gradient of ``model`` by its mean over the ranks. Collective.
 
-        If any of ``unless`` is true on any rank, nothing is exchanged.
+        If any of ``unless`` is true on any rank, nothing is exchanged. Given a ``compressor``, the
+        gradients are compressed, with any number of ranks.
 
         Returns
         -------
@@ -132,36 +145,44 @@ class GradientExchange:
         TypeError, ValueError, OverflowError
             On every rank; see `CommunicatorBase.multi_node_mean_grad`.
         """
-        wire = self.wire_dtypes
+        wire = self.wire_with(compressor)
         agreed = agree_on_gradients(self.mpi_comm, model, zero_fill, wire.gpu, unless)
-        if any(agreed.unless) or self.topology.size == 1:
+        if any(agreed.unless) or (self.topology.size == 1 and compressor is None):
             return agreed.unless
-        buckets = self.average(agreed, wire)
+        if compressor is not None:
+            compressor.look_at(model)
+        buckets = self._buckets_for(agreed, wire, compressor)
+        self.average(agreed.parameters, buckets, wire)
         self.check_overflow(model, buckets, [self])
+        if compressor is not None:
+            compressor.commit(buckets)
         return agreed.unless
 
-    def average(self, agreed: Agreement, wire_dtypes: WireDtypes) -> Sequence[Bucket]:
-        """Replace the gradients agreed on by their means; return the buckets. Collective."""
-        flat = flat_gradients(agreed.parameters)
-        buckets = self._buckets_for(agreed, wire_dtypes.gpu)
+    def average(
+        self, parameters: Sequence[chainer.Parameter], buckets: Sequence[AnyBucket], wire: Wire
+    ) -> None:
+        """Replace the gradients by their means, one bucket after the other. Collective."""
+        flat = flat_gradients(parameters)
         for bucket in buckets:
             gradients = [flat[index] for index in bucket.members]
             bucket.gather(gradients)
-            wait_for(self.allreduce(bucket, wire_dtypes))
+            wait_for(bucket.exchange(self.collectives(bucket.on_gpu, wire)))
             bucket.scatter(gradients)
-        return buckets
 
-    def allreduce(self, bucket: Bucket, wire_dtypes: WireDtypes) -> Steps:
-        """Replace a bucket's buffer by its mean over the ranks; in GPU memory, by its sum.
+    def collectives(self, on_gpu: bool, wire: Wire) -> Collectives:
+        """Return the collectives of all ranks for buffers in this memory.
 
         The first all-reduce makes its reducers, which is collective and blocks. Later ones never
         block, so one thread can advance several in turn.
         """
-        allreduce = self.algorithm.allreduce
-        if bucket.on_gpu:
-            # The kernels cast when gathering, and divide when scattering.
-            return allreduce(bucket.buffer, self._gpu, 1, None)
-        return allreduce(bucket.buffer, self._host, self.topology.size, wire_dtypes.host)
+        reducers = self._gpu if on_gpu else self._host
+        # In GPU memory, the kernels cast when gathering.
+        wire_dtype = None if on_gpu else wire.host
+
+        def allreduce(buffer: Array, divisor: int) -> Steps:
+            return self.algorithm.allreduce(buffer, reducers, divisor, wire_dtype)
+
+        return Collectives(allreduce, self._messages)
 
     def set_up(self, on_gpu: bool) -> None:
         """Make the reducers that later all-reduces in this memory use. Collective."""
@@ -175,14 +196,14 @@ class GradientExchange:
     def check_overflow(
         self,
         model: chainer.Link,
-        buckets: Sequence[Bucket],
+        buckets: Sequence[AnyBucket],
         lanes: Sequence[GradientExchange],
     ) -> None:
         """Check that no gradient has overflowed in ``lanes``. Collective.
 
         Only casts in host memory note overflows, so nothing is checked for GPU memory alone.
         """
-        if self.wire_dtypes.host == FLOAT16 and not all(bucket.on_gpu for bucket in buckets):
+        if self.wire_with(None).host == FLOAT16 and not all(bucket.on_gpu for bucket in buckets):
             largest = max(lane._host.take_overflow() for lane in lanes)
             check_overflow(self.mpi_comm, model, largest)
 
@@ -203,20 +224,22 @@ class GradientExchange:
         self._transports.free()
 
     def _buckets_for(
-        self, agreed: Agreement, gpu_wire_dtype: np.dtype[Any] | None
-    ) -> list[Bucket]:
-        key = agreed.description, gpu_wire_dtype
-        buckets = self._buckets.get(key)
-        if buckets is None:
-            if len(self._buckets) >= _MOST_MODELS:
-                self._buckets.clear()
+        self, agreed: Agreement, wire: Wire, compressor: Compressor | None
+    ) -> Sequence[AnyBucket]:
+        known, most = self._buckets, _MOST_MODELS
+        if compressor is not None:
+            known, most = compressor.buckets, 1
+        key = agreed.description, wire.gpu, wire.compression
+        if key not in known:
+            if len(known) >= most:
+                known.clear()
             limit = self.algorithm.bucket_bytes
             gpu_limit = 0 if limit == 0 else float("inf")
             if limit is None:
                 one_host = self.topology.inter_size == 1
                 limit = _BUCKET_BYTES_ON_ONE_HOST if one_host else _BUCKET_BYTES
-            buckets = self._buckets[key] = make_buckets(
-                *(agreed.parameters, limit, gpu_limit, gpu_wire_dtype),
-                *(self.topology.size, self._buffers),
+            known[key] = make_buckets(
+                *(agreed.parameters, limit, gpu_limit, wire.gpu),
+                *(self.topology.size, self._buffers, compressor),
             )
-        return buckets
+        return known[key]

@@ -105,7 +105,9 @@ def agree_on_gradients(
         _check_finite(mpi_comm, pairs)
     # An InputError has been raised everywhere.
     described = zip(pairs, cast("tuple[Description, ...]", own), strict=True)
-    parameters = [p for (_, p), each in described if each.shape is not None and each.has_grad]
+    given = [p for (_, p), each in described if each.shape is not None and each.has_grad]
+    # A parameter that has two names is exchanged once.
+    parameters = list({parameter.node: parameter for parameter in given}.values())
     if zero_fill:
         for parameter in parameters:
             if parameter.grad is None:

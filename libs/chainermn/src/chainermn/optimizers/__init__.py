@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import chainer
 
     from chainermn.communicators.communicator_base import CommunicatorBase
+    from chainermn.compression import Compression
 
 __all__ = ["create_multi_node_optimizer"]
 
@@ -26,6 +27,7 @@ def create_multi_node_optimizer(
     zero_fill: bool = True,
     *,
     overlap: Overlap = "auto",
+    compression: Compression | None = None,
 ) -> MultiNodeOptimizer:
     """Wrap an optimizer so that its ``update`` takes a step on the mean of all ranks' gradients.
 
@@ -49,6 +51,9 @@ def create_multi_node_optimizer(
         On one host overlap costs more than it hides, because the ranks leave no core for it.
         Gradients in GPU memory are exchanged on a separate stream, with ``True`` only; this has
         not been run on a GPU yet. Double buffering already hides the exchange.
+    compression : Compression, optional
+        How to send gradients in fewer bytes: one of the classes of `chainermn.compression`. The
+        means are then approximate, but the same on all ranks. What they lack is sent later.
 
     Returns
     -------
@@ -61,8 +66,10 @@ def create_multi_node_optimizer(
     TypeError
         If ``actual_optimizer`` is not an optimizer, or ``communicator`` not a communicator.
     ValueError
-        If ``overlap`` has another value, or is True together with ``double_buffering``. If ranks
-        give different settings, the first ``update`` raises on all of them.
+        If ``overlap`` has another value, or ``double_buffering`` is True together with
+        ``overlap`` or with ``compression``; if the optimizer or the communicator cannot be used
+        with this compression. If ranks give different settings, the first ``update`` raises on
+        all of them.
 
     Notes
     -----
@@ -80,7 +87,17 @@ def create_multi_node_optimizer(
     check_has(_WHERE, actual_optimizer, "an optimizer", "setup", "update")
     if overlap not in (True, False, "auto"):
         raise ValueError(f"overlap must be True, False or 'auto', got {overlap!r}")
+    compressor = None
+    if compression is not None:
+        check_has(_WHERE, compression, "a compression", "check_optimizer", "compresses")
+        compression.check_optimizer(actual_optimizer)
+        compressor = communicator.create_compressor(compression)
     if double_buffering:
+        if compression is not None:
+            raise ValueError(
+                "double_buffering=True and a compression exclude each other: a snapshot could not "
+                "tell what has been sent. Choose overlap=True and the compression"
+            )
         if overlap is True:
             raise ValueError(
                 "double_buffering=True and overlap=True exclude each other: double buffering "
@@ -89,4 +106,4 @@ def create_multi_node_optimizer(
         return DoubleBufferingOptimizer(actual_optimizer, communicator, zero_fill)
     may_pay = communicator.inter_size > 1
     kind = OverlappingOptimizer if overlap is True or (overlap and may_pay) else MultiNodeOptimizer
-    return kind(actual_optimizer, communicator, zero_fill, overlap)
+    return kind(actual_optimizer, communicator, zero_fill, overlap, compressor)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias
 
 import chainer
@@ -16,6 +17,11 @@ from chainermn.resuming import N_RANKS
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
+    from chainermn.compression.compression import Compression
+    from chainermn.gradients.compressor import Compressor, State
+
+# Key of the part of a snapshot that compression needs.
+_COMPRESSION = "compression"
 
 Overlap: TypeAlias = bool | Literal["auto"]
 
@@ -36,7 +42,10 @@ class MultiNodeOptimizer:
     communicator: CommunicatorBase
     zero_fill: bool
     _overlap: Overlap
+    _compressor: Compressor | None
     _restored = False
+    #: What compression has left unsent on other ranks, by rank, for a snapshot of all.
+    unsent_elsewhere: Mapping[int, State] = {}
     # The target when the replicas were made equal, and its parameters that were initialised then.
     _synchronised: tuple[chainer.Link | None, set[VariableNode]] = (None, set())
 
@@ -46,18 +55,28 @@ class MultiNodeOptimizer:
         communicator: CommunicatorBase,
         zero_fill: bool,
         overlap: Overlap = False,
+        compressor: Compressor | None = None,
     ) -> None:
         vars(self).update(
             actual_optimizer=actual_optimizer,
             communicator=communicator,
             zero_fill=zero_fill,
             _overlap=overlap,
+            _compressor=compressor,
         )
+
+    @property
+    def compression(self) -> Compression | None:
+        """How gradients are compressed; None if they are not."""
+        return None if self._compressor is None else self._compressor.compression
 
     def setup(self, link: chainer.Link) -> Self:
         """Set the link whose parameters are optimized, and return this optimizer."""
         self.actual_optimizer.setup(link)
         self._synchronised = (None, set())
+        if self._compressor is not None:
+            self._compressor.forget()
+            self._compressor.n_exchanges = 0
         return self
 
     def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
@@ -124,15 +143,24 @@ class MultiNodeOptimizer:
         loss.backward(loss_scale=self.actual_optimizer._loss_scale)
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Save or load the state of ``actual_optimizer``.
+        """Save or load the state of ``actual_optimizer``, and what compression has left unsent.
 
         The number of ranks is saved too, which loading neither needs nor reads.
         """
         self.actual_optimizer.serialize(serializer)
+        compressor, target = self._compressor, self.actual_optimizer.target
         if isinstance(serializer, chainer.Deserializer):
             self._restored = True
-        else:
-            serializer(N_RANKS, self.communicator.size)
+            if compressor is not None:
+                compressor.load(serializer[_COMPRESSION], target)
+            return
+        serializer(N_RANKS, self.communicator.size)
+        if compressor is not None:
+            compressor.save(serializer[_COMPRESSION], self.unsent_elsewhere)
+
+    def unsent(self) -> State:
+        """Return what compression has left unsent on this rank, by names of parameters."""
+        return {} if self._compressor is None else self._compressor.state()
 
     def _has_changed(self) -> bool:
         """Tell whether the parameters have changed since the replicas were last made equal."""
@@ -149,17 +177,51 @@ class MultiNodeOptimizer:
 
     def _mean_unless(self, flags: Sequence[bool]) -> Sequence[bool]:
         target = self.actual_optimizer.target
-        return self.communicator.mean_grad_unless(flags, target, self.zero_fill)
+        if self._compressor is None:
+            # Communicators of users need not know of compression.
+            return self.communicator.mean_grad_unless(flags, target, self.zero_fill)
+        return self.communicator.mean_grad_unless(flags, target, self.zero_fill, self._compressor)
 
     def _agree_on_settings(self) -> None:
         """Raise on all ranks unless their optimizers have the same settings."""
         check_equal(self.communicator, self._settings(), "create_multi_node_optimizer")
+        if self.compression is not None:
+            self._check_arithmetic(self.compression)
+
+    def _check_arithmetic(self, compression: Compression) -> None:
+        """Raise on all ranks unless their processors would compute the same means."""
+        everywhere = self.communicator.allgather_obj(compression.arithmetic())
+        others = [rank for rank, one in enumerate(everywhere) if one != everywhere[0]]
+        if others:
+            raise ValueError(
+                f"{compression}: rank 0 and rank{'s' * (len(others) > 1)} "
+                f"{', '.join(map(str, others))} have processors for which BLAS rounds "
+                "differently, so the means would differ. Set OPENBLAS_CORETYPE=Haswell on all "
+                "hosts, or use another compression, such as chainermn.compression.TopK"
+            )
 
     def _settings(self) -> str:
-        return f"double_buffering=False, overlap={self._overlap!r}"
+        settings = f"double_buffering=False, overlap={self._overlap!r}"
+        return settings + f", compression={self.compression!r}" * (self._compressor is not None)
 
     def _after_restoring(self) -> None:
-        """Forget state from before a snapshot, which at least one rank has loaded."""
+        """Agree on what a snapshot has told, which at least one rank has loaded."""
+        compressor = self._compressor
+        if compressor is None:
+            return
+        found = compressor.why_not_loaded, compressor.n_exchanges
+        everywhere = self.communicator.allgather_obj(found)
+        reasons = [reason for reason, _ in everywhere if reason]
+        if reasons or len(set(everywhere)) > 1:
+            compressor.forget()
+            compressor.n_exchanges = everywhere[0][1]
+            if self.communicator.rank == 0:
+                reason = next(iter(reasons), "the ranks have loaded different snapshots")
+                warnings.warn(
+                    f"compression={compressor.compression}: what has not been sent before is "
+                    f"lost: {reason}",
+                    stacklevel=4,
+                )
 
     def _are_replicas_equal(self) -> bool:
         digests = self.communicator.allgather_obj(_digest(self.actual_optimizer.target))
@@ -197,7 +259,9 @@ class MultiNodeOptimizer:
 
     def _around(self, actual_optimizer: chainer.Optimizer) -> Self:
         """Return a wrapper like this one around a copy of its optimizer."""
-        twin = type(self)(actual_optimizer, self.communicator, self.zero_fill, self._overlap)
+        compressor = None if self._compressor is None else self._compressor.copy()
+        settings = self.zero_fill, self._overlap, compressor
+        twin = type(self)(actual_optimizer, self.communicator, *settings)
         if self._synchronised[0] is not None and not self._has_changed():
             twin._note_synchronised()
         return twin

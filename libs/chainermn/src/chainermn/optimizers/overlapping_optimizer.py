@@ -62,8 +62,10 @@ class OverlappingOptimizer(MultiNodeOptimizer):
         if self._overlap == "auto" and self._is_on_gpu_anywhere():
             # Not measured yet.
             return
+        create, compressor = self.communicator.create_overlapped_exchange, self._compressor
         try:
-            exchange = self.communicator.create_overlapped_exchange()
+            # Communicators of users need not know of compression.
+            exchange = create() if compressor is None else create(compressor)
         except RuntimeError as error:
             self._is_possible = False
             if self._overlap is True and self.communicator.rank == 0:

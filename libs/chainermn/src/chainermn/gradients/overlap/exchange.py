@@ -23,7 +23,8 @@ from chainer.variable import VariableNode
 
 from chainermn.agreement import any_true
 from chainermn.failures.activity import collective
-from chainermn.gradients.buckets import Bucket, WireDtypes
+from chainermn.gradients.buckets import AnyBucket, Wire
+from chainermn.gradients.compressor import Compressor
 from chainermn.gradients.overlap.lanes import GpuLane, exchange_of
 from chainermn.gradients.overlap.plan import EarlyExchange, Plan
 from chainermn.gradients.overlap.progress import Exchange, ProgressEngine
@@ -46,11 +47,13 @@ class OverlappedExchange:
     """Averages the gradients of one model over the ranks. Making one is collective.
 
     Allocates memory for one more copy of the gradients. Gradients in GPU memory are exchanged on
-    a separate stream. ``exchange`` is duplicated, and stays free for other use.
+    a separate stream. ``exchange`` is duplicated, and stays free for other use. Given a
+    ``compressor``, it compresses the gradients.
     """
 
-    def __init__(self, exchange: GradientExchange) -> None:
+    def __init__(self, exchange: GradientExchange, compressor: Compressor | None = None) -> None:
         self._exchange = exchange
+        self._compressor = compressor
         self.group = exchange.group
         self._duplicates = [exchange.duplicate() for _ in range(_BUCKETS_UNDER_WAY)]
         lanes = [duplicate.made for duplicate in self._duplicates]
@@ -82,8 +85,8 @@ class OverlappedExchange:
         uses = self._uses = find_uses(loss, parameters)
         if uses is not None and not zero_fill:
             parameters = [p for p in parameters if p.node in uses or p.grad_var is not None]
-        wire = self._exchange.wire_dtypes
-        if uses is None or self._early or not self._plan.is_for(parameters, wire.gpu):
+        wire = self._wire
+        if uses is None or self._early or not self._plan.is_for(parameters, wire):
             loss.backward(loss_scale=loss_scale)
             return
         current, late = self._begin(), self._plan.late
@@ -109,11 +112,11 @@ class OverlappedExchange:
         Parameters, return value and errors are those of `GradientExchange.mean`.
         """
         exchange, plan = self._exchange, self._plan
-        wire = exchange.wire_dtypes
+        wire = self._wire
         parameters = [p for p in _initialised(model) if zero_fill or p.grad is not None]
         has_begun = self._early is not None
         is_stale = self._early is not None and not self._early.is_valid(wire)
-        needs_plan = not plan.is_for(parameters, wire.gpu) or self._knows_better_than(plan)
+        needs_plan = not plan.is_for(parameters, wire) or self._knows_better_than(plan)
         flags = has_begun, is_stale, needs_plan
         agreed = agree_on_gradients(exchange.mpi_comm, model, zero_fill, wire.gpu, unless, flags)
         if any(agreed.unless):
@@ -122,10 +125,14 @@ class OverlappedExchange:
         if begun and (stale or renew):
             self._complete(of_use=False)
         if renew:
+            if self._compressor is not None:
+                self._compressor.look_at(model)
             self._plan = self._agree_on_plan(parameters)
         self._complete().hand_out()
         lanes = [duplicate.made for duplicate in self._duplicates]
         exchange.check_overflow(model, self._plan.buckets, lanes)
+        if self._compressor is not None:
+            self._compressor.commit(self._plan.buckets)
         self._uses = None
         return agreed.unless
 
@@ -144,9 +151,12 @@ class OverlappedExchange:
         else:
             _never_completed.append(self._early)
 
+    @property
+    def _wire(self) -> Wire:
+        return self._exchange.wire_with(self._compressor)
+
     def _begin(self) -> EarlyExchange:
-        wire = self._exchange.wire_dtypes
-        self._early = EarlyExchange(self._plan, self._engine, self._exchange_of, wire)
+        self._early = EarlyExchange(self._plan, self._engine, self._exchange_of, self._wire)
         return self._early
 
     def _complete(self, of_use: bool = True) -> EarlyExchange:
@@ -160,11 +170,9 @@ class OverlappedExchange:
         self._early = None
         return current
 
-    def _exchange_of(
-        self, bucket: Bucket, gradients: Sequence[Array], wire_dtypes: WireDtypes
-    ) -> Exchange:
+    def _exchange_of(self, bucket: AnyBucket, gradients: Sequence[Array], wire: Wire) -> Exchange:
         make = self._gpu_lane.exchange_of if bucket.on_gpu else exchange_of
-        return make(bucket, gradients, wire_dtypes)
+        return make(bucket, gradients, wire)
 
     @cached_property
     def _gpu_lane(self) -> GpuLane:
@@ -193,8 +201,8 @@ class OverlappedExchange:
     def _plan_for(
         self, parameters: Sequence[chainer.Parameter], follows_graph: bool = False
     ) -> Plan:
-        gpu_wire_dtype = self._exchange.wire_dtypes.gpu
-        return Plan(parameters, gpu_wire_dtype, self._exchange.topology.size, follows_graph)
+        size = self._exchange.topology.size
+        return Plan(parameters, self._wire, size, follows_graph, self._compressor)
 
 
 def _initialised(model: chainer.Link) -> list[chainer.Parameter]:

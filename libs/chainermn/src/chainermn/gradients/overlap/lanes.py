@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
-from chainermn.gradients.buckets import Bucket, WireDtypes
+from chainermn.gradients.buckets import AnyBucket, Wire
 from chainermn.gradients.exchange import GradientExchange
 from chainermn.gradients.overlap.progress import Exchange
 from chainermn.transport.gpu.device import the_gpu
 from chainermn.transport.reducer import Array, Pending
 
 
-def exchange_of(bucket: Bucket, gradients: Sequence[Array], wire: WireDtypes) -> Exchange:
+def exchange_of(bucket: AnyBucket, gradients: Sequence[Array], wire: Wire) -> Exchange:
     """Return an exchange of one-dimensional gradients, from gathering to the all-reduce."""
 
     def exchange(lane: GradientExchange) -> Iterator[None]:
         bucket.gather(gradients)
-        for pending in lane.allreduce(bucket, wire):
+        for pending in bucket.exchange(lane.collectives(bucket.on_gpu, wire)):
             while not pending.Test():
                 yield
 
@@ -40,9 +40,7 @@ class GpuLane:
         with self._gpu.on(self._stream):
             lane.set_up(on_gpu=True)
 
-    def exchange_of(
-        self, bucket: Bucket, gradients: Sequence[Array], wire: WireDtypes
-    ) -> Exchange:
+    def exchange_of(self, bucket: AnyBucket, gradients: Sequence[Array], wire: Wire) -> Exchange:
         """Return the same exchange, enqueued on this lane's stream.
 
         Its result is an event on that stream. Keep the gradients until it is complete.

@@ -10,7 +10,8 @@ import chainer
 import numpy as np
 from chainer.variable import VariableNode
 
-from chainermn.gradients.buckets import Bucket, WireDtypes, flat_gradients, make_buckets
+from chainermn.gradients.buckets import AnyBucket, Wire, flat_gradients, make_buckets
+from chainermn.gradients.compressor import Compressor
 from chainermn.gradients.overlap.progress import Exchange, ProgressEngine
 from chainermn.transport.gpu.device import on_gpu, the_gpu
 from chainermn.transport.reducer import Array
@@ -20,7 +21,7 @@ from chainermn.transport.reducer import Array
 _BUCKET_BYTES = 2 << 20
 
 #: Returns an exchange that gathers and averages the gradients of a bucket.
-ExchangeOf: TypeAlias = Callable[[Bucket, Sequence[Array], WireDtypes], Exchange]
+ExchangeOf: TypeAlias = Callable[[AnyBucket, Sequence[Array], Wire], Exchange]
 
 
 class Plan:
@@ -30,7 +31,7 @@ class Plan:
 
     Attributes
     ----------
-    buckets : list of Bucket
+    buckets : list of Bucket or CompressedBucket
     late : set of VariableNode
         Nodes of parameters whose gradients have changed on this rank after they seemed final.
     """
@@ -38,23 +39,23 @@ class Plan:
     def __init__(
         self,
         parameters: Sequence[chainer.Parameter],
-        gpu_wire_dtype: np.dtype[Any] | None,
+        wire: Wire,
         n_ranks: int,
         follows_graph: bool = False,
+        compressor: Compressor | None = None,
     ) -> None:
         self.parameters = parameters
         self.follows_graph = follows_graph
         self.late: set[VariableNode] = set()
         limits = _BUCKET_BYTES, _BUCKET_BYTES
-        self.buckets = make_buckets(parameters, *limits, gpu_wire_dtype, n_ranks)
-        self._gpu_wire_dtype = gpu_wire_dtype
+        self.buckets = make_buckets(parameters, *limits, wire.gpu, n_ranks, compressor=compressor)
+        self._wire = wire
         self._places = _places(parameters)
 
-    def is_for(
-        self, parameters: Sequence[chainer.Parameter], gpu_wire_dtype: np.dtype[Any] | None
-    ) -> bool:
+    def is_for(self, parameters: Sequence[chainer.Parameter], wire: Wire) -> bool:
         """Tell whether the plan is for exactly these parameters, in the memory they are in."""
-        return self._places == _places(parameters) and self._gpu_wire_dtype == gpu_wire_dtype
+        is_same_wire = self._wire[1:] == wire[1:]  # buckets do not depend on the host's dtype
+        return self._places == _places(parameters) and is_same_wire
 
 
 class EarlyExchange:
@@ -69,12 +70,12 @@ class EarlyExchange:
         plan: Plan,
         engine: ProgressEngine,
         exchange_of: ExchangeOf,
-        wire_dtypes: WireDtypes,
+        wire: Wire,
     ) -> None:
         self._plan = plan
         self._engine = engine
         self._exchange_of = exchange_of
-        self._wire_dtypes = wire_dtypes
+        self._wire = wire
         self._given: dict[VariableNode, _Given] = {}
         self._under_way: list[Future[Any]] = []
         self._gathered: list[Array] = []  # kept alive until the exchange is over
@@ -115,9 +116,9 @@ class EarlyExchange:
             if (given := self._given.get(parameter.node)) and parameter.grad is not given.read_only
         }
 
-    def is_valid(self, wire_dtypes: WireDtypes) -> bool:
+    def is_valid(self, wire: Wire) -> bool:
         """Tell whether the means will be those of the current gradients."""
-        return not (self._is_abandoned or self._wire_dtypes != wire_dtypes or self.changed())
+        return not (self._is_abandoned or self._wire != wire or self.changed())
 
     def wait(self) -> None:
         """Wait until the means are complete; in GPU memory, let the current stream wait."""
@@ -145,7 +146,7 @@ class EarlyExchange:
             if any(parameter.node not in self._given for parameter in members):
                 return
             gradients = [self._flat_gradient(parameter) for parameter in members]
-            exchange = self._exchange_of(bucket, gradients, self._wire_dtypes)
+            exchange = self._exchange_of(bucket, gradients, self._wire)
             self._under_way.append(self._engine.submit(exchange))
             self._gathered += gradients
 

@@ -1,0 +1,145 @@
+"""Deep Gradient Compression: only the largest elements of each gradient are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import chainer
+import numpy as np
+from chainer.backend import get_array_module
+from typing_extensions import override
+
+from chainermn.compression.compression import Compression, Exchange, Means, Tensor, check_number
+from chainermn.transport.collectives import Collectives
+from chainermn.transport.reducer import Array
+
+_FIRST_DENSITY = 0.25
+# Of so many elements, a threshold is estimated.
+_SAMPLE = 1 << 12
+# How many more elements than are needed a threshold should let pass.
+_MARGIN = 1.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopK(Compression):
+    """Sends the largest elements of each gradient (Lin et al., "Deep Gradient Compression", 2018).
+
+    Elements that are not sent are added up until they are large enough (error feedback). With
+    momentum this is done for the velocity (momentum correction), which starts again from zero
+    where an element has been sent (momentum factor masking). Use it with an optimizer without
+    momentum, such as ``chainer.optimizers.SGD``, then. Gradients with one dimension and small ones
+    are sent as they are.
+
+    Parameters
+    ----------
+    density : float
+        Which part of the elements of a gradient each rank sends. Each takes 8 bytes.
+    momentum : float
+        Factor of the velocity in each step; 0 for an optimizer with a momentum of its own.
+    warmup_iterations : int
+        Number of steps in which the density falls exponentially, from 0.25.
+    min_size : int
+        Gradients with fewer elements are sent as they are.
+    start_iteration : int
+        See `Compression`.
+
+    Notes
+    -----
+    Each rank needs memory for two more copies of the gradients, or four with momentum. All ranks
+    receive the elements of all others, so use it on few ranks.
+    """
+
+    density: float = 0.01
+    momentum: float = 0.0
+    warmup_iterations: int = 0
+    min_size: int = 4096
+
+    remembers: ClassVar[tuple[str, ...]] = ("unsent", "velocity")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(self, "density", self.density, 1e-6, _FIRST_DENSITY, float)
+        check_number(self, "momentum", self.momentum, 0, 1, float)
+        check_number(self, "warmup_iterations", self.warmup_iterations, 0, None)
+        check_number(self, "min_size", self.min_size, 1, None)
+
+    @override
+    def check_optimizer(self, optimizer: chainer.Optimizer) -> None:
+        if self.momentum and hasattr(optimizer, "momentum"):
+            raise ValueError(
+                f"TopK(momentum={self.momentum}) and {type(optimizer).__name__} would both apply "
+                "momentum. Use chainer.optimizers.SGD, or TopK(momentum=0)"
+            )
+
+    @override
+    def compresses(self, shape: tuple[int, ...]) -> bool:
+        return len(shape) > 1 and int(np.prod(shape)) >= self.min_size
+
+    @override
+    def exchange(self, tensors: Sequence[Tensor], collectives: Collectives, step: int) -> Exchange:
+        counts = [self._count(tensor.memory.size, step) for tensor in tensors]
+        indices, values = [], []
+        for tensor, count in zip(tensors, counts, strict=True):
+            unsent = self._accumulate(tensor)
+            largest = find_largest(unsent, count)
+            values.append(unsent[largest])
+            indices.append(largest.astype(np.uint32))
+            for array in tensor.memory.following():
+                array[largest] = 0
+        xp = get_array_module(values[0])
+        all_values = yield from collectives.allgather(xp.concatenate(values))
+        all_indices = yield from collectives.allgather(xp.concatenate(indices))
+        all_values /= collectives.size
+        ends = np.cumsum(counts)[:-1]
+        columns = zip(
+            np.split(all_indices, ends, axis=1), np.split(all_values, ends, axis=1), strict=True
+        )
+        writes = [
+            partial(_write, tensor.memory.place(rows), tensor.memory.place(parts))
+            for tensor, (rows, parts) in zip(tensors, columns, strict=True)
+        ]
+        return Means(writes, bool(np.isfinite(all_values).all()))
+
+    def _accumulate(self, tensor: Tensor) -> Array:
+        _, gradient, loss_scale, memory = tensor
+        if self.momentum:
+            gradient = memory.add("velocity", gradient, loss_scale, self.momentum)
+        return memory.add("unsent", gradient, loss_scale)
+
+    def _count(self, size: int, step: int) -> int:
+        """Return how many elements of a gradient each rank sends."""
+        density = self.density
+        if step < self.warmup_iterations:
+            progress = step / self.warmup_iterations
+            density = _FIRST_DENSITY * (density / _FIRST_DENSITY) ** progress
+        return max(1, round(size * density))
+
+
+def find_largest(array: Array, count: int) -> Array:
+    """Return the positions of the ``count`` elements with the largest magnitudes, sorted.
+
+    NaN counts as the largest. A threshold, estimated from a sample, sorts most elements out; this
+    saves time and does not change the result, except for which of several equal elements are
+    taken.
+    """
+    xp = get_array_module(array)
+    magnitudes = abs(array)
+    sample = xp.sort(magnitudes[:: max(1, array.size // _SAMPLE)])
+    n_above = int(_MARGIN * count * sample.size / array.size) + 1
+    candidates = xp.arange(0)
+    if n_above < sample.size:
+        candidates = xp.flatnonzero(~(magnitudes < sample[-n_above]))
+    if candidates.size < count:
+        candidates = xp.arange(array.size)
+    among = xp.argpartition(magnitudes[candidates], candidates.size - count)
+    return xp.sort(candidates[among[candidates.size - count :]])
+
+
+def _write(indices: Array, values: Array, out: Array) -> None:
+    """Fill ``out`` with the sums of the values, added up in the order of the ranks."""
+    out[...] = 0
+    for where, what in zip(indices, values, strict=True):
+        out[where] += what
