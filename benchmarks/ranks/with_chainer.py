@@ -47,9 +47,17 @@ def iteration(
     *,
     dtype: str | None = None,
     on_gpu: bool = False,
+    compression: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Step:
-    """Return a whole iteration; `settings` are those of ``create_multi_node_optimizer``."""
+    """Return a whole iteration; `settings` are those of ``create_multi_node_optimizer``.
+
+    `compression` has the ``kind`` of one, the name of its class, and its arguments.
+    """
+    if compression is not None:
+        arguments = dict(compression)
+        kind = getattr(chainermn.compression, arguments.pop("kind"))
+        settings["compression"] = kind(**arguments)
     wire: dict[str, Any] = {} if dtype is None else {"allreduce_grad_dtype": dtype}
     comm = chainermn.create_communicator(communicator, **wire)
     device = use_device(comm, on_gpu)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from chainermn import (
         agreement,
         communicators,
+        compression,
         dataset,
         datasets,
         extensions,
@@ -48,6 +49,7 @@ __all__ = [
     "MultiNodeChainList",
     "agreement",
     "communicators",
+    "compression",
     "create_communicator",
     "create_distributed_sampler",
     "create_empty_dataset",

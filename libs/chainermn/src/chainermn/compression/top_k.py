@@ -121,21 +121,22 @@ class TopK(Compression):
 def find_largest(array: Array, count: int) -> Array:
     """Return the positions of the ``count`` elements with the largest magnitudes, sorted.
 
-    NaN counts as the largest. A threshold, estimated from a sample, sorts most elements out; this
-    saves time and does not change the result, except for which of several equal elements are
-    taken.
+    NaN counts as the largest. Of equal elements, some are taken.
     """
     xp = get_array_module(array)
     magnitudes = abs(array)
+    # A threshold from a sample sorts most elements out, which saves time.
     sample = xp.sort(magnitudes[:: max(1, array.size // _SAMPLE)])
     n_above = int(_MARGIN * count * sample.size / array.size) + 1
-    candidates = xp.arange(0)
-    if n_above < sample.size:
-        candidates = xp.flatnonzero(~(magnitudes < sample[-n_above]))
+    threshold = sample[-min(n_above, sample.size)]
+    candidates = xp.flatnonzero(~(magnitudes < threshold) & (magnitudes != 0))
     if candidates.size < count:
-        candidates = xp.arange(array.size)
-    among = xp.argpartition(magnitudes[candidates], candidates.size - count)
-    return xp.sort(candidates[among[candidates.size - count :]])
+        candidates = xp.flatnonzero(magnitudes)
+    if lacking := max(0, count - candidates.size):
+        zeros = xp.flatnonzero(magnitudes == 0)[:lacking]
+        candidates = xp.concatenate([candidates, zeros])
+    first = candidates.size - count
+    return xp.sort(candidates[xp.argpartition(magnitudes[candidates], first)[first:]])
 
 
 def _write(indices: Array, values: Array, out: Array) -> None:
