@@ -86,7 +86,7 @@ def check_number(
 ) -> None:
     """Raise a ValueError unless a setting is a number from ``least`` to ``most``."""
     is_number = isinstance(value, (int, kind)) and not isinstance(value, bool)
-    if not is_number or value < least or (most is not None and value > most):
+    if not is_number or not value >= least or (most is not None and value > most):
         expected = "an integer" if kind is int else "a number"
         limits = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise ValueError(

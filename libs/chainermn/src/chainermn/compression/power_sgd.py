@@ -190,12 +190,11 @@ def _length(vector: Array) -> Array:
 
 
 def _warm_start(right: Array, initial: Array) -> Array:
-    """Return the rows with a length of 1; those that are zero are replaced by initial ones."""
-    xp = get_array_module(right)
-    lengths = _length(right.astype(np.float64))[:, None]
-    return xp.where(lengths == 0, initial, right / xp.where(lengths == 0, 1, lengths)).astype(
-        right.dtype
-    )
+    """Return the rows with a length of 1. Initial rows replace those that are zero."""
+    rows = right.astype(np.float64)
+    rows = get_array_module(right).where(_length(rows)[:, None] == 0, initial, rows)
+    rows /= _length(rows)[:, None]
+    return rows.astype(right.dtype)
 
 
 def _subtract_product(matrix: Array, left: Array, right: Array) -> None:

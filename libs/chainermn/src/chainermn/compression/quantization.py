@@ -149,7 +149,7 @@ def _encode(values: Array, codes: Array, scales: Array) -> None:
     # Numbers too small to divide by are all lost. NaN is none of them.
     is_tiny = largest <= limit * np.finfo(np.float32).tiny
     scales[...] = xp.where(is_tiny, 0, largest / limit)
-    inverse = xp.where(is_tiny, 0, 1 / xp.where(is_tiny, 1, scales)).astype(np.float32)
+    inverse = xp.where(is_tiny, 0, 1 / xp.where(is_tiny, 1, scales).astype(values.dtype))
     rounded = xp.multiply(values, inverse[:, None])
     xp.rint(rounded, out=rounded)
     codes[...] = rounded.astype(codes.dtype)
@@ -183,8 +183,8 @@ def _write(shards: Sequence[_Encoded], out: Array) -> None:
         n_full = part.size // codes.shape[1]
         full = part[: n_full * codes.shape[1]].reshape(n_full, -1) if n_full else part[:0]
         if n_full:
-            xp.multiply(codes[:n_full], scales[:n_full, None], out=full, casting="unsafe")
+            xp.multiply(codes[:n_full], scales[:n_full, None], out=full, dtype=out.dtype)
         rest = part[n_full * codes.shape[1] :]
         if rest.size:
-            rest[...] = codes[n_full, : rest.size] * scales[n_full]
+            xp.multiply(codes[n_full, : rest.size], scales[n_full], out=rest, dtype=out.dtype)
         start += codes.size
