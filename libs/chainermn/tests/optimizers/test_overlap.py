@@ -20,6 +20,7 @@ from chainer import optimizers
 
 import chainermn
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.compression import Compression, PowerSGD, Quantization, TopK
 from chainermn.gradients.overlap import exchange as overlapped_exchange
 from chainermn.gradients.overlap import plan as rounds
 from chainermn.optimizers import overlapping_optimizer
@@ -68,18 +69,24 @@ def square(y: chainer.Variable) -> chainer.Variable:
     return F.mean(y**2)
 
 
-def train(
+def train(comm: CommunicatorBase, overlap: bool, step: Step, **kwds: Any) -> dict[str, Any]:
+    """Return all that training leaves behind, which is the same on all ranks."""
+    return train_and_leave(comm, overlap, step, **kwds)[0]
+
+
+def train_and_leave(
     comm: CommunicatorBase,
     overlap: bool,
     step: Step,
     prepare: Callable[[MultiNodeOptimizer], Any] = lambda optimizer: None,
     make: Callable[[], chainer.Optimizer] = lambda: optimizers.MomentumSGD(0.1),
     zero_fill: bool = True,
-) -> dict[str, Any]:
-    """Return all that training leaves behind."""
+    compression: Compression | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return all that training leaves behind, and what compression has left on this rank."""
     net = Network(comm.rank)
     optimizer = chainermn.create_multi_node_optimizer(
-        make(), comm, zero_fill=zero_fill, overlap=overlap
+        make(), comm, zero_fill=zero_fill, overlap=overlap, compression=compression
     )
     assert isinstance(optimizer, OverlappingOptimizer) is overlap
     optimizer.setup(net)
@@ -88,13 +95,15 @@ def train(
     optimizer.update()  # makes the replicas equal
     for number in range(STEPS):
         step(net, optimizer, comm.rank, number)
+    unsent = optimizer.unsent()
     result: dict[str, Any] = {"t": optimizer.t, "loss scale": optimizer._loss_scale}
     for name, parameter in net.namedparams():
         result[name] = parameter.array
         result[name + " gradient"] = parameter.grad if parameter.array is not None else None
         for key, value in (parameter.update_rule.state or {}).items():
             result[f"{name} {key}"] = value
-    return result
+    own = {f"{name} {key}": v for name, arrays in unsent.items() for key, v in arrays.items()}
+    return result, own
 
 
 def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -307,6 +316,30 @@ CASES = [
 @pytest.mark.parametrize("step", CASES)
 def test_same_bits_in_every_case(step: Step) -> None:
     assert_same_with_overlap(chainermn.create_communicator("naive"), step)
+
+
+@pytest.mark.mpi(1, 2)
+@pytest.mark.parametrize("step", CASES)
+@pytest.mark.parametrize(
+    "compression",
+    [
+        PowerSGD(rank=2, min_ratio=1, start_iteration=1),
+        TopK(density=0.2, momentum=0.5, min_size=12, warmup_iterations=2),
+        Quantization(block=8, min_size=12),
+    ],
+    ids=lambda compression: type(compression).__name__,
+)
+def test_same_bits_with_compression(step: Step, compression: Compression) -> None:
+    comm = chainermn.create_communicator("naive")
+    (plain, left), (overlapped, left_with_overlap) = (
+        train_and_leave(
+            *(comm, overlap, step), make=lambda: optimizers.SGD(0.1), compression=compression
+        )
+        for overlap in (False, True)
+    )
+    assert_equal(overlapped, plain)
+    assert_equal(left_with_overlap, left)
+    assert any(value.any() for value in left.values())
 
 
 @pytest.mark.mpi(1, 3)

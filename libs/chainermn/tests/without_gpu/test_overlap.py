@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 import chainermn
 from chainermn.communicators import registered
+from chainermn.compression import Compression, Quantization, TopK
 from chainermn.gradients.overlap import plan as rounds
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
 from chainermn.transport.topology import Topology
@@ -97,11 +98,13 @@ def square(y: chainer.Variable) -> chainer.Variable:
     return F.mean(y**2)
 
 
-def train(comm: Any, overlap: bool, place: Place, step: Step, names: str = "abc") -> Any:
+def train(
+    comm: Any, overlap: bool, place: Place, step: Step, names: str = "abc", **settings: Any
+) -> Any:
     """Return the network after some steps, in host memory."""
     net = Network(place, names)
     optimizer = chainermn.create_multi_node_optimizer(
-        chainer.optimizers.MomentumSGD(0.1), comm, overlap=overlap
+        chainer.optimizers.MomentumSGD(0.1), comm, overlap=overlap, **settings
     ).setup(net)
     net.cleargrads()
     optimizer.update()  # makes the replicas equal
@@ -207,6 +210,18 @@ CASES = [by_update, by_hand, other_weights, shared_and_transposed, replaced]
 @pytest.mark.parametrize("step", CASES)
 def test_same_as_after_backward(stand_in: Any, name: str, step: Step) -> None:
     assert_same_with_overlap(stand_in, make(name), step)
+
+
+@pytest.mark.mpi(1, 2)
+@pytest.mark.parametrize("name", ["flat", "pure_nccl", "two_dimensional"])
+@pytest.mark.parametrize(
+    "compression",
+    # Not PowerSGD: its products would not wait for the stand-in's streams, as CuPy's do.
+    [TopK(density=0.2, min_size=12), Quantization(min_size=12)],
+    ids=lambda compression: type(compression).__name__,
+)
+def test_compressed(stand_in: Any, name: str, compression: Compression) -> None:
+    assert_same_with_overlap(stand_in, make(name), by_hand, compression=compression)
 
 
 @pytest.mark.mpi(2)
