@@ -95,7 +95,7 @@ def train_and_leave(
     optimizer.update()  # makes the replicas equal
     for number in range(STEPS):
         step(net, optimizer, comm.rank, number)
-    unsent = optimizer.unsent()
+    unsent = optimizer.unsent().arrays
     result: dict[str, Any] = {"t": optimizer.t, "loss scale": optimizer._loss_scale}
     for name, parameter in net.namedparams():
         result[name] = parameter.array

@@ -61,8 +61,8 @@ def multi_node_snapshot(
     shuffled order fits only the number of examples that a rank had. If a rank now has another
     number, its iterator resumes at the same fraction of the epoch, in its own order. With
     `create_distributed_sampler`, each rank resumes with its own part of the same epoch, for any
-    number of ranks. What compression has left unsent on each rank is in the snapshot too, except
-    in that of ``snapshot_on_error``, and is loaded by the same number of ranks.
+    number of ranks. What each rank still has to send is in the snapshot too, except in that of
+    ``snapshot_on_error``, and is loaded by the same number of ranks.
     """
     check_communicator(f"{_WHERE}(comm, snapshot, replica_sets)", comm, snapshot)
 
@@ -145,7 +145,7 @@ class MultiNodeSnapshot(Extension):
         """Write a snapshot. Every rank of the set must call it."""
         target = self._target(trainer)
         with contextlib.ExitStack() as stack:
-            for optimizer in _compressing_optimizers(target):
+            for optimizer in _sending_later(target):
                 stack.enter_context(self._with_states_of_all(optimizer))
             if self.is_master:
                 self.snapshot(trainer)
@@ -155,7 +155,7 @@ class MultiNodeSnapshot(Extension):
 
     @contextlib.contextmanager
     def _with_states_of_all(self, optimizer: MultiNodeOptimizer) -> Iterator[None]:
-        """Let the master save what compression has left unsent on each rank of the set."""
+        """Let the master save what each rank of the set still has to send."""
         own = optimizer.communicator.rank, optimizer.unsent()
         if not self.is_master:
             self.comm.send_obj(own, self.master)
@@ -226,14 +226,14 @@ class MultiNodeSnapshot(Extension):
         }
 
 
-def _compressing_optimizers(target: Any) -> list[MultiNodeOptimizer]:
-    """Return the optimizers of a trainer, or of what else a snapshot is of, that compress."""
+def _sending_later(target: Any) -> list[MultiNodeOptimizer]:
+    """Return the optimizers of a trainer, or of what else a snapshot is of, that send later."""
     updater = getattr(target, "updater", target)
     optimizers = getattr(updater, "get_all_optimizers", lambda: {"": updater})()
     return [
         optimizer
         for _, optimizer in sorted(optimizers.items())
-        if isinstance(optimizer, MultiNodeOptimizer) and optimizer.compression is not None
+        if isinstance(optimizer, MultiNodeOptimizer) and optimizer.has_unsent
     ]
 
 

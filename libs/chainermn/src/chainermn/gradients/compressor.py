@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 #: What one rank remembers: for each parameter, arrays by name.
 State = Mapping[str, Mapping[str, Any]]
 
-_LABEL = "label"
-_COUNT = "parameters"
-
 
 class Compressor:
     """Compresses the gradients of one model.
@@ -36,14 +33,11 @@ class Compressor:
     compression : Compression
     n_exchanges : int
         How often gradients have been averaged.
-    why_not_loaded : str
-        Why the last snapshot did not tell what this rank remembered; empty if it did.
     """
 
     def __init__(self, compression: Compression, rank: int, size: int) -> None:
         self.compression = compression
         self.n_exchanges = 0
-        self.why_not_loaded = "no snapshot was loaded"
         self._rank = rank
         self._size = size
         self._memories: dict[str, Memory] = {}
@@ -77,7 +71,7 @@ class Compressor:
         memory = self._memories.get(name)
         if memory is None or not memory.fits(parameter.array):
             memory = self._memories[name] = Memory(parameter.array)
-            if name in self._loaded:
+            if LOSS_SCALE in self._loaded.get(name, ()):
                 memory.load(self._loaded[name])
         return name, memory
 
@@ -95,54 +89,25 @@ class Compressor:
     def copy(self) -> Compressor:
         """Return a compressor that remembers the same."""
         twin = Compressor(self.compression, self._rank, self._size)
-        twin.n_exchanges = self.n_exchanges
-        twin._loaded = copy.deepcopy(self.state())
+        twin.load(self.n_exchanges, copy.deepcopy(self.state()))
         return twin
 
     # ---- snapshots ----
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names of the arrays that a state may have of each parameter."""
+        return (*self.compression.remembers, LOSS_SCALE)
+
     def state(self) -> State:
         """Return what this rank remembers."""
-        return {
-            **self._loaded,
-            **{name: memory.state() for name, memory in self._memories.items()},
-        }
+        of_memories = {name: memory.state() for name, memory in self._memories.items()}
+        return {**self._loaded, **of_memories}
 
-    def save(self, serializer: chainer.Serializer, of_others: Mapping[int, State] = {}) -> None:
-        """Save what this rank remembers, and what others do that have sent it here."""
-        serializer(_LABEL, np.array([self._size, self.n_exchanges]))
-        for rank, state in {**of_others, self._rank: self.state()}.items():
-            of_rank = serializer[f"rank{rank}"]
-            of_rank(_COUNT, np.array(len(state)))
-            for name, arrays in state.items():
-                of_parameter = of_rank[name]
-                for key, array in arrays.items():
-                    of_parameter(key, array)
-
-    def load(self, serializer: chainer.Deserializer, model: chainer.Link) -> None:
-        """Load what this rank remembered; see `why_not_loaded`."""
-        self.forget()
-        label = _loaded(serializer, _LABEL)
-        if label is None:
-            self.why_not_loaded = "the snapshot was written without compression"
-            return
-        size, n_exchanges = map(int, label)
-        of_rank = serializer[f"rank{self._rank}"]
-        if size != self._size:
-            self.why_not_loaded = f"the snapshot is from {size} ranks, but there are {self._size}"
-        elif _loaded(of_rank, _COUNT) is None:
-            self.why_not_loaded = (
-                f"the snapshot lacks what rank {self._rank} remembered. Write it by "
-                "chainermn.extensions.multi_node_snapshot, or use a multi-node checkpointer"
-            )
-        else:
-            self.why_not_loaded = ""
-            self._loaded = _states(of_rank, model, self.compression.remembers)
+    def load(self, n_exchanges: int, state: State) -> None:
+        """Go on from a state; from an empty one, begin anew."""
         self.n_exchanges = n_exchanges
-
-    def forget(self) -> None:
-        """Begin anew, except for the number of exchanges."""
-        self._memories, self._loaded = {}, {}
+        self._memories, self._loaded = {}, state
         self._n_loads += 1
 
 
@@ -208,21 +173,3 @@ class CompressedBucket:
         """Remember what the exchange has left."""
         for _, memory in self._memories:
             memory.commit()
-
-
-def _states(of_rank: chainer.Deserializer, model: chainer.Link, keys: Sequence[str]) -> State:
-    states = {}
-    for name, _ in named_parameters(model):
-        of_parameter = of_rank[name]
-        loaded = {key: _loaded(of_parameter, key) for key in (*keys, LOSS_SCALE)}
-        if loaded[LOSS_SCALE] is not None:
-            states[name] = {key: array for key, array in loaded.items() if array is not None}
-    return states
-
-
-def _loaded(serializer: chainer.Deserializer, key: str) -> Any:
-    """Return an array of a snapshot, or None if it is not there."""
-    try:
-        return serializer(key, None)
-    except (KeyError, ValueError):  # what npz and HDF5 raise
-        return None

@@ -28,6 +28,7 @@ def create_multi_node_optimizer(
     *,
     overlap: Overlap = "auto",
     compression: Compression | None = None,
+    accumulate: int = 1,
 ) -> MultiNodeOptimizer:
     """Wrap an optimizer so that its ``update`` takes a step on the mean of all ranks' gradients.
 
@@ -54,6 +55,10 @@ def create_multi_node_optimizer(
     compression : Compression, optional
         How to send gradients in fewer bytes: one of the classes of `chainermn.compression`. The
         means are then approximate, but the same on all ranks. What they lack is sent later.
+    accumulate : int
+        Exchange gradients and take a step once in so many calls of ``update``, on the mean over
+        the batches of all of them: a batch so many times as large. At the end of an epoch a step
+        is taken on what there is. An update is still an iteration of a trainer.
 
     Returns
     -------
@@ -68,8 +73,8 @@ def create_multi_node_optimizer(
     ValueError
         If ``overlap`` has another value, or ``double_buffering`` is True together with
         ``overlap`` or with ``compression``; if the optimizer or the communicator cannot be used
-        with this compression. If ranks give different settings, the first ``update`` raises on
-        all of them.
+        with this compression; if ``accumulate`` is not a positive integer. If ranks give
+        different settings, the first ``update`` raises on all of them.
 
     Notes
     -----
@@ -87,6 +92,8 @@ def create_multi_node_optimizer(
     check_has(_WHERE, actual_optimizer, "an optimizer", "setup", "update")
     if overlap not in (True, False, "auto"):
         raise ValueError(f"overlap must be True, False or 'auto', got {overlap!r}")
+    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
+        raise ValueError(f"accumulate must be an integer of at least 1, got {accumulate!r}")
     compressor = None
     if compression is not None:
         check_has(_WHERE, compression, "a compression", "check_optimizer", "compresses")
@@ -103,7 +110,9 @@ def create_multi_node_optimizer(
                 "double_buffering=True and overlap=True exclude each other: double buffering "
                 "exchanges gradients during the whole next iteration. Choose one of them"
             )
-        return DoubleBufferingOptimizer(actual_optimizer, communicator, zero_fill)
+        return DoubleBufferingOptimizer(
+            actual_optimizer, communicator, zero_fill, accumulate=accumulate
+        )
     may_pay = communicator.inter_size > 1
     kind = OverlappingOptimizer if overlap is True or (overlap and may_pay) else MultiNodeOptimizer
-    return kind(actual_optimizer, communicator, zero_fill, overlap, compressor)
+    return kind(actual_optimizer, communicator, zero_fill, overlap, compressor, accumulate)

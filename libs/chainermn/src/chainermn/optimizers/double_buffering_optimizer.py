@@ -12,6 +12,7 @@ from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
 
 if TYPE_CHECKING:
     from chainermn.gradients.background import BackgroundExchange
+    from chainermn.optimizers.unsent import Unsent
 
 
 class DoubleBufferingOptimizer(MultiNodeOptimizer):
@@ -47,9 +48,10 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
             self._exchange.wait()
 
     def _settings(self) -> str:
-        return "double_buffering=True"
+        return "double_buffering=True" + self._further_settings()
 
-    def _after_restoring(self) -> None:
+    def _after_restoring(self, restored: Unsent | None) -> None:
+        super()._after_restoring(restored)
         # Gradients under way belong to the parameters from before the loading.
         self._drop()
 

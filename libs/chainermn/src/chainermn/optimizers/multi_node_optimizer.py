@@ -13,15 +13,19 @@ import numpy as np
 from chainer.variable import VariableNode
 
 from chainermn.agreement import check_equal
+from chainermn.gradients.parameters import named_parameters
+from chainermn.optimizers import unsent
+from chainermn.optimizers.unsent import Unsent
 from chainermn.resuming import N_RANKS
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
     from chainermn.compression.compression import Compression
-    from chainermn.gradients.compressor import Compressor, State
+    from chainermn.gradients.compressor import Compressor
 
-# Key of the part of a snapshot that compression needs.
-_COMPRESSION = "compression"
+# Keys in snapshots.
+_UNSENT = "unsent"
+_GRADIENT = "gradient"
 
 Overlap: TypeAlias = bool | Literal["auto"]
 
@@ -43,9 +47,14 @@ class MultiNodeOptimizer:
     zero_fill: bool
     _overlap: Overlap
     _compressor: Compressor | None
-    _restored = False
-    #: What compression has left unsent on other ranks, by rank, for a snapshot of all.
-    unsent_elsewhere: Mapping[int, State] = {}
+    _accumulate: int
+    #: What other ranks still have to send, by rank, for a snapshot of all.
+    unsent_elsewhere: Mapping[int, Unsent] = {}
+    # Number of updates since gradients were averaged.
+    _n_updates = 0
+    _restored: Unsent | None = None
+    # Accumulated gradients of a snapshot, until its model has been loaded too.
+    _restored_gradients: Mapping[str, Any] = {}
     # The target when the replicas were made equal, and its parameters that were initialised then.
     _synchronised: tuple[chainer.Link | None, set[VariableNode]] = (None, set())
 
@@ -56,6 +65,7 @@ class MultiNodeOptimizer:
         zero_fill: bool,
         overlap: Overlap = False,
         compressor: Compressor | None = None,
+        accumulate: int = 1,
     ) -> None:
         vars(self).update(
             actual_optimizer=actual_optimizer,
@@ -63,6 +73,7 @@ class MultiNodeOptimizer:
             zero_fill=zero_fill,
             _overlap=overlap,
             _compressor=compressor,
+            _accumulate=accumulate,
         )
 
     @property
@@ -74,13 +85,15 @@ class MultiNodeOptimizer:
         """Set the link whose parameters are optimized, and return this optimizer."""
         self.actual_optimizer.setup(link)
         self._synchronised = (None, set())
+        self._n_updates = 0
         if self._compressor is not None:
-            self._compressor.forget()
-            self._compressor.n_exchanges = 0
+            self._compressor.load(0, {})
         return self
 
     def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
         """Average the gradients over the ranks and take a step. Every rank must call it.
+
+        With ``accumulate=k`` this is done by every ``k``-th call, and by `new_epoch`.
 
         Parameters
         ----------
@@ -92,33 +105,89 @@ class MultiNodeOptimizer:
         ------
         ValueError
             On every rank, if the ranks have different parameters, or optimizers with different
-            settings; without ``zero_fill`` also if they have different gradients.
+            settings; without ``zero_fill`` also if they have different gradients. With
+            ``accumulate``, if ``lossfun`` is not given.
         """
+        self._take_over_gradients()
         if lossfun is not None:
             self._backward(lossfun, *args, **kwds)
-        changed, restored = self._has_changed(), self._restored
-        self._restored = False
-        changed, restored = self._step_unless(changed, restored)
-        if not changed and not restored:
+        elif self._accumulate > 1:
+            raise ValueError(
+                f"accumulate={self._accumulate} needs update(lossfun, ...), as "
+                "chainer.training.StandardUpdater calls it. In a loop of your own, call "
+                "loss.backward() several times before update()"
+            )
+        self._n_updates += 1
+        is_first = self._synchronised[0] is not self.actual_optimizer.target
+        if self._n_updates == self._accumulate or is_first:
+            self._update_all()
+
+    def _update_all(self, *, ends_epoch: bool = False) -> None:
+        """Average the gradients and take a step. Collective."""
+        n_updates, self._n_updates = self._n_updates, 0
+        restored_here, self._restored = self._restored, None
+        flags = self._has_changed(), restored_here is not None, n_updates < self._accumulate
+        changed, restored, partial = self._step_unless(*flags)
+        if not (changed or restored or partial):
             return
         if changed:
             self._agree_on_settings()
         if restored:
-            self._after_restoring()
+            self._after_restoring(restored_here)
         if changed and not (restored and self._are_replicas_equal()):
             self._synchronise()
             return
         self._note_synchronised()
+        if partial and not ends_epoch:
+            self._n_updates = n_updates
+            return
+        if partial:
+            self._weigh_all_the_same(n_updates)
         self._step_unless()
+
+    def new_epoch(self, auto: bool = False) -> None:
+        """Tell that an epoch has ended, as updaters do; take a step on what is accumulated.
+
+        The step is on the mean of the batches since the last one. Every rank must call it.
+        """
+        if self._n_updates:
+            self._update_all(ends_epoch=True)
+        self.actual_optimizer.new_epoch(auto)
+
+    def _weigh_all_the_same(self, n_updates: int) -> None:
+        """Let gradients of fewer batches than usual be their mean, too. Collective."""
+        counts = self.communicator.allgather_obj(n_updates)
+        if len(set(counts)) > 1:
+            shown = ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(counts))
+            raise ValueError(
+                f"accumulate={self._accumulate}: an epoch ends with different numbers of batches "
+                f"to average: {shown}. Give all ranks equally many examples, as scatter_dataset "
+                "does with force_equal_length=True"
+            )
+        for parameter in self.actual_optimizer.target.params(include_uninit=False):
+            if parameter.grad is not None:
+                parameter.grad *= self._accumulate / n_updates
 
     def _backward(self, lossfun: Callable[..., Any], *args: Any, **kwds: Any) -> None:
         actual = self.actual_optimizer
         loss = lossfun(*args, **kwds)
-        if getattr(actual, "_use_cleargrads", True):
-            actual.target.cleargrads()
+        if self._n_updates == 0:
+            if getattr(actual, "_use_cleargrads", True):
+                actual.target.cleargrads()
+            else:
+                actual.target.zerograds()
+        if self._accumulate == 1:
+            self.backward(loss)
+            return
+        scale = actual._loss_scale
+        with chainer.using_device(loss.device):
+            # So that the sum over all batches is their mean.
+            seed = (1 if scale is None else scale) / self._accumulate
+            loss.grad = loss.device.xp.full_like(loss.array, seed)
+        if self._n_updates == self._accumulate - 1:
+            self.backward(loss)
         else:
-            actual.target.zerograds()
-        self.backward(loss)
+            loss.backward(loss_scale=scale)
 
     def backward(self, loss: chainer.Variable) -> None:
         """Run ``loss.backward()``, with the loss scale of this optimizer, before `update()`.
@@ -143,24 +212,63 @@ class MultiNodeOptimizer:
         loss.backward(loss_scale=self.actual_optimizer._loss_scale)
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Save or load the state of ``actual_optimizer``, and what compression has left unsent.
+        """Save or load the state of ``actual_optimizer``, and what is still to be sent.
 
         The number of ranks is saved too, which loading neither needs nor reads.
         """
         self.actual_optimizer.serialize(serializer)
-        compressor, target = self._compressor, self.actual_optimizer.target
-        if isinstance(serializer, chainer.Deserializer):
-            self._restored = True
-            if compressor is not None:
-                compressor.load(serializer[_COMPRESSION], target)
+        comm = self.communicator
+        if not isinstance(serializer, chainer.Deserializer):
+            serializer(N_RANKS, comm.size)
+            if self.has_unsent:
+                of_ranks = {comm.rank: self.unsent(), **self.unsent_elsewhere}
+                unsent.save(serializer[_UNSENT], comm.size, of_ranks)
             return
-        serializer(N_RANKS, self.communicator.size)
-        if compressor is not None:
-            compressor.save(serializer[_COMPRESSION], self.unsent_elsewhere)
+        self._restored = Unsent()
+        if self.has_unsent:
+            names = [name for name, _ in named_parameters(self.actual_optimizer.target)]
+            keys = () if self._compressor is None else self._compressor.keys
+            self._restored = unsent.load(
+                serializer[_UNSENT], comm.size, comm.rank, names, (*keys, _GRADIENT)
+            )
+            self._take_over(self._restored)
 
-    def unsent(self) -> State:
-        """Return what compression has left unsent on this rank, by names of parameters."""
-        return {} if self._compressor is None else self._compressor.state()
+    @property
+    def has_unsent(self) -> bool:
+        """Whether the settings let something be sent later."""
+        return self._compressor is not None or self._accumulate > 1
+
+    def unsent(self) -> Unsent:
+        """Return what this rank still has to send."""
+        self._take_over_gradients()
+        compressor, target = self._compressor, self.actual_optimizer.target
+        arrays: dict[str, dict[str, Any]] = {}
+        if compressor is not None:
+            arrays = {name: dict(of_name) for name, of_name in compressor.state().items()}
+        if self._n_updates:
+            for name, parameter in named_parameters(target):
+                if parameter.grad is not None:
+                    arrays.setdefault(name, {})[_GRADIENT] = parameter.grad
+        n_exchanges = 0 if compressor is None else compressor.n_exchanges
+        return Unsent(n_exchanges, self._n_updates, arrays)
+
+    def _take_over(self, restored: Unsent) -> None:
+        """Go on from what a rank had to send."""
+        if self._compressor is not None:
+            self._compressor.load(restored.n_exchanges, restored.arrays)
+        self._n_updates = restored.n_updates
+        self._restored_gradients = {
+            name: arrays[_GRADIENT]
+            for name, arrays in restored.arrays.items()
+            if _GRADIENT in arrays
+        }
+
+    def _take_over_gradients(self) -> None:
+        if self._restored_gradients:
+            for name, parameter in named_parameters(self.actual_optimizer.target):
+                gradient = self._restored_gradients.get(name)
+                parameter.grad = None if gradient is None else parameter.device.send(gradient)
+            self._restored_gradients = {}
 
     def _has_changed(self) -> bool:
         """Tell whether the parameters have changed since the replicas were last made equal."""
@@ -202,25 +310,28 @@ class MultiNodeOptimizer:
 
     def _settings(self) -> str:
         settings = f"double_buffering=False, overlap={self._overlap!r}"
-        return settings + f", compression={self.compression!r}" * (self._compressor is not None)
+        return settings + self._further_settings()
 
-    def _after_restoring(self) -> None:
-        """Agree on what a snapshot has told, which at least one rank has loaded."""
-        compressor = self._compressor
-        if compressor is None:
+    def _further_settings(self) -> str:
+        settings = f", compression={self.compression!r}" * (self._compressor is not None)
+        return settings + f", accumulate={self._accumulate}" * (self._accumulate > 1)
+
+    def _after_restoring(self, restored: Unsent | None) -> None:
+        """Agree on what snapshots have told, of which at least one rank has loaded one."""
+        if not self.has_unsent:
             return
-        found = compressor.why_not_loaded, compressor.n_exchanges
+        restored = restored or Unsent(reason="a rank has loaded no snapshot")
+        found = restored.reason, restored.n_exchanges, restored.n_updates
         everywhere = self.communicator.allgather_obj(found)
-        reasons = [reason for reason, _ in everywhere if reason]
-        if reasons or len(set(everywhere)) > 1:
-            compressor.forget()
-            compressor.n_exchanges = everywhere[0][1]
+        if any(reason for reason, *_ in everywhere) or len(set(everywhere)) > 1:
+            if self._compressor is not None:
+                self._compressor.load(everywhere[0][1], {})
             if self.communicator.rank == 0:
-                reason = next(iter(reasons), "the ranks have loaded different snapshots")
+                reasons = (reason for reason, *_ in everywhere if reason)
+                reason = next(reasons, "the ranks have loaded different snapshots")
                 warnings.warn(
-                    f"compression={compressor.compression}: what has not been sent before is "
-                    f"lost: {reason}",
-                    stacklevel=4,
+                    f"{self._settings()}: what was still to be sent is lost: {reason}",
+                    stacklevel=5,
                 )
 
     def _are_replicas_equal(self) -> bool:
@@ -260,7 +371,7 @@ class MultiNodeOptimizer:
     def _around(self, actual_optimizer: chainer.Optimizer) -> Self:
         """Return a wrapper like this one around a copy of its optimizer."""
         compressor = None if self._compressor is None else self._compressor.copy()
-        settings = self.zero_fill, self._overlap, compressor
+        settings = self.zero_fill, self._overlap, compressor, self._accumulate
         twin = type(self)(actual_optimizer, self.communicator, *settings)
         if self._synchronised[0] is not None and not self._has_changed():
             twin._note_synchronised()

@@ -1,0 +1,100 @@
+"""What a rank still has to send, in snapshots.
+
+A part of it is different on each rank. A snapshot that one rank writes for all holds the parts of
+all, if they have been given to that rank before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import chainer
+import numpy as np
+
+#: For each parameter, arrays by name.
+Arrays: TypeAlias = Mapping[str, Mapping[str, Any]]
+
+_LABEL = "label"
+_COUNT = "parameters"
+
+
+class Unsent(NamedTuple):
+    """What a snapshot tells of a rank.
+
+    Attributes
+    ----------
+    n_exchanges : int
+        How often gradients had been averaged.
+    n_updates : int
+        Number of updates since.
+    arrays : Arrays
+    reason : str
+        Why the snapshot does not tell more; empty if it tells all.
+    """
+
+    n_exchanges: int = 0
+    n_updates: int = 0
+    arrays: Arrays = {}  # noqa: RUF012 - never changed
+    reason: str = ""
+
+
+def save(serializer: chainer.Serializer, n_ranks: int, of_ranks: Mapping[int, Unsent]) -> None:
+    """Save what some of the ranks have not sent yet."""
+    first = next(iter(of_ranks.values()))
+    serializer(_LABEL, np.array([n_ranks, first.n_exchanges, first.n_updates]))
+    for rank, unsent in of_ranks.items():
+        of_rank = serializer[f"rank{rank}"]
+        of_rank(_COUNT, np.array(len(unsent.arrays)))
+        for name, arrays in unsent.arrays.items():
+            of_parameter = of_rank[name]
+            for key, array in arrays.items():
+                of_parameter(key, array)
+
+
+def load(
+    serializer: chainer.Deserializer,
+    n_ranks: int,
+    rank: int,
+    names: Iterable[str],
+    keys: Iterable[str],
+) -> Unsent:
+    """Return what a rank had not sent, as far as the snapshot tells.
+
+    Parameters
+    ----------
+    serializer : chainer.Deserializer
+    n_ranks, rank : int
+        Of this job.
+    names, keys : iterable of str
+        Of the parameters, and of the arrays of each that may be there.
+    """
+    label = _loaded(serializer, _LABEL)
+    if label is None:
+        return Unsent(reason="the snapshot was written with other settings")
+    size, n_exchanges, n_updates = map(int, label)
+    if size != n_ranks:
+        reason = f"the snapshot is from {size} ranks, but there are {n_ranks}"
+        return Unsent(n_exchanges, reason=reason)
+    of_rank = serializer[f"rank{rank}"]
+    if _loaded(of_rank, _COUNT) is None:
+        reason = (
+            f"the snapshot lacks what rank {rank} had. Write it by "
+            "chainermn.extensions.multi_node_snapshot, or use a multi-node checkpointer"
+        )
+        return Unsent(n_exchanges, n_updates, reason=reason)
+    keys, arrays = tuple(keys), {}
+    for name in names:
+        of_parameter = of_rank[name]
+        found = {key: _loaded(of_parameter, key) for key in keys}
+        if found := {key: array for key, array in found.items() if array is not None}:
+            arrays[name] = found
+    return Unsent(n_exchanges, n_updates, arrays)
+
+
+def _loaded(serializer: chainer.Deserializer, key: str) -> Any:
+    """Return an array of a snapshot, or None if it is not there."""
+    try:
+        return serializer(key, None)
+    except (KeyError, ValueError):  # what npz and HDF5 raise
+        return None

@@ -1,0 +1,264 @@
+"""Gradients of several batches accumulated: as one batch that is so many times as large."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import optimizers
+from chainer.training import extensions
+
+import chainermn
+from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.compression import TopK
+from chainermn.extensions import create_multi_node_checkpointer, multi_node_snapshot
+
+N_EXAMPLES, BATCH = 60, 2
+
+SETTINGS = pytest.mark.parametrize(
+    "settings", [{}, {"overlap": True}, {"double_buffering": True}], ids=str
+)
+
+
+class Network(chainer.Chain):
+    def __init__(self) -> None:
+        super().__init__()
+        np.random.seed(0)
+        with self.init_scope(), chainer.using_config("dtype", np.float64):
+            self.a = L.Linear(3, 5)
+            self.b = L.Linear(5, 2)
+        self.steps: list[float] = []
+
+    def forward(self, x: Any, t: Any) -> Any:
+        return F.mean_squared_error(self.b(F.tanh(self.a(x))), t)
+
+
+def examples() -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(0).normal(size=(N_EXAMPLES, 3))
+    return x, np.sin(x[:, :2])
+
+
+def trainer_of(
+    comm: CommunicatorBase,
+    out: Path,
+    iterations: int,
+    n_examples: int = N_EXAMPLES,
+    **settings: Any,
+) -> chainer.training.Trainer:
+    model = Network()
+    optimizer = chainermn.create_multi_node_optimizer(optimizers.Adam(0.01), comm, **settings)
+    optimizer.setup(model)
+    optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(0.1))
+    optimizer.add_hook(lambda optimizer: model.steps.append(model.a.W.grad.sum()), "steps")
+    data = chainer.datasets.TupleDataset(*examples())[:n_examples]
+    part = chainermn.scatter_dataset(data, comm, force_equal_length=False)
+    iterator = chainer.iterators.SerialIterator(part, BATCH, shuffle=False)
+    updater = chainer.training.StandardUpdater(iterator, optimizer)
+    return chainer.training.Trainer(updater, (iterations, "iteration"), out=str(out))
+
+
+def expected(size: int, accumulate: int, iterations: int, first: int) -> Network:
+    """Train in one process; ``first`` is the first update that counts."""
+    model = Network()
+    optimizer = optimizers.Adam(0.01).setup(model)
+    optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(0.1))
+    x, t = examples()
+    per_rank = N_EXAMPLES // size
+    per_epoch = per_rank // BATCH
+    batch: list[int] = []
+    n_batches = 0
+    for iteration in range(iterations):
+        place = iteration % per_epoch
+        if iteration >= first:
+            for rank in range(size):
+                start = rank * per_rank + place * BATCH
+                batch += range(start, start + BATCH)
+            n_batches += 1
+        ends_epoch = place == per_epoch - 1
+        if n_batches == accumulate or (ends_epoch and n_batches):
+            optimizer.update(model, x[batch], t[batch])
+            batch, n_batches = [], 0
+    return model
+
+
+def assert_same(one: chainer.Link, other: chainer.Link, **tolerance: float) -> None:
+    for (name, a), (_, b) in zip(
+        sorted(one.namedparams()), sorted(other.namedparams()), strict=True
+    ):
+        np.testing.assert_allclose(a.array, b.array, err_msg=name, **tolerance)
+
+
+@pytest.mark.mpi(1, 2, 3)
+@pytest.mark.parametrize("accumulate", [2, 4])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_as_a_batch_so_many_times_as_large(
+    accumulate: int, overlap: bool, shared_tmp_path: Path
+) -> None:
+    """Also where epochs, of 30, 15 or 10 iterations, end in between."""
+    comm = chainermn.create_communicator("naive")
+    settings: Any = {"accumulate": accumulate, "overlap": overlap}
+    trainer = trainer_of(comm, shared_tmp_path, 64, **settings)
+    trainer.run()
+    # The first update makes the replicas equal.
+    reference = expected(comm.size, accumulate, 64, first=1)
+    model: Any = trainer.updater.get_optimizer("main").target
+    assert_same(model, reference, rtol=1e-9, atol=1e-12)
+    assert trainer.updater.get_optimizer("main").t == len(model.steps)
+
+
+@pytest.mark.mpi(2)
+def test_double_buffering(shared_tmp_path: Path) -> None:
+    """Each step is on the mean of the batches that were accumulated before it."""
+    comm = chainermn.create_communicator("naive")
+    plain, late = (
+        trainer_of(comm, shared_tmp_path, 45, accumulate=3, double_buffering=late)
+        for late in (False, True)
+    )
+    plain.run()
+    late.run()
+    n_plain, n_late = (
+        len(each.updater.get_optimizer("main").target.steps) for each in (plain, late)
+    )
+    assert n_late == n_plain - 1
+    first: Any = plain.updater.get_optimizer("main").target
+    second: Any = late.updater.get_optimizer("main").target
+    assert first.steps[0] == pytest.approx(second.steps[0], rel=1e-12)
+    late.updater.get_optimizer("main").wait()
+
+
+@pytest.mark.mpi(2)
+def test_exchanges_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    comm = chainermn.create_communicator("naive")
+    optimizer = chainermn.create_multi_node_optimizer(optimizers.SGD(), comm, accumulate=4)
+    model = Network()
+    optimizer.setup(model)
+    batch = [part[:2] for part in examples()]
+    optimizer.update(model, *batch)  # makes the replicas equal
+    calls = []
+    mean = comm.mean_grad_unless
+    monkeypatch.setattr(comm, "mean_grad_unless", lambda *args: calls.append(0) or mean(*args))
+    for number in range(12):
+        optimizer.update(model, *batch)
+        assert len(calls) == (number + 1) // 4
+        assert optimizer.t == (number + 1) // 4
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("scale", [None, 16.0])
+def test_loss_scaling(scale: float | None, shared_tmp_path: Path) -> None:
+    comm = chainermn.create_communicator("naive")
+    plain = trainer_of(comm, shared_tmp_path, 20, accumulate=2)
+    plain.run()
+    scaled = trainer_of(comm, shared_tmp_path, 20, accumulate=2)
+    optimizer: Any = scaled.updater.get_optimizer("main")
+    optimizer.loss_scaling(scale=scale)
+    optimizer.remove_hook("GradientClipping")
+    plain_without = trainer_of(comm, shared_tmp_path, 20, accumulate=2)
+    plain_without.updater.get_optimizer("main").remove_hook("GradientClipping")
+    scaled.run()
+    plain_without.run()
+    assert_same(optimizer.target, plain_without.updater.get_optimizer("main").target, rtol=1e-9)
+
+
+@pytest.mark.mpi(2)
+def test_with_compression(shared_tmp_path: Path) -> None:
+    comm = chainermn.create_communicator("naive")
+    settings: Any = {"accumulate": 3, "compression": TopK(density=0.25, min_size=4)}
+    trainers = [
+        trainer_of(comm, shared_tmp_path, 40, overlap=o, **settings) for o in (False, True)
+    ]
+    for trainer in trainers:
+        trainer.run()
+    models = [trainer.updater.get_optimizer("main").target for trainer in trainers]
+    assert_same(*models, rtol=0)
+    for parameter in models[0].params():
+        assert len(set(comm.allgather_obj(parameter.array.tobytes()))) == 1
+
+
+@pytest.mark.mpi(1, 3)
+@pytest.mark.parametrize("kind", ["checkpointer", "snapshot"])
+def test_resumed_in_the_middle_of_a_batch(kind: str, shared_tmp_path: Path) -> None:
+    comm = chainermn.create_communicator("naive")
+
+    def run(iterations: int, out: Path) -> Any:
+        trainer = trainer_of(comm, out, iterations, accumulate=4)
+        if kind == "checkpointer":
+            checkpointer = create_multi_node_checkpointer("checkpoint", comm)
+            checkpointer.finalize = lambda: None  # which would delete the checkpoints
+            trainer.extend(checkpointer, trigger=(7, "iteration"))
+            checkpointer.maybe_load(trainer)
+        else:
+            snapshot = multi_node_snapshot(comm, extensions.snapshot(autoload=True), [])
+            trainer.extend(snapshot, trigger=(7, "iteration"))
+        trainer.run()
+        comm.allgather_obj(None)
+        return trainer.updater.get_optimizer("main")
+
+    unbroken = run(20, shared_tmp_path / "unbroken")
+    run(7, shared_tmp_path)
+    resumed = run(20, shared_tmp_path)
+    assert resumed.t == unbroken.t
+    assert_same(resumed.target, unbroken.target, rtol=0)
+
+
+@pytest.mark.mpi(2)
+def test_a_plain_snapshot_of_rank_0_in_the_middle(shared_tmp_path: Path) -> None:
+    comm = chainermn.create_communicator("naive")
+    trainer = trainer_of(comm, shared_tmp_path, 7, accumulate=4)
+    trainer.run()
+    file = str(shared_tmp_path / "snapshot")
+    if comm.rank == 0:
+        chainer.serializers.save_npz(file, trainer)
+    comm.allgather_obj(None)
+    resumed = trainer_of(comm, shared_tmp_path, 20, accumulate=4)
+    chainer.serializers.load_npz(file, resumed)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        resumed.run()
+    reason = "accumulate=4: what was still to be sent is lost: the snapshot lacks what rank 1 had"
+    assert [reason in str(each.message) for each in caught] == [True] * (comm.rank == 0)
+    for parameter in resumed.updater.get_optimizer("main").target.params():
+        assert len(set(comm.allgather_obj(parameter.array.tobytes()))) == 1
+
+
+@pytest.mark.mpi(2)
+@SETTINGS
+def test_epochs_that_end_at_different_times(
+    settings: dict[str, Any], shared_tmp_path: Path
+) -> None:
+    comm = chainermn.create_communicator("naive")
+    # 7 and 6 examples: 4 and 3 batches in an epoch.
+    trainer = trainer_of(comm, shared_tmp_path, 40, n_examples=13, accumulate=8, **settings)
+    with pytest.raises(ValueError, match=r"accumulate=8: an epoch ends .*force_equal_length=True"):
+        trainer.run(show_loop_exception_msg=False)
+
+
+@pytest.mark.mpi(2)
+def test_ranks_that_give_different_settings() -> None:
+    comm = chainermn.create_communicator("naive")
+    optimizer = chainermn.create_multi_node_optimizer(
+        optimizers.SGD(), comm, accumulate=2 + comm.rank
+    ).setup(Network())
+    with pytest.raises(ValueError, match=r"rank 0: .*accumulate=2; rank 1: .*accumulate=3"):
+        optimizer.update(optimizer.target, *examples())
+
+
+@pytest.mark.parametrize("accumulate", [0, -1, 1.5, True, "2"])
+def test_what_accumulate_takes(accumulate: Any) -> None:
+    comm = chainermn.create_communicator("naive")
+    with pytest.raises(ValueError, match="accumulate must be an integer of at least 1, got"):
+        chainermn.create_multi_node_optimizer(optimizers.SGD(), comm, accumulate=accumulate)
+
+
+def test_it_needs_the_loss() -> None:
+    comm = chainermn.create_communicator("naive")
+    optimizer = chainermn.create_multi_node_optimizer(optimizers.SGD(), comm, accumulate=2)
+    optimizer.setup(Network())
+    with pytest.raises(ValueError, match=r"accumulate=2 needs update\(lossfun, \.\.\.\)"):
+        optimizer.update()
