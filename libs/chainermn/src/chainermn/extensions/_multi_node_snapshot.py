@@ -20,7 +20,7 @@ from chainermn.arguments import check_communicator, check_has
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.datasets.distributed_sampler import DistributedOrderSampler
 from chainermn.extensions.npz_files import find_damage, is_usable_everywhere
-from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
+from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, sending_later
 
 _WHERE = "multi_node_snapshot"
 
@@ -145,7 +145,8 @@ class MultiNodeSnapshot(Extension):
         """Write a snapshot. Every rank of the set must call it."""
         target = self._target(trainer)
         with contextlib.ExitStack() as stack:
-            for optimizer in _sending_later(target):
+            for optimizer in sending_later(target):
+                optimizer.settle()
                 stack.enter_context(self._with_states_of_all(optimizer))
             if self.is_master:
                 self.snapshot(trainer)
@@ -224,17 +225,6 @@ class MultiNodeSnapshot(Extension):
             for file in (directory.iterdir() if directory.is_dir() else ())
             if (found := pattern.fullmatch(file.name)) and file.is_file()
         }
-
-
-def _sending_later(target: Any) -> list[MultiNodeOptimizer]:
-    """Return the optimizers of a trainer, or of what else a snapshot is of, that send later."""
-    updater = getattr(target, "updater", target)
-    optimizers = getattr(updater, "get_all_optimizers", lambda: {"": updater})()
-    return [
-        optimizer
-        for _, optimizer in sorted(optimizers.items())
-        if isinstance(optimizer, MultiNodeOptimizer) and optimizer.has_unsent
-    ]
 
 
 def _load(contents: bytes, target: Any) -> None:

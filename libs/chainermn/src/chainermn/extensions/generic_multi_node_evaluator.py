@@ -13,6 +13,7 @@ from chainer.training.extension import PRIORITY_WRITER, Extension
 
 from chainermn.agreement import check_root, run_together
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.optimizers.multi_node_optimizer import sending_later
 
 _WHERE = "GenericMultiNodeEvaluator"
 _END = object()
@@ -77,11 +78,13 @@ class GenericMultiNodeEvaluator(Extension):
         self._progress_hook = progress_hook
 
     def __call__(self, trainer: chainer.training.Trainer) -> Any:
-        """Evaluate; every rank must call it.
+        """Evaluate; every rank must call it. With `chainermn.optimizers.LocalSGD`, average before.
 
         Returns the return value of `aggregate` on ``root``, None elsewhere. If `calc_local` or
         `aggregate` raises on one rank, every rank raises.
         """
+        for optimizer in sending_later(trainer):
+            optimizer.settle()
         results = self._results()
         with chainer.using_config("train", False):
             if self.comm is None:

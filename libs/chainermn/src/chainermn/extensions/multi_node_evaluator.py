@@ -18,6 +18,7 @@ from chainermn.extensions.generic_multi_node_evaluator import (
     GenericMultiNodeEvaluator,
     has_examples,
 )
+from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, sending_later
 
 __all__ = ["GenericMultiNodeEvaluator", "create_multi_node_evaluator"]
 
@@ -52,7 +53,8 @@ def create_multi_node_evaluator(
     Evaluator
         ``actual_evaluator`` itself. For every key, its ``evaluate`` now returns, on every rank,
         the mean over the ranks that found it. Every rank must call it; a rank without examples
-        adds nothing. If it raises on one rank, it does so on all.
+        adds nothing. If it raises on one rank, it does so on all. As an extension of a trainer
+        with `chainermn.optimizers.LocalSGD`, it averages parameters before.
 
     Raises
     ------
@@ -78,7 +80,17 @@ def create_multi_node_evaluator(
             found = evaluate_locally()
         return {key: (_to_number(value), weight_of(key)) for key, value in found.items()}
 
+    optimizers: list[MultiNodeOptimizer] = []
+    initialize_locally = getattr(actual_evaluator, "initialize", None)
+
+    def initialize(trainer: chainer.training.Trainer) -> None:
+        optimizers[:] = sending_later(trainer)
+        if initialize_locally is not None:
+            initialize_locally(trainer)
+
     def evaluate() -> dict[str, Any]:
+        for optimizer in optimizers:
+            optimizer.settle()
         own = run_together(communicator, "evaluate", weighted_results)
         by_rank = communicator.allgather_obj(own)
         means = {}
@@ -89,6 +101,7 @@ def create_multi_node_evaluator(
         return means
 
     actual_evaluator.evaluate = evaluate  # type: ignore[attr-defined]
+    actual_evaluator.initialize = initialize  # type: ignore[attr-defined]
     return actual_evaluator
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from chainermn.arguments import check_communicator, check_has
 from chainermn.optimizers.double_buffering_optimizer import DoubleBufferingOptimizer
+from chainermn.optimizers.local_sgd import LocalSGD, LocalSGDOptimizer
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, Overlap
 from chainermn.optimizers.overlapping_optimizer import OverlappingOptimizer
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
     from chainermn.compression import Compression
 
-__all__ = ["create_multi_node_optimizer"]
+__all__ = ["LocalSGD", "create_multi_node_optimizer"]
 
 _WHERE = "create_multi_node_optimizer"
 
@@ -29,6 +30,7 @@ def create_multi_node_optimizer(
     overlap: Overlap = "auto",
     compression: Compression | None = None,
     accumulate: int = 1,
+    local: LocalSGD | None = None,
 ) -> MultiNodeOptimizer:
     """Wrap an optimizer so that its ``update`` takes a step on the mean of all ranks' gradients.
 
@@ -59,6 +61,9 @@ def create_multi_node_optimizer(
         Exchange gradients and take a step once in so many calls of ``update``, on the mean over
         the batches of all of them: a batch so many times as large. At the end of an epoch a step
         is taken on what there is. An update is still an iteration of a trainer.
+    local : LocalSGD, optional
+        Let each rank take steps on its own gradients, and average parameters now and then. A
+        compression then compresses the changes of the parameters.
 
     Returns
     -------
@@ -73,7 +78,8 @@ def create_multi_node_optimizer(
     ValueError
         If ``overlap`` has another value, or ``double_buffering`` is True together with
         ``overlap`` or with ``compression``; if the optimizer or the communicator cannot be used
-        with this compression; if ``accumulate`` is not a positive integer. If ranks give
+        with this compression; if ``accumulate`` is not a positive integer; if ``local`` is given
+        together with ``double_buffering``, ``overlap=True`` or ``accumulate``. If ranks give
         different settings, the first ``update`` raises on all of them.
 
     Notes
@@ -99,6 +105,14 @@ def create_multi_node_optimizer(
         check_has(_WHERE, compression, "a compression", "check_optimizer", "compresses")
         compression.check_optimizer(actual_optimizer)
         compressor = communicator.create_compressor(compression)
+    if local is not None:
+        check_has(_WHERE, local, "a chainermn.optimizers.LocalSGD", "period", "states")
+        if double_buffering or overlap is True or accumulate > 1:
+            raise ValueError(
+                f"{local} exchanges nothing in most steps: leave out double_buffering, "
+                "overlap=True and accumulate"
+            )
+        return LocalSGDOptimizer(actual_optimizer, communicator, zero_fill, local, compressor)
     if double_buffering:
         if compression is not None:
             raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias
 
 import chainer
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from chainermn.compression.compression import Compression
     from chainermn.gradients.compressor import Compressor
 
-# Keys in snapshots.
+# Key in snapshots.
 _UNSENT = "unsent"
-_GRADIENT = "gradient"
 
 Overlap: TypeAlias = bool | Literal["auto"]
 
@@ -53,8 +52,10 @@ class MultiNodeOptimizer:
     # Number of updates since gradients were averaged.
     _n_updates = 0
     _restored: Unsent | None = None
-    # Accumulated gradients of a snapshot, until its model has been loaded too.
-    _restored_gradients: Mapping[str, Any] = {}
+    # Key of accumulated gradients in snapshots; and those of a snapshot, until its model has been
+    # loaded too.
+    _pending_key = "gradient"
+    _restored_pending: Mapping[str, Any] = {}
     # The target when the replicas were made equal, and its parameters that were initialised then.
     _synchronised: tuple[chainer.Link | None, set[VariableNode]] = (None, set())
 
@@ -108,7 +109,7 @@ class MultiNodeOptimizer:
             settings; without ``zero_fill`` also if they have different gradients. With
             ``accumulate``, if ``lossfun`` is not given.
         """
-        self._take_over_gradients()
+        self._take_over_pending()
         if lossfun is not None:
             self._backward(lossfun, *args, **kwds)
         elif self._accumulate > 1:
@@ -171,7 +172,7 @@ class MultiNodeOptimizer:
     def _backward(self, lossfun: Callable[..., Any], *args: Any, **kwds: Any) -> None:
         actual = self.actual_optimizer
         loss = lossfun(*args, **kwds)
-        if self._n_updates == 0:
+        if self._n_updates == 0 or self._accumulate == 1:
             if getattr(actual, "_use_cleargrads", True):
                 actual.target.cleargrads()
             else:
@@ -229,7 +230,7 @@ class MultiNodeOptimizer:
             names = [name for name, _ in named_parameters(self.actual_optimizer.target)]
             keys = () if self._compressor is None else self._compressor.keys
             self._restored = unsent.load(
-                serializer[_UNSENT], comm.size, comm.rank, names, (*keys, _GRADIENT)
+                serializer[_UNSENT], comm.size, comm.rank, names, (*keys, self._pending_key)
             )
             self._take_over(self._restored)
 
@@ -240,35 +241,42 @@ class MultiNodeOptimizer:
 
     def unsent(self) -> Unsent:
         """Return what this rank still has to send."""
-        self._take_over_gradients()
-        compressor, target = self._compressor, self.actual_optimizer.target
+        compressor = self._compressor
         arrays: dict[str, dict[str, Any]] = {}
         if compressor is not None:
             arrays = {name: dict(of_name) for name, of_name in compressor.state().items()}
         if self._n_updates:
-            for name, parameter in named_parameters(target):
-                if parameter.grad is not None:
-                    arrays.setdefault(name, {})[_GRADIENT] = parameter.grad
+            for name, array in self._pending().items():
+                arrays.setdefault(name, {})[self._pending_key] = array
         n_exchanges = 0 if compressor is None else compressor.n_exchanges
         return Unsent(n_exchanges, self._n_updates, arrays)
+
+    def settle(self) -> None:
+        """Make parameters equal on all ranks, if they are not. Collective."""
 
     def _take_over(self, restored: Unsent) -> None:
         """Go on from what a rank had to send."""
         if self._compressor is not None:
             self._compressor.load(restored.n_exchanges, restored.arrays)
         self._n_updates = restored.n_updates
-        self._restored_gradients = {
-            name: arrays[_GRADIENT]
+        self._restored_pending = {
+            name: arrays[self._pending_key]
             for name, arrays in restored.arrays.items()
-            if _GRADIENT in arrays
+            if self._pending_key in arrays
         }
 
-    def _take_over_gradients(self) -> None:
-        if self._restored_gradients:
+    def _pending(self) -> dict[str, Any]:
+        """Return what later updates add to before it is sent, by parameter."""
+        self._take_over_pending()
+        pairs = named_parameters(self.actual_optimizer.target)
+        return {name: p.grad for name, p in pairs if p.grad is not None}
+
+    def _take_over_pending(self) -> None:
+        if self._restored_pending:
             for name, parameter in named_parameters(self.actual_optimizer.target):
-                gradient = self._restored_gradients.get(name)
+                gradient = self._restored_pending.get(name)
                 parameter.grad = None if gradient is None else parameter.device.send(gradient)
-            self._restored_gradients = {}
+            self._restored_pending = {}
 
     def _has_changed(self) -> bool:
         """Tell whether the parameters have changed since the replicas were last made equal."""
@@ -323,24 +331,33 @@ class MultiNodeOptimizer:
         restored = restored or Unsent(reason="a rank has loaded no snapshot")
         found = restored.reason, restored.n_exchanges, restored.n_updates
         everywhere = self.communicator.allgather_obj(found)
-        if any(reason for reason, *_ in everywhere) or len(set(everywhere)) > 1:
-            if self._compressor is not None:
-                self._compressor.load(everywhere[0][1], {})
+        reasons = [reason for reason, *_ in everywhere if reason]
+        if reasons or len(set(everywhere)) > 1:
+            self._forget(everywhere[0][1])
             if self.communicator.rank == 0:
-                reasons = (reason for reason, *_ in everywhere if reason)
-                reason = next(reasons, "the ranks have loaded different snapshots")
+                reason = next(iter(reasons), "the ranks have loaded different snapshots")
                 warnings.warn(
                     f"{self._settings()}: what was still to be sent is lost: {reason}",
-                    stacklevel=5,
+                    stacklevel=4,
                 )
 
+    def _forget(self, n_exchanges: int) -> None:
+        """Forget what was to be sent, as it does not belong to what other ranks would send."""
+        if self._compressor is not None:
+            self._compressor.load(n_exchanges, {})
+
     def _are_replicas_equal(self) -> bool:
-        digests = self.communicator.allgather_obj(_digest(self.actual_optimizer.target))
+        pairs = named_parameters(self.actual_optimizer.target)
+        return self._are_equal([(name, parameter.array) for name, parameter in pairs])
+
+    def _are_equal(self, arrays: Iterable[tuple[str, Any]]) -> bool:
+        """Tell whether named arrays, or None, are the same on all ranks. Collective."""
+        digests = self.communicator.allgather_obj(_digest(arrays))
         return all(digest == digests[0] for digest in digests)
 
     def _synchronise(self) -> None:
         self.communicator.bcast_data(self.actual_optimizer.target)
-        _initialise_states(self.actual_optimizer.target)
+        initialise_states(self.actual_optimizer.target)
         self._note_synchronised()
 
     def _note_synchronised(self) -> None:
@@ -368,17 +385,31 @@ class MultiNodeOptimizer:
             "process. Pickle its actual_optimizer, or save it with chainer.serializers"
         )
 
+    def _twin(self, actual_optimizer: chainer.Optimizer, compressor: Compressor | None) -> Self:
+        settings = self.zero_fill, self._overlap, compressor, self._accumulate
+        return type(self)(actual_optimizer, self.communicator, *settings)
+
     def _around(self, actual_optimizer: chainer.Optimizer) -> Self:
         """Return a wrapper like this one around a copy of its optimizer."""
         compressor = None if self._compressor is None else self._compressor.copy()
-        settings = self.zero_fill, self._overlap, compressor, self._accumulate
-        twin = type(self)(actual_optimizer, self.communicator, *settings)
+        twin = self._twin(actual_optimizer, compressor)
         if self._synchronised[0] is not None and not self._has_changed():
             twin._note_synchronised()
         return twin
 
 
-def _initialise_states(link: chainer.Link) -> None:
+def sending_later(target: Any) -> list[MultiNodeOptimizer]:
+    """Return the optimizers of a trainer, an updater, or ``target`` itself, that send later."""
+    updater = getattr(target, "updater", target)
+    optimizers = getattr(updater, "get_all_optimizers", lambda: {"": updater})()
+    return [
+        optimizer
+        for _, optimizer in sorted(optimizers.items())
+        if isinstance(optimizer, MultiNodeOptimizer) and optimizer.has_unsent
+    ]
+
+
+def initialise_states(link: chainer.Link) -> None:
     """Initialise the states of update rules, without which Chainer cannot load a snapshot."""
     for parameter in link.params():
         rule = getattr(parameter, "update_rule", None)
@@ -389,10 +420,9 @@ def _initialise_states(link: chainer.Link) -> None:
         rule._init_states(parameter)
 
 
-def _digest(link: chainer.Link) -> bytes:
+def _digest(arrays: Iterable[tuple[str, Any]]) -> bytes:
     digest = hashlib.blake2b()
-    for name, parameter in sorted(link.namedparams()):
-        array = parameter.array
+    for name, array in arrays:
         digest.update(repr((name, None if array is None else (array.shape, array.dtype))).encode())
         if array is not None:
             digest.update(np.ascontiguousarray(chainer.backends.cuda.to_cpu(array)).tobytes())

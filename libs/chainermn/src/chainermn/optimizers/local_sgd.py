@@ -1,0 +1,275 @@
+"""Local SGD: each rank takes steps of its own, and parameters are averaged now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+
+import chainer
+import numpy as np
+
+from chainermn.gradients.parameters import named_parameters
+from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, initialise_states
+
+if TYPE_CHECKING:
+    from chainermn.communicators.communicator_base import CommunicatorBase
+    from chainermn.gradients.compressor import Compressor
+    from chainermn.optimizers.unsent import Unsent
+
+States = Literal["keep", "average", "reset"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSGD:
+    """Take steps on this rank's own gradients, and average parameters every ``period`` steps.
+
+    Local SGD (Stich, arXiv:1805.09767, 2019) exchanges ``period`` times less than averaging
+    gradients does. With ``start_iteration``, gradients are averaged first, and parameters later
+    (post-local SGD; Lin et al., "Don't use large mini-batches, use local SGD", 2020).
+
+    Parameters
+    ----------
+    period : int
+        Number of steps of each rank between two averages.
+    start_iteration : int
+        Number of steps on averaged gradients before.
+    states : {'keep', 'average', 'reset'}
+        What happens to the state of the optimizer, such as momentum, when parameters are
+        averaged: each rank keeps its own, it is averaged too, or it begins anew.
+
+    Raises
+    ------
+    ValueError
+        If an argument is invalid.
+    """
+
+    period: int = 8
+    start_iteration: int = 0
+    states: States = "keep"
+
+    def __post_init__(self) -> None:
+        for name, least in (("period", 1), ("start_iteration", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(
+                    f"LocalSGD: {name} must be an integer of at least {least}, got {value!r}"
+                )
+        if self.states not in get_args(States):
+            raise ValueError(
+                f"LocalSGD: states must be 'keep', 'average' or 'reset', got {self.states!r}"
+            )
+
+
+class LocalSGDOptimizer(MultiNodeOptimizer):
+    """Takes steps of its own on each rank; see `LocalSGD`.
+
+    What is exchanged is by how much parameters have changed since they were last averaged. It
+    travels as gradients do, so it can be compressed too, and sent in 16 bits.
+    """
+
+    local: LocalSGD
+    # The parameters when they were last averaged, by name.
+    _anchors: dict[str, Any]
+
+    def __init__(
+        self,
+        actual_optimizer: chainer.Optimizer,
+        communicator: CommunicatorBase,
+        zero_fill: bool,
+        local: LocalSGD,
+        compressor: Compressor | None = None,
+    ) -> None:
+        super().__init__(actual_optimizer, communicator, zero_fill, False, compressor)
+        vars(self).update(local=local, _anchors={})
+
+    def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
+        """Take a step on this rank's gradients; every ``period`` steps, average parameters.
+
+        Before ``start_iteration``, this is `MultiNodeOptimizer.update`. Every rank must call it.
+
+        Raises
+        ------
+        ValueError
+            On every rank, when parameters are averaged, for the reasons of
+            `MultiNodeOptimizer.update`.
+        """
+        self._take_over_pending()
+        if not self._is_local:
+            super().update(lossfun, *args, **kwds)
+            return
+        if lossfun is not None:
+            self._backward(lossfun, *args, **kwds)
+        if self._synchronised[0] is not self.actual_optimizer.target and not self._begin():
+            return
+        if not self._anchors:
+            for name, parameter in self._parameters():
+                self._anchors[name] = parameter.array.copy()
+        self.actual_optimizer.update(None)
+        self._n_updates += 1
+        if self._n_updates >= self.local.period:
+            self.average()
+
+    def new_epoch(self, auto: bool = False) -> None:
+        """Tell that an epoch has ended, as updaters do, and average parameters.
+
+        So an evaluation or a snapshot at the end of an epoch is of averaged parameters. Every
+        rank must call it.
+        """
+        self.settle()
+        self.actual_optimizer.new_epoch(auto)
+
+    def settle(self) -> None:
+        """Average parameters, unless they have been averaged since the last step. Collective."""
+        if self._is_local and self._synchronised[0] is self.actual_optimizer.target:
+            self.average()
+
+    def average(self) -> None:
+        """Average parameters now. Every rank must call it.
+
+        Raises
+        ------
+        ValueError
+            On every rank, if ranks have taken different numbers of steps since the last average.
+        """
+        n_updates, self._n_updates = self._n_updates, 0
+        restored_here, self._restored = self._restored, None
+        self._take_over_pending()
+        changed, restored, unusual = self._average_unless(
+            self._has_changed(), restored_here is not None, n_updates != self.local.period
+        )
+        if not (changed or restored or unusual):
+            return
+        if changed:
+            self._agree_on_settings()
+        if restored:
+            self._after_restoring(restored_here)
+        if changed or (restored and not self._are_replicas_equal()):
+            self._synchronise()
+            return
+        if unusual:
+            self._check_equal_counts(n_updates)
+        if n_updates:
+            self._average_unless()
+
+    @property
+    def _is_local(self) -> bool:
+        return self.actual_optimizer.t >= self.local.start_iteration
+
+    def _begin(self) -> bool:
+        """Make the replicas equal, unless a snapshot has done so; tell whether it has."""
+        restored_here, self._restored = self._restored, None
+        # The same collective with which steps on averaged gradients begin.
+        _, restored, _ = self._mean_unless((True, restored_here is not None, False))
+        self._agree_on_settings()
+        if restored:
+            self._after_restoring(restored_here)
+        if restored and self._are_replicas_equal():
+            self._note_synchronised()
+            return True
+        self._synchronise()
+        return False
+
+    def _average_unless(self, *flags: bool) -> Sequence[bool]:
+        """Average parameters, unless a flag is true on any rank; return which are."""
+        parameters = self._parameters()
+        for name, parameter in parameters:
+            parameter.cleargrad()
+            if name in self._anchors:
+                parameter.grad = parameter.array - self._anchors[name]
+                parameter._loss_scale = None
+        found = self._mean_unless(flags)
+        if any(found):
+            return found
+        for name, parameter in parameters:
+            anchor = self._anchors[name]
+            anchor += parameter.grad
+            parameter.array[...] = anchor
+            parameter.cleargrad()
+            wide = getattr(parameter.update_rule, "_fp32_param", None)
+            if wide is not None:
+                wide.array[...] = anchor
+        if self.local.states == "average":
+            self._average_states()
+        elif self.local.states == "reset":
+            self._reset_states()
+        return found
+
+    def _average_states(self) -> None:
+        states = [rule.state for rule in self._rules() if rule.state]
+        places = [
+            (state, key)
+            for state in states
+            for key in sorted(state)
+            if getattr(state[key], "dtype", np.dtype(int)).kind == "f"
+        ]
+        means = self.communicator.allreduce([state[key] for state, key in places], "mean")
+        for (state, key), mean in zip(places, means, strict=True):
+            state[key][...] = mean
+
+    def _reset_states(self) -> None:
+        for rule in self._rules():
+            rule._state = None
+            rule.t = 0
+        initialise_states(self.actual_optimizer.target)
+
+    def _rules(self) -> list[Any]:
+        return [p.update_rule for _, p in self._parameters() if p.update_rule is not None]
+
+    def _parameters(self) -> list[tuple[str, chainer.Parameter]]:
+        """Return the initialised parameters with their names, each once."""
+        pairs = named_parameters(self.actual_optimizer.target)
+        once = {parameter.node: (name, parameter) for name, parameter in pairs}
+        return [(name, p) for name, p in once.values() if p.array is not None]
+
+    def _check_equal_counts(self, n_updates: int) -> None:
+        counts = self.communicator.allgather_obj(n_updates)
+        if len(set(counts)) > 1:
+            shown = ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(counts))
+            raise ValueError(
+                f"{self.local}: ranks have taken different numbers of steps since parameters were "
+                f"averaged: {shown}. Give all ranks equally many examples, as scatter_dataset "
+                "does with force_equal_length=True"
+            )
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether the settings let something be sent later."""
+        return True
+
+    _pending_key = "anchor"
+
+    def _pending(self) -> dict[str, Any]:
+        self._take_over_pending()
+        return self._anchors
+
+    def _take_over(self, restored: Unsent) -> None:
+        super()._take_over(restored)
+        self._anchors = {}
+
+    def _take_over_pending(self) -> None:
+        for name, parameter in named_parameters(self.actual_optimizer.target):
+            if name in self._restored_pending:
+                array = np.array(self._restored_pending[name])
+                self._anchors[name] = parameter.device.send(array)
+        self._restored_pending = {}
+
+    def _forget(self, n_exchanges: int) -> None:
+        super()._forget(n_exchanges)
+        self._anchors, self._n_updates = {}, 0
+
+    def _are_replicas_equal(self) -> bool:
+        if self._anchors:
+            return self._are_equal(sorted(self._anchors.items()))
+        return super()._are_replicas_equal()
+
+    def _synchronise(self) -> None:
+        self._anchors, self._n_updates = {}, 0
+        super()._synchronise()
+
+    def _further_settings(self) -> str:
+        return f"{super()._further_settings()}, local={self.local!r}"
+
+    def _twin(self, actual_optimizer: chainer.Optimizer, compressor: Compressor | None) -> Self:
+        settings = self.zero_fill, self.local, compressor
+        return type(self)(actual_optimizer, self.communicator, *settings)

@@ -1,0 +1,376 @@
+"""Steps of each rank on its own, and parameters averaged now and then."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import optimizers
+from chainer.training import extensions
+
+import chainermn
+from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.compression import PowerSGD
+from chainermn.extensions import create_multi_node_checkpointer, multi_node_snapshot
+from chainermn.optimizers import LocalSGD
+
+N_EXAMPLES, BATCH = 60, 2
+
+MAKERS: dict[str, Any] = {
+    "sgd": lambda: optimizers.SGD(0.1),
+    "momentum": lambda: optimizers.MomentumSGD(0.1),
+    "adam": lambda: optimizers.Adam(0.01),
+}
+
+
+class Network(chainer.Chain):
+    def __init__(self) -> None:
+        super().__init__()
+        np.random.seed(0)
+        with self.init_scope(), chainer.using_config("dtype", np.float64):
+            self.a = L.Linear(3, 5)
+            self.b = L.Linear(5, 2)
+
+    def forward(self, x: Any, t: Any) -> Any:
+        loss = F.mean_squared_error(self.b(F.tanh(self.a(x))), t)
+        chainer.report({"loss": loss}, self)
+        return loss
+
+
+def examples() -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(0).normal(size=(N_EXAMPLES, 3))
+    return x, np.sin(x[:, :2])
+
+
+def batch(rank: int, step: int) -> list[np.ndarray]:
+    places = np.random.default_rng([rank, step]).integers(0, N_EXAMPLES, 8)
+    return [part[places] for part in examples()]
+
+
+def simulate(maker: str, size: int, steps: int, local: LocalSGD) -> tuple[chainer.Link, list[Any]]:
+    """Train all replicas in one process; return the first one and all the optimizers."""
+    replicas = [MAKERS[maker]().setup(Network()) for _ in range(size)]
+    n_local = 0
+    for step in range(steps):
+        is_local = step >= local.start_iteration
+        for rank, optimizer in enumerate(replicas):
+            optimizer.target.cleargrads()
+            optimizer.target(*batch(rank, step)).backward()
+        if not is_local:
+            average(replicas, "grad")
+        for optimizer in replicas:
+            optimizer.update()
+        n_local += is_local
+        if is_local and n_local % local.period == 0:
+            average(replicas, "array")
+            states = [[p.update_rule.state for p in o.target.params()] for o in replicas]
+            if local.states == "average":
+                for of_all in zip(*states, strict=True):
+                    for key in of_all[0]:
+                        mean = np.mean([state[key] for state in of_all], axis=0)
+                        for state in of_all:
+                            state[key][...] = mean
+            if local.states == "reset":
+                for optimizer in replicas:
+                    for parameter in optimizer.target.params():
+                        for array in parameter.update_rule.state.values():
+                            array[...] = 0
+                        parameter.update_rule.t = 0
+    return replicas[0].target, replicas
+
+
+def average(replicas: list[Any], what: str) -> None:
+    for of_all in zip(*(sorted(o.target.namedparams()) for o in replicas), strict=True):
+        mean = np.mean([getattr(parameter, what) for _, parameter in of_all], axis=0)
+        for _, parameter in of_all:
+            setattr(parameter, what, mean.copy())
+
+
+def train(comm: CommunicatorBase, maker: str, local: LocalSGD, steps: int, **settings: Any) -> Any:
+    optimizer = chainermn.create_multi_node_optimizer(
+        MAKERS[maker](), comm, local=local, **settings
+    ).setup(Network())
+    optimizer.update(optimizer.target, *batch(comm.rank, 0))  # makes the replicas equal
+    for step in range(steps):
+        optimizer.update(optimizer.target, *batch(comm.rank, step))
+    return optimizer
+
+
+def values(link: chainer.Link) -> dict[str, np.ndarray]:
+    return {name: parameter.array.copy() for name, parameter in link.namedparams()}
+
+
+def assert_replicas(comm: CommunicatorBase, link: chainer.Link, *, equal: bool = True) -> None:
+    digests = comm.allgather_obj(b"".join(v.tobytes() for _, v in sorted(values(link).items())))
+    assert (len(set(digests)) == 1) is equal or comm.size == 1
+
+
+def assert_close(one: chainer.Link, other: chainer.Link, rtol: float = 1e-10) -> None:
+    for name, value in values(one).items():
+        np.testing.assert_allclose(value, values(other)[name], rtol, atol=rtol, err_msg=name)
+
+
+@pytest.mark.mpi(1, 2, 3)
+@pytest.mark.parametrize("maker", list(MAKERS))
+@pytest.mark.parametrize("states", ["keep", "average", "reset"])
+@pytest.mark.parametrize("start", [0, 5])
+def test_as_in_one_process(maker: str, states: Any, start: int) -> None:
+    comm = chainermn.create_communicator("naive")
+    local = LocalSGD(period=4, start_iteration=start, states=states)
+    optimizer = train(comm, maker, local, start + 12)
+    expected, _ = simulate(maker, comm.size, start + 12, local)
+    assert_close(optimizer.target, expected)
+    assert_replicas(comm, optimizer.target)
+    assert optimizer.t == start + 12
+
+
+@pytest.mark.mpi(2, 3)
+def test_in_between_each_rank_is_on_its_own() -> None:
+    comm = chainermn.create_communicator("naive")
+    local = LocalSGD(period=4)
+    optimizer = train(comm, "sgd", local, 6)
+    _, replicas = simulate("sgd", comm.size, 6, local)
+    assert_close(optimizer.target, replicas[comm.rank].target)
+    assert_replicas(comm, optimizer.target, equal=False)
+    optimizer.average()
+    average(replicas, "array")
+    assert_close(optimizer.target, replicas[0].target)
+    assert_replicas(comm, optimizer.target)
+
+
+@pytest.mark.mpi(2)
+def test_exchanges_only_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    comm = chainermn.create_communicator("naive")
+    optimizer = train(comm, "sgd", LocalSGD(period=4), 0)
+    calls = []
+    mean = comm.mean_grad_unless
+    monkeypatch.setattr(comm, "mean_grad_unless", lambda *args: calls.append(0) or mean(*args))
+    monkeypatch.setattr(comm, "any_of_each", None)
+    monkeypatch.setattr(comm, "allgather_obj", None)
+    for step in range(12):
+        optimizer.update(optimizer.target, *batch(comm.rank, step))
+        assert len(calls) == (step + 1) // 4
+
+
+@pytest.mark.mpi(2)
+def test_with_compression() -> None:
+    comm = chainermn.create_communicator("naive")
+    compression = PowerSGD(rank=1, min_ratio=1)
+    optimizer = train(comm, "sgd", LocalSGD(period=3), 12, compression=compression)
+    assert_replicas(comm, optimizer.target)
+    assert optimizer.unsent().arrays["/a/W"]["error"].any()
+
+
+@pytest.mark.mpi(2)
+def test_gradients_with_a_loop_of_ones_own() -> None:
+    comm = chainermn.create_communicator("naive")
+    local = LocalSGD(period=2, start_iteration=2)
+    expected = train(comm, "momentum", local, 6)
+    optimizer = chainermn.create_multi_node_optimizer(
+        MAKERS["momentum"](), comm, local=local
+    ).setup(Network())
+    for step in (0, *range(6)):
+        optimizer.target.cleargrads()
+        optimizer.backward(optimizer.target(*batch(comm.rank, step)))
+        optimizer.update()
+    assert_close(optimizer.target, expected.target, rtol=0)
+
+
+@pytest.mark.mpi(2)
+def test_parameters_that_appear_later() -> None:
+    comm = chainermn.create_communicator("naive")
+    optimizer = train(comm, "sgd", LocalSGD(period=2), 4)
+    model = optimizer.target
+    with model.init_scope():
+        model.late = chainer.Parameter(np.full((2,), comm.rank + 1.0))
+    model.late.update_rule = optimizer.create_update_rule()
+    for step in range(8):
+        optimizer.update(lambda step=step: model(*batch(comm.rank, step)) + F.sum(model.late**2))
+    assert_replicas(comm, model)
+
+
+@pytest.mark.mpi(1, 2)
+def test_copies_go_on_on_their_own() -> None:
+    import copy
+
+    comm = chainermn.create_communicator("naive")
+    optimizer = train(comm, "momentum", LocalSGD(period=2), 4)
+    twin = copy.deepcopy(optimizer)
+    assert twin.local == optimizer.local
+    for each in (optimizer, twin):
+        for step in range(4):
+            each.update(each.target, *batch(comm.rank, step))
+    assert_close(twin.target, optimizer.target, rtol=0)
+
+
+# ---- in a trainer ----
+
+
+def trainer_of(
+    comm: CommunicatorBase,
+    out: Path,
+    iterations: int,
+    local: LocalSGD,
+    n_examples: int = N_EXAMPLES,
+    **settings: Any,
+) -> chainer.training.Trainer:
+    optimizer = chainermn.create_multi_node_optimizer(
+        optimizers.MomentumSGD(0.05), comm, local=local, **settings
+    ).setup(Network())
+    data = chainer.datasets.TupleDataset(*examples())[:n_examples]
+    part = chainermn.scatter_dataset(data, comm, force_equal_length=False)
+    iterator = chainer.iterators.SerialIterator(part, BATCH, shuffle=False)
+    updater = chainer.training.StandardUpdater(iterator, optimizer)
+    return chainer.training.Trainer(updater, (iterations, "iteration"), out=str(out))
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("generic", [False, True])
+def test_evaluates_averaged_parameters(generic: bool, shared_tmp_path: Path) -> None:
+    """At the ends of epochs, of 15 iterations, and at any other time."""
+    comm = chainermn.create_communicator("naive")
+    trainer = trainer_of(comm, shared_tmp_path, 35, LocalSGD(period=4))
+    model: Any = trainer.updater.get_optimizer("main").target
+    seen = []
+
+    def look(*args: Any) -> Any:
+        assert_replicas(comm, model)
+        seen.append(trainer.updater.iteration)
+        return model(*args)
+
+    data = chainer.datasets.TupleDataset(*examples())[:2]
+    iterator = chainer.iterators.SerialIterator(data, 2, repeat=False, shuffle=False)
+    if generic:
+        evaluator: Any = chainermn.extensions.GenericMultiNodeEvaluator(comm, iterator, look)
+    else:
+        evaluator = extensions.Evaluator(iterator, model, eval_func=look)
+        evaluator = chainermn.create_multi_node_evaluator(evaluator, comm)
+    trainer.extend(evaluator, trigger=(7, "iteration"))
+    trainer.extend(lambda trainer: assert_replicas(comm, model), name="look", trigger=(1, "epoch"))
+    trainer.run()
+    assert seen == [7, 14, 21, 28, 35]
+
+
+def resume(kind: str, comm: CommunicatorBase, out: Path, local: LocalSGD, **settings: Any) -> Any:
+    """Return the optimizers of an unbroken run and of one that was broken, in a period."""
+
+    def run(iterations: int, out: Path) -> Any:
+        trainer = trainer_of(comm, out, iterations, local, **settings)
+        if kind == "checkpointer":
+            checkpointer = create_multi_node_checkpointer("checkpoint", comm)
+            checkpointer.finalize = lambda: None  # which would delete the checkpoints
+            trainer.extend(checkpointer, trigger=(7, "iteration"))
+            checkpointer.maybe_load(trainer)
+        else:
+            snapshot = multi_node_snapshot(comm, extensions.snapshot(autoload=True), [])
+            trainer.extend(snapshot, trigger=(7, "iteration"))
+        trainer.run()
+        comm.allgather_obj(None)
+        return trainer.updater.get_optimizer("main")
+
+    unbroken = run(20, out / "unbroken")
+    run(7, out)
+    return unbroken, run(20, out)
+
+
+@pytest.mark.mpi(1, 2, 3)
+@pytest.mark.parametrize("start", [0, 3, 10])
+@pytest.mark.parametrize(
+    "compression", [None, PowerSGD(rank=1, min_ratio=1)], ids=["", "compressed"]
+)
+def test_a_resumed_run_equals_an_unbroken_one(
+    start: int, compression: Any, shared_tmp_path: Path
+) -> None:
+    comm = chainermn.create_communicator("naive")
+    local = LocalSGD(period=4, start_iteration=start)
+    unbroken, resumed = resume(
+        "checkpointer", comm, shared_tmp_path, local, compression=compression
+    )
+    assert_close(resumed.target, unbroken.target, rtol=0)
+    assert resumed.t == unbroken.t
+
+
+@pytest.mark.mpi(1, 2)
+@pytest.mark.parametrize("states", ["average", "reset"])
+def test_a_snapshot_for_all(states: Any, shared_tmp_path: Path) -> None:
+    comm = chainermn.create_communicator("naive")
+    local = LocalSGD(period=4, states=states)
+    unbroken, resumed = resume("snapshot", comm, shared_tmp_path, local)
+    assert_close(resumed.target, unbroken.target, rtol=0)
+
+
+@pytest.mark.mpi(2)
+def test_a_plain_snapshot_of_rank_0_in_the_middle(shared_tmp_path: Path) -> None:
+    comm = chainermn.create_communicator("naive")
+    local = LocalSGD(period=4)
+    trainer = trainer_of(comm, shared_tmp_path, 7, local)
+    trainer.run()
+    file = str(shared_tmp_path / "snapshot")
+    if comm.rank == 0:
+        chainer.serializers.save_npz(file, trainer)
+    comm.allgather_obj(None)
+    resumed = trainer_of(comm, shared_tmp_path, 16, local)
+    chainer.serializers.load_npz(file, resumed)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        resumed.run()
+    reason = "what was still to be sent is lost: the snapshot lacks what rank 1 had"
+    assert [reason in str(each.message) for each in caught] == [True] * (comm.rank == 0)
+    optimizer: Any = resumed.updater.get_optimizer("main")
+    optimizer.settle()
+    assert_replicas(comm, optimizer.target)
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("period", [3, 100])
+def test_epochs_that_end_at_different_times(period: int, shared_tmp_path: Path) -> None:
+    comm = chainermn.create_communicator("naive")
+    # 7 and 6 examples: 4 and 3 batches in an epoch.
+    trainer = trainer_of(comm, shared_tmp_path, 40, LocalSGD(period=period), n_examples=13)
+    with pytest.raises(ValueError, match=r"different numbers of steps .*force_equal_length=True"):
+        trainer.run(show_loop_exception_msg=False)
+
+
+# ---- what cannot be ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"period": 0}, "LocalSGD: period must be an integer of at least 1, got 0"),
+        ({"period": 2.5}, "period must be an integer"),
+        ({"start_iteration": -1}, "start_iteration must be an integer of at least 0, got -1"),
+        ({"states": "drop"}, "states must be 'keep', 'average' or 'reset', got 'drop'"),
+    ],
+)
+def test_wrong_settings(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LocalSGD(**arguments)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"double_buffering": True}, {"overlap": True}, {"accumulate": 2}], ids=str
+)
+def test_what_does_not_go_together(settings: dict[str, Any]) -> None:
+    comm = chainermn.create_communicator("naive")
+    with pytest.raises(ValueError, match="exchanges nothing in most steps: leave out"):
+        chainermn.create_multi_node_optimizer(optimizers.SGD(), comm, local=LocalSGD(), **settings)
+
+
+@pytest.mark.mpi(2)
+def test_ranks_that_give_different_settings() -> None:
+    comm = chainermn.create_communicator("naive")
+    for start in (0, 5):
+        local = LocalSGD(period=4 + comm.rank, start_iteration=start)
+        with pytest.raises(ValueError, match=r"rank 0: .*period=4.*; rank 1: .*period=5"):
+            train(comm, "sgd", local, 0)
+    with pytest.raises(ValueError, match=r"rank 0: .*LocalSGD.*; rank 1: "):
+        chainermn.create_multi_node_optimizer(
+            optimizers.SGD(), comm, local=None if comm.rank else LocalSGD()
+        ).setup(Network()).update(lambda: chainer.Variable(np.zeros(())))
