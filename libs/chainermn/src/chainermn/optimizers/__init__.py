@@ -31,6 +31,7 @@ def create_multi_node_optimizer(
     compression: Compression | None = None,
     accumulate: int = 1,
     local: LocalSGD | None = None,
+    uneven: bool = False,
 ) -> MultiNodeOptimizer:
     """Wrap an optimizer so that its ``update`` takes a step on the mean of all ranks' gradients.
 
@@ -64,6 +65,12 @@ def create_multi_node_optimizer(
     local : LocalSGD, optional
         Let each rank take steps on its own gradients, and average parameters now and then. A
         compression then compresses the changes of the parameters.
+    uneven : bool
+        Whether ranks may have different numbers of batches in an epoch. A rank that has ended it
+        takes the steps of the others with them, without a gradient of its own: each mean is over
+        the ranks that have one. It needs an updater that calls `new_epoch` of the optimizer at
+        the end of an epoch, as ``chainer.training.StandardUpdater`` does, and extensions whose
+        triggers count epochs, because ranks then have different numbers of iterations.
 
     Returns
     -------
@@ -79,7 +86,8 @@ def create_multi_node_optimizer(
         If ``overlap`` has another value, or ``double_buffering`` is True together with
         ``overlap`` or with ``compression``; if the optimizer or the communicator cannot be used
         with this compression; if ``accumulate`` is not a positive integer; if ``local`` is given
-        together with ``double_buffering``, ``overlap=True`` or ``accumulate``. If ranks give
+        together with ``double_buffering``, ``overlap=True`` or ``accumulate``, or ``uneven`` is
+        True together with any of these but ``overlap``, or without ``zero_fill``. If ranks give
         different settings, the first ``update`` raises on all of them.
 
     Notes
@@ -105,6 +113,12 @@ def create_multi_node_optimizer(
         check_has(_WHERE, compression, "a compression", "check_optimizer", "compresses")
         compression.check_optimizer(actual_optimizer)
         compressor = communicator.create_compressor(compression)
+    is_more = accumulate > 1 or local is not None or compression is not None
+    if uneven and (double_buffering or is_more or not zero_fill):
+        raise ValueError(
+            "uneven=True lets ranks take part without a gradient: give zero_fill=True, and leave "
+            "out double_buffering, accumulate, local and compression"
+        )
     if local is not None:
         check_has(_WHERE, local, "a chainermn.optimizers.LocalSGD", "period", "states")
         if double_buffering or overlap is True or accumulate > 1:
@@ -129,4 +143,4 @@ def create_multi_node_optimizer(
         )
     may_pay = communicator.inter_size > 1
     kind = OverlappingOptimizer if overlap is True or (overlap and may_pay) else MultiNodeOptimizer
-    return kind(actual_optimizer, communicator, zero_fill, overlap, compressor, accumulate)
+    return kind(actual_optimizer, communicator, zero_fill, overlap, compressor, accumulate, uneven)

@@ -160,7 +160,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         """Make the replicas equal, unless a snapshot has done so; tell whether it has."""
         restored_here, self._restored = self._restored, None
         # The same collective with which steps on averaged gradients begin.
-        _, restored, _ = self._mean_unless((True, restored_here is not None, False))
+        _, restored, *_ = self._mean_unless((True, restored_here is not None, False, False))
         self._agree_on_settings()
         if restored:
             self._after_restoring(restored_here)

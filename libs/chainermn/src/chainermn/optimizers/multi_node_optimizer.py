@@ -15,6 +15,7 @@ from chainer.variable import VariableNode
 from chainermn.agreement import check_equal
 from chainermn.gradients.parameters import named_parameters
 from chainermn.optimizers import unsent
+from chainermn.optimizers.attendance import Attendance
 from chainermn.optimizers.unsent import Unsent
 from chainermn.resuming import N_RANKS
 
@@ -47,6 +48,7 @@ class MultiNodeOptimizer:
     _overlap: Overlap
     _compressor: Compressor | None
     _accumulate: int
+    _attendance: Attendance | None
     #: What other ranks still have to send, by rank, for a snapshot of all.
     unsent_elsewhere: Mapping[int, Unsent] = {}
     # Number of updates since gradients were averaged.
@@ -67,6 +69,7 @@ class MultiNodeOptimizer:
         overlap: Overlap = False,
         compressor: Compressor | None = None,
         accumulate: int = 1,
+        uneven: bool = False,
     ) -> None:
         vars(self).update(
             actual_optimizer=actual_optimizer,
@@ -75,6 +78,7 @@ class MultiNodeOptimizer:
             _overlap=overlap,
             _compressor=compressor,
             _accumulate=accumulate,
+            _attendance=Attendance(communicator) if uneven else None,
         )
 
     @property
@@ -127,9 +131,14 @@ class MultiNodeOptimizer:
         """Average the gradients and take a step. Collective."""
         n_updates, self._n_updates = self._n_updates, 0
         restored_here, self._restored = self._restored, None
-        flags = self._has_changed(), restored_here is not None, n_updates < self._accumulate
-        changed, restored, partial = self._step_unless(*flags)
-        if not (changed or restored or partial):
+        self._complete_loss_scales()
+        changed, restored, partial, news = self._step_unless(
+            self._has_changed(),
+            restored_here is not None,
+            n_updates < self._accumulate,
+            self._attendance is not None and self._attendance.has_news,
+        )
+        if not (changed or restored or partial or news):
             return
         if changed:
             self._agree_on_settings()
@@ -144,16 +153,36 @@ class MultiNodeOptimizer:
             return
         if partial:
             self._weigh_all_the_same(n_updates)
+        if self._attendance is not None and news and self._attendance.agree():
+            return
         self._step_unless()
 
     def new_epoch(self, auto: bool = False) -> None:
-        """Tell that an epoch has ended, as updaters do; take a step on what is accumulated.
+        """Tell that an epoch has ended, as updaters do. Every rank must call it.
 
-        The step is on the mean of the batches since the last one. Every rank must call it.
+        With ``accumulate``, take a step on the mean of the batches since the last one. With
+        ``uneven``, take the steps of those ranks that still have batches.
         """
         if self._n_updates:
             self._update_all(ends_epoch=True)
+        if self._attendance is not None:
+            self._attendance.leave()
+            while self._attendance.is_absent:
+                self.actual_optimizer.target.cleargrads()
+                self._n_updates = 1
+                self._update_all()
         self.actual_optimizer.new_epoch(auto)
+
+    def _complete_loss_scales(self) -> None:
+        """Give parameters without a gradient the loss scale of the others: it may be on a rank."""
+        scale = self.actual_optimizer._loss_scale
+        if scale is None:
+            return
+        parameters = list(self.actual_optimizer.target.params(include_uninit=False))
+        scales = [p._loss_scale for p in parameters if p.grad is not None]
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter._loss_scale = scales[0] if scales else scale
 
     def _weigh_all_the_same(self, n_updates: int) -> None:
         """Let gradients of fewer batches than usual be their mean, too. Collective."""
@@ -288,6 +317,9 @@ class MultiNodeOptimizer:
         """Average gradients and take a step, unless a flag is true on any rank; return which."""
         found = self._mean_unless(flags)
         if not any(found):
+            if self._attendance is not None and self._attendance.weight != 1:
+                for parameter in self.actual_optimizer.target.params(include_uninit=False):
+                    parameter.grad *= self._attendance.weight
             self.actual_optimizer.update(None)
         return found
 
@@ -322,7 +354,8 @@ class MultiNodeOptimizer:
 
     def _further_settings(self) -> str:
         settings = f", compression={self.compression!r}" * (self._compressor is not None)
-        return settings + f", accumulate={self._accumulate}" * (self._accumulate > 1)
+        settings += f", accumulate={self._accumulate}" * (self._accumulate > 1)
+        return settings + ", uneven=True" * (self._attendance is not None)
 
     def _after_restoring(self, restored: Unsent | None) -> None:
         """Agree on what snapshots have told, of which at least one rank has loaded one."""
@@ -387,7 +420,8 @@ class MultiNodeOptimizer:
 
     def _twin(self, actual_optimizer: chainer.Optimizer, compressor: Compressor | None) -> Self:
         settings = self.zero_fill, self._overlap, compressor, self._accumulate
-        return type(self)(actual_optimizer, self.communicator, *settings)
+        is_uneven = self._attendance is not None
+        return type(self)(actual_optimizer, self.communicator, *settings, is_uneven)
 
     def _around(self, actual_optimizer: chainer.Optimizer) -> Self:
         """Return a wrapper like this one around a copy of its optimizer."""

@@ -1,0 +1,177 @@
+"""Ranks with different numbers of batches, in a trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import optimizers
+from chainer.training import extensions
+
+import chainermn
+from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.compression import TopK
+from chainermn.extensions import multi_node_snapshot
+from chainermn.optimizers import LocalSGD
+
+BATCH, EPOCHS = 2, 3
+
+#: Numbers of examples of each rank.
+COUNTS = {1: [6], 2: [10, 4], 3: [3, 11, 6]}
+
+
+class Network(chainer.Chain):
+    def __init__(self) -> None:
+        super().__init__()
+        np.random.seed(0)
+        with self.init_scope(), chainer.using_config("dtype", np.float64):
+            self.a = L.Linear(3, 5)
+            self.b = L.Linear(5, 2)
+        self.seen: list[float] = []
+
+    def forward(self, x: Any, t: Any) -> Any:
+        if chainer.config.train:
+            self.seen += x[:, 0].tolist()
+        return F.mean_squared_error(self.b(F.tanh(self.a(x))), t)
+
+
+def examples(rank: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng([rank, size]).normal(size=(COUNTS[size][rank], 3))
+    return x, np.sin(x[:, :2])
+
+
+def trainer_of(comm: CommunicatorBase, out: Path, epochs: int = EPOCHS, **settings: Any) -> Any:
+    optimizer = chainermn.create_multi_node_optimizer(
+        optimizers.MomentumSGD(0.1), comm, **settings
+    ).setup(Network())
+    data = chainer.datasets.TupleDataset(*examples(comm.rank, comm.size))
+    # Chainer's iterator fills the last batch of an epoch with examples of the next one.
+    iterator = WithoutRest(data, BATCH, shuffle=False)
+    updater = chainer.training.StandardUpdater(iterator, optimizer)
+    return chainer.training.Trainer(updater, (epochs, "epoch"), out=str(out))
+
+
+class WithoutRest(chainer.iterators.SerialIterator):
+    """Ends an epoch with a smaller batch."""
+
+    def __next__(self) -> Any:
+        n = len(self.dataset)
+        self.batch_size = min(BATCH, n - self.current_position)
+        return super().__next__()
+
+    next = __next__
+
+
+def simulate(size: int, first: bool = True) -> chainer.Link:
+    """Train in one process: each step on the mean of the ranks that have a batch."""
+    model = Network()
+    optimizer = optimizers.MomentumSGD(0.1).setup(model)
+    n_steps = max(-(-count // BATCH) for count in COUNTS[size])
+    for epoch in range(EPOCHS):
+        for step in range(n_steps):
+            gradients = []
+            for rank in range(size):
+                x, t = (part[step * BATCH : (step + 1) * BATCH] for part in examples(rank, size))
+                if len(x):
+                    model.cleargrads()
+                    model(x, t).backward()
+                    gradients.append({name: p.grad for name, p in model.namedparams()})
+            if epoch == step == 0:
+                continue  # in which the replicas are made equal
+            for name, parameter in model.namedparams():
+                parameter.grad = np.mean([each[name] for each in gradients], axis=0)
+            optimizer.update()
+    return model
+
+
+@pytest.mark.mpi(1, 2, 3)
+@pytest.mark.parametrize(
+    "settings", [{}, {"overlap": True}, {"scale": 8.0}, {"scale": 8.0, "overlap": True}], ids=str
+)
+def test_the_mean_is_over_the_ranks_that_have_a_batch(
+    settings: dict[str, Any], shared_tmp_path: Path
+) -> None:
+    comm = chainermn.create_communicator("naive")
+    settings = dict(settings)
+    scale = settings.pop("scale", None)
+    trainer = trainer_of(comm, shared_tmp_path, uneven=True, **settings)
+    optimizer = trainer.updater.get_optimizer("main")
+    if scale:
+        optimizer.set_loss_scale(scale)
+    evaluated = []
+    evaluator = extensions.Evaluator(
+        WithoutRest(chainer.datasets.TupleDataset(*examples(0, comm.size)), 2, repeat=False),
+        optimizer.target,
+    )
+    evaluator.evaluate = lambda: evaluated.append(optimizer.t) or {}
+    trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm))
+    trainer.extend(multi_node_snapshot(comm, extensions.snapshot(), []))
+    trainer.run()
+    for name, parameter in simulate(comm.size).namedparams():
+        actual = dict(optimizer.target.namedparams())[name].array
+        np.testing.assert_allclose(actual, parameter.array, rtol=1e-9, err_msg=name)
+        assert len(set(comm.allgather_obj(actual.tobytes()))) == 1
+    per_epoch = max(-(-count // BATCH) for count in COUNTS[comm.size])
+    assert evaluated == [per_epoch * (epoch + 1) - 1 for epoch in range(EPOCHS)]
+    own = examples(comm.rank, comm.size)[0][:, 0]
+    assert sorted(optimizer.target.seen) == sorted(own.tolist() * EPOCHS)
+
+
+@pytest.mark.mpi(2)
+def test_resumes(shared_tmp_path: Path) -> None:
+    comm = chainermn.create_communicator("naive")
+
+    def run(epochs: int, out: Path) -> Any:
+        trainer = trainer_of(comm, out, epochs, uneven=True)
+        # Each rank has examples of its own, so each has a snapshot.
+        snapshot = extensions.snapshot(autoload=True, filename="snapshot_{.updater.epoch}")
+        trainer.extend(multi_node_snapshot(comm, snapshot, [0, 1]), trigger=(1, "epoch"))
+        trainer.run()
+        comm.allgather_obj(None)
+        return trainer.updater.get_optimizer("main").target
+
+    unbroken = run(4, shared_tmp_path / "unbroken")
+    run(2, shared_tmp_path)
+    resumed = run(4, shared_tmp_path)
+    for one, other in zip(unbroken.params(), resumed.params(), strict=True):
+        np.testing.assert_array_equal(one.array, other.array)
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_parameter_that_one_rank_alone_uses_and_loss_scaling(overlap: bool) -> None:
+    comm = chainermn.create_communicator("naive")
+    model = chainer.Link()
+    with model.init_scope():
+        model.both = chainer.Parameter(np.ones(2))
+        model.one = chainer.Parameter(np.ones(2))
+    optimizer = chainermn.create_multi_node_optimizer(
+        optimizers.SGD(0.25), comm, overlap=overlap
+    ).setup(model)
+    optimizer.set_loss_scale(16.0)
+    for _ in range(4):
+        optimizer.update(lambda: F.sum(model.both) + (F.sum(model.one) if comm.rank == 0 else 0))
+    np.testing.assert_array_equal(model.both.array, 1 - 3 * 0.25)
+    np.testing.assert_array_equal(model.one.array, 1 - 3 * 0.25 / 2)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"double_buffering": True},
+        {"zero_fill": False},
+        {"accumulate": 2},
+        {"local": LocalSGD()},
+        {"compression": TopK()},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_what_does_not_go_together(settings: dict[str, Any]) -> None:
+    comm = chainermn.create_communicator("naive")
+    with pytest.raises(ValueError, match="uneven=True lets ranks take part without a gradient"):
+        chainermn.create_multi_node_optimizer(optimizers.SGD(), comm, uneven=True, **settings)
