@@ -16,6 +16,8 @@ class DummyCommunicator(MpiCommunicatorBase):
     The replicas drift apart: never train with it.
     """
 
+    sends_rows = False
+
     @staticmethod
     def average(
         buffer: Array, reducers: Reducers, divisor: int, wire_dtype: np.dtype[Any] | None

@@ -84,6 +84,9 @@ class MpiCommunicatorBase(CommunicatorBase):
     #: Whether an all-reduce of GPU memory among all ranks uses NCCL; otherwise it uses MPI.
     everyone_by_nccl: ClassVar[bool] = True
 
+    #: Whether only the rows of embeddings' gradients are sent that are not zero, between hosts.
+    sends_rows: ClassVar[bool] = True
+
     #: Whether MPI is given GPU memory where ``CHAINERMN_CUDA_AWARE=1`` says that it takes it.
     may_be_cuda_aware: ClassVar[bool] = True
 
@@ -146,7 +149,10 @@ class MpiCommunicatorBase(CommunicatorBase):
         return reducers.everyone.allreduce(buffer, divisor, wire_dtype)
 
     def _algorithm(self) -> Algorithm:
-        return Algorithm(self.average, self.bucket_bytes, self.everyone_by_nccl, self.uses_nccl)
+        return Algorithm(
+            *(self.average, self.bucket_bytes, self.everyone_by_nccl),
+            *(self.uses_nccl, self.sends_rows),
+        )
 
     def _check_ranks(self) -> None:
         """Raise on all ranks if the algorithm cannot run on them. Collective."""

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Sequence, Set
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from chainermn.gradients.batched_copy import BatchedCopy
 from chainermn.gradients.compressor import CompressedBucket, Compressor
+from chainermn.gradients.embeddings import EmbeddingBucket
 from chainermn.transport.collectives import Collectives
 from chainermn.transport.gpu.device import on_gpu, the_gpu
 from chainermn.transport.reducer import Array, Steps
 
 if TYPE_CHECKING:
     import chainer
+    from chainer.variable import VariableNode
 
 
 # Their messages are much smaller, so that latency weighs more.
 _FEWER_COMPRESSED_BUCKETS = 4
 
-AnyBucket: TypeAlias = "Bucket | CompressedBucket"
+AnyBucket: TypeAlias = "Bucket | CompressedBucket | EmbeddingBucket"
 
 
 class Wire(NamedTuple):
@@ -143,10 +145,11 @@ def make_buckets(
     parameters: Sequence[chainer.Parameter],
     limit: float,
     gpu_limit: float,
-    gpu_wire_dtype: np.dtype[Any] | None,
+    wire: Wire,
     n_ranks: int,
     buffers: Buffers | None = None,
     compressor: Compressor | None = None,
+    embeddings: Set[VariableNode] = frozenset(),
 ) -> list[AnyBucket]:
     """Divide the gradients of initialised parameters into buckets, roughly in the given order.
 
@@ -156,14 +159,15 @@ def make_buckets(
     limit, gpu_limit : float
         Maximum size in bytes of a bucket in host memory and in GPU memory. A gradient of at least
         this size gets a bucket to itself; if the limit is 0, every gradient does.
-    gpu_wire_dtype : dtype or None
-        Dtype of buffers in GPU memory; None for the dtype of the gradients.
+    wire : Wire
     n_ranks : int
     buffers : Buffers, optional
         Buffers that all buckets share, if only one bucket is in use at a time. By default each
         bucket has its own buffer, and even a single gradient is copied into it.
     compressor : Compressor, optional
         Gradients that it compresses get buckets of their own, which may be larger.
+    embeddings : set of VariableNode
+        Parameters of which rows are sent, unless they are compressed.
     """
     divided: list[tuple[list[int], _Kind]] = []
     filling: dict[_Kind, tuple[list[int], int]] = {}
@@ -171,12 +175,13 @@ def make_buckets(
         array = parameter.array
         is_on_gpu = on_gpu(array)
         is_compressed = compressor is not None and compressor.compresses(parameter)
-        dtype = gpu_wire_dtype if is_on_gpu and gpu_wire_dtype else array.dtype
-        kind = _Kind(dtype, is_on_gpu, is_compressed)
+        dtype = wire.gpu if is_on_gpu and wire.gpu else array.dtype
+        has_rows = parameter.node in embeddings and not is_compressed
+        kind = _Kind(dtype, is_on_gpu, is_compressed, has_rows)
         most = gpu_limit if is_on_gpu else limit
         if is_compressed:
             kind, most = kind._replace(dtype=array.dtype), most * _FEWER_COMPRESSED_BUCKETS
-        if array.nbytes >= most:
+        if array.nbytes >= most or has_rows:
             divided.append(([index], kind))
             continue
         members, filled = filling.get(kind, ([], 0))
@@ -192,6 +197,8 @@ def make_buckets(
         of_bucket = [parameters[index] for index in members]
         if kind.is_compressed and compressor is not None:
             return CompressedBucket(members, of_bucket, compressor)
+        if kind.has_rows:
+            return EmbeddingBucket(members, of_bucket[0], wire.host)
         return Bucket(members, of_bucket, kind.dtype, n_ranks, buffers)
 
     return [make(members, kind) for members, kind in divided]
@@ -203,6 +210,7 @@ class _Kind(NamedTuple):
     dtype: np.dtype[Any]
     on_gpu: bool
     is_compressed: bool
+    has_rows: bool
 
 
 def flat_gradients(parameters: Sequence[chainer.Parameter]) -> list[Array]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import chainer
@@ -20,18 +19,19 @@ from chainermn.gradients.buckets import (
     make_buckets,
 )
 from chainermn.gradients.compressor import Compressor
+from chainermn.gradients.embeddings import embeddings_of
 from chainermn.gradients.parameters import Agreement, agree_on_gradients, check_overflow
 from chainermn.transport.collectives import Collectives
 from chainermn.transport.duplicates import Duplicate
 from chainermn.transport.gpu.device import the_gpu
 from chainermn.transport.gpu.reducers import GpuReducers
 from chainermn.transport.gpu.transports import GpuTransports
-from chainermn.transport.host.arithmetic import FLOAT16, Adder
-from chainermn.transport.host.mpi_reducer import MpiReducer
+from chainermn.transport.host.arithmetic import FLOAT16
 from chainermn.transport.host.reducers import HostReducers
 from chainermn.transport.reducer import Array, Reducers, Steps, wait_for
 
 if TYPE_CHECKING:
+    from chainer.variable import VariableNode
     from mpi4py import MPI
 
     from chainermn.transport.topology import Topology
@@ -66,12 +66,15 @@ class Algorithm:
     uses_nccl : bool
         Whether all gradients in GPU memory are exchanged by NCCL alone. Their wire dtype is then
         ``chainer.global_config.dtype`` by default.
+    sends_rows : bool
+        Whether only those rows of the gradients of embeddings are sent that are not zero.
     """
 
     allreduce: AllReduce
     bucket_bytes: float | None = None
     everyone_by_nccl: bool = True
     uses_nccl: bool = False
+    sends_rows: bool = True
 
 
 class GradientExchange:
@@ -105,10 +108,6 @@ class GradientExchange:
         self._gpu = GpuReducers(transports, topology, self._host, everyone_by_nccl=by_nccl)
         self._buffers: Buffers = {}
         self._buckets: dict[Hashable, Sequence[AnyBucket]] = {}
-
-    @cached_property
-    def _messages(self) -> MpiReducer:
-        return MpiReducer(self.mpi_comm, Adder())
 
     def wire_with(self, compressor: Compressor | None) -> Wire:
         """Return how gradients are sent with the current settings."""
@@ -151,7 +150,7 @@ class GradientExchange:
             return agreed.unless
         if compressor is not None:
             compressor.look_at(model)
-        buckets = self._buckets_for(agreed, wire, compressor)
+        buckets = self._buckets_for(agreed, wire, compressor, self.embeddings_of(model))
         self.average(agreed.parameters, buckets, wire)
         self.check_overflow(model, buckets, [self])
         if compressor is not None:
@@ -169,6 +168,11 @@ class GradientExchange:
             wait_for(bucket.exchange(self.collectives(bucket.on_gpu, wire)))
             bucket.scatter(gradients)
 
+    def embeddings_of(self, model: chainer.Link) -> Set[VariableNode]:
+        """Return the parameters of which rows are sent: those of embeddings, between hosts."""
+        is_worth_it = self.topology.inter_size > 1 and self.algorithm.sends_rows
+        return embeddings_of(model) if is_worth_it else frozenset()
+
     def collectives(self, on_gpu: bool, wire: Wire) -> Collectives:
         """Return the collectives of all ranks for buffers in this memory.
 
@@ -182,7 +186,7 @@ class GradientExchange:
         def allreduce(buffer: Array, divisor: int) -> Steps:
             return self.algorithm.allreduce(buffer, reducers, divisor, wire_dtype)
 
-        return Collectives(allreduce, self._messages)
+        return Collectives(allreduce, self._host.messages)
 
     def set_up(self, on_gpu: bool) -> None:
         """Make the reducers that later all-reduces in this memory use. Collective."""
@@ -224,12 +228,17 @@ class GradientExchange:
         self._transports.free()
 
     def _buckets_for(
-        self, agreed: Agreement, wire: Wire, compressor: Compressor | None
+        self,
+        agreed: Agreement,
+        wire: Wire,
+        compressor: Compressor | None,
+        embeddings: Set[VariableNode],
     ) -> Sequence[AnyBucket]:
         known, most = self._buckets, _MOST_MODELS
         if compressor is not None:
             known, most = compressor.buckets, 1
-        key = agreed.description, wire.gpu, wire.compression
+        rows = tuple(index for index, p in enumerate(agreed.parameters) if p.node in embeddings)
+        key = agreed.description, wire, rows
         if key not in known:
             if len(known) >= most:
                 known.clear()
@@ -239,7 +248,7 @@ class GradientExchange:
                 one_host = self.topology.inter_size == 1
                 limit = _BUCKET_BYTES_ON_ONE_HOST if one_host else _BUCKET_BYTES
             known[key] = make_buckets(
-                *(agreed.parameters, limit, gpu_limit, wire.gpu),
-                *(self.topology.size, self._buffers, compressor),
+                *(agreed.parameters, limit, gpu_limit, wire),
+                *(self.topology.size, self._buffers, compressor, embeddings),
             )
         return known[key]

@@ -24,12 +24,18 @@ class Collectives:
         The all-reduce of the communicator.
     messages : MpiReducer
         Carries what cannot be added up.
+
+    Attributes
+    ----------
+    adder : Adder
+        Casts in host memory, and notes overflows.
     """
 
     def __init__(self, allreduce: AllReduce, messages: MpiReducer) -> None:
         self.rank = messages.rank
         self.size = messages.size
         self._allreduce = allreduce
+        self.adder = messages.adder
         self._messages = messages
 
     def padded(self, n: int) -> int:

@@ -14,7 +14,7 @@ the same as without overlap.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -127,7 +127,7 @@ class OverlappedExchange:
         if renew:
             if self._compressor is not None:
                 self._compressor.look_at(model)
-            self._plan = self._agree_on_plan(parameters)
+            self._plan = self._agree_on_plan(parameters, exchange.embeddings_of(model))
         self._complete().hand_out()
         lanes = [duplicate.made for duplicate in self._duplicates]
         exchange.check_overflow(model, self._plan.buckets, lanes)
@@ -185,7 +185,9 @@ class OverlappedExchange:
         is_root = self._exchange.topology.rank == 0
         return is_root and self._uses is not None and not plan.follows_graph
 
-    def _agree_on_plan(self, parameters: Sequence[chainer.Parameter]) -> Plan:
+    def _agree_on_plan(
+        self, parameters: Sequence[chainer.Parameter], embeddings: Set[VariableNode]
+    ) -> Plan:
         """Return a plan in the order in which gradients become final on rank 0."""
         uses = self._uses
         order = list(reversed(range(len(parameters))))
@@ -193,16 +195,20 @@ class OverlappedExchange:
             ranks = [uses[p.node].lowest_rank if p.node in uses else -1 for p in parameters]
             order.sort(key=ranks.__getitem__, reverse=True)
         order, follows_graph = self._exchange.mpi_comm.bcast((order, uses is not None))
-        plan = self._plan_for([parameters[index] for index in order], follows_graph)
+        in_order = [parameters[index] for index in order]
+        plan = self._plan_for(in_order, follows_graph, embeddings)
         if any(bucket.on_gpu for bucket in plan.buckets):
             _ = self._gpu_lane
         return plan
 
     def _plan_for(
-        self, parameters: Sequence[chainer.Parameter], follows_graph: bool = False
+        self,
+        parameters: Sequence[chainer.Parameter],
+        follows_graph: bool = False,
+        embeddings: Set[VariableNode] = frozenset(),
     ) -> Plan:
         size = self._exchange.topology.size
-        return Plan(parameters, self._wire, size, follows_graph, self._compressor)
+        return Plan(*(parameters, self._wire, size, follows_graph), self._compressor, embeddings)
 
 
 def _initialised(model: chainer.Link) -> list[chainer.Parameter]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeAlias
 
@@ -43,19 +43,21 @@ class Plan:
         n_ranks: int,
         follows_graph: bool = False,
         compressor: Compressor | None = None,
+        embeddings: Set[VariableNode] = frozenset(),
     ) -> None:
         self.parameters = parameters
         self.follows_graph = follows_graph
         self.late: set[VariableNode] = set()
         limits = _BUCKET_BYTES, _BUCKET_BYTES
-        self.buckets = make_buckets(parameters, *limits, wire.gpu, n_ranks, compressor=compressor)
+        self.buckets = make_buckets(
+            parameters, *limits, wire, n_ranks, compressor=compressor, embeddings=embeddings
+        )
         self._wire = wire
         self._places = _places(parameters)
 
     def is_for(self, parameters: Sequence[chainer.Parameter], wire: Wire) -> bool:
         """Tell whether the plan is for exactly these parameters, in the memory they are in."""
-        is_same_wire = self._wire[1:] == wire[1:]  # buckets do not depend on the host's dtype
-        return self._places == _places(parameters) and is_same_wire
+        return self._places == _places(parameters) and self._wire == wire
 
 
 class EarlyExchange:

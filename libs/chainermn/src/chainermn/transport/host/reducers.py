@@ -58,6 +58,11 @@ class HostReducers(Reducers):
         """The reducer among the ranks that have the same position on their hosts."""
         return self._by_mpi(self._split(self.topology.intra_rank))
 
+    @cached_property
+    def messages(self) -> MpiReducer:
+        """What carries between all ranks what cannot be added up. Making it is not collective."""
+        return MpiReducer(self.mpi_comm, self._adder)
+
     def pieces(self, buffer: Array) -> Iterator[Array]:
         """Divide a buffer into pieces of 4 MiB."""
         length = _PIECE_BYTES // buffer.itemsize
