@@ -13,7 +13,7 @@ import pytest
 import chainermn
 import chainermn.functions as MF
 from chainermn.communicators import registered
-from chainermn.gradients.buckets import WireDtypes
+from chainermn.gradients.buckets import Wire
 from chainermn.gradients.parameters import agree_on_gradients
 
 pytestmark = pytest.mark.gpu
@@ -44,9 +44,10 @@ def check_mean_grad(a_gpu: Any, name: str, wire: str | None) -> None:
     model = model_with(a_gpu, everywhere[comm.rank])
     if comm.size == 1:  # where communicators leave gradients alone
         exchange = comm._gradients
-        wire_dtypes = WireDtypes(exchange.wire_dtype, exchange.wire_dtype)
+        on_wire = Wire(exchange.wire_dtype, exchange.wire_dtype)
         agreed = agree_on_gradients(comm.mpi_comm, model, False, exchange.wire_dtype)
-        exchange.average(agreed, wire_dtypes)
+        buckets = exchange._buckets_for(agreed, on_wire, None, frozenset())
+        exchange.average(agreed.parameters, buckets, on_wire)
     comm.multi_node_mean_grad(model)
     tolerance = {"float16": 2e-3, "bfloat16": 2e-2}.get(str(wire), 1e-6)
     for index in range(len(shapes)):

@@ -56,7 +56,7 @@ def create_multi_node_optimizer(
         Gradients in GPU memory are exchanged on a separate stream, with ``True`` only; this has
         not been run on a GPU yet. Double buffering already hides the exchange.
     compression : Compression, optional
-        How to send gradients in fewer bytes: one of the classes of `chainermn.compression`. The
+        How to send gradients in fewer bytes: one of the classes in ``chainermn.compression``. The
         means are then approximate, but the same on all ranks. What they lack is sent later.
     accumulate : int
         Exchange gradients and take a step once in so many calls of ``update``, on the mean over
