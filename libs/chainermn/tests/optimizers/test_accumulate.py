@@ -183,11 +183,14 @@ def test_with_compression(shared_tmp_path: Path) -> None:
 
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("kind", ["checkpointer", "snapshot"])
-def test_resumed_in_the_middle_of_a_batch(kind: str, shared_tmp_path: Path) -> None:
+@pytest.mark.parametrize("compression", [None, TopK(density=0.25, min_size=4)], ids=["", "TopK"])
+def test_resumed_in_the_middle_of_a_batch(
+    kind: str, compression: Any, shared_tmp_path: Path
+) -> None:
     comm = chainermn.create_communicator("naive")
 
     def run(iterations: int, out: Path) -> Any:
-        trainer = trainer_of(comm, out, iterations, accumulate=4)
+        trainer = trainer_of(comm, out, iterations, accumulate=4, compression=compression)
         if kind == "checkpointer":
             checkpointer = create_multi_node_checkpointer("checkpoint", comm)
             checkpointer.finalize = lambda: None  # which would delete the checkpoints
@@ -205,6 +208,12 @@ def test_resumed_in_the_middle_of_a_batch(kind: str, shared_tmp_path: Path) -> N
     resumed = run(20, shared_tmp_path)
     assert resumed.t == unbroken.t
     assert_same(resumed.target, unbroken.target, rtol=0)
+    # What has been sent since is in no later snapshot.
+    saved, expected = (
+        {name: sorted(arrays) for name, arrays in each.unsent().arrays.items()}
+        for each in (resumed, unbroken)
+    )
+    assert saved == expected
 
 
 @pytest.mark.mpi(2)

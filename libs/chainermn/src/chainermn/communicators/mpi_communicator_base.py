@@ -346,7 +346,7 @@ class MpiCommunicatorBase(CommunicatorBase):
     def create_compressor(self, compression: Compression) -> Compressor:
         if self._has_mean_grad_of_a_user():
             return super().create_compressor(compression)
-        return Compressor(compression, self.rank, self.size)
+        return Compressor(compression)
 
     @collective("update")
     def any_of_each(self, flags: Sequence[bool]) -> Sequence[bool]:

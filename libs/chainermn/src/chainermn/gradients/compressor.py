@@ -35,11 +35,9 @@ class Compressor:
         How often gradients have been averaged.
     """
 
-    def __init__(self, compression: Compression, rank: int, size: int) -> None:
+    def __init__(self, compression: Compression) -> None:
         self.compression = compression
         self.n_exchanges = 0
-        self._rank = rank
-        self._size = size
         self._memories: dict[str, Memory] = {}
         self._names: dict[VariableNode, str] = {}
         self._loaded: State = {}
@@ -71,8 +69,8 @@ class Compressor:
         memory = self._memories.get(name)
         if memory is None or not memory.fits(parameter.array):
             memory = self._memories[name] = Memory(parameter.array)
-            if LOSS_SCALE in self._loaded.get(name, ()):
-                memory.load(self._loaded[name])
+            if loaded := self._loaded.get(name):
+                memory.load(loaded)
         return name, memory
 
     def commit(self, buckets: Sequence[AnyBucket]) -> None:
@@ -88,7 +86,7 @@ class Compressor:
 
     def copy(self) -> Compressor:
         """Return a compressor that remembers the same."""
-        twin = Compressor(self.compression, self._rank, self._size)
+        twin = Compressor(self.compression)
         twin.load(self.n_exchanges, copy.deepcopy(self.state()))
         return twin
 
@@ -107,7 +105,12 @@ class Compressor:
     def load(self, n_exchanges: int, state: State) -> None:
         """Go on from a state; from an empty one, begin anew."""
         self.n_exchanges = n_exchanges
-        self._memories, self._loaded = {}, state
+        self._memories = {}
+        self._loaded = {
+            name: {key: array for key, array in arrays.items() if key in self.keys}
+            for name, arrays in state.items()
+            if LOSS_SCALE in arrays
+        }
         self._n_loads += 1
 
 
