@@ -127,10 +127,10 @@ class Place:
         return list(zip(names, self.ranks, strict=True))
 
 
-def places(ranks: Mapping[str, tuple[int, ...]]) -> Iterator[Place | str]:
+def places(ranks: Mapping[str, tuple[int, ...]], rate: str = "1gbit") -> Iterator[Place | str]:
     """Yield places of these titles, or the reason why there are no emulated hosts.
 
-    The two hosts are joined by 1 Gbit/s, and exist only while their places are in use.
+    The two hosts are joined by links of this rate, and exist only while their places are in use.
     """
     for title, on_hosts in ranks.items():
         if len(on_hosts) == 1:
@@ -139,7 +139,7 @@ def places(ranks: Mapping[str, tuple[int, ...]]) -> Iterator[Place | str]:
         yield f"two hosts: {reason}"
         return
     with Cluster(f"benchmarks-{os.getpid()}") as cluster:
-        cluster.up(2, rate="1gbit", ends_with_this_process=True)
+        cluster.up(2, rate=rate, ends_with_this_process=True)
         for title, on_hosts in ranks.items():
             if len(on_hosts) == 2:
                 yield Place(title, on_hosts, cluster)

@@ -60,10 +60,11 @@ class Orders:
             start = time.perf_counter()
             for _ in range(repeat):
                 more = step()
-            seconds = (time.perf_counter() - start) / repeat
+            times = step.times if isinstance(step, Repeated) else 1
+            seconds = (time.perf_counter() - start) / (repeat * times)
             if isinstance(step, Pipelined):
                 step.settle()
-            sent = (bytes_sent() - sent_before) // (repeat + 1)
+            sent = (bytes_sent() - sent_before) // ((repeat + 1) * times)
             self.answer({"seconds": seconds, "sent": sent, **(more or {})})
 
 
@@ -78,8 +79,20 @@ class Pipelined:
         self.step()
 
 
+@dataclass(frozen=True)
+class Repeated:
+    """A step that counts for as many as it takes to come around."""
+
+    step: Callable[[], None]
+    times: int
+
+    def __call__(self) -> None:
+        for _ in range(self.times):
+            self.step()
+
+
 #: May return further figures to answer.
-Step: TypeAlias = "Pipelined | Callable[[], dict[str, Any] | None]"
+Step: TypeAlias = "Pipelined | Repeated | Callable[[], dict[str, Any] | None]"
 
 
 def bytes_sent() -> int:

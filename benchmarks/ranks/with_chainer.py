@@ -15,7 +15,7 @@ import numpy as np
 
 import chainermn
 from benchmarks.ranks import functions, networks
-from benchmarks.ranks.orders import Orders, Pipelined, Step
+from benchmarks.ranks.orders import Orders, Pipelined, Repeated, Step
 
 # In which overlap='auto' has found out on several hosts whether overlap pays.
 _ITERATIONS_OF_TRIAL = 20
@@ -48,12 +48,16 @@ def iteration(
     dtype: str | None = None,
     on_gpu: bool = False,
     compression: dict[str, Any] | None = None,
+    local: int | None = None,
     **settings: Any,
 ) -> Step:
     """Return a whole iteration; `settings` are those of ``create_multi_node_optimizer``.
 
-    `compression` has the ``kind`` of one, the name of its class, and its arguments.
+    `compression` has the ``kind`` of one, the name of its class, and its arguments; `local` is the
+    period of local SGD.
     """
+    if local is not None:
+        settings["local"] = chainermn.optimizers.LocalSGD(period=local)
     if compression is not None:
         arguments = dict(compression)
         kind = getattr(chainermn.compression, arguments.pop("kind"))
@@ -71,6 +75,9 @@ def iteration(
     step = until_done(functools.partial(optimizer.update, model, x, t), device)
     for _ in range(_ITERATIONS_OF_TRIAL if settings.get("overlap") == "auto" else 1):
         step()
+    period = local or settings.get("accumulate", 1)
+    if period > 1:
+        return Repeated(step, period)
     return Pipelined(step, optimizer.wait) if settings.get("double_buffering") else step
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 from benchmarks.functions import CASES, Case
 from benchmarks.networks import CHANNELS, CLASSES, INPUT_SHAPES, MLP_UNITS, POOLED
@@ -49,12 +50,22 @@ def exchange(network: str, on_gpu: bool = False) -> Step:
     return until_done(step, on_gpu)
 
 
-def iteration(network: str, batchsize: int, alone: bool = False, on_gpu: bool = False) -> Step:
-    """Return a whole iteration, with DDP or without an exchange."""
+def iteration(
+    network: str, batchsize: int, alone: bool = False, on_gpu: bool = False, hook: str = ""
+) -> Step:
+    """Return a whole iteration, with DDP and one of its hooks, or without an exchange."""
     device = device_of(on_gpu)
     model = MAKERS[network]().to(device)
     if not alone:
-        model = nn.parallel.DistributedDataParallel(model)
+        # With several buckets, the hook's all-reduces meet in different orders on gloo.
+        bucket = {"bucket_cap_mb": 1000} if hook == "power_sgd" else {}
+        model = nn.parallel.DistributedDataParallel(model, **bucket)
+    if hook == "fp16":
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif hook == "power_sgd":
+        # 2 is the first iteration in which this hook may compress.
+        state = powerSGD_hook.PowerSGDState(None, 4, start_powerSGD_iter=2)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)
     x = torch.randn(batchsize, *INPUT_SHAPES[network], device=device)
     t = torch.randint(0, 10, (batchsize,), device=device)
