@@ -233,19 +233,72 @@ def test_a_plain_snapshot_of_rank_0_in_the_middle(shared_tmp_path: Path) -> None
     reason = "accumulate=4: what was still to be sent is lost: the snapshot lacks what rank 1 had"
     assert [reason in str(each.message) for each in caught] == [True] * (comm.rank == 0)
     for parameter in resumed.updater.get_optimizer("main").target.params():
+        assert np.isfinite(parameter.array).all()
         assert len(set(comm.allgather_obj(parameter.array.tobytes()))) == 1
 
 
 @pytest.mark.mpi(2)
 @SETTINGS
+@pytest.mark.parametrize("accumulate", [2, 3, 4, 8])
 def test_epochs_that_end_at_different_times(
-    settings: dict[str, Any], shared_tmp_path: Path
+    settings: dict[str, Any], accumulate: int, shared_tmp_path: Path
 ) -> None:
+    """Also where the end of an epoch on one rank meets a full count on the other."""
     comm = chainermn.create_communicator("naive")
     # 7 and 6 examples: 4 and 3 batches in an epoch.
-    trainer = trainer_of(comm, shared_tmp_path, 40, n_examples=13, accumulate=8, **settings)
-    with pytest.raises(ValueError, match=r"accumulate=8: an epoch ends .*force_equal_length=True"):
+    settings = {**settings, "accumulate": accumulate}
+    trainer = trainer_of(comm, shared_tmp_path, 40, n_examples=13, **settings)
+    with pytest.raises(ValueError, match=r"an epoch ends with different .*force_equal_length"):
         trainer.run(show_loop_exception_msg=False)
+
+
+@pytest.mark.mpi(2)
+def test_an_epoch_that_ends_with_a_full_count(shared_tmp_path: Path) -> None:
+    comm = chainermn.create_communicator("naive")
+    trainer = trainer_of(comm, shared_tmp_path, 45, accumulate=5)
+    trainer.run()
+    model: Any = trainer.updater.get_optimizer("main").target
+    assert_same(model, expected(comm.size, 5, 45, first=1), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.mpi(2)
+def test_gradients_that_share_an_array_at_the_end_of_an_epoch() -> None:
+    comm = chainermn.create_communicator("naive")
+    model = chainer.ChainList(chainer.Link(), chainer.Link())
+    for link in model:
+        with link.init_scope():
+            link.w = chainer.Parameter(np.zeros(3))
+    optimizer = chainermn.create_multi_node_optimizer(optimizers.SGD(1), comm, accumulate=4)
+    optimizer.setup(model)
+    for _ in range(3):  # the first makes the replicas equal
+        optimizer.update(lambda: F.sum(model[0].w + model[1].w) + F.sum(model[1].w))
+    optimizer.new_epoch()
+    np.testing.assert_allclose(model[0].w.array, -1)
+    np.testing.assert_allclose(model[1].w.array, -2)
+
+
+@pytest.mark.mpi(1, 2)
+def test_resumed_with_another_loss_scale(shared_tmp_path: Path) -> None:
+    comm = chainermn.create_communicator("naive")
+
+    def make(scale: float) -> Any:
+        model = chainer.Link()
+        with model.init_scope():
+            model.w = chainer.Parameter(np.zeros(2))
+        optimizer = chainermn.create_multi_node_optimizer(optimizers.SGD(1), comm, accumulate=3)
+        optimizer.setup(model).set_loss_scale(scale)
+        optimizer.update(lambda: F.sum(model.w))
+        return optimizer
+
+    optimizer = make(16.0)
+    for _ in range(2):
+        optimizer.update(lambda: F.sum(optimizer.target.w))
+    file = str(shared_tmp_path / f"optimizer.{comm.rank}")
+    chainer.serializers.save_npz(file, optimizer)
+    resumed = make(2.0)
+    chainer.serializers.load_npz(file, resumed)
+    resumed.update(lambda: F.sum(resumed.target.w))
+    np.testing.assert_allclose(resumed.target.w.array, -1)
 
 
 @pytest.mark.mpi(2)

@@ -248,6 +248,40 @@ def test_an_overflow_on_one_rank_leaves_no_trace(
     assert all(np.isfinite(array).all() for array in left_by(optimizer).values())
 
 
+@pytest.mark.mpi(1, 2)
+def test_an_overflow_of_what_is_not_compressed_leaves_no_trace_either() -> None:
+    comm = chainermn.create_communicator("naive")
+    net, optimizer = make(comm, TOP_K)
+    optimizer.loss_scaling()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        train(optimizer, comm, 3)
+        left = left_by(optimizer)
+        factor = np.float32(np.inf)
+        optimizer.update(lambda: loss(net, comm, 3) + F.sum(net.b.b) * factor)
+    assert "/b/b unsent" not in left
+    assert_equal(left_by(optimizer), left)
+
+
+@pytest.mark.mpi(2)
+def test_a_parameter_that_a_rank_does_not_use_and_another_loss_scale() -> None:
+    comm = chainermn.create_communicator("naive")
+    results = []
+    for overlap in (False, True):
+        net, optimizer = make(comm, TOP_K, overlap=overlap)
+        for step in range(8):
+            optimizer.set_loss_scale(1024.0 if step < 4 else 64.0)
+            used = comm.rank == 0 or step < 4
+            optimizer.update(
+                lambda step=step, used=used, net=net: (
+                    loss(net, comm, step) if used else F.sum(net.b.W**2)
+                )
+            )
+        results.append((values(net), left_by(optimizer)))
+    assert_equal(results[0][0], results[1][0])
+    assert_equal(results[0][1], results[1][1])
+
+
 # ---- snapshots ----
 
 
@@ -405,6 +439,23 @@ def test_copies_go_on_on_their_own() -> None:
     train(twin, comm, [2])
     assert_equal(left_by(twin), left_by(optimizer))
     assert_equal(values(twin.target), values(net))
+
+
+@pytest.mark.mpi(1, 2)
+def test_a_parameter_that_changes_its_shape_begins_anew(shared_tmp_path: Path) -> None:
+    comm = chainermn.create_communicator("naive")
+    net, optimizer = make(comm, TOP_K)
+    train(optimizer, comm, 2)
+    file = str(shared_tmp_path / f"optimizer.{comm.rank}")
+    chainer.serializers.save_npz(file, optimizer)
+    chainer.serializers.load_npz(file, optimizer)
+    train(optimizer, comm, [2])
+    net.b.W.array = np.ones((6, 12), np.float32)
+    net.b.W.cleargrad()
+    net.b.b.array = np.ones(6, np.float32)
+    net.b.b.cleargrad()
+    optimizer.update(lambda: F.mean(net(np.ones((1, 8), np.float32)) ** 2))
+    assert optimizer.unsent().arrays["/b/W"]["unsent"].size == 72
 
 
 @pytest.mark.mpi(1, 2)

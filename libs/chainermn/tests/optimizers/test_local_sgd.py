@@ -168,6 +168,53 @@ def test_with_compression() -> None:
 
 
 @pytest.mark.mpi(2)
+def test_errors_of_gradients_are_not_added_to_parameters() -> None:
+    comm = chainermn.create_communicator("naive")
+    local = LocalSGD(period=2, start_iteration=6)
+    compression = PowerSGD(rank=1, min_ratio=1)
+    results = []
+    for n_steps in (6, 8):
+        optimizer = chainermn.create_multi_node_optimizer(
+            optimizers.SGD(1e-9), comm, local=local, compression=compression
+        ).setup(Network())
+        for step in range(n_steps + 1):
+            optimizer.update(optimizer.target, *batch(comm.rank, step))
+        results.append(values(optimizer.target))
+    for name, value in results[0].items():
+        np.testing.assert_allclose(results[1][name], value, atol=1e-7)
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("start", [0, 2])
+def test_refuses_float16(start: int) -> None:
+    comm = chainermn.create_communicator("naive")
+    model = chainer.Link()
+    with model.init_scope():
+        model.w = chainer.Parameter(np.ones(2, np.float16))
+    local = LocalSGD(start_iteration=start)
+    optimizer = chainermn.create_multi_node_optimizer(optimizers.SGD(), comm, local=local)
+    optimizer.setup(model)
+    with pytest.raises(ValueError, match="does not average parameters in float16"):
+        for _ in range(4):
+            optimizer.update(lambda: F.sum(model.w))
+
+
+@pytest.mark.mpi(2)
+def test_ranks_that_have_taken_different_numbers_of_steps(shared_tmp_path: Path) -> None:
+    comm = chainermn.create_communicator("naive")
+    local = LocalSGD(period=2, start_iteration=2)
+    file = str(shared_tmp_path / f"optimizer.{comm.rank}")
+    optimizer = train(comm, "sgd", local, 4)
+    chainer.serializers.save_npz(file, optimizer)
+    optimizer = chainermn.create_multi_node_optimizer(optimizers.SGD(), comm, local=local)
+    optimizer.setup(Network())
+    if comm.rank == 0:
+        chainer.serializers.load_npz(file, optimizer)
+    with pytest.raises(ValueError, match=r"rank 0: optimizer.t=4; rank 1: optimizer.t=0"):
+        optimizer.update(optimizer.target, *batch(comm.rank, 0))
+
+
+@pytest.mark.mpi(2)
 def test_gradients_with_a_loop_of_ones_own() -> None:
     comm = chainermn.create_communicator("naive")
     local = LocalSGD(period=2, start_iteration=2)
@@ -207,6 +254,18 @@ def test_copies_go_on_on_their_own() -> None:
         for step in range(4):
             each.update(each.target, *batch(comm.rank, step))
     assert_close(twin.target, optimizer.target, rtol=0)
+
+
+@pytest.mark.mpi(2)
+def test_a_copy_within_a_period_begins_anew() -> None:
+    import copy
+
+    comm = chainermn.create_communicator("naive")
+    optimizer = train(comm, "sgd", LocalSGD(period=4), 3)
+    twin = copy.deepcopy(optimizer)
+    for step in range(5):  # the first makes the replicas equal
+        twin.update(twin.target, *batch(comm.rank, step))
+    assert_replicas(comm, twin.target)
 
 
 # ---- in a trainer ----

@@ -160,6 +160,25 @@ def test_a_parameter_that_one_rank_alone_uses_and_loss_scaling(overlap: bool) ->
     np.testing.assert_array_equal(model.one.array, 1 - 3 * 0.25 / 2)
 
 
+@pytest.mark.mpi(2)
+def test_a_parameter_that_has_two_names() -> None:
+    comm = chainermn.create_communicator("naive")
+    model = chainer.ChainList(chainer.Link(), chainer.Link())
+    with model[0].init_scope():
+        model[0].w = chainer.Parameter(np.zeros(3))
+    with model[1].init_scope():
+        model[1].same = model[0].w
+    optimizer = chainermn.create_multi_node_optimizer(optimizers.SGD(1), comm, uneven=True)
+    optimizer.setup(model)
+    seen = []
+    optimizer.add_hook(lambda optimizer: seen.append(model[0].w.grad.tolist()), "look")
+    optimizer.update(lambda: F.sum(model[0].w))  # makes the replicas equal
+    if comm.rank == 0:
+        optimizer.update(lambda: F.sum(model[0].w))
+    optimizer.new_epoch()
+    assert seen == [[1.0] * 3]
+
+
 @pytest.mark.parametrize(
     "settings",
     [

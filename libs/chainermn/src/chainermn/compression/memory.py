@@ -127,7 +127,8 @@ class Memory:
         """Remember what a snapshot holds."""
         arrays = dict(state)
         self.loss_scale = self._next_loss_scale = float(arrays.pop(LOSS_SCALE))
-        self.arrays = {name: self.place(np.array(array)) for name, array in arrays.items()}
+        in_host_memory = {n: np.array(chainer.backends.cuda.to_cpu(a)) for n, a in arrays.items()}
+        self.arrays = {name: self.place(array) for name, array in in_host_memory.items()}
 
 
 def _dtype_for(array: Array) -> Dtype:

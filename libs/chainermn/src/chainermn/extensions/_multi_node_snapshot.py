@@ -145,8 +145,9 @@ class MultiNodeSnapshot(Extension):
         """Write a snapshot. Every rank of the set must call it."""
         target = self._target(trainer)
         with contextlib.ExitStack() as stack:
-            for optimizer in sending_later(target):
+            for optimizer in sending_later(trainer):
                 optimizer.settle()
+            for optimizer in sending_later(target):
                 stack.enter_context(self._with_states_of_all(optimizer))
             if self.is_master:
                 self.snapshot(trainer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import chainer
@@ -40,7 +40,7 @@ class Compressor:
         self.n_exchanges = 0
         self._memories: dict[str, Memory] = {}
         self._names: dict[VariableNode, str] = {}
-        self._loaded: State = {}
+        self._loaded: dict[str, Mapping[str, Any]] = {}
         #: The buckets of the blocking exchange, by what they depend on.
         self.buckets: dict[Hashable, Sequence[AnyBucket]] = {}
         self._n_loads = 0
@@ -69,17 +69,23 @@ class Compressor:
         memory = self._memories.get(name)
         if memory is None or not memory.fits(parameter.array):
             memory = self._memories[name] = Memory(parameter.array)
-            if loaded := self._loaded.get(name):
+            if loaded := self._loaded.pop(name, None):
                 memory.load(loaded)
         return name, memory
 
-    def commit(self, buckets: Sequence[AnyBucket]) -> None:
-        """Remember what the exchange of these buckets has left, now that its means are used.
+    def commit(
+        self, buckets: Sequence[AnyBucket], parameters: Iterable[chainer.Parameter]
+    ) -> None:
+        """Remember what the exchange has left, now that its means are the gradients.
 
-        Where a mean is not finite, all is forgotten: Chainer skips the step, or it fails.
+        If one is not finite, nothing changes: with loss scaling, Chainer skips the whole step.
         """
         compressed = [bucket for bucket in buckets if isinstance(bucket, CompressedBucket)]
-        if all(bucket.is_finite for bucket in compressed):
+        if all(bucket.is_finite for bucket in compressed) and all(
+            bool(np.isfinite(parameter.grad).all())
+            for parameter in parameters
+            if parameter._loss_scale is not None
+        ):
             for bucket in compressed:
                 bucket.commit()
         self.n_exchanges += 1

@@ -154,7 +154,7 @@ class GradientExchange:
         self.average(agreed.parameters, buckets, wire)
         self.check_overflow(model, buckets, [self])
         if compressor is not None:
-            compressor.commit(buckets)
+            compressor.commit(buckets, agreed.parameters)
         return agreed.unless
 
     def average(

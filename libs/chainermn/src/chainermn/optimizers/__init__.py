@@ -70,7 +70,8 @@ def create_multi_node_optimizer(
         takes the steps of the others with them, without a gradient of its own: each mean is over
         the ranks that have one. It needs an updater that calls `new_epoch` of the optimizer at
         the end of an epoch, as ``chainer.training.StandardUpdater`` does, and extensions whose
-        triggers count epochs, because ranks then have different numbers of iterations.
+        triggers count epochs, because ranks then have different numbers of iterations. An updater
+        may have one such optimizer only.
 
     Returns
     -------

@@ -50,10 +50,10 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
     def _settings(self) -> str:
         return "double_buffering=True" + self._further_settings()
 
-    def _after_restoring(self, restored: Unsent | None) -> None:
-        super()._after_restoring(restored)
+    def _after_restoring(self, restored: Unsent | None) -> bool:
         # Gradients under way belong to the parameters from before the loading.
         self._drop()
+        return super()._after_restoring(restored)
 
     def _synchronise(self) -> None:
         self._drop()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 import chainer
 import numpy as np
 
+from chainermn.agreement import check_equal
 from chainermn.gradients.parameters import named_parameters
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, initialise_states
 
@@ -102,6 +103,8 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
             self._backward(lossfun, *args, **kwds)
         if self._synchronised[0] is not self.actual_optimizer.target and not self._begin():
             return
+        if self.actual_optimizer.t == self.local.start_iteration:
+            self._begin_local_steps()
         if not self._anchors:
             for name, parameter in self._parameters():
                 self._anchors[name] = parameter.array.copy()
@@ -156,11 +159,22 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
     def _is_local(self) -> bool:
         return self.actual_optimizer.t >= self.local.start_iteration
 
+    def _begin_local_steps(self) -> None:
+        """Prepare for what is exchanged from now on: parameters, no gradients."""
+        if any(parameter.dtype == np.float16 for _, parameter in self._parameters()):
+            raise ValueError(
+                f"{self.local} does not average parameters in float16, which would round away "
+                "small steps. Use float32 for the model"
+            )
+        if self._compressor is not None:
+            self._compressor.load(self._compressor.n_exchanges, {})
+
     def _begin(self) -> bool:
         """Make the replicas equal, unless a snapshot has done so; tell whether it has."""
         restored_here, self._restored = self._restored, None
         # The same collective with which steps on averaged gradients begin.
-        _, restored, *_ = self._mean_unless((True, restored_here is not None, False, False))
+        flags = True, restored_here is not None, False, False, False
+        _, restored, *_ = self._mean_unless(flags)
         self._agree_on_settings()
         if restored:
             self._after_restoring(restored_here)
@@ -186,9 +200,6 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
             anchor += parameter.grad
             parameter.array[...] = anchor
             parameter.cleargrad()
-            wide = getattr(parameter.update_rule, "_fp32_param", None)
-            if wide is not None:
-                wide.array[...] = anchor
         if self.local.states == "average":
             self._average_states()
         elif self.local.states == "reset":
@@ -239,20 +250,27 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
 
     _pending_key = "anchor"
 
-    def _pending(self) -> dict[str, Any]:
+    def _agree_on_settings(self) -> None:
+        super()._agree_on_settings()
+        steps = f"optimizer.t={self.actual_optimizer.t}"
+        check_equal(self.communicator, steps, "create_multi_node_optimizer(local=...)")
+
+    def _pending(self) -> dict[str, dict[str, Any]]:
         self._take_over_pending()
-        return self._anchors
+        return {name: {self._pending_key: array} for name, array in self._anchors.items()}
 
     def _take_over(self, restored: Unsent) -> None:
         super()._take_over(restored)
         self._anchors = {}
 
     def _take_over_pending(self) -> None:
+        restored, self._restored_pending = self._restored_pending, None
+        if restored is None:
+            return
         for name, parameter in named_parameters(self.actual_optimizer.target):
-            if name in self._restored_pending:
-                array = np.array(self._restored_pending[name])
+            if self._pending_key in restored.get(name, {}):
+                array = np.array(restored[name][self._pending_key])
                 self._anchors[name] = parameter.device.send(array)
-        self._restored_pending = {}
 
     def _forget(self, n_exchanges: int) -> None:
         super()._forget(n_exchanges)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias
 
 import chainer
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # Key in snapshots.
 _UNSENT = "unsent"
+_SCALE = "gradient_loss_scale"
 
 Overlap: TypeAlias = bool | Literal["auto"]
 
@@ -57,9 +58,9 @@ class MultiNodeOptimizer:
     # Key of accumulated gradients in snapshots; and those of a snapshot, until its model has been
     # loaded too.
     _pending_key = "gradient"
-    _restored_pending: Mapping[str, Any] = {}
+    _restored_pending: Mapping[str, Mapping[str, Any]] | None = None
     # The target when the replicas were made equal, and its parameters that were initialised then.
-    _synchronised: tuple[chainer.Link | None, set[VariableNode]] = (None, set())
+    _synchronised: tuple[chainer.Link | None, Set[VariableNode]] = (None, frozenset())
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class MultiNodeOptimizer:
     def setup(self, link: chainer.Link) -> Self:
         """Set the link whose parameters are optimized, and return this optimizer."""
         self.actual_optimizer.setup(link)
-        self._synchronised = (None, set())
+        self._synchronised = (None, frozenset())
         self._n_updates = 0
         if self._compressor is not None:
             self._compressor.load(0, {})
@@ -124,7 +125,7 @@ class MultiNodeOptimizer:
             )
         self._n_updates += 1
         is_first = self._synchronised[0] is not self.actual_optimizer.target
-        if self._n_updates == self._accumulate or is_first:
+        if self._n_updates >= self._accumulate or is_first:
             self._update_all()
 
     def _update_all(self, *, ends_epoch: bool = False) -> None:
@@ -132,27 +133,31 @@ class MultiNodeOptimizer:
         n_updates, self._n_updates = self._n_updates, 0
         restored_here, self._restored = self._restored, None
         self._complete_loss_scales()
-        changed, restored, partial, news = self._step_unless(
+        changed, restored, partial, ends_epoch, news = self._step_unless(
             self._has_changed(),
             restored_here is not None,
             n_updates < self._accumulate,
+            ends_epoch,
             self._attendance is not None and self._attendance.has_news,
         )
-        if not (changed or restored or partial or news):
+        if not (changed or restored or partial or ends_epoch or news):
             return
         if changed:
             self._agree_on_settings()
-        if restored:
-            self._after_restoring(restored_here)
+        if restored and not self._after_restoring(restored_here) and self._accumulate > 1:
+            self.actual_optimizer.target.cleargrads()
+            n_updates, partial, ends_epoch = 0, True, False
         if changed and not (restored and self._are_replicas_equal()):
             self._synchronise()
             return
         self._note_synchronised()
-        if partial and not ends_epoch:
+        if ends_epoch:
+            self._weigh_all_the_same(n_updates)
+            if n_updates == 0:
+                return
+        elif partial:
             self._n_updates = n_updates
             return
-        if partial:
-            self._weigh_all_the_same(n_updates)
         if self._attendance is not None and news and self._attendance.agree():
             return
         self._step_unless()
@@ -163,7 +168,7 @@ class MultiNodeOptimizer:
         With ``accumulate``, take a step on the mean of the batches since the last one. With
         ``uneven``, take the steps of those ranks that still have batches.
         """
-        if self._n_updates:
+        if self._accumulate > 1 and self._synchronised[0] is self.actual_optimizer.target:
             self._update_all(ends_epoch=True)
         if self._attendance is not None:
             self._attendance.leave()
@@ -194,9 +199,10 @@ class MultiNodeOptimizer:
                 f"to average: {shown}. Give all ranks equally many examples, as scatter_dataset "
                 "does with force_equal_length=True"
             )
-        for parameter in self.actual_optimizer.target.params(include_uninit=False):
-            if parameter.grad is not None:
-                parameter.grad *= self._accumulate / n_updates
+        for parameter in _initialised(self.actual_optimizer.target).values():
+            if parameter.grad is not None and n_updates:
+                # Gradients may share an array, or be read-only.
+                parameter.grad = parameter.grad * (self._accumulate / n_updates)
 
     def _backward(self, lossfun: Callable[..., Any], *args: Any, **kwds: Any) -> None:
         actual = self.actual_optimizer
@@ -259,7 +265,8 @@ class MultiNodeOptimizer:
             names = [name for name, _ in named_parameters(self.actual_optimizer.target)]
             keys = () if self._compressor is None else self._compressor.keys
             self._restored = unsent.load(
-                serializer[_UNSENT], comm.size, comm.rank, names, (*keys, self._pending_key)
+                *(serializer[_UNSENT], comm.size, comm.rank, names),
+                (*keys, self._pending_key, _SCALE),
             )
             self._take_over(self._restored)
 
@@ -275,8 +282,8 @@ class MultiNodeOptimizer:
         if compressor is not None:
             arrays = {name: dict(of_name) for name, of_name in compressor.state().items()}
         if self._n_updates:
-            for name, array in self._pending().items():
-                arrays.setdefault(name, {})[self._pending_key] = array
+            for name, of_name in self._pending().items():
+                arrays.setdefault(name, {}).update(of_name)
         n_exchanges = 0 if compressor is None else compressor.n_exchanges
         return Unsent(n_exchanges, self._n_updates, arrays)
 
@@ -288,37 +295,45 @@ class MultiNodeOptimizer:
         if self._compressor is not None:
             self._compressor.load(restored.n_exchanges, restored.arrays)
         self._n_updates = restored.n_updates
-        self._restored_pending = {
-            name: arrays[self._pending_key]
-            for name, arrays in restored.arrays.items()
-            if self._pending_key in arrays
-        }
+        self._restored_pending = restored.arrays
 
-    def _pending(self) -> dict[str, Any]:
+    def _pending(self) -> dict[str, dict[str, Any]]:
         """Return what later updates add to before it is sent, by parameter."""
         self._take_over_pending()
-        pairs = named_parameters(self.actual_optimizer.target)
-        return {name: p.grad for name, p in pairs if p.grad is not None}
+        return {
+            name: {self._pending_key: p.grad, _SCALE: np.array(p._loss_scale or 1.0)}
+            for name, p in named_parameters(self.actual_optimizer.target)
+            if p.grad is not None
+        }
 
     def _take_over_pending(self) -> None:
-        if self._restored_pending:
-            for name, parameter in named_parameters(self.actual_optimizer.target):
-                gradient = self._restored_pending.get(name)
-                parameter.grad = None if gradient is None else parameter.device.send(gradient)
-            self._restored_pending = {}
+        restored, self._restored_pending = self._restored_pending, None
+        if restored is None or self._n_updates == 0:
+            return
+        scale = self.actual_optimizer._loss_scale
+        for name, parameter in named_parameters(self.actual_optimizer.target):
+            arrays = restored.get(name, {})
+            parameter.cleargrad()
+            if self._pending_key in arrays:
+                factor = (scale or 1.0) / float(arrays[_SCALE])
+                gradient = np.array(arrays[self._pending_key])
+                parameter.grad = parameter.device.send(
+                    gradient if factor == 1 else gradient * factor
+                )
+                parameter._loss_scale = scale
 
     def _has_changed(self) -> bool:
         """Tell whether the parameters have changed since the replicas were last made equal."""
         target = self.actual_optimizer.target
         link, nodes = self._synchronised
-        return link is not target or nodes != _initialised(target)
+        return link is not target or nodes != _initialised(target).keys()
 
     def _step_unless(self, *flags: bool) -> Sequence[bool]:
         """Average gradients and take a step, unless a flag is true on any rank; return which."""
         found = self._mean_unless(flags)
         if not any(found):
             if self._attendance is not None and self._attendance.weight != 1:
-                for parameter in self.actual_optimizer.target.params(include_uninit=False):
+                for parameter in _initialised(self.actual_optimizer.target).values():
                     parameter.grad *= self._attendance.weight
             self.actual_optimizer.update(None)
         return found
@@ -357,22 +372,27 @@ class MultiNodeOptimizer:
         settings += f", accumulate={self._accumulate}" * (self._accumulate > 1)
         return settings + ", uneven=True" * (self._attendance is not None)
 
-    def _after_restoring(self, restored: Unsent | None) -> None:
-        """Agree on what snapshots have told, of which at least one rank has loaded one."""
+    def _after_restoring(self, restored: Unsent | None) -> bool:
+        """Agree on what snapshots have told, of which at least one rank has loaded one.
+
+        Returns whether all ranks go on from what they had to send. Otherwise they forget it.
+        """
         if not self.has_unsent:
-            return
+            return True
         restored = restored or Unsent(reason="a rank has loaded no snapshot")
         found = restored.reason, restored.n_exchanges, restored.n_updates
         everywhere = self.communicator.allgather_obj(found)
         reasons = [reason for reason, *_ in everywhere if reason]
-        if reasons or len(set(everywhere)) > 1:
-            self._forget(everywhere[0][1])
-            if self.communicator.rank == 0:
-                reason = next(iter(reasons), "the ranks have loaded different snapshots")
-                warnings.warn(
-                    f"{self._settings()}: what was still to be sent is lost: {reason}",
-                    stacklevel=4,
-                )
+        if not reasons and len(set(everywhere)) == 1:
+            return True
+        self._forget(everywhere[0][1])
+        if self.communicator.rank == 0:
+            reason = next(iter(reasons), "the ranks have loaded different snapshots")
+            warnings.warn(
+                f"{self._settings()}: what was still to be sent is lost: {reason}",
+                stacklevel=4,
+            )
+        return False
 
     def _forget(self, n_exchanges: int) -> None:
         """Forget what was to be sent, as it does not belong to what other ranks would send."""
@@ -395,7 +415,7 @@ class MultiNodeOptimizer:
 
     def _note_synchronised(self) -> None:
         target = self.actual_optimizer.target
-        self._synchronised = (target, _initialised(target))
+        self._synchronised = (target, frozenset(_initialised(target)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.actual_optimizer, name)
@@ -427,7 +447,9 @@ class MultiNodeOptimizer:
         """Return a wrapper like this one around a copy of its optimizer."""
         compressor = None if self._compressor is None else self._compressor.copy()
         twin = self._twin(actual_optimizer, compressor)
-        if self._synchronised[0] is not None and not self._has_changed():
+        # What it has accumulated, or done on its own, is not copied: then it begins anew.
+        is_settled = self._synchronised[0] is not None and self._n_updates == 0
+        if is_settled and not self._has_changed():
             twin._note_synchronised()
         return twin
 
@@ -463,5 +485,6 @@ def _digest(arrays: Iterable[tuple[str, Any]]) -> bytes:
     return digest.digest()
 
 
-def _initialised(link: chainer.Link) -> set[VariableNode]:
-    return {parameter.node for parameter in link.params(include_uninit=False)}
+def _initialised(link: chainer.Link) -> dict[VariableNode, chainer.Parameter]:
+    """Return the initialised parameters by their nodes, each once."""
+    return {parameter.node: parameter for parameter in link.params(include_uninit=False)}

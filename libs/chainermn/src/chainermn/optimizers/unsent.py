@@ -82,7 +82,7 @@ def load(
             f"the snapshot lacks what rank {rank} had. Write it by "
             "chainermn.extensions.multi_node_snapshot, or use a multi-node checkpointer"
         )
-        return Unsent(n_exchanges, n_updates, reason=reason)
+        return Unsent(n_exchanges, reason=reason)
     keys, arrays = tuple(keys), {}
     for name in names:
         of_parameter = of_rank[name]

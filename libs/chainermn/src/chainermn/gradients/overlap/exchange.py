@@ -94,6 +94,8 @@ class OverlappedExchange:
         try:
             for parameter in early:
                 if parameter.node not in uses:
+                    if parameter.grad_var is None:
+                        parameter._loss_scale = loss_scale
                     current.give(parameter)
             with self._engine.in_backward(), taps(early, uses, loss_scale, current.give):
                 loss.backward(loss_scale=loss_scale)
@@ -132,7 +134,7 @@ class OverlappedExchange:
         lanes = [duplicate.made for duplicate in self._duplicates]
         exchange.check_overflow(model, self._plan.buckets, lanes)
         if self._compressor is not None:
-            self._compressor.commit(self._plan.buckets)
+            self._compressor.commit(self._plan.buckets, self._plan.parameters)
         self._uses = None
         return agreed.unless
 
