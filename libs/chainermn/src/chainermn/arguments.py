@@ -27,6 +27,20 @@ def check_has(where: str, argument: object, expected: str, *attributes: str) -> 
         raise TypeError(f"{where}: expected {expected}, got {_described(argument)}")
 
 
+def check_number(
+    what: str, value: float, least: float, most: float | None = None, kind: type = int
+) -> None:
+    """Raise ValueError unless an argument is a number from ``least`` to ``most``.
+
+    ``what`` is the argument, as ``LocalSGD: period``; ``kind`` is int, or float for any number.
+    """
+    is_number = isinstance(value, (int, kind)) and not isinstance(value, bool)
+    if not is_number or not value >= least or (most is not None and value > most):
+        expected = "an integer" if kind is int else "a number"
+        limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{what} must be {expected} {limits}, got {value!r}")
+
+
 def _is_communicator(value: object) -> bool:
     return hasattr(value, "allgather_obj") and not isinstance(value, type)
 

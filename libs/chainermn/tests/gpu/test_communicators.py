@@ -46,7 +46,7 @@ def check_mean_grad(a_gpu: Any, name: str, wire: str | None) -> None:
         exchange = comm._gradients
         on_wire = Wire(exchange.wire_dtype, exchange.wire_dtype)
         agreed = agree_on_gradients(comm.mpi_comm, model, False, exchange.wire_dtype)
-        buckets = exchange._buckets_for(agreed, on_wire, None, frozenset())
+        buckets = exchange._buckets_for(agreed, on_wire, None, model)
         exchange.average(agreed.parameters, buckets, on_wire)
     comm.multi_node_mean_grad(model)
     tolerance = {"float16": 2e-3, "bfloat16": 2e-2}.get(str(wire), 1e-6)

@@ -16,7 +16,7 @@ import pytest
 
 from chainermn.gradients import batched_copy
 from chainermn.gradients.batched_copy import KINDS, BatchedCopy, layout
-from chainermn.gradients.buckets import padded_length
+from chainermn.transport.reducer import padded_length
 
 BLOCK = batched_copy.BLOCK_LENGTH
 

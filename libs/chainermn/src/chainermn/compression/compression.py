@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple, TypeAlias
 
 import chainer
 
+from chainermn.arguments import check_number
 from chainermn.compression.memory import Memory
 from chainermn.transport.collectives import Collectives
 from chainermn.transport.reducer import Array, Pending
@@ -54,7 +55,10 @@ class Compression(ABC):
     remembers: ClassVar[tuple[str, ...]]
 
     def __post_init__(self) -> None:
-        check_number(self, "start_iteration", self.start_iteration, 0, None)
+        self._check("start_iteration", 0)
+
+    def _check(self, name: str, least: float, most: float | None = None, kind: type = int) -> None:
+        check_number(f"{type(self).__name__}: {name}", getattr(self, name), least, most, kind)
 
     def check_optimizer(self, optimizer: chainer.Optimizer) -> None:
         """Raise a ValueError if this optimizer cannot use the means."""
@@ -79,16 +83,3 @@ class Compression(ABC):
         step : int
             Number of steps with compression so far.
         """
-
-
-def check_number(
-    settings: object, name: str, value: float, least: float, most: float | None, kind: type = int
-) -> None:
-    """Raise a ValueError unless a setting is a number from ``least`` to ``most``."""
-    is_number = isinstance(value, (int, kind)) and not isinstance(value, bool)
-    if not is_number or not value >= least or (most is not None and value > most):
-        expected = "an integer" if kind is int else "a number"
-        limits = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise ValueError(
-            f"{type(settings).__name__}: {name} must be {expected} {limits}, got {value!r}"
-        )

@@ -15,10 +15,10 @@ import numpy as np
 from chainer.backend import get_array_module
 from typing_extensions import override
 
-from chainermn.compression.compression import Compression, Exchange, Means, Tensor, check_number
+from chainermn.compression.compression import Compression, Exchange, Means, Tensor
 from chainermn.transport.collectives import Collectives
 from chainermn.transport.gpu.device import on_gpu
-from chainermn.transport.reducer import Array
+from chainermn.transport.reducer import Array, padded_length
 
 # A block of rows stays in the second-level cache while it is used several times.
 _BLOCK_BYTES = 1 << 18
@@ -58,8 +58,8 @@ class PowerSGD(Compression):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number(self, "rank", self.rank, 1, None)
-        check_number(self, "min_ratio", self.min_ratio, 1, None, float)
+        self._check("rank", 1)
+        self._check("min_ratio", 1, None, float)
 
     @override
     def arithmetic(self) -> bytes:
@@ -132,7 +132,7 @@ class _Parts:
     ) -> None:
         self._shapes = shapes
         length = sum(map(math.prod, shapes))
-        self.buffer = tensors[0].memory.zeros(collectives.padded(length))
+        self.buffer = tensors[0].memory.zeros(padded_length(length, collectives.size))
 
     def __iter__(self) -> Iterator[Array]:
         return self.parts_of(self.buffer)

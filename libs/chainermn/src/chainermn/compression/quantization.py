@@ -12,7 +12,7 @@ import numpy as np
 from chainer.backend import get_array_module
 from typing_extensions import override
 
-from chainermn.compression.compression import Compression, Exchange, Means, Tensor, check_number
+from chainermn.compression.compression import Compression, Exchange, Means, Tensor
 from chainermn.compression.memory import Memory
 from chainermn.transport.collectives import Collectives
 from chainermn.transport.gpu.device import on_gpu
@@ -57,8 +57,8 @@ class Quantization(Compression):
         super().__post_init__()
         if self.bits not in (8, 16):
             raise ValueError(f"Quantization: bits must be 8 or 16, got {self.bits!r}")
-        check_number(self, "block", self.block, 8, None)
-        check_number(self, "min_size", self.min_size, 1, None)
+        self._check("block", 8)
+        self._check("min_size", 1)
 
     @override
     def compresses(self, shape: tuple[int, ...]) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from chainer.backend import get_array_module
 from typing_extensions import override
 
-from chainermn.compression.compression import Compression, Exchange, Means, Tensor, check_number
+from chainermn.compression.compression import Compression, Exchange, Means, Tensor
 from chainermn.transport.collectives import Collectives
 from chainermn.transport.reducer import Array
 
@@ -61,10 +61,10 @@ class TopK(Compression):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number(self, "density", self.density, 1e-6, _FIRST_DENSITY, float)
-        check_number(self, "momentum", self.momentum, 0, 1, float)
-        check_number(self, "warmup_iterations", self.warmup_iterations, 0, None)
-        check_number(self, "min_size", self.min_size, 1, None)
+        self._check("density", 1e-6, _FIRST_DENSITY, float)
+        self._check("momentum", 0, 1, float)
+        self._check("warmup_iterations", 0)
+        self._check("min_size", 1)
 
     @override
     def check_optimizer(self, optimizer: chainer.Optimizer) -> None:

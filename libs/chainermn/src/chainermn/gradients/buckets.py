@@ -12,7 +12,7 @@ from chainermn.gradients.compressor import CompressedBucket, Compressor
 from chainermn.gradients.embeddings import EmbeddingBucket
 from chainermn.transport.collectives import Collectives
 from chainermn.transport.gpu.device import on_gpu, the_gpu
-from chainermn.transport.reducer import Array, Steps
+from chainermn.transport.reducer import Array, Steps, padded_length
 
 if TYPE_CHECKING:
     import chainer
@@ -127,11 +127,6 @@ class Bucket:
             new = gpu_zeros if self.on_gpu else np.empty
             self._buffers[key] = new(self._length, self._dtype)
         return self._buffers[key][: self._length]
-
-
-def padded_length(n: int, n_ranks: int) -> int:
-    """Return the smallest multiple of ``n_ranks`` that is at least ``n``."""
-    return -(-n // n_ranks) * n_ranks
 
 
 def gpu_zeros(n: int, dtype: np.dtype[Any]) -> Array:

@@ -148,9 +148,7 @@ class GradientExchange:
         agreed = agree_on_gradients(self.mpi_comm, model, zero_fill, wire.gpu, unless)
         if any(agreed.unless) or (self.topology.size == 1 and compressor is None):
             return agreed.unless
-        if compressor is not None:
-            compressor.look_at(model)
-        buckets = self._buckets_for(agreed, wire, compressor, self.embeddings_of(model))
+        buckets = self._buckets_for(agreed, wire, compressor, model)
         self.average(agreed.parameters, buckets, wire)
         self.check_overflow(model, buckets, [self])
         if compressor is not None:
@@ -232,16 +230,19 @@ class GradientExchange:
         agreed: Agreement,
         wire: Wire,
         compressor: Compressor | None,
-        embeddings: Set[VariableNode],
+        model: chainer.Link,
     ) -> Sequence[AnyBucket]:
         known, most = self._buckets, _MOST_MODELS
         if compressor is not None:
             known, most = compressor.buckets, 1
+        embeddings = self.embeddings_of(model)
         rows = tuple(index for index, p in enumerate(agreed.parameters) if p.node in embeddings)
         key = agreed.description, wire, rows
         if key not in known:
             if len(known) >= most:
                 known.clear()
+            if compressor is not None:
+                compressor.look_at(model)
             limit = self.algorithm.bucket_bytes
             gpu_limit = 0 if limit == 0 else float("inf")
             if limit is None:

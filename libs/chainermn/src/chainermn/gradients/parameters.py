@@ -22,6 +22,7 @@ from chainermn.transport.gpu.device import on_gpu, the_gpu
 from chainermn.transport.reducer import Array
 
 if TYPE_CHECKING:
+    from chainer.variable import VariableNode
     from mpi4py import MPI
 
 
@@ -46,6 +47,11 @@ def named_parameters(model: chainer.Link) -> list[tuple[str, chainer.Parameter]]
     if not isinstance(model, chainer.Link):
         raise TypeError(f"expected a model, a chainer.Link, got {type(model)}")
     return sorted(model.namedparams(), key=lambda pair: pair[0])
+
+
+def initialised_parameters(model: chainer.Link) -> dict[VariableNode, chainer.Parameter]:
+    """Return the initialised parameters by their nodes, each once, in the order of the model."""
+    return {parameter.node: parameter for parameter in model.params(include_uninit=False)}
 
 
 def is_on_gpu(model: chainer.Link) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chainermn.arguments import check_communicator, check_has
+from chainermn.arguments import check_communicator, check_has, check_number
 from chainermn.optimizers.double_buffering_optimizer import DoubleBufferingOptimizer
 from chainermn.optimizers.local_sgd import LocalSGD, LocalSGDOptimizer
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, Overlap
@@ -107,8 +107,7 @@ def create_multi_node_optimizer(
     check_has(_WHERE, actual_optimizer, "an optimizer", "setup", "update")
     if overlap not in (True, False, "auto"):
         raise ValueError(f"overlap must be True, False or 'auto', got {overlap!r}")
-    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
-        raise ValueError(f"accumulate must be an integer of at least 1, got {accumulate!r}")
+    check_number("accumulate", accumulate, 1)
     compressor = None
     if compression is not None:
         check_has(_WHERE, compression, "a compression", "check_optimizer", "compresses")

@@ -10,6 +10,7 @@ import chainer
 import numpy as np
 
 from chainermn.agreement import check_equal
+from chainermn.arguments import check_number
 from chainermn.gradients.parameters import named_parameters
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, initialise_states
 
@@ -50,12 +51,8 @@ class LocalSGD:
     states: States = "keep"
 
     def __post_init__(self) -> None:
-        for name, least in (("period", 1), ("start_iteration", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(
-                    f"LocalSGD: {name} must be an integer of at least {least}, got {value!r}"
-                )
+        check_number("LocalSGD: period", self.period, 1)
+        check_number("LocalSGD: start_iteration", self.start_iteration, 0)
         if self.states not in get_args(States):
             raise ValueError(
                 f"LocalSGD: states must be 'keep', 'average' or 'reset', got {self.states!r}"
@@ -151,7 +148,11 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
             self._synchronise()
             return
         if unusual:
-            self._check_equal_counts(n_updates)
+            self._check_equal_counts(
+                n_updates,
+                f"{self.local}: ranks have taken different numbers of steps since parameters were "
+                "averaged",
+            )
         if n_updates:
             self._average_unless()
 
@@ -232,16 +233,6 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         pairs = named_parameters(self.actual_optimizer.target)
         once = {parameter.node: (name, parameter) for name, parameter in pairs}
         return [(name, p) for name, p in once.values() if p.array is not None]
-
-    def _check_equal_counts(self, n_updates: int) -> None:
-        counts = self.communicator.allgather_obj(n_updates)
-        if len(set(counts)) > 1:
-            shown = ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(counts))
-            raise ValueError(
-                f"{self.local}: ranks have taken different numbers of steps since parameters were "
-                f"averaged: {shown}. Give all ranks equally many examples, as scatter_dataset "
-                "does with force_equal_length=True"
-            )
 
     @property
     def has_unsent(self) -> bool:

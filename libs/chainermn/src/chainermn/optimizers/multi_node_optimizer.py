@@ -13,7 +13,7 @@ import numpy as np
 from chainer.variable import VariableNode
 
 from chainermn.agreement import check_equal
-from chainermn.gradients.parameters import named_parameters
+from chainermn.gradients.parameters import initialised_parameters, named_parameters
 from chainermn.optimizers import unsent
 from chainermn.optimizers.attendance import Attendance
 from chainermn.optimizers.unsent import Unsent
@@ -183,7 +183,7 @@ class MultiNodeOptimizer:
         scale = self.actual_optimizer._loss_scale
         if scale is None:
             return
-        parameters = list(self.actual_optimizer.target.params(include_uninit=False))
+        parameters = initialised_parameters(self.actual_optimizer.target).values()
         scales = [p._loss_scale for p in parameters if p.grad is not None]
         for parameter in parameters:
             if parameter.grad is None:
@@ -191,18 +191,25 @@ class MultiNodeOptimizer:
 
     def _weigh_all_the_same(self, n_updates: int) -> None:
         """Let gradients of fewer batches than usual be their mean, too. Collective."""
+        self._check_equal_counts(
+            n_updates,
+            f"accumulate={self._accumulate}: an epoch ends with different numbers of batches to "
+            "average",
+        )
+        for parameter in initialised_parameters(self.actual_optimizer.target).values():
+            if parameter.grad is not None and n_updates:
+                # Gradients may share an array, or be read-only.
+                parameter.grad = parameter.grad * (self._accumulate / n_updates)
+
+    def _check_equal_counts(self, n_updates: int, problem: str) -> None:
+        """Raise on all ranks unless they have made as many updates."""
         counts = self.communicator.allgather_obj(n_updates)
         if len(set(counts)) > 1:
             shown = ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(counts))
             raise ValueError(
-                f"accumulate={self._accumulate}: an epoch ends with different numbers of batches "
-                f"to average: {shown}. Give all ranks equally many examples, as scatter_dataset "
+                f"{problem}: {shown}. Give all ranks equally many examples, as scatter_dataset "
                 "does with force_equal_length=True"
             )
-        for parameter in _initialised(self.actual_optimizer.target).values():
-            if parameter.grad is not None and n_updates:
-                # Gradients may share an array, or be read-only.
-                parameter.grad = parameter.grad * (self._accumulate / n_updates)
 
     def _backward(self, lossfun: Callable[..., Any], *args: Any, **kwds: Any) -> None:
         actual = self.actual_optimizer
@@ -326,14 +333,14 @@ class MultiNodeOptimizer:
         """Tell whether the parameters have changed since the replicas were last made equal."""
         target = self.actual_optimizer.target
         link, nodes = self._synchronised
-        return link is not target or nodes != _initialised(target).keys()
+        return link is not target or nodes != initialised_parameters(target).keys()
 
     def _step_unless(self, *flags: bool) -> Sequence[bool]:
         """Average gradients and take a step, unless a flag is true on any rank; return which."""
         found = self._mean_unless(flags)
         if not any(found):
             if self._attendance is not None and self._attendance.weight != 1:
-                for parameter in _initialised(self.actual_optimizer.target).values():
+                for parameter in initialised_parameters(self.actual_optimizer.target).values():
                     parameter.grad *= self._attendance.weight
             self.actual_optimizer.update(None)
         return found
@@ -415,7 +422,7 @@ class MultiNodeOptimizer:
 
     def _note_synchronised(self) -> None:
         target = self.actual_optimizer.target
-        self._synchronised = (target, frozenset(_initialised(target)))
+        self._synchronised = (target, frozenset(initialised_parameters(target)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.actual_optimizer, name)
@@ -483,8 +490,3 @@ def _digest(arrays: Iterable[tuple[str, Any]]) -> bytes:
         if array is not None:
             digest.update(np.ascontiguousarray(chainer.backends.cuda.to_cpu(array)).tobytes())
     return digest.digest()
-
-
-def _initialised(link: chainer.Link) -> dict[VariableNode, chainer.Parameter]:
-    """Return the initialised parameters by their nodes, each once."""
-    return {parameter.node: parameter for parameter in link.params(include_uninit=False)}

@@ -38,10 +38,6 @@ class Collectives:
         self.adder = messages.adder
         self._messages = messages
 
-    def padded(self, n: int) -> int:
-        """Return the smallest length of at least ``n`` that a buffer in GPU memory may have."""
-        return -(-n // self.size) * self.size
-
     def sum(self, buffer: Array) -> Steps:
         """Replace a buffer by its sum over the ranks."""
         return self._allreduce(buffer, 1)

@@ -45,6 +45,11 @@ def shard_bounds(n: int, size: int) -> list[tuple[int, int]]:
     return [(n * i // size, n * (i + 1) // size) for i in range(size)]
 
 
+def padded_length(n: int, size: int) -> int:
+    """Return the smallest multiple of ``size`` that is at least ``n``: then shards are equal."""
+    return -(-n // size) * size
+
+
 class AllReducer(ABC):
     """Non-blocking all-reduces of arrays of floats among ``size`` ranks.
 

@@ -29,7 +29,7 @@ from chainermn.gradients.overlap.lanes import GpuLane, exchange_of
 from chainermn.gradients.overlap.plan import EarlyExchange, Plan
 from chainermn.gradients.overlap.progress import Exchange, ProgressEngine
 from chainermn.gradients.overlap.readiness import Uses, find_uses, taps
-from chainermn.gradients.parameters import agree_on_gradients
+from chainermn.gradients.parameters import agree_on_gradients, initialised_parameters
 from chainermn.transport.host.mpi import threads_may_call
 from chainermn.transport.reducer import Array
 
@@ -81,7 +81,7 @@ class OverlappedExchange:
         Not collective: other ranks need not call it. Call :meth:`mean` afterwards, with the same
         ``model`` and ``zero_fill``.
         """
-        parameters = _initialised(model)
+        parameters = list(initialised_parameters(model).values())
         uses = self._uses = find_uses(loss, parameters)
         if uses is not None and not zero_fill:
             parameters = [p for p in parameters if p.node in uses or p.grad_var is not None]
@@ -115,7 +115,9 @@ class OverlappedExchange:
         """
         exchange, plan = self._exchange, self._plan
         wire = self._wire
-        parameters = [p for p in _initialised(model) if zero_fill or p.grad is not None]
+        parameters = [
+            p for p in initialised_parameters(model).values() if zero_fill or p.grad is not None
+        ]
         has_begun = self._early is not None
         is_stale = self._early is not None and not self._early.is_valid(wire)
         needs_plan = not plan.is_for(parameters, wire) or self._knows_better_than(plan)
@@ -211,9 +213,3 @@ class OverlappedExchange:
     ) -> Plan:
         size = self._exchange.topology.size
         return Plan(*(parameters, self._wire, size, follows_graph), self._compressor, embeddings)
-
-
-def _initialised(model: chainer.Link) -> list[chainer.Parameter]:
-    """Return the initialised parameters of ``model``, each once; all ranks get the same order."""
-    by_node = {parameter.node: parameter for parameter in model.params(include_uninit=False)}
-    return list(by_node.values())
