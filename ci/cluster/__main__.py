@@ -59,6 +59,8 @@ def make_parser() -> argparse.ArgumentParser:
     starting = [add(up), add(run)]
     for command in starting:
         command.add_argument("--rate", help="of all links: 1gbit, 100mbit, ...")
+        latency = "seconds that what is sent is on its way"
+        command.add_argument("--latency", type=float, default=0.0, help=latency)
         command.add_argument("number", metavar="N", type=int)
     executing = add(exec_)
     executing.add_argument("host", metavar="HOST")
@@ -84,13 +86,13 @@ def check(cluster: Cluster, args: argparse.Namespace) -> int:
 
 def up(cluster: Cluster, args: argparse.Namespace) -> None:
     """Start N hosts, which stay up."""
-    cluster.up(args.number, rate=args.rate)
+    cluster.up(args.number, rate=args.rate, latency=args.latency)
 
 
 def run(cluster: Cluster, args: argparse.Namespace) -> int:
     """Start N hosts, run CMD on the first of them, end them."""
     with Cluster(f"{cluster.name}-{os.getpid()}") as own:
-        own.up(args.number, rate=args.rate, ends_with_this_process=True)
+        own.up(args.number, rate=args.rate, latency=args.latency, ends_with_this_process=True)
         return run_on(own.hosts()[0], args)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import tempfile
 import time
@@ -70,7 +71,12 @@ class Cluster:
         raise ClusterError(f"expected one of {', '.join(up)}, got {name!r}")
 
     def up(
-        self, number: int, *, rate: str | None = None, ends_with_this_process: bool = False
+        self,
+        number: int,
+        *,
+        rate: str | None = None,
+        latency: float = 0.0,
+        ends_with_this_process: bool = False,
     ) -> None:
         """Start hosts, after having ended what is left of an earlier start.
 
@@ -80,6 +86,8 @@ class Cluster:
             How many, 1 to 99.
         rate : str, optional
             See `set_rate`.
+        latency : float
+            Seconds that what is sent is on its way.
         ends_with_this_process : bool
             Whether they end when this process does, be it by ``SIGKILL``. If so, call this in
             the main thread.
@@ -91,6 +99,8 @@ class Cluster:
         """
         if not 1 <= number <= MOST_HOSTS:
             raise ClusterError(f"expected 1 to {MOST_HOSTS} hosts, got {number}")
+        if not 0 <= latency < math.inf:
+            raise ClusterError(f"expected a latency of at least 0 s, got {latency}")
         if missing := requirements.find_missing():
             raise ClusterError(missing)
         self.down()
@@ -99,7 +109,9 @@ class Cluster:
             with tempfile.TemporaryDirectory(prefix=f"cluster-{self.name}-") as folder:
                 files.write(Path(folder), names)
                 self._start(names, Path(folder), ends_with_this_process)
-            links.connect(self.hosts())
+            links.connect(self.hosts(), bridged=not latency)
+            if latency:
+                self._start_slow_switch(latency)
             if rate:
                 self.set_rate(rate)
         except BaseException:
@@ -120,6 +132,12 @@ class Cluster:
                 said = " ".join(log.read_text().split())
                 raise ClusterError(f"a host does not start: {said or 'it says nothing'}")
             time.sleep(0.02)
+
+    def _start_slow_switch(self, latency: float) -> None:
+        process = links.start_slow_switch(self.hosts(), latency)
+        self._started.append(process)
+        if process.poll() is not None:
+            raise ClusterError("the switch does not start")
 
     def down(self) -> None:
         """End all hosts, and with them whatever runs there."""

@@ -7,7 +7,9 @@ changed by what runs there. Functions called ``set_`` return the commands that d
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from ci.cluster import files, requirements
 from ci.cluster.hosts import Host
@@ -17,22 +19,49 @@ DUPLICATE, DUPLICATE_ADDRESS = "docker0", "172.17.0.1/16"
 
 Command = list[str]
 _AT_SWITCH = ["-netns", "switch"]
+_SLOW_SWITCH = Path(__file__).with_name("slow_switch.py")
 
 
-def connect(hosts: Sequence[Host]) -> None:
-    """Make the switch, and a link from it to every host."""
+def connect(hosts: Sequence[Host], *, bridged: bool) -> None:
+    """Make the switch, and a link from it to every host.
+
+    Parameters
+    ----------
+    hosts : sequence of Host
+    bridged : bool
+        Whether the kernel passes frames on; `start_slow_switch` does otherwise.
+    """
     first = hosts[0]
     bridge = [["link", "add", "bridge", "type", "bridge"], ["link", "set", "bridge", "up"]]
     run_on(first, [["ip", "netns", "add", "switch"]])
-    run_on(first, [["ip", *_AT_SWITCH, *command] for command in bridge])
+    if bridged:
+        run_on(first, [["ip", *_AT_SWITCH, *command] for command in bridge])
+    to_bridge = ["master", "bridge"] if bridged else []
     for index, host in enumerate(hosts):
         # Run where the switch is known, but processes are counted as the machine does.
         add = ["nsenter", f"--target={first.pid}", "--mount", "ip", *_AT_SWITCH, "link", "add"]
         _run([*add, host.name, "type", "veth", "peer", "eth0", "netns", str(host.pid)])
-        run_on(first, [["ip", *_AT_SWITCH, "link", "set", host.name, "master", "bridge", "up"]])
+        run_on(first, [["ip", *_AT_SWITCH, "link", "set", host.name, *to_bridge, "up"]])
         network = f"{files.address(index)}/24"
         run_on(host, [["ip", "address", "add", network, "dev", "eth0"]])
         run_on(host, [["ip", "link", "set", "eth0", "up"]])
+
+
+def start_slow_switch(hosts: Sequence[Host], latency: float) -> subprocess.Popen[str]:
+    """Let frames spend ``latency`` seconds in the switch; return what ends with the first host."""
+    arguments = [sys.executable, str(_SLOW_SWITCH), str(latency), *(host.name for host in hosts)]
+    process = subprocess.Popen(
+        hosts[0].command("ip", "netns", "exec", "switch", *arguments),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env=requirements.environment(),
+        start_new_session=True,
+        text=True,
+    )
+    assert process.stdout is not None
+    with process.stdout as said:
+        said.readline()  # once it has opened its ports, or has ended
+    return process
 
 
 def set_link(host: str, state: str) -> Command:

@@ -169,6 +169,23 @@ def test_rate(two: Cluster) -> None:
     assert shown() == []
 
 
+def test_latency(name: str) -> None:
+    """A connection takes at least the way there and back; large messages arrive whole."""
+    connect = (
+        "import socket, sys, time; start = time.perf_counter(); "
+        "socket.create_connection((sys.argv[1], 22)); print(time.perf_counter() - start)"
+    )
+    send = "head -c 3000000 /dev/zero | ssh $0 'wc -c'"
+    with Cluster(name) as cluster:
+        cluster.up(3, rate="1gbit", latency=0.05)
+        for other in "host01", "host02":
+            code, output, error = run(name, "exec", "host00", sys.executable, "-c", connect, other)
+            assert (code, error) == (0, "")
+            assert float(output) >= 0.1
+            sent = run(name, "exec", "host00", "sh", "-c", send, other)
+            assert sent == (0, "3000000\n", "")
+
+
 def test_link(two: Cluster) -> None:
     call = ["exec", "host00", "ssh", "-o"]
     assert run(two.name, "link", "host01", "down") == (0, "", "")
@@ -319,6 +336,11 @@ def test_wrong_rate(name: str) -> None:
     assert code == 1
     assert error.startswith("cluster: ")
     assert "fast" in error
+
+
+def test_wrong_latency(name: str) -> None:
+    ended = run(name, "up", "1", "--latency", "-1")
+    assert ended == (2, "", "cluster: expected a latency of at least 0 s, got -1.0\n")
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
