@@ -127,21 +127,27 @@ class Place:
         return list(zip(names, self.ranks, strict=True))
 
 
-def places(ranks: Mapping[str, tuple[int, ...]], rate: str = "1gbit") -> Iterator[Place | str]:
+def places(
+    ranks: Mapping[str, tuple[int, ...]], rate: str = "1gbit", latency: float = 0.0
+) -> Iterator[Place | str]:
     """Yield places of these titles, or the reason why there are no emulated hosts.
 
-    The two hosts are joined by links of this rate, and exist only while their places are in use.
+    Hosts are joined by links of this rate and latency (in seconds), and exist only while their
+    places are in use.
     """
     for title, on_hosts in ranks.items():
         if len(on_hosts) == 1:
             yield Place(title, on_hosts)
+    if all(len(on_hosts) == 1 for on_hosts in ranks.values()):
+        return
     if reason := requirements.find_missing():
         yield f"two hosts: {reason}"
         return
     with Cluster(f"benchmarks-{os.getpid()}") as cluster:
-        cluster.up(2, rate=rate, ends_with_this_process=True)
+        number = max(map(len, ranks.values()))
+        cluster.up(number, rate=rate, latency=latency, ends_with_this_process=True)
         for title, on_hosts in ranks.items():
-            if len(on_hosts) == 2:
+            if len(on_hosts) == number:
                 yield Place(title, on_hosts, cluster)
 
 

@@ -11,8 +11,13 @@ from benchmarks.networks import BATCHES, GRADIENT_BYTES, TITLES, link_seconds
 
 TITLE = "Slow networks"
 NO_EXCHANGE = "ours, no exchange"
-RATES = {"1 Gbit/s": "1gbit", "100 Mbit/s": "100mbit"}
-
+#: What ``tc`` calls the rate, bits per second, and seconds each way.
+LINKS = {
+    f"{rate}, {latency} ms": (name, bits, latency / 1e3)
+    for rate, name, bits in (("1 Gbit/s", "1gbit", 1e9), ("100 Mbit/s", "100mbit", 1e8))
+    for latency in (0.2, 2)
+}
+HOSTS = {"2 ranks, two hosts": (1, 1), "4 ranks, four hosts": (1, 1, 1, 1)}
 COMPRESSIONS: dict[str, dict[str, Any]] = {
     "PowerSGD, rank 1": {"kind": "PowerSGD", "rank": 1},
     "PowerSGD, rank 2": {"kind": "PowerSGD", "rank": 2},
@@ -25,20 +30,36 @@ COMPRESSIONS: dict[str, dict[str, Any]] = {
 
 def measure(settings: Settings) -> Iterator[Group | str]:
     """Yield groups, and what could not be measured and why."""
-    for title, rate in RATES.items():
-        for place in places({f"2 ranks, two hosts, {title}": (1, 1)}, rate=rate):
-            if isinstance(place, str):
-                yield place
-                return
-            for network, batchsize in BATCHES.items():
-                name = f"{TITLES[network]}, batch {batchsize}; {place.title}"
-                if settings.wants(name):
-                    yield measure_at(place, network, name, rate, settings)
+    for hosts, ranks in HOSTS.items():
+        for link, (rate, bits, latency) in LINKS.items():
+            wanted = [
+                network
+                for network in BATCHES
+                if settings.wants(title_of(network, hosts, link)) and is_worth_it(network, hosts)
+            ]
+            where = {f"{hosts}, {link}": ranks} if wanted else {}
+            for place in places(where, rate, latency):
+                if isinstance(place, str):
+                    yield place
+                    return
+                for network in wanted:
+                    title = title_of(network, hosts, link)
+                    yield measure_at(place, network, title, bits, settings)
     yield from why_no_torch()
 
 
-def measure_at(place: Place, network: str, title: str, rate: str, settings: Settings) -> Group:
-    """Measure all contestants with one network."""
+def is_worth_it(network: str, hosts: str) -> bool:
+    """Tell whether to measure a network there: four ResNet-50s on these cores take minutes."""
+    return network != "resnet50" or len(HOSTS[hosts]) == 2
+
+
+def title_of(network: str, hosts: str, link: str) -> str:
+    """Return the title of a group."""
+    return f"{TITLES[network]}, batch {BATCHES[network]}; {hosts}, {link}"
+
+
+def measure_at(place: Place, network: str, title: str, bits: float, settings: Settings) -> Group:
+    """Measure all contestants with one network, over links of so many bits per second."""
     rows = take_turns(
         place,
         contestants(network),
@@ -48,8 +69,7 @@ def measure_at(place: Place, network: str, title: str, rate: str, settings: Sett
     )
     about = {"network": network, "place": place.title}
     group = Group(title, about, rows, NO_EXCHANGE)
-    slower = 1 if rate == "1gbit" else 10
-    group.reference = slower * link_seconds(GRADIENT_BYTES[network], len(place.ranks))
+    group.reference = 1e9 / bits * link_seconds(GRADIENT_BYTES[network], len(place.ranks))
     group.reference_is = "the link in float32, without any computation"
     return group
 
