@@ -65,7 +65,7 @@ class Orders:
             if isinstance(step, Pipelined):
                 step.settle()
             sent = (bytes_sent() - sent_before) // ((repeat + 1) * times)
-            self.answer({"seconds": seconds, "sent": sent, **(more or {})})
+            self.answer({"seconds": seconds, "times": times, "sent": sent, **(more or {})})
 
 
 @dataclass(frozen=True)
