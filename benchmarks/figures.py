@@ -22,6 +22,8 @@ class Measured:
         One for each turn.
     more : dict
         Other figures, by the heads of their columns.
+    curves : list of list of float
+        For each turn, what was found after each epoch.
     skipped : str
         Why the contestant could not run.
     """
@@ -29,6 +31,7 @@ class Measured:
     name: str
     seconds: list[float] = field(default_factory=list)
     more: dict[str, float] = field(default_factory=dict)
+    curves: list[list[float]] = field(default_factory=list)
     skipped: str = ""
 
     @property

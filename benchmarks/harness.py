@@ -226,9 +226,14 @@ class Team:
                 start_new_session=True,
             )
 
-    def start(self, contestant: Contestant, repeat: int) -> None:
-        """Let all ranks repeat a step."""
-        order = {"name": contestant.name, "options": contestant.options, "repeat": repeat}
+    def start(self, contestant: Contestant, repeat: int, before: int = 1) -> None:
+        """Let all ranks repeat a step, after having taken some that are not measured."""
+        order = {
+            "name": contestant.name,
+            "options": contestant.options,
+            "repeat": repeat,
+            "before": before,
+        }
         for command in self._commands:
             os.write(command, json.dumps(order).encode() + b"\n")
 
@@ -377,7 +382,9 @@ def turns(
             if contestant.name in repeats:
                 team = teams[contestant.team]
                 settings.tell(f"{team.place.title}: {contestant.name}")
-                team.start(contestant, repeats[contestant.name])
+                repeat = repeats[contestant.name]
+                # Of a step that is long enough to be repeated once, the first is no exception.
+                team.start(contestant, repeat, before=int(repeat > 1))
                 answers = team.finish()
                 row = measured[contestant.name]
                 row.seconds.append(slowest(answers))

@@ -40,7 +40,7 @@ class Orders:
         self._answers.write(json.dumps(measured) + "\n")
 
     def obey(self, prepare: Callable[..., Step]) -> None:
-        """Repeat steps as ordered; the first step of a turn is not measured.
+        """Repeat steps as ordered; the first step of a turn is not measured, if it is short.
 
         Parameters
         ----------
@@ -49,14 +49,15 @@ class Orders:
         """
         steps: dict[str, Step] = {}
         for order in self:
-            name, repeat = order["name"], order["repeat"]
+            name, repeat, n_before = order["name"], order["repeat"], order["before"]
             try:
                 step = steps.get(name) or steps.setdefault(name, prepare(**order["options"]))
             except Exception as error:
                 self.answer({"error": f"{type(error).__name__}: {error}"})
                 continue
             sent_before = bytes_sent()
-            step()  # finds the caches, and the cores, as the contestant before has left them
+            for _ in range(n_before):
+                step()  # finds the caches, and the cores, as the contestant before has left them
             start = time.perf_counter()
             for _ in range(repeat):
                 more = step()
@@ -64,7 +65,7 @@ class Orders:
             seconds = (time.perf_counter() - start) / (repeat * times)
             if isinstance(step, Pipelined):
                 step.settle()
-            sent = (bytes_sent() - sent_before) // ((repeat + 1) * times)
+            sent = (bytes_sent() - sent_before) // ((n_before + repeat) * times)
             self.answer({"seconds": seconds, "times": times, "sent": sent, **(more or {})})
 
 

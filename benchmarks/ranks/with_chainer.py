@@ -16,6 +16,7 @@ import numpy as np
 import chainermn
 from benchmarks.ranks import functions, networks
 from benchmarks.ranks.orders import Orders, Pipelined, Repeated, Step
+from benchmarks.ranks.with_settings import made_from
 
 # In which overlap='auto' has found out on several hosts whether overlap pays.
 _ITERATIONS_OF_TRIAL = 20
@@ -47,21 +48,9 @@ def iteration(
     *,
     dtype: str | None = None,
     on_gpu: bool = False,
-    compression: dict[str, Any] | None = None,
-    local: int | None = None,
     **settings: Any,
 ) -> Step:
-    """Return a whole iteration; `settings` are those of ``create_multi_node_optimizer``.
-
-    `compression` has the ``kind`` of one, the name of its class, and its arguments; `local` is the
-    period of local SGD.
-    """
-    if local is not None:
-        settings["local"] = chainermn.optimizers.LocalSGD(period=local)
-    if compression is not None:
-        arguments = dict(compression)
-        kind = getattr(chainermn.compression, arguments.pop("kind"))
-        settings["compression"] = kind(**arguments)
+    """Return a whole iteration with settings as `made_from` expects them."""
     wire: dict[str, Any] = {} if dtype is None else {"allreduce_grad_dtype": dtype}
     comm = chainermn.create_communicator(communicator, **wire)
     device = use_device(comm, on_gpu)
@@ -69,13 +58,13 @@ def iteration(
     model = chainer.links.Classifier(made.model)
     model.to_device(device)
     optimizer = chainer.optimizers.SGD(1e-4)
-    optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, **settings)
+    optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, **made_from(**settings))
     optimizer.setup(model)
     x, t = device.send(made.examples(batchsize))
     step = until_done(functools.partial(optimizer.update, model, x, t), device)
     for _ in range(_ITERATIONS_OF_TRIAL if settings.get("overlap") == "auto" else 1):
         step()
-    period = local or settings.get("accumulate", 1)
+    period = settings.get("local") or settings.get("accumulate", 1)
     if period > 1:
         return Repeated(step, period)
     return Pipelined(step, optimizer.wait) if settings.get("double_buffering") else step

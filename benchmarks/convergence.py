@@ -1,0 +1,143 @@
+"""The accuracy of the apps with all that sends less, beside what another seed changes."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks import figures, report
+from benchmarks.figures import Group, Measured, load
+from benchmarks.harness import REPOSITORY, Place, Settings
+from benchmarks.slow import COMPRESSIONS
+from chainermn.launch.mpiexec import NAMES
+
+TITLE = "Accuracy of the apps"
+AS_IT_IS = "exact means"
+SETTINGS: dict[str, dict[str, Any]] = {
+    AS_IT_IS: {},
+    **{
+        name: {"compression": COMPRESSIONS[name]}
+        for name in ("PowerSGD, rank 2", "TopK, 1 %", "Quantization, 8 bits")
+    },
+    "LocalSGD, period 8": {"local": 8},
+}
+SEEDS = range(3)
+PLACE = Place("2 ranks, one host", (2,))
+
+
+class App(NamedTuple):
+    """What is measured of an app, and arguments beside those that all have."""
+
+    measure: str  # its name in the log
+    arguments: tuple[str, ...] = ()
+
+
+APPS = {
+    "mnist": App("accuracy"),
+    "imagenet": App("accuracy"),
+    "seq2seq": App("exact", ("--cache", "corpus")),
+}
+
+
+def measure(settings: Settings) -> Iterator[Group | str]:
+    """Yield a group for each app."""
+    for name in APPS:
+        if settings.wants(name):
+            yield measure_app(name, settings)
+
+
+def measure_app(name: str, settings: Settings) -> Group:
+    """Train an app with each setting and each seed."""
+    rows = {setting: Measured(setting) for setting in SETTINGS}
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        for seed in SEEDS[:1] if settings.quick else SEEDS:
+            for setting, row in rows.items():
+                settings.tell(f"{name}: {setting}, seed {seed}")
+                start = time.monotonic()
+                row.curves.append(train(name, SETTINGS[setting], seed, folder, settings.quick))
+                row.seconds.append(time.monotonic() - start)
+    return Group(f"apps/{name}, {APPS[name].measure}", {"app": name}, [*rows.values()], AS_IT_IS)
+
+
+def train(name: str, setting: dict[str, Any], seed: int, folder: str, quick: bool) -> list[float]:
+    """Return what is measured after each epoch."""
+    app = APPS[name]
+    out = tempfile.mkdtemp(dir=folder)
+    arguments = ["--seed", str(seed), "--out", out, *app.arguments]
+    arguments += ["--epoch", "1"] if quick else []
+    script = REPOSITORY / "apps" / name / "train.py"
+    program = [sys.executable, "-m", "benchmarks.ranks.with_settings", json.dumps(setting)]
+    environment = {**PLACE.environment(), "PYTHONPATH": str(REPOSITORY)}
+    ended = subprocess.run(
+        PLACE.command([*program, str(script), *arguments], []),
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    if ended.returncode != 0:
+        raise RuntimeError(f"{name}, {setting}: {ended.stderr[-3000:]}")
+    log = json.loads(Path(out, "log").read_text(encoding="utf-8"))
+    return [entry[f"validation/main/{app.measure}"] for entry in log]
+
+
+def write(part: str, title: str) -> None:
+    """Write tables of the last values, and curves in one picture."""
+    lines = [f"![]({part}.png)", ""]
+    for mpi, content in load(part).items():
+        lines += [f"## {NAMES[mpi]}", "", *report.describe_run(content), ""]
+        for group in content["groups"]:
+            lines += [f"### {group.title}", "", *table(group), ""]
+    report.write_page(part, title, lines)
+    draw([group for content in load(part).values() for group in content["groups"]], part)
+
+
+def table(group: Group) -> list[str]:
+    """Return the last value of each curve, in per cent, and how far means are from each other."""
+    n_seeds = len(group.row(AS_IT_IS).curves)
+    exact = last_values(group.row(AS_IT_IS))
+    heads = ["", *(f"seed {seed}" for seed in range(n_seeds)), "mean", "difference"]
+    lines = report.heads_of(heads)
+    for row in group.rows:
+        values = last_values(row)
+        mean = statistics.fmean(values)
+        difference = mean - statistics.fmean(exact)
+        cells = [f"{100 * value:.2f}" for value in (*values, mean)]
+        lines.append(report.line([row.name, *cells, f"{100 * difference:+.2f}"]))
+    spread = 100 * (max(exact) - min(exact))
+    return [*lines, "", f"- With {AS_IT_IS} the seed changes it by {spread:.2f}"]
+
+
+def last_values(row: Measured) -> list[float]:
+    """Return what was found after the last epoch, for each seed."""
+    return [curve[-1] for curve in row.curves]
+
+
+def draw(groups: list[Group], part: str) -> None:
+    """Draw the mean of the seeds after each epoch, and the least and the greatest."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(groups), figsize=(5 * len(groups), 4), squeeze=False)
+    for axis, group in zip(axes.flat, groups, strict=True):
+        for row in group.rows:
+            by_epoch = list(zip(*row.curves, strict=False))
+            epochs = range(1, len(by_epoch) + 1)
+            (drawn,) = axis.plot(epochs, [*map(statistics.fmean, by_epoch)], label=row.name)
+            least, greatest = [*map(min, by_epoch)], [*map(max, by_epoch)]
+            axis.fill_between(epochs, least, greatest, color=drawn.get_color(), alpha=0.15)
+        axis.set_title(group.title, fontsize=9)
+        axis.set_xlabel("epoch", fontsize=8)
+        axis.tick_params(labelsize=8)
+        axis.grid(alpha=0.3)
+    axes.flat[0].legend(fontsize=8, loc="lower right")
+    figure.tight_layout()
+    figure.savefig(figures.RESULTS / f"{part}.png", dpi=100)
+    pyplot.close(figure)

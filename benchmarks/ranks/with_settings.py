@@ -1,0 +1,51 @@
+"""Run an unchanged app with other settings: ``with_settings.py JSON train.py ARGUMENT...``."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import chainermn
+
+
+def main() -> None:
+    settings, *sys.argv = sys.argv[1:]
+    create = chainermn.create_multi_node_optimizer
+    chosen = functools.partial(create, **made_from(**json.loads(settings)))
+    chainermn.create_multi_node_optimizer = chosen
+    sys.path.insert(0, str(Path(sys.argv[0]).parent))
+    os.environ["MPLBACKEND"] = "Agg"
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def made_from(
+    compression: dict[str, Any] | None = None, local: int | None = None, **settings: Any
+) -> dict[str, Any]:
+    """Return arguments of ``create_multi_node_optimizer``.
+
+    Parameters
+    ----------
+    compression : dict, optional
+        The ``kind`` of one, the name of its class, and its arguments.
+    local : int, optional
+        The period of local SGD.
+    **settings
+        Any others.
+    """
+    # Looked up only here: the original has neither.
+    if local is not None:
+        settings["local"] = chainermn.optimizers.LocalSGD(period=local)
+    if compression is not None:
+        arguments = dict(compression)
+        kind = getattr(chainermn.compression, arguments.pop("kind"))
+        settings["compression"] = kind(**arguments)
+    return settings
+
+
+if __name__ == "__main__":
+    main()
