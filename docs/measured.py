@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks import figures
-from benchmarks.figures import Group, load, milliseconds
+from benchmarks.figures import Group, Measured, load, milliseconds
 from chainermn.communicators import registered
 from chainermn.launch.mpiexec import NAMES
 
@@ -27,6 +28,17 @@ _TABLES = {
             "no exchange": "ours, no exchange",
         },
     ),
+}
+
+#: Columns of what slow networks are measured with, and their rows.
+_SLOW = {
+    "default": "ours",
+    "bfloat16": "ours, bfloat16",
+    "`PowerSGD(rank=2)`": "ours, PowerSGD, rank 2",
+    "`TopK(density=0.01)`": "ours, TopK, 1 %",
+    "`Quantization()`": "ours, Quantization, 8 bits",
+    "`accumulate=8`": "ours, accumulate 8",
+    "`LocalSGD(period=8)`": "ours, LocalSGD, period 8",
 }
 
 
@@ -71,8 +83,14 @@ def figure(name: str) -> str:
     return " to ".join(dict.fromkeys(ends)) + ("" if is_ratio else " ms")
 
 
-def table(part: str) -> Iterator[str]:
-    """Yield the lines of a table in Markdown for each MPI, in milliseconds."""
+def table(subject: str) -> Iterator[str]:
+    """Yield the lines of a table in Markdown."""
+    made = {"slow": _slow, "accuracy": _accuracy}.get(subject)
+    return made() if made else _times(subject)
+
+
+def _times(part: str) -> Iterator[str]:
+    """Yield a table for each MPI, in milliseconds."""
     where, columns = _TABLES[part]
     for mpi, content in load(part).items():
         groups = [g for g in content["groups"] if any(text in g.title for text in where)]
@@ -86,6 +104,44 @@ def table(part: str) -> Iterator[str]:
         yield ""
         yield f"Medians, {content['about']['date']}: {content['about']['machine']}."
         yield ""
+
+
+def _slow() -> Iterator[str]:
+    """Yield a row for each network and link: multiples of the time without any exchange."""
+    yield f"| | no exchange | {' | '.join(_SLOW)} |"
+    yield f"|---|{'---:|' * (1 + len(_SLOW))}"
+    for content in load("slow").values():
+        for group in content["groups"]:
+            without = milliseconds(group.row(group.baseline).median)
+            ratios = (group.ratio(row, group.baseline) for row in _SLOW.values())
+            cells = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+            yield f"| {group.title} | {without} ms | {' | '.join(cells)} |"
+
+
+def _accuracy() -> Iterator[str]:
+    """Yield a row for each setting: bytes, and the accuracy of the apps."""
+    groups = [group for content in load("convergence").values() for group in content["groups"]]
+    heads = [f"{group.key['app']}, %" for group in groups]
+    yield f"| | MB of ResNet-50 | {' | '.join(heads)} |"
+    yield f"|---|{'---:|' * (1 + len(groups))}"
+    sent = next(
+        group
+        for content in load("slow").values()
+        for group in content["groups"]
+        if group.key["network"] == "resnet50"
+    )
+    for head, name in _SLOW.items():
+        rows = [group.row(name.removeprefix("ours, ")) for group in groups]
+        if name == "ours":
+            rows = [group.row(group.baseline) for group in groups]
+        cells = [_mean_and_ends(row) if row.curves else "" for row in rows]
+        megabytes = sent.row(name).more["MB sent per host"]
+        yield f"| {head} | {megabytes:.3g} | {' | '.join(cells)} |"
+
+
+def _mean_and_ends(row: Measured) -> str:
+    last = [100 * curve[-1] for curve in row.curves]
+    return f"{statistics.fmean(last):.1f} ({min(last):.1f} to {max(last):.1f})"
 
 
 def _value(group: Group, rows: str) -> float | None:

@@ -57,7 +57,7 @@ def other_numpy(hosts: Hosts, local_path: Path) -> Iterator[str]:
 
 def test_hosts_are_fine(hosts: Hosts) -> None:
     first, second = hosts.names[:2]
-    needed = ["--script", str(MNIST / "train.py"), "--data", str(MNIST)]
+    needed = ["--script", str(MNIST / "train.py"), "--data", str(MNIST), "--parameters", "25.6e6"]
     shown = chainermn("doctor", "--json", "--host", f"{first}:1,{second}:1", *needed)
     rows = {row["name"]: row for row in json.loads(shown.stdout)["checks"]}
     for name, check in BY_NAME.items():
@@ -66,6 +66,8 @@ def test_hosts_are_fine(hosts: Hosts) -> None:
     # How fast the network is depends on what else the machine does.
     advice = r"on CPU, use create_communicator\('\w+'(, allreduce_grad_dtype='bfloat16')?\)"
     assert re.match(advice, rows["network"]["found"])
+    gradients = r"those of 25\.6 million take about .* s with float32, .*PowerSGD\(rank=2\)\. "
+    assert re.match(gradients, rows["gradients of the model"]["found"])
 
 
 def test_hosts_differ(

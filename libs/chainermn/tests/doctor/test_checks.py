@@ -544,6 +544,14 @@ def link_is_down(bench: Bench) -> Setup:
     return setup
 
 
+@wrong("gradients of the model", "no answer within", "firewall")
+def link_is_down_later(bench: Bench) -> Setup:
+    setup = two_hosts()
+    setup.parameters = 1e6
+    setup.outcomes["settings", "hosts"] = Outcome(failure="no answer within 60 s")
+    return setup
+
+
 # ---- the tests ----
 
 
@@ -566,8 +574,9 @@ def test_every_check_has_a_case() -> None:
 
 def test_fine_hosts() -> None:
     setup = two_hosts()
+    measured = ("all-reduce over the hosts", "network", "gradients of the model")
     for check in CHECKS:
-        if check.subject == "hosts" and check.name not in ("all-reduce over the hosts", "network"):
+        if check.subject == "hosts" and check.name not in measured:
             finding = check.examine(setup)
             assert finding.status is Status.GOOD, (check.name, finding)
 
@@ -681,7 +690,58 @@ def test_network(seconds: dict[str, tuple[float, float]], advice: str) -> None:
     assert f"flat {full:.1f} ms (in bfloat16 {half:.1f} ms)" in finding.found
 
 
+@pytest.mark.parametrize(
+    ("seconds", "said", "advice"),
+    [
+        pytest.param(
+            [(0.001, 0.011), (0.001, 0.006), (0.002, 0.003)],
+            ["1 s with float32", "0.5 s with bfloat16", "0.1 s with PowerSGD"],
+            "use the first for which that is so, of float32, bfloat16, PowerSGD; or",
+            id="slow",
+        ),
+        pytest.param(
+            [(0.0001, 0.0011), (0.0001, 0.001), (0.002, 0.004)],
+            ["0.1 s with float32", "0.09 s with bfloat16", "0.2 s with PowerSGD"],
+            "Use float32: nothing else is clearly faster",
+            id="fast",
+        ),
+        pytest.param(
+            [(0.001, 0.011), (0.001, 0.01), (0.002, 0.003)],
+            ["1 s with float32", "0.9 s with bfloat16", "0.1 s with PowerSGD"],
+            "for which that is so, of float32, PowerSGD; or",
+            id="one does not help",
+        ),
+        pytest.param(
+            [(0.002, 0.001), (0.002, 0.001), (0.002, 0.002)],
+            ["0.002 s with float32"],
+            "Use float32",
+            id="noise",
+        ),
+    ],
+)
+def test_gradients_of_a_model(
+    seconds: list[tuple[float, float]], said: list[str], advice: str
+) -> None:
+    setup = two_hosts()
+    setup.parameters = 26.1e6  # about a hundred times those of 1 MiB
+    answer = dict(zip(("float32", "bfloat16", "PowerSGD"), seconds, strict=True))
+    setup.outcomes["settings", "hosts"] = Outcome(answer)
+    finding = BY_NAME["gradients of the model"].examine(setup)
+    assert finding.status is Status.GOOD
+    assert finding.found.startswith("those of 26.1 million take about ")
+    assert [each for each in said if each not in finding.found] == []
+    assert advice in finding.found
+
+
+def test_gradients_without_their_number() -> None:
+    finding = BY_NAME["gradients of the model"].examine(two_hosts())
+    assert finding.status is Status.NOT_TRIED
+    assert "--parameters" in finding.found
+
+
 def test_nothing_leaves_one_host() -> None:
+    one_host = Setup(hosts=[("a", 4)], parameters=1e6)
+    assert "nothing leaves" in BY_NAME["gradients of the model"].examine(one_host).found
     for finding in (
         BY_NAME["network"].examine(Setup(hosts=[("a", 4)])),
         BY_NAME["ssh without a password"].examine(Setup(ranks=4)),

@@ -42,6 +42,18 @@ def test_exchange_is_timed_in_both_dtypes(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.mpi(2)
+def test_settings_are_timed_with_few_and_many_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(probes, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    answer = probes.settings()
+    if WORLD.rank:
+        assert answer is None
+        return
+    settings = ["float32", "allreduce_grad_dtype='bfloat16'", "compression=PowerSGD(rank=2)"]
+    assert answer == {setting: [1.0, 1.0] for setting in settings}
+
+
+@pytest.mark.mpi(2)
 def test_ranks_of_a_host_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probes.shared_memory() == (None if WORLD.rank else "")
     monkeypatch.setattr(library, "_DIRECTORY", Path("/nowhere"))

@@ -29,6 +29,12 @@ from chainermn.launch.options import forwarded, host_options, one_of
     type=click.Path(path_type=Path),
     help="File or folder that it reads; must be the same on every host that you name.",
 )
+@click.option(
+    "--parameters",
+    type=click.FloatRange(min=1),
+    metavar="NUMBER",
+    help="Parameters of your model, as 25.6e6: how to send its gradients between the hosts.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def doctor(
     ranks: int | None,
@@ -38,13 +44,14 @@ def doctor(
     forward: Sequence[str],
     script: Path | None,
     data: Path | None,
+    parameters: float | None,
     as_json: bool,
 ) -> None:
     """Find what is wrong with an installation, and say what to do.
 
-    With several hosts, also measure the network between them, and recommend a communicator and
-    its allreduce_grad_dtype. The exit code is 1 if anything is wrong. Paste the whole output into
-    a bug report.
+    With several hosts, also measure the network between them, and recommend a communicator, its
+    allreduce_grad_dtype and, for a number of parameters, a compression. The exit code is 1 if
+    anything is wrong. Paste the whole output into a bug report.
     """
     from chainermn.doctor import report  # rich takes longer to import than all the rest
 
@@ -55,6 +62,7 @@ def doctor(
         data=data,
         forward=forwarded(forward, os.environ),
         network=network,
+        parameters=parameters,
     )
     versions = report.versions()
     rows: Iterable[report.Row] = run_checks(CHECKS, setup)

@@ -131,32 +131,60 @@ def _is_exact(comm: Any, dtype: str) -> bool:
 
 def exchange() -> dict[str, Any] | None:
     """Return seconds for 1 MiB of gradients by communicator and wire dtype, and the default."""
-    import chainer
-    import numpy as np
-
     import chainermn
     from chainermn.communicators.registry import default_on_cpu
     from chainermn.transport.topology import Topology
 
     world = chainermn.create_communicator("naive")
-    model = chainer.Chain()
-    with model.init_scope():
-        model.weight = chainer.Parameter(np.zeros(1 << 18, np.float32))
-    model.weight.grad = np.zeros_like(model.weight.array)
-    seconds: dict[str, dict[str, float]] = {}
-    for name in usable(world.mpi_comm):
-        for dtype in ("float32", "bfloat16"):
-            comm = chainermn.create_communicator(name, allreduce_grad_dtype=dtype)
-            comm.multi_node_mean_grad(model)  # sets up connections and buffers
-            taken = []
-            for _ in range(3):
-                world.mpi_comm.Barrier()
-                start = time.perf_counter()
-                comm.multi_node_mean_grad(model)
-                taken.append(time.perf_counter() - start)
-            seconds.setdefault(name, {})[dtype] = min(taken)
+    seconds = {
+        name: {dtype: _seconds(world, 512, name, dtype) for dtype in ("float32", "bfloat16")}
+        for name in usable(world.mpi_comm)
+    }
     default = default_on_cpu(Topology.of(world.mpi_comm))
     return {"default": default, "seconds": seconds} if world.rank == 0 else None
+
+
+def settings() -> dict[str, list[float]] | None:
+    """Return seconds for gradients of 4 KiB and of 1 MiB by setting, with the default on CPU."""
+    import chainermn
+    from chainermn.communicators.registry import default_on_cpu
+    from chainermn.compression import PowerSGD
+    from chainermn.transport.topology import Topology
+
+    world = chainermn.create_communicator("naive")
+    name = default_on_cpu(Topology.of(world.mpi_comm))
+    tried: dict[str, tuple[str, Any]] = {
+        "float32": ("float32", None),
+        "allreduce_grad_dtype='bfloat16'": ("bfloat16", None),
+        "compression=PowerSGD(rank=2)": ("float32", PowerSGD(rank=2)),
+    }
+    seconds = {
+        setting: [_seconds(world, side, name, *how) for side in (32, 512)]
+        for setting, how in tried.items()
+    }
+    return seconds if world.rank == 0 else None
+
+
+def _seconds(world: Any, side: int, name: str, dtype: str, compression: Any = None) -> float:
+    """Return how long the gradient of a square matrix takes."""
+    import chainer
+    import numpy as np
+
+    import chainermn
+
+    comm = chainermn.create_communicator(name, allreduce_grad_dtype=dtype)
+    model = chainer.Chain()
+    with model.init_scope():
+        model.weight = chainer.Parameter(np.zeros((side, side), np.float32))
+    model.weight.grad = np.ones_like(model.weight.array)
+    compressor = None if compression is None else comm.create_compressor(compression)
+    taken = []
+    for _ in range(4):
+        world.mpi_comm.Barrier()
+        start = time.perf_counter()
+        comm.mean_grad_unless([], model, compressor=compressor)
+        taken.append(time.perf_counter() - start)
+    return min(taken[1:])  # the first sets up connections and buffers
 
 
 # ---- GPUs ----

@@ -43,6 +43,7 @@ class Setup:
     data: Path | None = None
     forward: Sequence[str] = ()  # variables to pass to other hosts
     network: str | None = None  # the only one for Open MPI to use
+    parameters: float | None = None  # how many the model has
     limit: float = 60.0  # seconds that one probe may take
     # What became of each probe so far, by its name, and by ``(name, "hosts")``.
     outcomes: dict[str | tuple[str, str], Outcome] = field(default_factory=dict)

@@ -132,6 +132,40 @@ def network(setup: Setup) -> Finding:
     return good(f"on CPU, use create_communicator({arguments}). 1 MiB of gradients: {measured}")
 
 
+@check("hosts", "gradients of the model", needs=["network"])
+def gradients(setup: Setup) -> Finding:
+    """Say how long the gradients of the user's model take, and what would make that shorter."""
+    if setup.parameters is None:
+        return not_tried(
+            "say by --parameters how many the model has, to be told how to send its gradients"
+        )
+    if len(setup.hosts or ()) < 2:
+        return good("all ranks are on one host: nothing leaves it, as they are is best")
+    outcome = setup.probe_hosts("settings")
+    if outcome.failure:
+        return bad(outcome.failure, "see what a firewall or a second network card drops")
+    times = {how: _time_of(setup.parameters, *two) for how, two in outcome.answer.items()}
+    first, *others = times
+    worth_it = [first]
+    for how in others:
+        if times[how] < WORTH_IT * times[worth_it[-1]]:
+            worth_it.append(how)
+    advice = f"Use {first}: nothing else is clearly faster"
+    if len(worth_it) > 1:
+        advice = (
+            "Overlap hides what is shorter than backward: use the first for which that is so, of "
+            f"{', '.join(worth_it)}; or exchange less often, by accumulate= or local="
+        )
+    said = ", ".join(f"{time:.2g} s with {how}" for how, time in times.items())
+    return good(f"those of {setup.parameters / 1e6:.3g} million take about {said}. {advice}")
+
+
+def _time_of(parameters: float, of_4_kib: float, of_1_mib: float) -> float:
+    """Return seconds for so many gradients, along the straight line through two measurements."""
+    per_byte = max(0.0, of_1_mib - of_4_kib) / (2**20 - 2**12)
+    return of_4_kib + per_byte * (4 * parameters - 2**12)
+
+
 def _list(by_host: Mapping[str, str]) -> str:
     return "; ".join(f"{host}: {text}" for host, text in by_host.items())
 
