@@ -44,7 +44,8 @@ def by_shared_memory(comm: MPI.Intracomm = WORLD) -> Reducer:
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (mpi_reducer, shared_memory):
         monkeypatch.setattr(module, "_CHUNK_BYTES", 256)
-    monkeypatch.setattr(mpi_reducer, "_SMALL_BYTES", 64)
+    for name in "_SMALL_BYTES", "_SMALL_BYTES_OF_TWO":
+        monkeypatch.setattr(mpi_reducer, name, 64)
 
 
 def finish(steps: Steps) -> object:

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from chainer.variable import VariableNode
 
 
-# Their messages are much smaller, so that latency weighs more.
-_FEWER_COMPRESSED_BUCKETS = 4
-
 AnyBucket: TypeAlias = "Bucket | CompressedBucket | EmbeddingBucket"
 
 
@@ -140,6 +137,7 @@ def make_buckets(
     parameters: Sequence[chainer.Parameter],
     limit: float,
     gpu_limit: float,
+    compressed_limit: float,
     wire: Wire,
     n_ranks: int,
     buffers: Buffers | None = None,
@@ -151,16 +149,17 @@ def make_buckets(
     Parameters
     ----------
     parameters : sequence of chainer.Parameter
-    limit, gpu_limit : float
-        Maximum size in bytes of a bucket in host memory and in GPU memory. A gradient of at least
-        this size gets a bucket to itself; if the limit is 0, every gradient does.
+    limit, gpu_limit, compressed_limit : float
+        Maximum size in bytes of a bucket in host memory, in GPU memory, and of gradients that are
+        compressed. A gradient of at least this size gets a bucket to itself; if the limit is 0,
+        every gradient does.
     wire : Wire
     n_ranks : int
     buffers : Buffers, optional
         Buffers that all buckets share, if only one bucket is in use at a time. By default each
         bucket has its own buffer, and even a single gradient is copied into it.
     compressor : Compressor, optional
-        Gradients that it compresses get buckets of their own, which may be larger.
+        Gradients that it compresses get buckets of their own.
     embeddings : set of VariableNode
         Parameters of which rows are sent, unless they are compressed.
     """
@@ -175,7 +174,7 @@ def make_buckets(
         kind = _Kind(dtype, is_on_gpu, is_compressed, has_rows)
         most = gpu_limit if is_on_gpu else limit
         if is_compressed:
-            kind, most = kind._replace(dtype=array.dtype), most * _FEWER_COMPRESSED_BUCKETS
+            kind, most = kind._replace(dtype=array.dtype), compressed_limit
         if array.nbytes >= most or has_rows:
             divided.append(([index], kind))
             continue

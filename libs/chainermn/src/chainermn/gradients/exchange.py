@@ -248,8 +248,11 @@ class GradientExchange:
             if limit is None:
                 one_host = self.topology.inter_size == 1
                 limit = _BUCKET_BYTES_ON_ONE_HOST if one_host else _BUCKET_BYTES
+            if compressor is not None and compressor.is_on:
+                # What is sent is so little that the time is that of the number of messages.
+                limit = gpu_limit = float("inf")
             known[key] = make_buckets(
-                *(agreed.parameters, limit, gpu_limit, wire),
+                *(agreed.parameters, limit, gpu_limit, float("inf"), wire),
                 *(self.topology.size, self._buffers, compressor, embeddings),
             )
         return known[key]

@@ -19,6 +19,8 @@ from chainermn.transport.reducer import Array
 # Measured at 1 Gbit/s: smaller buckets have more overhead, larger ones leave more to exchange
 # after backward.
 _BUCKET_BYTES = 2 << 20
+# Their messages are much smaller, so that latency weighs more.
+_COMPRESSED_BUCKET_BYTES = 8 << 20
 
 #: Returns an exchange that gathers and averages the gradients of a bucket.
 ExchangeOf: TypeAlias = Callable[[AnyBucket, Sequence[Array], Wire], Exchange]
@@ -48,7 +50,7 @@ class Plan:
         self.parameters = parameters
         self.follows_graph = follows_graph
         self.late: set[VariableNode] = set()
-        limits = _BUCKET_BYTES, _BUCKET_BYTES
+        limits = _BUCKET_BYTES, _BUCKET_BYTES, _COMPRESSED_BUCKET_BYTES
         self.buckets = make_buckets(
             parameters, *limits, wire, n_ranks, compressor=compressor, embeddings=embeddings
         )

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 # Arrays are sent in chunks, so that one is in transit while another is cast and summed.
 _CHUNK_BYTES = 1 << 20
 _CHUNKS_UNDER_WAY = 3
-# Up to this size, sending whole arrays to all ranks takes less time than sending shards twice.
-_SMALL_BYTES = 1 << 13
+# Up to this size, sending whole arrays to all ranks takes less time than sending shards twice,
+# which is two messages one after the other. Between two ranks it is as many bytes.
+_SMALL_BYTES, _SMALL_BYTES_OF_TWO = 1 << 13, 1 << 18
 
 
 class MpiReducer(Reducer):
@@ -40,7 +41,8 @@ class MpiReducer(Reducer):
         wire_dtype = wire_dtype or array.dtype
         length = _CHUNK_BYTES // wire_dtype.itemsize
         n_chunks = -(-array.size // length)
-        if array.size * wire_dtype.itemsize <= _SMALL_BYTES:
+        small = _SMALL_BYTES_OF_TWO if self.size == 2 else _SMALL_BYTES
+        if array.size * wire_dtype.itemsize <= small:
             yield from self._chunks[0].everything_to_everybody(array, divisor, wire_dtype)
             return
         for step in range(n_chunks + 2):
