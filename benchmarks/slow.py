@@ -93,7 +93,7 @@ def contestants(network: str) -> list[Contestant]:
     )
     return [
         chainer(NO_EXCHANGE, "dummy", overlap=False),
-        chainer("ours", overlap=True),
+        chainer("ours, overlap on", overlap=True),
         chainer("ours, bfloat16", overlap=True, dtype="bfloat16"),
         *compressed,
         overlapped,

@@ -32,7 +32,7 @@ _TABLES = {
 
 #: Columns of what slow networks are measured with, and their rows.
 _SLOW = {
-    "default": "ours",
+    "float32": "ours, overlap on",
     "bfloat16": "ours, bfloat16",
     "`PowerSGD(rank=2)`": "ours, PowerSGD, rank 2",
     "`TopK(density=0.01)`": "ours, TopK, 1 %",
@@ -132,11 +132,12 @@ def _accuracy() -> Iterator[str]:
     )
     for head, name in _SLOW.items():
         rows = [group.row(name.removeprefix("ours, ")) for group in groups]
-        if name == "ours":
+        if name == "ours, overlap on":
             rows = [group.row(group.baseline) for group in groups]
         cells = [_mean_and_ends(row) if row.curves else "" for row in rows]
-        megabytes = sent.row(name).more["MB sent per host"]
-        yield f"| {head} | {megabytes:.3g} | {' | '.join(cells)} |"
+        megabytes = sent.row(name).more.get("MB sent per host")
+        bytes_sent = "" if megabytes is None else f"{megabytes:.3g}"
+        yield f"| {head} | {bytes_sent} | {' | '.join(cells)} |"
 
 
 def _mean_and_ends(row: Measured) -> str:

@@ -112,6 +112,7 @@ class Cluster:
             links.connect(self.hosts(), bridged=not latency)
             if latency:
                 self._start_slow_switch(latency)
+            self._wait_for_links()
             if rate:
                 self.set_rate(rate)
         except BaseException:
@@ -131,6 +132,13 @@ class Cluster:
             if ended or time.monotonic() > deadline:
                 said = " ".join(log.read_text().split())
                 raise ClusterError(f"a host does not start: {said or 'it says nothing'}")
+            time.sleep(0.02)
+
+    def _wait_for_links(self) -> None:
+        deadline = time.monotonic() + _SECONDS_TO_START
+        while not all(map(links.is_running, self.hosts())):
+            if time.monotonic() > deadline:
+                raise ClusterError("a link between the hosts does not come up")
             time.sleep(0.02)
 
     def _start_slow_switch(self, latency: float) -> None:

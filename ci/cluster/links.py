@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -46,24 +45,22 @@ def connect(hosts: Sequence[Host], *, bridged: bool) -> None:
         network = f"{files.address(index)}/24"
         run_on(host, [["ip", "address", "add", network, "dev", "eth0"]])
         run_on(host, [["ip", "link", "set", "eth0", "up"]])
-    for host in hosts:
-        _wait_until_running(host)
 
 
-def _wait_until_running(host: Host) -> None:
-    """Wait for the kernel to notice, up to a second later, that the link has another end.
+def is_running(host: Host) -> bool:
+    """Tell whether the kernel has noticed, up to a second later, that both ends of a link are up.
 
     Until then UCX, and with it MPICH, does not use it.
     """
-    show = host.command("ip", "-brief", "link", "show", "eth0")
-    environment = requirements.environment()
-    while (
-        " UP "
-        not in subprocess.run(
-            show, check=True, capture_output=True, text=True, env=environment
-        ).stdout
-    ):
-        time.sleep(0.01)
+    shown = subprocess.run(
+        host.command("ip", "-brief", "link", "show", "eth0"),
+        check=True,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env=requirements.environment(),
+    )
+    return " UP " in shown.stdout
 
 
 def start_slow_switch(hosts: Sequence[Host], latency: float) -> subprocess.Popen[str]:

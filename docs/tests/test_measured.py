@@ -57,6 +57,38 @@ def test_what_was_not_measured_is_an_error(raw, name):
         measured.figure(name)
 
 
+@pytest.fixture
+def slow(raw, tmp_path):
+    sent = [0.0, 100.0, 50.0, 0.88]
+    names = ["ours, no exchange", "ours, overlap on", "ours, bfloat16", "ours, PowerSGD, rank 2"]
+    turns = [[0.2, 0.2], [0.4, 0.6], [], [0.2, 0.22]]
+    rows = [
+        Measured(name, seconds, {"MB sent per host": megabytes})
+        for name, seconds, megabytes in zip(names, turns, sent, strict=True)
+    ]
+    links = [Group("a net, slow", {"network": "resnet50"}, rows, names[0])]
+    curves = {"exact means": [[0.5, 0.91], [0.6, 0.93]], "PowerSGD, rank 2": [[0.9], [0.91]]}
+    rows = [Measured(name, [1.0, 1.0], {}, of_seeds) for name, of_seeds in curves.items()]
+    apps = [Group("an app", {"app": "mnist"}, rows, "exact means")]
+    for name, groups in {"slow-mpich": links, "convergence-mpich": apps}.items():
+        content = {"groups": [asdict(group) for group in groups]}
+        (tmp_path / f"raw/{name}.json").write_text(json.dumps(content))
+
+
+def test_table_of_slow_networks_has_multiples_of_no_exchange(slow):
+    head, _, row = measured.table("slow")
+    assert head.startswith("| | no exchange | float32 | bfloat16 | `PowerSGD(rank=2)` |")
+    assert row.startswith("| a net, slow | 200 ms | 2.50 |  | 1.05 |")
+
+
+def test_table_of_accuracy_has_means_of_seeds_and_their_ends(slow):
+    head, _, *rows = measured.table("accuracy")
+    assert head == "| | MB of ResNet-50 | mnist, % |"
+    assert rows[0] == "| float32 | 100 | 92.0 (91.0 to 93.0) |"
+    assert rows[1] == "| bfloat16 | 50 |  |"
+    assert rows[2] == "| `PowerSGD(rank=2)` | 0.88 | 90.5 (90.0 to 91.0) |"
+
+
 def figures_on_pages() -> list[str]:
     text = "\n".join(pages.read(page) for page in pages.PAGES)
     return re.findall(r"\{measured\}`(.+?)`", text)
@@ -90,6 +122,10 @@ ADVICE = {
     "iterations-mpich: conv net: two hosts: ours, double buffering / ours": "more",
     "iterations-mpich: ResNet-50: two hosts: ours, double buffering / ours": "more",
     "iterations: conv net: one host: original naive, threads left alone / original naive": "more",
+    "slow: two hosts: ours, PowerSGD, rank 2 / ours, overlap on": "less",
+    "slow: two hosts: ours, PowerSGD, rank 2 / ours, bfloat16": "less",
+    "slow: two hosts: ours, PowerSGD, rank 2 / PyTorch DDP": "less",
+    "slow: two hosts: 100 Mbit/s: ours, accumulate 8 / ours, overlap on": "less",
     "exchange: 2 ranks, one host: ours flat / ours single_node": "more",
     "exchange: 4 ranks, two hosts: ours two_dimensional / ours naive": "less",
 }

@@ -723,8 +723,12 @@ def test_gradients_of_a_model(
     seconds: list[tuple[float, float]], said: list[str], advice: str
 ) -> None:
     setup = two_hosts()
-    setup.parameters = 26.1e6  # about a hundred times those of 1 MiB
-    answer = dict(zip(("float32", "bfloat16", "PowerSGD"), seconds, strict=True))
+    setup.parameters = 26.1e6
+    names = ("float32", "bfloat16", "PowerSGD")
+    answer = {
+        name: [(1000, few), (262_000, many)]
+        for name, (few, many) in zip(names, seconds, strict=True)
+    }
     setup.outcomes["settings", "hosts"] = Outcome(answer)
     finding = BY_NAME["gradients of the model"].examine(setup)
     assert finding.status is Status.GOOD

@@ -160,10 +160,10 @@ def gradients(setup: Setup) -> Finding:
     return good(f"those of {setup.parameters / 1e6:.3g} million take about {said}. {advice}")
 
 
-def _time_of(parameters: float, of_4_kib: float, of_1_mib: float) -> float:
-    """Return seconds for so many gradients, along the straight line through two measurements."""
-    per_byte = max(0.0, of_1_mib - of_4_kib) / (2**20 - 2**12)
-    return of_4_kib + per_byte * (4 * parameters - 2**12)
+def _time_of(parameters: float, few: tuple[int, float], many: tuple[int, float]) -> float:
+    """Return seconds for so many gradients, on the straight line through two measurements."""
+    seconds_of_each = max(0.0, many[1] - few[1]) / (many[0] - few[0])
+    return few[1] + seconds_of_each * (parameters - few[0])
 
 
 def _list(by_host: Mapping[str, str]) -> str:
