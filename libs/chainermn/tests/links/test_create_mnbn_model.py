@@ -18,6 +18,12 @@ def comm() -> CommunicatorBase:
     return chainermn.create_communicator("naive")
 
 
+@pytest.fixture(autouse=True)
+def same_weights() -> None:
+    """Let all ranks make models with the same random weights."""
+    np.random.seed(0)
+
+
 class Block(chainer.Chain):
     def __init__(self) -> None:
         super().__init__()
