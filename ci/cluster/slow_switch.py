@@ -7,6 +7,7 @@ up to 64 KiB that only an interface would divide, so that 1 Gbit/s is little wor
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import select
 import socket
@@ -27,7 +28,8 @@ def main() -> None:
     delay = float(sys.argv[1])
     ports = [open_port(name) for name in sys.argv[2:]]
     # The ranks compute on the cores on which this runs too.
-    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    with contextlib.suppress(PermissionError):  # then it takes a little longer
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     print("ready", flush=True)
     pass_on(ports, delay)
 
@@ -51,7 +53,10 @@ def pass_on(ports: list[socket.socket], delay: float) -> None:
     while True:
         timeout = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
         for port in select.select(ports, [], [], timeout)[0]:
-            frame = port.recv(_MOST_BYTES)
+            try:
+                frame = port.recv(_MOST_BYTES)
+            except OSError:  # its link has gone down
+                continue
             receiver, sender = frame[_HEADER : _HEADER + 6], frame[_HEADER + 6 : _HEADER + 12]
             seen[sender] = port
             others = [other for other in ports if other is not port]
@@ -60,10 +65,8 @@ def pass_on(ports: list[socket.socket], delay: float) -> None:
         while waiting and waiting[0][0] <= time.monotonic():
             _, frame, to = waiting.popleft()
             for other in to:
-                try:
+                with contextlib.suppress(OSError):  # its link is down, or its queue full
                     other.send(frame)
-                except OSError:  # its link is down, or its queue full: the frame is lost
-                    continue
 
 
 if __name__ == "__main__":
