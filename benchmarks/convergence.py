@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import figures, report
+from benchmarks import report
 from benchmarks.figures import Group, Measured, load
 from benchmarks.harness import REPOSITORY, Place, Settings
 from benchmarks.slow import COMPRESSIONS
-from chainermn.launch.mpiexec import NAMES
 
 TITLE = "Accuracy of the apps"
 AS_IT_IS = "exact means"
@@ -91,23 +90,16 @@ def train(name: str, setting: dict[str, Any], seed: int, folder: str, quick: boo
 
 def write(part: str, title: str) -> None:
     """Write tables of the last values, and curves in one picture."""
-    lines = [f"![]({part}.png)", ""]
-    for mpi, content in load(part).items():
-        lines += [f"## {NAMES[mpi]}", "", *report.describe_run(content), ""]
-        for group in content["groups"]:
-            lines += [f"### {group.title}", "", *table(group), ""]
-    report.write_page(part, title, lines)
-    draw([group for content in load(part).values() for group in content["groups"]], part)
+    report.write(part, title, table, draw)
 
 
 def table(group: Group) -> list[str]:
     """Return the last value of each curve, in per cent, and how far means are from each other."""
-    n_seeds = len(group.row(AS_IT_IS).curves)
-    exact = last_values(group.row(AS_IT_IS))
-    heads = ["", *(f"seed {seed}" for seed in range(n_seeds)), "mean", "difference"]
+    exact = group.row(AS_IT_IS).last
+    heads = ["", *(f"seed {seed}" for seed in range(len(exact))), "mean", "difference"]
     lines = report.heads_of(heads)
     for row in group.rows:
-        values = last_values(row)
+        values = row.last
         mean = statistics.fmean(values)
         difference = mean - statistics.fmean(exact)
         cells = [f"{100 * value:.2f}" for value in (*values, mean)]
@@ -116,15 +108,11 @@ def table(group: Group) -> list[str]:
     return [*lines, "", f"- With {AS_IT_IS} the seed changes it by {spread:.2f}"]
 
 
-def last_values(row: Measured) -> list[float]:
-    """Return what was found after the last epoch, for each seed."""
-    return [curve[-1] for curve in row.curves]
-
-
-def draw(groups: list[Group], part: str) -> None:
+def draw(part: str, path: Path) -> None:
     """Draw the mean of the seeds after each epoch, and the least and the greatest."""
     from matplotlib import pyplot
 
+    groups = [group for content in load(part).values() for group in content["groups"]]
     figure, axes = pyplot.subplots(1, len(groups), figsize=(5 * len(groups), 4), squeeze=False)
     for axis, group in zip(axes.flat, groups, strict=True):
         for row in group.rows:
@@ -139,5 +127,5 @@ def draw(groups: list[Group], part: str) -> None:
         axis.grid(alpha=0.3)
     axes.flat[0].legend(fontsize=8, loc="lower right")
     figure.tight_layout()
-    figure.savefig(figures.RESULTS / f"{part}.png", dpi=100)
+    figure.savefig(path, dpi=100)
     pyplot.close(figure)

@@ -39,6 +39,11 @@ class Measured:
         """Return the median of the turns, in seconds."""
         return statistics.median(self.seconds)
 
+    @property
+    def last(self) -> list[float]:
+        """Return the ends of the curves."""
+        return [curve[-1] for curve in self.curves]
+
 
 @dataclass
 class Group:

@@ -8,7 +8,7 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -64,17 +64,6 @@ def _order(group: Group) -> tuple[bool, str, float]:
     """Return what sorts groups: one host before two, fast before slow."""
     slowest = max((row.median for row in group.rows if row.seconds), default=0.0)
     return "hosts" in group.title, group.key.get("place", ""), slowest
-
-
-def write(part: str, title: str) -> None:
-    """Write ``docs/results/PART.md`` and ``.png`` from all that has been saved."""
-    lines = [f"![]({part}.png)", ""]
-    for mpi, content in load(part).items():
-        lines += [f"## {NAMES[mpi]}", "", *describe_run(content), ""]
-        for group in content["groups"]:
-            lines += [f"### {group.title}", "", *table(group), ""]
-    write_page(part, title, lines)
-    draw(part, figures.RESULTS / f"{part}.png")
 
 
 def write_page(part: str, title: str, lines: Iterable[str]) -> None:
@@ -173,6 +162,31 @@ def draw(part: str, path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
+
+
+def write(
+    part: str,
+    title: str,
+    table_of: Callable[[Group], list[str]] = table,
+    draw_into: Callable[[str, Path], None] = draw,
+) -> None:
+    """Write ``docs/results/PART.md`` and ``.png`` from all that has been saved.
+
+    Parameters
+    ----------
+    part, title : str
+    table_of : callable
+        Returns the table of a group in Markdown.
+    draw_into : callable
+        Draws a part into a file.
+    """
+    lines = [f"![]({part}.png)", ""]
+    for mpi, content in load(part).items():
+        lines += [f"## {NAMES[mpi]}", "", *describe_run(content), ""]
+        for group in content["groups"]:
+            lines += [f"### {group.title}", "", *table_of(group), ""]
+    write_page(part, title, lines)
+    draw_into(part, figures.RESULTS / f"{part}.png")
 
 
 def _draw_bars(axis: Any, group: Group) -> None:

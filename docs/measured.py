@@ -141,7 +141,7 @@ def _accuracy() -> Iterator[str]:
 
 
 def _mean_and_ends(row: Measured) -> str:
-    last = [100 * curve[-1] for curve in row.curves]
+    last = [100 * value for value in row.last]
     return f"{statistics.fmean(last):.1f} ({min(last):.1f} to {max(last):.1f})"
 
 

@@ -52,15 +52,7 @@ def is_running(host: Host) -> bool:
 
     Until then UCX, and with it MPICH, does not use it.
     """
-    shown = subprocess.run(
-        host.command("ip", "-brief", "link", "show", "eth0"),
-        check=True,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        env=requirements.environment(),
-    )
-    return " UP " in shown.stdout
+    return " UP " in _run(host.command("ip", "-brief", "link", "show", "eth0"))
 
 
 def start_slow_switch(hosts: Sequence[Host], latency: float) -> subprocess.Popen[str]:
@@ -137,9 +129,9 @@ def run_on(host: Host, commands: Iterable[Command]) -> None:
         _run(host.command(*command))
 
 
-def _run(command: Command) -> None:
+def _run(command: Command) -> str:
     try:
-        subprocess.run(
+        ended = subprocess.run(
             command,
             check=True,
             capture_output=True,
@@ -150,3 +142,4 @@ def _run(command: Command) -> None:
     except subprocess.CalledProcessError as error:
         error.add_note(error.stderr)  # a traceback has no other place for it
         raise
+    return ended.stdout

@@ -25,11 +25,15 @@ from chainermn.transport.host import shared_memory as library
 WORLD = MPI.COMM_WORLD
 
 
-@pytest.mark.mpi(2)
-def test_exchange_is_timed_in_both_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A clock on which each look is a second after the one before.
+@pytest.fixture
+def steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each look at the clock be a second after the one before."""
     clock = itertools.count()
     monkeypatch.setattr(probes, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+
+
+@pytest.mark.mpi(2)
+def test_exchange_is_timed_in_both_dtypes(steady_clock: None) -> None:
     answer = probes.exchange()
     if WORLD.rank:
         assert answer is None
@@ -42,9 +46,7 @@ def test_exchange_is_timed_in_both_dtypes(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.mpi(2)
-def test_settings_are_timed_with_few_and_many_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = itertools.count()
-    monkeypatch.setattr(probes, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+def test_settings_are_timed_with_few_and_many_gradients(steady_clock: None) -> None:
     answer = probes.settings()
     if WORLD.rank:
         assert answer is None
