@@ -58,12 +58,28 @@ def average(
     return {name[1:]: parameter.grad.copy() for name, parameter in model.namedparams()}
 
 
+def unsent(compressor: Compressor, name: str) -> np.ndarray:
+    """Return what this rank has not sent yet of the gradients of a parameter."""
+    state, kind = compressor.state()[f"/{name}"], type(compressor.compression)
+    if "left" in state:
+        return state["total"] - (state["left"] @ state["own"]).reshape(-1)
+    return state[{PowerSGD: "total", TopK: "unsent", Quantization: "error"}[kind]]
+
+
 def make(compression: Compression, **kwds: Any) -> tuple[CommunicatorBase, Any, Compressor]:
     comm = chainermn.create_communicator("naive")
     return comm, model_of(**kwds), comm.create_compressor(compression)
 
 
+@pytest.fixture(params=["subtracted at once", "subtracted later"])
+def when_subtracted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have PowerSGD subtract what it has sent at once, or in the next step."""
+    if request.param == "subtracted later":
+        monkeypatch.setattr(power_sgd, "_SUBTRACTED_BYTES", 0)
+
+
 @pytest.mark.mpi(1, 2, 3)
+@pytest.mark.usefixtures("when_subtracted")
 @pytest.mark.parametrize("rank", [1, 2, 5])
 def test_power_sgd(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def initial(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -86,8 +102,42 @@ def test_power_sgd(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
             errors = [each - left @ (left.T @ each) for each in inputs]
             got = average(comm, fresh, compressor, step)[name]
             np.testing.assert_allclose(got.reshape(n, m), left @ right.T, rtol=1e-7, atol=1e-9)
-            own = compressor.state()[f"/{name}"]["error"]
+            own = unsent(compressor, name)
             np.testing.assert_allclose(own.reshape(n, m), errors[comm.rank], rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.mpi(2)
+def test_when_it_is_subtracted_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    for limits in ([1 << 30], [0], [0, 0, 1 << 30, 1 << 30], [5000, 0]):
+        comm, model, compressor = make(PowerSGD(rank=2), dtype=np.float32)
+        means = []
+        for step in range(STEPS):
+            monkeypatch.setattr(power_sgd, "_SUBTRACTED_BYTES", limits[step % len(limits)])
+            # The factor of the gradient changes, too.
+            for parameter in model.params():
+                parameter._loss_scale = 2.0 ** (step // 3)
+            means.append(average(comm, model, compressor, step))
+        results.append(means)
+    for means in results[1:]:
+        for one, other in zip(means, results[0], strict=True):
+            for name in SHAPES:
+                np.testing.assert_array_equal(one[name], other[name])
+
+
+@pytest.mark.mpi(1, 2)
+@pytest.mark.parametrize("compression", EVERY, ids=repr)
+def test_gradients_that_are_not_finite_are_forgotten(compression: Compression) -> None:
+    comm, model, compressor = make(compression)
+    for step in range(3):
+        average(comm, model, compressor, step)
+    model.cleargrads()
+    for parameter in model.params():
+        parameter.grad = np.full(parameter.shape, np.nan if comm.rank == 0 else 1.0)
+    comm.mean_grad_unless([], model, True, compressor)
+    for mean in average(comm, model, compressor, 4).values():
+        assert np.isfinite(mean).all()
+        assert mean.any()
 
 
 @pytest.mark.mpi(1, 2, 3)
@@ -150,6 +200,7 @@ def test_quantization(bits: int) -> None:
 
 
 @pytest.mark.mpi(1, 2, 3)
+@pytest.mark.usefixtures("when_subtracted")
 @pytest.mark.parametrize(
     "compression", [c for c in EVERY if not getattr(c, "momentum", 0)], ids=repr
 )
@@ -161,14 +212,13 @@ def test_nothing_is_lost(compression: Compression) -> None:
         for name, mean in average(comm, model, compressor, step).items():
             applied[name] += mean
     for name, shape in SHAPES.items():
-        state = compressor.state()[f"/{name}"]
-        unsent = state["unsent" if "unsent" in state else "error"].reshape(shape)
-        unsent = np.mean(comm.allgather_obj(unsent), axis=0)
+        own = unsent(compressor, name).reshape(shape)
+        left_out = np.mean(comm.allgather_obj(own), axis=0)
         expected = sum(
             gradient(name, rank, step) for rank in range(comm.size) for step in range(STEPS)
         )
-        np.testing.assert_allclose(applied[name] + unsent, expected / comm.size, atol=1e-6)
-        assert abs(unsent).max() > 0
+        np.testing.assert_allclose(applied[name] + left_out, expected / comm.size, atol=1e-6)
+        assert abs(left_out).max() > 0
 
 
 @pytest.mark.mpi(2, 3)
@@ -230,9 +280,9 @@ def test_gradients_of_low_rank_are_exact() -> None:
         model.a.grad = u @ v if step >= 2 else np.zeros((40, 30))
         comm.mean_grad_unless([], model, True, compressor)
         np.testing.assert_allclose(model.a.grad, u @ v if step >= 2 else 0, atol=1e-9)
-        state = compressor.state()["/a"]
-        assert abs(state["error"]).max() < 1e-9
-        np.testing.assert_allclose(np.linalg.norm(state["right"], axis=1), 1)
+        assert abs(unsent(compressor, "a")).max() < 1e-9
+        right = compressor.state()["/a"]["right"]
+        np.testing.assert_allclose(np.linalg.norm(right, axis=1), 1)
 
 
 @pytest.mark.parametrize("size", [1, 5, 1000, 20_000])

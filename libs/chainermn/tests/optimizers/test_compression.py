@@ -142,7 +142,7 @@ def test_starts_later(overlap: bool) -> None:
     assert_equal(values(net), values(plain))
     assert not optimizer.unsent().arrays
     train(optimizer, comm, [3])
-    assert left_by(optimizer)["/a/W error"].any()
+    assert left_by(optimizer)["/a/W total"].any()
     assert_replicas(comm, net)
 
 
@@ -354,8 +354,8 @@ def test_a_snapshot_of_an_optimizer_alone(shared_tmp_path: Path) -> None:
     comm.allgather_obj(None)
     (file,) = shared_tmp_path.glob("optimizer*")
     with np.load(file) as saved:
-        errors = [saved[f"unsent/rank{rank}/predictor/a/W/error"] for rank in range(2)]
-    own = trainer.updater.get_optimizer("main").unsent().arrays["/predictor/a/W"]["error"]
+        errors = [saved[f"unsent/rank{rank}/predictor/a/W/total"] for rank in range(2)]
+    own = trainer.updater.get_optimizer("main").unsent().arrays["/predictor/a/W"]["total"]
     np.testing.assert_array_equal(own, errors[comm.rank])
     assert not np.array_equal(*errors)
 
@@ -409,7 +409,7 @@ def test_a_plain_snapshot_of_rank_0(
         train(optimizer, comm, [3])
     assert [reason in str(each.message) for each in caught] == [True] * (comm.rank == 0)
     assert_replicas(comm, net)
-    assert left_by(optimizer)["/a/W error"].any()
+    assert left_by(optimizer)["/a/W total"].any()
 
 
 @pytest.mark.parametrize("format", ["npz", "hdf5"])

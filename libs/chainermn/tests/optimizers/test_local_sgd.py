@@ -164,7 +164,7 @@ def test_with_compression() -> None:
     compression = PowerSGD(rank=1, min_ratio=1)
     optimizer = train(comm, "sgd", LocalSGD(period=3), 12, compression=compression)
     assert_replicas(comm, optimizer.target)
-    assert optimizer.unsent().arrays["/a/W"]["error"].any()
+    assert optimizer.unsent().arrays["/a/W"]["total"].any()
 
 
 @pytest.mark.mpi(2)

@@ -20,7 +20,6 @@ class Tensor(NamedTuple):
 
     name: str
     gradient: Array  # flat; read-only
-    loss_scale: float | None
     memory: Memory
 
 
@@ -53,6 +52,9 @@ class Compression(ABC):
 
     #: Names of the arrays that are remembered of each parameter.
     remembers: ClassVar[tuple[str, ...]]
+    #: Whether `exchange` also takes gradients that are not compressed, and averages them exactly:
+    #: in a message that it sends anyway they cost no latency.
+    takes_all: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self._check("start_iteration", 0)

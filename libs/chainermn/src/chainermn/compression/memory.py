@@ -20,7 +20,7 @@ class Memory:
     """Arrays by name, whose next values take their places only when `commit` is called.
 
     So an exchange whose means are not used, because gradients have changed since or are not
-    finite, leaves no trace.
+    finite, leaves no trace, unless it works in place.
 
     Parameters
     ----------
@@ -47,6 +47,7 @@ class Memory:
         self._next: dict[str, Array] = {}
         self._next_loss_scale = 1.0
         self._spare: dict[str, Array] = {}
+        self._in_place = False
 
     @property
     def size(self) -> int:
@@ -67,18 +68,34 @@ class Memory:
         """Return an array of host memory, copied to the memory of the parameter if need be."""
         return the_gpu().upload(array) if on_gpu(self._like) else array
 
-    def add(
-        self, name: str, gradient: Array, loss_scale: float | None, decay: float = 1.0
-    ) -> Array:
+    def start(self, loss_scale: float | None, in_place: bool) -> None:
+        """Begin to set next values; any that have not been committed are forgotten.
+
+        Parameters
+        ----------
+        loss_scale : float or None
+            The loss scale of the gradient. If it has changed, the arrays follow it. None: that of
+            the arrays, for a gradient of zeros.
+        in_place : bool
+            Whether to overwrite the present values, which takes less time and memory. If the next
+            ones are not committed after all, there is nothing left to go on from.
+        """
+        self.discard()
+        self._in_place = in_place
+        self._next_loss_scale = loss_scale or self.loss_scale
+
+    @property
+    def factor(self) -> float:
+        """How much larger the loss scale of the next values is than that of the present ones."""
+        return self._next_loss_scale / self.loss_scale
+
+    def add(self, name: str, gradient: Array, decay: float = 1.0) -> Array:
         """Set the next value of an array to ``decay`` times its value plus the gradient.
 
         Parameters
         ----------
         name : str
         gradient : array of shape (size,)
-        loss_scale : float or None
-            The loss scale of the gradient. If it has changed, the array follows it. None: that of
-            the array, for a gradient of zeros.
         decay : float
 
         Returns
@@ -86,12 +103,7 @@ class Memory:
         array of shape (size,)
             The next value, which may be changed.
         """
-        self._next_loss_scale = loss_scale or self.loss_scale
-        factor = decay * (self._next_loss_scale / self.loss_scale)
-        result = self._next.pop(name, self._spare.pop(name, None))
-        if result is None:
-            result = self.zeros(self.size)
-        self._next[name] = result
+        result, factor = self.next(name), decay * self.factor
         xp = chainer.backend.get_array_module(gradient)
         if name not in self.arrays:
             result[...] = gradient
@@ -100,6 +112,17 @@ class Memory:
         else:
             xp.multiply(self.arrays[name], factor, out=result)
             xp.add(result, gradient, out=result)
+        return result
+
+    def next(self, name: str) -> Array:
+        """Return an array of shape (size,) for the next value, to be filled.
+
+        In place, it is the present one.
+        """
+        result = self.arrays.get(name) if self._in_place else self._spare.pop(name, None)
+        if result is None:
+            result = self.zeros(self.size)
+        self._next[name] = result
         return result
 
     def set(self, name: str, array: Array) -> None:
@@ -112,12 +135,17 @@ class Memory:
 
     def commit(self) -> None:
         """Let the next values take their places."""
-        for name, array in self._next.items():
-            if name in self.arrays:
-                self._spare[name] = self.arrays[name]
-            self.arrays[name] = array
-        self._next = {}
+        self._spare = {} if self._in_place else self.arrays
+        self.arrays, self._next = self._next, {}
         self.loss_scale = self._next_loss_scale
+
+    def discard(self) -> None:
+        """Forget the next values of all arrays, if there are any."""
+        if self._next and self._in_place:
+            self.arrays = {}
+        elif self._next:
+            self._spare.update(self._next)
+        self._next = {}
 
     def state(self) -> dict[str, Any]:
         """Return what is remembered, for a snapshot."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple
@@ -23,6 +24,9 @@ from chainermn.transport.reducer import Array, padded_length
 # A block of rows stays in the second-level cache while it is used several times, and is so small
 # that BLAS multiplies it by a thin matrix without copying it first, which takes half the time.
 _BLOCK_BYTES = 1 << 18
+# The first so many bytes of totals are subtracted from while a message is under way. With more the
+# message would be there before, and subtracting in the next step takes less time.
+_SUBTRACTED_BYTES = 8 << 20
 # A column depends on others if this is left of its length.
 _DEPENDENT = 1e-6
 # Of the matrices that show how BLAS rounds, also where its blocks end.
@@ -49,13 +53,15 @@ class PowerSGD(Compression):
 
     Notes
     -----
-    Each rank needs memory for two more copies of the gradients.
+    Each rank needs memory for one more copy of the gradients; for two, with overlap or with loss
+    scaling.
     """
 
     rank: int = 4
     min_ratio: float = 2.0
 
-    remembers: ClassVar[tuple[str, ...]] = ("error", "right")
+    remembers: ClassVar[tuple[str, ...]] = ("total", "left", "own", "right")
+    takes_all: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,72 +84,120 @@ class PowerSGD(Compression):
 
     @override
     def exchange(self, tensors: Sequence[Tensor], collectives: Collectives, step: int) -> Exchange:
-        matrices = [self._begin(tensor) for tensor in tensors]
-        lefts = _Parts([(len(m.values), len(m.right)) for m in matrices], tensors, collectives)
+        matrices = [self._matrix_of(t) for t in tensors if self.compresses(t.memory.shape)]
+        exact = [tensor for tensor in tensors if not self.compresses(tensor.memory.shape)]
+        zeros, size = tensors[0].memory.zeros, collectives.size
+        shapes = [matrix.left_shape for matrix in matrices] + [(t.memory.size,) for t in exact]
+        message, parts = _message(shapes, zeros, size)
+        lefts, means = parts[: len(matrices)], parts[len(matrices) :]
         for matrix, left in zip(matrices, lefts, strict=True):
-            _project(matrix.values, matrix.right, left)
-        yield from collectives.mean(lefts.buffer)
-        rights = _Parts([m.right.shape for m in matrices], tensors, collectives)
-        for matrix, left, right in zip(matrices, lefts, rights, strict=True):
-            _orthonormalise(left)
-            _project_transposed(matrix.values, left, right)
-        own = rights.buffer.copy()
-        steps = collectives.mean(rights.buffer)
-        # The errors are computed while the first message is under way.
-        first = next(steps, None)
-        for matrix, left, right in zip(matrices, lefts, rights.parts_of(own), strict=True):
-            _subtract_product(matrix.values, left, right)
-        if first is not None:
-            yield first
-            yield from steps
-        for tensor, right in zip(tensors, rights, strict=True):
-            initial = tensor.memory.place(_random(tensor.name, right.shape))
-            tensor.memory.set("right", _warm_start(right, initial))
-        xp = get_array_module(rights.buffer)
-        is_finite = xp.isfinite(lefts.buffer).all() & xp.isfinite(rights.buffer).all()
-        pairs = zip(lefts, rights, strict=True)
-        return Means([partial(_write_product, left, right) for left, right in pairs], is_finite)
+            matrix.add_up(left)
+        for tensor, mean in zip(exact, means, strict=True):
+            mean[...] = tensor.gradient
+        yield from collectives.mean(message)
+        xp = get_array_module(message)
+        is_finite = xp.isfinite(message).all()
+        write = {t.name: partial(_write, mean) for t, mean in zip(exact, means, strict=True)}
+        if matrices:
+            shapes = [matrix.right.shape for matrix in matrices]
+            message, rights = _message(shapes, zeros, size)
+            for matrix, left, right in zip(matrices, lefts, rights, strict=True):
+                _orthonormalise(left)
+                _project_transposed(matrix.total, left, right)
+            own = _parts(message.copy(), shapes)
+            steps = collectives.mean(message)
+            under_way = next(steps, None)
+            n_bytes = 0
+            for matrix, left, sent in zip(matrices, lefts, own, strict=True):
+                n_bytes += matrix.total.nbytes
+                matrix.remember_sent(left, sent, subtract=n_bytes <= _SUBTRACTED_BYTES)
+            if under_way is not None:
+                yield under_way
+                yield from steps
+            is_finite &= xp.isfinite(message).all()
+            for matrix, left, right in zip(matrices, lefts, rights, strict=True):
+                matrix.remember_start(right)
+                write[matrix.tensor.name] = partial(_write_product, left, right)
+        return Means([write[tensor.name] for tensor in tensors], is_finite)
 
-    def _begin(self, tensor: Tensor) -> _Matrix:
-        name, gradient, loss_scale, memory = tensor
+    def _matrix_of(self, tensor: Tensor) -> _Matrix:
+        name, _, memory = tensor
         n, m = _matrix_shape(memory.shape)
         rank = self._rank_of(n, m)
         right = memory.arrays.get("right")
         if right is None:
             right = memory.place(_random(name, (rank, m)).astype(memory.dtype))
-        return _Matrix(memory.add("error", gradient, loss_scale).reshape(n, m), right)
+        return _Matrix(tensor, right, memory.next("total").reshape(n, m))
 
     def _rank_of(self, n: int, m: int) -> int:
         return min(self.rank, n, m)
 
 
 class _Matrix(NamedTuple):
-    values: Array  # gradient and error; at last the next error
+    """A gradient as a matrix.
+
+    The total of one step, less the product that has been sent, is what has been left out, with
+    which the total of the next begins. The product may be subtracted only then, block by block,
+    while each block is in the cache for what follows.
+    """
+
+    tensor: Tensor
     right: Array  # of shape (rank, number of columns)
+    total: Array  # of the gradient and of what has been left out; set by `add_up`
+
+    @property
+    def left_shape(self) -> tuple[int, int]:
+        return len(self.total), len(self.right)
+
+    def add_up(self, left: Array) -> None:
+        """Set the total, and ``left`` to its product with the transpose of ``right``."""
+        shape, memory = self.total.shape, self.tensor.memory
+        arrays, factor = memory.arrays, memory.factor
+        gradient = self.tensor.gradient.reshape(shape)
+        before = arrays["total"].reshape(shape) if "total" in arrays else None
+        xp = get_array_module(left)
+        for rows in _blocks(self.total):
+            block = self.total[rows]
+            if before is None:
+                block[...] = gradient[rows]
+            elif "left" not in arrays and factor == 1:
+                xp.add(before[rows], gradient[rows], out=block)
+            else:
+                sent = _product(arrays["left"][rows], arrays["own"]) if "left" in arrays else 0
+                xp.subtract(before[rows], sent, out=block)
+                block *= factor
+                block += gradient[rows]
+            xp.matmul(block, self.right.T, out=left[rows])
+
+    def remember_sent(self, left: Array, own: Array, subtract: bool) -> None:
+        """Subtract the product that this rank has sent, or remember to do so in the next step."""
+        if subtract:
+            _subtract_product(self.total, left, own)
+        else:
+            self.tensor.memory.set("left", left)
+            self.tensor.memory.set("own", own)
+
+    def remember_start(self, mean: Array) -> None:
+        """Remember where the next power iteration starts."""
+        memory = self.tensor.memory
+        initial = memory.place(_random(self.tensor.name, mean.shape))
+        memory.set("right", _warm_start(mean, initial))
 
 
-class _Parts:
-    """Matrices that are parts of one buffer, which is padded for `Collectives.mean`."""
+def _message(
+    shapes: Sequence[tuple[int, ...]], zeros: Callable[[int], Array], n_ranks: int
+) -> tuple[Array, list[Array]]:
+    """Return a buffer for `Collectives.mean`, and arrays of these shapes that are parts of it."""
+    buffer = zeros(padded_length(sum(map(math.prod, shapes)), n_ranks))
+    return buffer, _parts(buffer, shapes)
 
-    def __init__(
-        self,
-        shapes: Sequence[tuple[int, ...]],
-        tensors: Sequence[Tensor],
-        collectives: Collectives,
-    ) -> None:
-        self._shapes = shapes
-        length = sum(map(math.prod, shapes))
-        self.buffer = tensors[0].memory.zeros(padded_length(length, collectives.size))
 
-    def __iter__(self) -> Iterator[Array]:
-        return self.parts_of(self.buffer)
-
-    def parts_of(self, buffer: Array) -> Iterator[Array]:
-        start = 0
-        for shape in self._shapes:
-            end = start + math.prod(shape)
-            yield buffer[start:end].reshape(shape)
-            start = end
+def _parts(buffer: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
+    ends = itertools.accumulate(map(math.prod, shapes))
+    return [
+        buffer[end - math.prod(shape) : end].reshape(shape)
+        for end, shape in zip(ends, shapes, strict=True)
+    ]
 
 
 def _matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -164,13 +218,6 @@ def _blocks(matrix: Array) -> Iterator[slice]:
     return (slice(start, start + rows) for start in range(0, len(matrix), rows))
 
 
-def _project(matrix: Array, right: Array, out: Array) -> None:
-    """Set ``out`` to the product of a matrix and the transpose of ``right``."""
-    xp = get_array_module(matrix)
-    for rows in _blocks(matrix):
-        xp.matmul(matrix[rows], right.T, out=out[rows])
-
-
 def _project_transposed(matrix: Array, left: Array, out: Array) -> None:
     """Add to ``out`` the product of the transpose of ``left`` and a matrix."""
     for rows in _blocks(matrix):
@@ -185,12 +232,13 @@ def _orthonormalise(left: Array) -> None:
     """
     xp = get_array_module(left)
     columns = xp.ascontiguousarray(left.T, np.float64)
+    before = _length(columns)
     for index, column in enumerate(columns):
-        before = _length(column)
-        for other in columns[:index]:
-            column -= (column * other).sum() * other
         length = _length(column)
-        column *= xp.where(length <= _DEPENDENT * before, 0, 1) / xp.where(length == 0, 1, length)
+        is_dependent = length <= _DEPENDENT * before[index]
+        column *= xp.where(is_dependent, 0, 1) / xp.where(length == 0, 1, length)
+        if len(others := columns[index + 1 :]):
+            others -= (others * column).sum(-1)[:, None] * column
     left[...] = columns.T
 
 
@@ -201,9 +249,16 @@ def _length(vector: Array) -> Array:
 def _warm_start(right: Array, initial: Array) -> Array:
     """Return the rows with a length of 1. Initial rows replace those that are zero."""
     rows = right.astype(np.float64)
-    rows = get_array_module(right).where(_length(rows)[:, None] == 0, initial, rows)
-    rows /= _length(rows)[:, None]
+    length = _length(rows)[:, None]
+    if (length == 0).any():
+        rows = get_array_module(right).where(length == 0, initial, rows)
+        length = _length(rows)[:, None]
+    rows /= length
     return rows.astype(right.dtype)
+
+
+def _write(mean: Array, out: Array) -> None:
+    out[...] = mean
 
 
 def _subtract_product(matrix: Array, left: Array, right: Array) -> None:

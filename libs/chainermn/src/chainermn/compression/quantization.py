@@ -44,7 +44,8 @@ class Quantization(Compression):
 
     Notes
     -----
-    Each rank needs memory for two more copies of the gradients.
+    Each rank needs memory for one more copy of the gradients; for two, with overlap or with loss
+    scaling.
     """
 
     bits: int = 8
@@ -68,7 +69,7 @@ class Quantization(Compression):
     def exchange(self, tensors: Sequence[Tensor], collectives: Collectives, step: int) -> Exchange:
         size, rank = collectives.size, collectives.rank
         wire = _Wire(self, [tensor.memory for tensor in tensors], size)
-        errors = [t.memory.add("error", t.gradient, t.loss_scale) for t in tensors]
+        errors = [t.memory.add("error", t.gradient) for t in tensors]
         received = yield from collectives.alltoall(wire.encode(errors, size))
         shards = [_mean(wire.of_all(received, k), t.memory) for k, t in enumerate(tensors)]
         message = wire.encode(shards, 1)

@@ -48,8 +48,9 @@ class TopK(Compression):
 
     Notes
     -----
-    Each rank needs memory for two more copies of the gradients, or four with momentum. All ranks
-    receive the elements of all others, so use it on few ranks.
+    Each rank needs memory for one more copy of the gradients, or two with momentum; twice that
+    with overlap or with loss scaling. All ranks receive the elements of all others, so use it on
+    few ranks.
     """
 
     density: float = 0.01
@@ -104,10 +105,10 @@ class TopK(Compression):
         return Means(writes, bool(np.isfinite(all_values).all()))
 
     def _accumulate(self, tensor: Tensor) -> Array:
-        _, gradient, loss_scale, memory = tensor
+        _, gradient, memory = tensor
         if self.momentum:
-            gradient = memory.add("velocity", gradient, loss_scale, self.momentum)
-        return memory.add("unsent", gradient, loss_scale)
+            gradient = memory.add("velocity", gradient, self.momentum)
+        return memory.add("unsent", gradient)
 
     def _count(self, size: int, step: int) -> int:
         """Return how many elements of a gradient each rank sends."""

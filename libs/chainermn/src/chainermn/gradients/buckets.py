@@ -159,7 +159,7 @@ def make_buckets(
         Buffers that all buckets share, if only one bucket is in use at a time. By default each
         bucket has its own buffer, and even a single gradient is copied into it.
     compressor : Compressor, optional
-        Gradients that it compresses get buckets of their own.
+        Gradients that it takes get buckets of their own.
     embeddings : set of VariableNode
         Parameters of which rows are sent, unless they are compressed.
     """
@@ -168,9 +168,10 @@ def make_buckets(
     for index, parameter in enumerate(parameters):
         array = parameter.array
         is_on_gpu = on_gpu(array)
-        is_compressed = compressor is not None and compressor.compresses(parameter)
+        has_rows = parameter.node in embeddings
+        is_compressed = compressor is not None and compressor.takes(parameter, has_rows)
+        has_rows &= not is_compressed
         dtype = wire.gpu if is_on_gpu and wire.gpu else array.dtype
-        has_rows = parameter.node in embeddings and not is_compressed
         kind = _Kind(dtype, is_on_gpu, is_compressed, has_rows)
         most = gpu_limit if is_on_gpu else limit
         if is_compressed:
@@ -190,7 +191,7 @@ def make_buckets(
     def make(members: list[int], kind: _Kind) -> AnyBucket:
         of_bucket = [parameters[index] for index in members]
         if kind.is_compressed and compressor is not None:
-            return CompressedBucket(members, of_bucket, compressor)
+            return CompressedBucket(members, of_bucket, compressor, buffers is None)
         if kind.has_rows:
             return EmbeddingBucket(members, of_bucket[0], wire.host)
         return Bucket(members, of_bucket, kind.dtype, n_ranks, buffers)

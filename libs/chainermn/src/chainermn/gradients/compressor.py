@@ -59,9 +59,14 @@ class Compressor:
         """Learn the names of the parameters, under which things are remembered."""
         self._names = {parameter.node: name for name, parameter in named_parameters(model)}
 
-    def compresses(self, parameter: chainer.Parameter) -> bool:
-        """Tell whether the gradient of this parameter is compressed by now."""
-        return self.is_on and self.compression.compresses(parameter.shape)
+    def takes(self, parameter: chainer.Parameter, has_rows: bool) -> bool:
+        """Tell whether the gradient of this parameter is exchanged by the compression by now.
+
+        ``has_rows`` tells whether only rows of it are sent otherwise.
+        """
+        compression = self.compression
+        takes_uncompressed = compression.takes_all and not has_rows
+        return self.is_on and (takes_uncompressed or compression.compresses(parameter.shape))
 
     def memory_of(self, parameter: chainer.Parameter) -> tuple[str, Memory]:
         """Return the name of a parameter, and what is remembered of it."""
@@ -78,7 +83,7 @@ class Compressor:
     ) -> None:
         """Remember what the exchange has left, now that its means are the gradients.
 
-        If one is not finite, nothing changes: with loss scaling, Chainer skips the whole step.
+        If one is not finite, it is forgotten: with loss scaling, Chainer skips the whole step.
         """
         compressed = [bucket for bucket in buckets if isinstance(bucket, CompressedBucket)]
         if all(bucket.is_finite for bucket in compressed) and all(
@@ -88,6 +93,9 @@ class Compressor:
         ):
             for bucket in compressed:
                 bucket.commit()
+        else:
+            for bucket in compressed:
+                bucket.discard()
         self.n_exchanges += 1
 
     def copy(self) -> Compressor:
@@ -105,7 +113,9 @@ class Compressor:
 
     def state(self) -> State:
         """Return what this rank remembers."""
-        of_memories = {name: memory.state() for name, memory in self._memories.items()}
+        of_memories = {
+            name: memory.state() for name, memory in self._memories.items() if memory.arrays
+        }
         return {**self._loaded, **of_memories}
 
     def load(self, n_exchanges: int, state: State) -> None:
@@ -121,15 +131,20 @@ class Compressor:
 
 
 class CompressedBucket:
-    """Gradients that are compressed, and exchanged together; otherwise as a `Bucket`."""
+    """Gradients that a compression exchanges together; otherwise as a `Bucket`.
+
+    ``may_be_discarded`` tells whether gradients may still change while they are exchanged.
+    """
 
     def __init__(
         self,
         members: Sequence[int],
         parameters: Sequence[chainer.Parameter],
         compressor: Compressor,
+        may_be_discarded: bool,
     ) -> None:
         self.members = members
+        self._may_be_discarded = may_be_discarded
         self.on_gpu = on_gpu(parameters[0].array)
         self._parameters = parameters
         self._compressor = compressor
@@ -137,12 +152,13 @@ class CompressedBucket:
 
     def gather(self, gradients: Sequence[Array]) -> None:
         """Take one-dimensional contiguous gradients, which must not change until `scatter`."""
-        self._tensors = [
-            Tensor(name, gradient, parameter._loss_scale, memory)
-            for (name, memory), parameter, gradient in zip(
-                self._memories, self._parameters, gradients, strict=True
-            )
-        ]
+        self._tensors = []
+        for (name, memory), parameter, gradient in zip(
+            self._memories, self._parameters, gradients, strict=True
+        ):
+            in_place = not self._may_be_discarded and parameter._loss_scale is None
+            memory.start(parameter._loss_scale, in_place)
+            self._tensors.append(Tensor(name, gradient, memory))
 
     def exchange(self, collectives: Collectives) -> Steps:
         """Average the gradients over the ranks."""
@@ -182,3 +198,8 @@ class CompressedBucket:
         """Remember what the exchange has left."""
         for _, memory in self._memories:
             memory.commit()
+
+    def discard(self) -> None:
+        """Forget the exchange, whose means are of no use."""
+        for _, memory in self._memories:
+            memory.discard()
