@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,13 +19,17 @@ from benchmarks.slow import COMPRESSIONS
 
 TITLE = "Accuracy of the apps"
 AS_IT_IS = "exact means"
+_LATER = 100  # steps, a tenth of those of the shortest training that is more than a toy
 SETTINGS: dict[str, dict[str, Any]] = {
     AS_IT_IS: {},
-    **{
-        name: {"compression": COMPRESSIONS[name]}
-        for name in ("PowerSGD, rank 2", "TopK, 1 %", "Quantization, 8 bits")
+    "PowerSGD, rank 2": {"compression": COMPRESSIONS["PowerSGD, rank 2"]},
+    f"PowerSGD, rank 4, from step {_LATER}": {
+        "compression": {**COMPRESSIONS["PowerSGD, rank 4"], "start_iteration": _LATER}
     },
-    "LocalSGD, period 8": {"local": 8},
+    "TopK, 1 %": {"compression": COMPRESSIONS["TopK, 1 %"]},
+    "Quantization, 8 bits": {"compression": COMPRESSIONS["Quantization, 8 bits"]},
+    "LocalSGD, period 8": {"local": {"period": 8}},
+    f"LocalSGD, period 8, from step {_LATER}": {"local": {"period": 8, "start_iteration": _LATER}},
 }
 SEEDS = range(3)
 PLACE = Place("2 ranks, one host", (2,))
@@ -48,13 +52,20 @@ APPS = {
 def measure(settings: Settings) -> Iterator[Group | str]:
     """Yield a group for each app."""
     for name in APPS:
-        if settings.wants(name):
-            yield measure_app(name, settings)
+        wanted = [s for s in SETTINGS if settings.wants(f"{name}: {s}")]
+        if wanted:
+            yield measure_app(name, wanted, settings)
 
 
-def measure_app(name: str, settings: Settings) -> Group:
-    """Train an app with each setting and each seed."""
-    rows = {setting: Measured(setting) for setting in SETTINGS}
+def measure_app(name: str, wanted: Sequence[str], settings: Settings) -> Group:
+    """Train an app with some settings and each seed; keep what was measured with the others.
+
+    A training does not depend on when it is measured.
+    """
+    title, key = f"apps/{name}, {APPS[name].measure}", {"app": name}
+    saved = [group for content in load("convergence").values() for group in content["groups"]]
+    before = next((group for group in saved if group.key == key), Group("", {}, [], ""))
+    rows = {setting: Measured(setting) for setting in wanted}
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         for seed in SEEDS[:1] if settings.quick else SEEDS:
             for setting, row in rows.items():
@@ -62,7 +73,8 @@ def measure_app(name: str, settings: Settings) -> Group:
                 start = time.monotonic()
                 row.curves.append(train(name, SETTINGS[setting], seed, folder, settings.quick))
                 row.seconds.append(time.monotonic() - start)
-    return Group(f"apps/{name}, {APPS[name].measure}", {"app": name}, [*rows.values()], AS_IT_IS)
+    found = [rows.get(setting) or before.row(setting) for setting in SETTINGS]
+    return Group(title, key, [row for row in found if row.curves], AS_IT_IS)
 
 
 def train(name: str, setting: dict[str, Any], seed: int, folder: str, quick: bool) -> list[float]:

@@ -87,18 +87,18 @@ def contestants(network: str) -> list[Contestant]:
         chainer(f"ours, {name}", overlap=False, compression=compression)
         for name, compression in COMPRESSIONS.items()
     ]
-    rank_2 = "PowerSGD, rank 2"
-    overlapped = chainer(
-        f"ours, {rank_2}, overlap", overlap=True, compression=COMPRESSIONS[rank_2]
-    )
+    overlapped = [
+        chainer(f"ours, {name}, overlap", overlap=True, compression=COMPRESSIONS[name])
+        for name in ("PowerSGD, rank 2", "PowerSGD, rank 4")
+    ]
     return [
         chainer(NO_EXCHANGE, "dummy", overlap=False),
         chainer("ours, overlap on", overlap=True),
         chainer("ours, bfloat16", overlap=True, dtype="bfloat16"),
         *compressed,
-        overlapped,
+        *overlapped,
         chainer("ours, accumulate 8", overlap=False, accumulate=8),
-        chainer("ours, LocalSGD, period 8", local=8),
+        chainer("ours, LocalSGD, period 8", local={"period": 8}),
         Contestant("original naive", "original", {**chainer("").options}),
         torch("PyTorch, no exchange", alone=True),
         torch("PyTorch DDP"),

@@ -64,7 +64,7 @@ def iteration(
     step = until_done(functools.partial(optimizer.update, model, x, t), device)
     for _ in range(_ITERATIONS_OF_TRIAL if settings.get("overlap") == "auto" else 1):
         step()
-    period = settings.get("local") or settings.get("accumulate", 1)
+    period = settings.get("local", {}).get("period") or settings.get("accumulate", 1)
     if period > 1:
         return Repeated(step, period)
     return Pipelined(step, optimizer.wait) if settings.get("double_buffering") else step

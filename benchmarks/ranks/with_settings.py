@@ -24,7 +24,9 @@ def main() -> None:
 
 
 def made_from(
-    compression: dict[str, Any] | None = None, local: int | None = None, **settings: Any
+    compression: dict[str, Any] | None = None,
+    local: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> dict[str, Any]:
     """Return arguments of ``create_multi_node_optimizer``.
 
@@ -32,14 +34,14 @@ def made_from(
     ----------
     compression : dict, optional
         The ``kind`` of one, the name of its class, and its arguments.
-    local : int, optional
-        The period of local SGD.
+    local : dict, optional
+        The arguments of local SGD.
     **settings
         Any others.
     """
     # Looked up only here: the original has neither.
     if local is not None:
-        settings["local"] = chainermn.optimizers.LocalSGD(period=local)
+        settings["local"] = chainermn.optimizers.LocalSGD(**local)
     if compression is not None:
         arguments = dict(compression)
         kind = getattr(chainermn.compression, arguments.pop("kind"))
