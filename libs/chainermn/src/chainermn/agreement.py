@@ -172,18 +172,25 @@ def raise_disagreement(everywhere: Sequence[object], where: str) -> NoReturn:
 
 
 def agree(
-    mpi_comm: MPI.Intracomm, description: Hashable, flags: Sequence[bool]
+    mpi_comm: MPI.Intracomm,
+    description: Hashable,
+    flags: Sequence[bool],
+    wait: Callable[[MPI.Request], object] | None = None,
 ) -> tuple[bool, tuple[bool, ...]]:
     """Tell whether a description is the same on every rank, and which flags are true on any.
 
     One small all-reduce. Descriptions are compared by their ``repr``, and remembered, so that a
-    long one that seldom changes costs little. Every rank gives as many flags.
+    long one that seldom changes costs little. Every rank gives as many flags. ``wait`` waits for
+    the all-reduce, while it may do other things; by default the all-reduce is a blocking one.
     """
     from mpi4py import MPI  # not `load_mpi`, which takes half as long as the rest
 
     digest = _digest(description)
     result = np.array([digest, -digest, *flags], np.int64)
-    mpi_comm.Allreduce(MPI.IN_PLACE, result, MPI.MAX)
+    if wait is None:
+        mpi_comm.Allreduce(MPI.IN_PLACE, result, MPI.MAX)
+    else:
+        wait(mpi_comm.Iallreduce(MPI.IN_PLACE, result, MPI.MAX))
     largest, negated, *found = result.tolist()
     return largest == -negated, tuple(map(bool, found))
 

@@ -426,6 +426,10 @@ def test_one_small_allreduce_for_each_step(overlap: bool) -> None:
             Counting.n_calls += 1
             super().Allreduce(*args)
 
+        def Iallreduce(self, *args: Any) -> Any:
+            Counting.n_calls += 1
+            return super().Iallreduce(*args)
+
         def allgather(self, *args: Any) -> Any:
             Counting.n_calls += 1
             return super().allgather(*args)
@@ -472,7 +476,7 @@ def test_double_buffering_runs_in_the_background(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.mpi(1, 2)
 def test_double_buffering_without_thread_support(monkeypatch: pytest.MonkeyPatch) -> None:
     comm = chainermn.create_communicator("naive")
-    monkeypatch.setattr(background, "threads_may_call", lambda n_hosts: False)
+    monkeypatch.setattr(background, "thread_support", lambda n_hosts: "serialized")
     threads = set(threading.enumerate())
     shared = chainermn.create_multi_node_optimizer(optimizers.SGD(0.1), comm, True)
     shared.setup(network(comm.rank))

@@ -756,16 +756,17 @@ def test_duplicates_of_the_communicator_are_freed(settings: dict[str, Any]) -> N
 
 @pytest.mark.mpi(3)
 @pytest.mark.parametrize("step", [each_in_another_way, other_weights_on_each_rank, accumulated])
+@pytest.mark.parametrize("support", ["serialized", "funneled"])
 @pytest.mark.parametrize("where", ["everywhere", "on one"])
-def test_without_threads_it_overlaps_between_functions(
-    step: Step, where: str, monkeypatch: pytest.MonkeyPatch
+def test_where_threads_may_not_call_mpi_at_the_same_time(
+    step: Step, support: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     comm = chainermn.create_communicator("naive")
-    allows = where == "on one" and comm.rank != comm.size - 1
-    monkeypatch.setattr(overlapped_exchange, "threads_may_call", lambda n_hosts: allows)
+    here = support if where == "everywhere" or comm.rank == comm.size - 1 else "multiple"
+    monkeypatch.setattr(overlapped_exchange, "thread_support", lambda n_hosts: here)
     threads = set(threading.enumerate())
     assert_same_with_overlap(comm, step)
-    assert allows or threads.issuperset(threading.enumerate())
+    assert here != "funneled" or threads.issuperset(threading.enumerate())
 
 
 @pytest.mark.mpi(1, 2)

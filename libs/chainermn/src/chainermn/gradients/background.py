@@ -12,7 +12,7 @@ import chainer
 from chainermn.failures.activity import waiting_for
 from chainermn.gradients.parameters import is_on_gpu
 from chainermn.transport.gpu.device import the_gpu
-from chainermn.transport.host.mpi import threads_may_call
+from chainermn.transport.host.mpi import thread_support
 
 if TYPE_CHECKING:
     from chainermn.gradients.exchange import GradientExchange
@@ -29,7 +29,7 @@ class BackgroundExchange:
         self._original = exchange
         self._duplicate = exchange.duplicate()
         self._executor = None
-        if threads_may_call(exchange.topology.inter_size):
+        if thread_support(exchange.topology.inter_size) == "multiple":
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="chainermn-exchange")
         self._stream: Any = None
         self._thread: int | None = None

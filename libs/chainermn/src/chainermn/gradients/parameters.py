@@ -75,6 +75,7 @@ def agree_on_gradients(
     wire_dtype: object,
     unless: Sequence[bool] = (),
     flags: Sequence[bool] = (),
+    wait: Callable[[MPI.Request], object] | None = None,
 ) -> Agreement:
     """Agree on the parameters whose gradients are to be exchanged. One small all-reduce.
 
@@ -90,6 +91,8 @@ def agree_on_gradients(
         Value of the setting ``allreduce_grad_dtype``.
     unless, flags : sequence of bool
         Reasons to exchange nothing, and further flags of this rank.
+    wait : callable, optional
+        How to wait for the all-reduce; see `chainermn.agreement.agree`.
 
     Raises
     ------
@@ -100,7 +103,7 @@ def agree_on_gradients(
     pairs, own = _describe_all(model, assume_grad=zero_fill)
     debug = chainer.is_debug()
     settings = f"allreduce_grad_dtype={wire_dtype}, zero_fill={zero_fill}, debug={debug}"
-    is_agreed, found = agree(mpi_comm, (settings, own), (*unless, *flags))
+    is_agreed, found = agree(mpi_comm, (settings, own), (*unless, *flags), wait)
     reasons, found = found[: len(unless)], found[len(unless) :]
     if any(reasons):
         return Agreement([], own, reasons, found)

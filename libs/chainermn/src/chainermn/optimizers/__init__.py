@@ -47,8 +47,9 @@ def create_multi_node_optimizer(
         has stays ``None``, and one that only some ranks have is an error on all ranks.
     overlap : bool or 'auto'
         Whether to exchange gradients while backward still computes others. The result is the same
-        in all cases. The exchange runs in a thread, or, if several threads may not call MPI
-        (without ``MPI_THREAD_MULTIPLE``, and with Open MPI on several hosts), between the
+        in all cases. The exchange runs in a thread. With Open MPI on several hosts, which only
+        one thread may call at a time, that thread waits while backward is inside functions that
+        are not Chainer's own. Without ``MPI_THREAD_SERIALIZED`` the exchange goes on between the
         functions that backward computes, which hides less. If you call ``loss.backward``
         yourself, call `MultiNodeOptimizer.backward` instead. ``'auto'`` tries overlap on several
         hosts: some of the first iterations overlap and some do not, and the faster way is kept.

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import chainer
+import numpy as np
 import pytest
 
 from chainermn.gradients.overlap.progress import ProgressEngine
 
 
-@pytest.fixture(params=[True, False], ids=["in a thread", "between functions"])
+@pytest.fixture(params=["multiple", "serialized", "funneled"])
 def engine(request: pytest.FixtureRequest) -> Iterator[ProgressEngine]:
     lanes: Any = [0, 1]
-    engine = ProgressEngine(lanes, in_thread=request.param)
+    engine = ProgressEngine(lanes, request.param)
+    yield engine
+    engine.end()
+
+
+@pytest.fixture
+def taking_turns() -> Iterator[ProgressEngine]:
+    lanes: Any = [0, 1]
+    engine = ProgressEngine(lanes, "serialized")
     yield engine
     engine.end()
 
@@ -42,3 +54,108 @@ def test_what_an_exchange_raises_is_raised_where_it_is_waited_for(engine: Progre
     with pytest.raises(ZeroDivisionError, match="0"):
         engine.wait(failing)
     engine.wait(succeeding)
+
+
+class OfAUser(chainer.FunctionNode):
+    """A function whose backward does whatever it is told, such as calling MPI."""
+
+    def __init__(self, act: Callable[[], Any]) -> None:
+        self._act = act
+
+    def forward(self, inputs: Any) -> Any:
+        return inputs
+
+    def backward(self, indexes: Any, grad_outputs: Any) -> Any:
+        self._act()
+        return grad_outputs
+
+
+class OfChainer(OfAUser):
+    __module__ = "chainer.functions.of_a_test"
+
+
+def backward_through(*functions: chainer.FunctionNode) -> None:
+    variable = chainer.Variable(np.ones((), np.float32))
+    for function in functions:
+        (variable,) = function.apply((variable,))
+    variable.backward()
+
+
+def test_an_exchange_advances_while_a_function_of_chainer_computes(
+    taking_turns: ProgressEngine,
+) -> None:
+    steps: list[threading.Thread] = []
+    has_stepped = threading.Event()
+
+    def exchange(lane: Any) -> Iterator[None]:
+        for _ in range(3):
+            steps.append(threading.current_thread())
+            yield
+        has_stepped.set()
+
+    future = taking_turns.submit(exchange)
+    with taking_turns.in_backward():
+        backward_through(OfChainer(lambda: has_stepped.wait(60)))
+    assert has_stepped.is_set()
+    assert threading.current_thread() not in steps
+    taking_turns.wait(future)
+
+
+def test_none_advances_while_other_functions_do_what_they_like(
+    taking_turns: ProgressEngine,
+) -> None:
+    in_step = threading.Event()
+    is_over = threading.Event()
+    seen = []
+
+    def exchange(lane: Any) -> Iterator[None]:
+        while not is_over.is_set():
+            in_step.set()
+            time.sleep(1e-3)  # as if in a call of MPI
+            in_step.clear()
+            yield
+
+    def look() -> None:
+        for _ in range(5):
+            time.sleep(2e-3)
+            seen.append(in_step.is_set())
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    future = taking_turns.submit(exchange)
+    with taking_turns.in_backward():
+        of_chainer = [OfChainer(lambda: in_step.wait(60)) for _ in range(3)]
+        pairs = [each for function in of_chainer for each in (OfAUser(look), function)]
+        backward_through(*pairs)
+        look()
+    with pytest.raises(ZeroDivisionError), taking_turns.in_backward():
+        backward_through(OfChainer(fail))
+    look()
+    assert seen == [False] * 25
+    is_over.set()
+    taking_turns.wait(future)
+
+
+def test_exchanges_advance_while_the_training_thread_waits_for_something_else(
+    engine: ProgressEngine,
+) -> None:
+    has_advanced = threading.Event()
+
+    def exchange(lane: Any) -> Iterator[None]:
+        yield
+        has_advanced.set()
+
+    class Request:
+        """Complete as soon as the exchange has advanced."""
+
+        def Test(self) -> bool:
+            return has_advanced.is_set()
+
+        def Wait(self) -> None:
+            assert has_advanced.wait(60)
+
+    future = engine.submit(exchange)
+    engine.wait_for_mpi(Request())
+    assert has_advanced.is_set()
+    engine.wait(future)

@@ -30,7 +30,7 @@ from chainermn.gradients.overlap.plan import EarlyExchange, Plan
 from chainermn.gradients.overlap.progress import Exchange, ProgressEngine
 from chainermn.gradients.overlap.readiness import Uses, find_uses, taps
 from chainermn.gradients.parameters import agree_on_gradients, initialised_parameters
-from chainermn.transport.host.mpi import threads_may_call
+from chainermn.transport.host.mpi import thread_support
 from chainermn.transport.reducer import Array
 
 if TYPE_CHECKING:
@@ -59,10 +59,10 @@ class OverlappedExchange:
         lanes = [duplicate.made for duplicate in self._duplicates]
         for lane in lanes:
             lane.set_up(on_gpu=False)
-        # NCCL makes progress by itself once its work is enqueued.
-        needs_thread = not exchange.algorithm.uses_nccl
-        may_thread = threads_may_call(exchange.topology.inter_size)
-        self._engine = ProgressEngine(lanes, in_thread=needs_thread and may_thread)
+        support = thread_support(exchange.topology.inter_size)
+        if exchange.algorithm.uses_nccl:
+            support = "funneled"  # NCCL makes progress by itself once its work is enqueued
+        self._engine = ProgressEngine(lanes, support)
         self._uses: Mapping[VariableNode, Uses] | None = None
         # The same on all ranks, because it changes only when they agree.
         self._plan = self._plan_for([])
@@ -122,7 +122,10 @@ class OverlappedExchange:
         is_stale = self._early is not None and not self._early.is_valid(wire)
         needs_plan = not plan.is_for(parameters, wire) or self._knows_better_than(plan)
         flags = has_begun, is_stale, needs_plan
-        agreed = agree_on_gradients(exchange.mpi_comm, model, zero_fill, wire.gpu, unless, flags)
+        agreed = agree_on_gradients(
+            *(exchange.mpi_comm, model, zero_fill, wire.gpu),
+            *(unless, flags, self._engine.wait_for_mpi),
+        )
         if any(agreed.unless):
             return agreed.unless
         begun, stale, renew = agreed.flags

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import chainer
 
+from chainermn.transport.host.mpi import ThreadSupport
+from chainermn.transport.reducer import Pending
+
 if TYPE_CHECKING:
     from chainermn.gradients.exchange import GradientExchange
 
@@ -38,13 +41,14 @@ class ProgressEngine:
     lanes : sequence of GradientExchange
         Duplicates of the exchange, so that several buckets can be under way at a time. The
         ``k``-th exchange has lane ``k % len(lanes)`` for itself, on every rank.
-    in_thread : bool
-        Whether to advance exchanges in a thread, with short sleeps, which needs
-        ``MPI_THREAD_MULTIPLE``. Otherwise they advance after each function that backward
-        computes, and in `wait`.
+    support : {'multiple', 'serialized', 'funneled'}
+        How threads may call MPI. If several may at the same time, a thread advances exchanges,
+        with short sleeps. If one may at a time, that thread does so only while backward is inside
+        a function of Chainer, which does not call MPI; otherwise exchanges advance in `wait`. If
+        only the main thread may, they also advance after each function that backward computes.
     """
 
-    def __init__(self, lanes: Sequence[GradientExchange], in_thread: bool) -> None:
+    def __init__(self, lanes: Sequence[GradientExchange], support: ThreadSupport) -> None:
         self._lanes = lanes
         self._submitted: queue.SimpleQueue[tuple[Exchange, Future[Any]] | None] = (
             queue.SimpleQueue()
@@ -52,8 +56,9 @@ class ProgressEngine:
         self._under_way: list[tuple[Iterator[None], Future[Any]] | None] = [None] * len(lanes)
         self._turn = 0
         self._is_ending = threading.Event()
+        self._turns = _Turns() if support == "serialized" else None
         self._thread: threading.Thread | None = None
-        if in_thread:
+        if support != "funneled":
             self._thread = threading.Thread(
                 target=self._run, name="chainermn-overlap", daemon=True
             )
@@ -69,31 +74,54 @@ class ProgressEngine:
 
     def wait(self, future: Future[Any]) -> Any:
         """Wait until an exchange is over, and return its result or raise its exception."""
-        while self._thread is None and not future.done():
-            if not self._advance():
-                time.sleep(_SECONDS_BETWEEN_POLLS)
+        if self._advances_in_wait:
+            self._advance_until(future.done)
         return future.result()
+
+    def wait_for_mpi(self, pending: Pending) -> None:
+        """Wait for an operation of the training thread itself, while exchanges advance."""
+        if self._advances_in_wait:
+            self._advance_until(pending.Test)
+        else:
+            pending.Wait()
 
     def in_backward(self) -> AbstractContextManager[Any]:
         """Return a context for a backward during which exchanges advance."""
         if self._thread is None:
             return _AfterEachFunction(self._advance)
-        return contextlib.nullcontext()
+        return contextlib.nullcontext() if self._turns is None else self._turns.lent_in_backward()
 
     def end(self) -> None:
         """Stop, even in the middle of an exchange. Not collective."""
         self._is_ending.set()
         self._submitted.put(None)
+        if self._turns is not None:
+            self._turns.lend()
         if self._thread is None:
             self._run()
         elif threading.current_thread() is not self._thread:  # whose garbage collector may call
             self._thread.join(_SECONDS_FOR_ENDING)
 
     def _run(self) -> None:
+        turns = self._turns
         while not self._is_ending.is_set():
-            if not self._advance(may_wait=True):
+            if turns is None:
+                has_moved = self._advance(may_wait=True)
+            else:
+                with turns.borrowed() as is_lent:
+                    has_moved = is_lent and self._advance()
+            if not has_moved:
                 time.sleep(_SECONDS_BETWEEN_POLLS)
         _unfinished.extend(running[0] for running in self._under_way if running is not None)
+
+    @property
+    def _advances_in_wait(self) -> bool:
+        return self._thread is None or self._turns is not None
+
+    def _advance_until(self, is_over: Callable[[], bool]) -> None:
+        while not is_over():
+            if not self._advance():
+                time.sleep(_SECONDS_BETWEEN_POLLS)
 
     def _advance(self, may_wait: bool = False) -> bool:
         """Advance each exchange by one step; tell whether any began or ended.
@@ -114,6 +142,67 @@ class ProgressEngine:
                 self._under_way[lane] = None
                 has_moved = True
         return has_moved
+
+
+class _Turns:
+    """Turns in calling MPI: the training thread may, except while it lends this to another."""
+
+    def __init__(self) -> None:
+        self._is_lent = threading.Event()
+        self._calls = threading.Lock()
+        self._calls.acquire()
+        self._is_here = True  # that is, the training thread holds the lock
+
+    def lend(self) -> None:
+        """Let the other thread call MPI."""
+        if self._is_here:
+            self._is_here = False
+            self._calls.release()
+        self._is_lent.set()
+
+    def take_back(self) -> None:
+        """Wait until the other thread has ended its turn, and let it have no more."""
+        self._is_lent.clear()  # so that the other thread does not take the lock again first
+        if not self._is_here:
+            self._calls.acquire()
+            self._is_here = True
+
+    @contextlib.contextmanager
+    def borrowed(self) -> Iterator[bool]:
+        """Wait for a turn; yield whether it has not been taken back meanwhile."""
+        self._is_lent.wait()
+        with self._calls:
+            yield self._is_lent.is_set()
+
+    @contextlib.contextmanager
+    def lent_in_backward(self) -> Iterator[None]:
+        """Lend while a backward inside the ``with`` block is inside functions of Chainer."""
+        try:
+            with _AroundEachFunction(self):
+                yield
+        finally:
+            self.take_back()  # also if a function has raised
+
+
+class _AroundEachFunction(chainer.FunctionHook):
+    """Lends turns while functions that cannot call MPI compute in backward."""
+
+    def __init__(self, turns: _Turns) -> None:
+        self.name = f"chainermn-turns-{id(self)}"
+        self._turns = turns
+
+    def backward_preprocess(
+        self, function: chainer.FunctionNode, in_data: Any, out_grad: Any
+    ) -> None:
+        if type(function).__module__.startswith("chainer.functions."):
+            self._turns.lend()
+        else:
+            self._turns.take_back()
+
+    def backward_postprocess(
+        self, function: chainer.FunctionNode, in_data: Any, out_grad: Any
+    ) -> None:
+        self._turns.take_back()
 
 
 class _AfterEachFunction(chainer.FunctionHook):

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 Op = Literal["sum", "mean", "max", "min", "prod"]
 
+#: Several threads may call MPI at the same time; one at a time; or only the main thread.
+ThreadSupport = Literal["multiple", "serialized", "funneled"]
+
 # Highest tag that every MPI supports. A user's messages on the same communicator have tags from 0
 # up, and must not be mistaken for messages inside a collective.
 _COLLECTIVE_TAG = 32767
@@ -29,12 +32,19 @@ _MAX_COUNT = 2**30
 _LAUNCHER_SIZES = {"PMI_SIZE": "MPICH", "OMPI_COMM_WORLD_SIZE": "Open MPI"}
 
 
+# Of Open MPI, unless the user has set it. A message of up to this size is sent to another
+# host at once. A longer one waits until the receiver has been asked, which both hear of only the
+# next time they call MPI: less of an exchange is hidden behind computation, and it takes longer.
+_EAGER_LIMIT = ("OMPI_MCA_btl_tcp_eager_limit", str(1 << 20))
+
+
 def load_mpi() -> ModuleType:
     """Import ``mpi4py.MPI``, which initialises MPI, and return it.
 
     Raises a RuntimeError if no MPI library can be loaded, or if ``mpiexec`` belongs to a different
     MPI: each process would then be a job of its own.
     """
+    os.environ.setdefault(*_EAGER_LIMIT)
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -64,18 +74,19 @@ def host_name() -> str:
     return cast(str, load_mpi().Get_processor_name())
 
 
-def threads_may_call(n_hosts: int) -> bool:
-    """Tell whether several threads may call MPI at the same time in a job on ``n_hosts`` hosts.
+def thread_support(n_hosts: int) -> ThreadSupport:
+    """Return how threads may call MPI in a job on ``n_hosts`` hosts.
 
-    Open MPI says that they may, but this is true only on one host: while one thread waited in a
-    collective and another tested a second one, messages to other hosts were never sent, and the
-    job hung (seen with 5.0.11 over TCP, two ranks on each of two hosts, in up to half of the
-    jobs).
+    Open MPI says that several may at the same time, but this is true only on one host: while one
+    thread waited in a collective and another tested a second one, messages to other hosts were
+    never sent, and the job hung (5.0.11 over TCP, two ranks on each of two hosts, in up to all
+    jobs). With one thread at a time it does not.
     """
     mpi = load_mpi()
-    if n_hosts > 1 and mpi.get_vendor()[0] == "Open MPI":
-        return False
-    return cast(bool, mpi.Query_thread() >= mpi.THREAD_MULTIPLE)
+    provided = mpi.Query_thread()
+    if provided >= mpi.THREAD_MULTIPLE and (n_hosts == 1 or mpi.get_vendor()[0] != "Open MPI"):
+        return "multiple"
+    return "serialized" if provided >= mpi.THREAD_SERIALIZED else "funneled"
 
 
 class MpiTransport:
