@@ -11,7 +11,7 @@ from chainermn.optimizers import LocalSGD
 def power_sgd(comm):
     optimizer = chainer.optimizers.MomentumSGD(lr=0.1)
     # begin power sgd
-    compression = chainermn.compression.PowerSGD(rank=4)
+    compression = chainermn.compression.PowerSGD(rank=4, start_iteration=100)
     optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, compression=compression)
     # end power sgd
     return optimizer

@@ -51,7 +51,7 @@ def test_settings_are_timed_with_few_and_many_gradients(steady_clock: None) -> N
     if WORLD.rank:
         assert answer is None
         return
-    settings = ["float32", "allreduce_grad_dtype='bfloat16'", "compression=PowerSGD(rank=2)"]
+    settings = ["float32", "allreduce_grad_dtype='bfloat16'", "compression=PowerSGD(rank=4)"]
     assert list(answer or ()) == settings
     for few, many in (answer or {}).values():
         assert few == (1024, 1.0)
