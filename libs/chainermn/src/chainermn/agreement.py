@@ -27,6 +27,9 @@ T = TypeVar("T")
 # The exceptions that mean the same on a rank that only hears of them.
 _PORTABLE = (TypeError, ValueError, IndexError, KeyError)
 
+# Kept alive, because MPI may still write to the memory of an all-reduce that is not over.
+_unfinished: list[tuple[Any, Any]] = []
+
 
 class Ranks(Protocol):
     """What is asked of a communicator; one of mpi4py lacks ``_obj`` in the names of methods."""
@@ -190,7 +193,12 @@ def agree(
     if wait is None:
         mpi_comm.Allreduce(MPI.IN_PLACE, result, MPI.MAX)
     else:
-        wait(mpi_comm.Iallreduce(MPI.IN_PLACE, result, MPI.MAX))
+        request = mpi_comm.Iallreduce(MPI.IN_PLACE, result, MPI.MAX)
+        try:
+            wait(request)
+        except BaseException:
+            _unfinished.append((request, result))
+            raise
     largest, negated, *found = result.tolist()
     return largest == -negated, tuple(map(bool, found))
 

@@ -140,6 +140,25 @@ def test_gradients_that_are_not_finite_are_forgotten(compression: Compression) -
         assert mean.any()
 
 
+@pytest.mark.mpi(1, 2)
+@pytest.mark.parametrize("compression", EVERY, ids=repr)
+def test_of_an_exchange_that_fails_halfway_nothing_is_saved(
+    compression: Compression, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comm, model, compressor = make(compression)
+    for step in range(3):
+        average(comm, model, compressor, step)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(Compressor, "commit", lambda *_: 1 // 0)
+        average(comm, model, compressor, 3)
+    assert not compressor.state()
+    first = average(*make(compression), 4)
+    again = average(comm, model, compressor, 4)
+    if not getattr(compression, "warmup_iterations", 0):  # which goes on
+        for name in SHAPES:
+            np.testing.assert_array_equal(again[name], first[name])
+
+
 @pytest.mark.mpi(1, 2, 3)
 @pytest.mark.parametrize("momentum", [0.0, 0.7])
 def test_top_k(momentum: float) -> None:

@@ -78,7 +78,7 @@ class Memory:
             the arrays, for a gradient of zeros.
         in_place : bool
             Whether to overwrite the present values, which takes less time and memory. If the next
-            ones are not committed after all, there is nothing left to go on from.
+            ones are not committed after all, all begins anew.
         """
         self.discard()
         self._in_place = in_place
@@ -148,7 +148,9 @@ class Memory:
         self._next = {}
 
     def state(self) -> dict[str, Any]:
-        """Return what is remembered, for a snapshot."""
+        """Return what is remembered, for a snapshot; nothing if that has been overwritten."""
+        if not self.arrays or (self._in_place and self._next):
+            return {}
         return {**self.arrays, LOSS_SCALE: np.array(self.loss_scale)}
 
     def load(self, state: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple
@@ -19,7 +19,7 @@ from typing_extensions import override
 from chainermn.compression.compression import Compression, Exchange, Means, Tensor
 from chainermn.transport.collectives import Collectives
 from chainermn.transport.gpu.device import on_gpu
-from chainermn.transport.reducer import Array, padded_length
+from chainermn.transport.reducer import Array, Pending, padded_length
 
 # A block of rows stays in the second-level cache while it is used several times, and is so small
 # that BLAS multiplies it by a thin matrix without copying it first, which takes half the time.
@@ -86,35 +86,19 @@ class PowerSGD(Compression):
     def exchange(self, tensors: Sequence[Tensor], collectives: Collectives, step: int) -> Exchange:
         matrices = [self._matrix_of(t) for t in tensors if self.compresses(t.memory.shape)]
         exact = [tensor for tensor in tensors if not self.compresses(tensor.memory.shape)]
-        zeros, size = tensors[0].memory.zeros, collectives.size
         shapes = [matrix.left_shape for matrix in matrices] + [(t.memory.size,) for t in exact]
-        message, parts = _message(shapes, zeros, size)
+        message, parts = _message(shapes, tensors, collectives)
         lefts, means = parts[: len(matrices)], parts[len(matrices) :]
         for matrix, left in zip(matrices, lefts, strict=True):
             matrix.add_up(left)
         for tensor, mean in zip(exact, means, strict=True):
             mean[...] = tensor.gradient
         yield from collectives.mean(message)
-        xp = get_array_module(message)
-        is_finite = xp.isfinite(message).all()
+        is_finite = get_array_module(message).isfinite(message).all()
         write = {t.name: partial(_write, mean) for t, mean in zip(exact, means, strict=True)}
         if matrices:
-            shapes = [matrix.right.shape for matrix in matrices]
-            message, rights = _message(shapes, zeros, size)
-            for matrix, left, right in zip(matrices, lefts, rights, strict=True):
-                _orthonormalise(left)
-                _project_transposed(matrix.total, left, right)
-            own = _parts(message.copy(), shapes)
-            steps = collectives.mean(message)
-            under_way = next(steps, None)
-            n_bytes = 0
-            for matrix, left, sent in zip(matrices, lefts, own, strict=True):
-                n_bytes += matrix.total.nbytes
-                matrix.remember_sent(left, sent, subtract=n_bytes <= _SUBTRACTED_BYTES)
-            if under_way is not None:
-                yield under_way
-                yield from steps
-            is_finite &= xp.isfinite(message).all()
+            rights, are_finite = yield from _average_rights(matrices, lefts, collectives)
+            is_finite &= are_finite
             for matrix, left, right in zip(matrices, lefts, rights, strict=True):
                 matrix.remember_start(right)
                 write[matrix.tensor.name] = partial(_write_product, left, right)
@@ -163,8 +147,8 @@ class _Matrix(NamedTuple):
             elif "left" not in arrays and factor == 1:
                 xp.add(before[rows], gradient[rows], out=block)
             else:
-                sent = _product(arrays["left"][rows], arrays["own"]) if "left" in arrays else 0
-                xp.subtract(before[rows], sent, out=block)
+                product = _product(arrays["left"][rows], arrays["own"]) if "left" in arrays else 0
+                xp.subtract(before[rows], product, out=block)
                 block *= factor
                 block += gradient[rows]
             xp.matmul(block, self.right.T, out=left[rows])
@@ -184,11 +168,34 @@ class _Matrix(NamedTuple):
         memory.set("right", _warm_start(mean, initial))
 
 
+def _average_rights(
+    matrices: Sequence[_Matrix], lefts: Sequence[Array], collectives: Collectives
+) -> Generator[Pending, None, tuple[list[Array], Array]]:
+    """Make mean left factors orthonormal; return mean right ones, and whether all are finite."""
+    shapes = [matrix.right.shape for matrix in matrices]
+    message, rights = _message(shapes, [matrix.tensor for matrix in matrices], collectives)
+    for matrix, left, right in zip(matrices, lefts, rights, strict=True):
+        _orthonormalise(left)
+        _project_transposed(matrix.total, left, right)
+    owns = _parts(message.copy(), shapes)
+    steps = collectives.mean(message)
+    under_way = next(steps, None)
+    n_bytes = 0
+    for matrix, left, own in zip(matrices, lefts, owns, strict=True):
+        n_bytes += matrix.total.nbytes
+        matrix.remember_sent(left, own, subtract=n_bytes <= _SUBTRACTED_BYTES)
+    if under_way is not None:
+        yield under_way
+        yield from steps
+    return rights, get_array_module(message).isfinite(message).all()
+
+
 def _message(
-    shapes: Sequence[tuple[int, ...]], zeros: Callable[[int], Array], n_ranks: int
+    shapes: Sequence[tuple[int, ...]], tensors: Sequence[Tensor], collectives: Collectives
 ) -> tuple[Array, list[Array]]:
     """Return a buffer for `Collectives.mean`, and arrays of these shapes that are parts of it."""
-    buffer = zeros(padded_length(sum(map(math.prod, shapes)), n_ranks))
+    length = sum(map(math.prod, shapes))
+    buffer = tensors[0].memory.zeros(padded_length(length, collectives.size))
     return buffer, _parts(buffer, shapes)
 
 

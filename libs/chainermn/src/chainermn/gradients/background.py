@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class BackgroundExchange:
     """Averages the gradients of a model in a thread. Making one is collective.
 
-    If several threads may not call MPI, `wait` averages them instead. ``exchange`` is duplicated,
-    and stays free for other use.
+    If several threads may not call MPI at the same time, `wait` averages them instead.
+    ``exchange`` is duplicated, and stays free for other use.
     """
 
     def __init__(self, exchange: GradientExchange) -> None:

@@ -150,9 +150,9 @@ def make_buckets(
     ----------
     parameters : sequence of chainer.Parameter
     limit, gpu_limit, compressed_limit : float
-        Maximum size in bytes of a bucket in host memory, in GPU memory, and of gradients that are
-        compressed. A gradient of at least this size gets a bucket to itself; if the limit is 0,
-        every gradient does.
+        Maximum size in bytes of a bucket in host memory, in GPU memory, and of gradients that the
+        compressor takes. A gradient of at least this size gets a bucket to itself; if the limit is
+        0, every gradient does.
     wire : Wire
     n_ranks : int
     buffers : Buffers, optional
@@ -169,12 +169,12 @@ def make_buckets(
         array = parameter.array
         is_on_gpu = on_gpu(array)
         has_rows = parameter.node in embeddings
-        is_compressed = compressor is not None and compressor.takes(parameter, has_rows)
-        has_rows &= not is_compressed
+        is_taken = compressor is not None and compressor.takes(parameter, has_rows)
+        has_rows &= not is_taken
         dtype = wire.gpu if is_on_gpu and wire.gpu else array.dtype
-        kind = _Kind(dtype, is_on_gpu, is_compressed, has_rows)
+        kind = _Kind(dtype, is_on_gpu, is_taken, has_rows)
         most = gpu_limit if is_on_gpu else limit
-        if is_compressed:
+        if is_taken:
             kind, most = kind._replace(dtype=array.dtype), compressed_limit
         if array.nbytes >= most or has_rows:
             divided.append(([index], kind))
@@ -190,7 +190,7 @@ def make_buckets(
 
     def make(members: list[int], kind: _Kind) -> AnyBucket:
         of_bucket = [parameters[index] for index in members]
-        if kind.is_compressed and compressor is not None:
+        if kind.is_taken and compressor is not None:
             return CompressedBucket(members, of_bucket, compressor, buffers is None)
         if kind.has_rows:
             return EmbeddingBucket(members, of_bucket[0], wire.host)
@@ -204,7 +204,7 @@ class _Kind(NamedTuple):
 
     dtype: np.dtype[Any]
     on_gpu: bool
-    is_compressed: bool
+    is_taken: bool
     has_rows: bool
 
 

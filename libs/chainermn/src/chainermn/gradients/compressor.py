@@ -83,7 +83,8 @@ class Compressor:
     ) -> None:
         """Remember what the exchange has left, now that its means are the gradients.
 
-        If one is not finite, it is forgotten: with loss scaling, Chainer skips the whole step.
+        If one is not finite, the exchange is forgotten: with loss scaling, Chainer skips the whole
+        step. Without it, all that earlier steps have left is forgotten too.
         """
         compressed = [bucket for bucket in buckets if isinstance(bucket, CompressedBucket)]
         if all(bucket.is_finite for bucket in compressed) and all(
@@ -114,7 +115,7 @@ class Compressor:
     def state(self) -> State:
         """Return what this rank remembers."""
         of_memories = {
-            name: memory.state() for name, memory in self._memories.items() if memory.arrays
+            name: state for name, memory in self._memories.items() if (state := memory.state())
         }
         return {**self._loaded, **of_memories}
 

@@ -48,9 +48,9 @@ def create_multi_node_optimizer(
     overlap : bool or 'auto'
         Whether to exchange gradients while backward still computes others. The result is the same
         in all cases. The exchange runs in a thread. With Open MPI on several hosts, which only
-        one thread may call at a time, that thread waits while backward is inside functions that
-        are not Chainer's own. Without ``MPI_THREAD_SERIALIZED`` the exchange goes on between the
-        functions that backward computes, which hides less. If you call ``loss.backward``
+        one thread may call at a time, the thread of the exchange has turns while backward is
+        inside functions of Chainer. Without ``MPI_THREAD_SERIALIZED``, and in other functions, the
+        exchange goes on between functions, which hides less. If you call ``loss.backward``
         yourself, call `MultiNodeOptimizer.backward` instead. ``'auto'`` tries overlap on several
         hosts: some of the first iterations overlap and some do not, and the faster way is kept.
         On one host overlap costs more than it hides, because the ranks leave no core for it.

@@ -24,8 +24,9 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
 
     A snapshot does not contain the gradients under way: a resumed run takes one step less.
 
-    If several threads may not call MPI (without ``MPI_THREAD_MULTIPLE``, and with Open MPI on
-    several hosts), the results are the same, but the exchange does not run in the background.
+    If several threads may not call MPI at the same time (without ``MPI_THREAD_MULTIPLE``, and with
+    Open MPI on several hosts), the results are the same, but the exchange does not run in the
+    background.
     """
 
     _exchange: BackgroundExchange | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -135,6 +136,58 @@ def test_none_advances_while_other_functions_do_what_they_like(
     assert seen == [False] * 25
     is_over.set()
     taking_turns.wait(future)
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+def test_none_advances_where_a_hook_of_a_user_may_do_what_it_likes(
+    taking_turns: ProgressEngine, is_local: bool
+) -> None:
+    threads = []
+
+    class Hook(chainer.FunctionHook):
+        """Does something before and after a function."""
+
+    def exchange(lane: Any) -> Iterator[None]:
+        for _ in range(3):
+            threads.append(threading.current_thread())
+            yield
+
+    function = OfChainer(lambda: time.sleep(0.01))
+    if is_local:
+        function.add_hook(Hook())
+    future = taking_turns.submit(exchange)
+    with contextlib.nullcontext() if is_local else Hook(), taking_turns.in_backward():
+        backward_through(function)
+    taking_turns.wait(future)
+    assert threads == [threading.current_thread()] * 3
+
+
+def test_after_functions_of_a_user_the_training_thread_advances_exchanges(
+    engine: ProgressEngine,
+) -> None:
+    has_stepped = threading.Event()
+
+    def exchange(lane: Any) -> Iterator[None]:
+        has_stepped.set()
+        yield
+
+    future = engine.submit(exchange)
+    with engine.in_backward():
+        backward_through(OfAUser(lambda: None), OfAUser(lambda: None))
+        assert has_stepped.wait(60)
+    engine.wait(future)
+
+
+def test_none_begins_after_the_end(taking_turns: ProgressEngine) -> None:
+    begun = []
+
+    def exchange(lane: Any) -> Iterator[None]:
+        begun.append(threading.current_thread())
+        yield
+
+    taking_turns.submit(exchange)
+    taking_turns.end()
+    assert not begun
 
 
 def test_exchanges_advance_while_the_training_thread_waits_for_something_else(

@@ -19,7 +19,7 @@ from chainermn.transport.reducer import Array
 # Measured at 1 Gbit/s: smaller buckets have more overhead, larger ones leave more to exchange
 # after backward.
 _BUCKET_BYTES = 2 << 20
-# Their messages are much smaller, so that latency weighs more.
+# With a compressor messages are much smaller, so that latency weighs more.
 _COMPRESSED_BUCKET_BYTES = 8 << 20
 
 #: Returns an exchange that gathers and averages the gradients of a bucket.

@@ -44,9 +44,9 @@ class ProgressEngine:
         ``k``-th exchange has lane ``k % len(lanes)`` for itself, on every rank.
     support : {'multiple', 'serialized', 'funneled'}
         How threads may call MPI. If several may at the same time, a thread advances exchanges,
-        with short sleeps. If one may at a time, that thread does so only while backward is inside
-        a function of Chainer, which does not call MPI; otherwise exchanges advance in `wait`. If
-        only the main thread may, they also advance after each function that backward computes.
+        with short sleeps. If one may at a time, that thread has turns while backward is inside a
+        function that does not call MPI: one of Chainer's, without hooks. Otherwise the training
+        thread advances exchanges: after each function that backward computes, and while it waits.
     """
 
     def __init__(self, lanes: Sequence[GradientExchange], support: ThreadSupport) -> None:
@@ -75,29 +75,27 @@ class ProgressEngine:
 
     def wait(self, future: Future[Any]) -> Any:
         """Wait until an exchange is over, and return its result or raise its exception."""
-        if self._advances_in_wait:
+        if self._is_advanced_here:
             self._advance_until(future.done)
         return future.result()
 
     def wait_for_mpi(self, pending: Pending) -> None:
         """Wait for an operation of the training thread itself, while exchanges advance."""
-        if self._advances_in_wait:
+        if self._is_advanced_here:
             self._advance_until(pending.Test)
         else:
             pending.Wait()
 
     def in_backward(self) -> AbstractContextManager[Any]:
         """Return a context for a backward during which exchanges advance."""
-        if self._thread is None:
-            return _AfterEachFunction(self._advance)
-        return contextlib.nullcontext() if self._turns is None else self._turns.lent_in_backward()
+        return _AtEachFunction(self) if self._is_advanced_here else contextlib.nullcontext()
 
     def end(self) -> None:
         """Stop, even in the middle of an exchange. Not collective."""
         self._is_ending.set()
         self._submitted.put(None)
         if self._turns is not None:
-            self._turns.lend()
+            self._turns.end()
         if self._thread is None:
             self._run()
         elif threading.current_thread() is not self._thread:  # whose garbage collector may call
@@ -116,7 +114,7 @@ class ProgressEngine:
         _unfinished.extend(running[0] for running in self._under_way if running is not None)
 
     @property
-    def _advances_in_wait(self) -> bool:
+    def _is_advanced_here(self) -> bool:
         return self._thread is None or self._turns is not None
 
     def _advance_until(self, is_over: Callable[[], bool]) -> None:
@@ -145,17 +143,44 @@ class ProgressEngine:
         return has_moved
 
 
-class _AfterEachFunction(chainer.FunctionHook):
-    """Calls a function after each function that backward computes."""
+class _AtEachFunction(chainer.FunctionHook):
+    """Lends turns during functions of a backward, or advances exchanges after them."""
 
-    def __init__(self, call: Callable[[], Any]) -> None:
+    def __init__(self, engine: ProgressEngine) -> None:
         self.name = f"chainermn-progress-{id(self)}"
-        self._call = call
+        self._engine = engine
+        self._lent_from: Turns | None = None
+
+    def backward_preprocess(
+        self, function: chainer.FunctionNode, in_data: Any, out_grad: Any
+    ) -> None:
+        self._take_back()
+        turns = self._engine._turns
+        if turns is not None and _cannot_call_mpi(function):
+            turns.lend()
+            self._lent_from = turns
 
     def backward_postprocess(
         self, function: chainer.FunctionNode, in_data: Any, out_grad: Any
     ) -> None:
-        self._call()
+        if self._lent_from is None:
+            self._engine._advance()
+        self._take_back()
+
+    def deleted(self, function: None = None) -> None:
+        self._take_back()  # also if a function has raised
+
+    def _take_back(self) -> None:
+        if self._lent_from is not None:
+            self._lent_from.take_back()
+            self._lent_from = None
+
+
+def _cannot_call_mpi(function: chainer.FunctionNode) -> bool:
+    """Tell whether the backward of a function runs nothing of the user's."""
+    is_chainers = type(function).__module__.startswith("chainer.functions.")
+    has_other_hooks = len(chainer.get_function_hooks()) > 1 or function._n_local_function_hooks > 0
+    return is_chainers and not has_other_hooks
 
 
 def _is_over_after_a_step(exchange: Iterator[None], future: Future[Any]) -> bool:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any
-
-import chainer
 
 
 class Turns:
@@ -15,16 +12,17 @@ class Turns:
 
     def __init__(self) -> None:
         self._is_lent = threading.Event()
+        self._is_over = False
         self._calls = threading.Lock()
         self._calls.acquire()
         self._is_here = True  # that is, the training thread holds the lock
 
     def lend(self) -> None:
         """Let the other thread call MPI."""
+        self._is_lent.set()
         if self._is_here:
             self._is_here = False
             self._calls.release()
-        self._is_lent.set()
 
     def take_back(self) -> None:
         """Wait until the other thread has ended its turn, and let it have no more."""
@@ -33,39 +31,17 @@ class Turns:
             self._calls.acquire()
             self._is_here = True
 
+    def end(self) -> None:
+        """Let the other thread wait no longer. Any thread may call this."""
+        self._is_over = True
+        self._is_lent.set()
+
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[bool]:
-        """Wait for a turn; yield whether it has not been taken back meanwhile."""
+        """Wait for a turn; yield whether there still is one."""
         self._is_lent.wait()
+        if self._is_over:
+            yield False
+            return
         with self._calls:
-            yield self._is_lent.is_set()
-
-    @contextlib.contextmanager
-    def lent_in_backward(self) -> Iterator[None]:
-        """Lend while a backward inside the ``with`` block is inside functions of Chainer."""
-        try:
-            with _AroundEachFunction(self):
-                yield
-        finally:
-            self.take_back()  # also if a function has raised
-
-
-class _AroundEachFunction(chainer.FunctionHook):
-    """Lends turns while functions that cannot call MPI compute in backward."""
-
-    def __init__(self, turns: Turns) -> None:
-        self.name = f"chainermn-turns-{id(self)}"
-        self._turns = turns
-
-    def backward_preprocess(
-        self, function: chainer.FunctionNode, in_data: Any, out_grad: Any
-    ) -> None:
-        if type(function).__module__.startswith("chainer.functions."):
-            self._turns.lend()
-        else:
-            self._turns.take_back()
-
-    def backward_postprocess(
-        self, function: chainer.FunctionNode, in_data: Any, out_grad: Any
-    ) -> None:
-        self._turns.take_back()
+            yield self._is_lent.is_set() and not self._is_over

@@ -32,14 +32,17 @@ _MAX_COUNT = 2**30
 _LAUNCHER_SIZES = {"PMI_SIZE": "MPICH", "OMPI_COMM_WORLD_SIZE": "Open MPI"}
 
 
-# Of Open MPI, unless the user has set it. A message of up to this size is sent to another
-# host at once. A longer one waits until the receiver has been asked, which both hear of only the
-# next time they call MPI: less of an exchange is hidden behind computation, and it takes longer.
+# Of Open MPI, unless the environment or mpiexec sets it; its parameter files do not. A message of
+# up to this size is sent to another host at once. A longer one waits until the receiver has been
+# asked, which both hear of only the next time they call MPI: less of an exchange is hidden behind
+# computation, and it takes longer.
 _EAGER_LIMIT = ("OMPI_MCA_btl_tcp_eager_limit", str(1 << 20))
 
 
 def load_mpi() -> ModuleType:
     """Import ``mpi4py.MPI``, which initialises MPI, and return it.
+
+    Before that it sets how Open MPI sends messages to other hosts, in the environment.
 
     Raises a RuntimeError if no MPI library can be loaded, or if ``mpiexec`` belongs to a different
     MPI: each process would then be a job of its own.
@@ -79,8 +82,8 @@ def thread_support(n_hosts: int) -> ThreadSupport:
 
     Open MPI says that several may at the same time, but this is true only on one host: while one
     thread waited in a collective and another tested a second one, messages to other hosts were
-    never sent, and the job hung (5.0.11 over TCP, two ranks on each of two hosts, in up to all
-    jobs). With one thread at a time it does not.
+    never sent, and the job hung (5.0.11 over TCP, two ranks on each of two hosts; with some
+    networks in every job). With one thread at a time it does not.
     """
     mpi = load_mpi()
     provided = mpi.Query_thread()
