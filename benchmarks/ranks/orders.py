@@ -55,6 +55,8 @@ class Orders:
             except Exception as error:
                 self.answer({"error": f"{type(error).__name__}: {error}"})
                 continue
+            if isinstance(step, Pipelined):
+                n_before = max(n_before, 1)  # a step waits for what the one before has begun
             sent_before = bytes_sent()
             for _ in range(n_before):
                 step()  # finds the caches, and the cores, as the contestant before has left them
