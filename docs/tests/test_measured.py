@@ -138,7 +138,14 @@ def test_advice_follows_from_what_was_measured(name):
     assert max(ratios) < 1 if ADVICE[name] == "less" else min(ratios) > 1
 
 
-@pytest.mark.parametrize("setting", ["PowerSGD, rank 4, from step 100", "Quantization, 8 bits"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "PowerSGD, rank 4, from step 100",
+        "LocalSGD, period 8, from step 100",
+        "Quantization, 8 bits",
+    ],
+)
 def test_what_is_advised_loses_no_more_than_another_seed_changes(setting):
     (content,) = figures.load("convergence").values()
     assert len(content["groups"]) == 3
