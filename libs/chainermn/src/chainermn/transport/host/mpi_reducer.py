@@ -20,13 +20,13 @@ _CHUNK_BYTES = 1 << 20
 _CHUNKS_UNDER_WAY = 3
 # Up to this size, sending whole arrays to all ranks takes less time than sending shards twice,
 # which is two messages one after the other. Between two ranks it is as many bytes.
-_SMALL_BYTES, _SMALL_BYTES_OF_TWO = 1 << 13, 1 << 18
+_SMALL_BYTES, _SMALL_BYTES_OF_TWO = 1 << 13, _CHUNK_BYTES
 
 
 class MpiReducer(Reducer):
     """Reduces over the ranks of an MPI communicator with MPI's non-blocking collectives.
 
-    Uses up to 6 MiB of scratch memory; :meth:`reduce_scatter` uses as much as the array.
+    Uses up to 7 MiB of scratch memory; :meth:`reduce_scatter` uses as much as the array.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, adder: Adder) -> None:
