@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import report
 from benchmarks.figures import Group, Measured, load
-from benchmarks.harness import REPOSITORY, Place, Settings
+from benchmarks.harness import ONE_THREAD, REPOSITORY, Place, Settings, places
 from benchmarks.slow import COMPRESSIONS
 
 TITLE = "Accuracy of the apps"
@@ -22,6 +22,7 @@ AS_IT_IS = "exact means"
 _LATER = 100  # steps, a tenth of those of the shortest training that is more than a toy
 SETTINGS: dict[str, dict[str, Any]] = {
     AS_IT_IS: {},
+    "bfloat16": {"dtype": "bfloat16"},
     "PowerSGD, rank 2": {"compression": COMPRESSIONS["PowerSGD, rank 2"]},
     f"PowerSGD, rank 4, from step {_LATER}": {
         "compression": {**COMPRESSIONS["PowerSGD, rank 4"], "start_iteration": _LATER}
@@ -32,7 +33,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     f"LocalSGD, period 8, from step {_LATER}": {"local": {"period": 8, "start_iteration": _LATER}},
 }
 SEEDS = range(3)
-PLACE = Place("2 ranks, one host", (2,))
+HOSTS = {"2 ranks, two hosts": (1, 1)}  # on one host nothing is rounded
 
 
 class App(NamedTuple):
@@ -50,14 +51,18 @@ APPS = {
 
 
 def measure(settings: Settings) -> Iterator[Group | str]:
-    """Yield a group for each app."""
-    for name in APPS:
-        wanted = [s for s in SETTINGS if settings.wants(f"{name}: {s}")]
-        if wanted:
-            yield measure_app(name, wanted, settings)
+    """Yield a group for each app, or why there are no emulated hosts."""
+    for place in places(HOSTS, rate="10gbit"):
+        if isinstance(place, str):
+            yield place
+            return
+        for name in APPS:
+            wanted = [s for s in SETTINGS if settings.wants(f"{name}: {s}")]
+            if wanted:
+                yield measure_app(place, name, wanted, settings)
 
 
-def measure_app(name: str, wanted: Sequence[str], settings: Settings) -> Group:
+def measure_app(place: Place, name: str, wanted: Sequence[str], settings: Settings) -> Group:
     """Train an app with some settings and each seed; keep what was measured with the others.
 
     A training does not depend on when it is measured.
@@ -71,13 +76,16 @@ def measure_app(name: str, wanted: Sequence[str], settings: Settings) -> Group:
             for setting, row in rows.items():
                 settings.tell(f"{name}: {setting}, seed {seed}")
                 start = time.monotonic()
-                row.curves.append(train(name, SETTINGS[setting], seed, folder, settings.quick))
+                curve = train(place, name, SETTINGS[setting], seed, folder, settings.quick)
+                row.curves.append(curve)
                 row.seconds.append(time.monotonic() - start)
     found = [rows.get(setting) or before.row(setting) for setting in SETTINGS]
     return Group(title, key, [row for row in found if row.curves], AS_IT_IS)
 
 
-def train(name: str, setting: dict[str, Any], seed: int, folder: str, quick: bool) -> list[float]:
+def train(
+    place: Place, name: str, setting: dict[str, Any], seed: int, folder: str, quick: bool
+) -> list[float]:
     """Return what is measured after each epoch."""
     app = APPS[name]
     out = tempfile.mkdtemp(dir=folder)
@@ -85,9 +93,9 @@ def train(name: str, setting: dict[str, Any], seed: int, folder: str, quick: boo
     arguments += ["--epoch", "1"] if quick else []
     script = REPOSITORY / "apps" / name / "train.py"
     program = [sys.executable, "-m", "benchmarks.ranks.with_settings", json.dumps(setting)]
-    environment = {**PLACE.environment(), "PYTHONPATH": str(REPOSITORY)}
+    environment = {**place.environment(), "PYTHONPATH": str(REPOSITORY)}
     ended = subprocess.run(
-        PLACE.command([*program, str(script), *arguments], []),
+        place.command([*program, str(script), *arguments], ["PYTHONPATH", *ONE_THREAD]),
         cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,

@@ -31,10 +31,7 @@ def measure(settings: Settings) -> Iterator[Group | str]:
     for hosts, ranks in HOSTS.items():
         for link, (rate, bits, latency) in LINKS.items():
             wanted = [
-                network
-                for network in BATCHES
-                if settings.wants(title_of(network, hosts, link))
-                and is_worth_it(network, hosts, link)
+                network for network in BATCHES if settings.wants(title_of(network, hosts, link))
             ]
             where = {f"{hosts}, {link}": ranks} if wanted else {}
             for place in places(where, rate, latency):
@@ -45,11 +42,6 @@ def measure(settings: Settings) -> Iterator[Group | str]:
                     title = title_of(network, hosts, link)
                     yield measure_at(place, network, title, bits, settings)
     yield from why_no_torch()
-
-
-def is_worth_it(network: str, hosts: str, link: str) -> bool:
-    """Tell whether to measure there: a table of ResNet-50 takes ten minutes, and more memory."""
-    return network != "resnet50" or (len(HOSTS[hosts]) == 2 and "0.2 ms" in link)
 
 
 def title_of(network: str, hosts: str, link: str) -> str:

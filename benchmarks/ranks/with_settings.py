@@ -14,9 +14,13 @@ import chainermn
 
 
 def main() -> None:
-    settings, *sys.argv = sys.argv[1:]
-    create = chainermn.create_multi_node_optimizer
-    chosen = functools.partial(create, **made_from(**json.loads(settings)))
+    given, *sys.argv = sys.argv[1:]
+    settings = json.loads(given)
+    wire = {"allreduce_grad_dtype": settings.pop("dtype", None)}
+    create = chainermn.create_communicator
+    chainermn.create_communicator = functools.partial(create, **wire)
+    create_optimizer = chainermn.create_multi_node_optimizer
+    chosen = functools.partial(create_optimizer, **made_from(**settings))
     chainermn.create_multi_node_optimizer = chosen
     sys.path.insert(0, str(Path(sys.argv[0]).parent))
     os.environ["MPLBACKEND"] = "Agg"
