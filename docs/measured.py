@@ -45,6 +45,7 @@ _SLOW = {
 #: Rows of the table of accuracy: what tells how many bytes are sent, and what was trained with.
 _ACCURACY = {
     "float32": ("ours, overlap on", "exact means"),
+    "bfloat16": ("ours, bfloat16", "bfloat16"),
     "`PowerSGD(rank=2)`": ("ours, PowerSGD, rank 2", "PowerSGD, rank 2"),
     "`PowerSGD(rank=4, start_iteration=100)`": (
         "ours, PowerSGD, rank 4",

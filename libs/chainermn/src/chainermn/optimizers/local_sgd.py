@@ -12,12 +12,13 @@ import numpy as np
 from chainermn.agreement import check_equal
 from chainermn.arguments import check_number
 from chainermn.gradients.parameters import named_parameters
-from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, initialise_states
+from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
+from chainermn.optimizers.pending import Anchors
+from chainermn.optimizers.replicas import initialise_states
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
     from chainermn.gradients.compressor import Compressor
-    from chainermn.optimizers.unsent import Unsent
 
 States = Literal["keep", "average", "reset"]
 
@@ -67,8 +68,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
     """
 
     local: LocalSGD
-    # The parameters when they were last averaged, by name.
-    _anchors: dict[str, Any]
+    _pending: Anchors
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         compressor: Compressor | None = None,
     ) -> None:
         super().__init__(actual_optimizer, communicator, zero_fill, False, compressor)
-        vars(self).update(local=local, _anchors={})
+        vars(self).update(local=local, _pending=Anchors(actual_optimizer))
 
     def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
         """Take a step on this rank's gradients; every ``period`` steps, average parameters.
@@ -92,19 +92,19 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
             On every rank, when parameters are averaged, for the reasons of
             `MultiNodeOptimizer.update`.
         """
-        self._take_over_pending()
+        self._pending.take_over()
         if not self._is_local:
             super().update(lossfun, *args, **kwds)
             return
         if lossfun is not None:
             self._backward(lossfun, *args, **kwds)
-        if self._synchronised[0] is not self.actual_optimizer.target and not self._begin():
+        if not self._replicas.are_of_target and not self._begin():
             return
         if self.actual_optimizer.t == self.local.start_iteration:
             self._begin_local_steps()
-        if not self._anchors:
-            for name, parameter in self._parameters():
-                self._anchors[name] = parameter.array.copy()
+        anchors = self._pending.arrays
+        if not anchors:
+            anchors.update({name: p.array.copy() for name, p in self._parameters()})
         self.actual_optimizer.update(None)
         self._n_updates += 1
         if self._n_updates >= self.local.period:
@@ -121,7 +121,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
 
     def settle(self) -> None:
         """Average parameters, unless they have been averaged since the last step. Collective."""
-        if self._is_local and self._synchronised[0] is self.actual_optimizer.target:
+        if self._is_local and self._replicas.are_of_target:
             self.average()
 
     def average(self) -> None:
@@ -134,9 +134,9 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         """
         n_updates, self._n_updates = self._n_updates, 0
         restored_here, self._restored = self._restored, None
-        self._take_over_pending()
+        self._pending.take_over()
         changed, restored, unusual = self._average_unless(
-            self._has_changed(), restored_here is not None, n_updates != self.local.period
+            self._replicas.have_changed, restored_here is not None, n_updates != self.local.period
         )
         if not (changed or restored or unusual):
             return
@@ -180,24 +180,24 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         if restored:
             self._after_restoring(restored_here)
         if restored and self._are_replicas_equal():
-            self._note_synchronised()
+            self._replicas.note()
             return True
         self._synchronise()
         return False
 
     def _average_unless(self, *flags: bool) -> Sequence[bool]:
         """Average parameters, unless a flag is true on any rank; return which are."""
-        parameters = self._parameters()
+        parameters, anchors = self._parameters(), self._pending.arrays
         for name, parameter in parameters:
             parameter.cleargrad()
-            if name in self._anchors:
-                parameter.grad = parameter.array - self._anchors[name]
+            if name in anchors:
+                parameter.grad = parameter.array - anchors[name]
                 parameter._loss_scale = None
         found = self._mean_unless(flags)
         if any(found):
             return found
         for name, parameter in parameters:
-            anchor = self._anchors[name]
+            anchor = anchors[name]
             anchor += parameter.grad
             parameter.array[...] = anchor
             parameter.cleargrad()
@@ -239,41 +239,21 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         """Whether the settings let something be sent later."""
         return True
 
-    _pending_key = "anchor"
-
     def _agree_on_settings(self) -> None:
         super()._agree_on_settings()
         steps = f"optimizer.t={self.actual_optimizer.t}"
         check_equal(self.communicator, steps, "create_multi_node_optimizer(local=...)")
 
-    def _pending(self) -> dict[str, dict[str, Any]]:
-        self._take_over_pending()
-        return {name: {self._pending_key: array} for name, array in self._anchors.items()}
-
-    def _take_over(self, restored: Unsent) -> None:
-        super()._take_over(restored)
-        self._anchors = {}
-
-    def _take_over_pending(self) -> None:
-        restored, self._restored_pending = self._restored_pending, None
-        if restored is None:
-            return
-        for name, parameter in named_parameters(self.actual_optimizer.target):
-            if self._pending_key in restored.get(name, {}):
-                array = np.array(restored[name][self._pending_key])
-                self._anchors[name] = parameter.device.send(array)
-
     def _forget(self, n_exchanges: int) -> None:
         super()._forget(n_exchanges)
-        self._anchors, self._n_updates = {}, 0
+        self._pending.arrays, self._n_updates = {}, 0
 
     def _are_replicas_equal(self) -> bool:
-        if self._anchors:
-            return self._are_equal(sorted(self._anchors.items()))
-        return super()._are_replicas_equal()
+        anchors = self._pending.arrays
+        return self._replicas.are_equal(sorted(anchors.items()) if anchors else None)
 
     def _synchronise(self) -> None:
-        self._anchors, self._n_updates = {}, 0
+        self._pending.arrays, self._n_updates = {}, 0
         super()._synchronise()
 
     def _further_settings(self) -> str:

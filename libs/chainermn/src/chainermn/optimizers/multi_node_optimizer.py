@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias
 
 import chainer
-import numpy as np
-from chainer.variable import VariableNode
 
 from chainermn.agreement import check_equal
 from chainermn.gradients.parameters import initialised_parameters, named_parameters
 from chainermn.optimizers import unsent
 from chainermn.optimizers.attendance import Attendance
+from chainermn.optimizers.pending import Pending, PendingGradients
+from chainermn.optimizers.replicas import Replicas
 from chainermn.optimizers.unsent import Unsent
 from chainermn.resuming import N_RANKS
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 # Key in snapshots.
 _UNSENT = "unsent"
-_SCALE = "gradient_loss_scale"
 
 Overlap: TypeAlias = bool | Literal["auto"]
 
@@ -50,17 +48,13 @@ class MultiNodeOptimizer:
     _compressor: Compressor | None
     _accumulate: int
     _attendance: Attendance | None
+    _replicas: Replicas
+    _pending: Pending
     #: What other ranks still have to send, by rank, for a snapshot of all.
     unsent_elsewhere: Mapping[int, Unsent] = {}
     # Number of updates since gradients were averaged.
     _n_updates = 0
     _restored: Unsent | None = None
-    # Key of accumulated gradients in snapshots; and those of a snapshot, until its model has been
-    # loaded too.
-    _pending_key = "gradient"
-    _restored_pending: Mapping[str, Mapping[str, Any]] | None = None
-    # The target when the replicas were made equal, and its parameters that were initialised then.
-    _synchronised: tuple[chainer.Link | None, Set[VariableNode]] = (None, frozenset())
 
     def __init__(
         self,
@@ -80,6 +74,8 @@ class MultiNodeOptimizer:
             _compressor=compressor,
             _accumulate=accumulate,
             _attendance=Attendance(communicator) if uneven else None,
+            _replicas=Replicas(communicator, actual_optimizer),
+            _pending=PendingGradients(actual_optimizer),
         )
 
     @property
@@ -90,7 +86,7 @@ class MultiNodeOptimizer:
     def setup(self, link: chainer.Link) -> Self:
         """Set the link whose parameters are optimized, and return this optimizer."""
         self.actual_optimizer.setup(link)
-        self._synchronised = (None, frozenset())
+        self._replicas.forget()
         self._n_updates = 0
         if self._compressor is not None:
             self._compressor.load(0, {})
@@ -114,7 +110,7 @@ class MultiNodeOptimizer:
             settings; without ``zero_fill`` also if they have different gradients. With
             ``accumulate``, if ``lossfun`` is not given.
         """
-        self._take_over_pending()
+        self._pending.take_over()
         if lossfun is not None:
             self._backward(lossfun, *args, **kwds)
         elif self._accumulate > 1:
@@ -124,8 +120,7 @@ class MultiNodeOptimizer:
                 "loss.backward() several times before update()"
             )
         self._n_updates += 1
-        is_first = self._synchronised[0] is not self.actual_optimizer.target
-        if self._n_updates >= self._accumulate or is_first:
+        if self._n_updates >= self._accumulate or not self._replicas.are_of_target:
             self._update_all()
 
     def _update_all(self, *, ends_epoch: bool = False) -> None:
@@ -134,7 +129,7 @@ class MultiNodeOptimizer:
         restored_here, self._restored = self._restored, None
         self._complete_loss_scales()
         changed, restored, partial, ends_epoch, news = self._step_unless(
-            self._has_changed(),
+            self._replicas.have_changed,
             restored_here is not None,
             n_updates < self._accumulate,
             ends_epoch,
@@ -147,10 +142,10 @@ class MultiNodeOptimizer:
         if restored and not self._after_restoring(restored_here) and self._accumulate > 1:
             self.actual_optimizer.target.cleargrads()
             n_updates, partial, ends_epoch = 0, True, False
-        if changed and not (restored and self._are_replicas_equal()):
+        if changed and not (restored and self._replicas.are_equal()):
             self._synchronise()
             return
-        self._note_synchronised()
+        self._replicas.note()
         if ends_epoch:
             self._weigh_all_the_same(n_updates)
             if n_updates == 0:
@@ -168,7 +163,7 @@ class MultiNodeOptimizer:
         With ``accumulate``, take a step on the mean of the batches since the last one. With
         ``uneven``, take the steps of those ranks that still have batches.
         """
-        if self._accumulate > 1 and self._synchronised[0] is self.actual_optimizer.target:
+        if self._accumulate > 1 and self._replicas.are_of_target:
             self._update_all(ends_epoch=True)
         if self._attendance is not None:
             self._attendance.leave()
@@ -273,7 +268,7 @@ class MultiNodeOptimizer:
             keys = () if self._compressor is None else self._compressor.keys
             self._restored = unsent.load(
                 *(serializer[_UNSENT], comm.size, comm.rank, names),
-                (*keys, self._pending_key, _SCALE),
+                (*keys, *self._pending.keys),
             )
             self._take_over(self._restored)
 
@@ -289,7 +284,7 @@ class MultiNodeOptimizer:
         if compressor is not None:
             arrays = {name: dict(of_name) for name, of_name in compressor.state().items()}
         if self._n_updates:
-            for name, of_name in self._pending().items():
+            for name, of_name in self._pending.state().items():
                 arrays.setdefault(name, {}).update(of_name)
         n_exchanges = 0 if compressor is None else compressor.n_exchanges
         return Unsent(n_exchanges, self._n_updates, arrays)
@@ -302,38 +297,7 @@ class MultiNodeOptimizer:
         if self._compressor is not None:
             self._compressor.load(restored.n_exchanges, restored.arrays)
         self._n_updates = restored.n_updates
-        self._restored_pending = restored.arrays
-
-    def _pending(self) -> dict[str, dict[str, Any]]:
-        """Return what later updates add to before it is sent, by parameter."""
-        self._take_over_pending()
-        return {
-            name: {self._pending_key: p.grad, _SCALE: np.array(p._loss_scale or 1.0)}
-            for name, p in named_parameters(self.actual_optimizer.target)
-            if p.grad is not None
-        }
-
-    def _take_over_pending(self) -> None:
-        restored, self._restored_pending = self._restored_pending, None
-        if restored is None or self._n_updates == 0:
-            return
-        scale = self.actual_optimizer._loss_scale
-        for name, parameter in named_parameters(self.actual_optimizer.target):
-            arrays = restored.get(name, {})
-            parameter.cleargrad()
-            if self._pending_key in arrays:
-                factor = (scale or 1.0) / float(arrays[_SCALE])
-                gradient = np.array(arrays[self._pending_key])
-                parameter.grad = parameter.device.send(
-                    gradient if factor == 1 else gradient * factor
-                )
-                parameter._loss_scale = scale
-
-    def _has_changed(self) -> bool:
-        """Tell whether the parameters have changed since the replicas were last made equal."""
-        target = self.actual_optimizer.target
-        link, nodes = self._synchronised
-        return link is not target or nodes != initialised_parameters(target).keys()
+        self._pending.load(restored.arrays if restored.n_updates else None)
 
     def _step_unless(self, *flags: bool) -> Sequence[bool]:
         """Average gradients and take a step, unless a flag is true on any rank; return which."""
@@ -406,23 +370,9 @@ class MultiNodeOptimizer:
         if self._compressor is not None:
             self._compressor.load(n_exchanges, {})
 
-    def _are_replicas_equal(self) -> bool:
-        pairs = named_parameters(self.actual_optimizer.target)
-        return self._are_equal([(name, parameter.array) for name, parameter in pairs])
-
-    def _are_equal(self, arrays: Iterable[tuple[str, Any]]) -> bool:
-        """Tell whether named arrays, or None, are the same on all ranks. Collective."""
-        digests = self.communicator.allgather_obj(_digest(arrays))
-        return all(digest == digests[0] for digest in digests)
-
     def _synchronise(self) -> None:
-        self.communicator.bcast_data(self.actual_optimizer.target)
-        initialise_states(self.actual_optimizer.target)
-        self._note_synchronised()
-
-    def _note_synchronised(self) -> None:
-        target = self.actual_optimizer.target
-        self._synchronised = (target, frozenset(initialised_parameters(target)))
+        """Make the replicas equal. Collective. What belongs to earlier parameters is dropped."""
+        self._replicas.make_equal()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.actual_optimizer, name)
@@ -455,9 +405,8 @@ class MultiNodeOptimizer:
         compressor = None if self._compressor is None else self._compressor.copy()
         twin = self._twin(actual_optimizer, compressor)
         # What it has accumulated, or done on its own, is not copied: then it begins anew.
-        is_settled = self._synchronised[0] is not None and self._n_updates == 0
-        if is_settled and not self._has_changed():
-            twin._note_synchronised()
+        if self._n_updates == 0 and not self._replicas.have_changed:
+            twin._replicas.note()
         return twin
 
 
@@ -470,23 +419,3 @@ def sending_later(target: Any) -> list[MultiNodeOptimizer]:
         for _, optimizer in sorted(optimizers.items())
         if isinstance(optimizer, MultiNodeOptimizer) and optimizer.has_unsent
     ]
-
-
-def initialise_states(link: chainer.Link) -> None:
-    """Initialise the states of update rules, without which Chainer cannot load a snapshot."""
-    for parameter in link.params():
-        rule = getattr(parameter, "update_rule", None)
-        if rule is None or parameter.array is None:
-            continue
-        if rule._use_fp32_update and parameter.dtype == np.float16:
-            continue  # the state is that of a copy in float32
-        rule._init_states(parameter)
-
-
-def _digest(arrays: Iterable[tuple[str, Any]]) -> bytes:
-    digest = hashlib.blake2b()
-    for name, array in arrays:
-        digest.update(repr((name, None if array is None else (array.shape, array.dtype))).encode())
-        if array is not None:
-            digest.update(np.ascontiguousarray(chainer.backends.cuda.to_cpu(array)).tobytes())
-    return digest.digest()
