@@ -33,7 +33,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     f"LocalSGD, period 8, from step {_LATER}": {"local": {"period": 8, "start_iteration": _LATER}},
 }
 SEEDS = range(3)
-HOSTS = {"2 ranks, two hosts": (1, 1)}  # on one host nothing is rounded
+ONE_HOST, TWO_HOSTS = {"2 ranks, one host": (2,)}, {"2 ranks, two hosts": (1, 1)}
 
 
 class App(NamedTuple):
@@ -51,18 +51,14 @@ APPS = {
 
 
 def measure(settings: Settings) -> Iterator[Group | str]:
-    """Yield a group for each app, or why there are no emulated hosts."""
-    for place in places(HOSTS, rate="10gbit"):
-        if isinstance(place, str):
-            yield place
-            return
-        for name in APPS:
-            wanted = [s for s in SETTINGS if settings.wants(f"{name}: {s}")]
-            if wanted:
-                yield measure_app(place, name, wanted, settings)
+    """Yield a group for each app, and what could not be measured and why."""
+    for name in APPS:
+        wanted = [s for s in SETTINGS if settings.wants(f"{name}: {s}")]
+        if wanted:
+            yield from measure_app(name, wanted, settings)
 
 
-def measure_app(place: Place, name: str, wanted: Sequence[str], settings: Settings) -> Group:
+def measure_app(name: str, wanted: Sequence[str], settings: Settings) -> Iterator[Group | str]:
     """Train an app with some settings and each seed; keep what was measured with the others.
 
     A training does not depend on when it is measured.
@@ -70,17 +66,27 @@ def measure_app(place: Place, name: str, wanted: Sequence[str], settings: Settin
     title, key = f"apps/{name}, {APPS[name].measure}", {"app": name}
     saved = [group for content in load("convergence").values() for group in content["groups"]]
     before = next((group for group in saved if group.key == key), Group("", {}, [], ""))
-    rows = {setting: Measured(setting) for setting in wanted}
+    rows = {setting: before.row(setting) for setting in SETTINGS}
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        for seed in SEEDS[:1] if settings.quick else SEEDS:
-            for setting, row in rows.items():
-                settings.tell(f"{name}: {setting}, seed {seed}")
-                start = time.monotonic()
-                curve = train(place, name, SETTINGS[setting], seed, folder, settings.quick)
-                row.curves.append(curve)
-                row.seconds.append(time.monotonic() - start)
-    found = [rows.get(setting) or before.row(setting) for setting in SETTINGS]
-    return Group(title, key, [row for row in found if row.curves], AS_IT_IS)
+        for setting in wanted:
+            for place in places_for(SETTINGS[setting]):
+                if isinstance(place, str):
+                    yield f"{title}: {setting}: {place}"
+                    continue
+                row = rows[setting] = Measured(setting)
+                for seed in SEEDS[:1] if settings.quick else SEEDS:
+                    settings.tell(f"{name}: {setting}, seed {seed}")
+                    start = time.monotonic()
+                    curve = train(place, name, SETTINGS[setting], seed, folder, settings.quick)
+                    row.curves.append(curve)
+                    row.seconds.append(time.monotonic() - start)
+    yield Group(title, key, [row for row in rows.values() if row.curves], AS_IT_IS)
+
+
+def places_for(setting: dict[str, Any]) -> Iterator[Place | str]:
+    """Yield where to train: on one host nothing is rounded, and all else is the same there."""
+    # A link so fast that only the training takes time.
+    return places(TWO_HOSTS if "dtype" in setting else ONE_HOST, rate="10gbit")
 
 
 def train(
@@ -92,11 +98,14 @@ def train(
     arguments = ["--seed", str(seed), "--out", out, *app.arguments]
     arguments += ["--epoch", "1"] if quick else []
     script = REPOSITORY / "apps" / name / "train.py"
+    # Emulated hosts start programs in the folder of this process.
+    in_folder = ["env", f"--chdir={folder}"]
     program = [sys.executable, "-m", "benchmarks.ranks.with_settings", json.dumps(setting)]
     environment = {**place.environment(), "PYTHONPATH": str(REPOSITORY)}
     ended = subprocess.run(
-        place.command([*program, str(script), *arguments], ["PYTHONPATH", *ONE_THREAD]),
-        cwd=folder,
+        place.command(
+            [*in_folder, *program, str(script), *arguments], ["PYTHONPATH", *ONE_THREAD]
+        ),
         env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -14,14 +14,19 @@ import chainermn
 
 
 def main() -> None:
+    """Run the app.
+
+    JSON is an object: ``dtype``, in which gradients travel between hosts, and arguments of
+    `made_from`.
+    """
     given, *sys.argv = sys.argv[1:]
     settings = json.loads(given)
-    wire = {"allreduce_grad_dtype": settings.pop("dtype", None)}
-    create = chainermn.create_communicator
-    chainermn.create_communicator = functools.partial(create, **wire)
-    create_optimizer = chainermn.create_multi_node_optimizer
-    chosen = functools.partial(create_optimizer, **made_from(**settings))
-    chainermn.create_multi_node_optimizer = chosen
+    chainermn.create_communicator = functools.partial(
+        chainermn.create_communicator, allreduce_grad_dtype=settings.pop("dtype", None)
+    )
+    chainermn.create_multi_node_optimizer = functools.partial(
+        chainermn.create_multi_node_optimizer, **made_from(**settings)
+    )
     sys.path.insert(0, str(Path(sys.argv[0]).parent))
     os.environ["MPLBACKEND"] = "Agg"
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -141,6 +141,7 @@ def test_advice_follows_from_what_was_measured(name):
 @pytest.mark.parametrize(
     "setting",
     [
+        "bfloat16",
         "PowerSGD, rank 4, from step 100",
         "LocalSGD, period 8, from step 100",
         "Quantization, 8 bits",

@@ -301,6 +301,33 @@ def test_resumed_with_another_loss_scale(shared_tmp_path: Path) -> None:
     np.testing.assert_allclose(resumed.target.w.array, -1)
 
 
+@pytest.mark.mpi(1, 2)
+def test_a_snapshot_does_not_reach_the_next_link(shared_tmp_path: Path) -> None:
+    comm = chainermn.create_communicator("naive")
+
+    def model_of(*shape: int) -> Any:
+        model = chainer.Link()
+        with model.init_scope():
+            model.w = chainer.Parameter(np.ones(shape))
+        return model
+
+    def make() -> Any:
+        optimizer = chainermn.create_multi_node_optimizer(optimizers.SGD(1), comm, accumulate=2)
+        return optimizer.setup(model_of(2))
+
+    optimizer = make()
+    for _ in range(2):  # the first one makes the replicas equal
+        optimizer.update(lambda: F.sum(optimizer.target.w))
+    file = str(shared_tmp_path / f"optimizer.{comm.rank}")
+    chainer.serializers.save_npz(file, optimizer)
+    resumed = make()
+    chainer.serializers.load_npz(file, resumed)
+    resumed.setup(model_of(3))
+    for _ in range(3):
+        resumed.update(lambda: F.sum(resumed.target.w))
+    np.testing.assert_array_equal(resumed.target.w.array, [0, 0, 0])
+
+
 @pytest.mark.mpi(2)
 def test_ranks_that_give_different_settings() -> None:
     comm = chainermn.create_communicator("naive")

@@ -387,6 +387,25 @@ def test_a_plain_snapshot_of_rank_0_in_the_middle(shared_tmp_path: Path) -> None
 
 
 @pytest.mark.mpi(2)
+def test_resumed_with_a_longer_first_phase(shared_tmp_path: Path) -> None:
+    """Parameters that have not been averaged are not taken for equal ones."""
+    comm = chainermn.create_communicator("naive")
+    optimizer = train(comm, "sgd", LocalSGD(period=4), 2)
+    assert_replicas(comm, optimizer.target, equal=False)
+    files = [str(shared_tmp_path / f"{what}.{comm.rank}") for what in ("optimizer", "model")]
+    for file, what in zip(files, (optimizer, optimizer.target), strict=True):
+        chainer.serializers.save_npz(file, what)
+    local = LocalSGD(period=4, start_iteration=50)
+    resumed = chainermn.create_multi_node_optimizer(optimizers.SGD(0.1), comm, local=local)
+    resumed.setup(Network())
+    for file, what in zip(files, (resumed, resumed.target), strict=True):
+        chainer.serializers.load_npz(file, what)
+    for step in range(3):
+        resumed.update(resumed.target, *batch(comm.rank, step))
+    assert_replicas(comm, resumed.target)
+
+
+@pytest.mark.mpi(2)
 @pytest.mark.parametrize("period", [3, 100])
 def test_epochs_that_end_at_different_times(period: int, shared_tmp_path: Path) -> None:
     comm = chainermn.create_communicator("naive")

@@ -12,9 +12,9 @@ import numpy as np
 from chainermn.agreement import check_equal
 from chainermn.arguments import check_number
 from chainermn.gradients.parameters import named_parameters
+from chainermn.optimizers import replicas
+from chainermn.optimizers.accumulated import Anchors
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
-from chainermn.optimizers.pending import Anchors
-from chainermn.optimizers.replicas import initialise_states
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
@@ -68,7 +68,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
     """
 
     local: LocalSGD
-    _pending: Anchors
+    _accumulated: Anchors
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         compressor: Compressor | None = None,
     ) -> None:
         super().__init__(actual_optimizer, communicator, zero_fill, False, compressor)
-        vars(self).update(local=local, _pending=Anchors(actual_optimizer))
+        vars(self).update(local=local, _accumulated=Anchors())
 
     def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
         """Take a step on this rank's gradients; every ``period`` steps, average parameters.
@@ -92,17 +92,17 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
             On every rank, when parameters are averaged, for the reasons of
             `MultiNodeOptimizer.update`.
         """
-        self._pending.take_over()
+        self._accumulated.take_over(self.actual_optimizer)
         if not self._is_local:
             super().update(lossfun, *args, **kwds)
             return
         if lossfun is not None:
             self._backward(lossfun, *args, **kwds)
-        if not self._replicas.are_of_target and not self._begin():
+        if not self._replicas.were_equal(self.actual_optimizer.target) and not self._begin():
             return
         if self.actual_optimizer.t == self.local.start_iteration:
             self._begin_local_steps()
-        anchors = self._pending.arrays
+        anchors = self._accumulated.arrays
         if not anchors:
             anchors.update({name: p.array.copy() for name, p in self._parameters()})
         self.actual_optimizer.update(None)
@@ -121,7 +121,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
 
     def settle(self) -> None:
         """Average parameters, unless they have been averaged since the last step. Collective."""
-        if self._is_local and self._replicas.are_of_target:
+        if self._is_local and self._replicas.were_equal(self.actual_optimizer.target):
             self.average()
 
     def average(self) -> None:
@@ -134,9 +134,11 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         """
         n_updates, self._n_updates = self._n_updates, 0
         restored_here, self._restored = self._restored, None
-        self._pending.take_over()
+        self._accumulated.take_over(self.actual_optimizer)
         changed, restored, unusual = self._average_unless(
-            self._replicas.have_changed, restored_here is not None, n_updates != self.local.period
+            self._replicas.has_other_parameters(self.actual_optimizer.target),
+            restored_here is not None,
+            n_updates != self.local.period,
         )
         if not (changed or restored or unusual):
             return
@@ -180,14 +182,14 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         if restored:
             self._after_restoring(restored_here)
         if restored and self._are_replicas_equal():
-            self._replicas.note()
+            self._replicas.note_equal(self.actual_optimizer.target)
             return True
         self._synchronise()
         return False
 
     def _average_unless(self, *flags: bool) -> Sequence[bool]:
         """Average parameters, unless a flag is true on any rank; return which are."""
-        parameters, anchors = self._parameters(), self._pending.arrays
+        parameters, anchors = self._parameters(), self._accumulated.arrays
         for name, parameter in parameters:
             parameter.cleargrad()
             if name in anchors:
@@ -223,7 +225,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         for rule in self._rules():
             rule._state = None
             rule.t = 0
-        initialise_states(self.actual_optimizer.target)
+        replicas.initialise_states(self.actual_optimizer.target)
 
     def _rules(self) -> list[Any]:
         return [p.update_rule for _, p in self._parameters() if p.update_rule is not None]
@@ -246,14 +248,16 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
 
     def _forget(self, n_exchanges: int) -> None:
         super()._forget(n_exchanges)
-        self._pending.arrays, self._n_updates = {}, 0
+        self._accumulated.arrays, self._n_updates = {}, 0
 
     def _are_replicas_equal(self) -> bool:
-        anchors = self._pending.arrays
-        return self._replicas.are_equal(sorted(anchors.items()) if anchors else None)
+        anchors = self._accumulated.arrays
+        if self._is_local and anchors:
+            return replicas.are_equal(self.communicator, sorted(anchors.items()))
+        return super()._are_replicas_equal()
 
     def _synchronise(self) -> None:
-        self._pending.arrays, self._n_updates = {}, 0
+        self._accumulated.arrays, self._n_updates = {}, 0
         super()._synchronise()
 
     def _further_settings(self) -> str:

@@ -11,9 +11,9 @@ import chainer
 
 from chainermn.agreement import check_equal
 from chainermn.gradients.parameters import initialised_parameters, named_parameters
-from chainermn.optimizers import unsent
+from chainermn.optimizers import replicas, unsent
+from chainermn.optimizers.accumulated import Accumulated, AccumulatedGradients
 from chainermn.optimizers.attendance import Attendance
-from chainermn.optimizers.pending import Pending, PendingGradients
 from chainermn.optimizers.replicas import Replicas
 from chainermn.optimizers.unsent import Unsent
 from chainermn.resuming import N_RANKS
@@ -49,7 +49,7 @@ class MultiNodeOptimizer:
     _accumulate: int
     _attendance: Attendance | None
     _replicas: Replicas
-    _pending: Pending
+    _accumulated: Accumulated
     #: What other ranks still have to send, by rank, for a snapshot of all.
     unsent_elsewhere: Mapping[int, Unsent] = {}
     # Number of updates since gradients were averaged.
@@ -74,8 +74,8 @@ class MultiNodeOptimizer:
             _compressor=compressor,
             _accumulate=accumulate,
             _attendance=Attendance(communicator) if uneven else None,
-            _replicas=Replicas(communicator, actual_optimizer),
-            _pending=PendingGradients(actual_optimizer),
+            _replicas=Replicas(),
+            _accumulated=AccumulatedGradients(),
         )
 
     @property
@@ -88,6 +88,7 @@ class MultiNodeOptimizer:
         self.actual_optimizer.setup(link)
         self._replicas.forget()
         self._n_updates = 0
+        self._accumulated.load(None)
         if self._compressor is not None:
             self._compressor.load(0, {})
         return self
@@ -110,7 +111,7 @@ class MultiNodeOptimizer:
             settings; without ``zero_fill`` also if they have different gradients. With
             ``accumulate``, if ``lossfun`` is not given.
         """
-        self._pending.take_over()
+        self._accumulated.take_over(self.actual_optimizer)
         if lossfun is not None:
             self._backward(lossfun, *args, **kwds)
         elif self._accumulate > 1:
@@ -120,16 +121,18 @@ class MultiNodeOptimizer:
                 "loss.backward() several times before update()"
             )
         self._n_updates += 1
-        if self._n_updates >= self._accumulate or not self._replicas.are_of_target:
+        is_first = not self._replicas.were_equal(self.actual_optimizer.target)
+        if self._n_updates >= self._accumulate or is_first:
             self._update_all()
 
     def _update_all(self, *, ends_epoch: bool = False) -> None:
         """Average the gradients and take a step. Collective."""
+        target = self.actual_optimizer.target
         n_updates, self._n_updates = self._n_updates, 0
         restored_here, self._restored = self._restored, None
         self._complete_loss_scales()
         changed, restored, partial, ends_epoch, news = self._step_unless(
-            self._replicas.have_changed,
+            self._replicas.has_other_parameters(target),
             restored_here is not None,
             n_updates < self._accumulate,
             ends_epoch,
@@ -140,12 +143,12 @@ class MultiNodeOptimizer:
         if changed:
             self._agree_on_settings()
         if restored and not self._after_restoring(restored_here) and self._accumulate > 1:
-            self.actual_optimizer.target.cleargrads()
+            target.cleargrads()
             n_updates, partial, ends_epoch = 0, True, False
-        if changed and not (restored and self._replicas.are_equal()):
+        if changed and not (restored and self._are_replicas_equal()):
             self._synchronise()
             return
-        self._replicas.note()
+        self._replicas.note_equal(target)
         if ends_epoch:
             self._weigh_all_the_same(n_updates)
             if n_updates == 0:
@@ -163,7 +166,7 @@ class MultiNodeOptimizer:
         With ``accumulate``, take a step on the mean of the batches since the last one. With
         ``uneven``, take the steps of those ranks that still have batches.
         """
-        if self._accumulate > 1 and self._replicas.are_of_target:
+        if self._accumulate > 1 and self._replicas.were_equal(self.actual_optimizer.target):
             self._update_all(ends_epoch=True)
         if self._attendance is not None:
             self._attendance.leave()
@@ -268,9 +271,12 @@ class MultiNodeOptimizer:
             keys = () if self._compressor is None else self._compressor.keys
             self._restored = unsent.load(
                 *(serializer[_UNSENT], comm.size, comm.rank, names),
-                (*keys, *self._pending.keys),
+                (*keys, *self._accumulated.keys),
             )
-            self._take_over(self._restored)
+            self._n_updates = self._restored.n_updates
+            self._accumulated.load(self._restored.arrays if self._n_updates else None)
+            if self._compressor is not None:
+                self._compressor.load(self._restored.n_exchanges, self._restored.arrays)
 
     @property
     def has_unsent(self) -> bool:
@@ -284,20 +290,13 @@ class MultiNodeOptimizer:
         if compressor is not None:
             arrays = {name: dict(of_name) for name, of_name in compressor.state().items()}
         if self._n_updates:
-            for name, of_name in self._pending.state().items():
+            for name, of_name in self._accumulated.state(self.actual_optimizer).items():
                 arrays.setdefault(name, {}).update(of_name)
         n_exchanges = 0 if compressor is None else compressor.n_exchanges
         return Unsent(n_exchanges, self._n_updates, arrays)
 
     def settle(self) -> None:
         """Make parameters equal on all ranks, if they are not. Collective."""
-
-    def _take_over(self, restored: Unsent) -> None:
-        """Go on from what a rank had to send."""
-        if self._compressor is not None:
-            self._compressor.load(restored.n_exchanges, restored.arrays)
-        self._n_updates = restored.n_updates
-        self._pending.load(restored.arrays if restored.n_updates else None)
 
     def _step_unless(self, *flags: bool) -> Sequence[bool]:
         """Average gradients and take a step, unless a flag is true on any rank; return which."""
@@ -370,9 +369,15 @@ class MultiNodeOptimizer:
         if self._compressor is not None:
             self._compressor.load(n_exchanges, {})
 
+    def _are_replicas_equal(self) -> bool:
+        arrays = replicas.arrays_of(self.actual_optimizer.target)
+        return replicas.are_equal(self.communicator, arrays)
+
     def _synchronise(self) -> None:
-        """Make the replicas equal. Collective. What belongs to earlier parameters is dropped."""
-        self._replicas.make_equal()
+        """Make the replicas equal. Collective. Subclasses drop what belongs to the old ones."""
+        target = self.actual_optimizer.target
+        replicas.make_equal(self.communicator, target)
+        self._replicas.note_equal(target)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.actual_optimizer, name)
@@ -405,8 +410,9 @@ class MultiNodeOptimizer:
         compressor = None if self._compressor is None else self._compressor.copy()
         twin = self._twin(actual_optimizer, compressor)
         # What it has accumulated, or done on its own, is not copied: then it begins anew.
-        if self._n_updates == 0 and not self._replicas.have_changed:
-            twin._replicas.note()
+        is_settled = self._n_updates == 0
+        if is_settled and not self._replicas.has_other_parameters(self.actual_optimizer.target):
+            twin._replicas.note_equal(actual_optimizer.target)
         return twin
 
 

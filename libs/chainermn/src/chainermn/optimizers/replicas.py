@@ -1,4 +1,4 @@
-"""The replicas of a model: whether they are the same on all ranks, and making them so."""
+"""The replicas of a model: making them equal on all ranks, and what is known of that."""
 
 from __future__ import annotations
 
@@ -17,53 +17,54 @@ if TYPE_CHECKING:
 
 
 class Replicas:
-    """The replicas of the model that an optimizer has for its target.
+    """What this rank knows of the replicas: of which model they were equal, at least once.
 
-    Once they are the same, equal steps keep them so, until the optimizer gets another target or
-    a parameter is added, replaced or initialised.
+    They are no longer if there is another model, or if a parameter has been added, replaced or
+    initialised.
     """
 
-    def __init__(
-        self, communicator: CommunicatorBase, actual_optimizer: chainer.Optimizer
-    ) -> None:
-        self._communicator = communicator
-        self._optimizer = actual_optimizer
+    def __init__(self) -> None:
         self.forget()
 
-    @property
-    def are_of_target(self) -> bool:
-        """Whether replicas of the present target have been the same once."""
-        return self._link is not None and self._link is self._optimizer.target
+    def were_equal(self, target: chainer.Link) -> bool:
+        """Tell whether the replicas of this model were equal once."""
+        return self._link is not None and self._link is target
 
-    @property
-    def have_changed(self) -> bool:
-        """Whether there are other parameters here than when the replicas were the same."""
-        if not self.are_of_target:
+    def has_other_parameters(self, target: chainer.Link) -> bool:
+        """Tell whether this model has other initialised parameters than when they were equal."""
+        if not self.were_equal(target):
             return True
-        return self._nodes != initialised_parameters(self._optimizer.target).keys()
+        return self._nodes != initialised_parameters(target).keys()
+
+    def note_equal(self, target: chainer.Link) -> None:
+        """Remember that the replicas of this model are equal."""
+        self._link = target
+        self._nodes = frozenset(initialised_parameters(target))
 
     def forget(self) -> None:
-        """Forget that replicas have been the same."""
+        """Forget of which model they were equal."""
         self._link: chainer.Link | None = None
         self._nodes: Set[VariableNode] = frozenset()
 
-    def note(self) -> None:
-        """Remember that the replicas are the same."""
-        self._link = self._optimizer.target
-        self._nodes = frozenset(initialised_parameters(self._link))
 
-    def make_equal(self) -> None:
-        """Give all ranks the parameters of rank 0. Collective."""
-        self._communicator.bcast_data(self._optimizer.target)
-        initialise_states(self._optimizer.target)
-        self.note()
+def make_equal(communicator: CommunicatorBase, target: chainer.Link) -> None:
+    """Give all ranks the same parameters, by `bcast_data`, and states of update rules.
 
-    def are_equal(self, arrays: Iterable[tuple[str, Any]] | None = None) -> bool:
-        """Tell whether named arrays, those of the parameters by default, are. Collective."""
-        if arrays is None:
-            arrays = ((name, p.array) for name, p in named_parameters(self._optimizer.target))
-        digests = self._communicator.allgather_obj(_digest(arrays))
-        return all(digest == digests[0] for digest in digests)
+    Collective.
+    """
+    communicator.bcast_data(target)
+    initialise_states(target)
+
+
+def are_equal(communicator: CommunicatorBase, arrays: Iterable[tuple[str, Any]]) -> bool:
+    """Tell whether all ranks have the same arrays, given with their names. Collective."""
+    digests = communicator.allgather_obj(_digest(arrays))
+    return all(digest == digests[0] for digest in digests)
+
+
+def arrays_of(target: chainer.Link) -> list[tuple[str, Any]]:
+    """Return the arrays of all parameters with their names; None for one without an array."""
+    return [(name, parameter.array) for name, parameter in named_parameters(target)]
 
 
 def initialise_states(link: chainer.Link) -> None:

@@ -1,4 +1,4 @@
-"""What updates leave behind for a later one that sends it."""
+"""What updates accumulate for a later exchange."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _GRADIENT, _SCALE = "gradient", "gradient_loss_scale"
 _ANCHOR = "anchor"
 
 
-class Pending(Protocol):
-    """What is left behind, as snapshots hold it.
+class Accumulated(Protocol):
+    """What has been accumulated, as snapshots hold it.
 
     Attributes
     ----------
@@ -27,45 +27,50 @@ class Pending(Protocol):
 
     keys: ClassVar[tuple[str, ...]]
 
-    def state(self) -> Arrays:
-        """Return it, by parameter."""
+    def state(self, optimizer: chainer.Optimizer) -> Arrays:
+        """Return it, for a snapshot."""
 
     def load(self, arrays: Arrays | None) -> None:
-        """Go on from what a snapshot holds, or None if it holds nothing."""
+        """Remember what a snapshot holds, until `take_over`; with None, nothing.
 
-    def take_over(self) -> None:
-        """Take over what has been loaded, now that the model has been loaded too."""
+        ``arrays`` may hold others, too.
+        """
+
+    def take_over(self, optimizer: chainer.Optimizer) -> None:
+        """Go on from what has been loaded, if anything has been.
+
+        A snapshot loads an optimizer before its model, so this has to wait for an update.
+        """
 
 
-class PendingGradients:
-    """The gradients of an optimizer's target, which later updates add to; a `Pending`."""
+class AccumulatedGradients:
+    """The gradients of an optimizer's target; see `Accumulated`."""
 
     keys: ClassVar[tuple[str, ...]] = (_GRADIENT, _SCALE)
 
-    def __init__(self, actual_optimizer: chainer.Optimizer) -> None:
-        self._optimizer = actual_optimizer
+    def __init__(self) -> None:
         self._loaded: Arrays | None = None
 
-    def state(self) -> dict[str, Mapping[str, Any]]:
-        """Return the gradients, and their loss scales."""
-        self.take_over()
+    def state(self, optimizer: chainer.Optimizer) -> dict[str, Mapping[str, Any]]:
+        """Return the gradients and their loss scales."""
+        self.take_over(optimizer)
         return {
             name: {_GRADIENT: p.grad, _SCALE: np.array(p._loss_scale or 1.0)}
-            for name, p in named_parameters(self._optimizer.target)
+            for name, p in named_parameters(optimizer.target)
             if p.grad is not None
         }
 
     def load(self, arrays: Arrays | None) -> None:
-        """Go on from what a snapshot holds, or None if it holds nothing."""
+        """Remember what a snapshot holds: see `Accumulated.load`."""
         self._loaded = arrays
 
-    def take_over(self) -> None:
-        """Replace the gradients by those that have been loaded, if any have been."""
+    def take_over(self, optimizer: chainer.Optimizer) -> None:
+        """Replace the gradients by those that have been loaded."""
         loaded, self._loaded = self._loaded, None
         if loaded is None:
             return
-        scale = self._optimizer._loss_scale
-        for name, parameter in named_parameters(self._optimizer.target):
+        scale = optimizer._loss_scale
+        for name, parameter in named_parameters(optimizer.target):
             arrays = loaded.get(name, {})
             parameter.cleargrad()
             if _GRADIENT in arrays:
@@ -78,7 +83,9 @@ class PendingGradients:
 
 
 class Anchors:
-    """The parameters when they were last averaged; a `Pending`.
+    """The parameters when they were last averaged: steps accumulate from there on.
+
+    See `Accumulated`.
 
     Attributes
     ----------
@@ -88,26 +95,25 @@ class Anchors:
 
     keys: ClassVar[tuple[str, ...]] = (_ANCHOR,)
 
-    def __init__(self, actual_optimizer: chainer.Optimizer) -> None:
+    def __init__(self) -> None:
         self.arrays: dict[str, Any] = {}
-        self._optimizer = actual_optimizer
         self._loaded: Arrays | None = None
 
-    def state(self) -> dict[str, Mapping[str, Any]]:
-        """Return the arrays, by parameter."""
-        self.take_over()
+    def state(self, optimizer: chainer.Optimizer) -> dict[str, Mapping[str, Any]]:
+        """Return the arrays."""
+        self.take_over(optimizer)
         return {name: {_ANCHOR: array} for name, array in self.arrays.items()}
 
     def load(self, arrays: Arrays | None) -> None:
-        """Go on from what a snapshot holds, or None if it holds nothing."""
+        """Remember what a snapshot holds: see `Accumulated.load`."""
         self.arrays, self._loaded = {}, arrays
 
-    def take_over(self) -> None:
-        """Copy what has been loaded, if anything has been, to the devices of the parameters."""
+    def take_over(self, optimizer: chainer.Optimizer) -> None:
+        """Copy what has been loaded to the devices of the parameters."""
         loaded, self._loaded = self._loaded, None
         if loaded is None:
             return
-        for name, parameter in named_parameters(self._optimizer.target):
+        for name, parameter in named_parameters(optimizer.target):
             if _ANCHOR in loaded.get(name, {}):
                 array = np.array(loaded[name][_ANCHOR])
                 self.arrays[name] = parameter.device.send(array)
