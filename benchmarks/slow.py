@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
+
 from benchmarks.figures import Group
 from benchmarks.harness import Contestant, Place, Settings, places, take_turns, why_no_torch
 from benchmarks.networks import BATCHES, GRADIENT_BYTES, TITLES, link_seconds
@@ -25,6 +27,9 @@ COMPRESSIONS: dict[str, dict[str, Any]] = {
     "Quantization, 8 bits": {"kind": "Quantization"},
 }
 
+# In bytes; tried.
+_TOO_LITTLE = 24 << 30
+
 
 def measure(settings: Settings) -> Iterator[Group | str]:
     """Yield groups, and what could not be measured and why."""
@@ -40,8 +45,18 @@ def measure(settings: Settings) -> Iterator[Group | str]:
                     return
                 for network in wanted:
                     title = title_of(network, hosts, link)
-                    yield measure_at(place, network, title, bits, settings)
+                    if reason := why_not(network, place):
+                        yield f"{title}: {reason}"
+                    else:
+                        yield measure_at(place, network, title, bits, settings)
     yield from why_no_torch()
+
+
+def why_not(network: str, place: Place) -> str:
+    """Return why this machine cannot measure all contestants at a time; empty if it can."""
+    if network == "resnet50" and place.size > 2 and psutil.virtual_memory().total < _TOO_LITTLE:
+        return f"{_TOO_LITTLE >> 30} GiB of memory are not enough for all contestants"
+    return ""
 
 
 def title_of(network: str, hosts: str, link: str) -> str:
