@@ -24,7 +24,8 @@ class Replicas:
     """
 
     def __init__(self) -> None:
-        self.forget()
+        self._link: chainer.Link | None = None
+        self._nodes: Set[VariableNode] = frozenset()
 
     def were_equal(self, target: chainer.Link) -> bool:
         """Tell whether the replicas of this model were equal once."""
@@ -43,8 +44,7 @@ class Replicas:
 
     def forget(self) -> None:
         """Forget of which model they were equal."""
-        self._link: chainer.Link | None = None
-        self._nodes: Set[VariableNode] = frozenset()
+        self._link, self._nodes = None, frozenset()
 
 
 def make_equal(communicator: CommunicatorBase, target: chainer.Link) -> None:
