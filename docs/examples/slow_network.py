@@ -37,7 +37,7 @@ def accumulated(comm):
 def local(comm):
     optimizer = chainer.optimizers.MomentumSGD(lr=0.1)
     # begin local
-    local = LocalSGD(period=8, start_iteration=1000)
+    local = LocalSGD(period=8, start_iteration=100)
     optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, local=local)
     # end local
     return optimizer

@@ -14,7 +14,8 @@ _ORDER = re.compile(r"(.*/)?iterator:[^/]+/_?order")
 _REMEDY = (
     "To resume with another number of ranks, write and load snapshots by "
     "chainermn.extensions.multi_node_snapshot(comm, extensions.snapshot(autoload=True), []). It "
-    "also loads this one, if you append .0 to the name of the file"
+    "also loads this one from the trainer's folder, if you append .0 to the name of the file and "
+    "give extensions.snapshot the filename= with which it was written"
 )
 
 

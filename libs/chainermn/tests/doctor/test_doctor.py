@@ -187,6 +187,13 @@ def test_terminal_keeps_its_width(
     assert max(len(re.sub("\x1b.*?m", "", line).rstrip()) for line in lines) <= 50
 
 
+@pytest.mark.parametrize("number", ["25.6M", "nan", "inf", "0", "-3"])
+def test_parameters_that_are_no_number(number: str) -> None:
+    shown = CliRunner().invoke(doctor, ["--parameters", number])
+    assert shown.exit_code == 2
+    assert "expected a number of at least 1, as 25.6e6, got" in shown.output
+
+
 def test_json() -> None:
     rows = list(run_checks(TREE[:2], Setup()))
     assert json.loads(report.as_json({"Python": "3.12"}, rows)) == {

@@ -57,6 +57,7 @@ def test_both_numbers_of_ranks_are_said(shared_tmp_path: Path) -> None:
         expected += [f"a job of 1 rank, and this job has {many}. "]
         assert expected[writers is alone] in note
         assert "chainermn.extensions.multi_node_snapshot(comm, " in note
+        assert "give extensions.snapshot the filename= with which it was written" in note
 
 
 @pytest.mark.mpi(2)

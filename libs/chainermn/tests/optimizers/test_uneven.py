@@ -192,5 +192,7 @@ def test_a_parameter_that_has_two_names() -> None:
 )
 def test_what_does_not_go_together(settings: dict[str, Any]) -> None:
     comm = chainermn.create_communicator("naive")
-    with pytest.raises(ValueError, match="uneven=True lets ranks take part without a gradient"):
+    (name,) = settings
+    problem = rf"uneven=True lets ranks .* without a gradient: leave out {name}(=False)?$"
+    with pytest.raises(ValueError, match=problem):
         chainermn.create_multi_node_optimizer(optimizers.SGD(), comm, uneven=True, **settings)

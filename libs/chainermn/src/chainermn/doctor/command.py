@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,18 @@ from chainermn.doctor.registry import Status, run_checks
 from chainermn.doctor.setup import Setup
 from chainermn.launch.hosts import Host
 from chainermn.launch.options import forwarded, host_options, one_of
+
+
+def _number(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 1 <= number < math.inf:
+        raise click.BadParameter(f"expected a number of at least 1, as 25.6e6, got {text!r}")
+    return number
 
 
 @click.command
@@ -31,7 +44,7 @@ from chainermn.launch.options import forwarded, host_options, one_of
 )
 @click.option(
     "--parameters",
-    type=click.FloatRange(min=1),
+    callback=_number,
     metavar="NUMBER",
     help="Parameters of your model, as 25.6e6: how to send its gradients between the hosts.",
 )

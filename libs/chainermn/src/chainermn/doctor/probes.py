@@ -157,7 +157,7 @@ def settings() -> dict[str, list[tuple[int, float]]] | None:
     tried: dict[str, tuple[int, str, Any]] = {
         "float32": (1024, "float32", None),
         "allreduce_grad_dtype='bfloat16'": (1024, "bfloat16", None),
-        "compression=PowerSGD(rank=4)": (2048, "float32", PowerSGD(rank=4)),
+        "compression=chainermn.compression.PowerSGD(rank=4)": (2048, "float32", PowerSGD(rank=4)),
     }
     seconds = {
         setting: [(side**2, _seconds(world, side, name, *how)) for side in (32, many)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from chainermn.arguments import check_communicator, check_has, check_number
@@ -83,7 +84,8 @@ def create_multi_node_optimizer(
     Raises
     ------
     TypeError
-        If ``actual_optimizer`` is not an optimizer, or ``communicator`` not a communicator.
+        If ``actual_optimizer`` is not an optimizer, ``communicator`` not a communicator,
+        ``compression`` not a compression, or ``double_buffering`` neither True nor False.
     ValueError
         If ``overlap`` has another value, or ``double_buffering`` is True together with
         ``overlap`` or with ``compression``; if the optimizer or the communicator cannot be used
@@ -106,27 +108,36 @@ def create_multi_node_optimizer(
     call = f"{_WHERE}(actual_optimizer, communicator)"
     check_communicator(call, communicator, actual_optimizer)
     check_has(_WHERE, actual_optimizer, "an optimizer", "setup", "update")
+    if double_buffering not in (True, False, None):
+        raise TypeError(
+            f"{_WHERE}: double_buffering must be True or False, got {double_buffering!r}. Give a "
+            "compression as compression=..., a LocalSGD as local=..."
+        )
     if overlap not in (True, False, "auto"):
         raise ValueError(f"overlap must be True, False or 'auto', got {overlap!r}")
     check_number("accumulate", accumulate, 1)
     compressor = None
     if compression is not None:
-        check_has(_WHERE, compression, "a compression", "check_optimizer", "compresses")
+        expected = "a compression, such as chainermn.compression.PowerSGD(rank=4)"
+        check_has(_WHERE, compression, expected, "check_optimizer", "compresses")
         compression.check_optimizer(actual_optimizer)
         compressor = communicator.create_compressor(compression)
-    is_more = accumulate > 1 or local is not None or compression is not None
-    if uneven and (double_buffering or is_more or not zero_fill):
-        raise ValueError(
-            "uneven=True lets ranks take part without a gradient: give zero_fill=True, and leave "
-            "out double_buffering, accumulate, local and compression"
-        )
+    given = {
+        "double_buffering": double_buffering,
+        "overlap=True": overlap is True,
+        "accumulate": accumulate > 1,
+        "local": local is not None,
+        "compression": compression is not None,
+        "zero_fill=False": not zero_fill,
+    }
+    if uneven:
+        why = "uneven=True lets ranks take part without a gradient"
+        excluded = "double_buffering", "accumulate", "local", "compression", "zero_fill=False"
+        _leave_out(why, given, *excluded)
     if local is not None:
-        check_has(_WHERE, local, "a chainermn.optimizers.LocalSGD", "period", "states")
-        if double_buffering or overlap is True or accumulate > 1:
-            raise ValueError(
-                f"{local} exchanges nothing in most steps: leave out double_buffering, "
-                "overlap=True and accumulate"
-            )
+        check_has(_WHERE, local, "a chainermn.optimizers.LocalSGD(period=8)", "period", "states")
+        why = f"{local} exchanges nothing in most steps"
+        _leave_out(why, given, "double_buffering", "overlap=True", "accumulate")
         return LocalSGDOptimizer(actual_optimizer, communicator, zero_fill, local, compressor)
     if double_buffering:
         if compression is not None:
@@ -145,3 +156,9 @@ def create_multi_node_optimizer(
     may_pay = communicator.inter_size > 1
     kind = OverlappingOptimizer if overlap is True or (overlap and may_pay) else MultiNodeOptimizer
     return kind(actual_optimizer, communicator, zero_fill, overlap, compressor, accumulate, uneven)
+
+
+def _leave_out(why: str, given: Mapping[str, object], *excluded: str) -> None:
+    """Raise ValueError if any of the excluded arguments is given."""
+    if found := [argument for argument in excluded if given[argument]]:
+        raise ValueError(f"{why}: leave out {' and '.join(found)}")

@@ -265,18 +265,18 @@ class MultiNodeOptimizer:
                 of_ranks = {comm.rank: self.unsent(), **self.unsent_elsewhere}
                 unsent.save(serializer[_UNSENT], comm.size, of_ranks)
             return
-        self._restored = Unsent()
-        if self.has_unsent:
-            names = [name for name, _ in named_parameters(self.actual_optimizer.target)]
-            keys = () if self._compressor is None else self._compressor.keys
-            self._restored = unsent.load(
-                *(serializer[_UNSENT], comm.size, comm.rank, names),
-                (*keys, *self._accumulated.keys),
-            )
-            self._n_updates = self._restored.n_updates
-            self._accumulated.load(self._restored.arrays if self._n_updates else None)
-            if self._compressor is not None:
-                self._compressor.load(self._restored.n_exchanges, self._restored.arrays)
+        names = [name for name, _ in named_parameters(self.actual_optimizer.target)]
+        keys = self._accumulated.keys if self.has_unsent else ()
+        if self._compressor is not None:
+            keys += self._compressor.keys
+        restored = self._restored = unsent.load(
+            *(serializer[_UNSENT], comm.size, comm.rank, names, keys),
+            is_compressed=self._compressor is not None,
+        )
+        self._n_updates = restored.n_updates
+        self._accumulated.load(restored.arrays if restored.n_updates else None)
+        if self._compressor is not None:
+            self._compressor.load(restored.n_exchanges, restored.arrays)
 
     @property
     def has_unsent(self) -> bool:
@@ -347,19 +347,19 @@ class MultiNodeOptimizer:
 
         Returns whether all ranks go on from what they had to send. Otherwise they forget it.
         """
-        if not self.has_unsent:
-            return True
-        restored = restored or Unsent(reason="a rank has loaded no snapshot")
+        if restored is None:
+            reason = "a rank has loaded no snapshot" if self.has_unsent else ""
+            restored = Unsent(reason=reason)
         found = restored.reason, restored.n_exchanges, restored.n_updates
         everywhere = self.communicator.allgather_obj(found)
         reasons = [reason for reason, *_ in everywhere if reason]
-        if not reasons and len(set(everywhere)) == 1:
+        if not reasons and (not self.has_unsent or len(set(everywhere)) == 1):
             return True
         self._forget(everywhere[0][1])
         if self.communicator.rank == 0:
             reason = next(iter(reasons), "the ranks have loaded different snapshots")
             warnings.warn(
-                f"{self._settings()}: what was still to be sent is lost: {reason}",
+                f"what was still to be sent when the snapshot was written is lost: {reason}",
                 stacklevel=4,
             )
         return False

@@ -58,6 +58,7 @@ def load(
     rank: int,
     names: Iterable[str],
     keys: Iterable[str],
+    is_compressed: bool,
 ) -> Unsent:
     """Return what a rank had not sent, as far as the snapshot tells.
 
@@ -68,11 +69,19 @@ def load(
         Of this job.
     names, keys : iterable of str
         Of the parameters, and of the arrays of each that may be there.
+    is_compressed : bool
+        Whether the settings compress what is sent.
     """
     label = _loaded(serializer, _LABEL)
-    if label is None:
-        return Unsent(reason="the snapshot was written with other settings")
+    if label is None:  # written with settings that send all at once
+        return Unsent()
     size, n_exchanges, n_updates = map(int, label)
+    counts = (_loaded(serializer[f"rank{each}"], _COUNT) for each in (rank, 0))
+    if not n_updates and not any(counts):
+        return Unsent(n_exchanges)
+    keys, arrays = tuple(keys), {}
+    if not keys or (n_exchanges and not is_compressed):
+        return Unsent(n_exchanges, reason="the snapshot was written with other settings")
     if size != n_ranks:
         reason = f"the snapshot is from {size} ranks, but there are {n_ranks}"
         return Unsent(n_exchanges, reason=reason)
@@ -83,7 +92,6 @@ def load(
             "chainermn.extensions.multi_node_snapshot, or use a multi-node checkpointer"
         )
         return Unsent(n_exchanges, reason=reason)
-    keys, arrays = tuple(keys), {}
     for name in names:
         of_parameter = of_rank[name]
         found = {key: _loaded(of_parameter, key) for key in keys}
