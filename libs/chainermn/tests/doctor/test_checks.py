@@ -745,7 +745,7 @@ def test_gradients_without_their_number() -> None:
 
 def test_nothing_leaves_one_host() -> None:
     one_host = Setup(hosts=[("a", 4)], parameters=1e6)
-    assert "nothing leaves" in BY_NAME["gradients of the model"].examine(one_host).found
+    assert "exchanged as they are" in BY_NAME["gradients of the model"].examine(one_host).found
     for finding in (
         BY_NAME["network"].examine(Setup(hosts=[("a", 4)])),
         BY_NAME["ssh without a password"].examine(Setup(ranks=4)),
