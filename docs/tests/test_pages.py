@@ -299,6 +299,11 @@ def shapes(lines: list[str]) -> Counter[str]:
     )
 
 
+def words_of(lines: list[str]) -> Counter[str]:
+    """Count words of such lines: two ranks may print in turn on one line."""
+    return Counter(word for shape in shapes(lines).elements() for word in shape.split())
+
+
 def rows(lines: list[str]) -> list[list[str]]:
     """Return the numbers of each line for an epoch."""
     return [line.split() for line in lines if re.match(r"\d+ ", line)]
@@ -311,9 +316,11 @@ def test_tutorial_goes_through_as_written(printed_in_tutorial):
     assert [len(numbers) for numbers in rows(both)] == 2 * [len(row.split())]
     assert copied == []
     # What one process and two ranks print once each, the two ranks of step 1 print both.
-    assert shapes(step1) == shapes(both)
-    first, second = rows(step1)
-    assert first[:-1] == second[:-1]
+    assert words_of(step1) == words_of(both)
+    # The same numbers on both, but for the time.
+    of_epochs = Counter(number for numbers in rows(step1) for number in numbers)
+    assert of_epochs.total() == 2 * len(row.split())
+    assert sum(count % 2 for count in of_epochs.values()) <= 2
     assert set(shapes(step2).values()) == {1}
     assert set(shapes(step2)) == set(shapes(both))
     assert checkpoints[-len(step2) - 1 :].count("going on from iteration 0") == 1
