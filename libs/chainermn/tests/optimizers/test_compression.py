@@ -386,7 +386,8 @@ def test_on_another_number_of_ranks_it_starts_anew_and_says_so(shared_tmp_path: 
     ("written_with", "loaded_with", "reason"),
     [
         pytest.param(
-            POWER_SGD, POWER_SGD, "the snapshot lacks what rank 1 had. Write it by", id=""
+            *(POWER_SGD, POWER_SGD, "the snapshot lacks what rank 1 had. Write it by"),
+            id="a part is lost",
         ),
         pytest.param(POWER_SGD, None, "the snapshot was written with other settings", id="exact"),
         pytest.param(None, POWER_SGD, "", id="nothing is lost"),

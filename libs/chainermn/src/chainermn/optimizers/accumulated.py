@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
 
 import chainer
 import numpy as np
+from typing_extensions import override
 
 from chainermn.gradients.parameters import named_parameters
 from chainermn.optimizers.unsent import Arrays
@@ -16,7 +17,7 @@ _GRADIENT, _SCALE = "gradient", "gradient_loss_scale"
 _ANCHOR = "anchor"
 
 
-class Accumulated(Protocol):
+class Accumulated(ABC):
     """What has been accumulated, as snapshots hold it.
 
     Attributes
@@ -26,33 +27,40 @@ class Accumulated(Protocol):
     """
 
     keys: ClassVar[tuple[str, ...]]
-
-    def state(self, optimizer: chainer.Optimizer) -> Arrays:
-        """Return it, for a snapshot."""
+    _loaded: Arrays | None = None
 
     def load(self, arrays: Arrays | None) -> None:
         """Remember what a snapshot holds, until `take_over`; with None, nothing.
 
         ``arrays`` may hold others, too.
         """
+        self._loaded = arrays
 
     def take_over(self, optimizer: chainer.Optimizer) -> None:
         """Go on from what has been loaded, if anything has been.
 
         A snapshot loads an optimizer before its model, so this has to wait for an update.
         """
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            self._go_on_from(loaded, optimizer)
+
+    @abstractmethod
+    def state(self, optimizer: chainer.Optimizer) -> Arrays:
+        """Return it, for a snapshot."""
+
+    @abstractmethod
+    def _go_on_from(self, loaded: Arrays, optimizer: chainer.Optimizer) -> None:
+        """Replace what there is by what has been loaded."""
 
 
-class AccumulatedGradients:
-    """The gradients of an optimizer's target; see `Accumulated`."""
+class AccumulatedGradients(Accumulated):
+    """The gradients of an optimizer's target, and their loss scales."""
 
     keys: ClassVar[tuple[str, ...]] = (_GRADIENT, _SCALE)
 
-    def __init__(self) -> None:
-        self._loaded: Arrays | None = None
-
-    def state(self, optimizer: chainer.Optimizer) -> dict[str, Mapping[str, Any]]:
-        """Return the gradients and their loss scales."""
+    @override
+    def state(self, optimizer: chainer.Optimizer) -> Arrays:
         self.take_over(optimizer)
         return {
             name: {_GRADIENT: p.grad, _SCALE: np.array(p._loss_scale or 1.0)}
@@ -60,15 +68,8 @@ class AccumulatedGradients:
             if p.grad is not None
         }
 
-    def load(self, arrays: Arrays | None) -> None:
-        """Remember what a snapshot holds: see `Accumulated.load`."""
-        self._loaded = arrays
-
-    def take_over(self, optimizer: chainer.Optimizer) -> None:
-        """Replace the gradients by those that have been loaded."""
-        loaded, self._loaded = self._loaded, None
-        if loaded is None:
-            return
+    @override
+    def _go_on_from(self, loaded: Arrays, optimizer: chainer.Optimizer) -> None:
         scale = optimizer._loss_scale
         for name, parameter in named_parameters(optimizer.target):
             arrays = loaded.get(name, {})
@@ -82,10 +83,8 @@ class AccumulatedGradients:
                 parameter._loss_scale = scale
 
 
-class Anchors:
+class Anchors(Accumulated):
     """The parameters when they were last averaged: steps accumulate from there on.
-
-    See `Accumulated`.
 
     Attributes
     ----------
@@ -97,22 +96,19 @@ class Anchors:
 
     def __init__(self) -> None:
         self.arrays: dict[str, Any] = {}
-        self._loaded: Arrays | None = None
 
-    def state(self, optimizer: chainer.Optimizer) -> dict[str, Mapping[str, Any]]:
-        """Return the arrays."""
+    @override
+    def load(self, arrays: Arrays | None) -> None:
+        super().load(arrays)
+        self.arrays = {}
+
+    @override
+    def state(self, optimizer: chainer.Optimizer) -> Arrays:
         self.take_over(optimizer)
         return {name: {_ANCHOR: array} for name, array in self.arrays.items()}
 
-    def load(self, arrays: Arrays | None) -> None:
-        """Remember what a snapshot holds: see `Accumulated.load`."""
-        self.arrays, self._loaded = {}, arrays
-
-    def take_over(self, optimizer: chainer.Optimizer) -> None:
-        """Copy what has been loaded to the devices of the parameters."""
-        loaded, self._loaded = self._loaded, None
-        if loaded is None:
-            return
+    @override
+    def _go_on_from(self, loaded: Arrays, optimizer: chainer.Optimizer) -> None:
         for name, parameter in named_parameters(optimizer.target):
             if _ANCHOR in loaded.get(name, {}):
                 array = np.array(loaded[name][_ANCHOR])

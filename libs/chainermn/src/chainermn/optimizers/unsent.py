@@ -76,8 +76,9 @@ def load(
     if label is None:  # written with settings that send all at once
         return Unsent()
     size, n_exchanges, n_updates = map(int, label)
-    counts = (_loaded(serializer[f"rank{each}"], _COUNT) for each in (rank, 0))
-    if not n_updates and not any(counts):
+    of_rank = serializer[f"rank{rank}"]
+    count = _loaded(of_rank, _COUNT)
+    if not (n_updates or count or _loaded(serializer["rank0"], _COUNT)):
         return Unsent(n_exchanges)
     keys, arrays = tuple(keys), {}
     if not keys or (n_exchanges and not is_compressed):
@@ -85,8 +86,7 @@ def load(
     if size != n_ranks:
         reason = f"the snapshot is from {size} ranks, but there are {n_ranks}"
         return Unsent(n_exchanges, reason=reason)
-    of_rank = serializer[f"rank{rank}"]
-    if _loaded(of_rank, _COUNT) is None:
+    if count is None:
         reason = (
             f"the snapshot lacks what rank {rank} had. Write it by "
             "chainermn.extensions.multi_node_snapshot, or use a multi-node checkpointer"
