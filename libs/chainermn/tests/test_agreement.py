@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import chainermn
-from chainermn.agreement import check_root, run_on_root, run_together
+from chainermn.agreement import check_root, exit_together, run_on_root, run_together
 
 pytestmark = pytest.mark.each_mpi
 
@@ -92,3 +92,34 @@ def test_roots_that_differ() -> None:
     comm = chainermn.create_communicator("naive")
     with pytest.raises(ValueError, match=r"rank 0: root=0; rank 1: root=1"):
         check_root(comm, comm.rank, "here")
+
+
+@pytest.mark.mpi(1, 2, 3)
+@pytest.mark.parametrize("kind", [ValueError, OSError, RuntimeError, ImportError])
+def test_program_ends_with_one_line(kind: type[Exception]) -> None:
+    comm = chainermn.create_communicator("naive")
+    with exit_together(comm):
+        assert run_on_root(comm, 0, "here", lambda: 5) == 5
+    with pytest.raises(SystemExit) as caught, exit_together(comm):
+        if comm.rank == comm.size - 1:
+            raise kind("no such file")
+    assert caught.value.code == ("error: no such file" if comm.rank == 0 else 1)
+
+
+@pytest.mark.mpi(1, 2)
+def test_program_ends_with_what_all_ranks_raise() -> None:
+    comm = chainermn.create_communicator("naive")
+
+    def fail() -> None:
+        raise FileNotFoundError("no such file")
+
+    with pytest.raises(SystemExit) as caught, exit_together(comm):
+        run_on_root(comm, 0, "here", fail)
+    assert caught.value.code == ("error: no such file" if comm.rank == 0 else 1)
+
+
+@pytest.mark.mpi(1)
+def test_mistake_in_the_program_is_not_its_input() -> None:
+    comm = chainermn.create_communicator("naive")
+    with pytest.raises(ZeroDivisionError), exit_together(comm):
+        raise ZeroDivisionError

@@ -9,9 +9,10 @@ chainermn or of mpi4py.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import zlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
@@ -20,7 +21,7 @@ import numpy as np
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["check_equal", "check_root", "run_on_root", "run_together"]
+__all__ = ["check_equal", "check_root", "exit_together", "run_on_root", "run_together"]
 
 T = TypeVar("T")
 
@@ -88,6 +89,35 @@ def run_on_root(ranks: Ranks, root: int, where: str, act: Callable[[], T]) -> T:
     result, report = _method(ranks, "bcast")((result, _report(raised)), root=root)
     _raise_together(ranks, where, raised, {root: report})
     return result
+
+
+@contextlib.contextmanager
+def exit_together(ranks: Ranks) -> Iterator[None]:
+    """End the program on all ranks, with one line, if the body fails on any because of its input.
+
+    For scripts: their user has misspelt the name of a file and needs no tracebacks. Every rank
+    must leave the body, so on each rank it either does not communicate, or only with functions
+    such as `run_on_root`, which raise on all ranks or on none.
+
+    Parameters
+    ----------
+    ranks : CommunicatorBase
+
+    Raises
+    ------
+    SystemExit
+        On all ranks, if the body raises ImportError, OSError, RuntimeError or ValueError on any;
+        rank 0 prints ``error:`` and the message, of the lowest rank that has one.
+    """
+    message = None
+    try:
+        yield
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        message = str(error) or repr(error)
+    messages = _method(ranks, "allgather")(message)
+    found = next((message for message in messages if message is not None), None)
+    if found is not None:
+        raise SystemExit(f"error: {found}" if ranks.rank == 0 else 1)
 
 
 def check_equal(ranks: Ranks, value: object, where: str) -> None:

@@ -283,3 +283,139 @@ def test_snapshot_of_what_was_there_when_an_error_came(
         trainer.run()
     comm.allgather_obj(None)
     assert snapshots(shared_tmp_path) == (["snapshot_iter_2.0"] if on_error else [])
+
+
+def settled(
+    training: Any, comm: Any, out: Path, iterations: int, settings: Any, sets: Any = ()
+) -> tuple[Any, Any]:
+    """Return a trainer whose model depends on random numbers, and its snapshot."""
+    trainer = training.make_trainer(comm, out, iterations, seed=7)
+
+    def disturb(trainer: chainer.training.Trainer) -> None:
+        bias = training.optimizer_of(trainer).target.predictor[2].b.array
+        if comm.rank == 0:
+            bias += np.random.normal(size=bias.shape)
+        comm.bcast_data(training.optimizer_of(trainer).target)
+
+    trainer.extend(disturb, trigger=(1, "iteration"))
+    snapshot = multi_node_snapshot(comm, extensions.snapshot(), sets, settings=settings)
+    trainer.extend(snapshot, trigger=(1, "iteration"))
+    return trainer, snapshot
+
+
+@pytest.mark.mpi(1, 3)
+@pytest.mark.parametrize("sets", [[], [0]])
+def test_resumed_run_draws_the_numbers_of_one_never_interrupted(
+    sets: Any, shared_tmp_path: Path, training: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    comm = chainermn.create_communicator("naive")
+    sets = [] if comm.size == 1 else sets
+    out = shared_tmp_path
+    whole, _ = settled(training, comm, out / "whole", 6, {"lr": 0.1}, sets)
+    whole.run()
+    part, snapshot = settled(training, comm, out / "part", 4, {"lr": 0.1}, sets)
+    assert not snapshot.resume(part)
+    part.run()
+    comm.allgather_obj(None)
+    capsys.readouterr()
+    resumed, snapshot = settled(training, comm, out / "part", 6, {"lr": 0.1}, sets)
+    np.random.seed(99 + comm.rank)
+    assert snapshot.resume(resumed)
+    epoch = 4 * 2 * comm.size // 12
+    said = f"going on after iteration 4, epoch {epoch}, from {out}/part/snapshot_iter_4.0\n"
+    assert capsys.readouterr().out == (said if comm.rank == 0 else "")
+    resumed.run()
+    state = training.state_of(whole)
+    for name, value in training.state_of(resumed).items():
+        if "avg" not in name or comm.rank == 0:
+            np.testing.assert_array_equal(value, state[name], err_msg=name)
+    # The random state is each rank's own.
+    assert np.random.rand() not in comm.allgather_obj(np.random.rand())
+    comm.allgather_obj(None)
+
+
+@pytest.mark.mpi(1, 2)
+def test_other_settings_begin_anew(
+    shared_tmp_path: Path, training: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    comm = chainermn.create_communicator("naive")
+    out = shared_tmp_path
+    settled(training, comm, out, 3, {"lr": 0.1, "unit": 3})[0].run()
+    comm.allgather_obj(None)
+    capsys.readouterr()
+    trainer, snapshot = settled(training, comm, out, 2, {"lr": 0.2, "unit": 3})
+    assert not snapshot.resume(trainer)
+    assert trainer.updater.iteration == 0
+    assert capsys.readouterr().out == (
+        f"training begins anew: {out}/snapshot_iter_3.0 was written with other settings "
+        "(lr: 0.1, now 0.2)\n"
+        if comm.rank == 0
+        else ""
+    )
+    trainer.run()
+    comm.allgather_obj(None)
+    # Each finds its own, although the newest of all is that of the other.
+    for lr, iterations in ((0.1, 3), (0.2, 2)):
+        trainer, snapshot = settled(training, comm, out, 9, {"unit": 3, "lr": lr})
+        assert snapshot.resume(trainer)
+        assert trainer.updater.iteration == iterations
+    trainer, snapshot = settled(training, comm, out, 9, None)
+    assert snapshot.resume(trainer)  # without settings, the newest
+    assert trainer.updater.iteration == 2
+
+
+@pytest.mark.mpi(1, 2)
+def test_snapshot_without_settings_is_of_other_settings(
+    shared_tmp_path: Path, training: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    comm = chainermn.create_communicator("naive")
+    run(training, comm, shared_tmp_path, 1, [])
+    trainer, snapshot = settled(training, comm, shared_tmp_path, 2, {})
+    assert not snapshot.resume(trainer)
+    said = "does not say with which settings it was written" in capsys.readouterr().out
+    assert said == (comm.rank == 0)
+
+
+@pytest.mark.mpi(1, 3)
+@pytest.mark.parametrize("sets", [[], [0]])
+def test_resume_from_a_given_file(
+    sets: Any, shared_tmp_path: Path, training: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    comm = chainermn.create_communicator("naive")
+    sets = [] if comm.size == 1 else sets
+    settled(training, comm, shared_tmp_path / "old", 3, {"lr": 0.1}, sets)[0].run()
+    comm.allgather_obj(None)
+    trainer, snapshot = settled(training, comm, shared_tmp_path / "new", 3, {"lr": 0.2}, sets)
+    assert snapshot.resume(trainer, shared_tmp_path / "old/snapshot_iter_3.0")
+    assert trainer.updater.iteration == 3
+    ending = (
+        ". All of its 3 iterations are over: ask for more to train on, or use another folder than "
+        f"{shared_tmp_path}/new to begin anew\n"
+    )
+    assert capsys.readouterr().out.endswith(ending) == (comm.rank == 0)
+
+
+@pytest.mark.mpi(1, 2)
+def test_file_that_cannot_be_resumed_from(shared_tmp_path: Path, training: Any) -> None:
+    comm = chainermn.create_communicator("naive")
+    trainer, snapshot = settled(training, comm, shared_tmp_path, 3, {})
+    path = shared_tmp_path / "snapshot_iter_9.0"
+    with pytest.raises((FileNotFoundError, RuntimeError), match=r"snapshot_iter_9\.0"):
+        snapshot.resume(trainer, path)
+    if comm.rank == 0:
+        path.write_bytes(b"no snapshot")
+    comm.allgather_obj(None)
+    with pytest.raises(ValueError, match=r"snapshot_iter_9\.0 is damaged, or does not fit"):
+        snapshot.resume(trainer, path)
+
+
+@pytest.mark.mpi(2)
+def test_invalid_settings(training: Any) -> None:
+    comm = chainermn.create_communicator("naive")
+    with pytest.raises(ValueError, match=r'rank 0: settings=\{"lr": 0\}; rank 1: .*1\}'):
+        multi_node_snapshot(comm, extensions.snapshot(), [], settings={"lr": comm.rank})
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        multi_node_snapshot(comm, extensions.snapshot(), [], settings={"lr": comm})
+    model = chainer.links.Bias(0, ())
+    with pytest.raises(ValueError, match="snapshots of the whole trainer"):
+        multi_node_snapshot(comm, extensions.snapshot_object(model, "m"), [], settings={})

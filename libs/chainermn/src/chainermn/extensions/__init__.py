@@ -2,6 +2,7 @@
 
 from chainermn.extensions._multi_node_snapshot import multi_node_snapshot
 from chainermn.extensions.allreduce_persistent import AllreducePersistent
+from chainermn.extensions.best_model import BestModel
 from chainermn.extensions.checkpoint import create_multi_node_checkpointer
 from chainermn.extensions.multi_node_early_stopping_trigger import MultiNodeEarlyStoppingTrigger
 from chainermn.extensions.multi_node_evaluator import (
@@ -9,13 +10,24 @@ from chainermn.extensions.multi_node_evaluator import (
     create_multi_node_evaluator,
 )
 from chainermn.extensions.observation_aggregator import ObservationAggregator
+from chainermn.extensions.run_record import record_run
+from chainermn.extensions.step_seed import StepSeed
+from chainermn.extensions.tensorboard_report import TensorBoardReport
+from chainermn.extensions.terminal_report import TerminalReport
+from chainermn.extensions.throughput import Throughput
 
 __all__ = [
     "AllreducePersistent",
+    "BestModel",
     "GenericMultiNodeEvaluator",
     "MultiNodeEarlyStoppingTrigger",
     "ObservationAggregator",
+    "StepSeed",
+    "TensorBoardReport",
+    "TerminalReport",
+    "Throughput",
     "create_multi_node_checkpointer",
     "create_multi_node_evaluator",
     "multi_node_snapshot",
+    "record_run",
 ]

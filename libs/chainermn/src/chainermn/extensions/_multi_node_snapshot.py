@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import io
+import os
 import re
 import warnings
-from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ from chainer.training.extension import Extension
 from chainermn.agreement import check_equal, run_together
 from chainermn.arguments import check_communicator, check_has
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.datasets.distributed_sampler import DistributedOrderSampler
-from chainermn.extensions.npz_files import find_damage, is_usable_everywhere
+from chainermn.extensions import random_states
+from chainermn.extensions.files import find_damage, is_usable_everywhere
+from chainermn.extensions.snapshot_contents import LABEL, difference, label_of, load
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, sending_later
 
 _WHERE = "multi_node_snapshot"
@@ -29,6 +29,7 @@ def multi_node_snapshot(
     comm: CommunicatorBase,
     snapshot: Extension,
     replica_sets: Sequence[int | Iterable[int]],
+    settings: Mapping[str, Any] | None = None,
 ) -> MultiNodeSnapshot:
     """Let ranks whose trainers are replicas write one snapshot, and resume from it.
 
@@ -41,7 +42,12 @@ def multi_node_snapshot(
     replica_sets : sequence of (int or iterable of int)
         Disjoint sets of ranks whose trainers are replicas of each other. The lowest rank of a set
         writes for the whole set. Ranks in none of them form one more set: ``[]`` means one
-        snapshot for all ranks; use ``[0]`` if rank 0 has extensions that the others lack.
+        snapshot for all ranks; use ``[0]`` if other ranks have extensions that rank 0 lacks.
+    settings : mapping, optional
+        What the run was started with, as far as it changes the result: of strings, numbers and
+        other values that JSON knows. Snapshots are labelled with them, and only those with the
+        same settings are found when a run goes on by itself. They then also hold the state of
+        NumPy's global random generator of every rank, for the same number of ranks.
 
     Returns
     -------
@@ -52,28 +58,33 @@ def multi_node_snapshot(
     ------
     ValueError, TypeError
         On every rank, if ``replica_sets`` is anything else or differs between ranks, or
-        ``snapshot`` is not a snapshot.
+        ``snapshot`` is not a snapshot, or ``settings`` are not for JSON, differ between ranks,
+        or belong to a snapshot of something else than the trainer.
 
     Notes
     -----
-    With ``autoload=True``, all sets load the newest snapshot that every set has, skipping damaged
-    files. You can resume with another number of ranks if the same ranks write. An iterator's
-    shuffled order fits only the number of examples that a rank had. If a rank now has another
-    number, its iterator resumes at the same fraction of the epoch, in its own order. With
-    `create_distributed_sampler`, each rank resumes with its own part of the same epoch, for any
-    number of ranks. What each rank still has to send is in the snapshot too, except in that of
+    With ``autoload=True``, or by `MultiNodeSnapshot.resume`, all sets load the newest snapshot
+    that every set has, skipping damaged files. You can resume with another number of ranks if the
+    same ranks write. An iterator's shuffled order fits only the number of examples that a rank
+    had. If a rank now has another number, its iterator resumes at the same fraction of the epoch,
+    in its own order. With `create_distributed_sampler`, or another order sampler that has a method
+    ``order(epoch)``, each rank resumes with its own part of the same epoch, for any number of
+    ranks. What each rank still has to send is in the snapshot too, except in that of
     ``snapshot_on_error``, and is loaded by the same number of ranks.
     """
     check_communicator(f"{_WHERE}(comm, snapshot, replica_sets)", comm, snapshot)
 
-    def check() -> list[set[int]]:
+    def check() -> tuple[list[set[int]], str | None]:
         expected = "a snapshot, as chainer.training.extensions.snapshot returns"
         check_has(_WHERE, snapshot, expected, "filename")
-        return parse_replica_sets(replica_sets, comm.size)
+        if settings is not None and snapshot._target is not None:
+            raise ValueError("settings are for snapshots of the whole trainer")
+        return parse_replica_sets(replica_sets, comm.size), label_of(settings)
 
-    sets = run_together(comm, _WHERE, check)
+    sets, label = run_together(comm, _WHERE, check)
     check_equal(comm, f"replica_sets={[sorted(ranks) for ranks in sets]}", _WHERE)
-    return MultiNodeSnapshot(comm, snapshot, sets)
+    check_equal(comm, f"settings={label}", _WHERE)
+    return MultiNodeSnapshot(comm, snapshot, sets, label)
 
 
 def parse_replica_sets(replica_sets: Sequence[int | Iterable[int]], size: int) -> list[set[int]]:
@@ -105,10 +116,16 @@ class MultiNodeSnapshot(Extension):
     default_name = "_MultiNodeSnapshot"  # the original's, which snapshots contain
 
     def __init__(
-        self, comm: CommunicatorBase, snapshot: Extension, replica_sets: list[set[int]]
+        self,
+        comm: CommunicatorBase,
+        snapshot: Extension,
+        replica_sets: list[set[int]],
+        label: str | None,
     ) -> None:
         self.comm = comm
         self.snapshot = snapshot
+        self._label = label
+        self._random_states: list[Any] = []
         self.replica_set = next(ranks for ranks in replica_sets if comm.rank in ranks)
         self.master = min(self.replica_set)
         self._plain_filename = snapshot.filename
@@ -149,8 +166,69 @@ class MultiNodeSnapshot(Extension):
                 optimizer.settle()
             for optimizer in sending_later(target):
                 stack.enter_context(self._with_states_of_all(optimizer))
+            if self._label is not None:
+                stack.enter_context(self._with_random_states_of_all())
             if self.is_master:
                 self.snapshot(trainer)
+
+    def resume(
+        self, trainer: chainer.training.Trainer, path: str | os.PathLike[str] | None = None
+    ) -> bool:
+        """Load a snapshot before training starts, or none if there is none. Collective.
+
+        Rank 0 prints what is loaded, or that what there is has been written with other settings.
+
+        Parameters
+        ----------
+        trainer : chainer.training.Trainer
+        path : path, optional
+            The snapshot, whatever its settings; of the lowest rank that writes if several do. By
+            default the newest with the same settings in the folder of the trainer.
+
+        Returns
+        -------
+        bool
+            Whether one was loaded.
+
+        Raises
+        ------
+        OSError, ValueError, RuntimeError
+            On every rank, if ``path`` cannot be read by any rank that writes, or the snapshot
+            does not fit the trainer of any, part of which may have been loaded by then.
+        """
+        if path is None:
+            name, others = self._newest_common_name(Path(trainer.out))
+            if name is None:
+                if others and self.comm.rank == 0:
+                    print(f"training begins anew: {others}", flush=True)
+                return False
+            start = Path(trainer.out, name)
+        else:
+            start = Path(re.sub(r"\.\d+$", "", os.fspath(path)))
+        self._load(start, trainer)
+        if self.comm.rank == 0:
+            updater = trainer.updater
+            print(
+                f"going on after iteration {updater.iteration}, epoch {updater.epoch}, "
+                f"from {start}.{self.comm.rank}{_if_finished(trainer)}",
+                flush=True,
+            )
+        return True
+
+    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
+        """Load or save settings and random states, if settings were given."""
+        if self._label is None:
+            return
+        if isinstance(serializer, chainer.Serializer):
+            serializer(LABEL, np.array(self._label))
+            if self._random_states:
+                serializer("random_states", np.stack(self._random_states))
+            return
+        # Neither a snapshot after an error nor one of other ranks has what is this rank's.
+        with contextlib.suppress(KeyError):
+            states = serializer("random_states", None)
+            if len(states) == len(self.replica_set):
+                random_states.restore(states[sorted(self.replica_set).index(self.comm.rank)])
 
     def _target(self, trainer: chainer.training.Trainer) -> Any:
         return trainer if self.snapshot._target is None else self.snapshot._target
@@ -170,6 +248,21 @@ class MultiNodeSnapshot(Extension):
         finally:
             optimizer.unsent_elsewhere = {}
 
+    @contextlib.contextmanager
+    def _with_random_states_of_all(self) -> Iterator[None]:
+        """Let the master save the random state of each rank of the set."""
+        own = random_states.current()
+        if not self.is_master:
+            self.comm.send_obj(own, self.master)
+            yield
+            return
+        others = sorted(self.replica_set - {self.master})
+        self._random_states = [own, *(self.comm.recv_obj(rank) for rank in others)]
+        try:
+            yield
+        finally:
+            self._random_states = []
+
     def finalize(self) -> None:
         """Wait for the snapshot's writer."""
         if self.is_master:
@@ -177,20 +270,26 @@ class MultiNodeSnapshot(Extension):
 
     def _autoload(self, trainer: chainer.training.Trainer) -> None:
         directory = Path(trainer.out)
-        name = self._newest_common_name(directory)
-        if name is None:
-            return
+        name, _ = self._newest_common_name(directory)
+        if name is not None:
+            self._load(directory / name, trainer)
+
+    def _load(self, start: Path, trainer: chainer.training.Trainer) -> None:
+        """Load a snapshot, of which ``start`` is the path without the number of a rank."""
+        path = start.with_name(f"{start.name}.{self.master}")
+        contents = run_together(self.comm, _WHERE, path.read_bytes if self.is_master else bytes)
         if self.is_master:
-            contents = (directory / f"{name}.{self.comm.rank}").read_bytes()
             for rank in self.replica_set - {self.master}:
                 self.comm.send_obj(contents, rank)
         else:
             contents = self.comm.recv_obj(self.master)
-        target = self._target(trainer)
-        run_together(self.comm, _WHERE, lambda: _load(contents, target))
+        run_together(self.comm, _WHERE, lambda: load(path, contents, self._target(trainer)))
 
-    def _newest_common_name(self, directory: Path) -> str | None:
-        """Return the name, without suffix, of the newest snapshot that all ranks can load."""
+    def _newest_common_name(self, directory: Path) -> tuple[str | None, str]:
+        """Return the name, without suffix, of the newest snapshot that all ranks can load.
+
+        Returned with it: how the settings of the first that was passed over differ, or ``''``.
+        """
         own = run_together(self.comm, _WHERE, lambda: self._times(directory))
         everywhere = enumerate(self.comm.allgather_obj(own))
         by_rank = {rank: times for rank, times in everywhere if times is not None}
@@ -205,13 +304,18 @@ class MultiNodeSnapshot(Extension):
                 stacklevel=4,
             )
         # Sorted by the times of the first set alone: clocks of other hosts may differ.
-        first = by_rank[min(by_rank)]
+        first, passed_over = by_rank[min(by_rank)], ""
         for name in sorted(common, key=lambda name: (first[name], name), reverse=True):
             path = directory / f"{name}.{self.comm.rank}"
             fault = find_damage(path) if self.is_master else ""
-            if is_usable_everywhere(self.comm, f"snapshot {path}", fault):
-                return str(name)
-        return None
+            if not is_usable_everywhere(self.comm, f"snapshot {path}", fault):
+                continue
+            differs = difference(path, self._label) if self.is_master else ""
+            found = next(filter(None, self.comm.allgather_obj(differs)), "")
+            if not found:
+                return str(name), ""
+            passed_over = passed_over or found
+        return None, passed_over
 
     def _times(self, directory: Path) -> dict[str, float] | None:
         """Return this rank's snapshots and their times of writing; None if it writes none."""
@@ -228,31 +332,15 @@ class MultiNodeSnapshot(Extension):
         }
 
 
-def _load(contents: bytes, target: Any) -> None:
-    with np.load(io.BytesIO(contents), allow_pickle=True) as saved:
-        fitted = _fit_iterators(saved, target)
-        chainer.serializers.NpzDeserializer(ChainMap(fitted, saved)).load(target)
-
-
-def _fit_iterators(saved: Mapping[str, Any], trainer: Any) -> dict[str, Any]:
-    """Return replacements for the orders and positions in ``saved`` that do not fit this rank."""
-    fitted: dict[str, Any] = {}
-    for key in saved:
-        found = re.fullmatch(r"(updater/iterator:([^/]+)/)order", key)
-        if found is None:
-            continue
-        prefix, name = found.groups()
-        iterator = trainer.updater.get_iterator(name)
-        sampler = getattr(iterator, "order_sampler", None)
-        if isinstance(sampler, DistributedOrderSampler):
-            order = sampler.order(int(saved[f"{prefix}epoch"]))
-        else:
-            now = chainer.serializers.DictionarySerializer()
-            iterator.serialize(now)
-            order = now.target.get("order")
-            if order is None or np.shape(order) == saved[key].shape:
-                continue
-        position = saved[f"{prefix}current_position"]
-        fitted[key] = order
-        fitted[f"{prefix}current_position"] = position * len(order) // len(saved[key])
-    return fitted
+def _if_finished(trainer: chainer.training.Trainer) -> str:
+    length_of = getattr(trainer.stop_trigger, "get_training_length", None)
+    if length_of is None:
+        return ""
+    length, unit = length_of()
+    if getattr(trainer.updater, unit) < length:
+        return ""
+    plural = unit if length == 1 else f"{unit}s"
+    return (
+        f". All of its {length} {plural} are over: ask for more to train on, or use another "
+        f"folder than {trainer.out} to begin anew"
+    )

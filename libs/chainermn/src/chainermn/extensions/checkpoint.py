@@ -15,7 +15,7 @@ from chainer.training.extension import Extension
 from chainermn.agreement import check_equal, run_together
 from chainermn.arguments import check_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.extensions.npz_files import find_damage, is_usable_everywhere, write_atomically
+from chainermn.extensions.files import find_damage, is_usable_everywhere, write_npz
 
 # The key that tells who wrote the file. Loading ignores keys that it does not know.
 _LABEL = "chainermn_checkpoint"
@@ -121,7 +121,7 @@ class MultiNodeCheckpointer(Extension):
             arrays = dict(chainer.serializers.npz.serialize(target))
             arrays[_LABEL] = np.array([self.comm.size, self.comm.rank, iteration])
             self.path.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._file(iteration), arrays)
+            write_npz(self._file(iteration), arrays)
             self._seconds.append(time.perf_counter() - start)
             return self._own_iterations()
 

@@ -1,4 +1,4 @@
-"""Write NPZ files that are complete or absent, and skip damaged ones on all ranks."""
+"""Write files that are complete or absent, and skip damaged ones on all ranks."""
 
 from __future__ import annotations
 
@@ -6,20 +6,27 @@ import contextlib
 import os
 import warnings
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 
-def write_atomically(path: Path, arrays: dict[str, Any]) -> None:
+def write_npz(path: Path, arrays: dict[str, Any]) -> None:
     """Write an NPZ file. Even if the process is killed, the old or the new file is complete."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    replace_atomically(path, lambda file: np.savez_compressed(file, **arrays))
+
+
+def replace_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Let ``write`` fill a new file that takes the place of the old one when it is complete."""
+    # With the number of the process: several may write the same file.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            np.savez_compressed(file, **arrays)
+            write(file)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

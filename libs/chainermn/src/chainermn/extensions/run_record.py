@@ -1,0 +1,100 @@
+"""Write down how a run was started."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from chainermn.agreement import run_on_root
+from chainermn.arguments import check_communicator
+from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.extensions.files import replace_atomically
+
+_PACKAGES = ("chainermn", "chainer", "chainer-compat", "numpy", "mpi4py")
+_WHERE = "record_run"
+
+
+def record_run(
+    comm: CommunicatorBase, arguments: Mapping[str, Any], out: str | os.PathLike[str]
+) -> None:
+    """Write ``run.json``, which says how a run was started, into a folder. Collective.
+
+    The file has ``command``, ``arguments``, ``started`` (with the time zone), ``ranks``,
+    ``hosts`` (by rank), ``versions`` and ``git``: the commit of the folder of the script, and
+    whether it has been changed since; null if that folder is not in a git repository. A run that
+    goes on writes it anew.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    arguments : mapping
+        Such as ``vars(args)``. What JSON does not know is written as text.
+    out : path
+        Is made if it does not exist.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written; RuntimeError with the same message on all ranks but 0.
+    """
+    check_communicator(f"{_WHERE}(comm, arguments, out)", comm, arguments)
+    hosts = comm.allgather_obj(socket.gethostname())
+
+    def write() -> None:
+        folder = Path(out)
+        folder.mkdir(parents=True, exist_ok=True)
+        record = {
+            "command": [sys.executable, *sys.argv],
+            "arguments": dict(arguments),
+            "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+            "ranks": comm.size,
+            "hosts": hosts,
+            "versions": _versions(),
+            "git": _git(Path(sys.argv[0]).resolve().parent),
+        }
+        text = json.dumps(record, indent=1, default=str, ensure_ascii=False) + "\n"
+        replace_atomically(folder / "run.json", lambda file: file.write(text.encode()))
+
+    run_on_root(comm, 0, _WHERE, write)
+
+
+def _versions() -> dict[str, str]:
+    from mpi4py import MPI
+
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        found[package] = importlib.metadata.version(package)
+    if "cupy" in sys.modules:
+        found["cupy"] = sys.modules["cupy"].__version__
+    found["mpi"] = MPI.Get_library_version().splitlines()[0].rstrip("\0 ")
+    return found
+
+
+def _git(folder: Path) -> dict[str, Any] | None:
+    """Return the commit of a folder, and whether files that git knows have changed there."""
+
+    def ask(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        ).stdout
+
+    try:
+        commit = ask("rev-parse", "HEAD").strip()
+        changes = ask("status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):  # no git, or no repository
+        return None
+    return {"commit": commit, "changed": bool(changes.strip())}

@@ -1,0 +1,75 @@
+"""The best model is kept, and nothing worse takes its place."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import chainer
+import numpy as np
+import pytest
+
+from chainermn.extensions import BestModel
+
+HERE = Path(__file__).parent
+VALUES = (0.5, math.nan, 0.7, 0.7, 0.6)
+
+
+@pytest.fixture
+def trainers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(HERE)
+    import trainers
+
+    return trainers
+
+
+def train(trainers: Any, out: Path, values: Any, **arguments: Any) -> Any:
+    trainer = trainers.make_trainer(out, len(values), trainers.Observe("score", values))
+    trainer.extend(BestModel(model_of(trainer), "score", **arguments))
+    return trainer
+
+
+def model_of(trainer: Any) -> Any:
+    return trainer.updater.get_optimizer("main").target
+
+
+@pytest.mark.parametrize(("mode", "epoch", "value"), [("max", 3, 0.7), ("min", 1, 0.5)])
+def test_best_of_a_run(trainers: Any, tmp_path: Path, mode: str, epoch: int, value: float) -> None:
+    train(trainers, tmp_path, VALUES, mode=mode).run()
+    with np.load(tmp_path / "best.npz") as saved:
+        assert saved["b"] == 3 * epoch  # the model has counted the iterations
+    about = json.loads((tmp_path / "best.json").read_text())
+    assert about == {"metric": "score", "value": value, "epoch": epoch, "iteration": 3 * epoch}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["best.json", "best.npz", "log"]
+
+
+def test_resumed_run_knows_the_best(trainers: Any, tmp_path: Path) -> None:
+    first = train(trainers, tmp_path, VALUES[:3], filename="top.npz")
+    first.run()
+    chainer.serializers.save_npz(tmp_path / "snapshot.npz", first)
+    (tmp_path / "top.json").unlink()
+    second = train(trainers, tmp_path, VALUES, filename="top.npz")
+    chainer.serializers.load_npz(tmp_path / "snapshot.npz", second)
+    second.run()
+    assert second.updater.epoch == 5
+    assert not (tmp_path / "top.json").exists()  # nothing was better
+    best = second.get_extension("BestModel")
+    assert (best.value, best.epoch, best.iteration) == (0.7, 3, 9)
+
+
+def test_value_that_is_not_observed(trainers: Any, tmp_path: Path) -> None:
+    trainer = trainers.make_trainer(tmp_path, 1)
+    trainer.extend(BestModel(model_of(trainer), "score"))
+    with pytest.raises(KeyError, match=r"'score' was not observed in iteration 3, but .*loss"):
+        trainer.run()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"mode": "auto"}, "mode must be"), ({"filename": "best"}, r"must end with \.npz")],
+)
+def test_invalid_arguments(arguments: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BestModel(chainer.links.Bias(0, ()), "score", **arguments)

@@ -1,0 +1,83 @@
+"""How a run was started is written down once, for all ranks."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import chainer
+import numpy as np
+import pytest
+
+import chainermn
+from chainermn.extensions import record_run
+from chainermn.testing.mpiexec import run_job
+
+SCRIPT = """
+import sys
+import chainermn
+from chainermn.extensions import record_run
+comm = chainermn.create_communicator("naive")
+record_run(comm, {"unit": 5, "name": "é"}, sys.argv[1])
+"""
+
+
+@pytest.mark.mpi(1, 3)
+def test_what_is_written(shared_tmp_path: Path) -> None:
+    comm = chainermn.create_communicator("naive")
+    before = datetime.datetime.now().astimezone().replace(microsecond=0)
+    out = shared_tmp_path / "new/result"
+    record_run(comm, {"unit": 5, "out": out, "resume": None}, out)
+    record = json.loads((out / "run.json").read_text())
+    assert record["arguments"] == {"unit": 5, "out": str(out), "resume": None}
+    assert record["ranks"] == len(record["hosts"]) == comm.size
+    versions = record["versions"]
+    assert versions["chainermn"] == chainermn.__version__
+    assert versions["chainer"] == chainer.__version__
+    assert versions["numpy"] == np.__version__
+    assert versions["python"] == sys.version.split()[0]
+    assert "MPI" in versions["mpi"]
+    assert datetime.datetime.fromisoformat(record["started"]) >= before
+    assert [file.name for file in out.iterdir()] == ["run.json"]
+
+
+@pytest.mark.mpi(1, 2)
+def test_folder_that_cannot_be_made(shared_tmp_path: Path) -> None:
+    comm = chainermn.create_communicator("naive")
+    (shared_tmp_path / "file").touch()
+    expected = OSError if comm.rank == 0 else RuntimeError
+    with pytest.raises(expected, match="file"):
+        record_run(comm, {}, shared_tmp_path / "file/result")
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+    command = ["git", "-C", str(folder), *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_commit_of_the_script(tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    script = folder / "train.py"
+    script.write_text(SCRIPT)
+
+    def record() -> dict[str, object]:
+        job = run_job(2, [script, tmp_path / "result"], cwd=tmp_path)
+        assert (job.returncode, job.stderr) == (0, ""), job
+        found = json.loads((tmp_path / "result/run.json").read_text())
+        assert found["command"][1:] == [str(script), str(tmp_path / "result")]
+        git_says: dict[str, object] = found["git"]
+        return git_says
+
+    assert record() is None
+    git(folder, "init", "--quiet")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "-m", "first")
+    commit = git(folder, "rev-parse", "HEAD")
+    assert record() == {"commit": commit, "changed": False}
+    script.write_text(SCRIPT + "# more\n")
+    assert record() == {"commit": commit, "changed": True}

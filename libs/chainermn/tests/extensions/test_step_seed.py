@@ -1,0 +1,60 @@
+"""Random numbers of a step depend on the seed, the rank and the iteration alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import chainer
+import numpy as np
+import pytest
+
+import chainermn
+from chainermn.extensions import StepSeed
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(HERE)
+    import training
+
+    return training
+
+
+def drawn(
+    training: Any, comm: Any, out: Path, iterations: int, seed: int, file: Any = None
+) -> Any:
+    """Return the number drawn in each step, and the trainer."""
+    trainer = training.make_trainer(comm, out, iterations, seed=iterations)
+    trainer.extend(StepSeed(seed, comm))
+    trainer.extend(lambda _: np.random.rand(3), name="evaluator", trigger=(2, "iteration"))
+    numbers: list[float] = []
+    update = trainer.updater.update_core
+
+    def draw() -> None:
+        numbers.append(float(np.random.rand()))
+        update()
+
+    trainer.updater.update_core = draw
+    if file is not None:
+        chainer.serializers.load_npz(file, trainer)
+    trainer.run()
+    return numbers, trainer
+
+
+@pytest.mark.mpi(1, 3)
+def test_numbers_of_each_step(shared_tmp_path: Path, training: Any) -> None:
+    comm = chainermn.create_communicator("naive")
+    out = shared_tmp_path
+    whole, _ = drawn(training, comm, out, 5, seed=1)
+    again, trainer = drawn(training, comm, out, 3, seed=1)
+    assert whole[:3] == again
+    file = out / f"snapshot.{comm.rank}.npz"
+    chainer.serializers.save_npz(file, trainer)
+    resumed, _ = drawn(training, comm, out, 5, seed=1, file=file)
+    assert resumed == whole[3:]
+    others, _ = drawn(training, comm, out, 5, seed=2)
+    everywhere = [n for numbers in comm.allgather_obj(whole + others) for n in numbers]
+    assert len(set(everywhere)) == 10 * comm.size
