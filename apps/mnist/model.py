@@ -1,4 +1,7 @@
-"""The network."""
+"""The networks, by the names that ``--model`` knows them by."""
+
+import math
+from pathlib import Path
 
 import chainer
 import chainer.functions as F
@@ -40,3 +43,54 @@ class MLP(chainer.Chain):
         h = F.relu(self.l1(x))
         h = F.relu(self.l2(h))
         return self.l3(h)
+
+
+class CNN(chainer.Chain):
+    """Two convolutions, then a perceptron; takes and returns what `MLP` does.
+
+    Parameters
+    ----------
+    n_units : int
+        Units of the hidden layer.
+    n_out : int
+        Number of classes.
+    """
+
+    def __init__(self, n_units: int, n_out: int) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.conv1 = L.Convolution2D(1, 32, 3, pad=1)
+            self.conv2 = L.Convolution2D(32, 64, 3, pad=1)
+            self.l1 = L.Linear(None, n_units)
+            self.l2 = L.Linear(n_units, n_out)
+
+    def forward(self, x: chainer.Variable) -> chainer.Variable:
+        """Return the scores of the classes, for square images."""
+        side = math.isqrt(x.shape[1])
+        h = F.reshape(x, (len(x), 1, side, side))
+        h = F.max_pooling_2d(F.relu(self.conv1(h)), 2)
+        h = F.max_pooling_2d(F.relu(self.conv2(h)), 2)
+        h = F.dropout(F.relu(self.l1(h)), 0.5)
+        return self.l2(h)
+
+
+MODELS = {"mlp": MLP, "cnn": CNN}
+
+
+def load_weights(path: Path, network: chainer.Chain) -> None:
+    """Load the weights of a network.
+
+    Raises
+    ------
+    OSError, ValueError
+        If the file cannot be read, or has the weights of another network.
+    """
+    try:
+        chainer.serializers.load_npz(path, network)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # zipfile, pickle and NumPy each have their own
+        raise ValueError(
+            f"{path} is damaged, or has the weights of another network: --model and --unit must "
+            f"be those that it was trained with ({type(error).__name__}: {error})"
+        ) from None

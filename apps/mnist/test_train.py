@@ -2,6 +2,7 @@
 
 import difflib
 import gzip
+import importlib
 import importlib.util
 import json
 import math
@@ -15,6 +16,7 @@ import time
 from pathlib import Path
 from types import ModuleType
 
+import chainer
 import matplotlib.font_manager  # noqa: F401  - announces its first use ever on standard error
 import numpy as np
 import pytest
@@ -45,6 +47,18 @@ def load_module(name: str) -> ModuleType:
 
 
 data = load_module("data")
+
+
+@pytest.fixture
+def predict(monkeypatch) -> ModuleType:
+    # It imports what stands beside it, by names that modules of other apps have too.
+    monkeypatch.syspath_prepend(HERE)
+    for name in ("data", "model"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    module = load_module("predict")
+    for name in ("data", "model"):
+        monkeypatch.delitem(sys.modules, name)
+    return module
 
 
 # The threads of a BLAS wait for each other for long where other programs use the cores too.
@@ -96,23 +110,58 @@ def test_as_many_epochs_as_by_default(tmp_path):
     assert float(re.search(r"([\d.]+)% of the validation data", job.stdout)[1]) > 97
 
 
-def test_plots_and_snapshots_are_written(two_ranks):
+PNG = b"\x89PNG\r\n\x1a\n"
+ITERATIONS = math.ceil(719 / 30)  # of an epoch, on two ranks
+
+
+def test_what_is_written(two_ranks):
     _, out = two_ranks
-    plots, snapshots = ["accuracy.png", "loss.png"], [f"snapshot_epoch_{n}" for n in (4, 5, 6)]
-    assert sorted(path.name for path in out.iterdir()) == sorted(["log", *plots, *snapshots])
+    plots = ["accuracy.png", "loss.png"]
+    snapshots = [f"snapshot_iter_{n}.0" for n in (96, 120, 144)]
+    others = ["best.json", "best.npz", "log", "model.npz", "run.json"]
+    assert sorted(path.name for path in out.iterdir()) == sorted([*others, *plots, *snapshots])
     for name in plots:
-        assert (out / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+        assert (out / name).read_bytes().startswith(PNG)
+    record = json.loads((out / "run.json").read_text())
+    assert record["ranks"] == 2
+    assert record["arguments"]["epoch"] == 6
+    assert all(row["images/s"] > 0 for row in read_log(out))
+
+
+def test_best_network_of_all_epochs(two_ranks, predict):
+    _, out = two_ranks
+    best = json.loads((out / "best.json").read_text())
+    accuracies = [row[ACCURACY] for row in read_log(out)]
+    assert best["value"] == pytest.approx(max(accuracies), abs=1e-12)
+    assert best["epoch"] == 1 + accuracies.index(max(accuracies))
+    # Means of a batch are float32.
+    for name, value in (("best.npz", best["value"]), ("model.npz", accuracies[-1])):
+        accuracy = accuracy_in_one_process(predict, out / name, "digits")
+        assert accuracy == pytest.approx(value, abs=1e-6)
+
+
+def accuracy_in_one_process(
+    predict: ModuleType, weights: Path, dataset: str, directory: Path | None = None
+) -> float:
+    network = predict.MODELS["mlp"](200, 10)
+    predict.load_weights(weights, network)
+    _, validation = data.load(dataset, directory)
+    images, digits = zip(*validation, strict=True)
+    read = predict.predict(network, np.stack(images), batchsize=7).argmax(axis=1)
+    return float(np.mean(read == np.array(digits)))
 
 
 @pytest.mark.each_mpi
 def test_only_rank_0_prints_and_plainly_where_no_terminal_is(two_ranks):
     job, out = two_ranks
-    first, header, *rows, summary, files = job.stdout.splitlines()
+    first, header, *rows, summary, best, files = job.stdout.splitlines()
     assert first == "ranks: 2, hosts: 1, communicator: SingleNodeCommunicator"
     assert header.split()[:2] == ["epoch", "main/loss"]
     assert [row.split()[0] for row in rows] == [str(epoch) for epoch in range(1, 7)]
     assert re.fullmatch(r"9\d\.\d\d% of the validation data .* after 6 epochs", summary)
-    assert files == f"curves and log: {out}/{{accuracy.png,loss.png,log}}"
+    assert re.fullmatch(r"the best: 9\d\.\d\d% after epoch \d", best)
+    names = "accuracy.png,loss.png,log,best.npz,model.npz"
+    assert files == f"curves, log and networks: {out}/{{{names}}}"
     assert "\033" not in job.stdout
 
 
@@ -172,23 +221,158 @@ def test_mpiexec_starts_the_script_itself(cwd, tmp_path):
         timeout=LIMIT,
     )
     assert (shown.returncode, shown.stderr) == (0, ""), shown
-    assert math.ceil(719 / 30) == read_log(tmp_path / "result")[-1]["iteration"]
+    assert read_log(tmp_path / "result")[-1]["iteration"] == ITERATIONS
 
 
-def test_resumed_run_goes_on(two_ranks, tmp_path):
+def assert_equal_networks(one: Path, other: Path) -> None:
+    with np.load(one) as first, np.load(other) as second:
+        assert sorted(first) == sorted(second)
+        for name in first:
+            np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+
+
+# Runs the app; the first time, rank 1 is killed in the middle of an epoch.
+WITH_KILL = """
+import os, runpy, signal, sys
+from pathlib import Path
+from chainer.training import StandardUpdater
+update = StandardUpdater.update
+
+def update_or_die(self):
+    update(self)
+    if self.iteration == 61 and self.get_optimizer("main").communicator.rank == 1:
+        try:
+            Path("killed").touch(exist_ok=False)
+        except FileExistsError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
+
+StandardUpdater.update = update_or_die
+sys.path[0] = {here!r}
+runpy.run_path({script!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.each_mpi
+def test_killed_job_that_is_started_again_ends_as_one_left_alone(two_ranks, tmp_path):
     _, whole = two_ranks
-    part = tmp_path / "result"
-    train(2, part, "--epoch", "2")
-    first = read_log(part)
-    job = train(2, part, "--epoch", "4", "--resume", part / "snapshot_epoch_2")
-    resumed, straight = read_log(part), read_log(whole)[:4]
-    assert resumed[:2] == first
-    for key in ("epoch", "iteration"):
-        assert [row[key] for row in resumed] == [row[key] for row in straight]
-    # Not equal: the epochs after the snapshot are shuffled in another order.
-    assert resumed[3][ACCURACY] == pytest.approx(straight[3][ACCURACY], abs=0.03)
-    assert resumed[3]["elapsed_time"] > resumed[1]["elapsed_time"]
-    assert job.stdout.count("after 4 epochs") == 1
+    (tmp_path / "train.py").write_text(
+        WITH_KILL.format(here=str(HERE), script=str(HERE / "train.py"))
+    )
+    command = ["-m", "chainermn", "launch", "-n", "2", "--max-restarts", "1"]
+    command += ["train.py", "--epoch", "6"]
+    shown = subprocess.run(
+        [sys.executable, *command],
+        cwd=tmp_path,
+        env=direct_environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert shown.returncode == 0, shown
+    assert (tmp_path / "killed").exists()
+    expected = "going on after iteration 48, epoch 2, from result/snapshot_iter_48.0"
+    assert expected in shown.stdout.splitlines()
+    result = tmp_path / "result"
+    for name in ("model.npz", "best.npz"):
+        assert_equal_networks(result / name, whole / name)
+    for row, straight in zip(read_log(result), read_log(whole), strict=True):
+        for key in ("iteration", "main/loss", ACCURACY):
+            assert row[key] == straight[key]
+
+
+def test_finished_run_is_extended_with_more_epochs(two_ranks, tmp_path):
+    _, whole = two_ranks
+    out = tmp_path / "result"
+    train(2, out, "--epoch", "2")
+    again = train(2, out, "--epoch", "2")
+    assert "All of its 2 epochs are over: ask for more to train on" in again.stdout
+    train(2, out, "--epoch", "6")
+    assert_equal_networks(out / "model.npz", whole / "model.npz")
+    # From a snapshot of another folder, and with another number of ranks.
+    job = train(3, tmp_path / "third", "--epoch", "7", "--resume", out / "snapshot_iter_144.0")
+    assert "going on after iteration 144, epoch 6, from " in job.stdout
+    assert read_log(tmp_path / "third")[-1]["epoch"] == 7
+
+
+def test_other_settings_begin_anew(tmp_path):
+    out = tmp_path / "result"
+    train(1, out, "--epoch", "2")
+    job = train(1, out, "--epoch", "1", "--unit", "20")
+    assert "was written with other settings (unit: 200, now 20)" in job.stdout
+    assert [row["epoch"] for row in read_log(out)] == [1]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_evaluation_is_exact_where_ranks_do_not_divide_the_data(ranks, predict, tmp_path):
+    files = write_mnist(tmp_path / "mnist", gzipped=False, test=31)
+    # As after a few steps of training: some are wrong.
+    np.random.seed(4)
+    network = predict.MODELS["mlp"](200, 10)
+    network(np.zeros((1, 784), np.float32))
+    chainer.serializers.save_npz(tmp_path / "best.npz", network)
+    expected = accuracy_in_one_process(predict, tmp_path / "best.npz", "mnist", files)
+    assert 0 < expected < 1
+    options = ["--dataset", "mnist", "--data", files, "--batchsize", "4", "--evaluate"]
+    job = train(ranks, tmp_path, *options)
+    assert job.stdout.splitlines()[1] == f"{expected:.2%} of the validation data read correctly"
+    assert not (tmp_path / "log").exists()
+
+
+def test_convolutional_network_learns(tmp_path):
+    train(2, tmp_path / "result", "--model", "cnn", "--epoch", "3", "--tensorboard")
+    assert read_log(tmp_path / "result")[-1][ACCURACY] > 0.85
+    (events,) = (tmp_path / "result/tensorboard").iterdir()
+    assert ACCURACY.encode() in events.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--evaluate", "--model", "cnn"], "weights of another network: --model and --unit must"),
+        (["--evaluate", "--out", "absent"], "No such file or directory: 'absent/best.npz'"),
+        (["--resume", "absent"], "absent.0'"),
+        (["--out", "file/result"], "file/result"),
+        (["--dataset", "mnist", "--data", "."], "contains neither train-images-idx3-ubyte nor"),
+    ],
+)
+def test_input_that_is_wrong_ends_all_ranks_with_one_line(two_ranks, options, message, tmp_path):
+    (tmp_path / "result").symlink_to(two_ranks[1])
+    (tmp_path / "file").touch()
+    job = run_job(2, [HERE / "train.py", "--epoch", "7", *options], cwd=tmp_path)
+    assert job.returncode != 0
+    assert not job.timed_out
+    assert job.stderr.count("error: ") == 1, job
+    assert message in job.stderr
+    assert "Traceback" not in job.stderr
+
+
+def test_predictions_wrong_ones_first(two_ranks, predict, monkeypatch, tmp_path, capsys):
+    _, out = two_ranks
+    drawn = {}
+    draw = predict.draw
+
+    def look(images, digits, read, path):
+        drawn.update(digits=digits, read=read)
+        draw(images, digits, read, path)
+
+    monkeypatch.setattr(predict, "draw", look)
+    picture = tmp_path / "read.png"
+    command = ["predict.py", str(out / "best.npz"), "--picture", str(picture)]
+    monkeypatch.setattr(sys, "argv", command)
+    assert predict.main() == 0
+    accuracy = json.loads((out / "best.json").read_text())["value"]
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"{accuracy:.2%} of 360 images read correctly\n")
+    n_wrong = round(360 * (1 - accuracy))
+    wrong = drawn["digits"] != drawn["read"]
+    assert wrong.tolist() == [True] * n_wrong + [False] * (72 - n_wrong)
+    assert picture.read_bytes().startswith(PNG)
+
+    monkeypatch.setattr(sys, "argv", [*command, "--model", "cnn"])
+    assert predict.main() == 1
+    assert "has the weights of another network" in capsys.readouterr().err
 
 
 @pytest.mark.each_mpi
@@ -349,16 +533,6 @@ def test_error_without_a_network_names_two_other_ways(empty_cache, monkeypatch):
     assert not list(empty_cache.iterdir())
 
 
-def test_all_ranks_end_when_rank_0_finds_no_data(tmp_path):
-    options = ["--dataset", "mnist", "--data", tmp_path, "--out", tmp_path / "result"]
-    job = run_job(2, [HERE / "train.py", *options])
-    assert job.returncode != 0
-    assert not job.timed_out
-    assert not job.left_behind
-    assert job.stderr.count("FileNotFoundError: ") == 1
-    assert f"{tmp_path} contains neither train-images-idx3-ubyte nor" in job.stderr
-
-
 # The two scripts, and the README
 
 
@@ -373,14 +547,24 @@ def test_scripts_differ_in_nothing_but_the_tutorial():
     assert removed == [
         'device = chainer.get_device("@cupy:0" if args.gpu else "@numpy")',
         "train, validation = data.load(args.dataset, args.data)",
-        "add_reports(trainer)",
+        'load_weights(Path(args.out, "best.npz"), network)',
+        'print(f"{evaluator()[ACCURACY]:.2%} of the validation data read correctly")',
+        "add_reports(trainer, network, args)",
+        "if args.resume:",
+        "chainer.serializers.load_npz(args.resume, trainer)",
         "print_summary(trainer)",
     ]
-    assert [line for line in added if not re.search(r"\bcomm|chainermn", line)] == [
-        "add_reports(trainer)",
+    unlike = [line for line in added if not re.search(r"\bcomm|chainermn", line)]
+    assert unlike == [
+        'load_weights(Path(args.out, "best.npz"), network)',
+        "accuracy = evaluator()[ACCURACY]",
+        'print(f"{accuracy:.2%} of the validation data read correctly")',
+        'settings = {key: vars(args)[key] for key in ("dataset", "model", "unit", "batchsize", '
+        '"seed")}',
+        "snapshot.resume(trainer, args.resume)",
         "print_summary(trainer)",
     ]
-    assert len(added) == 16
+    assert len(added) == 29
 
 
 def test_readme_shows_how_the_scripts_differ():

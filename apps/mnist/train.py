@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
-"""Train a perceptron to read handwritten digits."""
+"""Train a network to read handwritten digits."""
 
 import argparse
 from pathlib import Path
 
 import chainer
-import matplotlib
 import numpy as np
 from chainer.training import extensions
 
 import chainermn
 import data
-import terminal
-from model import MLP
+from chainermn.agreement import exit_together
+from chainermn.extensions import multi_node_snapshot, record_run
+from model import MODELS, load_weights
+from reports import ACCURACY, add_reports, print_summary
 
 
 def main() -> None:
@@ -26,15 +27,17 @@ def main() -> None:
     np.random.seed(args.seed)
     device.xp.random.seed(args.seed)
 
-    model = chainer.links.Classifier(MLP(args.unit, 10))
+    network = MODELS[args.model](args.unit, 10)
+    model = chainer.links.Classifier(network)
     model.to_device(device)
     optimizer = chainer.optimizers.Adam()
     optimizer = chainermn.create_multi_node_optimizer(optimizer, comm)
     optimizer.setup(model)
 
-    train, validation = data.load(args.dataset, args.data) if comm.rank == 0 else (None, None)
+    with exit_together(comm):
+        train, validation = data.load(args.dataset, args.data) if comm.rank == 0 else (None, None)
     train = chainermn.scatter_dataset(train, comm, shuffle=True, seed=args.seed)
-    validation = chainermn.scatter_dataset(validation, comm)
+    validation = chainermn.scatter_dataset(validation, comm, force_equal_length=False)
     batches = chainer.iterators.SerialIterator(train, args.batchsize)
     validation_batches = chainer.iterators.SerialIterator(
         validation, args.batchsize, repeat=False, shuffle=False
@@ -43,13 +46,25 @@ def main() -> None:
     updater = chainer.training.StandardUpdater(batches, optimizer, device=device)
     trainer = chainer.training.Trainer(updater, (args.epoch, "epoch"), out=args.out)
     evaluator = extensions.Evaluator(validation_batches, model, device=device)
-    evaluator = chainermn.create_multi_node_evaluator(evaluator, comm)
+    evaluator = chainermn.create_multi_node_evaluator(evaluator, comm, mean_over="examples")
     trainer.extend(evaluator)
+    if args.evaluate:
+        with exit_together(comm):
+            load_weights(Path(args.out, "best.npz"), network)
+        accuracy = evaluator()[ACCURACY]
+        if comm.rank == 0:
+            print(f"{accuracy:.2%} of the validation data read correctly")
+        return
     if comm.rank == 0:
-        add_reports(trainer)
+        add_reports(trainer, network, args, comm.size)
 
-    if args.resume:
-        chainer.serializers.load_npz(args.resume, trainer)
+    snapshot = extensions.snapshot(n_retains=3)
+    settings = {key: vars(args)[key] for key in ("dataset", "model", "unit", "batchsize", "seed")}
+    snapshot = multi_node_snapshot(comm, snapshot, [], settings=settings)
+    trainer.extend(snapshot)
+    with exit_together(comm):
+        record_run(comm, vars(args), args.out)
+        snapshot.resume(trainer, args.resume)
     trainer.run()
     if comm.rank == 0:
         print_summary(trainer)
@@ -60,6 +75,7 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--dataset", choices=["digits", "mnist"], default="digits", help="default: %(default)s")
     add("--data", metavar="DIR", help="folder with MNIST's IDX files, instead of a download")
+    add("--model", "-m", choices=MODELS, default="mlp", help="default: %(default)s")
     add("--batchsize", "-b", type=int, default=30, help="examples of a process in one step")
     add("--epoch", "-e", type=int, default=20, help="how often to go through the data")
     add("--unit", "-u", type=int, default=200, help="units of each hidden layer")
@@ -68,34 +84,9 @@ def parse_arguments() -> argparse.Namespace:
     add("--seed", type=int, default=0, help="of the first weights and of all shuffling")
     add("--out", "-o", metavar="DIR", default="result", help="for log, plots and snapshots")
     add("--resume", "-r", metavar="FILE", help="snapshot to go on from")
+    add("--evaluate", action="store_true", help="do not train; evaluate best.npz in --out")
+    add("--tensorboard", action="store_true", help="also write the log for TensorBoard")
     return parser.parse_args()
-
-
-def add_reports(trainer: chainer.training.Trainer) -> None:
-    trainer.extend(extensions.LogReport())
-    trainer.extend(extensions.snapshot(filename="snapshot_epoch_{.updater.epoch}", n_retains=3))
-
-    matplotlib.use("Agg")  # draws into files, whether there is a screen or not
-    for quantity in ("loss", "accuracy"):
-        curves = [f"main/{quantity}", f"validation/main/{quantity}"]
-        plot = extensions.PlotReport(curves, "epoch", filename=f"{quantity}.png")
-        trainer.extend(plot)
-
-    columns = ["epoch", "main/loss", "validation/main/loss"]
-    columns += ["main/accuracy", "validation/main/accuracy", "elapsed_time"]
-    if terminal.is_watched():
-        trainer.extend(extensions.PrintReport(columns))
-        trainer.extend(extensions.ProgressBar(update_interval=10))
-    else:
-        trainer.extend(extensions.PrintReport(columns, out=terminal.PlainOutput()))
-
-
-def print_summary(trainer: chainer.training.Trainer) -> None:
-    last = trainer.get_extension("LogReport").log[-1]
-    accuracy, epoch = last["validation/main/accuracy"], last["epoch"]
-    plural = "epoch" if epoch == 1 else "epochs"
-    print(f"{accuracy:.2%} of the validation data read correctly after {epoch} {plural}")
-    print(f"curves and log: {Path(trainer.out).resolve()}/{{accuracy.png,loss.png,log}}")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
-"""Train a perceptron to read handwritten digits."""
+"""Train a network to read handwritten digits."""
 
 import argparse
 from pathlib import Path
 
 import chainer
-import matplotlib
 import numpy as np
 from chainer.training import extensions
 
 import data
-import terminal
-from model import MLP
+from model import MODELS, load_weights
+from reports import ACCURACY, add_reports, print_summary
 
 
 def main() -> None:
@@ -21,7 +20,8 @@ def main() -> None:
     np.random.seed(args.seed)
     device.xp.random.seed(args.seed)
 
-    model = chainer.links.Classifier(MLP(args.unit, 10))
+    network = MODELS[args.model](args.unit, 10)
+    model = chainer.links.Classifier(network)
     model.to_device(device)
     optimizer = chainer.optimizers.Adam()
     optimizer.setup(model)
@@ -36,8 +36,14 @@ def main() -> None:
     trainer = chainer.training.Trainer(updater, (args.epoch, "epoch"), out=args.out)
     evaluator = extensions.Evaluator(validation_batches, model, device=device)
     trainer.extend(evaluator)
-    add_reports(trainer)
+    if args.evaluate:
+        load_weights(Path(args.out, "best.npz"), network)
+        print(f"{evaluator()[ACCURACY]:.2%} of the validation data read correctly")
+        return
+    add_reports(trainer, network, args)
 
+    snapshot = extensions.snapshot(n_retains=3)
+    trainer.extend(snapshot)
     if args.resume:
         chainer.serializers.load_npz(args.resume, trainer)
     trainer.run()
@@ -49,6 +55,7 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--dataset", choices=["digits", "mnist"], default="digits", help="default: %(default)s")
     add("--data", metavar="DIR", help="folder with MNIST's IDX files, instead of a download")
+    add("--model", "-m", choices=MODELS, default="mlp", help="default: %(default)s")
     add("--batchsize", "-b", type=int, default=30, help="examples of a process in one step")
     add("--epoch", "-e", type=int, default=20, help="how often to go through the data")
     add("--unit", "-u", type=int, default=200, help="units of each hidden layer")
@@ -56,34 +63,9 @@ def parse_arguments() -> argparse.Namespace:
     add("--seed", type=int, default=0, help="of the first weights and of all shuffling")
     add("--out", "-o", metavar="DIR", default="result", help="for log, plots and snapshots")
     add("--resume", "-r", metavar="FILE", help="snapshot to go on from")
+    add("--evaluate", action="store_true", help="do not train; evaluate best.npz in --out")
+    add("--tensorboard", action="store_true", help="also write the log for TensorBoard")
     return parser.parse_args()
-
-
-def add_reports(trainer: chainer.training.Trainer) -> None:
-    trainer.extend(extensions.LogReport())
-    trainer.extend(extensions.snapshot(filename="snapshot_epoch_{.updater.epoch}", n_retains=3))
-
-    matplotlib.use("Agg")  # draws into files, whether there is a screen or not
-    for quantity in ("loss", "accuracy"):
-        curves = [f"main/{quantity}", f"validation/main/{quantity}"]
-        plot = extensions.PlotReport(curves, "epoch", filename=f"{quantity}.png")
-        trainer.extend(plot)
-
-    columns = ["epoch", "main/loss", "validation/main/loss"]
-    columns += ["main/accuracy", "validation/main/accuracy", "elapsed_time"]
-    if terminal.is_watched():
-        trainer.extend(extensions.PrintReport(columns))
-        trainer.extend(extensions.ProgressBar(update_interval=10))
-    else:
-        trainer.extend(extensions.PrintReport(columns, out=terminal.PlainOutput()))
-
-
-def print_summary(trainer: chainer.training.Trainer) -> None:
-    last = trainer.get_extension("LogReport").log[-1]
-    accuracy, epoch = last["validation/main/accuracy"], last["epoch"]
-    plural = "epoch" if epoch == 1 else "epochs"
-    print(f"{accuracy:.2%} of the validation data read correctly after {epoch} {plural}")
-    print(f"curves and log: {Path(trainer.out).resolve()}/{{accuracy.png,loss.png,log}}")
 
 
 if __name__ == "__main__":

@@ -29,11 +29,9 @@ READMES = sorted(
 #: Languages of which nothing can be run.
 NOT_CODE = ("text", "diff", "csv")
 
-#: What a reader of the tutorial does: changes a script, puts lines into it, runs commands.
+#: What a reader of the tutorial does: changes a script, runs commands.
 _TO_DO = re.compile(
     r"""^```\{script-diff\}[^\n]*\n(?P<pieces>.*?)^```$
-    | ^%\ put\ before:\ (?P<before>[^\n]*)\n
-      ```\{literalinclude\}\ (?P<file>\S+)\n(?P<part>.*?)^```$
     | ^%\ run:\ tutorial\n```sh\n(?P<commands>.*?)^```$""",
     re.DOTALL | re.MULTILINE | re.VERBOSE,
 )
@@ -83,25 +81,15 @@ def blocks(page: Path) -> Iterator[Block]:
 def tutorial() -> Iterator[tuple[Path, str, str]]:
     """Yield what a reader of the tutorial does, from the first page to the last.
 
-    Of each: the page, ``change``, ``put`` or ``run``, and what: the text that selects a piece of
-    the differences, a line of the script with what to put before it, or commands.
+    Of each: the page, ``change`` or ``run``, and what: the text that selects a piece of the
+    differences, or commands.
     """
     for page in (DOCS / "tutorial/index.md", *sorted(DOCS.glob("tutorial/step*.md"))):
         for found in _TO_DO.finditer(read(page)):
             if found["pieces"]:
                 yield from ((page, "change", line) for line in found["pieces"].splitlines())
-            elif found["commands"]:
-                yield page, "run", found["commands"]
             else:
-                yield page, "put", found["before"] + "\n" + included(page, found)
-
-
-def included(page: Path, found: re.Match[str]) -> str:
-    """Return the lines of a file between two others that a page includes."""
-    lines = read(page.parent / found["file"]).splitlines(keepends=True)
-    marks = re.findall(r':(?:start-after|end-before): "(.+)"', found["part"])
-    begin, end = (next(n for n, line in enumerate(lines) if mark in line) for mark in marks)
-    return "".join(lines[begin + 1 : end])
+                yield page, "run", found["commands"]
 
 
 def all_blocks() -> list[Block]:

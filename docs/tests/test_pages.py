@@ -270,10 +270,6 @@ def printed_in_tutorial(tmp_path_factory) -> list[list[str]]:
         if kind == "change":
             _, piece, before = next(places)
             script.write_text(edit(pages.read(script), piece.place(before), piece.html()))
-        elif kind == "put":
-            line, lines = what.split("\n", 1)
-            (found,) = re.findall(f"^ *{re.escape(line)}$", pages.read(script), re.MULTILINE)
-            script.write_text(pages.read(script).replace(found, lines + found))
         else:
             # A checkout that cannot be written is copied as one.
             commands = f"{what}\nchmod -R u+w {shlex.quote(str(top))}\npwd"
@@ -310,7 +306,7 @@ def rows(lines: list[str]) -> list[list[str]]:
 
 
 def test_tutorial_goes_through_as_written(printed_in_tutorial):
-    both, copied, step1, step2, checkpoints, snapshots = printed_in_tutorial
+    both, copied, step1, step2, resumed, other_settings, from_file = printed_in_tutorial
     header, row = pages.printed_by(pages.marked("run: tutorial")[0])[::-1]
     assert both.count(header) == 2
     assert [len(numbers) for numbers in rows(both)] == 2 * [len(row.split())]
@@ -323,8 +319,12 @@ def test_tutorial_goes_through_as_written(printed_in_tutorial):
     assert sum(count % 2 for count in of_epochs.values()) <= 2
     assert set(shapes(step2).values()) == {1}
     assert set(shapes(step2)) == set(shapes(both))
-    assert checkpoints[-len(step2) - 1 :].count("going on from iteration 0") == 1
-    assert [numbers[0] for numbers in rows(snapshots)] == ["1", "1", "2"]
+    (going_on,) = pages.printed_by(pages.marked("run: tutorial")[4])
+    assert resumed[1] == going_on
+    assert [numbers[0] for numbers in rows(resumed)] == ["1", "2"]
+    assert other_settings[1].startswith("training begins anew: result/snapshot_iter_48.0 was ")
+    assert [numbers[0] for numbers in rows(other_settings)] == ["1"]
+    assert [numbers[0] for numbers in rows(from_file)] == ["1", "2", "3"]
 
 
 def test_button_copies_the_lines_that_are_added(monkeypatch):

@@ -30,6 +30,10 @@ def replace_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:
+        if error.filename is None:  # that of a disk without space
+            error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
     # Not every file system can sync a directory; the file itself is safe by now.

@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""Read the validation data with a trained network, and draw what it takes them for."""
+
+import argparse
+import math
+import sys
+from collections import Counter
+from pathlib import Path
+
+import chainer
+import numpy as np
+
+import data
+from model import MODELS, load_weights
+
+N_COLUMNS, N_ROWS = 12, 6
+
+
+def main() -> int:
+    args = parse_arguments()
+    network = MODELS[args.model](args.unit, 10)
+    try:
+        load_weights(args.weights, network)
+        _, validation = data.load(args.dataset, args.data)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    images = np.stack([image for image, _ in validation])
+    digits = np.array([digit for _, digit in validation])
+    shares = predict(network, images)
+    read = shares.argmax(axis=1)
+
+    wrong = read != digits
+    print(f"{1 - wrong.mean():.2%} of {len(digits)} images read correctly")
+    pairs = Counter(zip(digits[wrong].tolist(), read[wrong].tolist(), strict=True))
+    for (digit, other), n in pairs.most_common(5):
+        print(f"  {digit} read as {other}: {n} times")
+    # The wrong ones first, of these the surest first; then the right ones, the least sure first.
+    order = np.lexsort([np.where(wrong, -1, 1) * shares.max(axis=1), ~wrong])
+    shown = order[: N_COLUMNS * N_ROWS]
+    draw(images[shown], digits[shown], read[shown], args.picture)
+    print(f"picture: {args.picture.resolve()}")
+    return 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    best = Path("result/best.npz")
+    add("weights", metavar="FILE", nargs="?", type=Path, default=best, help="default: %(default)s")
+    add("--dataset", choices=["digits", "mnist"], default="digits", help="default: %(default)s")
+    add("--data", metavar="DIR", help="folder with MNIST's IDX files, instead of a download")
+    add("--model", "-m", choices=MODELS, default="mlp", help="as in training")
+    add("--unit", "-u", type=int, default=200, help="as in training")
+    picture = Path("predictions.png")
+    add("--picture", metavar="FILE", type=Path, default=picture, help="default: %(default)s")
+    return parser.parse_args()
+
+
+def predict(network: chainer.Chain, images: np.ndarray, batchsize: int = 500) -> np.ndarray:
+    """Return how likely each digit is.
+
+    Parameters
+    ----------
+    network : chainer.Chain
+    images : array of float32, shape (n, pixels)
+    batchsize : int
+
+    Returns
+    -------
+    array of float32, shape (n, 10)
+    """
+    with chainer.using_config("train", False), chainer.no_backprop_mode():
+        scores = [
+            chainer.functions.softmax(network(images[i : i + batchsize])).array
+            for i in range(0, len(images), batchsize)
+        ]
+    return np.concatenate(scores)
+
+
+def draw(images: np.ndarray, digits: np.ndarray, read: np.ndarray, path: Path) -> None:
+    """Draw images with what they were read as, and the right digit behind a wrong one."""
+    from matplotlib.figure import Figure
+
+    side = math.isqrt(images.shape[1])
+    figure = Figure(figsize=(N_COLUMNS * 0.8, N_ROWS), layout="constrained", dpi=120)
+    for place, (image, digit, seen) in enumerate(zip(images, digits, read, strict=True), 1):
+        axes = figure.add_subplot(N_ROWS, N_COLUMNS, place)
+        axes.imshow(image.reshape(side, side), cmap="gray_r", vmin=0, vmax=1)
+        axes.set_axis_off()
+        right = seen == digit
+        title, colour = (str(seen), "black") if right else (f"{seen}, is {digit}", "firebrick")
+        axes.set_title(title, color=colour, fontsize=10, pad=2)
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
