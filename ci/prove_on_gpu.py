@@ -71,10 +71,10 @@ def launch(ranks: int, *arguments: str) -> list[str]:
 def tasks(ranks: int, out: Path) -> list[Task]:
     """Return the tasks, the most telling first."""
     pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "-W", "default"]
-    on_gpu = ["--gpu", "--out", str(out)]
-    mnist = ["apps/mnist/train.py", "--epoch", "5", *on_gpu]
-    imagenet = ["apps/imagenet/train.py", "--epoch", "1", *on_gpu]
-    seq2seq = ["apps/seq2seq/train.py", "--epoch", "1", *on_gpu]
+    mnist, imagenet, seq2seq = (
+        [f"apps/{app}/train.py", "--epoch", epochs, "--gpu", "--out", str(out / app)]
+        for app, epochs in (("mnist", "5"), ("imagenet", "1"), ("seq2seq", "1"))
+    )
     benchmarks = ["-m", "benchmarks", "gpu", "--rounds", "3"]
     return [
         Task("chainermn doctor", ["-m", "chainermn", "doctor", "-n", str(ranks)], 50),

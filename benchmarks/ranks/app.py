@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import runpy
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +26,7 @@ def run(orders: Orders) -> None:
     name, arguments = first["options"]["app"], first["options"]["arguments"]
     folder = APPS / name
     sys.path.insert(0, str(folder))
-    sys.argv = [str(folder / "train.py"), *arguments]
+    script = str(folder / "train.py")
     clock = Clock(orders, first["repeat"])
     run_trainer = Trainer.run
 
@@ -34,10 +36,10 @@ def run(orders: Orders) -> None:
 
     Trainer.run = measured
     os.environ["MPLBACKEND"] = "Agg"
-    try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    except Enough:
-        return
+    # A new folder: in that of an earlier run, the app would go on with it.
+    with tempfile.TemporaryDirectory() as out, contextlib.suppress(Enough):
+        sys.argv = [script, *arguments, "--out", out]
+        runpy.run_path(script, run_name="__main__")
 
 
 class Enough(BaseException):
