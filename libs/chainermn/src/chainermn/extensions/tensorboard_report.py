@@ -16,7 +16,7 @@ class TensorBoardReport(Extension):
     ``tensorboard --logdir result/tensorboard`` shows them. A resumed run goes on in the same
     curves.
 
-    Use it on one rank, after `chainer.training.extensions.LogReport`:
+    Use it on one rank, after Chainer's ``LogReport``:
     ``if comm.rank == 0: trainer.extend(TensorBoardReport())``.
 
     Parameters

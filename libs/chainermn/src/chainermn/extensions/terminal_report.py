@@ -19,7 +19,7 @@ class TerminalReport(PrintReport):
     A file or pipe gets plain lines, without a bar and escape sequences. Under ``mpiexec`` it is
     the output of ``mpiexec`` that counts.
 
-    Use it on one rank, after `chainer.training.extensions.LogReport`:
+    Use it on one rank, after Chainer's ``LogReport``:
     ``if comm.rank == 0: trainer.extend(TerminalReport(['epoch', 'main/loss']))``.
 
     Parameters
