@@ -1,20 +1,17 @@
 """Read batches with worker processes, under MPI."""
 
 # begin
-import multiprocessing
-
-import chainer
 import numpy as np
 
 import chainermn
 
 
 def main() -> None:
-    multiprocessing.set_start_method("forkserver")
+    chainermn.iterators.start_forkserver()
     comm = chainermn.create_communicator()
     numbers = np.arange(12) if comm.rank == 0 else None
     part = chainermn.scatter_dataset(numbers, comm)
-    batches = chainer.iterators.MultiprocessIterator(
+    batches = chainermn.iterators.MultiprocessIterator(
         part, batch_size=3, n_processes=1, repeat=False, shuffle=False
     )
     print([[int(number) for number in batch] for batch in batches])

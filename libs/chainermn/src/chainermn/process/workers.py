@@ -1,0 +1,42 @@
+"""What a worker process of a rank sets for itself."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import threading
+import time
+
+from chainermn.process.memory import keep_freed_memory
+
+_PR_SET_PDEATHSIG = 1
+
+
+def is_worker() -> bool:
+    """Tell whether this process has been started by `multiprocessing`."""
+    return multiprocessing.current_process().name != "MainProcess"
+
+
+def set_up_worker() -> None:
+    """Keep the memory of an example for the next one, and do not outlive the rank.
+
+    A rank that is killed by a signal cannot end its workers, and mpiexec may wait for them for
+    ever.
+    """
+    keep_freed_memory()
+    with contextlib.suppress(AttributeError, OSError):  # not Linux
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # The kernel watches the process that has forked this one. That may be the fork server, which
+    # ends with the rank unless it hangs.
+    threading.Thread(target=_exit_after_parent, daemon=True).start()
+
+
+def _exit_after_parent() -> None:
+    # While a worker is being set up, it is not yet told who its parent is.
+    while (parent := multiprocessing.parent_process()) is None:
+        time.sleep(0.01)
+    parent.join()
+    os._exit(1)

@@ -1,0 +1,170 @@
+"""Workers read ahead, never load MPI, and end with their rank."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import chainermn
+from chainermn.iterators import MultiprocessIterator
+from chainermn.testing.mpiexec import Job
+
+LIMIT = 600  # seconds, on however busy a machine
+PROBE = """
+import os, sys, time
+from pathlib import Path
+import chainermn
+import numpy as np
+
+class Probe:
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        if {announce}:
+            Path("worker").write_text(str(os.getpid()))
+        time.sleep({seconds})
+        return np.array([i, os.getppid(), "mpi4py.MPI" in sys.modules])
+
+if __name__ == "__main__":
+    chainermn.iterators.start_forkserver()
+    comm = chainermn.create_communicator()
+    iterator = chainermn.iterators.MultiprocessIterator(
+        Probe(), 10, n_processes=2, n_prefetch=4, repeat=False, shuffle=False, shared_mem=24
+    )
+    if {announce}:
+        Path(f"ready.{{comm.rank}}").touch()
+    found = np.concatenate([np.stack(batch) for batch in iterator])
+    assert (found[:, 0] == np.arange(40)).all(), found
+    assert not found[:, 2].any(), found
+    iterator.finalize()
+    print("fine")
+"""
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "Pool", context.Pool)
+
+
+class Squares:
+    """Examples are pairs of a row of squares and a number."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
+        return np.full(4, i * i, np.float64), i
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("shared_mem", [None, 32])
+def test_batches_are_those_of_one_process(shared_mem: int | None) -> None:
+    iterator = MultiprocessIterator(
+        Squares(),
+        4,
+        n_processes=2,
+        n_prefetch=3,
+        repeat=False,
+        shuffle=False,
+        shared_mem=shared_mem,
+    )
+    for _ in range(2):
+        batches = list(iterator)
+        assert [[number for _, number in batch] for batch in batches] == [
+            [0, 1, 2, 3],
+            [4, 5, 6, 7],
+            [8, 9],
+        ]
+        for row, number in (example for batch in batches for example in batch):
+            np.testing.assert_array_equal(row, np.full(4, number**2))
+        iterator.reset()
+    iterator.finalize()
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_snapshot_of_what_has_been_taken_not_read() -> None:
+    sampler = chainermn.datasets.DistributedOrderSampler(10, 0, 10, seed=3)
+
+    def make() -> Any:
+        return MultiprocessIterator(
+            Squares(), 3, n_processes=1, n_prefetch=3, shared_mem=32, order_sampler=sampler
+        )
+
+    from chainer.serializers import DictionarySerializer, NpzDeserializer
+
+    first = make()
+    for _ in range(2):
+        next(first)
+    saved = DictionarySerializer()
+    first.serialize(saved)
+    following = [number for _, number in next(first)]
+    first.finalize()
+    second = make()
+    second.serialize(NpzDeserializer(saved.target))
+    assert [number for _, number in next(second)] == following
+    second.finalize()
+
+
+def start(folder: Path, *, seconds: float, announce: bool) -> Job:
+    script = folder / "probe.py"
+    script.write_text(PROBE.format(seconds=seconds, announce=announce))
+    return Job(2, [script], cwd=folder)
+
+
+def wait_for(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def ranks_of(job: Job) -> list[psutil.Process]:
+    return [p for p in job.processes() if any(part.endswith(".py") for part in p.cmdline()[1:2])]
+
+
+def test_workers_do_not_load_mpi(tmp_path: Path) -> None:
+    result = start(tmp_path, seconds=0, announce=False).wait(LIMIT)
+    assert (result.returncode, result.stderr) == (0, ""), result
+    assert result.stdout.split() == ["fine", "fine"]
+    assert not result.left_behind
+
+
+@pytest.mark.each_mpi
+# Written before the workers are started, and by a worker that is busy.
+@pytest.mark.parametrize("announcement", ["ready.0", "worker"])
+def test_workers_end_with_a_rank_that_is_killed(announcement: str, tmp_path: Path) -> None:
+    job = start(tmp_path, seconds=600, announce=True)
+    wait_for((tmp_path / announcement).exists)
+    os.kill(ranks_of(job)[0].pid, signal.SIGKILL)
+    result = job.wait(LIMIT)
+    assert not result.timed_out
+    assert not result.left_behind
+    assert result.returncode != 0
+
+
+@pytest.mark.each_mpi
+def test_worker_that_is_killed_ends_the_job(tmp_path: Path) -> None:
+    job = start(tmp_path, seconds=0.5, announce=True)
+    worker = tmp_path / "worker"
+    wait_for(lambda: worker.exists() and worker.read_text())
+    os.kill(int(worker.read_text()), signal.SIGKILL)
+    result = job.wait(LIMIT)
+    assert not result.timed_out
+    assert not result.left_behind
+    assert result.returncode != 0
+    assert re.search(r"chainermn: rank \d of 2 on .* failed", result.stderr)
+    assert "was killed by SIGKILL" in result.stderr
