@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         multi_node_optimizer,
         nccl,
         optimizers,
+        progress,
     )
     from chainermn.communicators import CommunicatorBase, create_communicator
     from chainermn.datasets import (
@@ -71,6 +72,7 @@ __all__ = [
     "multi_node_optimizer",
     "nccl",
     "optimizers",
+    "progress",
     "scatter_dataset",
     "scatter_index",
 ]

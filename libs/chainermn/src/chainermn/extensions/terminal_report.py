@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import chainer
 from chainer.training.extensions import PrintReport, ProgressBar
+
+from chainermn.progress import is_watched
 
 _CLEAR_BELOW = "\033[J"
 
@@ -48,24 +48,6 @@ class TerminalReport(PrintReport):
         """Take the bar away."""
         if self._bar is not None:
             self._bar.finalize()
-
-
-def is_watched() -> bool:
-    """Tell whether what this process prints arrives at a terminal.
-
-    ``sys.stdout.isatty()`` cannot tell under mpiexec: MPICH's always gives its ranks a pipe,
-    and Open MPI's always a terminal. So it is mpiexec's own output that is looked at.
-    """
-    writer = pid = os.getpid()
-    try:
-        while pid > 1:
-            name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
-            if name.partition("(")[2].startswith(("mpiexec", "mpirun", "prterun")):
-                writer = pid
-            pid = int(rest.split()[1])
-        return os.readlink(f"/proc/{writer}/fd/1").startswith(("/dev/pts/", "/dev/tty"))
-    except OSError:  # not Linux
-        return sys.stdout.isatty()
 
 
 class PlainOutput:
