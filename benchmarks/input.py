@@ -19,6 +19,8 @@ from PIL import Image
 
 from benchmarks.figures import Group, Measured
 from benchmarks.harness import REPOSITORY, Settings, why_no_torch
+from chainermn.iterators import start_forkserver
+from chainermn.process.memory import keep_freed_memory
 
 TITLE = "The input pipeline of apps/imagenet"
 PIXELS, CROP = (500, 375), 224
@@ -35,10 +37,9 @@ def measure(settings: Settings) -> Iterator[Group | str]:
     """Yield groups, and what could not be measured and why."""
     sys.path.insert(0, str(REPOSITORY / "apps/imagenet"))
     import data
-    import workers
 
-    workers.start_forkserver()
-    workers.keep_memory()  # as create_communicator does in training
+    start_forkserver()
+    keep_freed_memory()  # as create_communicator does in training
     loaders: dict[str, Callable[[Any, int], Batches]] = {"ours": with_chainer}
     if not why_no_torch():
         loaders["PyTorch DataLoader"] = with_torch
@@ -118,6 +119,10 @@ def with_chainer(images: Any, n_workers: int) -> Batches:
         iterator.finalize()
 
 
+def _keep_freed_memory(_: int) -> None:
+    keep_freed_memory()  # as workers of ours do
+
+
 def with_torch(images: Any, n_workers: int) -> Batches:
     import torch
     from torch.utils.data import DataLoader
@@ -131,6 +136,7 @@ def with_torch(images: Any, n_workers: int) -> Batches:
         persistent_workers=True,
         prefetch_factor=PREFETCH,
         multiprocessing_context="forkserver",
+        worker_init_fn=_keep_freed_memory,
     )
     mean, scale = (np.array(v, np.float32)[:, None, None] for v in (MEAN, 1 / DEVIATION))
     while True:

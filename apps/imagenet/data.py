@@ -3,11 +3,10 @@
 import json
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import chainer
 import numpy as np
@@ -15,11 +14,8 @@ from chainer.dataset import DatasetMixin
 
 import chainermn
 import images
-import workers
-from chainermn.agreement import run_on_root, run_together
-from iterator import MultiprocessIterator
-
-T = TypeVar("T")
+from chainermn.agreement import run_together
+from chainermn.iterators import MultiprocessIterator
 
 # Of the side of a validation image, what is cut out of its middle: 224 of 256 pixels.
 CENTRE = 0.875
@@ -142,12 +138,6 @@ class Images(DatasetMixin):
             image = np.ascontiguousarray(image[:, :, ::-1])
         return image, np.array(label, np.int32)
 
-    def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state)
-        if workers.is_worker():
-            workers.end_with_parent()
-            workers.keep_memory()
-
     @property
     def example_bytes(self) -> int:
         """Bytes of the arrays of an example."""
@@ -172,7 +162,7 @@ class EpochOrder(chainer.iterators.OrderSampler):
         order = self.sampler(current_order % n, current_position)
         return order + n * (self.sampler.epoch - 1)
 
-    def of_epoch(self, epoch: int) -> np.ndarray:
+    def order(self, epoch: int) -> np.ndarray:
         """Return the order of an epoch, counted from 0."""
         return self.sampler.order(epoch) + self.sampler.n * epoch
 
@@ -241,31 +231,14 @@ class ToBatch(chainer.dataset.Converter):
         self.skipped += len(unreadable)
 
 
-def together(comm: chainermn.CommunicatorBase, act: Callable[[], T]) -> T:
-    """Return ``act()``; if it fails on any rank because of a bad input, end the job.
+def check_files(listed: ImageList, root: str | Path, comm: chainermn.CommunicatorBase) -> None:
+    """Look for some of the files on every host.
 
     Raises
     ------
-    SystemExit
-        On every rank. Rank 0 prints the error.
+    FileNotFoundError, RuntimeError
+        On all ranks, if one is missing on any host.
     """
-    return _or_end(comm, lambda: run_together(comm, "input", act))
-
-
-def share(comm: chainermn.CommunicatorBase, read: Callable[[], T]) -> T:
-    """Return on all ranks what rank 0 reads; if that fails, end the job as `together` does."""
-    return _or_end(comm, lambda: run_on_root(comm, 0, "input", read))
-
-
-def _or_end(comm: chainermn.CommunicatorBase, act: Callable[[], T]) -> T:
-    try:
-        return act()
-    except (OSError, ValueError, RuntimeError) as error:
-        raise SystemExit(f"error: {error}" if comm.rank == 0 else 1) from None
-
-
-def check_files(listed: ImageList, root: str | Path, comm: chainermn.CommunicatorBase) -> None:
-    """Look for some of the files on every host; if one is missing on any, end the job."""
     some = np.linspace(0, len(listed) - 1, min(len(listed), 20)).astype(int)
 
     def check() -> None:
@@ -276,7 +249,7 @@ def check_files(listed: ImageList, root: str | Path, comm: chainermn.Communicato
                     "images under the same path; --root is what the paths of the lists start from"
                 )
 
-    together(comm, check)
+    run_together(comm, "images", check)
 
 
 def read_statistics(path: Path) -> dict[str, list[float]]:

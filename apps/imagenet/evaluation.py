@@ -6,7 +6,9 @@ from pathlib import Path
 import chainer
 import chainer.functions as F
 import numpy as np
-from chainer.training import extensions
+from chainer.training import Extension, extensions
+
+import chainermn
 
 
 class TopKEvaluator(extensions.Evaluator):
@@ -65,6 +67,30 @@ class TopKEvaluator(extensions.Evaluator):
         }
         # With their weights: a batch may have lost images that cannot be read.
         chainer.report({key: (mean, len(t)) for key, mean in means.items()}, classifier)
+
+
+class ConfusionPicture(Extension):
+    """Draws the confusion matrix of all ranks after each evaluation, on rank 0.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    evaluator : TopKEvaluator
+        Of this rank.
+    names : sequence of str
+        Of the classes.
+    """
+
+    def __init__(
+        self, comm: chainermn.CommunicatorBase, evaluator: TopKEvaluator, names: Sequence[str]
+    ) -> None:
+        self.comm, self.evaluator, self.names = comm, evaluator, names
+
+    def __call__(self, trainer: chainer.training.Trainer) -> None:
+        """Draw. Collective."""
+        confusion = self.comm.allreduce_obj(self.evaluator.confusion)
+        if self.comm.rank == 0:
+            draw_confusion(confusion, self.names, Path(trainer.out, "confusion.png"))
 
 
 def draw_confusion(confusion: np.ndarray, names: Sequence[str], path: Path) -> None:

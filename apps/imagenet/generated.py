@@ -4,12 +4,14 @@ import json
 import math
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 import chainermn
+from chainermn.agreement import run_together
 from data import Sums
 
 CLASSES = (
@@ -38,12 +40,20 @@ def provide(root: Path, comm: chainermn.CommunicatorBase) -> None:
     root : path
         Gets ``train.txt``, ``val.txt``, ``classes.txt``, ``mean.json`` and the images.
     comm : CommunicatorBase
+
+    Raises
+    ------
+    OSError, RuntimeError
+        On all ranks, if it cannot be written on any host.
     """
-    for is_my_turn in (comm.rank == 0, comm.intra_rank == 0):
+
+    def draw_if_absent(is_my_turn: bool) -> None:
         if is_my_turn and not root.exists():
             print(f"drawing {TRAIN + VALIDATION} images into {root.resolve()}", flush=True)
             create(root, TRAIN, VALIDATION)
-        comm.allgather_obj(None)
+
+    for is_my_turn in (comm.rank == 0, comm.intra_rank == 0):
+        run_together(comm, "drawing images", partial(draw_if_absent, is_my_turn))
 
 
 def create(root: Path, n_train: int, n_validation: int, seed: int = SEED) -> None:

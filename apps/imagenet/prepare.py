@@ -12,7 +12,7 @@ from pathlib import Path
 
 import chainermn
 import images
-import terminal
+from chainermn.progress import Progress
 from data import ImageList, Sums
 
 SYNSET = re.compile(r"n\d{8}")
@@ -182,7 +182,7 @@ def add_up(
     """
     begin, end = chainermn.scatter_index(len(listed), comm, force_equal_length=False)
     sums, unreadable = Sums(), []
-    show = terminal.Progress(end - begin, "mean colour") if comm.rank == 0 else None
+    show = Progress(end - begin, "mean colour") if comm.rank == 0 else None
     choose = partial(images.centre_box, share=1)
     for i in range(begin, end):
         path = root / listed[i][0]

@@ -340,7 +340,7 @@ def test_weights_of_chainers_example_load_and_compute_what_they_do_there(
     path: Path = tmp_path / "weights.npz"
     np.savez(path, **arrays)
     model = app.models.ARCHITECTURES[name]()
-    app.snapshots.load_weights(path, model)
+    app.weights.load_weights(path, model)
     path.unlink()  # alex has 250 MB
     for key, parameter in model.namedparams():
         np.testing.assert_array_equal(parameter.array, arrays[key[1:]], err_msg=key)

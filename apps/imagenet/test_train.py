@@ -9,11 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from chainer.backends import cuda
 from PIL import Image
@@ -56,7 +54,7 @@ def assert_equal_models(out: Path, other: Path) -> None:
 
 def parse(app, monkeypatch, *arguments: str):
     monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
-    return app.train.parse_arguments()
+    return app.options.parse_arguments()
 
 
 def test_options_are_those_of_the_original_example(app, monkeypatch):
@@ -82,9 +80,11 @@ def test_options_are_those_of_the_original_example(app, monkeypatch):
         (["a"], "expected two lists, TRAIN and VAL, got 1"),
         (["a", "b", "c"], "expected two lists, TRAIN and VAL, got 3"),
         (["--val", "b"], "--train and --val belong together"),
+        (["--finetune"], "--finetune needs the weights to begin with: --initmodel FILE"),
+        (["--ema", "0.9", "--mixed16"], "--ema averages weights in float32"),
     ],
 )
-def test_lists_are_given_in_one_of_two_ways(arguments, message, app, monkeypatch, capsys):
+def test_arguments_that_do_not_go_together(arguments, message, app, monkeypatch, capsys):
     with pytest.raises(SystemExit) as caught:
         parse(app, monkeypatch, *arguments)
     assert caught.value.code == 2
@@ -95,6 +95,7 @@ def test_lists_are_given_in_one_of_two_ways(arguments, message, app, monkeypatch
 
 # Small enough to train in seconds, and large enough to see that something is learnt.
 SHORT = ["--epoch", "3", "--batchsize", "20", "--lr", "0.8", "--loaderjob", "1", "--seed", "1"]
+SHORT += ["--checkpoint", "4"]
 
 
 @pytest.fixture(scope="module")
@@ -136,8 +137,9 @@ def test_validation_is_exact_though_ranks_do_not_divide_it(two_ranks):
 
 def test_what_is_written(two_ranks):
     _, out = two_ranks
-    snapshots = [f"snapshot_epoch_{epoch}" for epoch in (1, 2, 3)]
-    expected = [*PICTURES, *snapshots, "log", "model.json", "model.npz"]
+    snapshots = [f"snapshot_iter_{iteration}.0" for iteration in (40, 44, 45)]
+    networks = ["best.json", "best.npz", "model.json", "model.npz"]
+    expected = [*PICTURES, *snapshots, *networks, "log", "run.json"]
     assert sorted(path.name for path in out.iterdir()) == sorted(expected)
     for name in PICTURES:
         with Image.open(out / name) as picture:
@@ -146,13 +148,14 @@ def test_what_is_written(two_ranks):
 
 def test_only_rank_0_prints_and_plainly_where_no_terminal_is(two_ranks):
     job, out = two_ranks
-    first, header, *rows, summary, files = job.stdout.splitlines()
+    first, header, *rows, summary, best, files = job.stdout.splitlines()
     assert first == "ranks: 2, hosts: 1, communicator: SingleNodeCommunicator"
     assert header.split()[:2] == ["epoch", "main/loss"]
     assert header.split()[-3:] == ["images/s", "minutes", "left"]
     assert [row.split()[0] for row in rows] == ["1", "2", "3"]
     assert re.fullmatch(r"\d+\.\d\d% of the validation images .* after 3 epochs", summary)
-    assert files.startswith(f"curves, log and network: {out}/{{accuracy.png,")
+    assert re.fullmatch(r"the best: \d+\.\d\d% after epoch \d", best)
+    assert files.startswith(f"curves, log and networks: {out}/{{accuracy.png,")
     assert "\033" not in job.stdout
 
 
@@ -211,18 +214,18 @@ def killed(drawn, tmp_path_factory) -> Path:
     kills_itself.write_text(KILLS_ITSELF)
     options = [*lists(drawn), "--out", folder / "result", "--arch", "small", *SHORT]
     for last in (10, 31):
-        program = [kills_itself, last, HERE / "train.py", *options, "--checkpoint", "4"]
+        program = [kills_itself, last, HERE / "train.py", *options]
         job = Job(2, list(map(str, program)), cwd=folder).wait(LIMIT)
         assert job.returncode != 0 and not job.timed_out and not job.left_behind, job
-        assert ("going on after iteration 8\n" in job.stdout) == (last == 31), job
+        assert ("going on after iteration 8, epoch 0, from " in job.stdout) == (last == 31), job
     return folder / "result"
 
 
 def test_killed_and_started_again_is_as_if_undisturbed(two_ranks, killed, train, drawn, tmp_path):
     _, undisturbed = two_ranks
     out = shutil.copytree(killed, tmp_path / "result")
-    job = train(2, drawn, out, *SHORT, "--checkpoint", "4")
-    assert "going on after iteration 28\n" in job.stdout
+    job = train(2, drawn, out, *SHORT)
+    assert "going on after iteration 30, epoch 2, from " in job.stdout
     assert_equal_models(out, undisturbed)
     times = ("elapsed_time", "images/s", "minutes left")
     assert [{k: v for k, v in row.items() if k not in times} for row in read_log(out)] == [
@@ -230,40 +233,92 @@ def test_killed_and_started_again_is_as_if_undisturbed(two_ranks, killed, train,
     ]
 
 
-def test_resumed_from_a_snapshot_it_is_as_if_undisturbed(
+def test_resumed_from_a_given_snapshot_it_is_as_if_undisturbed(
     two_ranks, killed, train, drawn, tmp_path
 ):
     _, undisturbed = two_ranks
     out = shutil.copytree(killed, tmp_path / "result")
-    assert (out / "small-2.0.28").exists()  # newer than the snapshot
-    options = [*SHORT, "--checkpoint", "4", "--resume", out / "snapshot_epoch_1"]
+    assert (out / "snapshot_iter_30.0").exists()  # newer than the one that is given
+    options = [*SHORT, "--resume", out / "snapshot_iter_24.0"]
     job = train(2, drawn, out, *options)
-    assert re.findall(r"going on after iteration (\d+)", job.stdout) == ["15"]
+    assert re.findall(r"going on after iteration (\d+)", job.stdout) == ["24"]
     assert_equal_models(out, undisturbed)
 
 
-def test_resumed_with_another_number_of_ranks(two_ranks, train, drawn, tmp_path):
-    snapshot = two_ranks[1] / "snapshot_epoch_2"
-    out = tmp_path / "result"
-    job = train(3, drawn, out, *SHORT, "--resume", snapshot)
-    assert "going on after iteration 30\n" in job.stdout
-    log, before = read_log(out), read_log(two_ranks[1])
-    assert log[:2] == before[:2]
-    assert [row["iteration"] for row in log] == [15, 30, 40]
-    assert log[2]["main/loss"] < log[0]["main/loss"]
+def test_finished_run_goes_on_with_another_number_of_ranks(two_ranks, train, drawn, tmp_path):
+    out = shutil.copytree(two_ranks[1], tmp_path / "result")
+    job = train(3, drawn, out, *SHORT)
+    assert "Training has ended there, after 3 epochs: ask for more to train on" in job.stdout
+    assert read_log(out) == read_log(two_ranks[1])
+    job = train(3, drawn, out, *SHORT, "--epoch", "4")
+    assert "going on after iteration 45, epoch 3, from " in job.stdout
+    assert [row["iteration"] for row in read_log(out)] == [15, 30, 45, 55]
+
+
+def test_evaluation_without_training(two_ranks, train, drawn, tmp_path):
+    best = json.loads((two_ranks[1] / "best.json").read_text())
+    log = read_log(two_ranks[1])
+    top5 = log[best["epoch"] - 1]["validation/main/top5"]
+    expected = f"{best['value']:.2%} of the validation images recognised, {top5:.2%} among"
+    out = shutil.copytree(two_ranks[1], tmp_path / "result")
+    for ranks, options in ((1, []), (3, [two_ranks[1] / "best.npz"])):
+        job = train(ranks, drawn, out, "--loaderjob", "0", "--evaluate", *options)
+        assert job.stdout.splitlines()[1].startswith(expected)
+    assert read_log(out) == log
+
+
+def test_fine_tuning_with_another_number_of_classes(two_ranks, train, drawn, tmp_path):
+    """Three of the classes, with the first layers as they were and a new head."""
+    names = (drawn / "classes.txt").read_text().splitlines()[:3]
+    for part in ("train", "val"):
+        lines = (drawn / f"{part}.txt").read_text().splitlines(keepends=True)
+        few = [line for line in lines if int(line.split()[1]) < len(names)]
+        (tmp_path / f"{part}.txt").write_text("".join(few))
+    begun = two_ranks[1] / "model.npz"
+    options = ["--train", tmp_path / "train.txt", "--val", tmp_path / "val.txt"]
+    options += ["--mean", drawn / "mean.json", "--initmodel", begun, "--finetune"]
+    options += [
+        "--freeze",
+        "conv1",
+        "bn1",
+        "--epoch",
+        "1",
+        "--batchsize",
+        "10",
+        "--loaderjob",
+        "0",
+    ]
+    options += ["--ema", "0.9", "--clip", "1", "--tensorboard"]
+    job = train(2, drawn, tmp_path / "result", *options)
+    assert f"24 arrays of {begun} loaded; new: fc/W, fc/b\n" in job.stdout
+    before, after = read_model(two_ranks[1]), read_model(tmp_path / "result")
+    assert after["fc/W"].shape == (3, 128)
+    same = {name for name in before if np.array_equal(before[name], after[name])}
+    # A counter that stays 0 is in every batch normalization.
+    assert {name for name in same if not name.endswith("/N")} == {
+        name for name in before if name.startswith(("conv1/", "bn1/")) and name != "bn1/N"
+    }
+    (events,) = (tmp_path / "result/tensorboard").iterdir()
+    assert ACCURACY.encode() in events.read_bytes()
 
 
 def test_bad_input_ends_all_ranks_with_one_message(two_ranks, train, drawn, tmp_path):
-    snapshot, model = two_ranks[1] / "snapshot_epoch_3", two_ranks[1] / "model.npz"
-    absent = tmp_path / "absent"
+    snapshot, model = two_ranks[1] / "snapshot_iter_45.0", two_ranks[1] / "model.npz"
+    absent, file = tmp_path / "absent", tmp_path / "file"
+    file.touch()
+    other = (
+        "does not have the weights of this network: it lacks mlpconv1/0/W, "
+        "mlpconv1/0/b, mlpconv1/1/W, mlpconv1/1/b, mlpconv1/2/W and 19 more; it also has"
+    )
     for options, message in (
-        (["--resume", snapshot, "--arch", "nin"], f"{snapshot} is not a snapshot of such a tr"),
-        (
-            ["--initmodel", model, "--arch", "nin"],
-            f"{model} does not have the weights of this network: it lacks mlpconv1/0/W, "
-            "mlpconv1/0/b, mlpconv1/1/W, mlpconv1/1/b, mlpconv1/2/W and 19 more; it also has",
-        ),
+        (["--resume", snapshot, "--arch", "nin"], f"{snapshot} is damaged, or does not fit"),
+        (["--initmodel", model, "--arch", "nin"], f"{model} {other}"),
+        (["--initmodel", model, "--arch", "nin", "--finetune"], f"{model} {other}"),
+        (["--evaluate", model, "--arch", "nin"], f"{model} {other}"),
+        (["--evaluate"], f"[Errno 2] No such file or directory: '{tmp_path}/result/best.npz'"),
         (["--train", absent], f"[Errno 2] No such file or directory: '{absent}'"),
+        (["--freeze", "conv9"], "--freeze: there is no layer 'conv9', but bn1, bn2, "),
+        (["--out", file / "result"], f"[Errno 20] Not a directory: '{file}/result'"),
     ):
         job = train(2, drawn, tmp_path / "result", *options, "--loaderjob", 0, fails=True)
         assert job.stderr.count("error: ") == 1, job
@@ -271,91 +326,9 @@ def test_bad_input_ends_all_ranks_with_one_message(two_ranks, train, drawn, tmp_
         assert "Traceback" not in job.stderr
 
 
-def wait_for(condition) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def ranks_of(job: Job) -> list[psutil.Process]:
-    return [p for p in job.processes() if any(part.endswith(".py") for part in p.cmdline()[1:2])]
-
-
 def test_same_without_workers_and_result_of_one_seed(two_ranks, train, drawn, tmp_path):
-    options = [*SHORT[: SHORT.index("--loaderjob")], "--seed", "1", "--loaderjob", "0"]
-    train(2, drawn, tmp_path / "result", *options)
+    train(2, drawn, tmp_path / "result", *SHORT, "--loaderjob", "0")
     assert_equal_models(tmp_path / "result", two_ranks[1])
-
-
-PROBE = """
-import sys
-sys.path.insert(0, {here!r})
-import os, time
-from pathlib import Path
-import chainermn, data, workers
-import numpy as np
-
-class Probe(data.Images):
-    def get_example(self, i):
-        if {announce}:
-            Path("worker").write_text(str(os.getpid()))
-        time.sleep({seconds})
-        return np.array(["mpi4py.MPI" in sys.modules, workers.is_worker()], np.uint8)
-
-if __name__ == "__main__":
-    workers.start_forkserver()
-    comm = chainermn.create_communicator()
-    probe = Probe(data.ImageList([("a", 0)] * 40), ".", 8)
-    iterator = data.create_iterator(probe, 10, 2, repeat=False, shuffle=False)
-    if {announce}:
-        Path(f"ready.{{comm.rank}}").touch()
-    found = np.concatenate([np.stack(batch) for batch in iterator])
-    assert found.shape == (40, 2)
-    assert (found == [0, 1]).all(), found
-    iterator.finalize()
-    print("fine")
-"""
-
-
-def test_workers_do_not_load_mpi(tmp_path):
-    script = tmp_path / "probe.py"
-    script.write_text(PROBE.format(here=str(HERE), seconds=0, announce=False))
-    result = Job(2, [script], cwd=tmp_path).wait(LIMIT)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.split() == ["fine", "fine"]
-    assert not result.left_behind
-
-
-@pytest.mark.each_mpi
-# Written before the workers are started, and by a worker that is busy.
-@pytest.mark.parametrize("announcement", ["ready.0", "worker"])
-def test_workers_end_with_a_rank_that_is_killed(announcement, tmp_path):
-    script = tmp_path / "probe.py"
-    script.write_text(PROBE.format(here=str(HERE), seconds=600, announce=True))
-    job = Job(2, [script], cwd=tmp_path)
-    wait_for((tmp_path / announcement).exists)
-    os.kill(ranks_of(job)[0].pid, signal.SIGKILL)
-    result = job.wait(LIMIT)
-    assert not result.timed_out
-    assert not result.left_behind
-    assert result.returncode != 0
-
-
-@pytest.mark.each_mpi
-def test_worker_that_is_killed_ends_the_job(tmp_path):
-    script = tmp_path / "probe.py"
-    script.write_text(PROBE.format(here=str(HERE), seconds=0.5, announce=True))
-    job = Job(2, [script], cwd=tmp_path)
-    worker = tmp_path / "worker"
-    wait_for(lambda: worker.exists() and worker.read_text())
-    os.kill(int(worker.read_text()), signal.SIGKILL)
-    result = job.wait(LIMIT)
-    assert not result.timed_out
-    assert not result.left_behind
-    assert result.returncode != 0
-    assert re.search(r"chainermn: rank \d of 2 on .* failed", result.stderr)
-    assert "was killed by SIGKILL" in result.stderr
 
 
 def test_first_epochs_on_one_rank_with_other_options(train, drawn, tmp_path):

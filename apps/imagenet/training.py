@@ -1,12 +1,15 @@
-"""What a step of training is: its loss, its learning rate, its random numbers."""
+"""What a step of training is: its loss, its learning rate, and which weights it changes."""
 
+import copy
 import math
-import time
+from collections.abc import Iterable
 
 import chainer
 import chainer.functions as F
+import chainer.links as L
 import numpy as np
-from chainer.training import Extension, StandardUpdater, Trainer
+from chainer.optimizer_hooks import WeightDecay
+from chainer.training import Extension, Trainer
 
 # As GoogLeNet's paper weights its auxiliary classifiers.
 AUXILIARY_WEIGHT = 0.3
@@ -60,39 +63,6 @@ class Classifier(chainer.Chain):
         return (1 - self.smoothing) * loss - self.smoothing * F.mean(log_p)
 
 
-class Updater(StandardUpdater):
-    """Updater whose random numbers depend on nothing but the seed, the rank and the iteration.
-
-    So a run that goes on from a snapshot drops out the same units as one never interrupted.
-
-    Parameters
-    ----------
-    iterator, optimizer, converter, device
-        As for Chainer's.
-    seed, rank : int
-    """
-
-    def __init__(
-        self,
-        iterator: chainer.dataset.Iterator,
-        optimizer: chainer.Optimizer,
-        converter: object,
-        device: chainer.backend.Device,
-        seed: int,
-        rank: int,
-    ) -> None:
-        super().__init__(iterator, optimizer, converter=converter, device=device)
-        self.seed, self.rank = seed, rank
-
-    def update(self) -> None:
-        """Take a step; report its ``seconds``."""
-        start = time.perf_counter()
-        number = np.random.SeedSequence([self.seed, self.rank, self.iteration]).generate_state(1)
-        self.device.xp.random.seed(int(number[0]))
-        super().update()
-        chainer.report({"seconds": time.perf_counter() - start})
-
-
 class LearningRate(Extension):
     """Sets the learning rate of every step: a warm-up, then the schedule.
 
@@ -130,3 +100,105 @@ class LearningRate(Extension):
     def __call__(self, trainer: Trainer) -> None:
         """Set the rate of the next step."""
         trainer.updater.get_optimizer("main").lr = self.at(trainer.updater.epoch_detail)
+
+
+class EpochOrInterval:
+    """Trigger of the ends of epochs, and of every so many iterations.
+
+    Unlike Chainer's own it has no state, so what it triggers may have another one in a snapshot.
+
+    Parameters
+    ----------
+    iterations : int
+    """
+
+    def __init__(self, iterations: int) -> None:
+        self.iterations = iterations
+
+    def __call__(self, trainer: Trainer) -> bool:
+        """Tell whether it is time."""
+        updater = trainer.updater
+        return updater.is_new_epoch or updater.iteration % self.iterations == 0
+
+
+class MovingAverage(Extension):
+    """Averages the weights of all steps, the latest most (Polyak and Juditsky, 1992).
+
+    At the beginning, when the weights change fast, the average is taken over fewer steps. What
+    batch normalization has counted is taken over as it is.
+
+    Parameters
+    ----------
+    average : chainer.Link
+        Gets the averaged weights.
+    network : chainer.Link
+        The same network, which is trained.
+    decay : float
+        How much of the average stays in each step, such as 0.999.
+    """
+
+    trigger = 1, "iteration"
+    priority = chainer.training.PRIORITY_WRITER  # after AllreducePersistent
+
+    def __init__(self, average: chainer.Link, network: chainer.Link, decay: float) -> None:
+        self.average, self.network, self.decay = average, network, decay
+
+    def __call__(self, trainer: Trainer) -> None:
+        """Add the weights of a step."""
+        steps = trainer.updater.iteration - 1
+        new = 1 - min(self.decay, steps / (steps + 9))
+        for mean, one in zip(self.average.params(), self.network.params(), strict=True):
+            if one.array is not None:
+                if mean.array is None:  # until the first step, a layer may not know its input
+                    mean.initialize(one.shape)
+                mean.array += new * (one.array - mean.array)
+        for mean, one in zip(self.average.links(), self.network.links(), strict=True):
+            for name in one._persistent:
+                setattr(mean, name, copy.copy(getattr(one, name)))
+
+    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
+        """Load or save the average."""
+        self.average.serialize(serializer["average"])
+
+
+class _Still(chainer.LinkHook):
+    """Lets a layer compute as in evaluation, also while others are trained."""
+
+    name = "Still"
+
+    def forward_preprocess(self, args: object) -> None:
+        self.train, chainer.config.train = chainer.config.train, False
+
+    def forward_postprocess(self, args: object) -> None:
+        chainer.config.train = self.train
+
+
+def freeze(network: chainer.Chain, layers: Iterable[str]) -> None:
+    """Leave layers as they are, and what batch normalization has counted in them.
+
+    Parameters
+    ----------
+    network : chainer.Chain
+    layers : iterable of str
+        Names of its layers, or of groups of these.
+
+    Raises
+    ------
+    ValueError
+        If the network has no such layer.
+    """
+    known = {child.name: child for child in network.children()}
+    for layer in layers:
+        if layer not in known:
+            raise ValueError(f"--freeze: there is no layer {layer!r}, but {', '.join(known)}")
+        known[layer].disable_update()
+        for link in known[layer].links():
+            if isinstance(link, L.BatchNormalization):
+                link.add_hook(_Still())
+
+
+def add_weight_decay(model: chainer.Link, rate: float) -> None:
+    """Let weights decay, but not biases, nor the scales of batch normalization."""
+    for name, parameter in model.namedparams():
+        if name.endswith("/W"):
+            parameter.update_rule.add_hook(WeightDecay(rate))

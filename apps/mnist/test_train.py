@@ -287,7 +287,7 @@ def test_finished_run_is_extended_with_more_epochs(two_ranks, tmp_path):
     out = tmp_path / "result"
     train(2, out, "--epoch", "2")
     again = train(2, out, "--epoch", "2")
-    assert "All of its 2 epochs are over: ask for more to train on" in again.stdout
+    assert "Training has ended there, after 2 epochs: ask for more to train on" in again.stdout
     train(2, out, "--epoch", "6")
     assert_equal_networks(out / "model.npz", whole / "model.npz")
     # From a snapshot of another folder, and with another number of ranks.

@@ -389,8 +389,8 @@ def test_resume_from_a_given_file(
     assert snapshot.resume(trainer, shared_tmp_path / "old/snapshot_iter_3.0")
     assert trainer.updater.iteration == 3
     ending = (
-        ". All of its 3 iterations are over: ask for more to train on, or use another folder than "
-        f"{shared_tmp_path}/new to begin anew\n"
+        ". Training has ended there, after 3 iterations: ask for more to train on, or use another "
+        f"folder than {shared_tmp_path}/new to begin anew\n"
     )
     assert capsys.readouterr().out.endswith(ending) == (comm.rank == 0)
 

@@ -341,6 +341,6 @@ def _if_finished(trainer: chainer.training.Trainer) -> str:
         return ""
     plural = unit if length == 1 else f"{unit}s"
     return (
-        f". All of its {length} {plural} are over: ask for more to train on, or use another "
-        f"folder than {trainer.out} to begin anew"
+        f". Training has ended there, after {length} {plural}: ask for more to train on, or use "
+        f"another folder than {trainer.out} to begin anew"
     )

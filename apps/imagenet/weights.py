@@ -1,16 +1,12 @@
-"""Files to begin with: weights of a network, and snapshots of a training."""
+"""Weights to begin with: those of another training, all of them or all but the head."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import chainer
 import numpy as np
 
-from data import EpochOrder
 
-ITERATOR = "updater/iterator:main"
-
-
-def load_weights(path: str, network: chainer.Link) -> None:
+def load_weights(path: str, network: chainer.Link, but: Iterable[str] = ()) -> list[str]:
     """Load a file that has the weights of a network, all of them and nothing else.
 
     Parameters
@@ -18,13 +14,20 @@ def load_weights(path: str, network: chainer.Link) -> None:
     path : str
         NPZ file that `chainer.serializers.save_npz` has written.
     network : chainer.Link
+    but : iterable of str
+        Names of weights that are not loaded, and may have other shapes.
+
+    Returns
+    -------
+    list of str
+        The names that were loaded.
 
     Raises
     ------
     OSError, ValueError
         If the file cannot be read, or has other names or shapes.
     """
-    arrays = _read(path)
+    arrays, left_out = _read(path), set(but)
     own = chainer.serializers.npz.serialize(network)
     # A layer that does not know its input yet has no array.
     shapes = {name: np.shape(array) for name, array in own.items() if array is not None}
@@ -34,44 +37,21 @@ def load_weights(path: str, network: chainer.Link) -> None:
         "of other shapes are": (
             f"{name} {arrays[name].shape}, not {shape}"
             for name, shape in shapes.items()
-            if name in arrays and arrays[name].shape != shape
+            if name in arrays and name not in left_out and arrays[name].shape != shape
         ),
     }
     found = [f"{fault} {text}" for fault, names in faults.items() if (text := _some(names))]
     if found:
         raise ValueError(f"{path} does not have the weights of this network: {'; '.join(found)}")
+    arrays |= {name: own[name] for name in left_out}
     chainer.serializers.NpzDeserializer(arrays).load(network)
+    return sorted(own.keys() - left_out)
 
 
-def load_snapshot(path: str, trainer: chainer.training.Trainer, orders: EpochOrder) -> None:
-    """Let a trainer go on from a snapshot, which any number of ranks may have trained.
-
-    The snapshot is that of rank 0, whose images are not those of this rank.
-
-    Parameters
-    ----------
-    path : str
-    trainer : chainer.training.Trainer
-    orders : EpochOrder
-        Of this rank.
-
-    Raises
-    ------
-    OSError, ValueError
-        If the file cannot be read, or is not a snapshot of such a trainer.
-    """
-    arrays = _read(path)
-    try:
-        order = orders.of_epoch(int(arrays[f"{ITERATOR}/epoch"]))
-        position = arrays[f"{ITERATOR}/current_position"]
-        position = position * len(order) // len(arrays[f"{ITERATOR}/order"])
-        arrays |= {f"{ITERATOR}/order": order, f"{ITERATOR}/current_position": position}
-        chainer.serializers.NpzDeserializer(arrays).load(trainer)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path} is not a snapshot of such a training ({type(error).__name__}: {error}). "
-            "--arch and the number of classes must be those that it was written with"
-        ) from None
+def head_of(architecture: Callable[[int], chainer.Link]) -> set[str]:
+    """Return the names of the weights whose shapes depend on the number of classes."""
+    one, other = (chainer.serializers.npz.serialize(architecture(n)) for n in (2, 3))
+    return {name for name in one if np.shape(one[name]) != np.shape(other[name])}
 
 
 def _read(path: str) -> dict[str, np.ndarray]:

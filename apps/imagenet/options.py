@@ -1,0 +1,116 @@
+"""What can be typed after train.py, and what of it changes the result."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from models import ARCHITECTURES
+
+# With these another value goes on with the same run; the rest are its settings. What the lists
+# contain is compared instead of their names.
+NO_SETTINGS = {
+    "lists",
+    "train",
+    "val",
+    "root",
+    "mean",
+    "classes",
+    "drawn",
+    "val_batchsize",
+    "epoch",
+    "communicator",
+    "gpu",
+    "loaderjob",
+    "skip_unreadable",
+    "out",
+    "resume",
+    "evaluate",
+    "tensorboard",
+    "test",
+}
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("lists", metavar="TRAIN VAL", nargs="*", help="the same as --train TRAIN --val VAL")
+    add("--train", metavar="LIST", help="file of lines 'path label'; by default, drawn images")
+    add("--val", metavar="LIST", help="the same, of the images to validate with")
+    add("--root", "-R", metavar="DIR", type=Path, help="what the paths of the lists start from")
+    mean = "mean.json, or mean image (.npy) whose means of colours count; default: beside TRAIN"
+    add("--mean", "-m", metavar="FILE", type=Path, help=mean)
+    add("--classes", metavar="FILE", type=Path, help="names; default: classes.txt beside TRAIN")
+    add("--arch", "-a", choices=sorted(ARCHITECTURES), help="default: small or resnet50")
+    add("--batchsize", "-B", type=int, default=32, help="images of a process in one step")
+    add("--val_batchsize", "-b", type=int, default=250, help="and in validation")
+    add("--epoch", "-E", "-e", type=int, help="passes through the data; default: 20 or 90")
+    add("--lr", type=float, help="learning rate for 256 images a step; default: 0.4 or 0.1")
+    add("--warmup", type=float, help="epochs in which it rises; default: 1 or 5")
+    add("--schedule", choices=["cosine", "step"], default="cosine", help="how it falls then")
+    add("--weight-decay", type=float, default=1e-4, help="default: %(default)s")
+    add("--label-smoothing", type=float, default=0.1, help="default: %(default)s")
+    add("--least-area", type=float, help="least share of an image that is cut out at random")
+    add("--mixed16", action="store_true", help="compute in float16, with float32 parameters")
+    add("--mnbn", action="store_true", help="batch normalization over the batches of all ranks")
+    add("--communicator", help="default: chosen for the hosts and GPUs at hand")
+    add("--gpu", "-g", action="store_true", help="train on GPU")
+    add("--loaderjob", "-j", type=int, help="processes that read images, of a rank; 0: itself")
+    add("--skip-unreadable", action="store_true", help="do not end at images that are damaged")
+    add("--seed", type=int, default=0, help="of the first weights and of all shuffling")
+    add("--out", "-o", metavar="DIR", default="result", help="for log, pictures and snapshots")
+    add("--initmodel", "-i", metavar="FILE", help="start from the weights in this model.npz")
+    add("--finetune", action="store_true", help="of --initmodel, leave out the head")
+    add("--freeze", metavar="LAYER", nargs="+", default=[], help="layers that stay as they are")
+    add("--clip", type=float, metavar="NORM", help="largest norm of the mean gradient")
+    add("--ema", type=float, metavar="DECAY", help="evaluate and keep averaged weights")
+    add("--resume", "-r", metavar="FILE", help="go on from this snapshot, not the newest in OUT")
+    add("--checkpoint", type=int, default=1000, metavar="N", help="iterations, of a snapshot")
+    evaluate = "do not train, evaluate these weights; default: best.npz in OUT"
+    add("--evaluate", metavar="FILE", nargs="?", const="", help=evaluate)
+    add("--tensorboard", action="store_true", help="also write the log for TensorBoard")
+    add("--test", action="store_true", help="only ten iterations, to see whether all is well")
+    args = parser.parse_intermixed_args()
+    if args.lists:
+        if args.train or args.val:
+            parser.error("give the lists either as TRAIN VAL or as --train TRAIN --val VAL")
+        if len(args.lists) != 2:
+            parser.error(f"expected two lists, TRAIN and VAL, got {len(args.lists)}")
+        args.train, args.val = args.lists
+    if (args.train is None) != (args.val is None):
+        parser.error("--train and --val belong together")
+    if args.finetune and not args.initmodel:
+        parser.error("--finetune needs the weights to begin with: --initmodel FILE")
+    if args.ema is not None and args.mixed16:
+        parser.error("--ema averages weights in float32, which --mixed16 does not have")
+    drawn = args.train is None
+    defaults = {
+        "root": Path("generated") if drawn else Path(),
+        "arch": "small" if drawn else "resnet50",
+        "epoch": 20 if drawn else 90,
+        "lr": 0.4 if drawn else 0.1,
+        "warmup": 1 if drawn else 5,
+        "least_area": 0.6 if drawn else 0.08,
+    }
+    for name, default in defaults.items():
+        if getattr(args, name) is None:
+            setattr(args, name, default)
+    if drawn:
+        args.train, args.val = args.root / "train.txt", args.root / "val.txt"
+    args.drawn = drawn
+    return args
+
+
+def settings_of(args: argparse.Namespace, about: dict[str, Any], n_images: int) -> dict[str, Any]:
+    """Return what changes the result of a run.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+    about : dict
+        What has to be known to use the network.
+    n_images : int
+        To train on.
+    """
+    chosen = {name: value for name, value in vars(args).items() if name not in NO_SETTINGS}
+    seen = {name: about[name] for name in ("insize", "mean", "deviation")}
+    return {**chosen, **seen, "classes": len(about["classes"]), "images": n_images}
