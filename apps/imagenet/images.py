@@ -13,6 +13,15 @@ Chooser = Callable[[int, int], Box]  # from width and height to the box to cut o
 # A photograph of ILSVRC2012 has half a million pixels; a file of a few bytes can claim billions.
 Image.MAX_IMAGE_PIXELS = 200_000_000
 
+# Pillow recognises them, but decodes none.
+WITHOUT_DECODER = {"BUFR", "GRIB", "HDF5", "MPEG"}
+
+
+def endings() -> set[str]:
+    """Return what names of the files that Pillow reads end with, such as ``.jpg``."""
+    formats = Image.registered_extensions()
+    return {e for e, f in formats.items() if f in Image.OPEN and f not in WITHOUT_DECODER}
+
 
 def read_image(path: str | Path, size: int, choose: Chooser) -> np.ndarray:
     """Read a part of an image, scaled to a square.

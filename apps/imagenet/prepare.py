@@ -1,171 +1,90 @@
 #!/usr/bin/env python3
-"""Make the lists, the names of the classes and the mean colour of ILSVRC2012."""
+"""Make the lists, the names of the classes and the mean colour of a folder of images.
+
+The folder has train/CLASS/* and val/CLASS/*, or is one of ILSVRC2012, or has only folders of
+classes, of which --hold-out takes a share to validate with. Or it has the IDX files of MNIST or
+Fashion-MNIST, whose images are written into --out.
+"""
 
 import argparse
-import csv
 import json
 import os
-import re
+import shlex
 import socket
 from functools import partial
 from pathlib import Path
 
 import chainermn
+import idx
 import images
+import layouts
+from chainermn.agreement import exit_together, run_on_root, run_together
 from chainermn.progress import Progress
 from data import ImageList, Sums
-
-SYNSET = re.compile(r"n\d{8}")
-ENDINGS = {".jpeg", ".jpg", ".png"}
-# As the archives are unpacked by most, and as those of the localization task are packed.
-PARTS = ("{}", "ILSVRC2012_img_{}", "Data/CLS-LOC/{}", "ILSVRC/Data/CLS-LOC/{}")
-GROUND_TRUTHS = (
-    "val.txt",
-    "LOC_val_solution.csv",
-    "ILSVRC2012_validation_ground_truth.txt",
-    "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt",
-)
 
 
 def main() -> None:
     args = parse_arguments()
     comm = chainermn.create_communicator()
-    if comm.rank == 0:
-        write_lists(args)
-    train = comm.bcast_obj(ImageList.read(args.out / "train.txt") if comm.rank == 0 else None)
-    sums, unreadable = add_up(train, args.ilsvrc, args.size, comm)
-    if unreadable and not args.skip_unreadable:
-        raise OSError("\n".join(["cannot read", *unreadable, "--skip-unreadable leaves them out"]))
+    on_root = partial(run_on_root, comm, 0, "prepare.py")
+    with exit_together(comm):
+        on_root(lambda: args.out.mkdir(parents=True, exist_ok=True))
+        if on_root(lambda: idx.is_in(args.folder)):
+            write = partial(idx.write_images, args.folder, args.out, comm.rank, comm.size)
+            found = run_together(comm, "prepare.py", write)
+            train, root = on_root(lambda: write_lists(found, args)), args.out
+        else:
+            train, root = on_root(lambda: write_lists(find(args), args)), args.folder
+        sums, unreadable = add_up(train, root, args.size, comm)
+        if unreadable and not args.skip_unreadable:
+            hint = "--skip-unreadable leaves them out"
+            raise OSError("\n".join(["cannot read", *unreadable, hint]))
+        on_root(lambda: write_mean(sums, len(train) - len(unreadable), args.out))
     if comm.rank == 0:
         for file in unreadable:
             print(f"skipped: {file}")
-        statistics = sums.statistics()
-        (args.out / "mean.json").write_text(json.dumps(statistics, indent=1) + "\n")
-        mean = ", ".join(f"{value:.2f}" for value in statistics["mean"])
-        print(f"mean of red, green and blue over {len(train) - len(unreadable)} images: {mean}")
-        print(f"written: {args.out.resolve()}/{{train.txt,val.txt,classes.txt,mean.json}}")
+        files = [args.out / "train.txt", args.out / "val.txt"]
+        print("next:", shlex.join(map(str, ["train.py", *files, "--root", root])))
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
-    add("ilsvrc", metavar="ILSVRC_DIR", type=Path, help="folder with the images")
-    add("--train", metavar="DIR", help="the folder of synset folders in it; looked for by default")
-    add(
-        "--val", metavar="DIR", help="the same of the validation images, or the folder of them all"
-    )
-    add("--ground-truth", metavar="FILE", type=Path, help="classes of the latter")
+    add("folder", metavar="DIR", type=Path, help="folder with the images")
+    add("--train", metavar="DIR", help="the folder of classes in it; looked for by default")
+    add("--val", metavar="DIR", help="the same to validate with, or a folder of all these images")
+    add("--ground-truth", metavar="FILE", type=Path, help="classes of the latter (ILSVRC2012)")
+    add("--hold-out", metavar="SHARE", type=float, help="of each class, validate with this share")
+    add("--seed", type=int, default=0, help="of the choice of what is held out")
+    add("--classes", metavar="FILE", type=Path, help="names, a line for each class, in order")
     add("--out", "-o", type=Path, metavar="DIR", default=Path(), help="default: current folder")
     add("--size", type=int, default=256, help="pixels of a side that images are scaled to")
     add("--skip-unreadable", action="store_true", help="do not end at images that are damaged")
     return parser.parse_args()
 
 
-def write_lists(args: argparse.Namespace) -> None:
-    """Write ``train.txt``, ``val.txt`` and ``classes.txt``."""
-    train = find(args.ilsvrc, args.train, (*(name.format("train") for name in PARTS), "."))
-    synsets = sorted(folder.name for folder in train.iterdir() if is_synset(folder))
-    if not synsets:
-        raise FileNotFoundError(f"{train} contains no folder called like n01440764")
-    numbers = {synset: number for number, synset in enumerate(synsets)}
-    lists = {"train": list_folders(train, numbers)}
+def find(args: argparse.Namespace) -> layouts.DataSet:
+    """Find the images as the options say."""
+    options = ("train", "val", "ground_truth", "hold_out", "seed")
+    return layouts.find_images(args.folder, **{name: getattr(args, name) for name in options})
 
-    validation = find(args.ilsvrc, args.val, tuple(name.format("val") for name in PARTS))
-    if any(is_synset(folder) for folder in validation.iterdir()):
-        lists["val"] = list_folders(validation, numbers)
-    else:
-        files = sorted(path for path in validation.iterdir() if path.suffix.lower() in ENDINGS)
-        truth = args.ground_truth or find(args.ilsvrc, None, GROUND_TRUTHS)
-        labels = read_ground_truth(truth, [path.name for path in files], numbers)
-        lists["val"] = list(zip(files, labels, strict=True))
 
-    args.out.mkdir(parents=True, exist_ok=True)
-    for part, pairs in lists.items():
-        lines = [f"{path.relative_to(args.ilsvrc).as_posix()} {label}\n" for path, label in pairs]
+def write_lists(found: layouts.DataSet, args: argparse.Namespace) -> ImageList:
+    """Write ``train.txt``, ``val.txt`` and ``classes.txt``; return the training images."""
+    names = found.classes
+    if args.classes:
+        names = args.classes.read_text(encoding="utf-8").splitlines()
+        if len(names) != len(found.classes):
+            raise ValueError(
+                f"{args.classes} has {len(names)} lines for {len(found.classes)} classes"
+            )
+    (args.out / "classes.txt").write_text("\n".join(names) + "\n", encoding="utf-8")
+    for part, pairs in (("train", found.train), ("val", found.val)):
+        relative = ((os.path.relpath(path, found.root), label) for path, label in pairs)
+        lines = [f"{Path(path).as_posix()} {label}\n" for path, label in relative]
         (args.out / f"{part}.txt").write_bytes(os.fsencode("".join(lines)))
-        print(f"{part}: {len(lines)} images", flush=True)
-    (args.out / "classes.txt").write_text("\n".join(synsets) + "\n")
-
-
-def find(folder: Path, given: str | None, usual: tuple[str, ...]) -> Path:
-    """Return what the user names in the folder, or else what has a usual name there."""
-    for name in usual if given is None else (given,):
-        if (folder / name).exists():
-            return folder / name
-    raise FileNotFoundError(
-        f"{folder} contains none of {', '.join(usual if not given else [given])}"
-    )
-
-
-def is_synset(folder: Path) -> bool:
-    return bool(SYNSET.fullmatch(folder.name)) and folder.is_dir()
-
-
-def list_folders(parent: Path, numbers: dict[str, int]) -> list[tuple[Path, int]]:
-    pairs = []
-    for folder in sorted(filter(is_synset, parent.iterdir())):
-        if folder.name not in numbers:
-            raise ValueError(f"{folder} is none of the classes of the training images")
-        files = sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS)
-        pairs += [(path, numbers[folder.name]) for path in files]
-    return pairs
-
-
-def read_ground_truth(path: Path, names: list[str], numbers: dict[str, int]) -> list[int]:
-    """Return the classes of the validation images.
-
-    Parameters
-    ----------
-    path : path
-        ``LOC_val_solution.csv``; or a file with a line for each image, in the order of their
-        names, that ends with a synset (``n01440764``), with a number from 0 in the order of the
-        synsets, as in lines ``name number``, or is the development kit's number alone, to which
-        ``meta.mat`` beside it gives the synset (needs SciPy).
-    names : list of str
-        Of the files, in order.
-    numbers : dict
-        From synset to number of the class.
-
-    Raises
-    ------
-    ValueError
-        If a line is something else, or the file is not of these images.
-    """
-    if path.suffix == ".csv":
-        with open(path, newline="") as file:
-            rows = {row["ImageId"]: row["PredictionString"] for row in csv.DictReader(file)}
-        try:
-            return [numbers[rows[Path(name).stem].split()[0]] for name in names]
-        except KeyError as error:
-            raise ValueError(f"{path} does not fit the images: {error} is missing") from None
-    lines = [line.split() for line in path.read_text().splitlines() if line.strip()]
-    if len(lines) != len(names):
-        raise ValueError(f"{path} has {len(lines)} lines for {len(names)} images")
-    if all(len(line) > 1 for line in lines):
-        by_name = {Path(line[0]).name: line[-1] for line in lines}
-        if set(by_name) != set(names):
-            raise ValueError(f"{path} names other images than the folder has")
-        last = [by_name[name] for name in names]
-    else:
-        last = [line[0] for line in lines]
-        if all(word.isdecimal() for word in last):
-            synsets = read_development_kit(path.with_name("meta.mat"))
-            last = [synsets[int(word)] for word in last]
-    try:
-        labels = [numbers[word] if SYNSET.fullmatch(word) else int(word) for word in last]
-    except (KeyError, ValueError) as error:
-        raise ValueError(f"{path}: {error} is no class of the training images") from None
-    if not all(0 <= label < len(numbers) for label in labels):
-        raise ValueError(f"{path}: expected numbers from 0 to {len(numbers) - 1}")
-    return labels
-
-
-def read_development_kit(path: Path) -> dict[int, str]:
-    """Return the synsets by the development kit's own numbers, ``ILSVRC2012_ID``."""
-    from scipy.io import loadmat
-
-    synsets = loadmat(path, squeeze_me=True)["synsets"]
-    return {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
+        print(f"{part}: {len(lines)} images of {len(names)} classes", flush=True)
+    return ImageList.read(args.out / "train.txt")
 
 
 def add_up(
@@ -194,6 +113,15 @@ def add_up(
         if show:
             show.step()
     return comm.allreduce_obj(sums), comm.allreduce_obj(unreadable)
+
+
+def write_mean(sums: Sums, n: int, out: Path) -> None:
+    """Write ``mean.json``, the statistics of so many images."""
+    statistics = sums.statistics()
+    (out / "mean.json").write_text(json.dumps(statistics, indent=1) + "\n")
+    mean = ", ".join(f"{value:.2f}" for value in statistics["mean"])
+    print(f"mean of red, green and blue over {n} images: {mean}")
+    print(f"written: {out.resolve()}/{{train.txt,val.txt,classes.txt,mean.json}}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Lists and mean of folders laid out as ILSVRC2012."""
+"""Lists and mean of folders of images, and of files in MNIST's format."""
 
+import gzip
 import json
-from argparse import Namespace
+import shlex
 from functools import partial
 from pathlib import Path
 
@@ -89,7 +90,7 @@ NAMES = ["ILSVRC2012_val_00000001.JPEG", "ILSVRC2012_val_00000002.JPEG"]
 )
 def test_ground_truth(app, name, content, tmp_path):
     (tmp_path / name).write_text(content)
-    assert app.prepare.read_ground_truth(tmp_path / name, NAMES, NUMBERS) == [2, 0]
+    assert app.ilsvrc.read_ground_truth(tmp_path / name, NAMES, NUMBERS) == [2, 0]
 
 
 def test_ground_truth_of_the_development_kit(app, tmp_path):
@@ -98,7 +99,7 @@ def test_ground_truth_of_the_development_kit(app, tmp_path):
     rows = [(7, "n02066245"), (3, "n01440764"), (5, "n01443537")]
     scipy_io.savemat(tmp_path / "meta.mat", {"synsets": np.array(rows, kind)})
     (tmp_path / "truth.txt").write_text("7\n3\n")
-    assert app.prepare.read_ground_truth(tmp_path / "truth.txt", NAMES, NUMBERS) == [2, 0]
+    assert app.ilsvrc.read_ground_truth(tmp_path / "truth.txt", NAMES, NUMBERS) == [2, 0]
 
 
 @pytest.mark.parametrize(
@@ -113,18 +114,187 @@ def test_ground_truth_of_the_development_kit(app, tmp_path):
 def test_error_for_what_is_no_ground_truth(app, content, message, tmp_path):
     (tmp_path / "val.txt").write_text(content)
     with pytest.raises(ValueError, match=message):
-        app.prepare.read_ground_truth(tmp_path / "val.txt", NAMES, NUMBERS)
+        app.ilsvrc.read_ground_truth(tmp_path / "val.txt", NAMES, NUMBERS)
 
 
-def test_synset_folders_of_validation_images(app, ilsvrc, tmp_path):
+def test_synset_folders_of_validation_images(app, ilsvrc):
     for i, synset in enumerate(SYNSETS):
         write_image(ilsvrc / "folders" / synset / f"{i}.JPEG", i)
-    arguments = {"ilsvrc": ilsvrc, "train": None, "val": "folders", "out": tmp_path}
-    app.prepare.write_lists(Namespace(**arguments, ground_truth=None))
-    listed = app.data.ImageList.read(tmp_path / "val.txt")
-    assert [listed[i][1] for i in range(3)] == [0, 1, 2]
+    found = app.layouts.find_images(ilsvrc, val="folders")
+    assert [label for _, label in found.val] == [0, 1, 2]
 
 
-def test_error_without_images(app, tmp_path):
-    with pytest.raises(FileNotFoundError, match="no folder called like n01440764"):
-        app.prepare.write_lists(Namespace(ilsvrc=tmp_path, train=None))
+@pytest.fixture
+def animals(tmp_path) -> Path:
+    """Return folders of two classes, with files of many formats."""
+    root = tmp_path / "animals"
+    endings = ["jpg", "PNG", "webp", "gif", "bmp", "tiff", "ppm", "jpeg"]
+    for name, n in (("zebra", 8), ("ant eater", 12)):
+        for i in range(n):
+            write_image(root / name / f"{name} {i:02}.{endings[i % 8]}", i)
+    write_image(root / "zebra" / "more" / "inner.png", 30)
+    write_image(root / "zebra" / ".thumbnails" / "small.png", 30)
+    (root / "zebra" / "notes.txt").write_text("taken in June")
+    return root
+
+
+def test_own_images_become_a_model_in_two_commands(start, app, animals, tmp_path):
+    options = [animals, "--hold-out", 0.25, "--out", tmp_path / "lists", "--size", 32]
+    lists = []
+    for ranks in (1, 3):
+        shown = start(ranks, "prepare.py", *options, cwd=tmp_path).stdout
+        lists.append({path.name: path.read_text() for path in (tmp_path / "lists").iterdir()})
+    assert lists[0] == lists[1]
+    assert lists[0]["classes.txt"] == "ant eater\nzebra\n"
+    train, val = (
+        app.data.ImageList.read(tmp_path / "lists" / f"{p}.txt") for p in ("train", "val")
+    )
+    assert (train.labels == 0).sum() == 9
+    assert (train.labels == 1).sum() == 7
+    assert len(val) == 5
+    listed = {part[i] for part in (train, val) for i in range(len(part))}
+    files = {path.relative_to(animals) for path in animals.rglob("*.*") if path.is_file()}
+    files -= {Path("zebra/notes.txt"), Path("zebra/.thumbnails/small.png")}
+    assert listed == {(str(path), int(path.parts[0] == "zebra")) for path in files}
+    assert len(listed) == 21
+
+    command = shlex.split(shown[shown.index("next: ") + 6 :])
+    start(2, *command, "--test", "--arch", "small", "--batchsize", 4, cwd=tmp_path)
+    about = json.loads((tmp_path / "result" / "model.json").read_text())
+    assert about["classes"] == ["ant eater", "zebra"]
+
+
+def test_seed_decides_what_is_held_out(app, animals):
+    first, same, other = (
+        app.layouts.find_images(animals, hold_out=0.5, seed=seed).val for seed in (0, 0, 1)
+    )
+    assert first == same != other
+    assert len(first) == len(other) == 10
+
+
+def test_folders_to_train_and_to_validate_with(app, tmp_path):
+    for i, name in enumerate(["train/b/0.png", "train/a/1.png", "valid/b/2.png"]):
+        write_image(tmp_path / name, i)
+    found = app.layouts.find_images(tmp_path)
+    assert found.classes == ["a", "b"]
+    assert found.train == [(tmp_path / "train/a/1.png", 0), (tmp_path / "train/b/0.png", 1)]
+    assert found.val == [(tmp_path / "valid/b/2.png", 1)]
+
+
+def test_class_called_train(app, tmp_path):
+    for i, name in enumerate(["train/0.png", "bus/1.png", "val/bus/2.png"]):
+        write_image(tmp_path / name, i)
+    assert app.layouts.find_images(tmp_path).classes == ["bus", "train"]
+
+
+def idx_content(array: np.ndarray) -> bytes:
+    sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes()
+
+
+@pytest.fixture
+def clothes(tmp_path) -> Path:
+    """Return IDX files with 23 images to train on, and 7, of three classes."""
+    random = np.random.default_rng(0)
+    root = tmp_path / "idx"
+    root.mkdir()
+    for prefix, n in (("train", 23), ("t10k", 7)):
+        pixels = random.integers(0, 256, (n, 6, 5), np.uint8)
+        labels = (np.arange(n) % 3).astype(np.uint8)
+        (root / f"{prefix}-images-idx3-ubyte").write_bytes(idx_content(pixels))
+        (root / f"{prefix}-labels-idx1-ubyte").write_bytes(idx_content(labels))
+    return root
+
+
+def test_idx_files(start, app, clothes, tmp_path):
+    labels = clothes / "train-labels-idx1-ubyte"
+    (clothes / f"{labels.name}.gz").write_bytes(gzip.compress(labels.read_bytes()))
+    labels.unlink()
+    (tmp_path / "names.txt").write_text("coat\nbag\nboot\n")
+    options = ["--classes", "names.txt", "--size", 5]
+    contents = []
+    for ranks in (1, 3):
+        out = tmp_path / f"out{ranks}"
+        shown = start(ranks, "prepare.py", clothes, "--out", out, *options, cwd=tmp_path).stdout
+        assert "train: PNG files: 100%" in shown
+        files = (path for path in out.rglob("*") if path.is_file())
+        contents.append({str(path.relative_to(out)): path.read_bytes() for path in files})
+    assert contents[0] == contents[1]
+    assert len(contents[0]) == 30 + 4
+
+    assert contents[0]["classes.txt"] == b"coat\nbag\nboot\n"
+    listed = app.data.ImageList.read(out / "train.txt")
+    assert [listed[i] for i in (0, 22)] == [("train/0/00000.png", 0), ("train/1/00022.png", 1)]
+    raw = (clothes / "train-images-idx3-ubyte").read_bytes()
+    pixels = np.frombuffer(raw, np.uint8, offset=16).reshape(23, 6, 5)
+    for i in range(23):
+        with Image.open(out / listed[i][0]) as image:
+            np.testing.assert_array_equal(image, pixels[i])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "none of val, .*--hold-out 0.1 takes a tenth"),
+        ({"val": "ant eater"}, "none of val.txt"),
+        ({"hold_out": 1.5}, "between 0 and 1, got 1.5"),
+        ({"hold_out": 0.01}, "of so few images is none"),
+        ({"hold_out": 0.1, "val": "zebra"}, "either --val or --hold-out"),
+        ({"hold_out": 0.1, "train": "lion"}, "contains none of lion"),
+        ({"hold_out": 0.1, "train": "zebra/more"}, "no folder for each class"),
+    ],
+)
+def test_error_for_what_is_no_data_set(app, animals, options, message):
+    with pytest.raises((OSError, ValueError), match=message):
+        app.layouts.find_images(animals, **options)
+
+
+def test_error_for_a_class_without_images(app, animals):
+    (animals / "lion").mkdir()
+    with pytest.raises(FileNotFoundError, match="lion contains no image"):
+        app.layouts.find_images(animals, hold_out=0.1)
+
+
+def test_error_for_a_class_that_is_not_trained(app, animals):
+    write_image(animals / "val" / "lion" / "0.png", 0)
+    with pytest.raises(ValueError, match="lion is none of the classes of the training images"):
+        app.layouts.find_images(animals)
+
+
+def test_error_for_idx_files(app, clothes):
+    images, labels = (clothes / f"t10k-{what}-ubyte" for what in ("images-idx3", "labels-idx1"))
+    whole = images.read_bytes()
+    for damaged in (whole[:-1], labels.read_bytes(), b""):
+        images.write_bytes(damaged)
+        with pytest.raises(ValueError, match=f"expected an IDX file .* got {len(damaged)} other"):
+            app.idx.read_part(clothes, "t10k")
+    images.unlink()
+    (clothes / f"{images.name}.gz").write_bytes(gzip.compress(whole)[:-9])
+    with pytest.raises(ValueError, match="gz is damaged"):
+        app.idx.read_part(clothes, "t10k")
+    images.write_bytes(idx_content(np.zeros((6, 2, 2), np.uint8)))
+    with pytest.raises(ValueError, match="t10k has 6 images and 7 labels"):
+        app.idx.read_part(clothes, "t10k")
+    labels.unlink()
+    with pytest.raises(FileNotFoundError, match="neither t10k-labels-idx1-ubyte nor"):
+        app.idx.read_part(clothes, "t10k")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["missing"], "there is no folder missing"),
+        (["idx", "--classes", "two.txt"], "two.txt has 2 lines for 3 classes"),
+        (["idx", "--out", "two.txt/out"], "Not a directory: 'two.txt"),
+        (["damaged"], "expected an IDX file"),
+    ],
+)
+def test_wrong_input_ends_all_ranks_with_one_line(start, clothes, tmp_path, options, message):
+    (tmp_path / "two.txt").write_text("coat\nbag\n")
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "train-images-idx3-ubyte").write_bytes(b"P5")
+    job = start(2, "prepare.py", *options, cwd=tmp_path, fails=True)
+    lines = [line for line in job.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert message in lines[0]
+    assert "Traceback" not in job.stderr

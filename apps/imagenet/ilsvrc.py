@@ -1,0 +1,70 @@
+"""What the validation images of ILSVRC2012 show: the files that say it."""
+
+import csv
+import re
+from pathlib import Path
+
+SYNSET = re.compile(r"n\d{8}")
+GROUND_TRUTHS = (
+    "val.txt",
+    "LOC_val_solution.csv",
+    "ILSVRC2012_validation_ground_truth.txt",
+    "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt",
+)
+
+
+def read_ground_truth(path: Path, names: list[str], numbers: dict[str, int]) -> list[int]:
+    """Return the classes of the validation images.
+
+    Parameters
+    ----------
+    path : path
+        ``LOC_val_solution.csv``; or a file with a line for each image, in the order of their
+        names, that ends with a synset (``n01440764``), with a number from 0 in the order of the
+        synsets, as in lines ``name number``, or is the development kit's number alone, to which
+        ``meta.mat`` beside it gives the synset (needs SciPy).
+    names : list of str
+        Of the files, in order.
+    numbers : dict
+        From synset to number of the class.
+
+    Raises
+    ------
+    ValueError
+        If a line is something else, or the file is not of these images.
+    """
+    if path.suffix == ".csv":
+        with open(path, newline="") as file:
+            rows = {row["ImageId"]: row["PredictionString"] for row in csv.DictReader(file)}
+        try:
+            return [numbers[rows[Path(name).stem].split()[0]] for name in names]
+        except KeyError as error:
+            raise ValueError(f"{path} does not fit the images: {error} is missing") from None
+    lines = [line.split() for line in path.read_text().splitlines() if line.strip()]
+    if len(lines) != len(names):
+        raise ValueError(f"{path} has {len(lines)} lines for {len(names)} images")
+    if all(len(line) > 1 for line in lines):
+        by_name = {Path(line[0]).name: line[-1] for line in lines}
+        if set(by_name) != set(names):
+            raise ValueError(f"{path} names other images than the folder has")
+        last = [by_name[name] for name in names]
+    else:
+        last = [line[0] for line in lines]
+        if all(word.isdecimal() for word in last):
+            synsets = read_development_kit(path.with_name("meta.mat"))
+            last = [synsets[int(word)] for word in last]
+    try:
+        labels = [numbers[word] if SYNSET.fullmatch(word) else int(word) for word in last]
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"{path}: {error} is no class of the training images") from None
+    if not all(0 <= label < len(numbers) for label in labels):
+        raise ValueError(f"{path}: expected numbers from 0 to {len(numbers) - 1}")
+    return labels
+
+
+def read_development_kit(path: Path) -> dict[int, str]:
+    """Return the synsets by the development kit's own numbers, ``ILSVRC2012_ID``."""
+    from scipy.io import loadmat
+
+    synsets = loadmat(path, squeeze_me=True)["synsets"]
+    return {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
