@@ -2,8 +2,14 @@
 """Tell what images show, by a network that train.py has trained."""
 
 import argparse
-import json
+import contextlib
+import csv
+import itertools
+import os
 import sys
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -11,43 +17,83 @@ import chainer
 import numpy as np
 
 import images
-from data import CENTRE, ToBatch
-from models import ARCHITECTURES
+import layouts
+import trained
+from data import CENTRE
 
 
 def main() -> int:
     args = parse_arguments()
-    about = json.loads(args.model.with_suffix(".json").read_text())
-    network = ARCHITECTURES[about["arch"]](len(about["classes"]))
-    chainer.serializers.load_npz(args.model, network)
-    to_batch = ToBatch(about["mean"], about["deviation"])
-
-    failures = 0
-    for path in args.images:
+    with contextlib.ExitStack() as stack:
         try:
-            image = images.read_image(
-                path, about["insize"], partial(images.centre_box, share=CENTRE)
-            )
-        except Exception as error:  # Pillow's decoders raise what they like
-            print(f"{path}: {type(error).__name__}: {error}", file=sys.stderr)
-            failures += 1
-            continue
-        x, _ = to_batch([(image, np.int32(0))])
-        with chainer.using_config("train", False), chainer.no_backprop_mode():
-            scores = chainer.functions.softmax(network(x)).array[0]
-        print(path)
-        for label in np.argsort(-scores)[:5]:
-            print(f"  {scores[label]:6.1%}  {about['classes'][label]}")
-    return min(failures, 1)
+            model = trained.load(args.model)
+            device = chainer.get_device("@cupy:0" if args.gpu else "@numpy")
+            device.use()
+            model.recogniser.to_device(device)
+            files = [file for path in args.images for file in list_files(path)]
+            target = args.csv or os.devnull
+            file = stack.enter_context(open(target, "w", newline="", encoding="utf-8"))
+        except (ImportError, OSError, RuntimeError, ValueError) as error:
+            sys.exit(f"error: {error}")
+        table = csv.writer(file)
+        numbers = range(1, 1 + min(trained.SHOWN, len(model.classes)))
+        table.writerow(["file", *(f"{what} {i}" for i in numbers for what in ("class", "share"))])
+        unreadable = 0
+        for path, found in recognise(model, files, args.batchsize):
+            if isinstance(found, Exception):
+                print(f"{path}: {type(found).__name__}: {found}", file=sys.stderr)
+                unreadable += 1
+                continue
+            print(path, *(f"  {share:6.1%}  {name}" for name, share in found), sep="\n")
+            table.writerow([path, *itertools.chain.from_iterable(found)])
+    if unreadable:
+        print(f"{unreadable} of {len(files)} files cannot be read", file=sys.stderr)
+    return min(unreadable, 1)
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
-    add("images", metavar="IMAGE", nargs="+", type=Path)
-    model = Path("result/model.npz")
-    add("--model", "-m", type=Path, default=model, metavar="FILE", help="default: %(default)s")
+    add("images", metavar="IMAGE", nargs="+", type=Path, help="file, or folder of files")
+    default = " or else ".join(map(str, trained.DEFAULTS))
+    add("--model", "-m", type=Path, metavar="FILE", help=f"weights; default: {default}")
+    add("--batchsize", "-b", type=int, default=32, help="images at a time; default: %(default)s")
+    add("--gpu", "-g", action="store_true", help="compute on a GPU")
+    add("--csv", metavar="FILE", help="also write a table, with a row for each image")
     return parser.parse_args()
+
+
+def list_files(path: Path) -> list[Path]:
+    """Return the images in a folder; anything else is taken for one."""
+    return layouts.list_images(path) if path.is_dir() else [path]
+
+
+def recognise(
+    model: trained.Trained, files: list[Path], batchsize: int
+) -> Iterator[tuple[Path, list[tuple[str, float]] | Exception]]:
+    """Yield each file with the likeliest classes and their shares, or why it cannot be read."""
+    pairs = read_images(files, model.insize, ahead=2 * batchsize)
+    while batch := list(itertools.islice(pairs, batchsize)):
+        readable = [image for _, image in batch if not isinstance(image, Exception)]
+        shares = iter(model.shares(np.stack(readable)) if readable else ())
+        for path, image in batch:
+            yield path, image if isinstance(image, Exception) else model.likeliest(next(shares))
+
+
+def read_images(
+    files: list[Path], size: int, ahead: int
+) -> Iterator[tuple[Path, np.ndarray | Exception]]:
+    """Yield each file with its image, or the exception; threads read so many files ahead."""
+    choose = partial(images.centre_box, share=CENTRE)
+    left, reading = iter(files), deque()
+    with ThreadPoolExecutor() as threads:
+        while True:
+            for path in itertools.islice(left, ahead - len(reading)):
+                reading.append((path, threads.submit(images.read_image, path, size, choose)))
+            if not reading:
+                return
+            path, image = reading.popleft()
+            yield path, image.exception() or image.result()
 
 
 if __name__ == "__main__":

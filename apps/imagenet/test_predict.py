@@ -1,0 +1,160 @@
+"""What predict.py says of files and folders, with weights that nobody has trained."""
+
+import csv
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import chainer
+import chainer.functions as F
+import numpy as np
+import pytest
+from chainer.backends import cuda
+from PIL import Image
+
+CLASSES = ["ant", "bee", "cat", "dog", "eel", "fox"]
+MEAN, DEVIATION = [120.0, 110.0, 100.0], [60.0, 50.0, 40.0]
+FILES = ["a.jpg", "b/c.png", "b/d.gif", "b/e/f.webp", "g.bmp"]
+
+
+def write_weights(app, folder: Path, name: str, seed: int, arch: str = "small") -> chainer.Chain:
+    np.random.seed(seed)
+    network = app.models.ARCHITECTURES[arch](len(CLASSES))
+    chainer.serializers.save_npz(folder / name, network)
+    return network
+
+
+@pytest.fixture
+def place(app, tmp_path, monkeypatch) -> Path:
+    """Go to a folder with a network in ``result``, and images in ``images``."""
+    (tmp_path / "result").mkdir()
+    known = {"arch": "small", "insize": 48, "classes": CLASSES}
+    known |= {"mean": MEAN, "deviation": DEVIATION}
+    (tmp_path / "result" / "model.json").write_text(json.dumps(known))
+    random = np.random.default_rng(0)
+    for i, name in enumerate(FILES):
+        path = tmp_path / "images" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = random.integers(0, 256, (60, 50 + i, 3), np.uint8)
+        Image.fromarray(pixels).save(path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def predict(app, place, monkeypatch, capsys):
+    """Return a function that runs predict.py and returns its exit status, output and errors."""
+
+    def run(*arguments: object) -> tuple[int | str, str, str]:
+        monkeypatch.setattr(sys, "argv", ["predict.py", *map(str, arguments)])
+        try:
+            status = app.predict.main()
+        except SystemExit as error:
+            status = error.code
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def expected_shares(app, network: chainer.Chain, files: list[Path]) -> np.ndarray:
+    choose = partial(app.images.centre_box, share=0.875)
+    to_batch = app.data.ToBatch(MEAN, DEVIATION)
+    x, _ = to_batch([(app.images.read_image(path, 48, choose), np.int32(0)) for path in files])
+    with chainer.using_config("train", False):
+        return F.softmax(network(x)).array
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("batchsize", [1, 3, 32])
+def test_folders_in_batches(app, place, predict, batchsize):
+    write_weights(app, place / "result", "model.npz", 1)
+    network = write_weights(app, place / "result", "best.npz", 2)
+    status, out, err = predict("images/b", "images", "--batchsize", batchsize, "--csv", "t.csv")
+    assert (status, err) == (0, "")
+    files = [Path("images", name) for name in (*FILES[1:4], *FILES)]
+    shares = expected_shares(app, network, files)
+    rows = read_table(place / "t.csv")
+    assert [Path(row["file"]) for row in rows] == files
+    for row, expected in zip(rows, shares, strict=True):
+        order = np.argsort(-expected)[:5]
+        assert [row[f"class {i}"] for i in range(1, 6)] == [CLASSES[label] for label in order]
+        found = [float(row[f"share {i}"]) for i in range(1, 6)]
+        np.testing.assert_allclose(found, expected[order], rtol=1e-4)
+    lines = out.splitlines()
+    assert lines[::6] == [str(path) for path in files]
+    assert lines[1].split() == [f"{float(rows[0]['share 1']):.1%}", rows[0]["class 1"]]
+
+
+def test_last_weights_where_there_are_no_best(app, place, predict):
+    last = write_weights(app, place / "result", "model.npz", 1)
+    predict("images/a.jpg", "--csv", "t.csv")
+    write_weights(app, place / "result", "best.npz", 2)
+    predict("images/a.jpg", "--model", "result/model.npz", "--csv", "u.csv")
+    assert (place / "t.csv").read_text() == (place / "u.csv").read_text()
+    expected = expected_shares(app, last, [Path("images/a.jpg")]).max()
+    assert float(read_table(place / "t.csv")[0]["share 1"]) == pytest.approx(expected, rel=1e-4)
+
+
+def test_unreadable_files_are_named_and_counted(app, place, predict):
+    write_weights(app, place / "result", "best.npz", 1)
+    Path("images/b/c.png").write_bytes(b"no image")
+    status, _, err = predict("images", "missing.jpg", "--batchsize", 2, "--csv", "t.csv")
+    assert status == 1
+    first, second, count = err.splitlines()
+    assert first.startswith("images/b/c.png: UnidentifiedImageError: ")
+    assert second.startswith("missing.jpg: FileNotFoundError: ")
+    assert count == "2 of 6 files cannot be read"
+    assert [row["file"] for row in read_table(place / "t.csv")] == [
+        f"images/{name}" for name in FILES if name != "b/c.png"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "other/best.npz"], "No such file or directory: 'other/model.json'"),
+        (["--model", "result/missing.npz"], "No such file or directory: 'result/missing.npz'"),
+        (["--model", "result/nin.npz"], "does not have the weights of this network"),
+        (["--model", "damaged/best.npz"], "model.json: expected the file that train.py writes"),
+        (["--model", "images/a.jpg"], "No such file or directory: 'images/model.json'"),
+        (["--model", "result/a.jpg"], "result/a.jpg is damaged, or not an NPZ file"),
+        (["--csv", "missing/t.csv"], "No such file or directory: 'missing/t.csv'"),
+        (["damaged"], "damaged contains no image"),
+    ],
+)
+def test_wrong_input_gives_one_line(app, place, predict, arguments, message):
+    write_weights(app, place / "result", "best.npz", 1)
+    write_weights(app, place / "result", "nin.npz", 1, "nin")
+    (place / "damaged").mkdir()
+    (place / "damaged" / "model.json").write_text('{"arch": "small", "mean": [1, 2, 3]}')
+    (place / "result" / "a.jpg").write_bytes(Path("images/a.jpg").read_bytes())
+    status, out, _ = predict("images", *arguments)
+    assert status.startswith("error: ")
+    assert message in status
+    assert "\n" not in status
+    assert out == ""
+
+
+def test_error_without_a_gpu(app, place, predict):
+    if cuda.available:
+        pytest.skip("there is a GPU")
+    write_weights(app, place / "result", "best.npz", 1)
+    status, _, _ = predict("images", "--gpu")
+    assert status.startswith("error: CUDA environment is not correctly set up")
+
+
+@pytest.mark.gpu
+def test_same_on_a_gpu(app, place, predict):
+    if not cuda.available:
+        pytest.skip("CuPy is not installed, or finds no GPU")
+    write_weights(app, place / "result", "best.npz", 1)
+    predict("images", "--csv", "cpu.csv")
+    assert predict("images", "--gpu", "--csv", "gpu.csv")[0] == 0
+    for row, other in zip(read_table("cpu.csv"), read_table("gpu.csv"), strict=True):
+        assert row["class 1"] == other["class 1"]
+        assert float(row["share 1"]) == pytest.approx(float(other["share 1"]), rel=1e-3)

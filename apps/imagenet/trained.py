@@ -1,0 +1,96 @@
+"""A network that train.py has trained, with all that has to be known to use it."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import chainer
+import chainer.functions as F
+import numpy as np
+
+from models import ARCHITECTURES
+from weights import load_weights
+
+DEFAULTS = (Path("result/best.npz"), Path("result/model.npz"))
+SHOWN = 5  # classes of an image
+
+
+class Recogniser(chainer.Chain):
+    """A network from the colours of images to how likely each class is.
+
+    Parameters
+    ----------
+    network : chainer.Link
+    mean, deviation : sequence of float
+        Of red, green and blue, that the network was trained with.
+    """
+
+    def __init__(self, network: chainer.Link, mean: list[float], deviation: list[float]) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.network = network
+        for name, values in (("mean", mean), ("deviation", deviation)):
+            self.add_persistent(name, np.array(values, np.float32).reshape(3, 1, 1))
+
+    def forward(self, x: np.ndarray | chainer.Variable) -> chainer.Variable:
+        """Return shares of shape (batch, classes), which add up to 1.
+
+        Parameters
+        ----------
+        x : array of float32
+            Images of shape (batch, 3, height, width): red, green and blue, from 0 to 255.
+        """
+        return F.softmax(self.network((x - self.mean) / self.deviation))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What `load` returns."""
+
+    recogniser: Recogniser
+    insize: int  # height and width of the images, in pixels
+    classes: list[str]
+
+    def shares(self, images: np.ndarray) -> np.ndarray:
+        """Return how likely each class is, float32 of shape (batch, classes).
+
+        Parameters
+        ----------
+        images : array of uint8
+            Of shape (batch, 3, insize, insize).
+        """
+        x = self.recogniser.device.send(images.astype(np.float32))
+        with chainer.using_config("train", False), chainer.no_backprop_mode():
+            return chainer.get_device("@numpy").send(self.recogniser(x).array)
+
+    def likeliest(self, shares: np.ndarray) -> list[tuple[str, float]]:
+        """Return the names of some classes, the likeliest first, and their shares."""
+        return [(self.classes[i], float(shares[i])) for i in np.argsort(-shares)[:SHOWN]]
+
+
+def load(weights: Path | None = None) -> Trained:
+    """Load weights, and ``model.json`` in the same folder.
+
+    Parameters
+    ----------
+    weights : path, optional
+        ``best.npz`` or ``model.npz`` of train.py; by default the first of the two that is in the
+        folder ``result``.
+
+    Raises
+    ------
+    OSError, ValueError
+        If a file is missing or damaged, or the two do not belong together.
+    """
+    weights = weights or next((path for path in DEFAULTS if path.exists()), DEFAULTS[0])
+    about = weights.with_name("model.json")
+    try:
+        known = json.loads(about.read_text(encoding="utf-8"))
+        network = ARCHITECTURES[known["arch"]](len(known["classes"]))
+        recogniser = Recogniser(network, known["mean"], known["deviation"])
+        trained = Trained(recogniser, int(known["insize"]), known["classes"])
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{about}: expected the file that train.py writes ({reason})") from None
+    load_weights(weights, network)
+    return trained
