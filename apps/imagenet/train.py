@@ -10,7 +10,6 @@ from typing import Any
 
 import chainer
 import numpy as np
-from chainer.optimizer_hooks import GradientClipping
 from chainer.training import extensions
 
 import chainermn
@@ -24,6 +23,7 @@ import weights
 from chainermn.agreement import exit_together, run_on_root
 from chainermn.extensions import AllreducePersistent, StepSeed, multi_node_snapshot, record_run
 from chainermn.links import create_mnbn_model
+from chainermn.optimizers import GradientClipping
 from models import ARCHITECTURES
 
 

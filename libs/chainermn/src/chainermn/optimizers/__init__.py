@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from chainermn.arguments import check_communicator, check_has, check_number
 from chainermn.optimizers.double_buffering_optimizer import DoubleBufferingOptimizer
+from chainermn.optimizers.gradient_clipping import GradientClipping
 from chainermn.optimizers.local_sgd import LocalSGD, LocalSGDOptimizer
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, Overlap
 from chainermn.optimizers.overlapping_optimizer import OverlappingOptimizer
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
     from chainermn.compression import Compression
 
-__all__ = ["LocalSGD", "create_multi_node_optimizer"]
+__all__ = ["GradientClipping", "LocalSGD", "create_multi_node_optimizer"]
 
 _WHERE = "create_multi_node_optimizer"
 

@@ -1,0 +1,93 @@
+"""Gradients are clipped by their real norm, whatever their scale, dtype and place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chainer
+import numpy as np
+import pytest
+
+import chainermn
+from chainermn.optimizers import GradientClipping
+
+GRADIENTS = {"a": np.array([3.0, 0.0, 12.0]), "b": np.array([[4.0]])}  # of norm 13
+
+
+def optimizer_with(gradients: dict[str, np.ndarray], dtype: Any, scale: float | None) -> Any:
+    """Return an optimizer of a model with these gradients, scaled."""
+    model = chainer.Link()
+    with model.init_scope():
+        for name, gradient in gradients.items():
+            parameter = chainer.Parameter(np.zeros(gradient.shape, dtype))
+            parameter.grad = (gradient * (scale or 1)).astype(dtype)
+            parameter._loss_scale = scale
+            setattr(model, name, parameter)
+        model.unused = chainer.Parameter(np.zeros(2, dtype))
+    return chainer.optimizers.SGD(1).setup(model)
+
+
+def gradients_of(optimizer: Any) -> dict[str, np.ndarray]:
+    parameters = optimizer.target.namedparams()
+    return {name[1:]: p.grad for name, p in parameters if p.grad is not None}
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("scale", [None, 256.0])
+@pytest.mark.parametrize(("threshold", "factor"), [(6.5, 0.5), (13.5, 1)])
+def test_norm_of_gradients_as_they_are_without_scale(
+    dtype: Any, scale: float | None, threshold: float, factor: float
+) -> None:
+    optimizer = optimizer_with(GRADIENTS, dtype, scale)
+    GradientClipping(threshold)(optimizer)
+    for name, gradient in gradients_of(optimizer).items():
+        assert gradient.dtype == dtype
+        expected = factor * GRADIENTS[name] * (scale or 1)
+        np.testing.assert_allclose(gradient, expected, rtol=1e-3 if dtype == np.float16 else 1e-6)
+
+
+def test_squares_that_float16_cannot_hold() -> None:
+    optimizer = optimizer_with({"a": np.full(1000, 40.0)}, np.float16, None)
+    GradientClipping(1)(optimizer)
+    np.testing.assert_allclose(gradients_of(optimizer)["a"], 1000**-0.5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_gradients_that_are_not_finite_are_left_to_the_optimizer(bad: float) -> None:
+    optimizer = optimizer_with({"a": np.array([1.0, bad])}, np.float32, None)
+    GradientClipping(0.1)(optimizer)
+    np.testing.assert_array_equal(gradients_of(optimizer)["a"], [1, bad])
+
+
+@pytest.mark.mpi(1, 2, 3)
+def test_norm_of_parts_on_several_ranks() -> None:
+    comm = chainermn.create_communicator("naive")
+    own = {"a": np.full(4, comm.rank + 1.0)}
+    norm = sum(4 * (rank + 1) ** 2 for rank in range(comm.size)) ** 0.5
+    optimizer = optimizer_with(own, np.float32, None)
+    GradientClipping(1, comm)(optimizer)
+    np.testing.assert_allclose(gradients_of(optimizer)["a"], own["a"] / norm, rtol=1e-6)
+
+
+@pytest.mark.mpi(1, 3)
+def test_step_is_that_of_one_process_with_the_mean_gradient() -> None:
+    comm = chainermn.create_communicator("naive")
+    model = chainer.links.Linear(2, 1, initialW=0)
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(1), comm)
+    optimizer.setup(model)
+    optimizer.add_hook(GradientClipping(0.5))
+    x = np.array([[3.0, 4.0]], np.float32) * (comm.rank + 1)
+    for _ in range(2):  # the first one makes the ranks equal
+        optimizer.update(lambda: chainer.functions.sum(model(x)))
+    mean = np.array([3.0, 4.0, 1.0]) * [*2 * [(comm.size + 1) / 2], 1]
+    expected = -0.5 * mean / np.linalg.norm(mean)
+    np.testing.assert_allclose(model.W.array.ravel(), expected[:2], rtol=1e-5)
+    np.testing.assert_allclose(model.b.array, expected[2:], rtol=1e-5)
+
+
+def test_invalid_arguments() -> None:
+    for threshold in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match="must be positive"):
+            GradientClipping(threshold)
+    with pytest.raises(TypeError, match="communicator"):
+        GradientClipping(1, "naive")  # type: ignore[arg-type]
