@@ -340,6 +340,49 @@ def _():
     assert type(net).__module__ == caffe_pb2.__name__
 
 
+@check("onnx-export")
+def _():
+    import chainer.functions as F
+
+    _exports(F.relu)
+
+
+@check("onnx-constants")
+def _():
+    import chainer.functions as F
+
+    _exports(lambda x: F.reshape(x, (3, 2)))
+
+
+@check("onnx-array-functions")
+def _():
+    import chainer.functions as F
+
+    _exports(lambda x: F.cast(x, "float16"))
+
+
+@check("onnx-math-functions")
+def _():
+    import chainer.functions as F
+
+    _exports(lambda x: F.argmax(x, axis=1))
+
+
+def _exports(function):
+    """Check that ONNX computes the same."""
+    import chainer
+    import numpy
+    import onnx_chainer
+    from onnx.reference import ReferenceEvaluator
+
+    x = numpy.array([[-1, 2, 3], [5, -4, 6]], numpy.float32)
+    graph = onnx_chainer.export(chainer.Sequential(function), x, input_names="x")
+    (found,) = ReferenceEvaluator(graph).run(None, {"x": x})
+    expected = function(x).array
+    assert found.dtype == expected.dtype
+    assert found.tolist() == expected.tolist()
+
+
 @check("sparse-matmul-float16")
 def _():
     import chainer.functions as F

@@ -47,6 +47,11 @@ def test_chainer_imports_under(flags, python):
     assert python("import chainer; print(chainer.__version__)", *flags) == "7.8.1"
 
 
+def test_onnx_chainer_may_be_imported_first(python):
+    code = "import onnx_chainer, sys; print(sys.modules['onnx_chainer.export']._available)"
+    assert python(code) == "True"
+
+
 def test_it_can_be_installed_by_hand(python):
     code = (
         "import chainer_compat; chainer_compat.install(); chainer_compat.install()\n"
@@ -123,7 +128,7 @@ def test_other_modules_pass_by():
     finder = hook.Finder()
     assert finder.find_spec("json") is None
     assert finder.find_spec("chainer.link") is None
-    assert finder.names == {"chainer", "chainermn", "ideep4py"}
+    assert finder.names == {"chainer", "chainermn", "ideep4py", "onnx_chainer"}
 
 
 def test_a_missing_module_stays_missing(monkeypatch):

@@ -18,7 +18,7 @@ class Finder:
 
     def __init__(self) -> None:
         # The names of the modules to repair join this set when Chainer is first imported.
-        self.names = frozenset({"chainer", "chainermn", "ideep4py"})
+        self.names = frozenset({"chainer", "chainermn", "ideep4py", "onnx_chainer"})
 
     def find_spec(
         self,
@@ -38,7 +38,7 @@ class Finder:
             return None if settings.bundled_chainermn() else loading.find_chainermn()
         if fullname == "ideep4py":
             return loading.find_ideep4py(self, path, target)
-        if fullname == "chainer":
+        if fullname in ("chainer", "onnx_chainer"):
             self.names |= loading.repaired_modules()
         return loading.find_repaired(self, fullname, path, target)
 

@@ -1,10 +1,13 @@
-"""h5py 3, protobuf 4 and SciPy."""
+"""h5py 3, protobuf 4, SciPy and ONNX."""
 
 import functools
+import importlib.util
 from types import ModuleType
 from typing import Any
 
 import numpy
+
+from chainer_compat import surgery
 
 
 def h5py_returns_bytes() -> bool:
@@ -27,6 +30,10 @@ def scipy_lacks_float16() -> bool:
         return bool(sparse.coo_matrix(half).dot(half).dtype != numpy.float16)
     except (TypeError, ValueError):
         return True
+
+
+def onnx_has_no_mapping() -> bool:
+    return importlib.util.find_spec("onnx.mapping") is None
 
 
 def decode_strings(module: ModuleType) -> None:
@@ -71,6 +78,20 @@ def multiply_in_float32(module: ModuleType) -> None:
         return matmul(_at_least_32(data), row, col, shape, _at_least_32(dense), dtype)
 
     module._coo_matmul_cpu = wrapped  # type: ignore[attr-defined]
+
+
+def provide_mapping(module: ModuleType) -> None:
+    """Let the module see ``onnx.mapping``, with the two tables that Chainer looks things up in."""
+    import onnx
+    from onnx import helper
+
+    dtypes = map(numpy.dtype, "?bhilqBHILQefd")
+    mapping: Any = ModuleType("onnx.mapping")
+    mapping.NP_TYPE_TO_TENSOR_TYPE = {d: helper.np_dtype_to_tensor_dtype(d) for d in dtypes}
+    # Of what is not in this one, the bytes are stored as they are.
+    mapping.STORAGE_TENSOR_TYPE_TO_FIELD = {}
+    substitutes = {"onnx": surgery.view(onnx, mapping=mapping), "onnx.mapping": mapping}
+    surgery.substitute_imports(module, substitutes)
 
 
 def _at_least_32(array: Any) -> Any:
