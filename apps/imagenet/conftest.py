@@ -16,8 +16,8 @@ from chainermn.testing.mpiexec import JobResult, run_job
 HERE = Path(__file__).resolve().parent
 # Seconds after which something hangs, on however busy a machine.
 LIMIT = 600
-NAMES = ["data", "evaluation", "generated", "idx", "ilsvrc", "images", "layouts", "models"]
-NAMES += ["options", "predict", "prepare", "train", "trained", "training", "weights"]
+NAMES = ["data", "evaluation", "export", "generated", "idx", "ilsvrc", "images", "layouts"]
+NAMES += ["models", "options", "predict", "prepare", "train", "trained", "training", "weights"]
 
 # The threads of a BLAS wait for each other for long where other programs use the cores too.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
