@@ -11,8 +11,10 @@ import numpy as np
 from sacrebleu.metrics import BLEU, CHRF
 
 import chainermn
-import data
-from model import Seq2seq, count_tokens
+from batches import to_batch
+from corpus import Corpus, ParallelText
+from models import Translator, count_tokens
+from vocabulary import SPACE
 
 METRICS = {"bleu": BLEU(), "chrf": CHRF()}
 
@@ -68,8 +70,8 @@ class TranslationEvaluator(chainermn.extensions.GenericMultiNodeEvaluator):
     comm : CommunicatorBase
     batches : list of (array of int64, shape (batchsize, 4))
         Rows of an index, those of this rank.
-    corpus : data.Corpus
-    model : Seq2seq
+    corpus : Corpus
+    model : Translator
     device : chainer.backend.Device
     """
 
@@ -77,8 +79,8 @@ class TranslationEvaluator(chainermn.extensions.GenericMultiNodeEvaluator):
         self,
         comm: chainermn.CommunicatorBase,
         batches: Sequence[np.ndarray],
-        corpus: data.Corpus,
-        model: Seq2seq,
+        corpus: Corpus,
+        model: Translator,
         device: chainer.backend.Device,
     ) -> None:
         iterator = chainer.iterators.SerialIterator(batches, 1, repeat=False, shuffle=False)
@@ -89,10 +91,10 @@ class TranslationEvaluator(chainermn.extensions.GenericMultiNodeEvaluator):
 
     def _read(self, batch: list[np.ndarray], device: chainer.backend.Device) -> tuple[Any, ...]:
         (rows,) = batch
-        text = data.ParallelText(self.corpus, rows)
+        text = ParallelText(self.corpus, rows)
         lines = [text.get_lines(i) for i in range(len(text))]
         text.close()
-        return *data.to_batch([text.encode(pair) for pair in lines], device), lines
+        return *to_batch([text.encode(pair) for pair in lines], device), lines
 
     def calc_local(self, xs: np.ndarray, ys: np.ndarray, lines: list[tuple[str, str]]) -> Result:
         """Translate a batch and count."""
@@ -135,7 +137,7 @@ def draw_attention(
     """
     from matplotlib import pyplot as plt
 
-    source, target = ([t.removeprefix(data.SPACE) for t in side] for side in (source, target))
+    source, target = ([t.removeprefix(SPACE) for t in side] for side in (source, target))
     figure, axes = plt.subplots(
         figsize=(2 + 0.4 * len(source), 1.6 + 0.3 * len(target)), layout="constrained"
     )

@@ -12,11 +12,13 @@ from chainer.optimizer_hooks import GradientClipping
 from chainer.training import extensions
 
 import chainermn
-import data
 import evaluation
 import terminal
 import training
-from model import EOS, Seq2seq
+from batches import BucketIterator, cut_batches, hold_out, to_batch
+from corpus import Corpus, ParallelText, Settings, load_corpus, together
+from models import MODELS, Translator
+from vocabulary import EOS
 
 
 def main() -> None:
@@ -30,12 +32,12 @@ def main() -> None:
     np.random.seed(args.seed)
     device.xp.random.seed(args.seed)
 
-    corpus, train, validation = load_corpus(args, comm)
+    corpus, train, validation = load_pairs(args, comm)
     if args.resume:
-        data.together(comm, lambda: training.check_snapshot(args.resume, corpus.digest()))
+        together(comm, lambda: training.check_snapshot(args.resume, corpus.digest()))
 
     about = describe(args, corpus)
-    model = Seq2seq(**about["sizes"], dropout=args.dropout)
+    model = MODELS[about["model"]](**about["sizes"], dropout=args.dropout)
     model.to_device(device)
     optimizer_class, rate = training.OPTIMIZERS[args.optimizer]
     optimizer = optimizer_class(**{rate: args.lr})
@@ -47,10 +49,10 @@ def main() -> None:
     validation = chainermn.scatter_dataset(
         validation, comm, shuffle=True, seed=args.seed, force_equal_length=False
     )
-    text = data.ParallelText(corpus, train[:])
-    batches = data.BucketIterator(text, args.batchsize, args.seed)
+    text = ParallelText(corpus, train[:])
+    batches = BucketIterator(text, args.batchsize, args.seed)
 
-    updater = training.Updater(batches, optimizer, data.to_batch, device, args.seed, comm.rank)
+    updater = training.Updater(batches, optimizer, to_batch, device, args.seed, comm.rank)
     stop = training.early_stopping(comm, args.patience, args.epoch)
     trainer = chainer.training.Trainer(updater, stop, out=args.out)
     evaluator = evaluation.TranslationEvaluator(comm, validation, corpus, model, device)
@@ -84,6 +86,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--max-length", type=int, default=50, help="tokens; longer pairs are skipped")
     add("--batchsize", "-b", type=int, default=64, help="pairs of a process in one step")
     add("--epoch", "-e", type=int, default=6, help="how often to go through the data at most")
+    add("--model", choices=sorted(MODELS), default="lstm", help="default: %(default)s")
     add("--unit", "-u", type=int, default=128, help="size of embeddings and hidden states")
     add("--layer", "-l", type=int, default=1, help="layers of encoder and decoder")
     add("--dropout", type=float, default=0.1, help="default: %(default)s")
@@ -105,28 +108,26 @@ def parse_arguments() -> argparse.Namespace:
     return args
 
 
-def load_corpus(
+def load_pairs(
     args: argparse.Namespace, comm: chainermn.CommunicatorBase
-) -> tuple[data.Corpus, np.ndarray | None, list[np.ndarray] | None]:
+) -> tuple[Corpus, np.ndarray | None, list[np.ndarray] | None]:
     """Return the corpus and, on rank 0, which pairs to train on and batches to validate with."""
     cache = args.cache or Path(args.out, "corpus")
-    settings = data.Settings(
-        args.min_count, args.max_vocabulary, args.max_length, args.share_embedding
-    )
-    corpus, index = data.load(args.source, args.target, cache, settings, args.seed, comm)
+    settings = Settings(args.min_count, args.max_vocabulary, args.max_length, args.share_embedding)
+    corpus, index = load_corpus(args.source, args.target, cache, settings, args.seed, comm)
     if comm.rank != 0:
         return corpus, None, None
-    train, validation = data.hold_out(index, args.hold_out, args.seed)
+    train, validation = hold_out(index, args.hold_out, args.seed)
     source, target = map(len, corpus.vocabularies)
     skipped = ", ".join(f"{n} {reason}" for reason, n in corpus.skipped.items()) or "none"
     print(
         f"{len(train)} pairs to train on, {len(validation)} to validate with, skipped: {skipped}"
     )
     print(f"vocabularies of {source} and {target} tokens", flush=True)
-    return corpus, train, data.cut_batches(validation, args.batchsize)
+    return corpus, train, cut_batches(validation, args.batchsize)
 
 
-def describe(args: argparse.Namespace, corpus: data.Corpus) -> dict:
+def describe(args: argparse.Namespace, corpus: Corpus) -> dict:
     """Return what has to be known to use the network."""
     source, target = corpus.vocabularies
     sizes = {
@@ -136,7 +137,7 @@ def describe(args: argparse.Namespace, corpus: data.Corpus) -> dict:
         "n_layers": args.layer,
         "share_embedding": args.share_embedding,
     }
-    return {"sizes": sizes, "vocabularies": [source.tokens, target.tokens]}
+    return {"model": args.model, "sizes": sizes, "vocabularies": [source.tokens, target.tokens]}
 
 
 def save_description(out: Path, about: dict) -> None:
@@ -168,7 +169,7 @@ def add_reports(trainer: chainer.training.Trainer, size: int) -> None:
 
 
 def draw_attention(
-    out: Path, model: Seq2seq, corpus: data.Corpus, examples: list[tuple[str, str, str]]
+    out: Path, model: Translator, corpus: Corpus, examples: list[tuple[str, str, str]]
 ) -> None:
     """Draw what the model attends to when it translates the longest of the examples."""
     if not examples:  # resumed where there was nothing left to do

@@ -7,15 +7,17 @@ import chainer
 import numpy as np
 
 import chainermn
-import data
 import evaluation
 import training
-from model import Decoder, Seq2seq, count_tokens, cross_entropy
+from batches import BucketIterator, to_batch
+from corpus import ParallelText
+from models.lstm import LSTM, Decoder
+from models.translator import count_tokens, cross_entropy
 from train import (
     add_reports,
     describe,
     draw_attention,
-    load_corpus,
+    load_pairs,
     parse_arguments,
     print_summary,
     save_description,
@@ -38,10 +40,10 @@ def main() -> None:
     np.random.seed(args.seed)
     device.xp.random.seed(args.seed)
 
-    corpus, train, validation = load_corpus(args, comm)
+    corpus, train, validation = load_pairs(args, comm)
 
     about = describe(args, corpus)
-    whole = Seq2seq(**about["sizes"], dropout=args.dropout)
+    whole = LSTM(**about["sizes"], dropout=args.dropout)
     whole.to_device(device)
     model = Half(comm, whole)
     optimizer_class, rate = training.OPTIMIZERS[args.optimizer]
@@ -55,10 +57,10 @@ def main() -> None:
     validation = chainermn.scatter_dataset(
         validation, comm, shuffle=True, seed=args.seed, force_equal_length=False
     )
-    text = data.ParallelText(corpus, train)
-    batches = data.BucketIterator(text, args.batchsize, args.seed)
+    text = ParallelText(corpus, train)
+    batches = BucketIterator(text, args.batchsize, args.seed)
 
-    updater = training.Updater(batches, optimizer, data.to_batch, device, args.seed, comm.rank)
+    updater = training.Updater(batches, optimizer, to_batch, device, args.seed, comm.rank)
     stop = training.early_stopping(comm, args.patience, args.epoch)
     trainer = chainer.training.Trainer(updater, stop, out=args.out)
     evaluator = evaluation.TranslationEvaluator(comm, validation, corpus, whole, device)
@@ -93,10 +95,10 @@ class Half(chainer.Chain):
     ----------
     comm : CommunicatorBase
         Of two ranks.
-    whole : Seq2seq
+    whole : LSTM
     """
 
-    def __init__(self, comm: chainermn.CommunicatorBase, whole: Seq2seq) -> None:
+    def __init__(self, comm: chainermn.CommunicatorBase, whole: LSTM) -> None:
         super().__init__()
         self.is_decoder = comm.rank == DECODER
         with self.init_scope():

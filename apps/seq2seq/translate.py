@@ -10,8 +10,9 @@ from pathlib import Path
 import chainer
 import numpy as np
 
-import data
-from model import Seq2seq
+from batches import pad
+from models import MODELS, Translator
+from vocabulary import Vocabulary
 
 IN_SNAPSHOT = "updater/model:main/"
 
@@ -39,17 +40,17 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def load(snapshot: Path) -> tuple[Seq2seq, data.Vocabulary, data.Vocabulary]:
+def load(snapshot: Path) -> tuple[Translator, Vocabulary, Vocabulary]:
     """Return the network of a snapshot, and its vocabularies."""
     try:
         about = json.loads(snapshot.with_name("model.json").read_text(encoding="utf-8"))
-        model = Seq2seq(**about["sizes"])
+        model = MODELS[about["model"]](**about["sizes"])
         with np.load(snapshot) as content:
             inside = any(name.startswith(IN_SNAPSHOT) for name in content)
         chainer.serializers.load_npz(snapshot, model, path=IN_SNAPSHOT if inside else "")
     except OSError as error:
         raise SystemExit(f"error: {error}") from None
-    source, target = map(data.Vocabulary, about["vocabularies"])
+    source, target = map(Vocabulary, about["vocabularies"])
     return model, source, target
 
 
@@ -66,14 +67,14 @@ def batches(lines: Iterable[str], size: int) -> Iterator[list[str]]:
 
 
 def translate(
-    model: Seq2seq, source: data.Vocabulary, target: data.Vocabulary, lines: list[str], beam: int
+    model: Translator, source: Vocabulary, target: Vocabulary, lines: list[str], beam: int
 ) -> list[str]:
     """Return the translations of lines; that of an empty line is empty."""
     sentences = [source.encode(line) for line in lines]
     wanted = [i for i, sentence in enumerate(sentences) if len(sentence)]
     translations = [""] * len(lines)
     if wanted:
-        xs = model.xp.asarray(data.pad([sentences[i] for i in wanted]))
+        xs = model.xp.asarray(pad([sentences[i] for i in wanted]))
         for i, row in zip(wanted, model.translate(xs, beam), strict=True):
             translations[i] = target.decode(row.tolist())
     return translations

@@ -1,0 +1,87 @@
+"""An index of parallel text: where each pair of lines begins, and how long it is."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from terminal import Progress
+from vocabulary import tokenize
+
+# Columns of an index, which has a row for each pair of lines.
+SOURCE_AT, TARGET_AT, SOURCE_LENGTH, TARGET_LENGTH = range(4)  # bytes into a file, tokens
+
+
+def build_index(
+    source: Path, target: Path, max_length: int
+) -> tuple[np.ndarray, list[Counter[str]], dict[str, int]]:
+    """Go through two files once; a bar shows how far.
+
+    Parameters
+    ----------
+    source, target : Path
+    max_length : int
+        Pairs in which one side has more tokens than that are skipped.
+
+    Returns
+    -------
+    index : array of int64, shape (pairs, 4)
+    counts : list of Counter
+        How often each token occurs in the source, and in the target.
+    skipped : dict
+        How many pairs of lines cannot be used, by the reason.
+
+    Raises
+    ------
+    OSError, ValueError
+        If the files cannot be read, have different numbers of lines, or fewer than two pairs.
+    """
+    rows: list[np.ndarray] = []
+    chunk: list[tuple[int, int, int, int]] = []
+    counts: list[Counter[str]] = [Counter(), Counter()]
+    skipped = {"empty": 0, "not UTF-8": 0, "too long": 0}
+    bar = Progress(source.stat().st_size, "vocabulary")
+    at, lines = [0, 0], [0, 0]
+    with source.open("rb") as sources, target.open("rb") as targets:
+        while True:
+            raw = sources.readline(), targets.readline()
+            if not all(raw):
+                break
+            try:
+                tokens = [tokenize(line.decode()) for line in raw]
+            except UnicodeDecodeError:
+                skipped["not UTF-8"] += 1
+            else:
+                lengths = [len(side) for side in tokens]
+                if not all(lengths):
+                    skipped["empty"] += 1
+                elif max(lengths) > max_length:
+                    skipped["too long"] += 1
+                else:
+                    chunk.append((*at, *lengths))
+                    for count, side in zip(counts, tokens, strict=True):
+                        count.update(side)
+            at = [position + len(line) for position, line in zip(at, raw, strict=True)]
+            lines = [number + 1 for number in lines]
+            if len(chunk) == 100_000:  # tuples take ten times the memory of an array
+                rows.append(np.array(chunk, np.int64))
+                chunk = []
+            bar.to(at[0])
+        lines = [
+            n + sum(1 for _ in file) + bool(line)
+            for n, file, line in zip(lines, (sources, targets), raw, strict=True)
+        ]
+    if lines[0] != lines[1]:
+        raise ValueError(
+            f"the files must be translations line for line, but {source} has {lines[0]} lines "
+            f"and {target} has {lines[1]}"
+        )
+    rows.append(np.array(chunk, np.int64).reshape(-1, 4))
+    index = np.concatenate(rows)
+    skipped = {reason: n for reason, n in skipped.items() if n}
+    if len(index) < 2:
+        raise ValueError(
+            f"{source} and {target} need two pairs of lines or more, one to train on and one to "
+            f"validate with, but have {len(index)} (skipped: {skipped or 'none'})"
+        )
+    return index, counts, skipped

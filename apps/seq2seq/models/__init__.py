@@ -1,0 +1,8 @@
+"""The networks, by the names that ``--model`` knows them by; see `Translator` for their use."""
+
+from models.lstm import LSTM
+from models.translator import Translator, count_tokens
+
+MODELS: dict[str, type[Translator]] = {"lstm": LSTM}
+
+__all__ = ["MODELS", "Translator", "count_tokens"]

@@ -1,0 +1,159 @@
+"""Files of text: tokens, vocabularies, indices, batches."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("line", "tokens"),
+    [
+        ("May 12, 1984", "▁May ▁1 2 , ▁1 9 8 4"),
+        ("  zwölf\tUhr ", "▁zwölf ▁Uhr"),
+        ("1984-05-12", "▁1 9 8 4 - 0 5 - 1 2"),
+        ("<eos>", "▁< eos >"),
+        (" \u3000", ""),
+    ],
+)
+def test_lines_are_divided_and_put_together(app, line, tokens):
+    assert app.vocabulary.tokenize(line) == tokens.split()
+    assert app.vocabulary.detokenize(tokens.split()) == " ".join(line.split())
+
+
+def test_vocabulary_keeps_the_most_frequent_tokens(app):
+    counts = Counter({"▁a": 5, "▁c": 2, "▁b": 2, "▁d": 1})
+    vocabulary = app.vocabulary.Vocabulary.of(counts, min_count=2, max_size=4)
+    assert vocabulary.tokens == ("<eos>", "<unk>", "▁a", "▁b")
+    assert vocabulary.encode("b a d").tolist() == [3, 2, 1]
+    assert len(app.vocabulary.Vocabulary.of(counts, min_count=2, max_size=9)) == 5
+
+
+def write_files(folder: Path, source: bytes, target: bytes) -> tuple[Path, Path]:
+    paths = folder / "a.source", folder / "a.target"
+    for path, content in zip(paths, (source, target), strict=True):
+        path.write_bytes(content)
+    return paths
+
+
+@pytest.fixture
+def prepare(app) -> Callable:
+    """Return a function that indexes two files and makes their vocabularies."""
+
+    def run(files: tuple[Path, Path], folder: Path, **settings: int):
+        return app.corpus._prepare(*files, folder, app.corpus.Settings(**settings))
+
+    return run
+
+
+def test_what_cannot_be_used_is_counted(app, prepare, tmp_path):
+    source = b"one\n\n\xff\nfour five six\nseven\r\neight"
+    files = write_files(tmp_path, source, b"1\n2\n3\n4\n7\n8\n")
+    corpus, index = prepare(files, tmp_path, max_length=2)
+    assert corpus.skipped == {"empty": 1, "not UTF-8": 1, "too long": 1}
+    text = app.corpus.ParallelText(corpus, index)
+    lines = [text.get_lines(i) for i in range(len(text))]
+    text.close()
+    assert lines == [("one", "1"), ("seven", "7"), ("eight", "8")]
+
+
+def test_cache_is_used_for_the_same_files_and_settings_only(
+    app, prepare, dates, tmp_path, monkeypatch
+):
+    first, index = prepare(dates, tmp_path)
+    calls = []
+    original = app.corpus.build_index
+    counted = lambda *args: calls.append(args) or original(*args)  # noqa: E731
+    monkeypatch.setattr(app.corpus, "build_index", counted)
+    again, same = prepare(dates, tmp_path)
+    assert not calls
+    assert again.digest() == first.digest()
+    np.testing.assert_array_equal(index, same)
+    other, _ = prepare(dates, tmp_path, max_size=20)
+    assert len(calls) == 1
+    assert len(other.vocabularies[0]) == 20
+    assert other.digest() != first.digest()
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        (b"a\nb\nc", b"1\n2\n", "a.source has 3 lines and .*a.target has 2"),
+        (b"a\n\n", b"1\n2\n3\n4", "a.source has 2 lines and .*a.target has 4"),
+        (b"\n\na\n", b"1\n2\n3\n", "two pairs of lines or more.* have 1 .*'empty': 2"),
+    ],
+)
+def test_error_for_files_that_do_not_fit(prepare, source, target, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        prepare(write_files(tmp_path, source, target), tmp_path)
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_progress_is_shown_on_a_terminal(
+    app, prepare, watched, monkeypatch, capsys, dates, tmp_path
+):
+    monkeypatch.setattr(app.terminal, "is_watched", lambda: watched)
+    prepare(dates, tmp_path)
+    shown = capsys.readouterr().out
+    assert shown.endswith("] 100 %\n") == watched
+    assert ("\rvocabulary [####" in shown) == watched
+
+
+def test_buckets_visit_every_pair_once_with_little_padding(app):
+    random = np.random.RandomState(0)
+    index = np.zeros((1003, 4), np.int64)
+    index[:, app.index.SOURCE_LENGTH] = random.randint(1, 40, size=1003)
+    index[:, app.index.TARGET_LENGTH] = random.randint(1, 40, size=1003)
+
+    class Rows:
+        def __init__(self) -> None:
+            self.index = index
+
+        def __len__(self) -> int:
+            return len(index)
+
+        def __getitem__(self, i: int) -> int:
+            return i
+
+        def close(self) -> None:
+            pass
+
+    batches = app.batches.BucketIterator(Rows(), 20, 0)
+    epochs = []
+    for _ in range(2):
+        epoch = [next(batches) for _ in range(51)]
+        assert batches.is_new_epoch
+        assert sorted(i for batch in epoch for i in batch) == list(range(1003))
+        padded = sum(len(b) * index[b, app.index.SOURCE_LENGTH].max() for b in epoch)
+        assert index[:, app.index.SOURCE_LENGTH].sum() > 0.9 * padded
+        epochs.append(epoch)
+    assert epochs[0] != epochs[1]
+    assert (batches.epoch, batches.epoch_detail) == (2, 2.0)
+    again = app.batches.BucketIterator(Rows(), 20, 0)
+    assert [next(again) for _ in range(51)] == epochs[0]
+
+
+@pytest.mark.parametrize(
+    ("number", "english", "german"),
+    [(1, "first", "erste"), (12, "twelfth", "zwölfte"), (21, "twenty-first", "einundzwanzigste")],
+)
+def test_days_are_written_out(app, number, english, german):
+    assert app.generated.english_ordinal(number) == english
+    assert app.generated.german_ordinal(number) == german
+
+
+@pytest.mark.parametrize(
+    ("year", "english", "german"),
+    [
+        (1900, "nineteen hundred", "neunzehnhundert"),
+        (1905, "nineteen oh five", "neunzehnhundertfünf"),
+        (2000, "two thousand", "zweitausend"),
+        (2001, "two thousand and one", "zweitausendeins"),
+        (2084, "twenty eighty-four", "zweitausendvierundachtzig"),
+    ],
+)
+def test_years_are_written_out(app, year, english, german):
+    assert app.generated.english_year(year) == english
+    assert app.generated.german_year(year) == german

@@ -1,0 +1,78 @@
+"""The networks, computed in other ways."""
+
+from collections.abc import Callable
+
+import chainer
+import numpy as np
+import pytest
+
+KINDS = ["lstm"]
+
+
+@pytest.fixture
+def make(app) -> Callable:
+    """Return a function that makes a network."""
+
+    def run(kind: str, *sizes: int):
+        np.random.seed(1)
+        return app.models.MODELS[kind](*sizes)
+
+    return run
+
+
+@pytest.fixture
+def sentences(app) -> Callable[[int, int], np.ndarray]:
+    """Return a function that makes a batch of ``n`` sentences of up to ``longest`` tokens."""
+
+    def run(n: int, longest: int) -> np.ndarray:
+        random = np.random.RandomState(3)
+        rows = [random.randint(2, 9, size=1 + i % longest).astype("i") for i in range(n)]
+        return app.batches.pad(rows)
+
+    return run
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layers", [1, 2])
+def test_one_step_after_another_scores_as_all_at_once(make, sentences, kind, layers):
+    network = make(kind, 9, 9, 8, layers)
+    xs, ys = sentences(5, 4), sentences(5, 3)
+    with chainer.using_config("train", False), chainer.no_backprop_mode():
+        whole = network.decode(xs, ys)[0].array.reshape(5, 4, 9)
+        decoding, last = network.begin(xs, beam=2), np.zeros(10, "i")
+        for t in range(4):
+            scores = decoding.step(last).array.reshape(5, 2, 9)
+            valid = t <= (ys >= 0).sum(axis=1)
+            for j in range(2):
+                np.testing.assert_allclose(scores[valid, j], whole[valid, t], rtol=1e-4, atol=1e-5)
+            decoding.select(np.arange(10) ^ 1)  # both beginnings are the same
+            last = np.maximum(ys[:, t], 0).repeat(2) if t < 3 else last
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_changes_nothing(make, sentences, kind):
+    network = make(kind, 9, 9, 8)
+    xs, ys = sentences(5, 4), sentences(5, 3)
+    wider = [np.pad(a, ((0, 0), (0, 2)), constant_values=-1) for a in (xs, ys)]
+    assert float(network.loss(*wider).array) == pytest.approx(float(network.loss(xs, ys).array))
+    weights = network.attend(xs, ys)
+    np.testing.assert_allclose(weights.sum(axis=2), 1, rtol=1e-5)
+    assert (weights.transpose(0, 2, 1)[xs == -1] == 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_wide_beam_finds_the_most_probable_translation(make, sentences, kind):
+    network = make(kind, 9, 3, 8)
+    (bias,) = (p for name, p in network.namedparams() if name.endswith("words/bias"))
+    bias.array[:] = [3, 0, 1]  # short ones
+    xs = sentences(4, 3)
+    greedy, found = network.translate(xs), network.translate(xs, beam=40)
+
+    def mean_log_p(i: int, translation: np.ndarray) -> float:
+        return -float(network.loss(xs[i : i + 1], translation[None].astype("i")).array)
+
+    every = [np.array(t, "i") for n in range(4) for t in np.ndindex(*[3] * n) if 0 not in t]
+    for i in range(4):
+        best = max(mean_log_p(i, t) for t in every)
+        assert mean_log_p(i, found[i]) >= best - 1e-5
+        assert mean_log_p(i, found[i]) >= mean_log_p(i, greedy[i]) - 1e-6
