@@ -83,11 +83,13 @@ class BucketIterator(chainer.dataset.Iterator):
         return self.epoch + self.position / len(self._batches)
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Read or write where it is. Rank 0's state serves all ranks."""
+        """Read or write where it is. Rank 0's state serves all ranks, also for another number."""
+        n_batches = int(serializer("n_batches", len(self._batches)))
+        position = int(serializer("position", self.position))
         self.epoch = int(serializer("epoch", self.epoch))
-        self.position = int(serializer("position", self.position))
         self.is_new_epoch = bool(serializer("is_new_epoch", self.is_new_epoch))
         self._batches = self._shuffle()
+        self.position = position * len(self._batches) // n_batches
 
     def finalize(self) -> None:
         """Close the files."""

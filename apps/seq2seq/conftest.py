@@ -17,8 +17,8 @@ from chainermn.testing.mpiexec import JobResult, run_job
 HERE = Path(__file__).resolve().parent
 # Seconds after which something hangs, on however busy a machine.
 LIMIT = 600
-NAMES = ["batches", "corpus", "evaluation", "generated", "index", "models", "models.lstm"]
-NAMES += ["terminal", "training", "vocabulary"]
+NAMES = ["batches", "corpus", "evaluation", "generated", "index", "models"]
+NAMES += ["models.transformer", "progress", "saved", "training", "vocabulary"]
 
 # The threads of a BLAS wait for each other for long where other programs use the cores too.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -35,7 +35,9 @@ def app() -> SimpleNamespace:
     others = take_away()
     sys.path.insert(0, str(HERE))
     try:
-        return SimpleNamespace(**{name: importlib.import_module(name) for name in NAMES})
+        return SimpleNamespace(
+            **{name.replace(".", "_"): importlib.import_module(name) for name in NAMES}
+        )
     finally:
         sys.path.remove(str(HERE))
         take_away()

@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 from chainer.dataset import DatasetMixin
@@ -18,11 +17,12 @@ import chainermn
 import generated
 from chainermn.agreement import run_on_root, run_together
 from index import SOURCE_AT, TARGET_AT, build_index
-from vocabulary import Vocabulary
-
-T = TypeVar("T")
+from vocabulary import Vocabulary, most_frequent
 
 N_GENERATED = 21000
+WHERE = "input"  # in messages
+
+Files = tuple[Path, Path]  # of the source and of the target
 
 
 @dataclass
@@ -51,62 +51,41 @@ class Corpus:
 
     Attributes
     ----------
-    source, target : Path
-        Its two files: lines in UTF-8, line for line translations of each other.
+    files : tuple of Path
+        Lines in UTF-8, line for line translations of each other.
     vocabularies : tuple of Vocabulary
         Of the source and of the target.
+    n_pairs : int
+        How many pairs of lines can be used.
     skipped : dict
-        How many pairs of lines cannot be used, by the reason.
+        How many pairs cannot be used, by the reason.
     """
 
-    source: Path
-    target: Path
+    files: Files
     vocabularies: tuple[Vocabulary, Vocabulary]
+    n_pairs: int
     skipped: dict[str, int]
 
     def digest(self) -> str:
-        """Return what tells these vocabularies from others."""
-        tokens = json.dumps([vocabulary.tokens for vocabulary in self.vocabularies])
-        return hashlib.sha256(tokens.encode()).hexdigest()
-
-
-def together(comm: chainermn.CommunicatorBase, act: Callable[[], T]) -> T:
-    """Return ``act()``; if it fails on any rank because of a bad input, end the job.
-
-    Raises
-    ------
-    SystemExit
-        On every rank. Rank 0 prints the error.
-    """
-    return _or_end(comm, lambda: run_together(comm, "input", act))
-
-
-def share(comm: chainermn.CommunicatorBase, act: Callable[[], T]) -> T:
-    """Return ``act()`` of rank 0 on all ranks; if it fails, end the job as `together` does."""
-    return _or_end(comm, lambda: run_on_root(comm, 0, "input", act))
-
-
-def _or_end(comm: chainermn.CommunicatorBase, act: Callable[[], T]) -> T:
-    try:
-        return act()
-    except (OSError, ValueError, RuntimeError) as error:
-        raise SystemExit(f"error: {error}" if comm.rank == 0 else 1) from None
+        """Return what tells this corpus from others."""
+        tokens = [vocabulary.tokens for vocabulary in self.vocabularies]
+        content = json.dumps([tokens, self.n_pairs, self.skipped])
+        return hashlib.sha256(content.encode()).hexdigest()
 
 
 def load_corpus(
-    source: Path | None,
-    target: Path | None,
+    files: Files | None,
     cache: Path,
     settings: Settings,
     seed: int,
     comm: chainermn.CommunicatorBase,
 ) -> tuple[Corpus, np.ndarray | None]:
-    """Make the corpus ready to be read by every rank. Collective.
+    """Make the corpus to train on ready to be read by every rank. Collective.
 
     Parameters
     ----------
-    source, target : Path or None
-        Files, which may be gzipped; None: those that `generated` writes.
+    files : tuple of Path or None
+        Source and target, which may be gzipped; None: those that `generated` writes.
     cache : Path
         Folder for what is generated or unpacked, for the index and the vocabularies. Hosts that
         do not see that of rank 0 write their own.
@@ -123,42 +102,74 @@ def load_corpus(
 
     Raises
     ------
-    SystemExit
+    OSError, RuntimeError, ValueError
         On every rank, if the files cannot be used.
     """
 
-    def find_files() -> tuple[Path, Path]:
+    def find_files() -> Files:
+        if files is not None:
+            return _unpack(files, cache)
+        stem = cache.resolve() / f"dates-{seed}"
+        paths = stem.with_suffix(".source"), stem.with_suffix(".target")
+        if not all(path.exists() for path in paths):
+            generated.write(*paths, N_GENERATED, seed)
+        return paths
+
+    return _load(find_files, lambda paths: _prepare(paths, cache, settings), cache, comm)
+
+
+def load_more(
+    files: Files, cache: Path, corpus: Corpus, max_length: int, comm: chainermn.CommunicatorBase
+) -> tuple[Corpus, np.ndarray | None]:
+    """Make another corpus ready, with the vocabularies of the first. Collective.
+
+    Parameters and what is returned and raised are as for `load_corpus`.
+    """
+
+    def prepare(paths: Files) -> tuple[Corpus, np.ndarray]:
+        index, _, skipped = build_index(*paths, max_length)
+        return Corpus(paths, corpus.vocabularies, len(index), skipped), index
+
+    return _load(lambda: _unpack(files, cache), prepare, cache, comm)
+
+
+def _load(
+    find_files: Callable[[], Files],
+    prepare: Callable[[Files], tuple[Corpus, np.ndarray]],
+    cache: Path,
+    comm: chainermn.CommunicatorBase,
+) -> tuple[Corpus, np.ndarray | None]:
+    def find() -> Files:
         cache.mkdir(parents=True, exist_ok=True)
-        if source is None or target is None:
-            stem = cache.resolve() / f"dates-{seed}"
-            paths = stem.with_suffix(".source"), stem.with_suffix(".target")
-            if not all(path.exists() for path in paths):
-                generated.write(*paths, N_GENERATED, seed)
-            return paths
-        return _unpack(source, cache), _unpack(target, cache)
+        return find_files()
 
     # Rank 0 for all, then the first rank of each host, which finds it done or does so there.
-    paths = share(comm, find_files)
-    together(comm, lambda: find_files() if comm.intra_rank == 0 else None)
+    paths = run_on_root(comm, 0, WHERE, find)
+    run_together(comm, WHERE, lambda: find() if comm.intra_rank == 0 else None)
     index: np.ndarray | None = None
 
-    def prepare() -> tuple[Corpus, list[int]]:
+    def prepare_once() -> tuple[Corpus, list[int]]:
         nonlocal index
-        corpus, index = _prepare(*paths, cache, settings)
+        corpus, index = prepare(paths)
         return corpus, [path.stat().st_size for path in paths]
 
-    corpus, sizes = share(comm, prepare)
+    corpus, sizes = run_on_root(comm, 0, WHERE, prepare_once)
 
     def check_files() -> None:
         for path, size in zip(paths, sizes, strict=True):
             if not path.exists() or path.stat().st_size != size:
                 raise ValueError(f"{path} is not the same file on all hosts")
 
-    together(comm, check_files)
+    run_together(comm, WHERE, check_files)
     return corpus, index
 
 
-def _unpack(path: Path, cache: Path) -> Path:
+def _unpack(files: Files, cache: Path) -> Files:
+    """Return files with the same lines, in which one can jump to any of them."""
+    return _unpacked(files[0], cache), _unpacked(files[1], cache)
+
+
+def _unpacked(path: Path, cache: Path) -> Path:
     """Return a file with the lines of ``path``, in which one can jump to any of them."""
     path = path.resolve()
     if path.suffix != ".gz":
@@ -182,38 +193,38 @@ def _unpack(path: Path, cache: Path) -> Path:
     return unpacked
 
 
-def _prepare(
-    source: Path, target: Path, cache: Path, settings: Settings
-) -> tuple[Corpus, np.ndarray]:
+def _prepare(files: Files, cache: Path, settings: Settings) -> tuple[Corpus, np.ndarray]:
     """Index two files and make their vocabularies, or take both from the cache."""
+    stats = [(path, path.stat()) for path in files]
     about = {
-        "files": [
-            [str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in (source, target)
-        ],
+        "files": [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats],
         **asdict(settings),
     }
     described, rows = cache / "vocabulary.json", cache / "index.npy"
     if described.exists() and rows.exists():
         found = json.loads(described.read_text(encoding="utf-8"))
         if found["about"] == about:
-            first, second = map(Vocabulary, found["vocabularies"])
-            corpus = Corpus(source, target, (first, second), found["skipped"])
-            return corpus, np.load(rows, mmap_mode="r")
-    index, counts, skipped = build_index(source, target, settings.max_length)
+            return _cached(files, found, rows)
+    index, counts, skipped = build_index(*files, settings.max_length)
     if settings.share:
         counts = [counts[0] + counts[1]] * 2
-    first, second = (Vocabulary.of(c, settings.min_count, settings.max_size) for c in counts)
-    described.unlink(missing_ok=True)
-    np.save(rows, index)
     content = {
         "about": about,
-        "vocabularies": [first.tokens, second.tokens],
+        "vocabularies": [most_frequent(c, settings.min_count, settings.max_size) for c in counts],
         "skipped": skipped,
     }
+    described.unlink(missing_ok=True)
+    np.save(rows, index)
     unfinished = described.with_suffix(".part")
     unfinished.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     unfinished.replace(described)
-    return Corpus(source, target, (first, second), skipped), np.load(rows, mmap_mode="r")
+    return _cached(files, content, rows)
+
+
+def _cached(files: Files, content: dict, rows: Path) -> tuple[Corpus, np.ndarray]:
+    index = np.load(rows, mmap_mode="r")
+    first, second = map(Vocabulary, content["vocabularies"])
+    return Corpus(files, (first, second), len(index), content["skipped"]), index
 
 
 class ParallelText(DatasetMixin):
@@ -229,7 +240,7 @@ class ParallelText(DatasetMixin):
     def __init__(self, corpus: Corpus, index: Sequence[np.ndarray]) -> None:
         self.corpus = corpus
         self.index = np.asarray(index, np.int64).reshape(-1, 4)
-        self._files = corpus.source.open("rb"), corpus.target.open("rb")
+        self._files = [path.open("rb") for path in corpus.files]
 
     def __len__(self) -> int:
         return len(self.index)

@@ -14,7 +14,7 @@ import chainermn
 from batches import to_batch
 from corpus import Corpus, ParallelText
 from models import Translator, count_tokens
-from vocabulary import SPACE
+from vocabulary import EOS, SPACE
 
 METRICS = {"bleu": BLEU(), "chrf": CHRF()}
 
@@ -122,22 +122,26 @@ class TranslationEvaluator(chainermn.extensions.GenericMultiNodeEvaluator):
         return found
 
 
-def draw_attention(
-    weights: np.ndarray, source: Sequence[str], target: Sequence[str], path: Path
-) -> None:
-    """Draw which tokens of a sentence were attended to, for each token of its translation.
+def draw_attention(evaluator: TranslationEvaluator, path: Path) -> None:
+    """Draw what the network attends to when it translates the longest of the examples.
 
     Parameters
     ----------
-    weights : array, shape (target, source)
-    source, target : sequence of str
-        The tokens, from the first to the last.
+    evaluator : TranslationEvaluator
+        On rank 0, after it has evaluated.
     path : Path
         Of the PNG.
     """
     from matplotlib import pyplot as plt
 
-    source, target = ([t.removeprefix(SPACE) for t in side] for side in (source, target))
+    model = evaluator.model
+    first, second = evaluator.corpus.vocabularies
+    line, _, translation = max(evaluator.examples, key=lambda pair: len(first.encode(pair[0])))
+    xs, ys = first.encode(line)[None], second.encode(translation)[None]
+    weights = model.attend(model.xp.asarray(xs), model.xp.asarray(ys))[0]
+    source = [first.tokens[i].removeprefix(SPACE) for i in xs[0]]
+    target = [second.tokens[i].removeprefix(SPACE) for i in (*ys[0], EOS)]
+
     figure, axes = plt.subplots(
         figsize=(2 + 0.4 * len(source), 1.6 + 0.3 * len(target)), layout="constrained"
     )

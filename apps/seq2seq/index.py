@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from terminal import Progress
+from progress import Progress
 from vocabulary import tokenize
 
 # Columns of an index, which has a row for each pair of lines.

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import chainer
 import numpy as np
 import pytest
 
@@ -25,10 +26,10 @@ def test_lines_are_divided_and_put_together(app, line, tokens):
 
 def test_vocabulary_keeps_the_most_frequent_tokens(app):
     counts = Counter({"▁a": 5, "▁c": 2, "▁b": 2, "▁d": 1})
-    vocabulary = app.vocabulary.Vocabulary.of(counts, min_count=2, max_size=4)
-    assert vocabulary.tokens == ("<eos>", "<unk>", "▁a", "▁b")
-    assert vocabulary.encode("b a d").tolist() == [3, 2, 1]
-    assert len(app.vocabulary.Vocabulary.of(counts, min_count=2, max_size=9)) == 5
+    tokens = app.vocabulary.most_frequent(counts, min_count=2, max_size=4)
+    assert tokens == ["<eos>", "<unk>", "▁a", "▁b"]
+    assert app.vocabulary.Vocabulary(tokens).encode("b a d").tolist() == [3, 2, 1]
+    assert len(app.vocabulary.most_frequent(counts, min_count=2, max_size=9)) == 5
 
 
 def write_files(folder: Path, source: bytes, target: bytes) -> tuple[Path, Path]:
@@ -43,7 +44,7 @@ def prepare(app) -> Callable:
     """Return a function that indexes two files and makes their vocabularies."""
 
     def run(files: tuple[Path, Path], folder: Path, **settings: int):
-        return app.corpus._prepare(*files, folder, app.corpus.Settings(**settings))
+        return app.corpus._prepare(files, folder, app.corpus.Settings(**settings))
 
     return run
 
@@ -94,7 +95,7 @@ def test_error_for_files_that_do_not_fit(prepare, source, target, message, tmp_p
 def test_progress_is_shown_on_a_terminal(
     app, prepare, watched, monkeypatch, capsys, dates, tmp_path
 ):
-    monkeypatch.setattr(app.terminal, "is_watched", lambda: watched)
+    monkeypatch.setattr(app.progress, "is_watched", lambda: watched)
     prepare(dates, tmp_path)
     shown = capsys.readouterr().out
     assert shown.endswith("] 100 %\n") == watched
@@ -133,6 +134,17 @@ def test_buckets_visit_every_pair_once_with_little_padding(app):
     assert (batches.epoch, batches.epoch_detail) == (2, 2.0)
     again = app.batches.BucketIterator(Rows(), 20, 0)
     assert [next(again) for _ in range(51)] == epochs[0]
+
+    state = chainer.serializers.DictionarySerializer()
+    for _ in range(20):
+        next(batches)
+    batches.serialize(state)
+    again.serialize(chainer.serializers.NpzDeserializer(state.target))
+    assert [next(again) for _ in range(40)] == [next(batches) for _ in range(40)]
+    # On other ranks a batch may be of another size: the same share of the epoch is over.
+    other = app.batches.BucketIterator(Rows(), 10, 0)
+    other.serialize(chainer.serializers.NpzDeserializer(state.target))
+    assert (other.epoch, other.position) == (2, 20 * 101 // 51)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import chainer
 import numpy as np
 import pytest
 
-KINDS = ["lstm"]
+KINDS = ["lstm", "transformer"]
 
 
 @pytest.fixture
@@ -15,7 +15,8 @@ def make(app) -> Callable:
 
     def run(kind: str, *sizes: int):
         np.random.seed(1)
-        return app.models.MODELS[kind](*sizes)
+        with chainer.using_config("dtype", np.float64):
+            return app.models.MODELS[kind](*sizes)
 
     return run
 
@@ -44,8 +45,8 @@ def test_one_step_after_another_scores_as_all_at_once(make, sentences, kind, lay
             scores = decoding.step(last).array.reshape(5, 2, 9)
             valid = t <= (ys >= 0).sum(axis=1)
             for j in range(2):
-                np.testing.assert_allclose(scores[valid, j], whole[valid, t], rtol=1e-4, atol=1e-5)
-            decoding.select(np.arange(10) ^ 1)  # both beginnings are the same
+                np.testing.assert_allclose(scores[valid, j], whole[valid, t], rtol=1e-9)
+            decoding.select(np.arange(10) ^ 1)  # both are the same
             last = np.maximum(ys[:, t], 0).repeat(2) if t < 3 else last
 
 
@@ -54,10 +55,63 @@ def test_padding_changes_nothing(make, sentences, kind):
     network = make(kind, 9, 9, 8)
     xs, ys = sentences(5, 4), sentences(5, 3)
     wider = [np.pad(a, ((0, 0), (0, 2)), constant_values=-1) for a in (xs, ys)]
-    assert float(network.loss(*wider).array) == pytest.approx(float(network.loss(xs, ys).array))
+    losses = [float(network.loss(*batch).array) for batch in (wider, (xs, ys))]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
     weights = network.attend(xs, ys)
-    np.testing.assert_allclose(weights.sum(axis=2), 1, rtol=1e-5)
+    np.testing.assert_allclose(weights.sum(axis=2), 1)
     assert (weights.transpose(0, 2, 1)[xs == -1] == 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_comes_later_changes_nothing(make, sentences, kind):
+    network = make(kind, 9, 9, 8)
+    xs, ys = sentences(5, 4), np.arange(15).reshape(5, 3).astype("i") % 7 + 2
+    others = ys.copy()
+    others[:, 1] = (ys[:, 1] - 1) % 7 + 2
+    with chainer.no_backprop_mode():
+        first, second = (network.decode(xs, y)[0].array.reshape(5, 4, 9) for y in (ys, others))
+    np.testing.assert_allclose(first[:, :2], second[:, :2])
+    assert (np.abs(first[:, 2:] - second[:, 2:]) > 1e-9).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_beam_of_one_takes_the_most_probable_token_each_time(make, sentences, kind):
+    network = make(kind, 9, 9, 8)
+    xs = sentences(5, 4)
+    for x, found in zip(xs, network.translate(xs), strict=True):
+        written: list[int] = []
+        while len(written) < 2 * xs.shape[1] + 10:
+            ys = np.array([written], "i").reshape(1, -1)
+            scores = network.decode(x[None], ys)[0].array
+            if scores[-1].argmax() == 0:
+                break
+            written.append(int(scores[-1].argmax()))
+        assert found.tolist() == written
+
+
+def test_attention_of_a_transformer_computed_by_hand(app):
+    """One head, one query, two keys, compared with the formula of Vaswani et al."""
+    np.random.seed(0)
+    with chainer.using_config("dtype", np.float64):
+        attention = app.models_transformer.Attention(2, 1)
+    memory, queries = np.array([[[1.0, 2.0], [3.0, -1.0]]]), np.array([[[0.5, 1.5]]])
+    found, weights = attention(
+        chainer.Variable(queries), attention.project(chainer.Variable(memory)), None
+    )
+
+    def apply(link, x):
+        return x @ link.W.array.T + link.b.array
+
+    energies = apply(attention.key, memory[0]) @ apply(attention.query, queries[0, 0]) / 2**0.5
+    wanted = np.exp(energies) / np.exp(energies).sum()
+    np.testing.assert_allclose(weights.array[0, 0, 0], wanted)
+    mean = wanted @ apply(attention.value, memory[0])
+    np.testing.assert_allclose(found.array[0, 0], apply(attention.output, mean))
+
+
+def test_units_that_heads_cannot_share_are_refused(make):
+    with pytest.raises(ValueError, match="got 10 units and 4 heads"):
+        make("transformer", 9, 9, 10)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import chainer
 import numpy as np
@@ -73,7 +74,8 @@ def test_learns_on_a_gpu(read_log, train, tmp_path):
 def test_pictures_and_snapshots_are_written(two_ranks):
     _, out = two_ranks
     plots = ["attention.png", "exact.png", "loss.png", "score.png"]
-    others = ["corpus", "log", "model.json", "snapshot_epoch_1"]
+    others = ["best.json", "best.npz", "corpus", "log", "model.json", "model.npz", "run.json"]
+    others.append("snapshot_iter_157.0")
     assert sorted(path.name for path in out.iterdir()) == sorted([*plots, *others])
     for name in plots:
         assert (out / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
@@ -87,19 +89,20 @@ def test_only_rank_0_prints_and_plainly_where_no_terminal_is(two_ranks):
     assert re.fullmatch(r"vocabularies of \d+ and 15 tokens", lines[1])
     assert lines[2].split()[:2] == ["epoch", "main/loss"]
     assert lines[3].split()[0] == "1"
-    assert len(lines[4:-3]) == 8
-    assert re.fullmatch(r"\d\d\.\d\d% of the validation data .* after 1 epoch", lines[-3])
-    assert re.fullmatch(r"BLEU \d\d\.\d{4}, chrF \d\d\.\d{4}", lines[-2])
-    assert lines[-1].startswith(f"curves, attention and log: {out}/{{")
+    assert len(lines[4:-4]) == 8
+    assert re.fullmatch(r"\d\d\.\d\d% of the validation data .*, loss 0\.\d{4}", lines[-4])
+    assert re.fullmatch(r"BLEU \d\d\.\d{4}, chrF \d\d\.\d{4}", lines[-3])
+    assert re.fullmatch(r"best.npz: loss 0\.\d{4} after epoch 1", lines[-2])
+    assert lines[-1].startswith(f"curves, attention, log and networks: {out}/{{")
     assert "\033" not in job.stdout
 
 
-def test_translate_with_a_snapshot(run_script, two_ranks, dates):
+def test_translate(run_script, two_ranks, dates):
     _, out = two_ranks
     lines, wanted = ([*path.read_text("utf-8").splitlines()[:60], ""] for path in dates)
     for options in (["--beam", "3", "--batchsize", "25"], []):
         shown = run_script(
-            "translate.py", out / "snapshot_epoch_1", *options, text="\n".join(["", *lines])
+            "translate.py", out / "best.npz", *options, text="\n".join(["", *lines])
         )
         empty, *found = shown.splitlines()
         assert empty == ""
@@ -108,7 +111,7 @@ def test_translate_with_a_snapshot(run_script, two_ranks, dates):
 
 
 def test_scores_are_equal_on_1_and_3_ranks_and_in_sacrebleu(start, two_ranks, tmp_path):
-    """Evaluate one snapshot on 1 and 3 ranks, and its translations with sacreBLEU itself."""
+    """Evaluate one network on 1 and 3 ranks, and its translations with sacreBLEU itself."""
     _, out = two_ranks
     script = tmp_path / "evaluate.py"
     script.write_text(EVALUATE)
@@ -131,13 +134,13 @@ EVALUATE = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-import chainer, chainermn, evaluation, translate
+import chainer, chainermn, evaluation, saved
 from batches import cut_batches, hold_out, pad
 from corpus import ParallelText, Settings, load_corpus
 comm = chainermn.create_communicator()
 out = Path(sys.argv[2])
-network, *_ = translate.load(out / "snapshot_epoch_1")
-corpus, index = load_corpus(None, None, out / "corpus", Settings(), 0, comm)
+network, *_ = saved.load_network(out / "best.npz")
+corpus, index = load_corpus(None, out / "corpus", Settings(), 0, comm)
 batches = cut_batches(hold_out(index, 300, 1)[1], 30) if comm.rank == 0 else None
 own = chainermn.scatter_dataset(batches, comm, shuffle=True, seed=0, force_equal_length=False)
 device = chainer.get_device("@numpy")
@@ -167,53 +170,142 @@ def test_gzipped_text_and_other_options(read_log, train, app, dates, tmp_path):
     packed = tuple(tmp_path / f"{path.name}.gz" for path in dates)
     for path, plain in zip(packed, dates, strict=True):
         path.write_bytes(gzip.compress(plain.read_bytes()))
-        assert app.corpus._unpack(path, tmp_path).read_bytes() == plain.read_bytes()
+        assert app.corpus._unpacked(path, tmp_path).read_bytes() == plain.read_bytes()
     options = [*SMALL, "--epoch", "1", "--share-embedding", "--layer", "2"]
     train(1, tmp_path / "result", *corpus_options(packed), *options, "--optimizer", "rmsprop")
     assert read_log(tmp_path / "result")[-1]["iteration"] == math.ceil(166 / 8)
 
 
-def test_resumed_run_is_as_one_never_interrupted(read_log, train, dates, tmp_path):
-    options = [*corpus_options(dates), *SMALL, "--cache", tmp_path / "cache"]
-    train(2, tmp_path / "straight", *options)
-    train(2, tmp_path / "resumed", *options, "--epoch", "1")
-    train(2, tmp_path / "resumed", *options, "--resume", tmp_path / "resumed/snapshot_epoch_1")
-    straight, resumed = read_log(tmp_path / "straight"), read_log(tmp_path / "resumed")
+@pytest.mark.parametrize("kind", ["lstm", "transformer"])
+def test_run_that_goes_on_is_as_one_never_interrupted(read_log, train, dates, tmp_path, kind):
+    options = [*corpus_options(dates), *SMALL, "--model", kind, "--tensorboard"]
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    train(2, straight, *options)
+    assert "going on" not in train(2, resumed, *options, "--epoch", "1").stdout
+    first = read_bytes(resumed, "model.npz")
+    job = train(2, resumed, *options)
+    assert f"going on after iteration 11, epoch 1, from {resumed}/snapshot" in job.stdout
     for key in ("epoch", "iteration", "main/loss", "lr", *SCORES):
-        assert [row[key] for row in resumed] == [row[key] for row in straight]
+        assert [row[key] for row in read_log(resumed)] == [row[key] for row in read_log(straight)]
+    last, wanted = (load(out / "model.npz") for out in (resumed, straight))
+    for name in wanted:
+        np.testing.assert_array_equal(last[name], wanted[name], err_msg=name)
+    assert first != read_bytes(resumed, "model.npz")
+    assert any((resumed / "tensorboard").iterdir())
+
+    # Once more: nothing is left to do.
+    job = train(2, resumed, *options)
+    assert "going on after iteration 22" in job.stdout
+    assert len(read_log(resumed)) == 2
+    # From a snapshot that is named, and with other options from the beginning.
+    job = train(2, resumed, *options, "--resume", resumed / "snapshot_iter_11.0")
+    assert "going on after iteration 11, epoch 1" in job.stdout
+    job = train(2, resumed, *options, "--epoch", "1", "--lr", "0.1")
+    assert re.search(r"training begins anew: .* \(lr: 0.002, now 0.1\)", job.stdout)
+    assert len(read_log(resumed)) == 1
 
 
-def test_rates_fall_and_training_stops_without_progress(read_log, train, app, dates, tmp_path):
+def read_bytes(out: Path, name: str) -> bytes:
+    return (out / name).read_bytes()
+
+
+def load(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path) as content:
+        return dict(content)
+
+
+def test_best_network_is_that_of_the_criterion(read_log, train, dates, tmp_path):
+    out = tmp_path / "result"
+    options = [*corpus_options(dates), *SMALL, "--criterion", "chrf", "--lr", "0.02"]
+    train(1, out, *options, "--epoch", "4")
+    chrf = [row["validation/main/chrf"] for row in read_log(out)]
+    best = json.loads((out / "best.json").read_text())
+    assert (best["metric"], best["value"]) == ("validation/main/chrf", max(chrf))
+    assert best["epoch"] == chrf.index(max(chrf)) + 1 > 1
+    for ranks, options, epoch in (
+        (1, ["--evaluate"], best["epoch"]),
+        (2, ["--evaluate", out / "model.npz"], 4),
+    ):
+        files = {path: path.read_bytes() for path in out.iterdir() if path.is_file()}
+        shown = train(ranks, out, *corpus_options(dates), *SMALL, *options).stdout
+        row = read_log(out)[epoch - 1]
+        bleu, chrf = row["validation/main/bleu"], row["validation/main/chrf"]
+        assert f"BLEU {bleu:.4f}, chrF {chrf:.4f}\n" in shown
+        assert files == {path: path.read_bytes() for path in out.iterdir() if path.is_file()}
+
+
+def test_files_to_validate_with(read_log, train, dates, tmp_path):
+    lines = [path.read_text("utf-8").splitlines(keepends=True) for path in dates]
+    others = tmp_path / "a.source", tmp_path / "a.target"
+    for path, content in zip(others, lines, strict=True):
+        path.write_text("".join([*content[:20], "\n", "word " * 60 + "\n"]), "utf-8")
+    validation = ["--validation-source", others[0], "--validation-target", others[1]]
+    out = tmp_path / "result"
+    shown = train(2, out, *corpus_options(dates), *SMALL, *validation, "--epoch", "1").stdout
+    assert "203 pairs to train on, 20 to validate with, skipped: none\n" in shown
+    assert "skipped of those to validate with: 1 empty, 1 too long\n" in shown
+    assert read_log(out)[-1]["iteration"] == math.ceil(203 / 2 / 8)
+    assert read_log(out)[-1][EXACT] * 20 % 1 == 0
+
+
+def test_training_stops_without_progress(read_log, train, dates, tmp_path):
     out = tmp_path / "result"
     nothing_learnt = ["--lr", "0", "--patience", "2"]
     train(2, out, *corpus_options(dates), *SMALL, *nothing_learnt, "--epoch", "9")
     assert len(read_log(out)) == 3
 
-    class Comm:
-        rank = 0
 
-        def bcast_obj(self, value: float) -> float:
-            return value
+class Alone:
+    """A communicator of one rank."""
 
-    decay = app.training.PlateauDecay(Comm(), "lr", 1.0, 0.5, 2)
+    rank = 0
+
+    def bcast_obj(self, value: float) -> float:
+        return value
+
+
+@pytest.mark.parametrize(
+    ("criterion", "values"),
+    [
+        ("loss", (3.0, 2.0, 2.5, 2.0, 1.0, 1.5, 1.5, 1.5, 1.5)),
+        ("bleu", (0.0, 2.0, 1.5, 2.0, 3.0, 2.5, 2.5, 2.5, 2.5)),
+    ],
+)
+def test_rates_fall_without_progress(app, criterion, values):
+    rate = app.training.LearningRate(Alone(), "lr", 1.0, 0, 0.5, 2, criterion)
     rates = []
-    for loss in (3.0, 2.0, 2.5, 2.0, 1.0, 1.5, 1.5, 1.5, 1.5):
-        decay._observe(loss)
-        rates.append(decay.rate)
+    for value in values:
+        rate.observe(value)
+        rates.append(rate.rate)
     assert rates == [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.125]
+
+
+def test_rates_rise_at_the_start(app):
+    rate = app.training.LearningRate(Alone(), "lr", 2.0, 4, 0.5, 2, "loss")
+    optimizer = SimpleNamespace(lr=None)
+    updater = SimpleNamespace(
+        iteration=0, is_new_epoch=False, get_optimizer=lambda name: optimizer
+    )
+    trainer = SimpleNamespace(updater=updater)
+    rate.initialize(trainer)
+    rates = [optimizer.lr]
+    for updater.iteration in range(1, 6):
+        rate(trainer)
+        rates.append(optimizer.lr)
+    assert rates == [0.5, 1, 1.5, 2, 2, 2]
 
 
 @pytest.mark.each_mpi
 def test_model_parallel_training_is_that_of_one_process(read_log, train, app, dates, tmp_path):
     out = tmp_path / "result"
     options = [*corpus_options(dates), *SMALL, "--dropout", "0", "--clip", "0.5", "--lr", "0.01"]
+    options += ["--warmup", "0"]
     job = train(2, out, *options, script="train_model_parallel.py")
     assert job.stdout.startswith("ranks: 2, hosts: 1, communicator: SingleNodeCommunicator\n")
 
     found = json.loads((out / "corpus/vocabulary.json").read_text(encoding="utf-8"))
-    corpus = app.corpus.Corpus(
-        *dates, tuple(map(app.vocabulary.Vocabulary, found["vocabularies"])), {}
-    )
+    vocabularies = tuple(map(app.vocabulary.Vocabulary, found["vocabularies"]))
+    corpus = app.corpus.Corpus(dates, vocabularies, 203, {})
     rows, _ = app.batches.hold_out(np.load(out / "corpus/index.npy"), 37, 0)
     np.random.seed(0)
     network = app.models.MODELS["lstm"](*map(len, corpus.vocabularies), 16)
@@ -239,12 +331,15 @@ def test_every_rank_ends_with_one_clear_error(train, dates, tmp_path):
     damaged.write_bytes(gzip.compress(dates[0].read_bytes())[:-30])
     other = tmp_path / "other"
     train(1, other, *corpus_options(dates), *SMALL, "--max-vocabulary", "30", "--epoch", "1")
-    snapshot = other / "snapshot_epoch_1"
+    snapshot = next(other.glob("snapshot_iter_*.0"))
     cases = [
         ((tmp_path / "absent", dates[1]), [], "No such file or directory: '.*absent'"),
         ((damaged, dates[1]), [], "damaged.gz: damaged gzip file"),
-        (dates, ["--resume", snapshot], "snapshot_epoch_1 was written with other vocabularies"),
-        (dates, ["--resume", dates[0]], "dates.source is not a snapshot of this program"),
+        (dates, ["--resume", snapshot], f"{snapshot} is damaged, or does not fit"),
+        (dates, ["--resume", dates[0]], "No such file or directory: .*dates.source.0"),
+        (dates, ["--evaluate", dates[0]], "dates.source does not hold the parameters"),
+        (dates, ["--evaluate"], "No such file or directory: .*best.npz"),
+        (dates, ["--model", "transformer", "--unit", "10"], "got 10 units and 4 heads"),
     ]
     for files, options, message in cases:
         options = [*corpus_options(files), *SMALL, *options]

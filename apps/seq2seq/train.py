@@ -1,77 +1,83 @@
 #!/usr/bin/env python3
-"""Train an encoder-decoder with attention to translate."""
+"""Train a network to translate."""
 
 import argparse
-import json
 from pathlib import Path
 
 import chainer
 import matplotlib
 import numpy as np
 from chainer.optimizer_hooks import GradientClipping
-from chainer.training import extensions
+from chainer.training import StandardUpdater, Trainer, extensions
 
 import chainermn
 import evaluation
-import terminal
+import saved
 import training
-from batches import BucketIterator, cut_batches, hold_out, to_batch
-from corpus import Corpus, ParallelText, Settings, load_corpus, together
+from batches import BucketIterator, to_batch
+from chainermn.agreement import exit_together, run_on_root
+from chainermn.extensions import (
+    BestModel,
+    StepSeed,
+    TensorBoardReport,
+    TerminalReport,
+    Throughput,
+    multi_node_snapshot,
+    record_run,
+)
+from corpus import ParallelText
 from models import MODELS, Translator
-from vocabulary import EOS
+from text import Text, load_text
+
+# Options that may be others when a run goes on by itself. The digests of the text replace files.
+FREE = {"source", "target", "validation_source", "validation_target", "cache", "epoch", "patience"}
+FREE |= {"communicator", "gpu", "out", "resume", "evaluate", "tensorboard"}
 
 
 def main() -> None:
     args = parse_arguments()
     comm = chainermn.create_communicator(args.communicator)
-    if comm.rank == 0:
-        kind = type(comm).__name__
-        print(f"ranks: {comm.size}, hosts: {comm.inter_size}, communicator: {kind}", flush=True)
-    device = chainer.get_device(f"@cupy:{comm.intra_rank}" if args.gpu else "@numpy")
-    device.use()
-    np.random.seed(args.seed)
-    device.xp.random.seed(args.seed)
-
-    corpus, train, validation = load_pairs(args, comm)
-    if args.resume:
-        together(comm, lambda: training.check_snapshot(args.resume, corpus.digest()))
-
-    about = describe(args, corpus)
-    model = MODELS[about["model"]](**about["sizes"], dropout=args.dropout)
+    device = set_up(args, comm)
+    with exit_together(comm):
+        text = load_text(args, comm)
+        about = saved.describe(args.model, sizes(args), text.corpus)
+        model = saved.create(about, args.dropout)
+        if args.evaluate is not None:
+            path = Path(args.evaluate or Path(args.out, "best.npz"))
+            run_on_root(comm, 0, "--evaluate", lambda: saved.load_parameters(path, model))
     model.to_device(device)
+    evaluator = create_evaluator(args, comm, text, model, device)
+    if args.evaluate is not None:
+        comm.bcast_data(model)
+        scores = evaluator(None)
+        if comm.rank == 0:
+            print_scores(scores, evaluator.examples)
+        return
+
     optimizer_class, rate = training.OPTIMIZERS[args.optimizer]
     optimizer = optimizer_class(**{rate: args.lr})
     optimizer = chainermn.create_multi_node_optimizer(optimizer, comm)
     optimizer.setup(model)
     optimizer.add_hook(GradientClipping(args.clip))
 
-    train = chainermn.scatter_dataset(train, comm)
-    validation = chainermn.scatter_dataset(
-        validation, comm, shuffle=True, seed=args.seed, force_equal_length=False
+    pairs = ParallelText(text.corpus, chainermn.scatter_dataset(text.train, comm)[:])
+    batches = BucketIterator(pairs, args.batchsize, args.seed)
+    updater = StandardUpdater(batches, optimizer, converter=to_batch, device=device)
+    trainer = create_trainer(args, comm, updater, evaluator)
+    snapshot = multi_node_snapshot(
+        comm, extensions.snapshot(n_retains=3), [], settings(args, text)
     )
-    text = ParallelText(corpus, train[:])
-    batches = BucketIterator(text, args.batchsize, args.seed)
-
-    updater = training.Updater(batches, optimizer, to_batch, device, args.seed, comm.rank)
-    stop = training.early_stopping(comm, args.patience, args.epoch)
-    trainer = chainer.training.Trainer(updater, stop, out=args.out)
-    evaluator = evaluation.TranslationEvaluator(comm, validation, corpus, model, device)
-    trainer.extend(evaluator)
-    decay = training.PlateauDecay(comm, rate, args.lr, args.decay, args.decay_patience)
-    trainer.extend(decay)
-    if comm.rank == 0:
-        add_reports(trainer, comm.size)
-        filename = "snapshot_epoch_{.updater.epoch}"
-        trainer.extend(extensions.snapshot(filename=filename, n_retains=3))
-        trainer.extend(training.Fingerprint(corpus.digest()))
-        save_description(Path(args.out), about)
-
-    if args.resume:
-        chainer.serializers.load_npz(args.resume, trainer)
+    trainer.extend(snapshot)
+    with exit_together(comm):
+        record_run(comm, vars(args), args.out)
+        if comm.rank == 0:
+            saved.save_description(Path(args.out), about)
+            add_reports(args, trainer, model, comm.size)
+    with exit_together(comm):
+        snapshot.resume(trainer, args.resume)
     trainer.run()
     if comm.rank == 0:
-        draw_attention(Path(args.out), model, corpus, evaluator.examples)
-        print_summary(trainer, evaluator.examples)
+        finish(trainer, evaluator)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -79,8 +85,10 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--source", metavar="FILE", type=Path, help="lines to translate; by default, dates")
     add("--target", metavar="FILE", type=Path, help="their translations, line for line")
+    add("--validation-source", metavar="FILE", type=Path, help="lines to validate with")
+    add("--validation-target", metavar="FILE", type=Path, help="their translations")
     add("--cache", metavar="DIR", type=Path, help="for indices and vocabularies; default: in OUT")
-    add("--hold-out", type=int, default=1000, help="pairs to validate with; default: %(default)s")
+    add("--hold-out", type=int, default=1000, help="pairs to validate with, without such files")
     add("--min-count", type=int, default=1, help="of a token, to be in a vocabulary")
     add("--max-vocabulary", type=int, default=30000, help="tokens; default: %(default)s")
     add("--max-length", type=int, default=50, help="tokens; longer pairs are skipped")
@@ -89,11 +97,15 @@ def parse_arguments() -> argparse.Namespace:
     add("--model", choices=sorted(MODELS), default="lstm", help="default: %(default)s")
     add("--unit", "-u", type=int, default=128, help="size of embeddings and hidden states")
     add("--layer", "-l", type=int, default=1, help="layers of encoder and decoder")
+    add("--head", type=int, default=4, help="of each attention of a Transformer")
     add("--dropout", type=float, default=0.1, help="default: %(default)s")
     add("--share-embedding", action="store_true", help="one vocabulary and embedding for all")
     add("--optimizer", choices=sorted(training.OPTIMIZERS), default="adam")
     add("--lr", type=float, default=0.002, help="learning rate; default: %(default)s")
+    add("--warmup", type=int, default=20, help="steps in which it rises; default: %(default)s")
     add("--clip", type=float, default=1, help="largest norm of a gradient; default: %(default)s")
+    criterion = "what has to get better in the validation data; default: %(default)s"
+    add("--criterion", choices=sorted(training.CRITERIA), default="loss", help=criterion)
     add("--decay", type=float, default=0.5, help="factor for the learning rate on a plateau")
     add("--decay-patience", type=int, default=1, help="epochs that make a plateau")
     add("--patience", type=int, default=4, help="epochs without progress before stopping early")
@@ -101,54 +113,85 @@ def parse_arguments() -> argparse.Namespace:
     add("--gpu", "-g", action="store_true", help="train on GPU")
     add("--seed", type=int, default=0, help="of the first weights and of all shuffling")
     add("--out", "-o", metavar="DIR", default="result", help="for log, pictures and snapshots")
-    add("--resume", "-r", metavar="FILE", help="snapshot to go on from")
+    add("--resume", "-r", metavar="FILE", help="snapshot to go on from; default: the newest")
+    evaluate = "do not train, but evaluate this network; default: OUT/best.npz"
+    add("--evaluate", metavar="FILE", nargs="?", const="", help=evaluate)
+    add("--tensorboard", action="store_true", help="write the log for TensorBoard, too")
     args = parser.parse_args()
     if (args.source is None) != (args.target is None):
         parser.error("--source and --target belong together")
+    if (args.validation_source is None) != (args.validation_target is None):
+        parser.error("--validation-source and --validation-target belong together")
     return args
 
 
-def load_pairs(
-    args: argparse.Namespace, comm: chainermn.CommunicatorBase
-) -> tuple[Corpus, np.ndarray | None, list[np.ndarray] | None]:
-    """Return the corpus and, on rank 0, which pairs to train on and batches to validate with."""
-    cache = args.cache or Path(args.out, "corpus")
-    settings = Settings(args.min_count, args.max_vocabulary, args.max_length, args.share_embedding)
-    corpus, index = load_corpus(args.source, args.target, cache, settings, args.seed, comm)
-    if comm.rank != 0:
-        return corpus, None, None
-    train, validation = hold_out(index, args.hold_out, args.seed)
-    source, target = map(len, corpus.vocabularies)
-    skipped = ", ".join(f"{n} {reason}" for reason, n in corpus.skipped.items()) or "none"
-    print(
-        f"{len(train)} pairs to train on, {len(validation)} to validate with, skipped: {skipped}"
-    )
-    print(f"vocabularies of {source} and {target} tokens", flush=True)
-    return corpus, train, cut_batches(validation, args.batchsize)
+def set_up(args: argparse.Namespace, comm: chainermn.CommunicatorBase) -> chainer.backend.Device:
+    """Return the device of this rank, in use; all random numbers follow from the seed."""
+    if comm.rank == 0:
+        kind = type(comm).__name__
+        print(f"ranks: {comm.size}, hosts: {comm.inter_size}, communicator: {kind}", flush=True)
+    device = chainer.get_device(f"@cupy:{comm.intra_rank}" if args.gpu else "@numpy")
+    device.use()
+    np.random.seed(args.seed)
+    device.xp.random.seed(args.seed)
+    return device
 
 
-def describe(args: argparse.Namespace, corpus: Corpus) -> dict:
-    """Return what has to be known to use the network."""
-    source, target = corpus.vocabularies
-    sizes = {
-        "n_source": len(source),
-        "n_target": len(target),
+def sizes(args: argparse.Namespace) -> dict[str, int | bool]:
+    """Return what a network is made with, except for the sizes of the vocabularies."""
+    found = {
         "n_units": args.unit,
         "n_layers": args.layer,
         "share_embedding": args.share_embedding,
     }
-    return {"model": args.model, "sizes": sizes, "vocabularies": [source.tokens, target.tokens]}
+    return {**found, "n_heads": args.head} if args.model == "transformer" else found
 
 
-def save_description(out: Path, about: dict) -> None:
-    """Write what translate.py needs beside a snapshot."""
-    out.mkdir(parents=True, exist_ok=True)
-    content = json.dumps(about, ensure_ascii=False) + "\n"
-    (out / "model.json").write_text(content, encoding="utf-8")
+def settings(args: argparse.Namespace, text: Text) -> dict:
+    """Return what has to be the same in a run that goes on."""
+    values = {name: value for name, value in vars(args).items() if name not in FREE}
+    return {**values, "text": text.digests()}
 
 
-def add_reports(trainer: chainer.training.Trainer, size: int) -> None:
-    trainer.extend(extensions.LogReport(postprocess=training.mean_speed(size)))
+def create_evaluator(
+    args: argparse.Namespace,
+    comm: chainermn.CommunicatorBase,
+    text: Text,
+    model: Translator,
+    device: chainer.backend.Device,
+) -> evaluation.TranslationEvaluator:
+    batches = chainermn.scatter_dataset(
+        text.validation, comm, shuffle=True, seed=args.seed, force_equal_length=False
+    )
+    return evaluation.TranslationEvaluator(comm, batches, text.validated, model, device)
+
+
+def create_trainer(
+    args: argparse.Namespace,
+    comm: chainermn.CommunicatorBase,
+    updater: StandardUpdater,
+    evaluator: evaluation.TranslationEvaluator,
+) -> Trainer:
+    """Return a trainer with what every rank has."""
+    stop = training.early_stopping(comm, args.criterion, args.patience, args.epoch)
+    trainer = Trainer(updater, stop, out=args.out)
+    trainer.extend(StepSeed(args.seed, comm))
+    trainer.extend(evaluator)
+    _, rate = training.OPTIMIZERS[args.optimizer]
+    decay = args.decay, args.decay_patience, args.criterion
+    trainer.extend(training.LearningRate(comm, rate, args.lr, args.warmup, *decay))
+    return trainer
+
+
+def add_reports(args: argparse.Namespace, trainer: Trainer, model: Translator, size: int) -> None:
+    """Add what only rank 0 has."""
+    trainer.extend(Throughput("tokens", "main/tokens", size))
+    trainer.extend(extensions.LogReport())
+    best = training.observation(args.criterion)
+    trainer.extend(BestModel(model, best, training.CRITERIA[args.criterion]))
+    trainer.extend(extensions.snapshot_object(model, "model.npz"), trigger=(1, "epoch"))
+    if args.tensorboard:
+        trainer.extend(TensorBoardReport())
 
     matplotlib.use("Agg")  # draws into files, whether there is a screen or not
     curves = {
@@ -158,42 +201,33 @@ def add_reports(trainer: chainer.training.Trainer, size: int) -> None:
     }
     for name, keys in curves.items():
         trainer.extend(extensions.PlotReport(keys, "epoch", filename=f"{name}.png"))
-
-    columns = ["epoch", "main/loss", "validation/main/loss", "validation/main/exact"]
-    columns += ["validation/main/bleu", "validation/main/chrf", "lr", "tokens/s", "elapsed_time"]
-    if terminal.is_watched():
-        trainer.extend(extensions.PrintReport(columns))
-        trainer.extend(extensions.ProgressBar(update_interval=10))
-    else:
-        trainer.extend(extensions.PrintReport(columns, out=terminal.PlainOutput()))
+    columns = ["epoch", "main/loss", *map(training.observation, training.CRITERIA)]
+    trainer.extend(TerminalReport([*columns, "lr", "tokens/s", "minutes left"]))
 
 
-def draw_attention(
-    out: Path, model: Translator, corpus: Corpus, examples: list[tuple[str, str, str]]
-) -> None:
-    """Draw what the model attends to when it translates the longest of the examples."""
-    if not examples:  # resumed where there was nothing left to do
-        return
-    first, second = corpus.vocabularies
-    source, _, translation = max(examples, key=lambda example: len(first.encode(example[0])))
-    xs, ys = (v.encode(line)[None] for v, line in ((first, source), (second, translation)))
-    weights = model.attend(model.xp.asarray(xs), model.xp.asarray(ys))[0]
-    read, written = ([v.tokens[i] for i in row[0]] for v, row in ((first, xs), (second, ys)))
-    written.append(second.tokens[EOS])
-    evaluation.draw_attention(weights, read, written, out / "attention.png")
+def finish(trainer: Trainer, evaluator: evaluation.TranslationEvaluator) -> None:
+    """Draw the attention, and tell how good the network and the best one are."""
+    out = Path(trainer.out)
+    if evaluator.examples:  # none if a run that was over is started again
+        evaluation.draw_attention(evaluator, out / "attention.png")
+    print_scores(trainer.get_extension("LogReport").log[-1], evaluator.examples)
+    best = trainer.get_extension("BestModel")
+    name = best.metric.rpartition("/")[2]
+    print(f"best.npz: {name} {best.value:.4f} after epoch {best.epoch}")
+    files = "loss.png,score.png,exact.png,attention.png,log,best.npz,model.npz"
+    print(f"curves, attention, log and networks: {out.resolve()}/{{{files}}}")
 
 
-def print_summary(trainer: chainer.training.Trainer, examples: list[tuple[str, str, str]]) -> None:
+def print_scores(scores: dict[str, float], examples: list[tuple[str, str, str]]) -> None:
+    """Print scores of the validation data and some of its translations."""
     for source, reference, translation in examples[:: max(len(examples) // 4, 1)][:4]:
         mark = "=" if translation == reference else "instead of"
         print(f"  {source}\n    {translation}  {mark}  {reference}")
-    last = trainer.get_extension("LogReport").log[-1]
-    exact, epoch = last["validation/main/exact"], last["epoch"]
-    plural = "epoch" if epoch == 1 else "epochs"
-    print(f"{exact:.2%} of the validation data translated exactly after {epoch} {plural}")
-    print(f"BLEU {last['validation/main/bleu']:.4f}, chrF {last['validation/main/chrf']:.4f}")
-    files = "loss.png,score.png,exact.png,attention.png,log"
-    print(f"curves, attention and log: {Path(trainer.out).resolve()}/{{{files}}}")
+    loss, exact, bleu, chrf = (
+        scores[training.observation(name)] for name in ("loss", "exact", "bleu", "chrf")
+    )
+    print(f"{exact:.2%} of the validation data translated exactly, loss {loss:.4f}")
+    print(f"BLEU {bleu:.4f}, chrF {chrf:.4f}", flush=True)
 
 
 if __name__ == "__main__":

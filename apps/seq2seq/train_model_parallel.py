@@ -5,22 +5,27 @@ from pathlib import Path
 
 import chainer
 import numpy as np
+from chainer.training import StandardUpdater, extensions
 
 import chainermn
-import evaluation
+import saved
 import training
 from batches import BucketIterator, to_batch
+from chainermn.agreement import exit_together
+from chainermn.extensions import multi_node_snapshot, record_run
 from corpus import ParallelText
 from models.lstm import LSTM, Decoder
 from models.translator import count_tokens, cross_entropy
+from text import load_text
 from train import (
     add_reports,
-    describe,
-    draw_attention,
-    load_pairs,
+    create_evaluator,
+    create_trainer,
+    finish,
     parse_arguments,
-    print_summary,
-    save_description,
+    set_up,
+    settings,
+    sizes,
 )
 
 DECODER, ENCODER = 0, 1  # rank 0 prints, so it is the one that knows the loss
@@ -29,21 +34,15 @@ DECODER, ENCODER = 0, 1  # rank 0 prints, so it is the one that knows the loss
 def main() -> None:
     args = parse_arguments()
     comm = chainermn.create_communicator(args.communicator)
-    if comm.rank == 0:
-        kind = type(comm).__name__
-        print(f"ranks: {comm.size}, hosts: {comm.inter_size}, communicator: {kind}", flush=True)
-    if comm.size != 2 or args.resume or args.share_embedding:
-        reason = "it takes two ranks, and neither --resume nor --share-embedding"
-        raise SystemExit(f"error: {reason}" if comm.rank == 0 else 1)
-    device = chainer.get_device(f"@cupy:{comm.intra_rank}" if args.gpu else "@numpy")
-    device.use()
-    np.random.seed(args.seed)
-    device.xp.random.seed(args.seed)
-
-    corpus, train, validation = load_pairs(args, comm)
-
-    about = describe(args, corpus)
-    whole = LSTM(**about["sizes"], dropout=args.dropout)
+    device = set_up(args, comm)
+    with exit_together(comm):
+        if comm.size != 2:
+            raise ValueError(f"this script takes two ranks, got {comm.size}")
+        if args.model != "lstm" or args.share_embedding or args.evaluate is not None:
+            raise ValueError("this script takes no Transformer, --share-embedding or --evaluate")
+        text = load_text(args, comm)
+    about = saved.describe(args.model, sizes(args), text.corpus)
+    whole = saved.create(about, args.dropout)
     whole.to_device(device)
     model = Half(comm, whole)
     optimizer_class, rate = training.OPTIMIZERS[args.optimizer]
@@ -53,17 +52,11 @@ def main() -> None:
     optimizer.add_hook(ClippingOfBoth(comm, args.clip))
 
     # Both ranks work on the same batches.
-    train = comm.bcast_obj(train)
-    validation = chainermn.scatter_dataset(
-        validation, comm, shuffle=True, seed=args.seed, force_equal_length=False
-    )
-    text = ParallelText(corpus, train)
-    batches = BucketIterator(text, args.batchsize, args.seed)
-
-    updater = training.Updater(batches, optimizer, to_batch, device, args.seed, comm.rank)
-    stop = training.early_stopping(comm, args.patience, args.epoch)
-    trainer = chainer.training.Trainer(updater, stop, out=args.out)
-    evaluator = evaluation.TranslationEvaluator(comm, validation, corpus, whole, device)
+    pairs = ParallelText(text.corpus, comm.bcast_obj(text.train))
+    batches = BucketIterator(pairs, args.batchsize, args.seed)
+    updater = StandardUpdater(batches, optimizer, converter=to_batch, device=device)
+    evaluator = create_evaluator(args, comm, text, whole, device)
+    trainer = create_trainer(args, comm, updater, evaluator)
 
     @chainer.training.make_extension(trigger=(1, "epoch"), priority=evaluator.priority + 1)
     def unite(trainer: chainer.training.Trainer) -> None:
@@ -71,21 +64,21 @@ def main() -> None:
         for half, owner in ((whole.encoder, ENCODER), (whole.decoder, DECODER)):
             for _, parameter in sorted(half.namedparams()):
                 parameter.array[...] = comm.bcast(parameter.array, root=owner)
-        if comm.rank == 0:
-            chainer.serializers.save_npz(Path(args.out, "model.npz"), whole)
 
     trainer.extend(unite)
-    trainer.extend(evaluator)
-    decay = training.PlateauDecay(comm, rate, args.lr, args.decay, args.decay_patience)
-    trainer.extend(decay)
-    if comm.rank == 0:
-        add_reports(trainer, size=1)
-        save_description(Path(args.out), about)
-
+    snapshot = extensions.snapshot(n_retains=3)
+    snapshot = multi_node_snapshot(comm, snapshot, [DECODER, ENCODER], settings(args, text))
+    trainer.extend(snapshot)
+    with exit_together(comm):
+        record_run(comm, vars(args), args.out)
+        if comm.rank == 0:
+            saved.save_description(Path(args.out), about)
+            add_reports(args, trainer, whole, size=1)
+    with exit_together(comm):
+        snapshot.resume(trainer, args.resume)
     trainer.run()
     if comm.rank == 0:
-        draw_attention(Path(args.out), whole, corpus, evaluator.examples)
-        print_summary(trainer, evaluator.examples)
+        finish(trainer, evaluator)
 
 
 class Half(chainer.Chain):

@@ -1,17 +1,11 @@
 """What goes on around the steps of training."""
 
-import time
-import zipfile
-from typing import Any
-
 import chainer
-import numpy as np
-from chainer.training import Extension, StandardUpdater, Trainer
+from chainer.training import Extension, Trainer
 from chainer.training.extension import PRIORITY_EDITOR
 
 import chainermn
-
-LOSS = "validation/main/loss"  # on rank 0
+from chainermn.extensions import MultiNodeEarlyStoppingTrigger
 
 # The class, and what it calls its learning rate.
 OPTIMIZERS = {
@@ -22,44 +16,20 @@ OPTIMIZERS = {
     "sgd": (chainer.optimizers.SGD, "lr"),
 }
 
-
-class Updater(StandardUpdater):
-    """Updater whose random numbers depend on nothing but the seed, the rank and the iteration.
-
-    So a run that goes on from a snapshot drops out the same units as one never interrupted.
-
-    Parameters
-    ----------
-    iterator, optimizer, converter, device
-        As for Chainer's.
-    seed, rank : int
-    """
-
-    def __init__(
-        self,
-        iterator: chainer.dataset.Iterator,
-        optimizer: chainer.Optimizer,
-        converter: object,
-        device: chainer.backend.Device,
-        seed: int,
-        rank: int,
-    ) -> None:
-        super().__init__(iterator, optimizer, converter=converter, device=device)
-        self.seed, self.rank = seed, rank
-
-    def update(self) -> None:
-        """Take a step; report its ``seconds``."""
-        start = time.perf_counter()
-        number = np.random.SeedSequence([self.seed, self.rank, self.iteration]).generate_state(1)
-        self.device.xp.random.seed(int(number[0]))
-        super().update()
-        chainer.report({"seconds": time.perf_counter() - start})
+# What may be watched in the validation data, and whether it should fall or rise.
+CRITERIA = {"loss": "min", "exact": "max", "bleu": "max", "chrf": "max"}
 
 
-class PlateauDecay(Extension):
-    """Multiplies the learning rate by a factor when the validation loss no longer falls.
+def observation(criterion: str) -> str:
+    """Return under which name rank 0 observes a criterion."""
+    return f"validation/main/{criterion}"
 
-    Rank 0, which knows the loss, decides for all ranks.
+
+class LearningRate(Extension):
+    """Sets the learning rate of every step: a warm-up, then less after each plateau.
+
+    On a plateau the criterion does not get better than ever before. Rank 0, which knows the
+    criterion, decides for all ranks.
 
     Parameters
     ----------
@@ -67,13 +37,18 @@ class PlateauDecay(Extension):
     attribute : str
         Of the optimizer: its learning rate.
     rate : float
-        To begin with.
+        After the warm-up.
+    warmup : int
+        Steps in which the rate rises in proportion to their number.
     factor : float
+        What the rate is multiplied by.
     patience : int
-        Epochs without a lower loss than ever before, after which the rate is multiplied.
+        Epochs that make a plateau.
+    criterion : str
+        One of `CRITERIA`.
     """
 
-    trigger = 1, "epoch"
+    trigger = 1, "iteration"
     priority = PRIORITY_EDITOR  # after the evaluator
 
     def __init__(
@@ -81,106 +56,69 @@ class PlateauDecay(Extension):
         comm: chainermn.CommunicatorBase,
         attribute: str,
         rate: float,
+        warmup: int,
         factor: float,
         patience: int,
+        criterion: str,
     ) -> None:
-        self.comm, self.attribute, self.rate = comm, attribute, rate
-        self.factor, self.patience = factor, patience
-        self.best, self.waited = float("inf"), 0
+        self.comm, self.attribute, self.rate, self.warmup = comm, attribute, rate, warmup
+        self.factor, self.patience, self.criterion = factor, patience, criterion
+        self._sign = 1 if CRITERIA[criterion] == "max" else -1
+        self.best, self.waited = float("-inf"), 0  # best: with the sign
 
     def initialize(self, trainer: Trainer) -> None:
-        """Set the rate, also after resuming."""
-        setattr(trainer.updater.get_optimizer("main"), self.attribute, self.rate)
+        """Set the rate of the first step, also after resuming."""
+        self._set(trainer)
 
     def __call__(self, trainer: Trainer) -> None:
-        """Decide. Collective."""
-        if self.comm.rank == 0:
-            self._observe(float(trainer.observation[LOSS]))
-        self.rate = self.comm.bcast_obj(self.rate)
-        self.initialize(trainer)
-        chainer.report({"lr": self.rate})
+        """Set the rate of the next step. Collective."""
+        if trainer.updater.is_new_epoch:
+            if self.comm.rank == 0:
+                self.observe(float(trainer.observation[observation(self.criterion)]))
+            self.rate = self.comm.bcast_obj(self.rate)
+            chainer.report({"lr": self.rate})
+        self._set(trainer)
 
-    def _observe(self, loss: float) -> None:
-        self.waited = 0 if loss < self.best else self.waited + 1
-        self.best = min(self.best, loss)
+    def observe(self, value: float) -> None:
+        """Take notice of the criterion at the end of an epoch."""
+        self.waited = 0 if self._sign * value > self.best else self.waited + 1
+        self.best = max(self.best, self._sign * value)
         if self.waited == self.patience:
             self.rate *= self.factor
             self.waited = 0
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Read or write rate, best loss and how long it has not fallen."""
+        """Read or write rate, best value and how long there has been no better one."""
         self.rate = float(serializer("rate", self.rate))
         self.best = float(serializer("best", self.best))
         self.waited = int(serializer("waited", self.waited))
 
-
-class Fingerprint(Extension):
-    """Puts into snapshots which vocabularies they belong to.
-
-    Parameters
-    ----------
-    digest : str
-    """
-
-    trigger = 1, "epoch"
-    KEY = "extensions/Fingerprint/digest"
-
-    def __init__(self, digest: str) -> None:
-        self.digest = digest
-
-    def __call__(self, trainer: Trainer) -> None:
-        """Do nothing."""
-
-    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Write it; `check_snapshot` has read it."""
-        if isinstance(serializer, chainer.Serializer):
-            serializer("digest", np.array(self.digest))
+    def _set(self, trainer: Trainer) -> None:
+        step = trainer.updater.iteration + 1
+        rate = self.rate * min(1, step / max(self.warmup, 1))
+        setattr(trainer.updater.get_optimizer("main"), self.attribute, rate)
 
 
-def check_snapshot(path: str, digest: str) -> None:
-    """Make sure that a snapshot can be read and belongs to these vocabularies.
-
-    Raises
-    ------
-    OSError, ValueError
-    """
-    try:
-        with np.load(path) as content:
-            found = str(content[Fingerprint.KEY])
-    except (KeyError, zipfile.BadZipFile, ValueError):
-        raise ValueError(f"{path} is not a snapshot of this program") from None
-    if found != digest:
-        raise ValueError(
-            f"{path} was written with other vocabularies: those of another corpus, or made with "
-            "other values of --min-count, --max-vocabulary, --max-length or --share-embedding"
-        )
-
-
-def early_stopping(comm: chainermn.CommunicatorBase, patience: int, epochs: int) -> Any:
-    """Return what stops all ranks when the validation loss, which rank 0 knows, stops falling.
+def early_stopping(
+    comm: chainermn.CommunicatorBase, criterion: str, patience: int, epochs: int
+) -> MultiNodeEarlyStoppingTrigger:
+    """Return what stops all ranks when a criterion, which rank 0 knows, gets no better.
 
     Parameters
     ----------
     comm : CommunicatorBase
+    criterion : str
+        One of `CRITERIA`.
     patience : int
-        Epochs without a lower loss than ever before.
+        Epochs in which it is no better than ever before.
     epochs : int
         Stop then at the latest.
     """
-    return chainermn.extensions.MultiNodeEarlyStoppingTrigger(
+    return MultiNodeEarlyStoppingTrigger(
         comm,
-        monitor=LOSS,
+        monitor=observation(criterion),
         patience=patience,
-        mode="min",
+        mode=CRITERIA[criterion],
         max_trigger=(epochs, "epoch"),
         suffix="_of_all",
     )
-
-
-def mean_speed(size: int) -> Any:
-    """Return what turns ``seconds`` of a row of a log into ``tokens/s`` of so many ranks."""
-
-    def postprocess(row: dict[str, float]) -> None:
-        row["tokens/s"] = size * row["main/tokens"] / row.pop("seconds")
-
-    return postprocess

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def tokenize(line: str) -> list[str]:
 
 
 def detokenize(tokens: Sequence[str]) -> str:
-    """Return the line that was divided, but for the kind and number of its spaces."""
+    """Return the line that was divided, except for the kind and number of its spaces."""
     return "".join(tokens).replace(SPACE, " ").strip()
 
 
@@ -38,32 +38,36 @@ class Vocabulary:
     ----------
     tokens : sequence of str
         The first two are for the end of a sentence and for all tokens that are not in it.
+    split : callable
+        Divides a line into tokens, from which `detokenize` makes it again.
     """
 
     SPECIAL = ("<eos>", "<unk>")  # numbers EOS and UNK; no line has tokens like these
 
-    def __init__(self, tokens: Sequence[str]) -> None:
-        self.tokens = tuple(tokens)
+    def __init__(
+        self, tokens: Sequence[str], split: Callable[[str], list[str]] = tokenize
+    ) -> None:
+        self.tokens, self.split = tuple(tokens), split
         self._numbers = {token: number for number, token in enumerate(tokens)}
         assert self.tokens[EOS : UNK + 1] == self.SPECIAL
-
-    @classmethod
-    def of(cls, counts: Counter[str], min_count: int, max_size: int) -> "Vocabulary":
-        """Take the most frequent tokens: at most ``max_size``, each at least ``min_count`` times.
-
-        Tokens that are equally frequent come in alphabetical order.
-        """
-        frequent = sorted(counts, key=lambda token: (-counts[token], token))
-        kept = [token for token in frequent if counts[token] >= min_count]
-        return cls([*cls.SPECIAL, *kept][:max_size])
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def encode(self, line: str) -> np.ndarray:
         """Return the numbers of a line's tokens, int32."""
-        return np.array([self._numbers.get(token, UNK) for token in tokenize(line)], np.int32)
+        return np.array([self._numbers.get(token, UNK) for token in self.split(line)], np.int32)
 
     def decode(self, numbers: Sequence[int]) -> str:
         """Return the line of such numbers."""
         return detokenize([self.tokens[number] for number in numbers])
+
+
+def most_frequent(counts: Counter[str], min_count: int, max_size: int) -> list[str]:
+    """Return the tokens of a vocabulary: at most ``max_size``, each ``min_count`` times or more.
+
+    Tokens that are equally frequent come in alphabetical order.
+    """
+    frequent = sorted(counts, key=lambda token: (-counts[token], token))
+    kept = [token for token in frequent if counts[token] >= min_count]
+    return [*Vocabulary.SPECIAL, *kept][:max_size]

@@ -1,8 +1,9 @@
 """The networks, by the names that ``--model`` knows them by; see `Translator` for their use."""
 
 from models.lstm import LSTM
+from models.transformer import Transformer
 from models.translator import Translator, count_tokens
 
-MODELS: dict[str, type[Translator]] = {"lstm": LSTM}
+MODELS: dict[str, type[Translator]] = {"lstm": LSTM, "transformer": Transformer}
 
 __all__ = ["MODELS", "Translator", "count_tokens"]

@@ -1,0 +1,307 @@
+"""The Transformer (Vaswani et al., 2017), with normalization before each layer."""
+
+import math
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+
+from models.translator import TargetWords, Translator, embedding, nowhere, shift
+from vocabulary import PADDING
+
+KeysValues = tuple[chainer.Variable, chainer.Variable]  # each (batch, heads, length, units/heads)
+
+
+class Transformer(Translator):
+    """Encoder-decoder of attention.
+
+    Normalization comes before attention and feed-forward layers, not after them (Xiong et al.,
+    2020). The feed-forward layers are four times as wide as the others. The attention that
+    `decode` returns is that of the last layer to the source, the mean of its heads.
+
+    Parameters
+    ----------
+    n_source, n_target : int
+        Sizes of the vocabularies.
+    n_units, n_layers : int
+    dropout : float
+    share_embedding : bool
+        The vocabularies are the same, and each token has one vector for all three uses.
+    n_heads : int
+        Heads of each attention; divides ``n_units``.
+
+    Raises
+    ------
+    ValueError
+        If ``n_units`` is odd, or no multiple of ``n_heads``.
+    """
+
+    def __init__(
+        self,
+        n_source: int,
+        n_target: int,
+        n_units: int,
+        n_layers: int = 1,
+        dropout: float = 0,
+        share_embedding: bool = False,
+        n_heads: int = 4,
+    ) -> None:
+        super().__init__()
+        if n_units % n_heads or n_units % 2:
+            raise ValueError(
+                f"a Transformer needs an even number of units that its heads can share, but got "
+                f"{n_units} units and {n_heads} heads"
+            )
+        self.dropout = dropout
+        with self.init_scope():
+            self.embed = embedding(n_source, n_units)
+            self.words = TargetWords(n_target, n_units, self.embed if share_embedding else None)
+            self.encoder = chainer.ChainList(
+                *(EncoderLayer(n_units, n_heads, dropout) for _ in range(n_layers))
+            )
+            self.decoder = chainer.ChainList(
+                *(DecoderLayer(n_units, n_heads, dropout) for _ in range(n_layers))
+            )
+            self.norm_of_encoder = Norm(n_units)
+            self.norm_of_decoder = Norm(n_units)
+
+    def encode(self, xs: np.ndarray) -> tuple[chainer.Variable, np.ndarray]:
+        """Return what there is to attend to, and what to add to energies to attend to no padding.
+
+        Their shapes are (batch, length, units) and (batch, 1, 1, length).
+        """
+        hs = self.place(self.embed(self.xp.maximum(xs, 0)))
+        outside = nowhere(xs == PADDING, hs.dtype)[:, None, None]
+        for layer in self.encoder:
+            hs = layer(hs, outside)
+        return self.norm_of_encoder(hs), outside
+
+    def decode(self, xs: np.ndarray, ys: np.ndarray) -> tuple[chainer.Variable, chainer.Variable]:
+        """See `Translator`."""
+        memory, outside = self.encode(xs)
+        hs = self.place(self.words.read(shift(ys)))
+        later = self.xp.triu(self.xp.ones((hs.shape[1], hs.shape[1]), bool), 1)
+        later = nowhere(later, hs.dtype)
+        for layer in self.decoder:
+            source = layer.over_source.project(memory)
+            hs, _, weights = layer(hs, None, later, source, outside)
+        return self.words.score(self.norm_of_decoder(hs)), F.mean(weights, axis=1)
+
+    def begin(self, xs: np.ndarray, beam: int = 1) -> "Cache":
+        """See `Translator`."""
+        memory, outside = self.encode(xs)
+        rows = self.xp.repeat(self.xp.arange(len(xs)), beam)
+        return Cache(self, memory[rows], outside[rows])
+
+    def place(self, vectors: chainer.Variable, first: int = 0) -> chainer.Variable:
+        """Add their positions, from ``first``, to vectors of shape (batch, length, units)."""
+        n_units = vectors.shape[2]
+        places = self.xp.arange(first, first + vectors.shape[1])[:, None]
+        angles = places / 1e4 ** (self.xp.arange(0, n_units, 2) / n_units)
+        waves = self.xp.concatenate([self.xp.sin(angles), self.xp.cos(angles)], axis=1)
+        waves = self.xp.broadcast_to(waves.astype(vectors.dtype), vectors.shape)
+        return F.dropout(vectors * math.sqrt(n_units) + waves, self.dropout)
+
+
+class Norm(L.LayerNormalization):
+    """Layer normalization of vectors of shape (batch, length, units)."""
+
+    def forward(self, x: chainer.Variable) -> chainer.Variable:
+        """Normalize each vector."""
+        return F.reshape(super().forward(F.reshape(x, (-1, x.shape[2]))), x.shape)
+
+
+class Attention(chainer.Chain):
+    """Attention of several heads.
+
+    Parameters
+    ----------
+    n_units, n_heads : int
+    """
+
+    def __init__(self, n_units: int, n_heads: int) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        with self.init_scope():
+            self.query = L.Linear(n_units, n_units)
+            self.key = L.Linear(n_units, n_units)
+            self.value = L.Linear(n_units, n_units)
+            self.output = L.Linear(n_units, n_units)
+
+    def project(self, memory: chainer.Variable) -> KeysValues:
+        """Return keys and values of what there is to attend to: (batch, length, units)."""
+        keys, values = self.key(memory, n_batch_axes=2), self.value(memory, n_batch_axes=2)
+        return self._split(keys), self._split(values)
+
+    def forward(
+        self, hs: chainer.Variable, memory: KeysValues, outside: np.ndarray | None
+    ) -> tuple[chainer.Variable, chainer.Variable]:
+        """Attend from states of shape (batch, length, units).
+
+        Parameters
+        ----------
+        hs : chainer.Variable
+        memory : tuple of chainer.Variable
+            From `project`.
+        outside : array or None
+            What to add to energies, whose shape it can be broadcast to.
+
+        Returns
+        -------
+        chainer.Variable
+            Of the shape of ``hs``.
+        weights : chainer.Variable
+            Of shape (batch, heads, length, length of the memory).
+        """
+        keys, values = memory
+        queries = self._split(self.query(hs, n_batch_axes=2))
+        energies = F.matmul(queries, keys, transb=True) * queries.shape[3] ** -0.5
+        if outside is not None:
+            energies += self.xp.broadcast_to(outside, energies.shape)
+        weights = F.softmax(energies, axis=3)
+        heads = F.transpose(F.matmul(weights, values), (0, 2, 1, 3))
+        return self.output(F.reshape(heads, hs.shape), n_batch_axes=2), weights
+
+    def _split(self, hs: chainer.Variable) -> chainer.Variable:
+        batch, length, n_units = hs.shape
+        heads = F.reshape(hs, (batch, length, self.n_heads, n_units // self.n_heads))
+        return F.transpose(heads, (0, 2, 1, 3))
+
+
+class FeedForward(chainer.Chain):
+    """Two linear layers, for each vector by itself.
+
+    Parameters
+    ----------
+    n_units : int
+    """
+
+    def __init__(self, n_units: int) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.inner = L.Linear(n_units, 4 * n_units)
+            self.outer = L.Linear(4 * n_units, n_units)
+
+    def forward(self, hs: chainer.Variable) -> chainer.Variable:
+        """Map vectors of shape (batch, length, units)."""
+        return self.outer(F.relu(self.inner(hs, n_batch_axes=2)), n_batch_axes=2)
+
+
+class EncoderLayer(chainer.Chain):
+    """Attention to the whole sentence, then a feed-forward layer.
+
+    Parameters
+    ----------
+    n_units, n_heads : int
+    dropout : float
+    """
+
+    def __init__(self, n_units: int, n_heads: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+        with self.init_scope():
+            self.over_itself = Attention(n_units, n_heads)
+            self.feed_forward = FeedForward(n_units)
+            self.norm1, self.norm2 = Norm(n_units), Norm(n_units)
+
+    def forward(self, hs: chainer.Variable, outside: np.ndarray) -> chainer.Variable:
+        """Map states of shape (batch, length, units)."""
+        normal = self.norm1(hs)
+        found, _ = self.over_itself(normal, self.over_itself.project(normal), outside)
+        hs += F.dropout(found, self.dropout)
+        return hs + F.dropout(self.feed_forward(self.norm2(hs)), self.dropout)
+
+
+class DecoderLayer(chainer.Chain):
+    """Attention to what has been written and to the source, then a feed-forward layer.
+
+    Parameters
+    ----------
+    n_units, n_heads : int
+    dropout : float
+    """
+
+    def __init__(self, n_units: int, n_heads: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+        with self.init_scope():
+            self.over_itself = Attention(n_units, n_heads)
+            self.over_source = Attention(n_units, n_heads)
+            self.feed_forward = FeedForward(n_units)
+            self.norm1, self.norm2, self.norm3 = Norm(n_units), Norm(n_units), Norm(n_units)
+
+    def forward(
+        self,
+        hs: chainer.Variable,
+        past: KeysValues | None,
+        later: np.ndarray | None,
+        source: KeysValues,
+        outside: np.ndarray,
+    ) -> tuple[chainer.Variable, KeysValues, chainer.Variable]:
+        """Map states of shape (batch, length, units).
+
+        Parameters
+        ----------
+        hs : chainer.Variable
+        past : tuple of chainer.Variable, optional
+            Keys and values of the states before these.
+        later : array or None
+            What to add to the energies of the states, as for `Attention`.
+        source : tuple of chainer.Variable
+            Keys and values of the source, from ``over_source.project``.
+        outside : array
+            What to add to their energies.
+
+        Returns
+        -------
+        chainer.Variable
+            Of the shape of ``hs``.
+        own : tuple of chainer.Variable
+            Keys and values of the past and these states.
+        weights : chainer.Variable
+            Of the attention to the source.
+        """
+        normal = self.norm1(hs)
+        own = self.over_itself.project(normal)
+        if past is not None:
+            own = F.concat([past[0], own[0]], axis=2), F.concat([past[1], own[1]], axis=2)
+        found, _ = self.over_itself(normal, own, later)
+        hs += F.dropout(found, self.dropout)
+        found, weights = self.over_source(self.norm2(hs), source, outside)
+        hs += F.dropout(found, self.dropout)
+        return hs + F.dropout(self.feed_forward(self.norm3(hs)), self.dropout), own, weights
+
+
+class Cache:
+    """A `Decoding`: keys and values of all tokens that have been written.
+
+    Parameters
+    ----------
+    network : Transformer
+    memory : chainer.Variable
+        From its `encode`, with a row for each translation.
+    outside : array
+        Likewise.
+    """
+
+    def __init__(
+        self, network: Transformer, memory: chainer.Variable, outside: np.ndarray
+    ) -> None:
+        self.network, self.outside = network, outside
+        self.source = [layer.over_source.project(memory) for layer in network.decoder]
+        self.own: list[KeysValues | None] = [None] * len(network.decoder)
+        self.length = 0
+
+    def step(self, last: np.ndarray) -> chainer.Variable:
+        """See `Decoding`."""
+        network = self.network
+        hs = network.place(network.words.read(last[:, None]), self.length)
+        for i, layer in enumerate(network.decoder):
+            hs, self.own[i], _ = layer(hs, self.own[i], None, self.source[i], self.outside)
+        self.length += 1
+        return network.words.score(network.norm_of_decoder(hs))
+
+    def select(self, rows: np.ndarray) -> None:
+        """See `Decoding`. The source of a row stays the same."""
+        self.own = [(keys[rows], values[rows]) for keys, values in self.own]

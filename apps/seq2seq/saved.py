@@ -1,0 +1,66 @@
+"""What is saved of a network: its parameters (NPZ), and beside them ``model.json``."""
+
+import json
+from pathlib import Path
+
+import chainer
+
+from corpus import Corpus
+from models import MODELS, Translator
+from vocabulary import Vocabulary
+
+
+def describe(kind: str, sizes: dict[str, int | bool], corpus: Corpus) -> dict:
+    """Return what has to be known to use a network; see `MODELS` for kinds and sizes."""
+    return {
+        "model": kind,
+        "sizes": sizes,
+        "vocabularies": [vocabulary.tokens for vocabulary in corpus.vocabularies],
+    }
+
+
+def create(about: dict, dropout: float = 0) -> Translator:
+    """Return a new network of this description."""
+    source, target = map(len, about["vocabularies"])
+    return MODELS[about["model"]](source, target, **about["sizes"], dropout=dropout)
+
+
+def save_description(out: Path, about: dict) -> None:
+    """Write what has to lie beside the parameters of a network."""
+    out.mkdir(parents=True, exist_ok=True)
+    content = json.dumps(about, ensure_ascii=False) + "\n"
+    (out / "model.json").write_text(content, encoding="utf-8")
+
+
+def load_network(path: Path) -> tuple[Translator, Vocabulary, Vocabulary]:
+    """Return the network whose parameters are in a file, and its vocabularies.
+
+    Raises
+    ------
+    OSError, ValueError
+        If the file, or ``model.json`` in the same folder, cannot be used.
+    """
+    about = json.loads(path.with_name("model.json").read_text(encoding="utf-8"))
+    model = create(about)
+    load_parameters(path, model)
+    source, target = map(Vocabulary, about["vocabularies"])
+    return model, source, target
+
+
+def load_parameters(path: Path, model: Translator) -> None:
+    """Load the parameters of a network.
+
+    Raises
+    ------
+    OSError, ValueError
+        If the file cannot be read, or does not fit.
+    """
+    try:
+        chainer.serializers.load_npz(path, model)
+    except OSError:
+        raise
+    except Exception as error:  # NumPy, zipfile and pickle have their own
+        raise ValueError(
+            f"{path} does not hold the parameters of this network: was it trained with other "
+            f"options, or on other text? ({type(error).__name__}: {error})"
+        ) from None
