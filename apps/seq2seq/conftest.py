@@ -17,8 +17,9 @@ from chainermn.testing.mpiexec import JobResult, run_job
 HERE = Path(__file__).resolve().parent
 # Seconds after which something hangs, on however busy a machine.
 LIMIT = 600
-NAMES = ["batches", "corpus", "evaluation", "generated", "index", "models"]
-NAMES += ["models.transformer", "progress", "saved", "training", "vocabulary"]
+NAMES = ["batches", "catalogues", "corpus", "evaluation", "generated", "index", "models"]
+NAMES += ["models.transformer", "neighbours", "prepare", "progress", "saved", "subwords"]
+NAMES += ["training", "vocabulary"]
 
 # The threads of a BLAS wait for each other for long where other programs use the cores too.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}

@@ -7,7 +7,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,8 @@ import chainermn
 import generated
 from chainermn.agreement import run_on_root, run_together
 from index import SOURCE_AT, TARGET_AT, build_index
-from vocabulary import Vocabulary, most_frequent
+from subwords import Subwords
+from vocabulary import Vocabulary, most_frequent, tokenize
 
 N_GENERATED = 21000
 WHERE = "input"  # in messages
@@ -37,12 +38,19 @@ class Settings:
         Pairs in which one side has more tokens than that are skipped.
     share : bool
         Make one vocabulary for both languages.
+    subwords : bytes or None
+        Model of `subwords.Subwords`; without it, tokens are words.
     """
 
     min_count: int = 1
     max_size: int = 30000
     max_length: int = 50
     share: bool = False
+    subwords: bytes | None = None
+
+    def splitter(self) -> Callable[[str], list[str]]:
+        """Return what divides lines into tokens."""
+        return tokenize if self.subwords is None else Subwords(self.subwords)
 
 
 @dataclass
@@ -59,17 +67,19 @@ class Corpus:
         How many pairs of lines can be used.
     skipped : dict
         How many pairs cannot be used, by the reason.
+    settings : Settings
     """
 
     files: Files
     vocabularies: tuple[Vocabulary, Vocabulary]
     n_pairs: int
     skipped: dict[str, int]
+    settings: Settings
 
     def digest(self) -> str:
         """Return what tells this corpus from others."""
         tokens = [vocabulary.tokens for vocabulary in self.vocabularies]
-        content = json.dumps([tokens, self.n_pairs, self.skipped])
+        content = json.dumps([tokens, self.n_pairs, self.skipped, _describe(self.settings)])
         return hashlib.sha256(content.encode()).hexdigest()
 
 
@@ -119,16 +129,17 @@ def load_corpus(
 
 
 def load_more(
-    files: Files, cache: Path, corpus: Corpus, max_length: int, comm: chainermn.CommunicatorBase
+    files: Files, cache: Path, corpus: Corpus, comm: chainermn.CommunicatorBase
 ) -> tuple[Corpus, np.ndarray | None]:
-    """Make another corpus ready, with the vocabularies of the first. Collective.
+    """Make another corpus ready, with the vocabularies and settings of the first. Collective.
 
     Parameters and what is returned and raised are as for `load_corpus`.
     """
 
     def prepare(paths: Files) -> tuple[Corpus, np.ndarray]:
-        index, _, skipped = build_index(*paths, max_length)
-        return Corpus(paths, corpus.vocabularies, len(index), skipped), index
+        max_length, split = corpus.settings.max_length, corpus.vocabularies[0].split
+        index, _, skipped = build_index(*paths, max_length, split)
+        return replace(corpus, files=paths, n_pairs=len(index), skipped=skipped), index
 
     return _load(lambda: _unpack(files, cache), prepare, cache, comm)
 
@@ -198,14 +209,14 @@ def _prepare(files: Files, cache: Path, settings: Settings) -> tuple[Corpus, np.
     stats = [(path, path.stat()) for path in files]
     about = {
         "files": [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats],
-        **asdict(settings),
+        **_describe(settings),
     }
     described, rows = cache / "vocabulary.json", cache / "index.npy"
     if described.exists() and rows.exists():
         found = json.loads(described.read_text(encoding="utf-8"))
         if found["about"] == about:
-            return _cached(files, found, rows)
-    index, counts, skipped = build_index(*files, settings.max_length)
+            return _cached(files, settings, found, rows)
+    index, counts, skipped = build_index(*files, settings.max_length, settings.splitter())
     if settings.share:
         counts = [counts[0] + counts[1]] * 2
     content = {
@@ -218,13 +229,21 @@ def _prepare(files: Files, cache: Path, settings: Settings) -> tuple[Corpus, np.
     unfinished = described.with_suffix(".part")
     unfinished.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     unfinished.replace(described)
-    return _cached(files, content, rows)
+    return _cached(files, settings, content, rows)
 
 
-def _cached(files: Files, content: dict, rows: Path) -> tuple[Corpus, np.ndarray]:
-    index = np.load(rows, mmap_mode="r")
-    first, second = map(Vocabulary, content["vocabularies"])
-    return Corpus(files, (first, second), len(index), content["skipped"]), index
+def _describe(settings: Settings) -> dict:
+    """Return settings for JSON."""
+    model = settings.subwords
+    return {**asdict(settings), "subwords": model and hashlib.sha256(model).hexdigest()}
+
+
+def _cached(
+    files: Files, settings: Settings, content: dict, rows: Path
+) -> tuple[Corpus, np.ndarray]:
+    index, split = np.load(rows, mmap_mode="r"), settings.splitter()
+    first, second = (Vocabulary(tokens, split) for tokens in content["vocabularies"])
+    return Corpus(files, (first, second), len(index), content["skipped"], settings), index
 
 
 class ParallelText(DatasetMixin):

@@ -1,6 +1,7 @@
 """An index of parallel text: where each pair of lines begins, and how long it is."""
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ SOURCE_AT, TARGET_AT, SOURCE_LENGTH, TARGET_LENGTH = range(4)  # bytes into a fi
 
 
 def build_index(
-    source: Path, target: Path, max_length: int
+    source: Path, target: Path, max_length: int, split: Callable[[str], list[str]] = tokenize
 ) -> tuple[np.ndarray, list[Counter[str]], dict[str, int]]:
     """Go through two files once; a bar shows how far.
 
@@ -22,6 +23,8 @@ def build_index(
     source, target : Path
     max_length : int
         Pairs in which one side has more tokens than that are skipped.
+    split : callable
+        Divides a line into tokens.
 
     Returns
     -------
@@ -48,7 +51,7 @@ def build_index(
             if not all(raw):
                 break
             try:
-                tokens = [tokenize(line.decode()) for line in raw]
+                tokens = [split(line.decode().strip()) for line in raw]
             except UnicodeDecodeError:
                 skipped["not UTF-8"] += 1
             else:

@@ -7,7 +7,8 @@ import chainer
 
 from corpus import Corpus
 from models import MODELS, Translator
-from vocabulary import Vocabulary
+from subwords import Subwords
+from vocabulary import Vocabulary, tokenize
 
 
 def describe(kind: str, sizes: dict[str, int | bool], corpus: Corpus) -> dict:
@@ -15,6 +16,7 @@ def describe(kind: str, sizes: dict[str, int | bool], corpus: Corpus) -> dict:
     return {
         "model": kind,
         "sizes": sizes,
+        "subwords": corpus.settings.subwords is not None,
         "vocabularies": [vocabulary.tokens for vocabulary in corpus.vocabularies],
     }
 
@@ -25,9 +27,10 @@ def create(about: dict, dropout: float = 0) -> Translator:
     return MODELS[about["model"]](source, target, **about["sizes"], dropout=dropout)
 
 
-def save_description(out: Path, about: dict) -> None:
+def save_description(out: Path, about: dict, subwords: bytes | None) -> None:
     """Write what has to lie beside the parameters of a network."""
-    out.mkdir(parents=True, exist_ok=True)
+    if subwords is not None:
+        (out / "subwords.model").write_bytes(subwords)
     content = json.dumps(about, ensure_ascii=False) + "\n"
     (out / "model.json").write_text(content, encoding="utf-8")
 
@@ -38,12 +41,15 @@ def load_network(path: Path) -> tuple[Translator, Vocabulary, Vocabulary]:
     Raises
     ------
     OSError, ValueError
-        If the file, or ``model.json`` in the same folder, cannot be used.
+        If the file, or what has to lie beside it, cannot be used.
     """
     about = json.loads(path.with_name("model.json").read_text(encoding="utf-8"))
     model = create(about)
     load_parameters(path, model)
-    source, target = map(Vocabulary, about["vocabularies"])
+    split = tokenize
+    if about["subwords"]:
+        split = Subwords.read(path.with_name("subwords.model"))
+    source, target = (Vocabulary(tokens, split) for tokens in about["vocabularies"])
     return model, source, target
 
 

@@ -305,7 +305,7 @@ def test_model_parallel_training_is_that_of_one_process(read_log, train, app, da
 
     found = json.loads((out / "corpus/vocabulary.json").read_text(encoding="utf-8"))
     vocabularies = tuple(map(app.vocabulary.Vocabulary, found["vocabularies"]))
-    corpus = app.corpus.Corpus(dates, vocabularies, 203, {})
+    corpus = app.corpus.Corpus(dates, vocabularies, 203, {}, app.corpus.Settings())
     rows, _ = app.batches.hold_out(np.load(out / "corpus/index.npy"), 37, 0)
     np.random.seed(0)
     network = app.models.MODELS["lstm"](*map(len, corpus.vocabularies), 16)

@@ -8,7 +8,9 @@ import numpy as np
 
 import chainermn
 from batches import cut_batches, hold_out
+from chainermn.agreement import run_on_root
 from corpus import Corpus, Settings, load_corpus, load_more
+from subwords import Subwords
 
 
 @dataclass
@@ -44,13 +46,18 @@ def load_text(args: argparse.Namespace, comm: chainermn.CommunicatorBase) -> Tex
         On every rank, if the files cannot be used.
     """
     cache = args.cache or Path(args.out, "corpus")
-    settings = Settings(args.min_count, args.max_vocabulary, args.max_length, args.share_embedding)
+    subwords = None
+    if args.subwords:
+        subwords = run_on_root(comm, 0, "--subwords", lambda: Subwords.read(args.subwords).model)
+    settings = Settings(
+        args.min_count, args.max_vocabulary, args.max_length, args.share_embedding, subwords
+    )
     files = (args.source, args.target) if args.source else None
     corpus, index = load_corpus(files, cache, settings, args.seed, comm)
     validated, others = corpus, None
     if args.validation_source:
         files = args.validation_source, args.validation_target
-        validated, others = load_more(files, cache, corpus, args.max_length, comm)
+        validated, others = load_more(files, cache, corpus, comm)
     if comm.rank != 0:
         return Text(corpus, validated, None, None)
     train, held_out = hold_out(index, args.hold_out if validated is corpus else 0, args.seed)

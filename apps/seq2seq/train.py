@@ -31,7 +31,7 @@ from text import Text, load_text
 
 # Options that may be others when a run goes on by itself. The digests of the text replace files.
 FREE = {"source", "target", "validation_source", "validation_target", "cache", "epoch", "patience"}
-FREE |= {"communicator", "gpu", "out", "resume", "evaluate", "tensorboard"}
+FREE |= {"subwords", "communicator", "gpu", "out", "resume", "evaluate", "tensorboard"}
 
 
 def main() -> None:
@@ -71,7 +71,7 @@ def main() -> None:
     with exit_together(comm):
         record_run(comm, vars(args), args.out)
         if comm.rank == 0:
-            saved.save_description(Path(args.out), about)
+            saved.save_description(Path(args.out), about, text.corpus.settings.subwords)
             add_reports(args, trainer, model, comm.size)
     with exit_together(comm):
         snapshot.resume(trainer, args.resume)
@@ -89,6 +89,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--validation-target", metavar="FILE", type=Path, help="their translations")
     add("--cache", metavar="DIR", type=Path, help="for indices and vocabularies; default: in OUT")
     add("--hold-out", type=int, default=1000, help="pairs to validate with, without such files")
+    add("--subwords", metavar="FILE", type=Path, help="from prepare.py; by default, words")
     add("--min-count", type=int, default=1, help="of a token, to be in a vocabulary")
     add("--max-vocabulary", type=int, default=30000, help="tokens; default: %(default)s")
     add("--max-length", type=int, default=50, help="tokens; longer pairs are skipped")

@@ -72,7 +72,7 @@ def main() -> None:
     with exit_together(comm):
         record_run(comm, vars(args), args.out)
         if comm.rank == 0:
-            saved.save_description(Path(args.out), about)
+            saved.save_description(Path(args.out), about, text.corpus.settings.subwords)
             add_reports(args, trainer, whole, size=1)
     with exit_together(comm):
         snapshot.resume(trainer, args.resume)

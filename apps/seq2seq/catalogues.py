@@ -1,0 +1,177 @@
+"""Translated messages of programs, from gettext's catalogues (.po and .mo)."""
+
+import re
+import subprocess
+import tarfile
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Pair = tuple[str, str]  # English, and its translation
+
+ACCELERATOR = re.compile(r"[_&](?=\w)(?!\w+;)")  # before a letter of a menu, but not in &lt;
+LETTER = re.compile(r"[^\W\d_]")
+# Folders between a package's own and its catalogue.
+USUAL_FOLDERS = {"LC_MESSAGES", "i18n", "locale", "locales", "po", "translations"}
+
+
+@dataclass
+class Messages:
+    """What has been read.
+
+    Attributes
+    ----------
+    packages : dict of list of tuple
+        The pairs of each package, each pair once.
+    catalogues : int
+        How many files they are from.
+    skipped : Counter
+        Messages that are of no use, by the reason.
+    """
+
+    packages: dict[str, list[Pair]] = field(default_factory=dict)
+    catalogues: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    def read(self, path: Path, package: str, max_characters: int) -> None:
+        """Add the messages of a catalogue.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            If polib is not installed.
+        ValueError
+            If the file is damaged.
+        """
+        self.catalogues += 1
+        found = []
+        for entry in _open(path):
+            for pair in _pairs(entry):
+                pair = normalize(*pair)
+                reason = _fault(entry, pair, max_characters)
+                if reason:
+                    self.skipped[reason] += 1
+                else:
+                    found.append(pair)
+        self.packages[package] = list(dict.fromkeys([*self.packages.get(package, []), *found]))
+
+
+def normalize(source: str, target: str) -> Pair:
+    """Return a pair without accelerators and line breaks.
+
+    The mark of an accelerator, ``_`` or ``&``, is taken out if there is one in the source and at
+    most one in the target. White space becomes single spaces.
+    """
+    if len(ACCELERATOR.findall(source)) == 1 and len(ACCELERATOR.findall(target)) <= 1:
+        source, target = ACCELERATOR.sub("", source), ACCELERATOR.sub("", target)
+    return " ".join(source.split()), " ".join(target.split())
+
+
+@contextmanager
+def find_catalogues(paths: Iterable[Path], language: str) -> Iterator[list[tuple[Path, str]]]:
+    """Find catalogues of a language, and the names of their packages.
+
+    Parameters
+    ----------
+    paths : iterable of Path
+        Catalogues of the language; folders, in which a catalogue is of the language if it, or
+        a folder on the way to it, has the language's name; and Debian packages (.deb).
+    language : str
+        Such as ``de``.
+
+    Yields
+    ------
+    list of (Path, str)
+        Those of packages are unpacked, and gone afterwards.
+
+    Raises
+    ------
+    OSError, ValueError
+        If something cannot be read.
+    """
+    found: list[tuple[Path, str]] = []
+    with tempfile.TemporaryDirectory() as unpacked:
+        for path in paths:
+            if path.suffix == ".deb":
+                folder = Path(unpacked, path.name)
+                _unpack(path, folder)
+                package = path.name.partition("_")[0]
+                found += [(file, package) for file in _of_language(folder, language)]
+            elif path.is_dir():
+                files = _of_language(path, language)
+                found += [(file, _package(file, language)) for file in files]
+            else:
+                path.open("rb").close()  # raises where it cannot be read
+                found.append((path, _package(path, language)))
+        yield found
+
+
+def _of_language(folder: Path, language: str) -> list[Path]:
+    files = (f for f in sorted(folder.rglob("*")) if f.suffix in (".mo", ".po") and f.is_file())
+    return [f for f in files if language in f.relative_to(folder).with_suffix("").parts]
+
+
+def _package(file: Path, language: str) -> str:
+    """Return the name of a catalogue, or of its folder if it is named by its language."""
+    names = [file.stem, *(folder.name for folder in file.resolve().parents)]
+    return next(name for name in names if name not in USUAL_FOLDERS | {language})
+
+
+def _unpack(package: Path, folder: Path) -> None:
+    """Unpack the catalogues of a Debian package."""
+    command = ["dpkg-deb", "--fsys-tarfile", str(package)]
+    try:
+        with (
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            ) as process,
+            tarfile.open(fileobj=process.stdout, mode="r|") as archive,
+        ):
+            for member in archive:
+                if member.isfile() and member.name.endswith((".mo", ".po")):
+                    archive.extract(member, folder, filter="data")
+    except FileNotFoundError:
+        raise ValueError(f"{package}: unpacking needs dpkg-deb; give unpacked folders") from None
+    except tarfile.TarError as error:
+        raise ValueError(f"{package}: not a Debian package ({error})") from None
+
+
+def _open(path: Path) -> Any:
+    try:
+        import polib
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("catalogues need polib: pip install polib") from None
+    read = polib.mofile if path.suffix == ".mo" else polib.pofile
+    try:
+        return read(str(path))
+    except (OSError, ValueError, IndexError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not a catalogue of gettext ({error})") from None
+
+
+def _pairs(entry: Any) -> Iterator[Pair]:
+    if not entry.msgid_plural:
+        yield entry.msgid, entry.msgstr
+        return
+    forms = [text for _, text in sorted(entry.msgstr_plural.items())]
+    if forms:
+        # Languages may have one form or several: the first is for one, the last for many.
+        yield entry.msgid, forms[0]
+        yield entry.msgid_plural, forms[-1]
+
+
+def _fault(entry: Any, pair: Pair, max_characters: int) -> str:
+    if getattr(entry, "obsolete", False):
+        return "obsolete"
+    if "fuzzy" in getattr(entry, "flags", ()):
+        return "fuzzy"
+    if not all(pair):
+        return "empty"
+    if not all(map(LETTER.search, pair)):
+        return "without letters"
+    if max(map(len, pair)) > max_characters:
+        return "too long"
+    return ""

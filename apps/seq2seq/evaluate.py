@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Score a network on a test set, beside copying the source and the nearest neighbour."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import chainer
+
+from evaluation import METRICS
+from files import read_lines
+from models import Translator
+from neighbours import nearest
+from progress import Progress
+from saved import load_network
+from translate import translate
+from vocabulary import Vocabulary
+
+
+def main() -> None:
+    args = parse_arguments()
+    device = chainer.get_device("@cupy:0" if args.gpu else "@numpy")
+    device.use()
+    try:
+        model, *vocabularies = load_network(args.network)
+        sources, references = read_pairs(args.source, args.target)
+        train = read_pairs(args.train_source, args.train_target) if args.train_source else None
+    except (ImportError, OSError, ValueError) as error:
+        raise SystemExit(f"error: {error}") from None
+    model.to_device(device)
+    found = {
+        "network": translate_all(model, *vocabularies, sources, args.beam, args.batchsize),
+        "copy of the source": sources,
+    }
+    if train:
+        found["nearest neighbour"] = [train[1][i] for i in nearest(sources, train[0])]
+    scores = {name: score(translations, references) for name, translations in found.items()}
+    print(f"{len(sources)} sentences{'':13} BLEU    chrF   exact")
+    for name, row in scores.items():
+        print(f"{name:25} {row['bleu']:6.2f}  {row['chrf']:6.2f}  {row['exact']:6.2%}")
+    if args.out:
+        args.out.write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    network = "best.npz or model.npz, beside its model.json; default: %(default)s"
+    add("network", type=Path, nargs="?", default="result/best.npz", help=network)
+    add("--source", metavar="FILE", type=Path, required=True, help="lines to translate")
+    add("--target", metavar="FILE", type=Path, required=True, help="their translations")
+    add(
+        "--train-source", metavar="FILE", type=Path, help="where to look for the nearest neighbour"
+    )
+    add("--train-target", metavar="FILE", type=Path, help="its translation is in here")
+    add("--beam", type=int, default=4, help="width of the beam; default: %(default)s")
+    add("--batchsize", "-b", type=int, default=32, help="lines to translate at a time")
+    add("--gpu", "-g", action="store_true", help="translate on GPU")
+    add("--out", "-o", metavar="FILE", type=Path, help="write the scores there, too (JSON)")
+    args = parser.parse_args()
+    if (args.train_source is None) != (args.train_target is None):
+        parser.error("--train-source and --train-target belong together")
+    return args
+
+
+def read_pairs(source: Path, target: Path) -> tuple[list[str], list[str]]:
+    """Return the lines of two files.
+
+    Raises
+    ------
+    OSError, ValueError
+        If they cannot be read, or are not translations line for line.
+    """
+    first, second = list(read_lines(source)), list(read_lines(target))
+    if len(first) != len(second) or not first:
+        raise ValueError(
+            f"the files must be translations line for line, but {source} has {len(first)} lines "
+            f"and {target} has {len(second)}"
+        )
+    return first, second
+
+
+def translate_all(
+    model: Translator,
+    source: Vocabulary,
+    target: Vocabulary,
+    lines: list[str],
+    beam: int,
+    batchsize: int,
+) -> list[str]:
+    """Translate lines, those of similar length together; a bar shows how far."""
+    order = sorted(range(len(lines)), key=lambda i: len(source.encode(lines[i])))
+    translations = [""] * len(lines)
+    bar = Progress(len(lines), "translations")
+    for at in range(0, len(lines), batchsize):
+        batch = order[at : at + batchsize]
+        found = translate(model, source, target, [lines[i] for i in batch], beam)
+        for i, translation in zip(batch, found, strict=True):
+            translations[i] = translation
+        bar.to(at + len(batch))
+    return translations
+
+
+def score(translations: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """Return BLEU and chrF, by sacreBLEU, and the share that is exactly as the reference."""
+    found = {
+        name: metric.corpus_score(translations, [references]).score
+        for name, metric in METRICS.items()
+    }
+    found["exact"] = sum(map(str.__eq__, translations, references)) / len(references)
+    return found
+
+
+if __name__ == "__main__":
+    main()

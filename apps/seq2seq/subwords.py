@@ -1,0 +1,97 @@
+"""Subwords, by sentencepiece (Kudo and Richardson, 2018)."""
+
+import importlib
+import io
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+class Subwords:
+    """Divides lines into subwords, which `vocabulary.detokenize` puts together again.
+
+    Parameters
+    ----------
+    model : bytes
+        From `train_subwords`.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If sentencepiece is not installed.
+    """
+
+    def __init__(self, model: bytes) -> None:
+        self.model = model
+        self._processor = _sentencepiece().SentencePieceProcessor(model_proto=model)
+
+    @classmethod
+    def read(cls, path: Path) -> "Subwords":
+        """Read a model from a file.
+
+        Raises
+        ------
+        OSError, ModuleNotFoundError
+        ValueError
+            If the file is something else.
+        """
+        try:
+            return cls(path.read_bytes())
+        except RuntimeError:
+            raise ValueError(f"{path} is not a model of subwords, as prepare.py makes") from None
+
+    def __call__(self, line: str) -> list[str]:
+        """Return the subwords of a line."""
+        return self._processor.encode(line, out_type=str)
+
+    def __reduce__(self) -> tuple[type, tuple[bytes]]:
+        return Subwords, (self.model,)
+
+
+def train_subwords(lines: Iterable[str], kind: str, size: int) -> bytes:
+    """Return a model of the subwords of lines.
+
+    Parameters
+    ----------
+    lines : iterable of str
+    kind : {'unigram', 'bpe'}
+    size : int
+        Of the vocabulary, at most. Each digit is a subword of its own.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If sentencepiece is not installed.
+    ValueError
+        If there is too little text for so many subwords, or too much for so few.
+    """
+    model = io.BytesIO()
+    try:
+        _sentencepiece().SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=model,
+            model_type=kind,
+            vocab_size=size,
+            hard_vocab_limit=kind != "unigram",  # only there fewer may be enough
+            character_coverage=0.9999,
+            normalization_rule_name="identity",  # or translations would differ from references
+            split_digits=True,
+            input_sentence_size=2_000_000,
+            shuffle_input_sentence=True,
+            bos_id=-1,
+            eos_id=-1,
+            num_threads=1,  # the same model each time
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise ValueError(f"sentencepiece: {str(error).strip()}") from None
+    return model.getvalue()
+
+
+def _sentencepiece() -> Any:
+    try:
+        return importlib.import_module("sentencepiece")
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "subwords need sentencepiece: pip install sentencepiece"
+        ) from None

@@ -1,0 +1,346 @@
+"""Text that prepare.py makes of catalogues, subwords, and evaluate.py on it."""
+
+import json
+import random
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import polib
+import pytest
+from sacrebleu.metrics import BLEU, CHRF
+
+NOUNS = ["file", "folder", "image", "layer", "window", "colour", "page", "user", "key", "track"]
+NOUNS += ["brush", "network"]
+VERBS = ["open", "close", "save", "delete", "rename", "copy", "move", "print", "scale", "export"]
+
+
+def entries(package: str) -> list[polib.POEntry]:
+    """Return messages of a package: one that all have, and some of its own."""
+    own = [
+        polib.POEntry(
+            msgid=f"_{verb.title()} the {noun} of {package}",
+            msgstr=f"{noun} dieses Pakets jetzt {verb}ßen",
+        )
+        for verb in VERBS
+        for noun in NOUNS
+    ]
+    return [polib.POEntry(msgid="&Cancel", msgstr="&Abbrechen"), *own]
+
+
+def write_catalogue(path: Path, content: list[polib.POEntry]) -> None:
+    catalogue = polib.POFile()
+    catalogue.metadata = {"Content-Type": "text/plain; charset=UTF-8"}
+    catalogue.extend(content)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (catalogue.save_as_mofile if path.suffix == ".mo" else catalogue.save)(str(path))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Return a folder as /usr/share/locale is, with catalogues of twelve packages."""
+    folder = tmp_path_factory.mktemp("locale")
+    for i in range(12):
+        suffix = "po" if i % 2 else "mo"
+        messages = entries(f"P{i}")
+        write_catalogue(folder / f"de/LC_MESSAGES/package{i}.{suffix}", messages)
+    write_catalogue(folder / "fr/LC_MESSAGES/package0.mo", [polib.POEntry(msgid="a", msgstr="b")])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prepared(folder, run_script, tmp_path_factory) -> Path:
+    """Return a folder with text of the catalogues, and with a model of subwords."""
+    out = tmp_path_factory.mktemp("prepared")
+    limits = ["--validation", "150", "--test", "300"]
+    shown = run_script("prepare.py", "gettext", folder, "-l", "de", "--out", out, *limits)
+    assert "test: 240 pairs of 2 packages\n" in shown
+    text = out / "train.en", out / "train.de"
+    size = ["--vocabulary-size", "90"]
+    assert not run_script("prepare.py", "subwords", *text, *size, "-o", out / "subwords.model")
+    return out
+
+
+def read(path: Path) -> list[str]:
+    return path.read_text("utf-8").splitlines()
+
+
+# Catalogues
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "wanted"),
+    [
+        ("_Open\n  file…", "_Datei\töffnen…", ("Open file…", "Datei öffnen…")),
+        ("E&xit", "Beenden", ("Exit", "Beenden")),
+        ("Save _As", "Speichern _unter", ("Save As", "Speichern unter")),
+        ("a &lt; b", "a &lt; b", ("a &lt; b", "a &lt; b")),
+        ("set my_own_name", "my_own_name setzen", ("set my_own_name", "my_own_name setzen")),
+        ("one_name", "ein_a_b", ("one_name", "ein_a_b")),
+        ("Cut & paste", "Kopieren & einfügen", ("Cut & paste", "Kopieren & einfügen")),
+    ],
+)
+def test_accelerators_and_line_breaks_are_taken_out(app, source, target, wanted):
+    assert app.catalogues.normalize(source, target) == wanted
+
+
+@pytest.mark.parametrize("suffix", ["po", "mo"])
+def test_messages_of_a_catalogue(app, tmp_path, suffix):
+    entry = polib.POEntry
+    content = [
+        entry(msgid="one", msgstr="eins"),
+        entry(msgid="one", msgstr="eine", msgctxt="article"),
+        entry(msgid="one", msgstr="eins", msgctxt="again"),
+        entry(msgid="%d day", msgid_plural="%d days", msgstr_plural={0: "%d Tag", 1: "%d Tage"}),
+        entry(msgid="...", msgstr="..."),
+        entry(msgid="no translation", msgstr=""),
+        entry(msgid="a long story", msgstr="eine lange Geschichte"),
+        entry(msgid="uncertain", msgstr="unsicher", flags=["fuzzy"]),
+        entry(msgid="gone", msgstr="weg", obsolete=True),
+    ]
+    path = tmp_path / f"a.{suffix}"
+    write_catalogue(path, content)
+    messages = app.catalogues.Messages()
+    messages.read(path, "a", max_characters=12)
+    pairs = [("one", "eins"), ("one", "eine"), ("%d day", "%d Tag"), ("%d days", "%d Tage")]
+    assert sorted(messages.packages["a"]) == sorted(pairs)
+    skipped = {"without letters": 1, "too long": 1}
+    if suffix == "po":  # there is nothing of these in a .mo
+        skipped |= {"fuzzy": 1, "obsolete": 1, "empty": 1}
+    assert messages.skipped == skipped
+    assert messages.catalogues == 1
+
+
+def test_catalogues_are_found_by_language(app, folder, tmp_path):
+    with app.catalogues.find_catalogues([folder], "de") as found:
+        assert sorted(package for _, package in found) == sorted(f"package{i}" for i in range(12))
+    for path in ("app/po/de.po", "app/po/fr.po", "django/auth/locale/de/LC_MESSAGES/django.po"):
+        write_catalogue(tmp_path / path, [polib.POEntry(msgid="a", msgstr="b")])
+    with app.catalogues.find_catalogues([tmp_path], "de") as found:
+        assert [package for _, package in found] == ["app", "django"]
+
+
+@pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="dpkg-deb is not installed")
+def test_catalogues_of_a_debian_package(app, tmp_path):
+    root = tmp_path / "root"
+    write_catalogue(root / "usr/share/locale/de/LC_MESSAGES/x.mo", entries("x"))
+    (root / "DEBIAN").mkdir()
+    about = "Package: hello\nVersion: 1\nArchitecture: all\nMaintainer: a\nDescription: b\n"
+    (root / "DEBIAN/control").write_text(about)
+    file = tmp_path / "hello_1_all.deb"
+    subprocess.run(["dpkg-deb", "--build", root, file], check=True, capture_output=True)
+    with app.catalogues.find_catalogues([file], "de") as found:
+        ((path, package),) = found
+        assert path.read_bytes() == (root / "usr/share/locale/de/LC_MESSAGES/x.mo").read_bytes()
+    assert package == "hello"
+    file.write_bytes(b"something else")
+    with (
+        pytest.raises(ValueError, match=r"hello_1_all\.deb: not a Debian package"),
+        app.catalogues.find_catalogues([file], "de"),
+    ):
+        pass
+
+
+def test_what_is_tested_has_not_been_trained_on(prepared):
+    pairs = {
+        name: list(zip(read(prepared / f"{name}.en"), read(prepared / f"{name}.de"), strict=True))
+        for name in ("train", "valid", "test")
+    }
+    assert {name: len(found) for name, found in pairs.items()} == {
+        "train": 9 * 120 + 1,
+        "valid": 120,
+        "test": 240,
+    }
+    assert ("Cancel", "Abbrechen") in pairs["train"]
+    together = [pair for found in pairs.values() for pair in found]
+    assert len(set(together)) == len(together) == 12 * 120 + 1
+    assert ("Open the file of P3", "file dieses Pakets jetzt openßen") in together
+    packages = {
+        name: {source.rpartition(" ")[2] for source, _ in found} - {"Cancel"}
+        for name, found in pairs.items()
+    }
+    assert not packages["train"] & packages["test"] | packages["train"] & packages["valid"]
+    counts = json.loads((prepared / "counts.json").read_text())
+    assert counts["pairs"] == {name: len(found) for name, found in pairs.items()}
+    for name, found in packages.items():
+        assert sorted(counts["packages"][name]) == sorted(f"package{p[1:]}" for p in found)
+
+
+def test_messages_that_differ_by_punctuation_are_the_same(app):
+    packages = {name: [(f"{name} {i}", "x") for i in range(9)] for name in "abcd"}
+    packages["a"].append(("Open file…", "1"))
+    packages["b"].append(("open FILE", "2"))
+    parts, _ = app.prepare.split(packages, 9, 9, seed=0)
+    assert {("Open file…", "1"), ("open FILE", "2")} <= set(parts["train"])
+    assert [len(parts[name]) for name in ("train", "valid", "test")] == [20, 9, 9]
+    assert app.prepare.split(packages, 9, 9, seed=0)[0] == parts
+    with pytest.raises(ValueError, match="nothing for valid and test: 4 packages"):
+        app.prepare.split(packages, 8, 8, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file or directory: '.*a.mo'"),
+        (b"something else", "a.mo: not a catalogue of gettext"),
+    ],
+)
+def test_error_for_catalogues_that_cannot_be_read(run_script, tmp_path, content, message):
+    path = tmp_path / "a.mo"
+    if content is not None:
+        path.write_bytes(content)
+    shown = run_script("prepare.py", "gettext", path, "-l", "de", "-o", tmp_path, fails=True)
+    assert shown.startswith("error: ")
+    assert shown.count("\n") == 1
+    assert re.search(message, shown)
+
+
+# Subwords
+
+
+def test_subwords_are_put_together_again(app, prepared):
+    split = app.subwords.Subwords((prepared / "subwords.model").read_bytes())
+    lines = [*read(prepared / "test.en"), *read(prepared / "test.de"), "漢 of 1984", ""]
+    for line in lines:
+        assert app.vocabulary.detokenize(split(line)) == line
+    assert split("12")[-2:] == ["1", "2"]
+    n_words = sum(len(app.vocabulary.tokenize(line)) for line in lines)
+    assert n_words != sum(len(split(line)) for line in lines)
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_subwords_are_the_same_each_time(app, prepared, kind):
+    lines = read(prepared / "train.en")
+    models = [app.subwords.train_subwords(lines, kind, 80) for _ in range(2)]
+    assert models[0] == models[1]
+
+
+def test_error_for_more_subwords_than_there_are(run_script, prepared, tmp_path):
+    options = ["--kind", "bpe", "--vocabulary-size", "30000", "-o", tmp_path / "model"]
+    shown = run_script("prepare.py", "subwords", prepared / "train.en", *options, fails=True)
+    assert shown.startswith("error: sentencepiece: ")
+    assert "Traceback" not in shown
+
+
+@pytest.fixture(scope="module")
+def trained(prepared, train, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("trained") / "result"
+    train(2, out, *text_options(prepared), "--epoch", "3")
+    return out
+
+
+def text_options(prepared: Path) -> list[str | Path]:
+    return [
+        *("--source", prepared / "train.en", "--target", prepared / "train.de"),
+        *("--validation-source", prepared / "valid.en"),
+        *("--validation-target", prepared / "valid.de"),
+        *("--subwords", prepared / "subwords.model", "--share-embedding"),
+        *("--model", "transformer", "--unit", "32", "--batchsize", "16", "--lr", "0.005"),
+    ]
+
+
+def test_training_with_subwords(trained, prepared, run_script, read_log, train):
+    assert len(json.loads((trained / "model.json").read_text())["vocabularies"][0]) < 95
+    (translation,) = run_script(
+        "translate.py", trained / "best.npz", text="Open the file of P3"
+    ).splitlines()
+    assert " " in translation  # words, and not their parts
+    assert "\u2581" not in translation
+    # Another model of subwords is another run.
+    shutil.copy(prepared / "subwords.model", trained.parent / "other.model")
+    text = prepared / "train.en", prepared / "train.de"
+    options = ["--vocabulary-size", "60", "--out", trained.parent / "other.model"]
+    run_script("prepare.py", "subwords", *text, *options)
+    others = [
+        trained.parent / "other.model" if o == prepared / "subwords.model" else o
+        for o in text_options(prepared)
+    ]
+    out = trained.parent / "others"
+    shutil.copytree(trained, out)
+    shown = train(1, out, *others, "--epoch", "1").stdout
+    assert "training begins anew: " in shown
+    assert "text: " in shown
+
+
+def test_error_for_something_else_than_subwords(prepared, train, tmp_path):
+    options = [o if o != prepared / "subwords.model" else __file__ for o in text_options(prepared)]
+    job = train(2, tmp_path / "result", *options, fails=True)
+    assert "error: " + __file__ + " is not a model of subwords" in job.stderr
+    assert job.stderr.count("error: ") == 1
+
+
+# Evaluation
+
+
+def test_scores_beside_those_of_baselines(trained, prepared, run_script, tmp_path):
+    test, text = (
+        [
+            f"--{prefix}source",
+            prepared / f"{name}.en",
+            f"--{prefix}target",
+            prepared / f"{name}.de",
+        ]
+        for prefix, name in (("", "test"), ("train-", "train"))
+    )
+    beam = ["--beam", "2"]
+    out = tmp_path / "scores.json"
+    shown = run_script("evaluate.py", trained / "best.npz", *test, *text, *beam, "--out", out)
+    scores = json.loads(out.read_text())
+    sources, references = read(prepared / "test.en"), read(prepared / "test.de")
+    lines = "\n".join(sources)
+    options = [*beam, "--batchsize", "240"]
+    translations = run_script("translate.py", trained / "best.npz", *options, text=lines)
+    wanted = {"network": translations.splitlines(), "copy of the source": sources}
+    for name, found in wanted.items():
+        assert scores[name] == {
+            "bleu": pytest.approx(BLEU().corpus_score(found, [references]).score, abs=0.5),
+            "chrf": pytest.approx(CHRF().corpus_score(found, [references]).score, abs=0.5),
+            "exact": pytest.approx(np.mean(np.array(found) == np.array(references)), abs=0.01),
+        }
+    # The same sentence of another package has the same translation.
+    assert scores["nearest neighbour"] == pytest.approx({"bleu": 100, "chrf": 100, "exact": 1})
+    assert scores["network"]["chrf"] > scores["copy of the source"]["chrf"]
+    assert "nearest neighbour" in shown.splitlines()[-1]
+    assert "100.00%" in shown.splitlines()[-1]
+
+
+def test_nearest_neighbours_by_hand(app):
+    """Compare with the formula, computed with dictionaries."""
+    rng = random.Random(1)
+    others = ["".join(rng.choices("abcd ", k=rng.randint(1, 12))) for _ in range(150)]
+    sentences = [*others[:70], *("".join(rng.choices("abCD ", k=8)) for _ in range(10)), "xyz"]
+
+    def grams(line: str) -> list[str]:
+        line = f" {line.casefold()} "
+        return [line[i : i + n] for n in (2, 3, 4) for i in range(len(line) - n + 1)]
+
+    n_with: dict[str, int] = {}
+    for other in others:
+        for gram in set(grams(other)):
+            n_with[gram] = n_with.get(gram, 0) + 1
+
+    def vector(line: str) -> dict[str, float]:
+        found = grams(line)
+        weights = {
+            gram: (1 + np.log(found.count(gram))) * (np.log(151 / (1 + n_with.get(gram, 0))) + 1)
+            for gram in set(found)
+        }
+        length = np.sqrt(sum(w * w for w in weights.values()))
+        return {gram: w / length for gram, w in weights.items()}
+
+    vectors = [vector(other) for other in others]
+    for sentence, found in zip(sentences, app.neighbours.nearest(sentences, others), strict=True):
+        own = vector(sentence)
+        similar = [sum(w * v.get(g, 0) for g, w in own.items()) for v in vectors]
+        assert similar[found] == pytest.approx(max(similar), abs=1e-5)
+
+
+def test_error_for_files_that_do_not_fit_each_other(trained, prepared, run_script):
+    options = ["--source", prepared / "test.en", "--target", prepared / "train.de"]
+    shown = run_script("evaluate.py", trained / "best.npz", *options, fails=True)
+    assert shown.startswith("error: the files must be translations line for line, but ")
+    assert "has 240 lines" in shown
+    shown = run_script("evaluate.py", prepared / "best.npz", *options, fails=True)
+    assert shown.startswith("error: [Errno 2] No such file or directory: ")
