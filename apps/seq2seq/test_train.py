@@ -234,6 +234,21 @@ def test_best_network_is_that_of_the_criterion(read_log, train, dates, tmp_path)
         assert files == {path: path.read_bytes() for path in out.iterdir() if path.is_file()}
 
 
+@pytest.mark.parametrize("kind", ["lstm", "transformer"])
+def test_float16_learns_as_float32_does(read_log, train, dates, tmp_path, kind):
+    options = [*corpus_options(dates), *SMALL, "--model", kind, "--hold-out", "101"]
+    train(2, tmp_path / "wide", *options)
+    train(2, tmp_path / "mixed", *options, "--mixed16")
+    for mixed, wide in zip(*map(read_log, (tmp_path / "mixed", tmp_path / "wide")), strict=True):
+        for name in ("main/loss", "validation/main/loss"):
+            assert mixed[name] == pytest.approx(wide[name], rel=0.02)
+            assert mixed[name] != wide[name]
+    assert {array.dtype for array in load(tmp_path / "mixed/best.npz").values()} == {np.dtype("e")}
+    shown = train(1, tmp_path / "mixed", *options, "--mixed16", "--evaluate").stdout
+    (loss,) = re.findall(r"loss (\d\.\d{4})", shown)
+    assert float(loss) == pytest.approx(mixed["validation/main/loss"], abs=1e-3)
+
+
 def test_files_to_validate_with(read_log, train, dates, tmp_path):
     lines = [path.read_text("utf-8").splitlines(keepends=True) for path in dates]
     others = tmp_path / "a.source", tmp_path / "a.target"
@@ -278,6 +293,39 @@ def test_rates_fall_without_progress(app, criterion, values):
         rate.observe(value)
         rates.append(rate.rate)
     assert rates == [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.125]
+
+
+@pytest.mark.parametrize("scale", [None, 512.0])
+@pytest.mark.parametrize("threshold", [0.5, 1e5])
+def test_clipping_is_that_of_chainer(app, scale, threshold):
+    def make() -> chainer.Optimizer:
+        link = chainer.links.Linear(3, 2, initialW=np.arange(6.0).reshape(2, 3))
+        optimizer = chainer.optimizers.SGD().setup(link)
+        for i, parameter in enumerate(link.params()):
+            parameter.grad = np.full_like(parameter.array, 30.0 * (i + 1))
+        return optimizer
+
+    wanted, found = make(), make()
+    GradientClipping(threshold)(wanted)
+    for parameter in found.target.params():
+        parameter.grad *= scale or 1
+        parameter._loss_scale = scale  # as backward(loss_scale=...) leaves it
+    app.training.Clipping(threshold)(found)
+    for a, b in zip(found.target.params(), wanted.target.params(), strict=True):
+        np.testing.assert_allclose(a.grad / (scale or 1), b.grad, rtol=1e-6)
+
+
+def test_clipping_of_float16_whose_squares_are_too_large_for_it(app):
+    link = chainer.Link()
+    with link.init_scope():
+        link.w = chainer.Parameter(np.zeros(4, np.float16))
+    optimizer = chainer.optimizers.SGD().setup(link)
+    link.w.grad = np.full(4, 1000, np.float16)
+    app.training.Clipping(1)(optimizer)
+    np.testing.assert_allclose(link.w.grad, 0.5)
+    link.w.grad = np.array([1, 2, np.inf, np.nan], np.float16)
+    app.training.Clipping(1)(optimizer)  # the step will be skipped
+    assert link.w.grad.tolist()[:3] == [1, 2, np.inf]
 
 
 def test_rates_rise_at_the_start(app):

@@ -7,7 +7,6 @@ from pathlib import Path
 import chainer
 import matplotlib
 import numpy as np
-from chainer.optimizer_hooks import GradientClipping
 from chainer.training import StandardUpdater, Trainer, extensions
 
 import chainermn
@@ -58,7 +57,10 @@ def main() -> None:
     optimizer = optimizer_class(**{rate: args.lr})
     optimizer = chainermn.create_multi_node_optimizer(optimizer, comm)
     optimizer.setup(model)
-    optimizer.add_hook(GradientClipping(args.clip))
+    optimizer.add_hook(training.Clipping(args.clip))
+    if args.mixed16:
+        optimizer.use_fp32_update()
+        optimizer.loss_scaling()
 
     pairs = ParallelText(text.corpus, chainermn.scatter_dataset(text.train, comm)[:])
     batches = BucketIterator(pairs, args.batchsize, args.seed)
@@ -110,6 +112,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--decay", type=float, default=0.5, help="factor for the learning rate on a plateau")
     add("--decay-patience", type=int, default=1, help="epochs that make a plateau")
     add("--patience", type=int, default=4, help="epochs without progress before stopping early")
+    add("--mixed16", action="store_true", help="compute in float16, with float32 parameters")
     add("--communicator", help="default: chosen for the hosts and GPUs at hand")
     add("--gpu", "-g", action="store_true", help="train on GPU")
     add("--seed", type=int, default=0, help="of the first weights and of all shuffling")
@@ -133,6 +136,7 @@ def set_up(args: argparse.Namespace, comm: chainermn.CommunicatorBase) -> chaine
         print(f"ranks: {comm.size}, hosts: {comm.inter_size}, communicator: {kind}", flush=True)
     device = chainer.get_device(f"@cupy:{comm.intra_rank}" if args.gpu else "@numpy")
     device.use()
+    chainer.global_config.dtype = chainer.mixed16 if args.mixed16 else np.float32
     np.random.seed(args.seed)
     device.xp.random.seed(args.seed)
     return device

@@ -38,8 +38,10 @@ def main() -> None:
     with exit_together(comm):
         if comm.size != 2:
             raise ValueError(f"this script takes two ranks, got {comm.size}")
-        if args.model != "lstm" or args.share_embedding or args.evaluate is not None:
-            raise ValueError("this script takes no Transformer, --share-embedding or --evaluate")
+        if args.model != "lstm" or args.share_embedding or args.mixed16:
+            raise ValueError("this script takes no Transformer, --share-embedding or --mixed16")
+        if args.evaluate is not None:
+            raise ValueError("evaluate by train.py --evaluate")
         text = load_text(args, comm)
     about = saved.describe(args.model, sizes(args), text.corpus)
     whole = saved.create(about, args.dropout)
@@ -49,7 +51,7 @@ def main() -> None:
     # Not a multi-node optimizer: each rank has gradients of its own half, and nobody else has.
     optimizer = optimizer_class(**{rate: args.lr})
     optimizer.setup(model)
-    optimizer.add_hook(ClippingOfBoth(comm, args.clip))
+    optimizer.add_hook(training.Clipping(args.clip, comm))
 
     # Both ranks work on the same batches.
     pairs = ParallelText(text.corpus, comm.bcast_obj(text.train))
@@ -134,32 +136,6 @@ class Loss(chainer.Chain):
         h, c, memory = encoded
         xs, ys = batch
         return cross_entropy(self.decoder((h, c), memory, xs, ys)[0], ys)
-
-
-class ClippingOfBoth:
-    """Gradient clipping by the norm of the gradients of all ranks together.
-
-    Parameters
-    ----------
-    comm : CommunicatorBase
-    threshold : float
-        The largest norm.
-    """
-
-    name = "ClippingOfBoth"
-    timing = "pre"
-
-    def __init__(self, comm: chainermn.CommunicatorBase, threshold: float) -> None:
-        self.comm, self.threshold = comm, threshold
-
-    def __call__(self, optimizer: chainer.Optimizer) -> None:
-        """Scale the gradients. Collective."""
-        gradients = [p.grad for p in optimizer.target.params() if p.grad is not None]
-        squares = np.array(sum(float((g * g).sum()) for g in gradients))
-        norm = float(self.comm.allreduce(squares)) ** 0.5
-        if norm > self.threshold:
-            for gradient in gradients:
-                gradient *= self.threshold / norm
 
 
 if __name__ == "__main__":

@@ -108,8 +108,12 @@ class Norm(L.LayerNormalization):
     """Layer normalization of vectors of shape (batch, length, units)."""
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
-        """Normalize each vector."""
-        return F.reshape(super().forward(F.reshape(x, (-1, x.shape[2]))), x.shape)
+        """Normalize each vector, in float32 at least: squares may be too large for float16."""
+        wide = np.promote_types(x.dtype, np.float32)
+        flat = F.cast(F.reshape(x, (-1, x.shape[2])), wide)
+        gamma, beta = F.cast(self.gamma, wide), F.cast(self.beta, wide)
+        found = F.layer_normalization(flat, gamma, beta, self.eps)
+        return F.reshape(F.cast(found, x.dtype), x.shape)
 
 
 class Attention(chainer.Chain):

@@ -141,6 +141,7 @@ def cross_entropy(scores: chainer.Variable, ys: np.ndarray) -> chainer.Variable:
         From `Translator.decode`.
     ys : array of int32, shape (batch, target length)
     """
+    scores = F.cast(scores, np.promote_types(scores.dtype, np.float32))
     return F.softmax_cross_entropy(scores, _with_end(ys).ravel(), ignore_label=PADDING)
 
 
