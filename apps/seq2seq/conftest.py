@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 # Seconds after which something hangs, on however busy a machine.
 LIMIT = 600
 NAMES = ["batches", "catalogues", "corpus", "evaluation", "generated", "index", "models"]
-NAMES += ["models.transformer", "neighbours", "prepare", "progress", "saved", "subwords"]
+NAMES += ["models.transformer", "neighbours", "prepare", "saved", "subwords"]
 NAMES += ["training", "vocabulary"]
 
 # The threads of a BLAS wait for each other for long where other programs use the cores too.

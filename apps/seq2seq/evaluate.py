@@ -8,11 +8,11 @@ from pathlib import Path
 
 import chainer
 
+from chainermn.progress import Progress
 from evaluation import METRICS
 from files import read_lines
 from models import Translator
 from neighbours import nearest
-from progress import Progress
 from saved import load_network
 from translate import translate
 from vocabulary import Vocabulary
@@ -98,7 +98,7 @@ def translate_all(
         found = translate(model, source, target, [lines[i] for i in batch], beam)
         for i, translation in zip(batch, found, strict=True):
             translations[i] = translation
-        bar.to(at + len(batch))
+        bar.step(len(batch))
     return translations
 
 

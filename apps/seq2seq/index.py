@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from progress import Progress
+from chainermn.progress import Progress
 from vocabulary import tokenize
 
 # Columns of an index, which has a row for each pair of lines.
@@ -69,7 +69,7 @@ def build_index(
             if len(chunk) == 100_000:  # tuples take ten times the memory of an array
                 rows.append(np.array(chunk, np.int64))
                 chunk = []
-            bar.to(at[0])
+            bar.step(len(raw[0]))
         lines = [
             n + sum(1 for _ in file) + bool(line)
             for n, file, line in zip(lines, (sources, targets), raw, strict=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import sparse
 
-from progress import Progress
+from chainermn.progress import Progress
 
 N_COLUMNS = 2**20  # of hashes of n-grams
 LENGTHS = (2, 3, 4)
@@ -36,7 +36,7 @@ def nearest(sentences: Sequence[str], others: Sequence[str]) -> np.ndarray:
     for at in range(0, len(sentences), BLOCK):
         similar = (vectors[at : at + BLOCK] @ columns).toarray()
         found[at : at + BLOCK] = similar.argmax(axis=1)
-        bar.to(min(at + BLOCK, len(sentences)))
+        bar.step(len(similar))
     return found
 
 

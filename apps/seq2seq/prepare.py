@@ -10,8 +10,8 @@ from itertools import chain
 from pathlib import Path
 
 from catalogues import Messages, Pair, find_catalogues
+from chainermn.progress import Progress
 from files import read_lines
-from progress import Progress
 from subwords import train_subwords
 
 
@@ -55,9 +55,9 @@ def make_from_catalogues(args: argparse.Namespace) -> None:
     messages = Messages()
     with find_catalogues(args.paths, args.language) as catalogues:
         bar = Progress(len(catalogues), "catalogues")
-        for i, (path, package) in enumerate(catalogues, start=1):
+        for path, package in catalogues:
             messages.read(path, package, args.max_characters)
-            bar.to(i)
+            bar.step()
     if not any(messages.packages.values()):
         raise ValueError(f"no messages in {args.language} found in {len(args.paths)} paths")
     parts, packages = split(messages.packages, args.validation, args.test, args.seed)
