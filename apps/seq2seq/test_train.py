@@ -303,39 +303,6 @@ def test_rates_fall_without_progress(app, criterion, values):
     assert rates == [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.125]
 
 
-@pytest.mark.parametrize("scale", [None, 512.0])
-@pytest.mark.parametrize("threshold", [0.5, 1e5])
-def test_clipping_is_that_of_chainer(app, scale, threshold):
-    def make() -> chainer.Optimizer:
-        link = chainer.links.Linear(3, 2, initialW=np.arange(6.0).reshape(2, 3))
-        optimizer = chainer.optimizers.SGD().setup(link)
-        for i, parameter in enumerate(link.params()):
-            parameter.grad = np.full_like(parameter.array, 30.0 * (i + 1))
-        return optimizer
-
-    wanted, found = make(), make()
-    GradientClipping(threshold)(wanted)
-    for parameter in found.target.params():
-        parameter.grad *= scale or 1
-        parameter._loss_scale = scale  # as backward(loss_scale=...) leaves it
-    app.training.Clipping(threshold)(found)
-    for a, b in zip(found.target.params(), wanted.target.params(), strict=True):
-        np.testing.assert_allclose(a.grad / (scale or 1), b.grad, rtol=1e-6)
-
-
-def test_clipping_of_float16_whose_squares_are_too_large_for_it(app):
-    link = chainer.Link()
-    with link.init_scope():
-        link.w = chainer.Parameter(np.zeros(4, np.float16))
-    optimizer = chainer.optimizers.SGD().setup(link)
-    link.w.grad = np.full(4, 1000, np.float16)
-    app.training.Clipping(1)(optimizer)
-    np.testing.assert_allclose(link.w.grad, 0.5)
-    link.w.grad = np.array([1, 2, np.inf, np.nan], np.float16)
-    app.training.Clipping(1)(optimizer)  # the step will be skipped
-    assert link.w.grad.tolist()[:3] == [1, 2, np.inf]
-
-
 def test_rates_rise_at_the_start(app):
     rate = app.training.LearningRate(Alone(), "lr", 2.0, 4, 0.5, 2, "loss")
     optimizer = SimpleNamespace(lr=None)
@@ -398,6 +365,9 @@ def test_every_rank_ends_with_one_clear_error(train, dates, tmp_path):
         (dates, ["--evaluate", dates[0]], "dates.source does not hold the parameters"),
         (dates, ["--evaluate"], "No such file or directory: .*best.npz"),
         (dates, ["--model", "transformer", "--unit", "10"], "got 10 units and 4 heads"),
+        (dates, ["--validation-target", dates[1]], "source and --validation-target belong tog"),
+        (dates, ["--hold-out", "0"], "--hold-out must be a positive number, got 0"),
+        (dates, ["--dropout", "1"], "--dropout must be .* less than 1, got 1"),
     ]
     for files, options, message in cases:
         options = [*corpus_options(files), *SMALL, *options]

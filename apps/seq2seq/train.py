@@ -24,6 +24,7 @@ from chainermn.extensions import (
     multi_node_snapshot,
     record_run,
 )
+from chainermn.optimizers import GradientClipping
 from corpus import ParallelText
 from models import MODELS, Translator
 from text import Text, load_text
@@ -38,6 +39,7 @@ def main() -> None:
     comm = chainermn.create_communicator(args.communicator)
     device = set_up(args, comm)
     with exit_together(comm):
+        check(args)
         text = load_text(args, comm)
         about = saved.describe(args.model, sizes(args), text.corpus)
         model = saved.create(about, args.dropout)
@@ -57,7 +59,7 @@ def main() -> None:
     optimizer = optimizer_class(**{rate: args.lr})
     optimizer = chainermn.create_multi_node_optimizer(optimizer, comm)
     optimizer.setup(model)
-    optimizer.add_hook(training.Clipping(args.clip))
+    optimizer.add_hook(GradientClipping(args.clip))
     if args.mixed16:
         optimizer.use_fp32_update()
         optimizer.loss_scaling()
@@ -121,12 +123,22 @@ def parse_arguments() -> argparse.Namespace:
     evaluate = "do not train, but evaluate this network; default: OUT/best.npz"
     add("--evaluate", metavar="FILE", nargs="?", const="", help=evaluate)
     add("--tensorboard", action="store_true", help="write the log for TensorBoard, too")
-    args = parser.parse_args()
-    if (args.source is None) != (args.target is None):
-        parser.error("--source and --target belong together")
-    if (args.validation_source is None) != (args.validation_target is None):
-        parser.error("--validation-source and --validation-target belong together")
-    return args
+    return parser.parse_args()
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise ValueError if options do not fit."""
+    for prefix in ("", "validation_"):
+        names = f"{prefix}source", f"{prefix}target"
+        if len([name for name in names if getattr(args, name)]) == 1:
+            options = (f"--{name.replace('_', '-')}" for name in names)
+            raise ValueError(f"{' and '.join(options)} belong together")
+    for name in ("hold_out", "batchsize", "epoch", "unit", "layer", "head", "clip", "patience"):
+        if not getattr(args, name) > 0:
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{option} must be a positive number, got {getattr(args, name)}")
+    if not 0 <= args.dropout < 1:
+        raise ValueError(f"--dropout must be at least 0 and less than 1, got {args.dropout}")
 
 
 def set_up(args: argparse.Namespace, comm: chainermn.CommunicatorBase) -> chainer.backend.Device:

@@ -13,12 +13,14 @@ import training
 from batches import BucketIterator, to_batch
 from chainermn.agreement import exit_together
 from chainermn.extensions import multi_node_snapshot, record_run
+from chainermn.optimizers import GradientClipping
 from corpus import ParallelText
 from models.lstm import LSTM, Decoder
 from models.translator import count_tokens, cross_entropy
 from text import load_text
 from train import (
     add_reports,
+    check,
     create_evaluator,
     create_trainer,
     finish,
@@ -36,6 +38,7 @@ def main() -> None:
     comm = chainermn.create_communicator(args.communicator)
     device = set_up(args, comm)
     with exit_together(comm):
+        check(args)
         if comm.size != 2:
             raise ValueError(f"this script takes two ranks, got {comm.size}")
         if args.model != "lstm" or args.share_embedding or args.mixed16:
@@ -51,7 +54,7 @@ def main() -> None:
     # Not a multi-node optimizer: each rank has gradients of its own half, and nobody else has.
     optimizer = optimizer_class(**{rate: args.lr})
     optimizer.setup(model)
-    optimizer.add_hook(training.Clipping(args.clip, comm))
+    optimizer.add_hook(GradientClipping(args.clip, comm))
 
     # Both ranks work on the same batches.
     pairs = ParallelText(text.corpus, comm.bcast_obj(text.train))

@@ -1,7 +1,6 @@
 """What goes on around the steps of training."""
 
 import chainer
-import numpy as np
 from chainer.training import Extension, Trainer
 from chainer.training.extension import PRIORITY_EDITOR
 
@@ -98,40 +97,6 @@ class LearningRate(Extension):
         step = trainer.updater.iteration + 1
         rate = self.rate * min(1, step / max(self.warmup, 1))
         setattr(trainer.updater.get_optimizer("main"), self.attribute, rate)
-
-
-class Clipping:
-    """Gradient clipping by norm, also of gradients in float16 and of scaled ones.
-
-    Chainer's own adds the squares up in the dtype of the gradients, and as they are scaled.
-
-    Parameters
-    ----------
-    threshold : float
-        The largest norm.
-    comm : CommunicatorBase, optional
-        If its ranks have gradients of different parameters: the norm is that of all together.
-    """
-
-    name = "Clipping"
-    timing = "pre"
-
-    def __init__(self, threshold: float, comm: chainermn.CommunicatorBase | None = None) -> None:
-        self.threshold, self.comm = threshold, comm
-
-    def __call__(self, optimizer: chainer.Optimizer) -> None:
-        """Scale the gradients. Collective if there is a communicator."""
-        found = [p for p in optimizer.target.params() if p.grad is not None]
-        wide = (
-            p.grad.ravel().astype(np.float32, copy=False) / (p._loss_scale or 1) for p in found
-        )
-        squares = np.array(float(sum(gradient.dot(gradient) for gradient in wide)))
-        if self.comm is not None:
-            squares = self.comm.allreduce(squares)
-        norm = float(squares) ** 0.5
-        if self.threshold < norm < np.inf:  # a step that overflows is skipped afterwards
-            for parameter in found:
-                parameter.grad *= self.threshold / norm
 
 
 def early_stopping(
