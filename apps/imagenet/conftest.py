@@ -17,7 +17,8 @@ HERE = Path(__file__).resolve().parent
 # Seconds after which something hangs, on however busy a machine.
 LIMIT = 600
 NAMES = ["data", "evaluation", "export", "generated", "idx", "ilsvrc", "images", "layouts"]
-NAMES += ["models", "options", "predict", "prepare", "train", "trained", "training", "weights"]
+NAMES += ["models", "options", "predict", "prepare", "shard_iterator", "shards", "train"]
+NAMES += ["trained", "training", "weights"]
 
 # The threads of a BLAS wait for each other for long where other programs use the cores too.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -99,3 +100,32 @@ def direct_environment() -> dict[str, str]:
     }
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return {**openmpi, **os.environ, "PATH": path}
+
+
+# Runs the script whose name follows, and kills the last rank once it has taken so many iterations.
+KILLS_ITSELF = """
+import os, runpy, signal, sys
+from chainer.training import StandardUpdater
+
+if __name__ == "__main__":
+    update, last = StandardUpdater.update, int(sys.argv[1])
+
+    def update_or_die(self):
+        update(self)
+        optimizer = self.get_optimizer("main")
+        if self.iteration == last and optimizer.communicator.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    StandardUpdater.update = update_or_die
+    del sys.argv[:2]
+    sys.path[0] = os.path.dirname(sys.argv[0])
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="session")
+def kills_itself(tmp_path_factory) -> Path:
+    """Return a script that is given an iteration, and another script with its options."""
+    path = tmp_path_factory.mktemp("kills_itself") / "kills_itself.py"
+    path.write_text(KILLS_ITSELF)
+    return path

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import chainer
 import numpy as np
@@ -58,6 +59,11 @@ class ImageList:
         if not pairs:
             raise ValueError(f"{path}: names no image")
         return cls(pairs)
+
+    @property
+    def n_classes(self) -> int:
+        """The least number of classes that there must be."""
+        return int(self.labels.max()) + 1
 
     def part(self, begin: int, end: int) -> "ImageList":
         """Return the images from ``begin`` to before ``end``."""
@@ -124,24 +130,37 @@ class Images(DatasetMixin):
         run that has been resumed.
         """
         path, label = self.listed[i % len(self)]
-        random = None if self.seed is None else np.random.default_rng([self.seed, i])
-        if random is None:
-            choose = partial(images.centre_box, share=CENTRE)
-        else:
-            choose = partial(images.random_box, random=random, least=self.least)
-        try:
-            image = images.read_image(self.root / path, self.size, choose)
-        except Exception as error:  # Pillow's decoders raise what they like
-            reason = f"{type(error).__name__}: {error}"
-            return Unreadable(str(self.root / path), reason, self.size)
-        if random is not None and random.random() < 0.5:
-            image = np.ascontiguousarray(image[:, :, ::-1])
-        return image, np.array(label, np.int32)
+        file = self.root / path
+        return make_example(file, str(file), label, i, self.size, self.seed, self.least)
 
     @property
     def example_bytes(self) -> int:
         """Bytes of the arrays of an example."""
         return 3 * self.size**2 + np.dtype(np.int32).itemsize
+
+
+def make_example(
+    file: str | Path | BinaryIO,
+    name: str,
+    label: int,
+    number: int,
+    size: int,
+    seed: int | None = None,
+    least: float = 0.08,
+) -> tuple[np.ndarray, np.ndarray] | Unreadable:
+    """Return an example; see `Images`. It depends on nothing else than what is given."""
+    random = None if seed is None else np.random.default_rng([seed, number])
+    if random is None:
+        choose = partial(images.centre_box, share=CENTRE)
+    else:
+        choose = partial(images.random_box, random=random, least=least)
+    try:
+        image = images.read_image(file, size, choose)
+    except Exception as error:  # Pillow's decoders raise what they like
+        return Unreadable(name, f"{type(error).__name__}: {error}", size)
+    if random is not None and random.random() < 0.5:
+        image = np.ascontiguousarray(image[:, :, ::-1])
+    return image, np.array(label, np.int32)
 
 
 class EpochOrder(chainer.iterators.OrderSampler):

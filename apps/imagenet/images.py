@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
@@ -23,13 +24,13 @@ def endings() -> set[str]:
     return {e for e, f in formats.items() if f in Image.OPEN and f not in WITHOUT_DECODER}
 
 
-def read_image(path: str | Path, size: int, choose: Chooser) -> np.ndarray:
+def read_image(path: str | Path | BinaryIO, size: int, choose: Chooser) -> np.ndarray:
     """Read a part of an image, scaled to a square.
 
     Parameters
     ----------
-    path : path
-        A file in any format that Pillow reads, of any mode: grey, with a palette, transparent
+    path : path or binary file
+        In any format that Pillow reads, of any mode: grey, with a palette, transparent
         (put on white), CMYK, 16 bits. It is turned upright if its EXIF data say how.
     size : int
         Height and width of the result.

@@ -34,7 +34,11 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("lists", metavar="TRAIN VAL", nargs="*", help="the same as --train TRAIN --val VAL")
-    add("--train", metavar="LIST", help="file of lines 'path label'; by default, drawn images")
+    add(
+        "--train",
+        metavar="LIST",
+        help="file of lines 'path label', or folder of shards; default: drawn images",
+    )
     add("--val", metavar="LIST", help="the same, of the images to validate with")
     add("--root", "-R", metavar="DIR", type=Path, help="what the paths of the lists start from")
     mean = "mean.json, or mean image (.npy) whose means of colours count; default: beside TRAIN"
@@ -113,4 +117,5 @@ def settings_of(args: argparse.Namespace, about: dict[str, Any], n_images: int) 
     """
     chosen = {name: value for name, value in vars(args).items() if name not in NO_SETTINGS}
     seen = {name: about[name] for name in ("insize", "mean", "deviation")}
+    seen["shards"] = Path(args.train).is_dir()
     return {**chosen, **seen, "classes": len(about["classes"]), "images": n_images}

@@ -185,33 +185,10 @@ def test_predict(two_ranks, drawn):
     assert shown.stdout.count("%") == 5
 
 
-# Runs the script whose name follows, and kills the last rank once it has taken so many iterations.
-KILLS_ITSELF = """
-import os, runpy, signal, sys
-from chainer.training import StandardUpdater
-
-if __name__ == "__main__":
-    update, last = StandardUpdater.update, int(sys.argv[1])
-
-    def update_or_die(self):
-        update(self)
-        optimizer = self.get_optimizer("main")
-        if self.iteration == last and optimizer.communicator.rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    StandardUpdater.update = update_or_die
-    del sys.argv[:2]
-    sys.path[0] = os.path.dirname(sys.argv[0])
-    runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
 @pytest.fixture(scope="module")
-def killed(drawn, tmp_path_factory) -> Path:
+def killed(kills_itself, drawn, tmp_path_factory) -> Path:
     """Train as `two_ranks`, killed twice; return what that has left."""
     folder = tmp_path_factory.mktemp("killed")
-    kills_itself = folder / "kills_itself.py"
-    kills_itself.write_text(KILLS_ITSELF)
     options = [*lists(drawn), "--out", folder / "result", "--arch", "small", *SHORT]
     for last in (10, 31):
         program = [kills_itself, last, HERE / "train.py", *options]

@@ -3,7 +3,6 @@
 
 import argparse
 import copy
-import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import chainer
 import numpy as np
 from chainer.training import extensions
 
+import batches
 import chainermn
 import data
 import evaluation
@@ -66,10 +66,10 @@ def main() -> None:
         optimizer.add_hook(GradientClipping(args.clip))
     with exit_together(comm):
         training.freeze(model.predictor, args.freeze)
-
-    batches, validation_batches = create_iterators(args, comm, train, validation, about)
+        iterators = batches.create_iterators(args, comm, train, validation, about)
+    training_batches, validation_batches = iterators
     to_batch = data.ToBatch(about["mean"], about["deviation"], args.skip_unreadable)
-    updater = chainer.training.StandardUpdater(batches, optimizer, to_batch, device)
+    updater = chainer.training.StandardUpdater(training_batches, optimizer, to_batch, device)
     end = (10, "iteration") if args.test else (args.epoch, "epoch")
     trigger = end if args.test else (1, "epoch")
     trainer = chainer.training.Trainer(updater, end, out=args.out)
@@ -118,31 +118,23 @@ def main() -> None:
 
 def load_lists(
     args: argparse.Namespace, comm: chainermn.CommunicatorBase
-) -> tuple[data.ImageList, data.ImageList, dict[str, Any]]:
+) -> tuple[batches.Source, batches.Source, dict[str, Any]]:
     """Return the images to train on, those to validate with, and what `describe` says.
 
-    Raises
-    ------
-    OSError, ValueError, RuntimeError
-        On all ranks, if a list or an image is missing on any host, or damaged.
+    Raises as `batches.load` does.
     """
     if args.drawn:
         generated.provide(args.root, comm)
-    train, validation = run_on_root(
-        comm, 0, "lists", lambda: [data.ImageList.read(path) for path in (args.train, args.val)]
-    )
-    for listed in (train, validation):
-        data.check_files(listed, args.root, comm)
+    train, validation = (batches.load(path, args.root, comm) for path in (args.train, args.val))
     return train, validation, run_on_root(comm, 0, "lists", lambda: describe(args, train))
 
 
-def describe(args: argparse.Namespace, train: data.ImageList) -> dict[str, Any]:
+def describe(args: argparse.Namespace, train: batches.Source) -> dict[str, Any]:
     """Return what has to be known to use the network."""
-    folder = Path(args.train).parent
+    folder = Path(args.train) if Path(args.train).is_dir() else Path(args.train).parent
     classes = args.classes or folder / "classes.txt"
     means = [args.mean] if args.mean else [folder / "mean.json", folder / "mean.npy"]
     mean = next((path for path in means if args.mean or path.exists()), None)
-    n_classes = int(train.labels.max()) + 1
     has_names = classes.exists() or args.classes
     names = classes.read_text(encoding="utf-8").splitlines() if has_names else []
     about = {"mean": [128] * 3, "deviation": [64] * 3}
@@ -151,7 +143,7 @@ def describe(args: argparse.Namespace, train: data.ImageList) -> dict[str, Any]:
     return {
         "arch": args.arch,
         "insize": ARCHITECTURES[args.arch].insize,
-        "classes": names + [str(i) for i in range(len(names), n_classes)],
+        "classes": names + [str(i) for i in range(len(names), train.n_classes)],
         **about,
     }
 
@@ -170,40 +162,6 @@ def load_initial_weights(
     if args.finetune and comm.rank == 0:
         new = ", ".join(sorted(head))
         print(f"{len(loaded)} arrays of {args.initmodel} loaded; new: {new}", flush=True)
-
-
-def create_iterators(
-    args: argparse.Namespace,
-    comm: chainermn.CommunicatorBase,
-    train: data.ImageList,
-    validation: data.ImageList,
-    about: dict[str, Any],
-) -> tuple[chainer.dataset.Iterator, chainer.dataset.Iterator]:
-    """Return iterators over this rank's images to train on and to validate with."""
-    jobs = available_workers(comm) if args.loaderjob is None else args.loaderjob
-    sampler = chainermn.datasets.create_distributed_sampler(train, comm, seed=args.seed)
-    batches = data.create_iterator(
-        data.Images(train, args.root, about["insize"], args.seed, args.least_area),
-        args.batchsize,
-        jobs,
-        order_sampler=data.EpochOrder(sampler),
-    )
-    part = chainermn.scatter_index(len(validation), comm, force_equal_length=False)
-    validation_batches = data.create_iterator(
-        data.Images(validation.part(*part), args.root, about["insize"]),
-        args.val_batchsize,
-        jobs,
-        repeat=False,
-        shuffle=False,
-    )
-    return batches, validation_batches
-
-
-def available_workers(comm: chainermn.CommunicatorBase) -> int:
-    """Return this rank's share of the cores of its host."""
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return max(1, cores // comm.intra_size)
 
 
 if __name__ == "__main__":

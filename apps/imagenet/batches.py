@@ -1,0 +1,90 @@
+"""Batches of a rank, from image files or from shards."""
+
+import argparse
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import chainer
+
+import chainermn
+import data
+from chainermn.agreement import run_on_root, run_together
+from shard_iterator import ShardIterator, ShardOrder
+from shards import Shards
+
+Source = data.ImageList | Shards
+
+
+def load(path: str | Path, root: Path, comm: chainermn.CommunicatorBase) -> Source:
+    """Return the images of a list, or those of a folder of shards. Every host must see them.
+
+    Raises
+    ------
+    OSError, ValueError, RuntimeError
+        On all ranks, if something is missing on any host, or damaged.
+    """
+    read = Shards.read if Path(path).is_dir() else data.ImageList.read
+    source = run_on_root(comm, 0, "images", lambda: read(path))
+    if isinstance(source, Shards):
+        run_together(comm, "images", lambda: source.check(comm.intra_rank, comm.intra_size))
+    else:
+        data.check_files(source, root, comm)
+    return source
+
+
+def create_iterators(
+    args: argparse.Namespace,
+    comm: chainermn.CommunicatorBase,
+    train: Source,
+    validation: Source,
+    about: dict[str, Any],
+) -> tuple[chainer.dataset.Iterator, chainer.dataset.Iterator]:
+    """Return iterators over this rank's images to train on and to validate with."""
+    size = about["insize"]
+    jobs = available_workers(comm) if args.loaderjob is None else args.loaderjob
+    return (
+        _training(train, args, size, jobs, comm),
+        _validation(validation, args, size, jobs, comm),
+    )
+
+
+def _training(
+    source: Source,
+    args: argparse.Namespace,
+    size: int,
+    jobs: int,
+    comm: chainermn.CommunicatorBase,
+) -> chainer.dataset.Iterator:
+    cut = {"size": size, "seed": args.seed, "least": args.least_area}
+    if isinstance(source, Shards):
+        order = ShardOrder(source.counts, comm.rank, comm.size, args.seed)
+        make = partial(data.make_example, **cut)
+        return ShardIterator(source, order, args.batchsize, make, jobs)
+    sampler = chainermn.datasets.create_distributed_sampler(source, comm, seed=args.seed)
+    images, order = data.Images(source, args.root, **cut), data.EpochOrder(sampler)
+    return data.create_iterator(images, args.batchsize, jobs, order_sampler=order)
+
+
+def _validation(
+    source: Source,
+    args: argparse.Namespace,
+    size: int,
+    jobs: int,
+    comm: chainermn.CommunicatorBase,
+) -> chainer.dataset.Iterator:
+    if isinstance(source, Shards):
+        order = ShardOrder(source.counts, comm.rank, comm.size)
+        make = partial(data.make_example, size=size)
+        return ShardIterator(source, order, args.val_batchsize, make, jobs, repeat=False)
+    part = chainermn.scatter_index(len(source), comm, force_equal_length=False)
+    images = data.Images(source.part(*part), args.root, size)
+    return data.create_iterator(images, args.val_batchsize, jobs, repeat=False, shuffle=False)
+
+
+def available_workers(comm: chainermn.CommunicatorBase) -> int:
+    """Return this rank's share of the cores of its host."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, cores // comm.intra_size)

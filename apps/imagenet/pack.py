@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""Put the images of a list into tar files in webdataset's format, or index such files."""
+
+import argparse
+import json
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import chainermn
+import shards
+from chainermn.agreement import exit_together, run_on_root, run_together
+from chainermn.progress import Progress
+from data import ImageList
+
+
+def main() -> None:
+    args = parse_arguments()
+    comm = chainermn.create_communicator()
+    with exit_together(comm):
+        if args.source.is_dir():
+            out = args.source
+            paths = run_on_root(comm, 0, "pack", lambda: find(out))
+            write = None
+        else:
+            out = args.out
+            paths, write = prepare(args, comm)
+        mine = paths[comm.rank :: comm.size]
+        rows = run_together(comm, "pack", lambda: work(mine, write, comm))
+        index = [row for part in comm.allgather_obj(rows) for row in part]
+        index.sort(key=lambda row: row["name"])
+        run_on_root(comm, 0, "pack", lambda: finish(args.source, out, index))
+    if comm.rank == 0:
+        n_images = sum(row["images"] for row in index)
+        print(f"{n_images} images in {len(index)} shards: {out.resolve()}")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    source = "list of lines 'path label', or folder of tar files that are to be indexed"
+    add("source", metavar="LIST", type=Path, help=source)
+    add("--root", "-R", metavar="DIR", type=Path, default=Path(), help="as for train.py")
+    add("--out", "-o", metavar="DIR", type=Path, help="folder for the shards of LIST")
+    add("--images", type=int, default=1000, help="of a shard; default: %(default)s")
+    args = parser.parse_args()
+    if args.source.is_dir() == (args.out is not None):
+        parser.error("give --out with a list, and nothing else with a folder of tar files")
+    return args
+
+
+def find(folder: Path) -> list[Path]:
+    """Return the tar files of a folder."""
+    found = sorted(folder.glob("*.tar"))
+    if not found:
+        raise FileNotFoundError(f"{folder} contains no file *.tar")
+    return found
+
+
+def prepare(args: argparse.Namespace, comm: chainermn.CommunicatorBase) -> tuple[list[Path], Any]:
+    """Return the paths of the shards, and a function that writes one of them."""
+
+    def read() -> ImageList:
+        listed = ImageList.read(args.source)
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / shards.INDEX).unlink(missing_ok=True)  # is written when all is complete
+        return listed
+
+    listed = run_on_root(comm, 0, "pack", read)
+    # Lists have one class after the other; each shard gets some of all.
+    order = np.random.default_rng(0).permutation(len(listed))
+    paths = [args.out / f"{i:06}.tar" for i in range(-(-len(listed) // args.images))]
+
+    def write(path: Path) -> None:
+        begin = int(path.stem) * args.images
+        numbers = order[begin : begin + args.images].tolist()
+        pairs = [listed[i] for i in numbers]
+        shards.write_shard(
+            path,
+            (
+                (f"{i:08}", args.root / name, n)
+                for i, (name, n) in zip(numbers, pairs, strict=True)
+            ),
+        )
+
+    return paths, write
+
+
+def work(paths: list[Path], write: Any, comm: chainermn.CommunicatorBase) -> list[dict[str, Any]]:
+    """Write shards, if they are to be written, and return their rows of the index."""
+    show = Progress(len(paths), "shards") if comm.rank == 0 else None
+    rows = []
+    for path in paths:
+        try:
+            if write:
+                write(path)
+            rows.append(shards.describe_shard(path))
+        except tarfile.TarError as error:
+            raise OSError(f"{path}: {error}") from None
+        if show:
+            show.step()
+    return rows
+
+
+def finish(source: Path, out: Path, index: list[dict[str, Any]]) -> None:
+    """Write the index, and copy what train.py looks for beside a list."""
+    for name in ("classes.txt", "mean.json", "mean.npy"):
+        beside = source.with_name(name)
+        if source.is_file() and beside.exists() and beside.parent != out:
+            shutil.copyfile(beside, out / name)
+    (out / shards.INDEX).write_text(json.dumps(index, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

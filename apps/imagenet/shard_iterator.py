@@ -1,0 +1,200 @@
+"""The images of a rank, from shards that it reads in sequence."""
+
+import io
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import chainer
+import numpy as np
+
+from shards import Shards
+
+# Places by which an image comes earlier or later than it is read. A shard that pack.py has written
+# has images of all classes.
+WINDOW = 1000
+BATCHES_AHEAD = 4
+SECONDS_TO_WAIT = 300
+
+
+class ShardOrder:
+    """The images of a rank, in the order in which it reads them and that in which it has them.
+
+    Shards are shuffled, and their images are divided among the ranks: each reads a part of the
+    sequence from its beginning to its end, and has each image earlier or later by less than
+    `WINDOW` places. All ranks have each image once in an epoch. So that they end it together,
+    ranks with one image less than others have a blank at the end.
+
+    Parameters
+    ----------
+    counts : sequence of int
+        Images of each shard.
+    rank, size : int
+    seed : int, optional
+        By default nothing is shuffled, and there are no blanks.
+    """
+
+    BLANK = -1
+
+    def __init__(
+        self, counts: Sequence[int], rank: int, size: int, seed: int | None = None
+    ) -> None:
+        self.counts = np.asarray(counts, np.int64)
+        self.rank, self.size, self.seed = rank, size, seed
+        self.n = int(self.counts.sum())
+        self.begin, self.end = self.n * rank // size, self.n * (rank + 1) // size
+        self.n_blanks = 0 if seed is None else -(-self.n // size) - (self.end - self.begin)
+
+    def __len__(self) -> int:
+        return self.end - self.begin + self.n_blanks
+
+    def plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers of images as they are read, and which of these is the next each time.
+
+        They depend on nothing but seed, epoch, rank and number of ranks.
+        """
+        starts = np.cumsum(self.counts) - self.counts
+        shards = np.arange(len(self.counts))
+        if self.seed is not None:
+            shards = np.random.default_rng([self.seed, epoch]).permutation(shards)
+        sequence = [np.arange(starts[i], starts[i] + self.counts[i]) for i in shards]
+        read = np.concatenate(sequence)[self.begin : self.end]
+        places = np.arange(len(read), dtype=np.float64)
+        if self.seed is not None:
+            random = np.random.default_rng([self.seed, epoch, self.rank, self.size])
+            places += random.uniform(0, WINDOW, len(read))
+        return read, np.argsort(places, kind="stable")
+
+    def order(self, epoch: int) -> np.ndarray:
+        """Return the order of an epoch, counted from 0, with `BLANK` for blanks."""
+        read, places = self.plan(epoch)
+        return np.concatenate([read[places], np.full(self.n_blanks, self.BLANK)])
+
+
+class ShardIterator(chainer.dataset.Iterator):
+    """Iterator over the images of a rank. A thread reads shards, others make examples of images.
+
+    A snapshot of it holds the place in the epoch. Going on from it reads the shard again from the
+    first image that is still to come.
+
+    Parameters
+    ----------
+    shards : Shards
+    order_sampler : ShardOrder
+    batch_size : int
+        Two at least if the order has blanks, which are left out of their batch.
+    make : callable
+        ``make(file, name, label, number)`` returns an example, from a binary file and a number
+        that tells the epoch too, as that of `data.Images`.
+    n_threads : int
+    repeat : bool
+        Go on with the next epoch.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        order_sampler: ShardOrder,
+        batch_size: int,
+        make: Callable[[io.BytesIO, str, int, int], Any],
+        n_threads: int,
+        repeat: bool = True,
+    ) -> None:
+        self._reader = ThreadPoolExecutor(1)  # hence in sequence
+        self._makers = ThreadPoolExecutor(max(n_threads, 1))
+        if order_sampler.n % order_sampler.size and batch_size < 2 and repeat:
+            raise ValueError(
+                f"{order_sampler.n} images in shards for {order_sampler.size} ranks: batches "
+                "must have at least 2 images, as those of one rank end with one less"
+            )
+        self.shards, self.order_sampler, self.batch_size = shards, order_sampler, batch_size
+        self.make, self.repeat = make, repeat
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self._previous_epoch_detail = -1.0
+        self.is_new_epoch = False
+        self._start(0, 0)
+
+    def __next__(self) -> list[Any]:
+        left = len(self.order_sampler) * (1 - self.epoch) - self.current_position
+        n = self.batch_size if self.repeat else min(self.batch_size, left)
+        if n <= 0:
+            raise StopIteration
+        while len(self._ahead) < n + BATCHES_AHEAD * self.batch_size:
+            self._ahead.append(self._request())
+        batch = [self._ahead.popleft().result(SECONDS_TO_WAIT) for _ in range(n)]
+        self._previous_epoch_detail = self.epoch_detail
+        n_epochs, self.current_position = divmod(
+            self.current_position + n, len(self.order_sampler)
+        )
+        self.epoch += n_epochs
+        self.is_new_epoch = n_epochs > 0
+        return [example for example in batch if example is not None]
+
+    next = __next__
+
+    @property
+    def epoch_detail(self) -> float:
+        """Epochs that are over, with the share of the current one."""
+        return self.epoch + self.current_position / max(len(self.order_sampler), 1)
+
+    @property
+    def previous_epoch_detail(self) -> float | None:
+        """What ``epoch_detail`` was before the latest batch; None before the first."""
+        return None if self._previous_epoch_detail < 0 else self._previous_epoch_detail
+
+    def finalize(self) -> None:
+        """End the threads."""
+        for pool in (self._reader, self._makers):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
+        """Save or load the place in the epoch."""
+        position = serializer("current_position", self.current_position)
+        epoch = serializer("epoch", self.epoch)
+        self.is_new_epoch = bool(serializer("is_new_epoch", self.is_new_epoch))
+        self._previous_epoch_detail = float(
+            serializer("previous_epoch_detail", self._previous_epoch_detail)
+        )
+        # A snapshot for several ranks compares its length, if their number is another one.
+        serializer("order", self.order_sampler.order(int(epoch)))
+        if isinstance(serializer, chainer.Deserializer):
+            self._start(int(epoch), int(position))
+
+    def _start(self, epoch: int, position: int) -> None:
+        self.epoch, self.current_position = epoch, position
+        self._ahead: deque[Future[Any]] = deque()
+        self._images = self._read(epoch, position)
+
+    def _request(self) -> Future[Any]:
+        image = self._reader.submit(next, self._images, None)
+        return self._makers.submit(self._example, image)
+
+    def _example(self, image: Future[Any]) -> Any:
+        found = image.result()
+        if found is None:
+            return None
+        number, content, name, label = found
+        return self.make(io.BytesIO(content), name, label, number)
+
+    def _read(self, epoch: int, position: int) -> Iterator[tuple[int, bytes, str, int] | None]:
+        """Yield images, and None for a blank, from a place in an epoch on."""
+        while True:
+            numbers, places = self.order_sampler.plan(epoch)
+            places = places[position:]
+            images = self.shards.read_images(numbers[np.sort(places)])
+            waiting: dict[int, Any] = {}
+            for number in numbers[places].tolist():
+                while number not in waiting:
+                    read, *waiting[read] = next(images)
+                content, name, label = waiting.pop(number)
+                yield number + self.order_sampler.n * epoch, content, name, label
+            n_blanks = min(len(self.order_sampler) - position, self.order_sampler.n_blanks)
+            yield from itertools.repeat(None, n_blanks)
+            if not self.repeat:
+                return
+            epoch, position = epoch + 1, 0

@@ -1,0 +1,295 @@
+"""Images from tar files, which are read in sequence."""
+
+import io
+import json
+import shutil
+import socket
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import chainer
+import numpy as np
+import pytest
+
+from chainermn.testing.mpiexec import Job
+
+N_RANKS = (1, 2, 3)
+
+
+@pytest.fixture(scope="module")
+def packed(start, drawn, tmp_path_factory) -> Path:
+    """Return a folder with the images of ``drawn`` in shards, packed by three ranks."""
+    folder = tmp_path_factory.mktemp("packed")
+    for part, n in (("train", 70), ("val", 101)):
+        options = [drawn / f"{part}.txt", "--root", drawn, "--out", part, "--images", n]
+        start(3, "pack.py", *options, cwd=folder)
+    return folder
+
+
+def test_format_is_that_of_webdataset(packed, drawn):
+    listed = [line.split() for line in (drawn / "train.txt").read_text().splitlines()]
+    found = {}
+    for path in sorted((packed / "train").glob("*.tar")):
+        with tarfile.open(path) as archive:
+            names = archive.getnames()
+            contents = [archive.extractfile(name).read() for name in names]
+        for image, label in zip(names[::2], names[1::2], strict=True):
+            assert image == label.replace(".cls", ".jpg")
+        labels = [int(content) for content in contents[1::2]]
+        assert len(set(labels)) == 10  # in each shard, though the list has one after the other
+        for name, content, label in zip(names[::2], contents[::2], labels, strict=True):
+            found[int(name.removesuffix(".jpg"))] = content, label
+    expected = [((drawn / name).read_bytes(), int(label)) for name, label in listed]
+    assert [found[i] for i in range(len(found))] == expected
+    for name in ("classes.txt", "mean.json"):
+        assert (packed / "train" / name).read_text() == (drawn / name).read_text()
+
+
+def test_packed_by_any_number_of_ranks_or_indexed_again(start, packed, drawn, tmp_path):
+    options = [drawn / "train.txt", "--root", drawn, "--out", "one", "--images", 70]
+    job = start(1, "pack.py", *options, cwd=tmp_path)
+    assert f"600 images in 9 shards: {tmp_path}/one\n" in job.stdout
+    names = sorted(path.name for path in (packed / "train").iterdir())
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == names
+    for name in names:
+        assert (tmp_path / "one" / name).read_bytes() == (packed / "train" / name).read_bytes()
+    index = tmp_path / "one/index.json"
+    before = index.read_text()
+    index.unlink()
+    start(2, "pack.py", "one", cwd=tmp_path)
+    assert index.read_text() == before
+
+
+# Coverage and order
+
+
+@pytest.fixture
+def few(app, tmp_path) -> tuple[Path, int]:
+    """Return a folder of three shards, with 7, 1 and 12 images, which are their own numbers."""
+    number = 0
+    rows = []
+    for i, count in enumerate((7, 1, 12)):
+        files = []
+        for _ in range(count):
+            file = tmp_path / f"{number}.png"
+            file.write_bytes(str(number).encode())
+            files.append((f"a/{number}", file, number % 4))
+            number += 1
+        app.shards.write_shard(tmp_path / f"{i}.tar", files)
+        rows.append(app.shards.describe_shard(tmp_path / f"{i}.tar"))
+    (tmp_path / "index.json").write_text(json.dumps(rows))
+    return tmp_path, number
+
+
+def make(file: io.BytesIO, name: str, label: int, number: int) -> tuple[int, int]:
+    own = int(file.read())
+    assert label == own % 4
+    assert name.endswith(f".tar/a/{own}.png")
+    return own, number
+
+
+def iterate(app, folder, rank, size, batch_size=3, seed=5, **options):
+    shards = app.shards.Shards.read(folder)
+    order = app.shard_iterator.ShardOrder(shards.counts, rank, size, seed)
+    return app.shard_iterator.ShardIterator(shards, order, batch_size, make, 2, **options)
+
+
+@pytest.mark.parametrize("window", [4, 1000])
+@pytest.mark.parametrize("size", N_RANKS)
+def test_every_image_once_in_each_epoch(app, few, size, window, monkeypatch):
+    monkeypatch.setattr(app.shard_iterator, "WINDOW", window)
+    folder, n = few
+    iterators = [iterate(app, folder, rank, size) for rank in range(size)]
+    ends, taken = [], []
+    for iterator in iterators:
+        ends.append([])
+        while iterator.epoch < 3:
+            taken += next(iterator)
+            ends[-1].append((iterator.is_new_epoch, iterator.epoch_detail))
+        iterator.finalize()
+    assert ends == [ends[0]] * size  # so that no rank waits for others at the end of an epoch
+    assert all(number % n == own for own, number in taken)
+    by_epoch = Counter(number for _, number in taken if number < 3 * n)
+    assert by_epoch == Counter(range(3 * n))
+
+
+@pytest.mark.parametrize("size", N_RANKS)
+def test_validation_is_in_order_and_ends(app, few, size):
+    folder, n = few
+    taken = []
+    for rank in range(size):
+        iterator = iterate(app, folder, rank, size, seed=None, repeat=False)
+        for _ in range(2):
+            found = [own for batch in iterator for own, _ in batch]
+            iterator.reset()
+        taken += found
+        iterator.finalize()
+    assert taken == list(range(n))
+
+
+def test_order_is_shuffled_but_read_in_sequence(app, monkeypatch):
+    monkeypatch.setattr(app.shard_iterator, "WINDOW", 20)
+    counts = [50, 30, 40, 80]
+    shard_of = np.repeat(np.arange(4), counts)
+    orders = []
+    for epoch in range(3):
+        for rank in range(2):
+            order = app.shard_iterator.ShardOrder(counts, rank, 2, seed=1)
+            read, places = order.plan(epoch)
+            changes = shard_of[read][1:] != shard_of[read][:-1]
+            assert (np.diff(read)[~changes] == 1).all()
+            assert changes.sum() < 4
+            delays = places - np.arange(len(read))
+            assert 1 < np.abs(delays).max() < 20
+            np.testing.assert_array_equal(order.order(epoch), read[places])
+            orders.append(order.order(epoch).tolist())
+    assert len({tuple(order) for order in orders}) == 6
+    again = app.shard_iterator.ShardOrder(counts, 1, 2, seed=1).order(2)
+    assert again.tolist() == orders[-1]
+    other = app.shard_iterator.ShardOrder(counts, 1, 2, seed=2).order(2)
+    assert other.tolist() != orders[-1]
+
+
+@pytest.mark.parametrize("stop", [1, 4, 5, 11])
+@pytest.mark.parametrize("size", [1, 3])
+def test_resumed_anywhere_it_is_as_if_undisturbed(app, few, stop, size, monkeypatch):
+    monkeypatch.setattr(app.shard_iterator, "WINDOW", 4)
+    folder, _ = few
+    unbroken, resumed = (iterate(app, folder, size - 1, size) for _ in range(2))
+    for _ in range(stop):
+        next(unbroken)
+    next(resumed)
+    saved = chainer.serializers.DictionarySerializer()
+    unbroken.serialize(saved)
+    resumed.serialize(chainer.serializers.NpzDeserializer(saved.target))
+    assert resumed.previous_epoch_detail == unbroken.previous_epoch_detail
+    for _ in range(10):
+        assert next(resumed) == next(unbroken)
+        assert resumed.epoch_detail == unbroken.epoch_detail
+    unbroken.finalize()
+    resumed.finalize()
+
+
+def test_batch_of_one_image_would_be_empty(app, few):
+    with pytest.raises(ValueError, match="20 images in shards for 3 ranks: batches must have"):
+        iterate(app, few[0], 0, 3, batch_size=1)
+    iterate(app, few[0], 0, 2, batch_size=1).finalize()
+
+
+# Damage
+
+
+def damage(path: Path, position: int, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(content)
+
+
+@pytest.mark.parametrize(
+    ("position", "content", "message"),
+    [
+        (0, b"#", "ReadError: bad checksum"),
+        (3 * 2048, b"#", "ValueError: it ends before image 3"),
+        (2048 + 1536, b"x", "ValueError: invalid literal for int"),
+    ],
+)
+def test_damaged_shard_is_named(app, few, position, content, message):
+    path = few[0] / "2.tar"
+    damage(path, position, content)
+    iterator = iterate(app, few[0], 0, 1)
+    start = rf"shard {path} on {socket.gethostname()} is damaged, or not in webdataset's format "
+    with pytest.raises(OSError, match=rf"{start}\({message}"):
+        for _ in range(7):
+            next(iterator)
+    iterator.finalize()
+
+
+def test_image_without_a_class(app, tmp_path):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as archive:
+        archive.addfile(tarfile.TarInfo("a.jpg"))
+    with pytest.raises(OSError, match=r"a\.tar on .* is damaged, .*KeyError: 'cls'"):
+        app.shards.describe_shard(path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '[{"name": "a"}]'])
+def test_error_for_what_is_no_index(app, content, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"index\.json is missing: pack\.py .* makes it"):
+        app.shards.Shards.read(tmp_path)
+    (tmp_path / "index.json").write_text(content)
+    with pytest.raises(ValueError, match=r"index\.json: expected an index of shards"):
+        app.shards.Shards.read(tmp_path)
+
+
+# Training
+
+SHORT = ["--arch", "small", "--epoch", "2", "--batchsize", "20", "--checkpoint", "4"]
+SHORT += ["--loaderjob", "1"]
+
+
+@pytest.fixture(scope="module")
+def trained(start, packed, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    start(2, "train.py", packed / "train", packed / "val", *SHORT, cwd=folder)
+    return folder / "result"
+
+
+def read_arrays(out: Path) -> dict[str, np.ndarray]:
+    with np.load(out / "model.npz") as arrays:
+        return dict(arrays)
+
+
+def test_training_learns_and_validates_exactly(trained):
+    log = json.loads((trained / "log").read_text())
+    assert [(row["epoch"], row["iteration"]) for row in log] == [(1, 15), (2, 30)]
+    assert log[1]["main/loss"] < log[0]["main/loss"]
+    for row in log:
+        right = row["validation/main/accuracy"] * 101
+        assert right == pytest.approx(round(right), abs=1e-9)
+    about = json.loads((trained / "model.json").read_text())
+    assert about["classes"][4] == "star"
+
+
+def test_killed_and_started_again_is_as_if_undisturbed(
+    start, trained, packed, kills_itself, tmp_path
+):
+    lists = [packed / "train", packed / "val"]
+    program = [kills_itself, 22, Path(__file__).with_name("train.py"), *lists, *SHORT]
+    job = Job(2, list(map(str, program)), cwd=tmp_path).wait(600)
+    assert job.returncode != 0 and not job.timed_out and not job.left_behind, job
+    job = start(2, "train.py", *lists, *SHORT, "--loaderjob", "3", cwd=tmp_path)
+    assert "going on after iteration 20, epoch 1, from " in job.stdout
+    resumed, undisturbed = read_arrays(tmp_path / "result"), read_arrays(trained)
+    for name in undisturbed:
+        np.testing.assert_array_equal(resumed[name], undisturbed[name], err_msg=name)
+
+
+def test_finished_run_goes_on_with_another_number_of_ranks(start, trained, packed, tmp_path):
+    shutil.copytree(trained, tmp_path / "result")
+    options = [packed / "train", packed / "val", *SHORT, "--epoch", "3"]
+    start(3, "train.py", *options, cwd=tmp_path)
+    log = json.loads((tmp_path / "result/log").read_text())
+    assert [row["iteration"] for row in log] == [15, 30, 40]
+
+
+def test_shard_that_is_cut_off_ends_all_ranks_with_one_line(start, packed, tmp_path):
+    shutil.copytree(packed, tmp_path / "packed")
+    path = tmp_path / "packed/train/000003.tar"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1000])
+    options = [tmp_path / "packed/train", packed / "val", *SHORT]
+    job = start(2, "train.py", *options, cwd=tmp_path, fails=True)
+    message = f"shard {path} has {len(content) - 1000} bytes instead of {len(content)} on "
+    assert job.stderr.count("error: ") == 1
+    assert message in job.stderr
+    assert "Traceback" not in job.stderr
+
+
+def test_shard_with_damage_within_ends_the_job(start, packed, tmp_path):
+    shutil.copytree(packed, tmp_path / "packed")
+    path = tmp_path / "packed/train/000003.tar"
+    damage(path, 0, b"#")
+    options = [tmp_path / "packed/train", packed / "val", *SHORT]
+    job = start(2, "train.py", *options, cwd=tmp_path, fails=True)
+    assert f"shard {path} on {socket.gethostname()} is damaged" in job.stderr
