@@ -132,19 +132,22 @@ def test_order_is_shuffled_but_read_in_sequence(app, monkeypatch):
     monkeypatch.setattr(app.shard_iterator, "WINDOW", 20)
     counts = [50, 30, 40, 80]
     shard_of = np.repeat(np.arange(4), counts)
-    orders = []
+    orders, sequences = [], []
     for epoch in range(3):
+        sequences.append([])
         for rank in range(2):
             order = app.shard_iterator.ShardOrder(counts, rank, 2, seed=1)
             read, places = order.plan(epoch)
             changes = shard_of[read][1:] != shard_of[read][:-1]
             assert (np.diff(read)[~changes] == 1).all()
             assert changes.sum() < 4
+            sequences[-1] += shard_of[read].tolist()
             delays = places - np.arange(len(read))
             assert 1 < np.abs(delays).max() < 20
             np.testing.assert_array_equal(order.order(epoch), read[places])
             orders.append(order.order(epoch).tolist())
     assert len({tuple(order) for order in orders}) == 6
+    assert len({tuple(dict.fromkeys(sequence)) for sequence in sequences}) == 3
     again = app.shard_iterator.ShardOrder(counts, 1, 2, seed=1).order(2)
     assert again.tolist() == orders[-1]
     other = app.shard_iterator.ShardOrder(counts, 1, 2, seed=2).order(2)
