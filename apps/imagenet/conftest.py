@@ -17,8 +17,8 @@ HERE = Path(__file__).resolve().parent
 # Seconds after which something hangs, on however busy a machine.
 LIMIT = 600
 NAMES = ["data", "evaluation", "export", "generated", "idx", "ilsvrc", "images", "layouts"]
-NAMES += ["models", "options", "predict", "prepare", "shard_iterator", "shards", "train"]
-NAMES += ["trained", "training", "weights"]
+NAMES += ["lr_range", "models", "options", "predict", "prepare", "shard_iterator", "shards"]
+NAMES += ["train", "trained", "training", "weights"]
 
 # The threads of a BLAS wait for each other for long where other programs use the cores too.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""What can be typed after train.py, and what of it changes the result."""
+"""What can be typed after train.py and lr_range.py, and what of it changes the result."""
 
 import argparse
 from pathlib import Path
@@ -30,8 +30,8 @@ NO_SETTINGS = {
 }
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Add what train.py understands to a parser, and return what was typed."""
     add = parser.add_argument
     add("lists", metavar="TRAIN VAL", nargs="*", help="the same as --train TRAIN --val VAL")
     add(

@@ -1,5 +1,6 @@
 """Train on a few ranks and check what comes out."""
 
+import argparse
 import importlib.util
 import json
 import os
@@ -54,7 +55,7 @@ def assert_equal_models(out: Path, other: Path) -> None:
 
 def parse(app, monkeypatch, *arguments: str):
     monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
-    return app.options.parse_arguments()
+    return app.options.parse_arguments(argparse.ArgumentParser())
 
 
 def test_options_are_those_of_the_original_example(app, monkeypatch):

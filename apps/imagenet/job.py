@@ -1,0 +1,135 @@
+"""What a training is made of: ranks, images, network and optimizer, as the arguments say."""
+
+import argparse
+import warnings
+from pathlib import Path
+from typing import Any
+
+import chainer
+import numpy as np
+
+import batches
+import chainermn
+import data
+import generated
+import training
+import weights
+from chainermn.agreement import exit_together, run_on_root
+from chainermn.links import create_mnbn_model
+from chainermn.optimizers import GradientClipping
+from models import ARCHITECTURES
+
+
+def start(args: argparse.Namespace) -> tuple[chainermn.CommunicatorBase, chainer.backend.Device]:
+    """Connect the ranks, and let this one compute on its device, with the seed and dtype given."""
+    chainermn.iterators.start_forkserver()
+    comm = chainermn.create_communicator(args.communicator)
+    if comm.rank == 0:
+        kind = type(comm).__name__
+        print(f"ranks: {comm.size}, hosts: {comm.inter_size}, communicator: {kind}", flush=True)
+    device = chainer.get_device(f"@cupy:{comm.intra_rank}" if args.gpu else "@numpy")
+    device.use()
+    np.random.seed(args.seed)
+    device.xp.random.seed(args.seed)
+    chainer.global_config.dtype = chainer.mixed16 if args.mixed16 else np.float32
+    # A worker that hangs would be waited for.
+    warnings.simplefilter("error", chainer.iterators.MultiprocessIterator.TimeoutWarning)
+    return comm, device
+
+
+def load_lists(
+    args: argparse.Namespace, comm: chainermn.CommunicatorBase
+) -> tuple[batches.Source, batches.Source, dict[str, Any]]:
+    """Return the images to train on, those to validate with, and what `describe` says.
+
+    Raises as `batches.load` does.
+    """
+    if args.drawn:
+        generated.provide(args.root, comm)
+    train, validation = (batches.load(path, args.root, comm) for path in (args.train, args.val))
+    return train, validation, run_on_root(comm, 0, "lists", lambda: describe(args, train))
+
+
+def describe(args: argparse.Namespace, train: batches.Source) -> dict[str, Any]:
+    """Return what has to be known to use the network."""
+    folder = Path(args.train) if Path(args.train).is_dir() else Path(args.train).parent
+    classes = args.classes or folder / "classes.txt"
+    means = [args.mean] if args.mean else [folder / "mean.json", folder / "mean.npy"]
+    mean = next((path for path in means if args.mean or path.exists()), None)
+    has_names = classes.exists() or args.classes
+    names = classes.read_text(encoding="utf-8").splitlines() if has_names else []
+    about = {"mean": [128] * 3, "deviation": [64] * 3}
+    if mean:
+        about = data.read_statistics(mean)
+    return {
+        "arch": args.arch,
+        "insize": ARCHITECTURES[args.arch].insize,
+        "classes": names + [str(i) for i in range(len(names), train.n_classes)],
+        **about,
+    }
+
+
+def create_network(
+    args: argparse.Namespace, comm: chainermn.CommunicatorBase, about: dict[str, Any]
+) -> chainer.Link:
+    """Return the network, with the weights to begin with.
+
+    Raises
+    ------
+    SystemExit
+        On all ranks, if the weights cannot be loaded on any.
+    """
+    network = ARCHITECTURES[args.arch](len(about["classes"]))
+    with exit_together(comm):
+        if args.initmodel:
+            load_initial_weights(network, args, comm)
+        if args.evaluate is not None:
+            weights.load_weights(args.evaluate or Path(args.out, "best.npz"), network)
+    return network
+
+
+def load_initial_weights(
+    network: chainer.Link, args: argparse.Namespace, comm: chainermn.CommunicatorBase
+) -> None:
+    """Load the weights to begin with; rank 0 says which of them, if that is not all.
+
+    Raises
+    ------
+    OSError, ValueError
+    """
+    head = weights.head_of(ARCHITECTURES[args.arch]) if args.finetune else set()
+    loaded = weights.load_weights(args.initmodel, network, but=head)
+    if args.finetune and comm.rank == 0:
+        new = ", ".join(sorted(head))
+        print(f"{len(loaded)} arrays of {args.initmodel} loaded; new: {new}", flush=True)
+
+
+def create_model(
+    network: chainer.Link,
+    args: argparse.Namespace,
+    comm: chainermn.CommunicatorBase,
+    device: chainer.backend.Device,
+) -> tuple[training.Classifier, chainer.Optimizer]:
+    """Return the network with its loss, and the optimizer that trains it on all ranks.
+
+    Raises
+    ------
+    SystemExit
+        On all ranks, if layers to freeze do not exist.
+    """
+    model = training.Classifier(network, args.label_smoothing)
+    if args.mnbn:
+        model = create_mnbn_model(model, comm)
+    model.to_device(device)
+    optimizer = chainer.optimizers.MomentumSGD(momentum=0.9)
+    optimizer = chainermn.create_multi_node_optimizer(optimizer, comm)
+    optimizer.setup(model)
+    if args.mixed16:
+        optimizer.use_fp32_update()
+        optimizer.loss_scaling()
+    training.add_weight_decay(model, args.weight_decay)
+    if args.clip:
+        optimizer.add_hook(GradientClipping(args.clip))
+    with exit_together(comm):
+        training.freeze(model.predictor, args.freeze)
+    return model, optimizer

@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""Find a learning rate to begin with: raise it step by step, and see how the loss falls.
+
+Takes train.py's arguments, of which some have no effect here, such as --epoch and --lr.
+"""
+
+import argparse
+import math
+from pathlib import Path
+
+import chainer
+import numpy as np
+
+import batches
+import chainermn
+import data
+import job
+import options
+from chainermn.agreement import exit_together, run_on_root
+from chainermn.extensions import StepSeed
+from chainermn.progress import Progress
+
+IMAGES = 256  # in a step, that --lr is for
+
+
+def main() -> None:
+    args = parse_arguments()
+    comm, device = job.start(args)
+    with exit_together(comm):
+        check(args)
+        train, validation, about = job.load_lists(args, comm)
+        run_on_root(comm, 0, "--out", lambda: Path(args.out).mkdir(parents=True, exist_ok=True))
+    network = job.create_network(args, comm, about)
+    _, optimizer = job.create_model(network, args, comm, device)
+    with exit_together(comm):
+        iterators = batches.create_iterators(args, comm, train, validation, about)
+    training_batches, validation_batches = iterators
+    validation_batches.finalize()
+    to_batch = data.ToBatch(about["mean"], about["deviation"], args.skip_unreadable)
+    updater = chainer.training.StandardUpdater(training_batches, optimizer, to_batch, device)
+    rates = np.geomspace(args.lowest, args.highest, args.steps)
+    test = RangeTest(rates, args.batchsize * comm.size / IMAGES, comm)
+    trainer = chainer.training.Trainer(updater, lambda trainer: test.is_over, out=args.out)
+    trainer.extend(StepSeed(args.seed, comm))
+    trainer.extend(test)
+    trainer.run()
+    with exit_together(comm):
+        run_on_root(comm, 0, "lr_range.py", lambda: report(rates, test.losses, Path(args.out)))
+
+
+def parse_arguments() -> argparse.Namespace:
+    summary, notes = __doc__.split("\n\n")
+    parser = argparse.ArgumentParser(description=summary, epilog=notes)
+    add = parser.add_argument
+    add("--lowest", type=float, default=1e-4, help="first --lr of train.py; default: %(default)s")
+    add("--highest", type=float, default=10, help="last one; default: %(default)s")
+    add("--steps", type=int, default=100, help="training steps between; default: %(default)s")
+    return options.parse_arguments(parser)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise ValueError unless the rates can be tried."""
+    if not 0 < args.lowest < args.highest:
+        limits = f"{args.lowest} and {args.highest}"
+        raise ValueError(f"--lowest must be above 0 and below --highest, got {limits}")
+    if args.steps < 20:
+        raise ValueError(f"--steps must be at least 20, got {args.steps}")
+
+
+class RangeTest(chainer.training.Extension):
+    """Takes one step with each learning rate (Smith, 2017), until the loss runs away.
+
+    Parameters
+    ----------
+    rates : array of float
+        As given to ``--lr``.
+    factor : float
+        What the optimizer's rate is for each of them.
+    comm : CommunicatorBase
+
+    Attributes
+    ----------
+    losses : list of float
+        Of the steps so far, each the mean over all ranks.
+    """
+
+    trigger = 1, "iteration"
+
+    def __init__(self, rates: np.ndarray, factor: float, comm: chainermn.CommunicatorBase) -> None:
+        self.rates, self.factor, self.comm = rates, factor, comm
+        self.losses = []
+        self.progress = Progress(len(rates), "learning rates") if comm.rank == 0 else None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all rates are tried, or the last step has made the loss four times the least."""
+        if not self.losses:
+            return False
+        last = self.losses[-1]
+        return (
+            len(self.losses) == len(self.rates)
+            or not math.isfinite(last)
+            or last > 4 * min(self.losses)
+        )
+
+    def initialize(self, trainer: chainer.training.Trainer) -> None:
+        """Set the first rate."""
+        trainer.updater.get_optimizer("main").lr = self.factor * self.rates[0]
+
+    def __call__(self, trainer: chainer.training.Trainer) -> None:
+        """Note the loss, and set the next rate."""
+        loss = float(trainer.observation["main/loss"].array)
+        self.losses.append(self.comm.allreduce_obj(loss) / self.comm.size)
+        if self.progress:
+            self.progress.step()
+        if not self.is_over:
+            optimizer = trainer.updater.get_optimizer("main")
+            optimizer.lr = self.factor * self.rates[len(self.losses)]
+
+
+def smooth(losses: np.ndarray) -> np.ndarray:
+    """Return the means of each loss and those beside it, a twentieth of all on either side."""
+    n = max(1, len(losses) // 20)
+    sums = np.concatenate([[0], np.cumsum(losses)])
+    begin = np.maximum(np.arange(len(losses)) - n, 0)
+    end = np.minimum(np.arange(len(losses)) + n + 1, len(losses))
+    return (sums[end] - sums[begin]) / (end - begin)
+
+
+def suggest(rates: np.ndarray, losses: np.ndarray) -> float:
+    """Return the rate at which the loss is least: up to it, higher rates learn faster.
+
+    Smith takes it for the largest of a schedule, which ``--lr`` is.
+
+    Raises
+    ------
+    ValueError
+        If the loss does not fall.
+    """
+    best = int(smooth(losses).argmin())
+    if best == 0:
+        raise ValueError("the loss does not fall at any rate: try others with --lowest, --highest")
+    return float(rates[best])
+
+
+def report(rates: np.ndarray, losses: list[float], out: Path) -> None:
+    """Draw the losses, and say which rate is suggested."""
+    known = np.array([loss for loss in losses if math.isfinite(loss)])
+    tried = rates[: len(known)]
+    best = suggest(tried, known)
+    draw(tried, known, best, out / "lr_range.png")
+    if len(losses) < len(rates):
+        print(f"stopped at --lr {rates[len(losses) - 1]:.2g}, where the loss ran away")
+    if best == rates[-1]:
+        print("the loss still falls at the last rate: try a larger --highest")
+    print(f"suggestion: --lr {best:.2g}, where the loss is least")
+    print(f"curve: {(out / 'lr_range.png').resolve()}")
+
+
+def draw(rates: np.ndarray, losses: np.ndarray, best: float, path: Path) -> None:
+    """Write a picture of the losses over the rates, with the suggestion marked."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    matplotlib.use("Agg")  # draws into files, whether there is a screen or not
+    figure = Figure(figsize=(7, 4.5), layout="constrained", dpi=120)
+    axes = figure.add_subplot()
+    axes.semilogx(rates, losses, color="lightgray", label="loss of each step")
+    axes.semilogx(rates, smooth(losses), label="mean of neighbours")
+    axes.axvline(best, color="C1", linestyle="--", label=f"suggestion: {best:.2g}")
+    axes.set_ylim(top=1.1 * max(losses[0], np.median(losses)))
+    axes.set_xlabel("learning rate (--lr, for 256 images in a step)")
+    axes.set_ylabel("loss")
+    axes.legend()
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""The learning rates that lr_range.py tries, when it stops, and what it suggests."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import chainer
+import numpy as np
+import pytest
+from PIL import Image
+
+
+def lists(root: Path) -> list[str | Path]:
+    return ["--train", root / "train.txt", "--val", root / "val.txt", "--root", root]
+
+
+def test_suggestion_and_curve(start, drawn, tmp_path):
+    options = [*lists(drawn), "--arch", "small", "--batchsize", 8, "--loaderjob", 0]
+    options += ["--lowest", 0.001, "--highest", 2, "--steps", 40]
+    lines = start(2, "lr_range.py", *options, cwd=tmp_path).stdout.splitlines()
+    assert "learning rates: 100%" in lines
+    rate = re.fullmatch(r"suggestion: --lr (\S+), where the loss is least", lines[-2])[1]
+    assert 0.001 < float(rate) <= 2
+    assert lines[-1] == f"curve: {tmp_path / 'result' / 'lr_range.png'}"
+    assert [path.name for path in (tmp_path / "result").iterdir()] == ["lr_range.png"]
+    with Image.open(tmp_path / "result" / "lr_range.png") as picture:
+        assert picture.format == "PNG"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--lowest", 1, "--highest", 0.1], "below --highest, got 1.0 and 0.1"),
+        (["--steps", 3], "--steps must be at least 20, got 3"),
+        (["--train", "missing.txt"], "No such file or directory: 'missing.txt'"),
+        (["--out", "a/b"], "Not a directory: 'a/b'"),
+    ],
+)
+def test_wrong_input_ends_all_ranks_with_one_line(start, drawn, tmp_path, options, message):
+    (tmp_path / "a").write_text("")
+    options = [*lists(drawn), *options]
+    job = start(2, "lr_range.py", *options, cwd=tmp_path, fails=True)
+    (line,) = (line for line in job.stderr.splitlines() if line.startswith("error: "))
+    assert message in line
+    assert "Traceback" not in job.stderr
+
+
+def test_smooth(app):
+    losses = np.random.default_rng(0).random(50)
+    expected = [losses[max(i - 2, 0) : i + 3].mean() for i in range(50)]
+    np.testing.assert_allclose(app.lr_range.smooth(losses), expected)
+
+
+def test_suggest(app):
+    rates = np.geomspace(1e-3, 1, 31)
+    losses = np.log10(rates / 0.1) ** 2
+    assert app.lr_range.suggest(rates, losses) == pytest.approx(0.1)
+    assert app.lr_range.suggest(rates, 1 / rates) == 1
+    with pytest.raises(ValueError, match="does not fall at any rate"):
+        app.lr_range.suggest(rates, rates)
+
+
+def trainer_with(optimizer, loss: float) -> SimpleNamespace:
+    updater = SimpleNamespace(get_optimizer=lambda name: optimizer)
+    variable = chainer.Variable(np.array(loss, np.float32))
+    return SimpleNamespace(updater=updater, observation={"main/loss": variable})
+
+
+@pytest.mark.parametrize(
+    ("losses", "steps"),
+    [([2, 1, 3, 2, 1], 5), ([2, 1, 5, 1, 1], 3), ([2, 9, 1, 1, 1], 2), ([2, np.nan, 1, 1, 1], 2)],
+)
+def test_stops_where_the_loss_runs_away(app, losses, steps):
+    comm = SimpleNamespace(rank=1, size=2, allreduce_obj=lambda loss: 2 * loss)
+    optimizer = chainer.optimizers.MomentumSGD()
+    test = app.lr_range.RangeTest(np.array([0.1, 0.2, 0.4, 0.8, 1.6]), 0.5, comm)
+    test.initialize(trainer_with(optimizer, 0))
+    rates = []
+    while not test.is_over:
+        rates.append(optimizer.lr)
+        test(trainer_with(optimizer, losses[len(rates) - 1]))
+    assert rates == [0.05, 0.1, 0.2, 0.4, 0.8][:steps]
+    np.testing.assert_array_equal(test.losses, losses[:steps])
