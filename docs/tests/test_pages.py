@@ -480,7 +480,7 @@ def test_batch_script_starts_an_app_again_that_goes_on_by_itself(tmp_path):
     *hosts, launch = output_of_shell(script, tmp_path, env).splitlines()
     assert hosts == ["node01 slots=1", "node02 slots=2"]
     app = re.fullmatch(r"launch --hostfile hosts-7 --max-restarts \d+ (\S+)", launch)[1]
-    assert "checkpointer.maybe_load(trainer" in pages.read(ROOT / app)
+    assert "snapshot.resume(trainer" in pages.read(ROOT / app)
 
 
 # Names and files

@@ -40,7 +40,7 @@ class TensorBoardReport(Extension):
             self._tensorboard: Any = importlib.import_module("tensorboardX")
         except ModuleNotFoundError:
             raise ModuleNotFoundError(
-                "TensorBoardReport needs tensorboardX: pip install 'chainermn[tensorboard]'"
+                "TensorBoardReport needs tensorboardX: pip install tensorboardX"
             ) from None
         self.folder, self.log_report = folder, log_report
         self._writer: Any = None
