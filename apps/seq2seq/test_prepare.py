@@ -237,7 +237,18 @@ def text_options(prepared: Path) -> list[str | Path]:
         *("--validation-source", prepared / "valid.en"),
         *("--validation-target", prepared / "valid.de"),
         *("--subwords", prepared / "subwords.model", "--share-embedding"),
-        *("--model", "transformer", "--unit", "32", "--batchsize", "16", "--lr", "0.005"),
+        *(
+            "--model",
+            "transformer",
+            "--unit",
+            "32",
+            "--head",
+            "2",
+            "--batchsize",
+            "16",
+            "--lr",
+            "0.005",
+        ),
     ]
 
 
