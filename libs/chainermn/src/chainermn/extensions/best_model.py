@@ -20,7 +20,7 @@ class BestModel(Extension):
     ``chainer.serializers.save_npz`` writes them. A file of the same name that ends with ``.json``
     says how good they are: ``metric``, ``value``, ``epoch`` and ``iteration``. Either file is
     always complete, also if the job is killed while it is written. Snapshots of the trainer hold
-    the best value, so a resumed run replaces the model by nothing worse.
+    the best value so far, from which a resumed run goes on.
 
     Use it on one rank, after the evaluator, with the same trigger:
     ``if comm.rank == 0: trainer.extend(BestModel(model, 'validation/main/accuracy'))``.
