@@ -44,14 +44,25 @@ def create_iterators(
     """Return iterators over this rank's images to train on and to validate with."""
     size = about["insize"]
     jobs = available_workers(comm) if args.loaderjob is None else args.loaderjob
-    return (
-        _training(train, args, size, jobs, comm),
-        _validation(validation, args, size, jobs, comm),
-    )
+    # The ranks agree on their parts before anything can fail on one of them.
+    sampler = part = None
+    if isinstance(train, data.ImageList):
+        sampler = chainermn.datasets.create_distributed_sampler(train, comm, seed=args.seed)
+    if isinstance(validation, data.ImageList):
+        part = chainermn.scatter_index(len(validation), comm, force_equal_length=False)
+
+    def create() -> tuple[chainer.dataset.Iterator, chainer.dataset.Iterator]:
+        return (
+            _training(train, sampler, args, size, jobs, comm),
+            _validation(validation, part, args, size, jobs, comm),
+        )
+
+    return run_together(comm, "iterators", create)
 
 
 def _training(
     source: Source,
+    sampler: chainermn.datasets.DistributedOrderSampler | None,
     args: argparse.Namespace,
     size: int,
     jobs: int,
@@ -62,13 +73,13 @@ def _training(
         order = ShardOrder(source.counts, comm.rank, comm.size, args.seed)
         make = partial(data.make_example, **cut)
         return ShardIterator(source, order, args.batchsize, make, jobs)
-    sampler = chainermn.datasets.create_distributed_sampler(source, comm, seed=args.seed)
     images, order = data.Images(source, args.root, **cut), data.EpochOrder(sampler)
     return data.create_iterator(images, args.batchsize, jobs, order_sampler=order)
 
 
 def _validation(
     source: Source,
+    part: tuple[int, int] | None,
     args: argparse.Namespace,
     size: int,
     jobs: int,
@@ -78,7 +89,6 @@ def _validation(
         order = ShardOrder(source.counts, comm.rank, comm.size)
         make = partial(data.make_example, size=size)
         return ShardIterator(source, order, args.val_batchsize, make, jobs, repeat=False)
-    part = chainermn.scatter_index(len(source), comm, force_equal_length=False)
     images = data.Images(source.part(*part), args.root, size)
     return data.create_iterator(images, args.val_batchsize, jobs, repeat=False, shuffle=False)
 

@@ -1,5 +1,6 @@
 """Labelled image files: their list, the examples made of them, and batches of these."""
 
+import hashlib
 import json
 import os
 import socket
@@ -64,6 +65,12 @@ class ImageList:
     def n_classes(self) -> int:
         """The least number of classes that there must be."""
         return int(self.labels.max()) + 1
+
+    def digest(self) -> str:
+        """Return what tells this list from others."""
+        found = hashlib.sha256(self.text.tobytes())
+        found.update(self.ends.tobytes() + self.labels.tobytes())
+        return found.hexdigest()[:16]
 
     def part(self, begin: int, end: int) -> "ImageList":
         """Return the images from ``begin`` to before ``end``."""

@@ -34,9 +34,9 @@ def read_ground_truth(path: Path, names: list[str], numbers: dict[str, int]) -> 
         If a line is something else, or the file is not of these images.
     """
     if path.suffix == ".csv":
-        with open(path, newline="") as file:
-            rows = {row["ImageId"]: row["PredictionString"] for row in csv.DictReader(file)}
         try:
+            with open(path, newline="") as file:
+                rows = {row["ImageId"]: row["PredictionString"] for row in csv.DictReader(file)}
             return [numbers[rows[Path(name).stem].split()[0]] for name in names]
         except KeyError as error:
             raise ValueError(f"{path} does not fit the images: {error} is missing") from None

@@ -47,7 +47,13 @@ def load_lists(
     if args.drawn:
         generated.provide(args.root, comm)
     train, validation = (batches.load(path, args.root, comm) for path in (args.train, args.val))
-    return train, validation, run_on_root(comm, 0, "lists", lambda: describe(args, train))
+    about = run_on_root(comm, 0, "lists", lambda: describe(args, train))
+    if validation.n_classes > len(about["classes"]):
+        raise ValueError(
+            f"{args.val} has images of class {validation.n_classes - 1}, but {args.train} has "
+            f"only the classes 0 to {len(about['classes']) - 1}"
+        )
+    return train, validation, about
 
 
 def describe(args: argparse.Namespace, train: batches.Source) -> dict[str, Any]:

@@ -138,27 +138,29 @@ def suggest(rates: np.ndarray, losses: np.ndarray) -> float:
         If the loss does not fall.
     """
     best = int(smooth(losses).argmin())
-    if best == 0:
-        raise ValueError("the loss does not fall at any rate: try others with --lowest, --highest")
-    return float(rates[best])
+    return float(rates[best]) if best else None
 
 
 def report(rates: np.ndarray, losses: list[float], out: Path) -> None:
     """Draw the losses, and say which rate is suggested."""
     known = np.array([loss for loss in losses if math.isfinite(loss)])
+    if len(known) == 0:
+        raise ValueError("the loss is not a number at the first rate: try a smaller --lowest")
     tried = rates[: len(known)]
     best = suggest(tried, known)
     draw(tried, known, best, out / "lr_range.png")
+    print(f"curve: {(out / 'lr_range.png').resolve()}")
+    if best is None:
+        raise ValueError("the loss does not fall at any rate: try others with --lowest, --highest")
     if len(losses) < len(rates):
         print(f"stopped at --lr {rates[len(losses) - 1]:.2g}, where the loss ran away")
     if best == rates[-1]:
         print("the loss still falls at the last rate: try a larger --highest")
     print(f"suggestion: --lr {best:.2g}, where the loss is least")
-    print(f"curve: {(out / 'lr_range.png').resolve()}")
 
 
-def draw(rates: np.ndarray, losses: np.ndarray, best: float, path: Path) -> None:
-    """Write a picture of the losses over the rates, with the suggestion marked."""
+def draw(rates: np.ndarray, losses: np.ndarray, best: float | None, path: Path) -> None:
+    """Write a picture of the losses over the rates, with the suggestion marked if there is one."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -167,7 +169,8 @@ def draw(rates: np.ndarray, losses: np.ndarray, best: float, path: Path) -> None
     axes = figure.add_subplot()
     axes.semilogx(rates, losses, color="lightgray", label="loss of each step")
     axes.semilogx(rates, smooth(losses), label="mean of neighbours")
-    axes.axvline(best, color="C1", linestyle="--", label=f"suggestion: {best:.2g}")
+    if best is not None:
+        axes.axvline(best, color="C1", linestyle="--", label=f"suggestion: {best:.2g}")
     axes.set_ylim(top=1.1 * max(losses[0], np.median(losses)))
     axes.set_xlabel("learning rate (--lr, for 256 images in a step)")
     axes.set_ylabel("loss")

@@ -101,10 +101,28 @@ def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     if drawn:
         args.train, args.val = args.root / "train.txt", args.root / "val.txt"
     args.drawn = drawn
+    check_numbers(parser, args)
+    if args.test:  # not among the files of a real run
+        args.out = str(Path(args.out, "test"))
     return args
 
 
-def settings_of(args: argparse.Namespace, about: dict[str, Any], n_images: int) -> dict[str, Any]:
+def check_numbers(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """End the program if a number makes no sense."""
+    for name in ("batchsize", "val_batchsize", "epoch", "checkpoint"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(args, name)}")
+    if args.seed < 0:
+        parser.error(f"--seed must be at least 0, got {args.seed}")
+    if args.clip is not None and not args.clip > 0:
+        parser.error(f"--clip must be above 0, got {args.clip}")
+    if args.ema is not None and not 0 < args.ema < 1:
+        parser.error(f"--ema must be between 0 and 1, got {args.ema}")
+
+
+def settings_of(
+    args: argparse.Namespace, about: dict[str, Any], digests: dict[str, str]
+) -> dict[str, Any]:
     """Return what changes the result of a run.
 
     Parameters
@@ -112,10 +130,9 @@ def settings_of(args: argparse.Namespace, about: dict[str, Any], n_images: int) 
     args : argparse.Namespace
     about : dict
         What has to be known to use the network.
-    n_images : int
-        To train on.
+    digests : dict of str
+        What tells the images from others.
     """
     chosen = {name: value for name, value in vars(args).items() if name not in NO_SETTINGS}
     seen = {name: about[name] for name in ("insize", "mean", "deviation")}
-    seen["shards"] = Path(args.train).is_dir()
-    return {**chosen, **seen, "classes": len(about["classes"]), "images": n_images}
+    return {**chosen, **seen, **digests, "classes": len(about["classes"])}

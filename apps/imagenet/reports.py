@@ -44,7 +44,10 @@ def add_reports(
 
 def save_description(out: str, about: dict[str, Any]) -> None:
     """Write what has to be known to use a network, beside its weights."""
-    Path(out, "model.json").write_text(json.dumps(about) + "\n")
+    path = Path(out, "model.json")
+    unfinished = path.with_suffix(".json.part")
+    unfinished.write_text(json.dumps(about) + "\n")
+    unfinished.replace(path)
 
 
 def print_evaluation(found: dict[str, float]) -> None:

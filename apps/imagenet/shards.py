@@ -4,6 +4,7 @@ The tar files are in webdataset's format: an image is a file ``KEY.jpg``, or wit
 beside ``KEY.cls``, which contains the number of its class.
 """
 
+import hashlib
 import io
 import itertools
 import json
@@ -65,6 +66,11 @@ class Shards:
 
     def __len__(self) -> int:
         return int(self.counts.sum())
+
+    def digest(self) -> str:
+        """Return what tells these shards from others: names and sizes."""
+        about = json.dumps([self.names, self.counts.tolist(), self.sizes])
+        return hashlib.sha256(about.encode()).hexdigest()[:16]
 
     def check(self, begin: int = 0, step: int = 1) -> None:
         """Look for every ``step``-th file, from ``begin`` on, and compare its size.

@@ -19,9 +19,9 @@ def test_suggestion_and_curve(start, drawn, tmp_path):
     options += ["--lowest", 0.001, "--highest", 2, "--steps", 40]
     lines = start(2, "lr_range.py", *options, cwd=tmp_path).stdout.splitlines()
     assert "learning rates: 100%" in lines
-    rate = re.fullmatch(r"suggestion: --lr (\S+), where the loss is least", lines[-2])[1]
+    rate = re.fullmatch(r"suggestion: --lr (\S+), where the loss is least", lines[-1])[1]
     assert 0.001 < float(rate) <= 2
-    assert lines[-1] == f"curve: {tmp_path / 'result' / 'lr_range.png'}"
+    assert f"curve: {tmp_path / 'result' / 'lr_range.png'}" in lines
     assert [path.name for path in (tmp_path / "result").iterdir()] == ["lr_range.png"]
     with Image.open(tmp_path / "result" / "lr_range.png") as picture:
         assert picture.format == "PNG"
@@ -56,8 +56,16 @@ def test_suggest(app):
     losses = np.log10(rates / 0.1) ** 2
     assert app.lr_range.suggest(rates, losses) == pytest.approx(0.1)
     assert app.lr_range.suggest(rates, 1 / rates) == 1
+    assert app.lr_range.suggest(rates, rates) is None
+
+
+def test_curve_is_drawn_where_nothing_can_be_suggested(app, tmp_path):
+    rates = np.geomspace(1e-3, 1, 31)
     with pytest.raises(ValueError, match="does not fall at any rate"):
-        app.lr_range.suggest(rates, rates)
+        app.lr_range.report(rates, rates.tolist(), tmp_path)
+    assert (tmp_path / "lr_range.png").exists()
+    with pytest.raises(ValueError, match="not a number at the first rate"):
+        app.lr_range.report(rates, [float("nan")], tmp_path)
 
 
 def trainer_with(optimizer, loss: float) -> SimpleNamespace:

@@ -160,7 +160,7 @@ def test_own_images_become_a_model_in_two_commands(start, app, animals, tmp_path
 
     command = shlex.split(shown[shown.index("next: ") + 6 :])
     start(2, *command, "--test", "--arch", "small", "--batchsize", 4, cwd=tmp_path)
-    about = json.loads((tmp_path / "result" / "model.json").read_text())
+    about = json.loads((tmp_path / "result/test/model.json").read_text())
     assert about["classes"] == ["ant eater", "zebra"]
 
 

@@ -65,7 +65,7 @@ def test_options_are_those_of_the_original_example(app, monkeypatch):
     assert (args.train, args.val, args.root) == ("a.txt", "b.txt", Path("images"))
     assert (args.arch, args.batchsize, args.val_batchsize, args.epoch) == ("alex", 7, 9, 3)
     assert (args.loaderjob, args.mean, args.resume) == (2, Path("mean.npy"), "snapshot")
-    assert (args.out, args.initmodel, args.test) == ("out", "weights", True)
+    assert (args.out, args.initmodel, args.test) == ("out/test", "weights", True)
     assert (args.communicator, args.drawn) == ("flat", False)
     args = parse(app, monkeypatch, "--train", "a.txt", "-e", "5", "--val", "b.txt")
     assert (args.train, args.val, args.epoch) == ("a.txt", "b.txt", 5)
@@ -83,6 +83,10 @@ def test_options_are_those_of_the_original_example(app, monkeypatch):
         (["--val", "b"], "--train and --val belong together"),
         (["--finetune"], "--finetune needs the weights to begin with: --initmodel FILE"),
         (["--ema", "0.9", "--mixed16"], "--ema averages weights in float32"),
+        (["--ema", "2"], "--ema must be between 0 and 1, got 2.0"),
+        (["--clip", "-1"], "--clip must be above 0, got -1.0"),
+        (["--epoch", "0"], "--epoch must be at least 1, got 0"),
+        (["--checkpoint", "0"], "--checkpoint must be at least 1, got 0"),
     ],
 )
 def test_arguments_that_do_not_go_together(arguments, message, app, monkeypatch, capsys):
@@ -284,6 +288,10 @@ def test_bad_input_ends_all_ranks_with_one_message(two_ranks, train, drawn, tmp_
     snapshot, model = two_ranks[1] / "snapshot_iter_45.0", two_ranks[1] / "model.npz"
     absent, file = tmp_path / "absent", tmp_path / "file"
     file.touch()
+    relabelled = tmp_path / "relabelled.txt"
+    relabelled.write_text((drawn / "val.txt").read_text().replace(" 9\n", " 12\n"))
+    shutil.copytree(two_ranks[1], tmp_path / "trained")
+    description = (tmp_path / "trained/model.json").read_text()
     other = (
         "does not have the weights of this network: it lacks mlpconv1/0/W, "
         "mlpconv1/0/b, mlpconv1/1/W, mlpconv1/1/b, mlpconv1/2/W and 19 more; it also has"
@@ -295,6 +303,8 @@ def test_bad_input_ends_all_ranks_with_one_message(two_ranks, train, drawn, tmp_
         (["--evaluate", model, "--arch", "nin"], f"{model} {other}"),
         (["--evaluate"], f"[Errno 2] No such file or directory: '{tmp_path}/result/best.npz'"),
         (["--train", absent], f"[Errno 2] No such file or directory: '{absent}'"),
+        (["--val", relabelled], f"{relabelled} has images of class 12, but {drawn}/train.txt has"),
+        (["--out", tmp_path / "trained", "--arch", "nin"], f"{tmp_path}/trained/snapshot_iter_45"),
         (["--freeze", "conv9"], "--freeze: there is no layer 'conv9', but bn1, bn2, "),
         (["--out", file / "result"], f"[Errno 20] Not a directory: '{file}/result'"),
     ):
@@ -302,6 +312,7 @@ def test_bad_input_ends_all_ranks_with_one_message(two_ranks, train, drawn, tmp_
         assert job.stderr.count("error: ") == 1, job
         assert f"error: {message}" in job.stderr
         assert "Traceback" not in job.stderr
+    assert (tmp_path / "trained/model.json").read_text() == description
 
 
 def test_same_without_workers_and_result_of_one_seed(two_ranks, train, drawn, tmp_path):
@@ -321,10 +332,10 @@ def test_first_epochs_on_one_rank_with_other_options(train, drawn, tmp_path):
     (tmp_path / "few.txt").write_text("".join(few))  # float16 is slow on a CPU
     options += ["--val", tmp_path / "few.txt", "--loaderjob", "0", "--batchsize", "1"]
     train(2, drawn, tmp_path / "second", *options)
-    log = read_log(tmp_path / "second")
+    log = read_log(tmp_path / "second/test")
     assert [row["iteration"] for row in log] == [10]
     assert np.isfinite(log[-1]["main/loss"])
-    dtypes = {name: array.dtype for name, array in read_model(tmp_path / "second").items()}
+    dtypes = {name: array.dtype for name, array in read_model(tmp_path / "second/test").items()}
     assert (dtypes["conv1/W"], dtypes["bn1/gamma"]) == (np.float16, np.float32)
 
 
@@ -384,8 +395,8 @@ def test_mpiexec_starts_the_script_itself(cwd, drawn, tmp_path):
         timeout=LIMIT,
     )
     assert (shown.returncode, shown.stderr) == (0, ""), shown
-    assert read_log(tmp_path / "result")[-1]["iteration"] == 10
-    about = json.loads((tmp_path / "result/model.json").read_text())
+    assert read_log(tmp_path / "result/test")[-1]["iteration"] == 10
+    about = json.loads((tmp_path / "result/test/model.json").read_text())
     assert (about["mean"], about["deviation"]) == ([10, 20.5, 30], [255] * 3)
 
 
@@ -447,4 +458,4 @@ def test_copied_app_trains(tmp_path):
         finally:
             stop(shell)
     assert shell.returncode == 0, output.read_text()
-    assert read_log(tmp_path / "images/result")[-1]["iteration"] == 10
+    assert read_log(tmp_path / "images/result/test")[-1]["iteration"] == 10

@@ -59,19 +59,22 @@ def main() -> None:
         return
 
     with exit_together(comm):
-        record_run(comm, vars(args), args.out)
         if comm.rank == 0:
-            reports.save_description(args.out, about)
             reports.add_reports(trainer, evaluated.predictor, args, comm.size, trigger)
     snapshot = extensions.snapshot(n_retains=3)
-    settings = options.settings_of(args, about, len(train))
+    digests = {"train_images": train.digest(), "validation_images": validation.digest()}
+    settings = options.settings_of(args, about, digests)
     snapshot = multi_node_snapshot(comm, snapshot, [], settings=settings)
     interval = training.EpochOrInterval(args.checkpoint)
     trainer.extend(snapshot, trigger=interval)
     # What batch normalization counts differs from rank to rank, and a snapshot has one for all.
     trainer.extend(AllreducePersistent(model, comm), trigger=interval)
     with exit_together(comm):
-        snapshot.resume(trainer, args.resume)
+        if not args.test:
+            snapshot.resume(trainer, args.resume)
+        record_run(comm, vars(args), args.out)
+        if comm.rank == 0:
+            reports.save_description(args.out, about)
     trainer.run()
 
     skipped = comm.allreduce_obj(to_batch.skipped)

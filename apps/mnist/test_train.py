@@ -286,22 +286,17 @@ def test_finished_run_is_extended_with_more_epochs(two_ranks, tmp_path):
     _, whole = two_ranks
     out = tmp_path / "result"
     train(2, out, "--epoch", "2")
-    again = train(2, out, "--epoch", "2")
-    assert "Training has ended there, after 2 epochs: ask for more to train on" in again.stdout
+    for epochs in ("1", "2"):
+        again = train(2, out, "--epoch", epochs)
+        assert "Training has ended there, after 2 epochs: ask for more" in again.stdout
+        assert [row["epoch"] for row in read_log(out)] == [1, 2]
     train(2, out, "--epoch", "6")
     assert_equal_networks(out / "model.npz", whole / "model.npz")
     # From a snapshot of another folder, and with another number of ranks.
     job = train(3, tmp_path / "third", "--epoch", "7", "--resume", out / "snapshot_iter_144.0")
     assert "going on after iteration 144, epoch 6, from " in job.stdout
     assert read_log(tmp_path / "third")[-1]["epoch"] == 7
-
-
-def test_other_settings_begin_anew(tmp_path):
-    out = tmp_path / "result"
-    train(1, out, "--epoch", "2")
-    job = train(1, out, "--epoch", "1", "--unit", "20")
-    assert "was written with other settings (unit: 200, now 20)" in job.stdout
-    assert [row["epoch"] for row in read_log(out)] == [1]
+    assert json.loads((tmp_path / "third/best.json").read_text())["epoch"] == 7
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -332,7 +327,8 @@ def test_convolutional_network_learns(tmp_path):
     [
         (["--evaluate", "--model", "cnn"], "weights of another network: --model and --unit must"),
         (["--evaluate", "--out", "absent"], "No such file or directory: 'absent/best.npz'"),
-        (["--resume", "absent"], "absent.0'"),
+        (["--resume", "absent"], "No such file or directory: 'absent'"),
+        (["--unit", "20"], "was written with other settings (unit: 200, now 20). Use those again"),
         (["--out", "file/result"], "file/result"),
         (["--dataset", "mnist", "--data", "."], "contains neither train-images-idx3-ubyte nor"),
     ],
@@ -564,7 +560,7 @@ def test_scripts_differ_in_nothing_but_the_tutorial():
         "snapshot.resume(trainer, args.resume)",
         "print_summary(trainer)",
     ]
-    assert len(added) == 29
+    assert len(added) == 30
 
 
 def test_readme_shows_how_the_scripts_differ():

@@ -55,16 +55,17 @@ def main() -> None:
         if comm.rank == 0:
             print(f"{accuracy:.2%} of the validation data read correctly")
         return
-    if comm.rank == 0:
-        add_reports(trainer, network, args, comm.size)
+    with exit_together(comm):
+        if comm.rank == 0:
+            add_reports(trainer, network, args, comm.size)
 
     snapshot = extensions.snapshot(n_retains=3)
     settings = {key: vars(args)[key] for key in ("dataset", "model", "unit", "batchsize", "seed")}
     snapshot = multi_node_snapshot(comm, snapshot, [], settings=settings)
     trainer.extend(snapshot)
     with exit_together(comm):
-        record_run(comm, vars(args), args.out)
         snapshot.resume(trainer, args.resume)
+        record_run(comm, vars(args), args.out)
     trainer.run()
     if comm.rank == 0:
         print_summary(trainer)
@@ -86,7 +87,10 @@ def parse_arguments() -> argparse.Namespace:
     add("--resume", "-r", metavar="FILE", help="snapshot to go on from")
     add("--evaluate", action="store_true", help="do not train; evaluate best.npz in --out")
     add("--tensorboard", action="store_true", help="also write the log for TensorBoard")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if min(args.epoch, args.batchsize, args.unit) < 1 or args.seed < 0:
+        parser.error("--epoch, --batchsize and --unit must be at least 1, and --seed at least 0")
+    return args
 
 
 if __name__ == "__main__":

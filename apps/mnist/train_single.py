@@ -65,7 +65,10 @@ def parse_arguments() -> argparse.Namespace:
     add("--resume", "-r", metavar="FILE", help="snapshot to go on from")
     add("--evaluate", action="store_true", help="do not train; evaluate best.npz in --out")
     add("--tensorboard", action="store_true", help="also write the log for TensorBoard")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if min(args.epoch, args.batchsize, args.unit) < 1 or args.seed < 0:
+        parser.error("--epoch, --batchsize and --unit must be at least 1, and --seed at least 0")
+    return args
 
 
 if __name__ == "__main__":

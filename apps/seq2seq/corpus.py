@@ -65,6 +65,8 @@ class Corpus:
         Of the source and of the target.
     n_pairs : int
         How many pairs of lines can be used.
+    index_digest : str
+        What tells their index from others.
     skipped : dict
         How many pairs cannot be used, by the reason.
     settings : Settings
@@ -73,14 +75,15 @@ class Corpus:
     files: Files
     vocabularies: tuple[Vocabulary, Vocabulary]
     n_pairs: int
+    index_digest: str
     skipped: dict[str, int]
     settings: Settings
 
     def digest(self) -> str:
         """Return what tells this corpus from others."""
         tokens = [vocabulary.tokens for vocabulary in self.vocabularies]
-        content = json.dumps([tokens, self.n_pairs, self.skipped, _describe(self.settings)])
-        return hashlib.sha256(content.encode()).hexdigest()
+        content = [tokens, self.index_digest, self.skipped, _describe(self.settings)]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def load_corpus(
@@ -211,7 +214,9 @@ def _prepare(files: Files, cache: Path, settings: Settings) -> tuple[Corpus, np.
         "files": [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats],
         **_describe(settings),
     }
-    described, rows = cache / "vocabulary.json", cache / "index.npy"
+    # Jobs with other files or settings may use the same folder.
+    key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:12]
+    described, rows = cache / f"vocabulary-{key}.json", cache / f"index-{key}.npy"
     if described.exists() and rows.exists():
         found = json.loads(described.read_text(encoding="utf-8"))
         if found["about"] == about:
@@ -222,11 +227,13 @@ def _prepare(files: Files, cache: Path, settings: Settings) -> tuple[Corpus, np.
     content = {
         "about": about,
         "vocabularies": [most_frequent(c, settings.min_count, settings.max_size) for c in counts],
+        "index": hashlib.sha256(np.ascontiguousarray(index)).hexdigest(),
         "skipped": skipped,
     }
-    described.unlink(missing_ok=True)
-    np.save(rows, index)
-    unfinished = described.with_suffix(".part")
+    unfinished = rows.with_suffix(f".{os.getpid()}.npy")
+    np.save(unfinished, index)
+    unfinished.replace(rows)
+    unfinished = described.with_suffix(f".{os.getpid()}")
     unfinished.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     unfinished.replace(described)
     return _cached(files, settings, content, rows)
@@ -243,7 +250,8 @@ def _cached(
 ) -> tuple[Corpus, np.ndarray]:
     index, split = np.load(rows, mmap_mode="r"), settings.splitter()
     first, second = (Vocabulary(tokens, split) for tokens in content["vocabularies"])
-    return Corpus(files, (first, second), len(index), content["skipped"], settings), index
+    about = len(index), content["index"], content["skipped"]
+    return Corpus(files, (first, second), *about, settings), index
 
 
 class ParallelText(DatasetMixin):

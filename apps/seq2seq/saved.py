@@ -32,7 +32,9 @@ def save_description(out: Path, about: dict, subwords: bytes | None) -> None:
     if subwords is not None:
         (out / "subwords.model").write_bytes(subwords)
     content = json.dumps(about, ensure_ascii=False) + "\n"
-    (out / "model.json").write_text(content, encoding="utf-8")
+    unfinished = out / "model.json.part"
+    unfinished.write_text(content, encoding="utf-8")
+    unfinished.replace(out / "model.json")
 
 
 def load_network(path: Path) -> tuple[Translator, Vocabulary, Vocabulary]:
@@ -43,12 +45,15 @@ def load_network(path: Path) -> tuple[Translator, Vocabulary, Vocabulary]:
     OSError, ValueError
         If the file, or what has to lie beside it, cannot be used.
     """
-    about = json.loads(path.with_name("model.json").read_text(encoding="utf-8"))
-    model = create(about)
+    description = path.with_name("model.json")
+    about = json.loads(description.read_text(encoding="utf-8"))
+    try:
+        model = create(about)
+        has_subwords = about["subwords"]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{description} does not describe a network ({error})") from None
     load_parameters(path, model)
-    split = tokenize
-    if about["subwords"]:
-        split = Subwords.read(path.with_name("subwords.model"))
+    split = Subwords.read(path.with_name("subwords.model")) if has_subwords else tokenize
     source, target = (Vocabulary(tokens, split) for tokens in about["vocabularies"])
     return model, source, target
 

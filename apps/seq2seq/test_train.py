@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -208,9 +209,10 @@ def test_other_ways_to_go_on(read_log, train, dates, tmp_path):
     options += ["--lr", "0.1"]
     shown = train(1, out, *options, "--resume", out / "snapshot_iter_21.0").stdout
     assert "going on after iteration 21, epoch 1" in shown
-    shown = train(1, tmp_path / "result", *options, "--seed", "1", "--epoch", "1").stdout
-    assert re.search(r"training begins anew: .* \(.*seed: 0, now 1", shown)
-    assert len(read_log(out)) == 1
+    log = read_log(out)
+    job = train(1, tmp_path / "result", *options, "--seed", "1", "--epoch", "1", fails=True)
+    assert re.search(r"error: .* with other settings \(.*seed: 0, now 1", job.stderr)
+    assert read_log(out) == log
 
 
 def read_bytes(out: Path, name: str) -> bytes:
@@ -276,6 +278,14 @@ def test_training_stops_without_progress(read_log, train, dates, tmp_path):
     nothing_learnt = ["--lr", "0", "--patience", "2"]
     train(2, out, *corpus_options(dates), *SMALL, *nothing_learnt, "--epoch", "9")
     assert len(read_log(out)) == 3
+    # Started again, also as if it had been killed earlier, it ends in the same epoch.
+    options = [*corpus_options(dates), *SMALL, *nothing_learnt, "--epoch", "9"]
+    for killed in (out, tmp_path / "killed"):
+        if killed != out:
+            shutil.copytree(out, killed, ignore=shutil.ignore_patterns("snapshot_iter_33.0"))
+            assert len(list(killed.glob("snapshot_iter_*"))) == 2
+        assert "going on after" in train(2, killed, *options).stdout
+        assert len(read_log(killed)) == 3
 
 
 class Alone:
@@ -328,10 +338,11 @@ def test_model_parallel_training_is_that_of_one_process(read_log, train, app, da
     assert "going on after iteration 21, epoch 1" in job.stdout
     assert job.stdout.startswith("ranks: 2, hosts: 1, communicator: SingleNodeCommunicator\n")
 
-    found = json.loads((out / "corpus/vocabulary.json").read_text(encoding="utf-8"))
+    (description,), (index,) = (out.glob(f"corpus/{name}-*") for name in ("vocabulary", "index"))
+    found = json.loads(description.read_text(encoding="utf-8"))
     vocabularies = tuple(map(app.vocabulary.Vocabulary, found["vocabularies"]))
-    corpus = app.corpus.Corpus(dates, vocabularies, 203, {}, app.corpus.Settings())
-    rows, _ = app.batches.hold_out(np.load(out / "corpus/index.npy"), 37, 0)
+    corpus = app.corpus.Corpus(dates, vocabularies, 203, "", {}, app.corpus.Settings())
+    rows, _ = app.batches.hold_out(np.load(index), 37, 0)
     np.random.seed(0)
     network = app.models.MODELS["lstm"](*map(len, corpus.vocabularies), 16)
     optimizer = chainer.optimizers.Adam(alpha=0.01).setup(network)
@@ -361,7 +372,7 @@ def test_every_rank_ends_with_one_clear_error(train, dates, tmp_path):
         ((tmp_path / "absent", dates[1]), [], "No such file or directory: '.*absent'"),
         ((damaged, dates[1]), [], "damaged.gz: damaged gzip file"),
         (dates, ["--resume", snapshot], f"{snapshot} is damaged, or does not fit"),
-        (dates, ["--resume", dates[0]], "No such file or directory: .*dates.source.0"),
+        (dates, ["--resume", dates[0]], f"{dates[0]} is damaged, or does not fit"),
         (dates, ["--evaluate", dates[0]], "dates.source does not hold the parameters"),
         (dates, ["--evaluate"], "No such file or directory: .*best.npz"),
         (dates, ["--model", "transformer", "--unit", "10"], "got 10 units and 4 heads"),

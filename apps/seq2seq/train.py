@@ -73,12 +73,13 @@ def main() -> None:
     )
     trainer.extend(snapshot)
     with exit_together(comm):
-        record_run(comm, vars(args), args.out)
         if comm.rank == 0:
-            saved.save_description(Path(args.out), about, text.corpus.settings.subwords)
             add_reports(args, trainer, model, comm.size)
     with exit_together(comm):
         snapshot.resume(trainer, args.resume)
+        record_run(comm, vars(args), args.out)
+        if comm.rank == 0:
+            saved.save_description(Path(args.out), about, text.corpus.settings.subwords)
     trainer.run()
     if comm.rank == 0:
         finish(trainer, evaluator)
@@ -190,8 +191,9 @@ def create_trainer(
     evaluator: evaluation.TranslationEvaluator,
 ) -> Trainer:
     """Return a trainer with what every rank has."""
-    stop = training.early_stopping(comm, args.criterion, args.patience, args.epoch)
-    trainer = Trainer(updater, stop, out=args.out)
+    stopping = training.EarlyStopping(comm, args.criterion, args.patience)
+    trainer = Trainer(updater, training.End(stopping, args.epoch), out=args.out)
+    trainer.extend(stopping)
     trainer.extend(StepSeed(args.seed, comm))
     trainer.extend(evaluator)
     _, rate = training.OPTIMIZERS[args.optimizer]

@@ -75,12 +75,13 @@ def main() -> None:
     snapshot = multi_node_snapshot(comm, snapshot, [DECODER, ENCODER], settings(args, text))
     trainer.extend(snapshot)
     with exit_together(comm):
-        record_run(comm, vars(args), args.out)
         if comm.rank == 0:
-            saved.save_description(Path(args.out), about, text.corpus.settings.subwords)
             add_reports(args, trainer, whole, size=1)
     with exit_together(comm):
         snapshot.resume(trainer, args.resume)
+        record_run(comm, vars(args), args.out)
+        if comm.rank == 0:
+            saved.save_description(Path(args.out), about, text.corpus.settings.subwords)
     trainer.run()
     if comm.rank == 0:
         finish(trainer, evaluator)

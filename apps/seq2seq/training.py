@@ -5,7 +5,6 @@ from chainer.training import Extension, Trainer
 from chainer.training.extension import PRIORITY_EDITOR
 
 import chainermn
-from chainermn.extensions import MultiNodeEarlyStoppingTrigger
 
 # The class, and what it calls its learning rate.
 OPTIMIZERS = {
@@ -99,10 +98,11 @@ class LearningRate(Extension):
         setattr(trainer.updater.get_optimizer("main"), self.attribute, rate)
 
 
-def early_stopping(
-    comm: chainermn.CommunicatorBase, criterion: str, patience: int, epochs: int
-) -> MultiNodeEarlyStoppingTrigger:
-    """Return what stops all ranks when a criterion, which rank 0 knows, gets no better.
+class EarlyStopping(Extension):
+    """Ends training when a criterion gets no better. Rank 0, which knows it, decides for all.
+
+    Unlike Chainer's trigger it takes notice of an epoch before the snapshot of its end is
+    written, so a run that goes on ends in the same epoch as one never interrupted.
 
     Parameters
     ----------
@@ -111,14 +111,52 @@ def early_stopping(
         One of `CRITERIA`.
     patience : int
         Epochs in which it is no better than ever before.
-    epochs : int
-        Stop then at the latest.
+
+    Attributes
+    ----------
+    is_over : bool
+        The same on all ranks.
     """
-    return MultiNodeEarlyStoppingTrigger(
-        comm,
-        monitor=observation(criterion),
-        patience=patience,
-        mode=CRITERIA[criterion],
-        max_trigger=(epochs, "epoch"),
-        suffix="_of_all",
-    )
+
+    trigger = 1, "epoch"
+    priority = PRIORITY_EDITOR  # after the evaluator
+
+    def __init__(self, comm: chainermn.CommunicatorBase, criterion: str, patience: int) -> None:
+        self.comm, self.criterion, self.patience = comm, criterion, patience
+        self._sign = 1 if CRITERIA[criterion] == "max" else -1
+        self.best, self.waited, self.is_over = float("-inf"), 0, False  # best: with the sign
+
+    def __call__(self, trainer: Trainer) -> None:
+        """Take notice of the criterion at the end of an epoch. Collective."""
+        if self.comm.rank == 0:
+            value = self._sign * float(trainer.observation[observation(self.criterion)])
+            self.waited = 0 if value > self.best else self.waited + 1
+            self.best = max(self.best, value)
+        self.is_over = self.comm.bcast_obj(self.waited >= self.patience)
+
+    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
+        """Read or write best value, how long there has been no better one, and the decision."""
+        self.best = float(serializer("best", self.best))
+        self.waited = int(serializer("waited", self.waited))
+        self.is_over = bool(serializer("is_over", self.is_over))
+
+
+class End:
+    """Trigger of the end of training: by early stopping, or after so many epochs.
+
+    Parameters
+    ----------
+    stopping : EarlyStopping
+    epochs : int
+    """
+
+    def __init__(self, stopping: EarlyStopping, epochs: int) -> None:
+        self.stopping, self.epochs = stopping, epochs
+
+    def __call__(self, trainer: Trainer) -> bool:
+        """Tell whether training is over."""
+        return self.stopping.is_over or trainer.updater.epoch >= self.epochs
+
+    def get_training_length(self) -> tuple[int, str]:
+        """Return how long training takes at most."""
+        return self.epochs, "epoch"

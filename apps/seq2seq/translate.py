@@ -20,7 +20,7 @@ def main() -> None:
     device.use()
     try:
         model, source, target = load_network(args.network)
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         raise SystemExit(f"error: {error}") from None
     model.to_device(device)
     sys.stdin.reconfigure(encoding="utf-8", errors="replace")

@@ -118,6 +118,22 @@ def test_program_ends_with_what_all_ranks_raise() -> None:
     assert caught.value.code == ("error: no such file" if comm.rank == 0 else 1)
 
 
+@pytest.mark.mpi(1, 3)
+@pytest.mark.parametrize("kind", [EOFError, KeyError, AssertionError])
+def test_program_ends_with_whatever_all_ranks_raise(kind: type[Exception]) -> None:
+    comm = chainermn.create_communicator("naive")
+
+    def fail() -> None:
+        if comm.rank == comm.size - 1:
+            raise kind("broken")
+
+    with pytest.raises(SystemExit) as caught, exit_together(comm):
+        run_together(comm, "here", fail)
+    assert (comm.rank > 0) == (caught.value.code == 1)
+    if comm.rank == 0:
+        assert "broken" in caught.value.code
+
+
 @pytest.mark.mpi(1)
 def test_mistake_in_the_program_is_not_its_input() -> None:
     comm = chainermn.create_communicator("naive")

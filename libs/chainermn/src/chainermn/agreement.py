@@ -106,13 +106,17 @@ def exit_together(ranks: Ranks) -> Iterator[None]:
     Raises
     ------
     SystemExit
-        On all ranks, if the body raises ImportError, OSError, RuntimeError or ValueError on any;
-        rank 0 prints ``error:`` and the message, of the lowest rank that has one.
+        On all ranks, if the body raises ImportError, OSError, RuntimeError or ValueError on any,
+        or whatever the functions of this module raise on all ranks. Rank 0 prints ``error:`` and
+        the message, of the lowest rank that has one.
     """
     message = None
     try:
         yield
-    except (ImportError, OSError, RuntimeError, ValueError) as error:
+    except Exception as error:
+        is_of_all = getattr(error, "raised_on_all_ranks", False)
+        if not (is_of_all or isinstance(error, (ImportError, OSError, RuntimeError, ValueError))):
+            raise
         message = str(error) or repr(error)
     messages = _method(ranks, "allgather")(message)
     found = next((message for message in messages if message is not None), None)
@@ -268,5 +272,13 @@ def _raise_together(
 ) -> None:
     if raised is not None:
         raised.add_note(f"({where}, rank {ranks.rank}; all ranks raise)")
-        raise raised
-    raise_errors_of(reports, where)
+        raise _marked(raised)
+    try:
+        raise_errors_of(reports, where)
+    except Exception as error:
+        raise _marked(error) from None
+
+
+def _marked(error: Exception) -> Exception:
+    error.raised_on_all_ranks = True  # type: ignore[attr-defined]
+    return error

@@ -35,7 +35,7 @@ class Progress:
     total : int
         Steps.
     what : str
-        Is being done, such as ``'reading images'``.
+        A name for the work, such as ``'reading images'``.
     """
 
     _WIDTH = 40

@@ -59,6 +59,20 @@ def test_resumed_run_knows_the_best(trainers: Any, tmp_path: Path) -> None:
     assert (best.value, best.epoch, best.iteration) == (0.7, 3, 9)
 
 
+def test_run_that_goes_on_in_another_folder_has_a_best_model_there(
+    trainers: Any, tmp_path: Path
+) -> None:
+    first = train(trainers, tmp_path / "first", VALUES[:3])
+    first.run()
+    chainer.serializers.save_npz(tmp_path / "snapshot.npz", first)
+    second = train(trainers, tmp_path / "second", (*VALUES[:3], 0.2, 0.1))
+    chainer.serializers.load_npz(tmp_path / "snapshot.npz", second)
+    second.run()
+    about = json.loads((tmp_path / "second/best.json").read_text())
+    assert (about["value"], about["epoch"]) == (0.2, 4)
+    assert (tmp_path / "second/best.npz").exists()
+
+
 def test_value_that_is_not_observed(trainers: Any, tmp_path: Path) -> None:
     trainer = trainers.make_trainer(tmp_path, 1)
     trainer.extend(BestModel(model_of(trainer), "score"))

@@ -319,7 +319,7 @@ def test_resumed_run_draws_the_numbers_of_one_never_interrupted(
     comm.allgather_obj(None)
     capsys.readouterr()
     resumed, snapshot = settled(training, comm, out / "part", 6, {"lr": 0.1}, sets)
-    np.random.seed(99 + comm.rank)
+    np.random.seed(99)
     assert snapshot.resume(resumed)
     epoch = 4 * 2 * comm.size // 12
     said = f"going on after iteration 4, epoch {epoch}, from {out}/part/snapshot_iter_4.0\n"
@@ -329,51 +329,84 @@ def test_resumed_run_draws_the_numbers_of_one_never_interrupted(
     for name, value in training.state_of(resumed).items():
         if "avg" not in name or comm.rank == 0:
             np.testing.assert_array_equal(value, state[name], err_msg=name)
-    # The random state is each rank's own.
-    assert np.random.rand() not in comm.allgather_obj(np.random.rand())
-    comm.allgather_obj(None)
+
+
+@pytest.mark.mpi(1, 3)
+def test_random_state_is_each_ranks_own(shared_tmp_path: Path, training: Any) -> None:
+    comm = chainermn.create_communicator("naive")
+    first, _ = settled(training, comm, shared_tmp_path, 2, {})
+    first.run()
+    following = float(np.random.rand())
+    assert len(set(comm.allgather_obj(following))) == comm.size
+    second, snapshot = settled(training, comm, shared_tmp_path, 2, {})
+    np.random.seed(99)
+    assert snapshot.resume(second)
+    assert np.random.rand() == following
 
 
 @pytest.mark.mpi(1, 2)
-def test_other_settings_begin_anew(
-    shared_tmp_path: Path, training: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_with_other_settings_is_left_alone(shared_tmp_path: Path, training: Any) -> None:
     comm = chainermn.create_communicator("naive")
     out = shared_tmp_path
     settled(training, comm, out, 3, {"lr": 0.1, "unit": 3})[0].run()
     comm.allgather_obj(None)
-    capsys.readouterr()
     trainer, snapshot = settled(training, comm, out, 2, {"lr": 0.2, "unit": 3})
-    assert not snapshot.resume(trainer)
-    assert trainer.updater.iteration == 0
-    assert capsys.readouterr().out == (
-        f"training begins anew: {out}/snapshot_iter_3.0 was written with other settings "
-        "(lr: 0.1, now 0.2)\n"
-        if comm.rank == 0
-        else ""
+    expected = (
+        rf"{out}/snapshot_iter_3\.0 was written with other settings \(lr: 0\.1, now 0\.2\)\. Use "
+        f"those again to go on with that run, or another folder than {out} for a new one"
     )
-    trainer.run()
-    comm.allgather_obj(None)
-    # Each finds its own, although the newest of all is that of the other.
-    for lr, iterations in ((0.1, 3), (0.2, 2)):
-        trainer, snapshot = settled(training, comm, out, 9, {"unit": 3, "lr": lr})
-        assert snapshot.resume(trainer)
-        assert trainer.updater.iteration == iterations
+    with pytest.raises(ValueError, match=expected):
+        snapshot.resume(trainer)
+    assert trainer.updater.iteration == 0
+    trainer, snapshot = settled(training, comm, out, 9, {"unit": 3, "lr": 0.1})
+    assert snapshot.resume(trainer)
     trainer, snapshot = settled(training, comm, out, 9, None)
     assert snapshot.resume(trainer)  # without settings, the newest
-    assert trainer.updater.iteration == 2
+    assert trainer.updater.iteration == 3
 
 
 @pytest.mark.mpi(1, 2)
-def test_snapshot_without_settings_is_of_other_settings(
-    shared_tmp_path: Path, training: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_snapshot_without_settings_is_of_another_run(shared_tmp_path: Path, training: Any) -> None:
     comm = chainermn.create_communicator("naive")
     run(training, comm, shared_tmp_path, 1, [])
     trainer, snapshot = settled(training, comm, shared_tmp_path, 2, {})
-    assert not snapshot.resume(trainer)
-    said = "does not say with which settings it was written" in capsys.readouterr().out
-    assert said == (comm.rank == 0)
+    with pytest.raises(ValueError, match="does not say with which settings it was written"):
+        snapshot.resume(trainer)
+
+
+@pytest.mark.mpi(1, 2)
+@pytest.mark.parametrize(("iterations", "ended"), [(3, 4), (4, 4), (6, 6)])
+def test_run_that_has_ended_is_not_trained_on(
+    iterations: int,
+    ended: int,
+    shared_tmp_path: Path,
+    training: Any,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    comm = chainermn.create_communicator("naive")
+    settled(training, comm, shared_tmp_path, 4, {})[0].run()
+    comm.allgather_obj(None)
+    trainer, snapshot = settled(training, comm, shared_tmp_path, iterations, {})
+    capsys.readouterr()
+    assert snapshot.resume(trainer)
+    said = "Training has ended there, after 4 iterations: ask for more" in capsys.readouterr().out
+    assert said == (comm.rank == 0 and iterations <= 4)
+    trainer.run()
+    assert trainer.updater.iteration == ended
+
+
+@pytest.mark.mpi(1, 2)
+def test_newest_of_those_written_at_the_same_time(shared_tmp_path: Path, training: Any) -> None:
+    comm = chainermn.create_communicator("naive")
+    settled(training, comm, shared_tmp_path, 11, {})[0].run()
+    comm.allgather_obj(None)
+    if comm.rank == 0:
+        for file in shared_tmp_path.glob("snapshot_*"):
+            os.utime(file, (1e9, 1e9))
+    comm.allgather_obj(None)
+    trainer, snapshot = settled(training, comm, shared_tmp_path, 12, {})
+    assert snapshot.resume(trainer)
+    assert trainer.updater.iteration == 11
 
 
 @pytest.mark.mpi(1, 3)
@@ -393,6 +426,12 @@ def test_resume_from_a_given_file(
         f"folder than {shared_tmp_path}/new to begin anew\n"
     )
     assert capsys.readouterr().out.endswith(ending) == (comm.rank == 0)
+    if len(snapshot.replica_set) == comm.size:  # of any name
+        file = shared_tmp_path / "kept_0.9"
+        if comm.rank == 0:
+            file.write_bytes((shared_tmp_path / "old/snapshot_iter_3.0").read_bytes())
+        comm.allgather_obj(None)
+        assert snapshot.resume(trainer, file)
 
 
 @pytest.mark.mpi(1, 2)

@@ -7,6 +7,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,9 @@ def multi_node_snapshot(
         snapshot for all ranks; use ``[0]`` if other ranks have extensions that rank 0 lacks.
     settings : mapping, optional
         What the run was started with, as far as it changes the result: of strings, numbers and
-        other values that JSON knows. Snapshots are labelled with them, and only those with the
-        same settings are found when a run goes on by itself. They then also hold the state of
-        NumPy's global random generator of every rank, for the same number of ranks.
+        other values that JSON knows. Snapshots are labelled with them, and a run goes on by
+        itself with the same settings only. They then also hold the state of NumPy's global random
+        generator of every rank, for the same number of ranks.
 
     Returns
     -------
@@ -176,7 +177,8 @@ class MultiNodeSnapshot(Extension):
     ) -> bool:
         """Load a snapshot before training starts, or none if there is none. Collective.
 
-        Rank 0 prints what is loaded, or that what there is has been written with other settings.
+        Rank 0 prints what is loaded. If the trainer has been trained for as long as it is to be,
+        its ``run`` does nothing any more.
 
         Parameters
         ----------
@@ -193,26 +195,26 @@ class MultiNodeSnapshot(Extension):
         Raises
         ------
         OSError, ValueError, RuntimeError
-            On every rank, if ``path`` cannot be read by any rank that writes, or the snapshot
-            does not fit the trainer of any, part of which may have been loaded by then.
+            On every rank, if the folder has snapshots, but none with the same settings; if
+            ``path`` cannot be read by any rank that writes; or if the snapshot does not fit the
+            trainer of any, part of which may have been loaded by then.
         """
         if path is None:
-            name, others = self._newest_common_name(Path(trainer.out))
+            directory = Path(trainer.out)
+            name = self._newest_common_name(directory)
             if name is None:
-                if others and self.comm.rank == 0:
-                    print(f"training begins anew: {others}", flush=True)
                 return False
-            start = Path(trainer.out, name)
+            file = directory / f"{name}.{self.master}"
         else:
-            start = Path(re.sub(r"\.\d+$", "", os.fspath(path)))
-        self._load(start, trainer)
+            file = Path(path)
+            if len(self.replica_set) < self.comm.size:  # each set has a file of its own
+                file = file.with_name(re.sub(r"\.\d+$", "", file.name) + f".{self.master}")
+        self._load(file, trainer)
+        ended = _end_if_finished(trainer)
         if self.comm.rank == 0:
             updater = trainer.updater
-            print(
-                f"going on after iteration {updater.iteration}, epoch {updater.epoch}, "
-                f"from {start}.{self.comm.rank}{_if_finished(trainer)}",
-                flush=True,
-            )
+            place = f"iteration {updater.iteration}, epoch {updater.epoch}"
+            print(f"going on after {place}, from {file}{ended}", flush=True)
         return True
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
@@ -270,13 +272,12 @@ class MultiNodeSnapshot(Extension):
 
     def _autoload(self, trainer: chainer.training.Trainer) -> None:
         directory = Path(trainer.out)
-        name, _ = self._newest_common_name(directory)
+        name = self._newest_common_name(directory)
         if name is not None:
-            self._load(directory / name, trainer)
+            self._load(directory / f"{name}.{self.master}", trainer)
 
-    def _load(self, start: Path, trainer: chainer.training.Trainer) -> None:
-        """Load a snapshot, of which ``start`` is the path without the number of a rank."""
-        path = start.with_name(f"{start.name}.{self.master}")
+    def _load(self, path: Path, trainer: chainer.training.Trainer) -> None:
+        """Load a snapshot from the file of this rank's set."""
         contents = run_together(self.comm, _WHERE, path.read_bytes if self.is_master else bytes)
         if self.is_master:
             for rank in self.replica_set - {self.master}:
@@ -285,10 +286,10 @@ class MultiNodeSnapshot(Extension):
             contents = self.comm.recv_obj(self.master)
         run_together(self.comm, _WHERE, lambda: load(path, contents, self._target(trainer)))
 
-    def _newest_common_name(self, directory: Path) -> tuple[str | None, str]:
+    def _newest_common_name(self, directory: Path) -> str | None:
         """Return the name, without suffix, of the newest snapshot that all ranks can load.
 
-        Returned with it: how the settings of the first that was passed over differ, or ``''``.
+        Raises ValueError on all ranks if those that there are have other settings.
         """
         own = run_together(self.comm, _WHERE, lambda: self._times(directory))
         everywhere = enumerate(self.comm.allgather_obj(own))
@@ -305,17 +306,25 @@ class MultiNodeSnapshot(Extension):
             )
         # Sorted by the times of the first set alone: clocks of other hosts may differ.
         first, passed_over = by_rank[min(by_rank)], ""
-        for name in sorted(common, key=lambda name: (first[name], name), reverse=True):
+        for name in sorted(common, key=lambda name: (first[name], _numbers(name)), reverse=True):
             path = directory / f"{name}.{self.comm.rank}"
             fault = find_damage(path) if self.is_master else ""
             if not is_usable_everywhere(self.comm, f"snapshot {path}", fault):
                 continue
-            differs = difference(path, self._label) if self.is_master else ""
+            differs = run_together(self.comm, _WHERE, partial(self._difference, path))
             found = next(filter(None, self.comm.allgather_obj(differs)), "")
             if not found:
-                return str(name), ""
+                return str(name)
             passed_over = passed_over or found
-        return None, passed_over
+        if passed_over:
+            raise ValueError(
+                f"{passed_over}. Use those again to go on with that run, or another folder than "
+                f"{directory} for a new one"
+            )
+        return None
+
+    def _difference(self, path: Path) -> str:
+        return difference(path, self._label) if self.is_master else ""
 
     def _times(self, directory: Path) -> dict[str, float] | None:
         """Return this rank's snapshots and their times of writing; None if it writes none."""
@@ -332,15 +341,23 @@ class MultiNodeSnapshot(Extension):
         }
 
 
-def _if_finished(trainer: chainer.training.Trainer) -> str:
+def _numbers(name: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", name)]
+
+
+def _end_if_finished(trainer: chainer.training.Trainer) -> str:
+    """Let a trainer stop at once if it has been trained for its whole length, and say so."""
     length_of = getattr(trainer.stop_trigger, "get_training_length", None)
     if length_of is None:
         return ""
     length, unit = length_of()
-    if getattr(trainer.updater, unit) < length:
+    done = getattr(trainer.updater, unit)
+    if done < length:
         return ""
-    plural = unit if length == 1 else f"{unit}s"
+    # Chainer's own trigger would wait for the next multiple of its length.
+    trainer.stop_trigger = lambda _: True
+    plural = unit if done == 1 else f"{unit}s"
     return (
-        f". Training has ended there, after {length} {plural}: ask for more to train on, or use "
+        f". Training has ended there, after {done} {plural}: ask for more to train on, or use "
         f"another folder than {trainer.out} to begin anew"
     )

@@ -20,7 +20,8 @@ class BestModel(Extension):
     ``chainer.serializers.save_npz`` writes them. A file of the same name that ends with ``.json``
     says how good they are: ``metric``, ``value``, ``epoch`` and ``iteration``. Either file is
     always complete, also if the job is killed while it is written. Snapshots of the trainer hold
-    the best value so far, from which a resumed run goes on.
+    the best value so far, from which a resumed run goes on; in another folder than the file's it
+    begins anew.
 
     Use it on one rank, after the evaluator, with the same trigger:
     ``if comm.rank == 0: trainer.extend(BestModel(model, 'validation/main/accuracy'))``.
@@ -66,6 +67,12 @@ class BestModel(Extension):
         self._sign = 1 if mode == "max" else -1
         self.value = -self._sign * math.inf
         self.epoch = self.iteration = 0
+
+    def initialize(self, trainer: chainer.training.Trainer) -> None:
+        """Forget the best value of a snapshot from elsewhere, whose model is not here."""
+        if not Path(trainer.out, self.filename).exists():
+            self.value = -self._sign * math.inf
+            self.epoch = self.iteration = 0
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         """Write the model if it is the best.

@@ -11,7 +11,7 @@ _N_KEYS = 624  # of the Mersenne Twister
 def current() -> NDArray[np.float64]:
     """Return the state, of shape (627,); of shape (0,) if it is not the usual generator's.
 
-    The numbers are whole and below 2**32, but for the last, so float64 holds them exactly.
+    All numbers except the last are whole and below 2**32, so float64 holds them exactly.
     """
     state = np.random.get_state(legacy=False)
     if state["bit_generator"] != "MT19937":

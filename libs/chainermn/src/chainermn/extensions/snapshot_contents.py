@@ -1,4 +1,4 @@
-"""What is in a snapshot: the settings that it is labelled with, and a trainer's state to load."""
+"""Read snapshots: the settings they are labelled with, and the state of a trainer."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class MultiprocessIterator(chainer.iterators.MultiprocessIterator):
     Parameters
     ----------
     dataset : dataset
-        Is pickled for the workers, unless they are forked.
+        The workers get it pickled, unless they are forked.
     batch_size : int
     repeat : bool
     shuffle : bool, optional

@@ -23,8 +23,8 @@ def is_worker() -> bool:
 def set_up_worker() -> None:
     """Keep the memory of an example for the next one, and do not outlive the rank.
 
-    A rank that is killed by a signal cannot end its workers, and mpiexec may wait for them for
-    ever.
+    A rank that is killed by a signal cannot end its workers, and mpiexec may wait for them
+    forever.
     """
     keep_freed_memory()
     with contextlib.suppress(AttributeError, OSError):  # not Linux
