@@ -16,6 +16,7 @@ from corpus import Corpus, ParallelText
 from models import Translator, count_tokens
 from vocabulary import EOS, SPACE
 
+MOST_TOKENS_DRAWN = 30
 METRICS = {"bleu": BLEU(), "chrf": CHRF()}
 
 
@@ -123,7 +124,9 @@ class TranslationEvaluator(chainermn.extensions.GenericMultiNodeEvaluator):
 
 
 def draw_attention(evaluator: TranslationEvaluator, path: Path) -> None:
-    """Draw what the network attends to when it translates the longest of the examples.
+    """Draw what the network attends to when it translates one of the examples.
+
+    It is the longest of those that a picture has room for, sentence and translation.
 
     Parameters
     ----------
@@ -136,8 +139,11 @@ def draw_attention(evaluator: TranslationEvaluator, path: Path) -> None:
 
     model = evaluator.model
     first, second = evaluator.corpus.vocabularies
-    line, _, translation = max(evaluator.examples, key=lambda pair: len(first.encode(pair[0])))
-    xs, ys = first.encode(line)[None], second.encode(translation)[None]
+    pairs = [(first.encode(line), second.encode(found)) for line, _, found in evaluator.examples]
+    lengths = [max(map(len, pair)) for pair in pairs]
+    room = max(MOST_TOKENS_DRAWN, min(lengths))
+    chosen = max((n, i) for i, n in enumerate(lengths) if n <= room)[1]
+    xs, ys = (tokens[None] for tokens in pairs[chosen])
     weights = model.attend(model.xp.asarray(xs), model.xp.asarray(ys))[0]
     source = [first.tokens[i].removeprefix(SPACE) for i in xs[0]]
     target = [second.tokens[i].removeprefix(SPACE) for i in (*ys[0], EOS)]
