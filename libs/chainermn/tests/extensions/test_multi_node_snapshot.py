@@ -396,6 +396,20 @@ def test_run_that_has_ended_is_not_trained_on(
 
 
 @pytest.mark.mpi(1, 2)
+def test_what_a_killed_job_was_writing_is_removed(shared_tmp_path: Path, training: Any) -> None:
+    comm = chainermn.create_communicator("naive")
+    names = ["tmpsnapshot_iter_3.0q7x", "tmpmodel.npz", "snapshot_iter_3"]
+    if comm.rank == 0:
+        for name in names:
+            (shared_tmp_path / name).mkdir()
+            (shared_tmp_path / name / "file").touch()
+    comm.allgather_obj(None)
+    trainer, snapshot = settled(training, comm, shared_tmp_path, 2, {})
+    assert not snapshot.resume(trainer)
+    assert sorted(path.name for path in shared_tmp_path.iterdir()) == sorted(names[1:])
+
+
+@pytest.mark.mpi(1, 2)
 def test_newest_of_those_written_at_the_same_time(shared_tmp_path: Path, training: Any) -> None:
     comm = chainermn.create_communicator("naive")
     settled(training, comm, shared_tmp_path, 11, {})[0].run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -201,6 +202,7 @@ class MultiNodeSnapshot(Extension):
         """
         if path is None:
             directory = Path(trainer.out)
+            run_together(self.comm, _WHERE, lambda: self._remove_unfinished(directory))
             name = self._newest_common_name(directory)
             if name is None:
                 return False
@@ -326,14 +328,27 @@ class MultiNodeSnapshot(Extension):
     def _difference(self, path: Path) -> str:
         return difference(path, self._label) if self.is_master else ""
 
+    def _remove_unfinished(self, directory: Path) -> None:
+        """Remove what a killed job has left of snapshots that it was writing."""
+        if self.is_master and directory.is_dir():
+            # Chainer writes them in folders of such names.
+            unfinished = re.compile(rf"tmp{self._pattern()}.*")
+            for folder in directory.iterdir():
+                if unfinished.fullmatch(folder.name) and folder.is_dir():
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def _pattern(self) -> str:
+        """Return what matches the names of this rank's snapshots; group 1 is without suffix."""
+        if callable(self._plain_filename):
+            raise TypeError("autoload needs a snapshot whose filename is a string")
+        stem = ".*".join(map(re.escape, re.split(r"\{.*\}", self._plain_filename)))
+        return rf"({stem})\.{self.comm.rank}"
+
     def _times(self, directory: Path) -> dict[str, float] | None:
         """Return this rank's snapshots and their times of writing; None if it writes none."""
         if not self.is_master:
             return None
-        if callable(self._plain_filename):
-            raise TypeError("autoload needs a snapshot whose filename is a string")
-        stem = ".*".join(map(re.escape, re.split(r"\{.*\}", self._plain_filename)))
-        pattern = re.compile(rf"({stem})\.{self.comm.rank}")
+        pattern = re.compile(self._pattern())
         return {
             found[1]: file.stat().st_mtime
             for file in (directory.iterdir() if directory.is_dir() else ())
