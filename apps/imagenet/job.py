@@ -1,6 +1,7 @@
 """What a training is made of: ranks, images, network and optimizer, as the arguments say."""
 
 import argparse
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -90,8 +91,20 @@ def create_network(
         if args.initmodel:
             load_initial_weights(network, args, comm)
         if args.evaluate is not None:
-            weights.load_weights(args.evaluate or Path(args.out, "best.npz"), network)
+            path = Path(args.evaluate or Path(args.out, "best.npz"))
+            check_classes(path, about["classes"])
+            weights.load_weights(path, network)
     return network
+
+
+def check_classes(path: Path, classes: list[str]) -> None:
+    """Raise ValueError if weights are of other classes, as the description beside them says."""
+    description = path.with_name("model.json")
+    if description.exists() and json.loads(description.read_text())["classes"] != classes:
+        raise ValueError(
+            f"{path} was trained with other classes than these lists have: give the lists, --root "
+            "and --arch of its training"
+        )
 
 
 def load_initial_weights(

@@ -44,16 +44,28 @@ def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     mean = "mean.json, or mean image (.npy) whose means of colours count; default: beside TRAIN"
     add("--mean", "-m", metavar="FILE", type=Path, help=mean)
     add("--classes", metavar="FILE", type=Path, help="names; default: classes.txt beside TRAIN")
-    add("--arch", "-a", choices=sorted(ARCHITECTURES), help="default: small or resnet50")
+    add(
+        "--arch",
+        "-a",
+        choices=sorted(ARCHITECTURES),
+        help="default: small for drawn images, else resnet50",
+    )
     add("--batchsize", "-B", type=int, default=32, help="images of a process in one step")
     add("--val_batchsize", "-b", type=int, default=250, help="and in validation")
-    add("--epoch", "-E", "-e", type=int, help="passes through the data; default: 20 or 90")
-    add("--lr", type=float, help="learning rate for 256 images a step; default: 0.4 or 0.1")
-    add("--warmup", type=float, help="epochs in which it rises; default: 1 or 5")
+    add(
+        "--epoch",
+        "-E",
+        "-e",
+        type=int,
+        help="passes through the data; default: 20 for small, else 90",
+    )
+    add("--lr", type=float, help="for 256 images a step; default: 0.4 for small, else 0.1")
+    add("--warmup", type=float, help="epochs in which it rises; default: 1 for small, else 5")
     add("--schedule", choices=["cosine", "step"], default="cosine", help="how it falls then")
     add("--weight-decay", type=float, default=1e-4, help="default: %(default)s")
     add("--label-smoothing", type=float, default=0.1, help="default: %(default)s")
-    add("--least-area", type=float, help="least share of an image that is cut out at random")
+    least = "least share of an image that is cut out at random; default: 0.6 for small, else 0.08"
+    add("--least-area", type=float, metavar="SHARE", help=least)
     add("--mixed16", action="store_true", help="compute in float16, with float32 parameters")
     add("--mnbn", action="store_true", help="batch normalization over the batches of all ranks")
     add("--communicator", help="default: chosen for the hosts and GPUs at hand")
@@ -87,13 +99,14 @@ def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     if args.ema is not None and args.mixed16:
         parser.error("--ema averages weights in float32, which --mixed16 does not have")
     drawn = args.train is None
+    args.arch = args.arch or ("small" if drawn else "resnet50")
+    is_small = args.arch == "small"
     defaults = {
         "root": Path("generated") if drawn else Path(),
-        "arch": "small" if drawn else "resnet50",
-        "epoch": 20 if drawn else 90,
-        "lr": 0.4 if drawn else 0.1,
-        "warmup": 1 if drawn else 5,
-        "least_area": 0.6 if drawn else 0.08,
+        "epoch": 20 if is_small else 90,
+        "lr": 0.4 if is_small else 0.1,
+        "warmup": 1 if is_small else 5,
+        "least_area": 0.6 if is_small else 0.08,
     }
     for name, default in defaults.items():
         if getattr(args, name) is None:

@@ -44,7 +44,9 @@ def main() -> None:
         for file in unreadable:
             print(f"skipped: {file}")
         files = [args.out / "train.txt", args.out / "val.txt"]
-        print("next:", shlex.join(map(str, ["train.py", *files, "--root", root])))
+        train_py = Path(__file__).with_name("train.py")
+        command = ["mpiexec", "-n", comm.size, train_py, *files, "--root", root]
+        print("next:", shlex.join(map(str, command)))
 
 
 def parse_arguments() -> argparse.Namespace:

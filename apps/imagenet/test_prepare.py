@@ -158,7 +158,8 @@ def test_own_images_become_a_model_in_two_commands(start, app, animals, tmp_path
     assert listed == {(str(path), int(path.parts[0] == "zebra")) for path in files}
     assert len(listed) == 21
 
-    command = shlex.split(shown[shown.index("next: ") + 6 :])
+    mpiexec, n, ranks, *command = shlex.split(shown[shown.index("next: ") + 6 :])
+    assert (mpiexec, n, ranks) == ("mpiexec", "-n", "3")
     start(2, *command, "--test", "--arch", "small", "--batchsize", 4, cwd=tmp_path)
     about = json.loads((tmp_path / "result/test/model.json").read_text())
     assert about["classes"] == ["ant eater", "zebra"]

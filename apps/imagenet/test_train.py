@@ -247,6 +247,10 @@ def test_evaluation_without_training(two_ranks, train, drawn, tmp_path):
         job = train(ranks, drawn, out, "--loaderjob", "0", "--evaluate", *options)
         assert job.stdout.splitlines()[1].startswith(expected)
     assert read_log(out) == log
+    other = tmp_path / "classes.txt"
+    other.write_text((drawn / "classes.txt").read_text().replace("star", "sun"))
+    job = train(2, drawn, out, "--loaderjob", "0", "--evaluate", "--classes", other, fails=True)
+    assert f"error: {out}/best.npz was trained with other classes than these lists" in job.stderr
 
 
 def test_fine_tuning_with_another_number_of_classes(two_ranks, train, drawn, tmp_path):

@@ -148,6 +148,7 @@ def make_subwords(args: argparse.Namespace) -> None:
     model = train_subwords(lines, args.kind, args.vocabulary_size)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_bytes(model)
+    print(f"written: {args.out.resolve()}")
 
 
 if __name__ == "__main__":

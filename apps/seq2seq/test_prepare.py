@@ -59,7 +59,8 @@ def prepared(folder, run_script, tmp_path_factory) -> Path:
     assert "test: 240 pairs of 2 packages\n" in shown
     text = out / "train.en", out / "train.de"
     size = ["--vocabulary-size", "90"]
-    assert not run_script("prepare.py", "subwords", *text, *size, "-o", out / "subwords.model")
+    shown = run_script("prepare.py", "subwords", *text, *size, "-o", out / "subwords.model")
+    assert shown == f"written: {out}/subwords.model\n"
     return out
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import chainer
 import numpy as np
 
+_SHOWN = 4  # differences between settings, at most
 LABEL = "chainermn_settings"  # the array that holds a snapshot's settings
 
 
@@ -49,12 +50,14 @@ def difference(path: Path, label: str | None) -> str:
     if found is None:
         return f"{path} does not say with which settings it was written"
     then, now = json.loads(found), json.loads(label)
-    differing = (
+    differing = [
         f"{name}: {then.get(name)!r}, now {now.get(name)!r}"
         for name in sorted({*then, *now})
         if then.get(name) != now.get(name)
-    )
-    text = "; ".join(differing)
+    ]
+    text = "; ".join(differing[:_SHOWN])
+    if len(differing) > _SHOWN:
+        text += f"; and {len(differing) - _SHOWN} more"
     return text and f"{path} was written with other settings ({text})"
 
 
