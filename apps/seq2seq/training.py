@@ -24,6 +24,35 @@ def observation(criterion: str) -> str:
     return f"validation/main/{criterion}"
 
 
+class Patience:
+    """Counts for how many epochs a criterion has not got better than ever before.
+
+    Parameters
+    ----------
+    criterion : str
+        One of `CRITERIA`.
+
+    Attributes
+    ----------
+    waited : int
+        Epochs since the best one.
+    """
+
+    def __init__(self, criterion: str) -> None:
+        self._sign = 1 if CRITERIA[criterion] == "max" else -1
+        self.best, self.waited = float("-inf"), 0  # best: with the sign
+
+    def observe(self, value: float) -> None:
+        """Take notice of the criterion at the end of an epoch."""
+        self.waited = 0 if self._sign * value > self.best else self.waited + 1
+        self.best = max(self.best, self._sign * value)
+
+    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
+        """Read or write the best value and how long there has been no better one."""
+        self.best = float(serializer("best", self.best))
+        self.waited = int(serializer("waited", self.waited))
+
+
 class LearningRate(Extension):
     """Sets the learning rate of every step: a warm-up, then less after each plateau.
 
@@ -62,8 +91,7 @@ class LearningRate(Extension):
     ) -> None:
         self.comm, self.attribute, self.rate, self.warmup = comm, attribute, rate, warmup
         self.factor, self.patience, self.criterion = factor, patience, criterion
-        self._sign = 1 if CRITERIA[criterion] == "max" else -1
-        self.best, self.waited = float("-inf"), 0  # best: with the sign
+        self._counted = Patience(criterion)
 
     def initialize(self, trainer: Trainer) -> None:
         """Set the rate of the first step, also after resuming."""
@@ -80,17 +108,15 @@ class LearningRate(Extension):
 
     def observe(self, value: float) -> None:
         """Take notice of the criterion at the end of an epoch."""
-        self.waited = 0 if self._sign * value > self.best else self.waited + 1
-        self.best = max(self.best, self._sign * value)
-        if self.waited == self.patience:
+        self._counted.observe(value)
+        if self._counted.waited == self.patience:
             self.rate *= self.factor
-            self.waited = 0
+            self._counted.waited = 0
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Read or write rate, best value and how long there has been no better one."""
         self.rate = float(serializer("rate", self.rate))
-        self.best = float(serializer("best", self.best))
-        self.waited = int(serializer("waited", self.waited))
+        self._counted.serialize(serializer)
 
     def _set(self, trainer: Trainer) -> None:
         step = trainer.updater.iteration + 1
@@ -123,21 +149,18 @@ class EarlyStopping(Extension):
 
     def __init__(self, comm: chainermn.CommunicatorBase, criterion: str, patience: int) -> None:
         self.comm, self.criterion, self.patience = comm, criterion, patience
-        self._sign = 1 if CRITERIA[criterion] == "max" else -1
-        self.best, self.waited, self.is_over = float("-inf"), 0, False  # best: with the sign
+        self._counted = Patience(criterion)
+        self.is_over = False
 
     def __call__(self, trainer: Trainer) -> None:
         """Take notice of the criterion at the end of an epoch. Collective."""
         if self.comm.rank == 0:
-            value = self._sign * float(trainer.observation[observation(self.criterion)])
-            self.waited = 0 if value > self.best else self.waited + 1
-            self.best = max(self.best, value)
-        self.is_over = self.comm.bcast_obj(self.waited >= self.patience)
+            self._counted.observe(float(trainer.observation[observation(self.criterion)]))
+        self.is_over = self.comm.bcast_obj(self._counted.waited >= self.patience)
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Read or write best value, how long there has been no better one, and the decision."""
-        self.best = float(serializer("best", self.best))
-        self.waited = int(serializer("waited", self.waited))
+        self._counted.serialize(serializer)
         self.is_over = bool(serializer("is_over", self.is_over))
 
 

@@ -241,12 +241,7 @@ class MultiNodeSnapshot(Extension):
     def _with_states_of_all(self, optimizer: MultiNodeOptimizer) -> Iterator[None]:
         """Let the master save what each rank of the set still has to send."""
         own = optimizer.communicator.rank, optimizer.unsent()
-        if not self.is_master:
-            self.comm.send_obj(own, self.master)
-            yield
-            return
-        others = sorted(self.replica_set - {self.master})
-        optimizer.unsent_elsewhere = dict(self.comm.recv_obj(rank) for rank in others)
+        optimizer.unsent_elsewhere = dict(self._gathered(own)[1:])
         try:
             yield
         finally:
@@ -255,17 +250,19 @@ class MultiNodeSnapshot(Extension):
     @contextlib.contextmanager
     def _with_random_states_of_all(self) -> Iterator[None]:
         """Let the master save the random state of each rank of the set."""
-        own = random_states.current()
-        if not self.is_master:
-            self.comm.send_obj(own, self.master)
-            yield
-            return
-        others = sorted(self.replica_set - {self.master})
-        self._random_states = [own, *(self.comm.recv_obj(rank) for rank in others)]
+        self._random_states = self._gathered(random_states.current())
         try:
             yield
         finally:
             self._random_states = []
+
+    def _gathered(self, own: Any) -> list[Any]:
+        """Return, on the master, what the ranks of the set give, its own first; else nothing."""
+        if not self.is_master:
+            self.comm.send_obj(own, self.master)
+            return []
+        others = sorted(self.replica_set - {self.master})
+        return [own, *(self.comm.recv_obj(rank) for rank in others)]
 
     def finalize(self) -> None:
         """Wait for the snapshot's writer."""

@@ -60,13 +60,17 @@ class GradientClipping:
                 parameter.grad *= self.threshold / norm
 
     def _all_squares(self, parameters: list[Any]) -> float:
-        wide = (
-            p.grad.ravel().astype(np.promote_types(p.grad.dtype, np.float32), copy=False)
-            / (p._loss_scale or 1)
-            for p in parameters
-        )
+        wide = map(_flat, parameters)
         own = float(sum(gradient.dot(gradient) for gradient in wide))
         if self.comm is None:
             return own
         total: Any = self.comm.allreduce(np.array(own))
         return float(total)
+
+
+def _flat(parameter: Any) -> Any:
+    """Return a gradient without its scale, of shape (n,); a copy only if it has to be."""
+    gradient = parameter.grad.ravel()
+    gradient = gradient.astype(np.promote_types(gradient.dtype, np.float32), copy=False)
+    scale = parameter._loss_scale or 1
+    return gradient if scale == 1 else gradient / scale
