@@ -17,6 +17,7 @@ from chainer.dataset import DatasetMixin
 import chainermn
 import images
 from chainermn.agreement import run_together
+from chainermn.global_except_hook import exit_job
 from chainermn.iterators import MultiprocessIterator
 
 # Of the side of a validation image, what is cut out of its middle: 224 of 256 pixels.
@@ -230,10 +231,7 @@ class ToBatch(chainer.dataset.Converter):
     def __call__(self, batch: list, device: chainer.backend.Device | None = None) -> tuple:
         """Return images, of ``chainer.config.dtype``, and classes.
 
-        Raises
-        ------
-        OSError
-            If a file cannot be read, and is not to be skipped.
+        Ends the job if a file cannot be read, and is not to be skipped.
         """
         readable = [example for example in batch if not isinstance(example, Unreadable)]
         if len(readable) < len(batch):
@@ -252,7 +250,7 @@ class ToBatch(chainer.dataset.Converter):
         for file in unreadable:
             message = f"cannot read {file.path} on {socket.gethostname()} ({file.reason})"
             if not self.skip:
-                raise OSError(f"{message}. --skip-unreadable goes on without such files")
+                exit_job(f"{message}. --skip-unreadable goes on without such files")
             print(f"skipped: {message}", flush=True)
         self.skipped += len(unreadable)
 

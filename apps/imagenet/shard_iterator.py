@@ -10,6 +10,7 @@ from typing import Any
 import chainer
 import numpy as np
 
+from chainermn.global_except_hook import exit_job
 from shards import Shards
 
 # Places by which an image comes earlier or later than it is read. A shard that pack.py has written
@@ -76,6 +77,8 @@ class ShardOrder:
 class ShardIterator(chainer.dataset.Iterator):
     """Iterator over the images of a rank. A thread reads shards, others make examples of images.
 
+    A shard that cannot be read ends the job.
+
     A snapshot of it holds the place in the epoch. Going on from it reads the shard again from the
     first image that is still to come.
 
@@ -126,7 +129,12 @@ class ShardIterator(chainer.dataset.Iterator):
             raise StopIteration
         while len(self._ahead) < n + BATCHES_AHEAD * self.batch_size:
             self._ahead.append(self._request())
-        batch = [self._ahead.popleft().result(SECONDS_TO_WAIT) for _ in range(n)]
+        try:
+            batch = [self._ahead.popleft().result(SECONDS_TO_WAIT) for _ in range(n)]
+        except TimeoutError:
+            exit_job(f"no image has come from {self.shards.folder} for {SECONDS_TO_WAIT} seconds")
+        except OSError as error:
+            exit_job(str(error))
         self._previous_epoch_detail = self.epoch_detail
         n_epochs, self.current_position = divmod(
             self.current_position + n, len(self.order_sampler)

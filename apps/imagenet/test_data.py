@@ -222,7 +222,9 @@ def test_unreadable_files(app, drawn, tmp_path):
         assert example.path == str(tmp_path / name)
         assert reason in example.reason
 
-    with pytest.raises(OSError, match=re.escape(f"cannot read {tmp_path / 'short.jpg'} on ")):
+    with pytest.raises(
+        SystemExit, match=re.escape(f"error: cannot read {tmp_path / 'short.jpg'} on ")
+    ):
         app.data.ToBatch([0] * 3, [1] * 3)(batch)
     to_batch = app.data.ToBatch([100, 110, 120], [50, 60, 70], skip=True)
     x, t = to_batch(batch)
@@ -231,7 +233,7 @@ def test_unreadable_files(app, drawn, tmp_path):
     np.testing.assert_allclose(x[0, 1], expected, rtol=1e-5, atol=1e-6)
     x, t = to_batch(batch[1:])
     assert (x.shape, t.shape, to_batch.skipped) == ((0, 3, 24, 24), (0,), 6)
-    with pytest.raises(OSError, match="none of the images of a batch"):
+    with pytest.raises(SystemExit, match="none of the images of a batch"):
         app.training.Classifier(chainer.Link())(x, t)
 
 

@@ -202,7 +202,7 @@ def test_damaged_shard_is_named(app, few, position, content, message):
     damage(path, position, content)
     iterator = iterate(app, few[0], 0, 1)
     start = rf"shard {path} on {socket.gethostname()} is damaged, or not in webdataset's format "
-    with pytest.raises(OSError, match=rf"{start}\({message}"):
+    with pytest.raises(SystemExit, match=rf"error: {start}\({message}"):
         for _ in range(7):
             next(iterator)
     iterator.finalize()
@@ -289,10 +289,13 @@ def test_shard_that_is_cut_off_ends_all_ranks_with_one_line(start, packed, tmp_p
     assert "Traceback" not in job.stderr
 
 
-def test_shard_with_damage_within_ends_the_job(start, packed, tmp_path):
+@pytest.mark.parametrize("folder", ["train", "val"])
+def test_shard_with_damage_within_ends_the_job_with_one_line(start, packed, folder, tmp_path):
     shutil.copytree(packed, tmp_path / "packed")
-    path = tmp_path / "packed/train/000003.tar"
+    path = tmp_path / "packed" / folder / "000000.tar"
     damage(path, 0, b"#")
-    options = [tmp_path / "packed/train", packed / "val", *SHORT]
+    options = [tmp_path / "packed/train", tmp_path / "packed/val", *SHORT]
     job = start(2, "train.py", *options, cwd=tmp_path, fails=True)
-    assert f"shard {path} on {socket.gethostname()} is damaged" in job.stderr
+    (line,) = (line for line in job.stderr.splitlines() if line.startswith("error: "))
+    assert line.startswith(f"error: shard {path} on {socket.gethostname()} is damaged")
+    assert "Traceback" not in job.stderr

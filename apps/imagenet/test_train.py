@@ -365,7 +365,10 @@ def test_damaged_file_ends_the_job_or_is_skipped(train, damaged, tmp_path):
     options = ["--epoch", "1", "--batchsize", "30", "--loaderjob", "1"]
     job = train(2, damaged, tmp_path / "result", *options, fails=True)
     message = f"cannot read {damaged}/train/circle-00110.jpg on {socket.gethostname()} "
-    assert message in job.stderr
+    (line,) = (line for line in job.stderr.splitlines() if line.startswith("error: "))
+    assert line.startswith(f"error: {message}")
+    assert re.search(r"--skip-unreadable goes on .*\(rank [01] of 2 on .* ends the job\)$", line)
+    assert "Traceback" not in job.stderr
     job = train(2, damaged, tmp_path / "result", *options, "--skip-unreadable")
     assert job.stdout.count(f"skipped: {message}") == 1
     assert "images skipped in all epochs, as they could not be read: 1\n" in job.stdout

@@ -11,6 +11,8 @@ import numpy as np
 from chainer.optimizer_hooks import WeightDecay
 from chainer.training import Extension, Trainer
 
+from chainermn.global_except_hook import exit_job
+
 # As GoogLeNet's paper weights its auxiliary classifiers.
 AUXILIARY_WEIGHT = 0.3
 
@@ -43,7 +45,7 @@ class Classifier(chainer.Chain):
             Their classes.
         """
         if len(t) == 0:
-            raise OSError("none of the images of a batch can be read")
+            exit_job("none of the images of a batch can be read")
         scores = self.predictor(x)
         auxiliary = ()
         if isinstance(scores, tuple):

@@ -80,6 +80,28 @@ def test_alone_it_is_an_ordinary_traceback(tmp_path: Path) -> None:
     assert "chainermn: rank" not in result.stderr
 
 
+EXITS = """
+import chainermn
+comm = chainermn.create_communicator("naive")
+if comm.rank in {failing}:
+    chainermn.global_except_hook.exit_job("x.jpg is damaged")
+comm.allreduce_obj(1)
+"""
+
+
+@pytest.mark.parametrize(("ranks", "failing"), [(1, [0]), (2, [1]), (3, [0, 1, 2])])
+def test_exit_of_the_whole_job_is_one_line(tmp_path: Path, ranks: int, failing: list[int]) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(EXITS.format(failing=failing))
+    result = run_job(ranks, [script], cwd=tmp_path)
+    assert (result.timed_out, result.left_behind) == (False, []), result
+    assert result.returncode != 0
+    assert "Traceback" not in result.stderr
+    (line,) = (line for line in result.stderr.splitlines() if line.startswith("error: "))
+    by = rf" \(rank [0-2] of {ranks} on {socket.gethostname()} ends the job\)" if ranks > 1 else ""
+    assert re.fullmatch(rf"error: x\.jpg is damaged{by}", line)
+
+
 @pytest.mark.parametrize("how", ["by add_hook", "from outside"])
 def test_failure_before_mpi_is_initialised(tmp_path: Path, how: str) -> None:
     script = tmp_path / "script.py"

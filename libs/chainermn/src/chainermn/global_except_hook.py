@@ -16,7 +16,7 @@ import socket
 import sys
 import traceback
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from chainermn import failures, resuming
 from chainermn.failures.main_thread import Place, users_places
@@ -43,6 +43,31 @@ def add_hook_if_enabled() -> None:
         add_hook()
 
 
+def exit_job(message: str) -> NoReturn:
+    """End the whole job from one rank, with one line and no traceback.
+
+    For scripts whose input turns out to be damaged in the middle of training, where not all ranks
+    can come to `agreement.exit_together`. Not collective.
+
+    Parameters
+    ----------
+    message : str
+        What is wrong, and what to do.
+
+    Raises
+    ------
+    SystemExit
+        If this process is the only rank, or is none. Otherwise nothing is raised.
+    """
+    rank, size = _rank_and_size()
+    if size == 1:
+        raise SystemExit(f"error: {message}")
+    text = f"error: {message} (rank {rank} of {size} on {socket.gethostname()} ends the job)"
+    failures.end_job(
+        text, after=_turn(rank), announce=lambda: failures.say_failing(f"error: {message}")
+    )
+
+
 def _abort_job(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
@@ -64,10 +89,14 @@ def _abort_job(
         text += f"Ranks that fail in the same way do not repeat this.\n{reason}"
     failures.end_job(
         text,
-        # So that ranks that fail in different ways print one after the other.
-        after=min(rank, 10) * 0.03,
+        after=_turn(rank),
         announce=lambda: failures.say_failing(reason),
     )
+
+
+def _turn(rank: int) -> float:
+    """Return seconds to wait, so that ranks that fail differently print one after the other."""
+    return min(rank, 10) * 0.03
 
 
 def _rank_and_size() -> tuple[int, int]:
