@@ -209,6 +209,20 @@ def test_error_for_other_statistics(app, name, content, tmp_path):
         app.data.read_statistics(tmp_path / name)
 
 
+def test_least_area_of_what_is_cut_out(app, tmp_path):
+    columns = np.tile(np.arange(200, dtype=np.uint8), (200, 1))
+    Image.fromarray(columns).save(tmp_path / "columns.png")
+    listed = app.data.ImageList([("columns.png", 0)] * 100)
+
+    def narrowest(least):
+        images = app.data.Images(listed, tmp_path, 24, seed=0, least=least)
+        return min(np.ptp(image) / 200 for image, _ in images[:])
+
+    # Aspect ratios are from 3/4 to 4/3.
+    assert narrowest(0.9) > 0.8
+    assert narrowest(0.08) < 0.35
+
+
 def test_unreadable_files(app, drawn, tmp_path):
     content = (drawn / "val/heart-00009.jpg").read_bytes()
     (tmp_path / "good.jpg").write_bytes(content)

@@ -62,6 +62,20 @@ def test_frozen_layers_compute_as_in_evaluation_and_stay_as_they_are(app):
     np.testing.assert_array_equal(network.bn1(network.conv1(x)).array, expected)
 
 
+def test_weights_decay_but_neither_biases_nor_scales(app):
+    network = app.models.ARCHITECTURES["small"](3)
+    optimizer = chainer.optimizers.SGD(0.5).setup(network)
+    app.training.add_weight_decay(network, 0.1)
+    network(np.zeros((2, 3, 48, 48), np.float32))  # so that all weights are there
+    before = {name: np.copy(p.array) for name, p in network.namedparams()}
+    for parameter in network.params():
+        parameter.grad = np.zeros_like(parameter.array)
+    optimizer.update()
+    for name, parameter in network.namedparams():
+        rate = 1 - 0.5 * 0.1 if name.endswith("/W") else 1
+        np.testing.assert_allclose(parameter.array, rate * before[name], rtol=1e-6, err_msg=name)
+
+
 def test_layer_that_is_not_there(app):
     with pytest.raises(ValueError, match="no layer 'res9', but bn1, conv1, fc, res2"):
         app.training.freeze(app.models.ARCHITECTURES["resnet50"](3), ["res9"])

@@ -45,11 +45,14 @@ def load(dataset: str, directory: str | None = None) -> tuple[TupleDataset, Tupl
     FileNotFoundError
         If ``directory`` lacks one of the files.
     ValueError
-        If a file is not what its name says, or the name of the data set is unknown.
+        If a file is not what its name says, the name of the data set is unknown, or there is a
+        directory for ``digits``.
     ConnectionError
         If MNIST cannot be downloaded.
     """
     if dataset == "digits":
+        if directory is not None:
+            raise ValueError(f"{directory}: only --dataset mnist is read from a folder")
         return _load_digits()
     if dataset == "mnist":
         if directory is None:

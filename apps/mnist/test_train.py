@@ -330,6 +330,7 @@ def test_convolutional_network_learns(tmp_path):
         (["--resume", "absent"], "No such file or directory: 'absent'"),
         (["--unit", "20"], "was written with other settings (unit: 200, now 20). Use those again"),
         (["--out", "file/result"], "file/result"),
+        (["--data", "."], "only --dataset mnist is read from a folder"),
         (["--dataset", "mnist", "--data", "."], "contains neither train-images-idx3-ubyte nor"),
     ],
 )

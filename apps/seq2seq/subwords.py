@@ -1,5 +1,6 @@
 """Subwords, by sentencepiece (Kudo and Richardson, 2018)."""
 
+import contextlib
 import importlib
 import io
 from collections.abc import Iterable
@@ -35,10 +36,11 @@ class Subwords:
         ValueError
             If the file is something else.
         """
-        try:
-            return cls(path.read_bytes())
-        except RuntimeError:
-            raise ValueError(f"{path} is not a model of subwords, as prepare.py makes") from None
+        model = path.read_bytes()
+        with contextlib.suppress(RuntimeError):
+            if model:  # sentencepiece takes an empty one for none at all
+                return cls(model)
+        raise ValueError(f"{path} is not a model of subwords, as prepare.py makes")
 
     def __call__(self, line: str) -> list[str]:
         """Return the subwords of a line."""

@@ -365,12 +365,16 @@ def test_model_parallel_training_is_that_of_one_process(read_log, train, app, da
 def test_every_rank_ends_with_one_clear_error(train, dates, tmp_path):
     damaged = tmp_path / "damaged.gz"
     damaged.write_bytes(gzip.compress(dates[0].read_bytes())[:-30])
+    empty = tmp_path / "empty"
+    empty.touch()
     other = tmp_path / "other"
     train(1, other, *corpus_options(dates), *SMALL, "--max-vocabulary", "30", "--epoch", "1")
     snapshot = next(other.glob("snapshot_iter_*.0"))
     cases = [
         ((tmp_path / "absent", dates[1]), [], "No such file or directory: '.*absent'"),
         ((damaged, dates[1]), [], "damaged.gz: damaged gzip file"),
+        (dates, ["--subwords", damaged], "damaged.gz is not a model of subwords"),
+        (dates, ["--subwords", empty], "empty is not a model of subwords"),
         (dates, ["--resume", snapshot], f"{snapshot} is damaged, or does not fit"),
         (dates, ["--resume", dates[0]], f"{dates[0]} is damaged, or does not fit"),
         (dates, ["--evaluate", dates[0]], "dates.source does not hold the parameters"),
