@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import matplotlib.font_manager  # noqa: F401  - announces its first use ever on standard error
 import pytest
 
-from chainermn.testing.mpiexec import JobResult, run_job
+from chainermn.testing.mpiexec import JobResult, launch_environment, run_job
 
 HERE = Path(__file__).resolve().parent
 # Seconds after which something hangs, on however busy a machine.
@@ -91,15 +91,9 @@ def read_log(out: Path) -> list[dict[str, float]]:
 
 
 def direct_environment() -> dict[str, str]:
-    """Return an environment in which mpiexec starts scripts with this Python, also as root."""
-    openmpi = {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_btl": "^ofi",
-        "PRTE_MCA_hwloc_default_binding_policy": "none",
-    }
+    """Return an environment in which mpiexec starts scripts with this Python."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return {**openmpi, **os.environ, "PATH": path}
+    return {**launch_environment(), "PATH": path}
 
 
 # Runs the script whose name follows, and kills the last rank once it has taken so many iterations.

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import pytest
 from chainer.backends import cuda
 from PIL import Image
 
-from chainermn.testing.mpiexec import Job, JobResult, mpi_flavour, mpiexec_command, run_job
+from chainermn.testing.mpiexec import Job, JobResult, mpiexec_command, run_job
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
@@ -415,54 +414,3 @@ def test_drawn_images_are_recognised(start, tmp_path):
     job = start(2, "train.py", cwd=tmp_path)
     assert job.stdout.splitlines()[1].startswith("drawing 3499 images into")
     assert read_log(tmp_path / "result")[-1][ACCURACY] > 0.9
-
-
-def stop(process: subprocess.Popen) -> None:
-    """End a process that leads a session, and all that it has started."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-@pytest.mark.skipif(
-    not (REPOSITORY / "libs/chainermn/pyproject.toml").exists(), reason="this is a copy"
-)
-@pytest.mark.venv
-@pytest.mark.skipif(
-    "CHAINERMN_WHEELHOUSE" not in os.environ,
-    reason="CHAINERMN_WHEELHOUSE names no folder of wheels to install a copy from",
-)
-@pytest.mark.skipif(
-    not importlib.util.find_spec("ensurepip"), reason="this Python makes no environments (venv)"
-)
-def test_copied_app_trains(tmp_path):
-    if mpi_flavour() == "openmpi":
-        pytest.skip("a copy brings an MPI of its own: tested where this environment has MPICH")
-    readme = (HERE / "README.md").read_text()
-    (commands,) = re.findall(r"as they are\. -->\n```sh\n(.*?)```", readme, re.DOTALL)
-    # A copy of what cannot be written cannot be written either.
-    commands = commands.replace("\n", "\nchmod -R u+w ~\n", 1)
-    environment = {
-        **direct_environment(),
-        "HOME": str(tmp_path),
-        "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": Path(os.environ["CHAINERMN_WHEELHOUSE"]).as_uri(),
-    }
-    environment.pop("PYTHONPATH", None)
-    output = tmp_path / "output"
-    with output.open("wb") as written:
-        shell = subprocess.Popen(
-            ["sh", "-ec", commands],
-            cwd=REPOSITORY,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=written,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            shell.wait(timeout=LIMIT)
-        finally:
-            stop(shell)
-    assert shell.returncode == 0, output.read_text()
-    assert read_log(tmp_path / "images/result/test")[-1]["iteration"] == 10

@@ -23,16 +23,9 @@ import pytest
 from chainer.backends import cuda
 from chainer.dataset import get_dataset_root, set_dataset_root
 
-from chainermn.testing.mpiexec import (
-    JobResult,
-    launch_environment,
-    mpi_flavour,
-    mpiexec_command,
-    run_job,
-)
+from chainermn.testing.mpiexec import JobResult, launch_environment, mpiexec_command, run_job
 
 HERE = Path(__file__).resolve().parent
-REPOSITORY = HERE.parents[1]
 ACCURACY = "validation/main/accuracy"
 # Seconds after which something hangs, on however busy a machine.
 LIMIT = 600
@@ -372,6 +365,13 @@ def test_predictions_wrong_ones_first(two_ranks, predict, monkeypatch, tmp_path,
     assert "has the weights of another network" in capsys.readouterr().err
 
 
+def stop(process: subprocess.Popen) -> None:
+    """End a process that leads a session, and all that it has started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 @pytest.mark.each_mpi
 def test_progress_bar_where_mpiexec_writes_to_a_terminal(tmp_path):
     terminal, end_of_mpiexec = os.openpty()
@@ -571,54 +571,3 @@ def test_readme_shows_how_the_scripts_differ():
     assert [line for line in shown.splitlines() if not line.startswith("@@")] == [
         line for line in diff if not line.startswith("@@")
     ]
-
-
-def stop(process: subprocess.Popen) -> None:
-    """End a process that leads a session, and all that it has started."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-@pytest.mark.skipif(
-    not (REPOSITORY / "libs/chainermn/pyproject.toml").exists(), reason="this is a copy"
-)
-@pytest.mark.venv
-@pytest.mark.skipif(
-    "CHAINERMN_WHEELHOUSE" not in os.environ,
-    reason="CHAINERMN_WHEELHOUSE names no folder of wheels to install a copy from",
-)
-@pytest.mark.skipif(
-    not importlib.util.find_spec("ensurepip"), reason="this Python makes no environments (venv)"
-)
-def test_copied_app_trains(tmp_path):
-    if mpi_flavour() == "openmpi":
-        pytest.skip("a copy brings an MPI of its own: tested where this environment has MPICH")
-    readme = (HERE / "README.md").read_text()
-    (commands,) = re.findall(r"as they are\. -->\n```sh\n(.*?)```", readme, re.DOTALL)
-    # A copy of what cannot be written cannot be written either.
-    commands = commands.replace("\n", "\nchmod -R u+w ~\n", 1)
-    environment = {
-        **direct_environment(),
-        "HOME": str(tmp_path),
-        "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": Path(os.environ["CHAINERMN_WHEELHOUSE"]).as_uri(),
-    }
-    environment.pop("PYTHONPATH", None)
-    output = tmp_path / "output"
-    with output.open("wb") as written:
-        shell = subprocess.Popen(
-            ["sh", "-ec", commands],
-            cwd=REPOSITORY,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=written,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            shell.wait(timeout=LIMIT)
-        finally:
-            stop(shell)
-    assert shell.returncode == 0, output.read_text()
-    assert read_log(tmp_path / "digits/result")[-1][ACCURACY] >= 0.97

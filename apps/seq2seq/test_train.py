@@ -1,15 +1,10 @@
 """Train on a few ranks and check what comes out."""
 
 import gzip
-import importlib.util
 import json
 import math
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,26 +15,13 @@ from chainer.backends import cuda
 from chainer.optimizer_hooks import GradientClipping
 from sacrebleu.metrics import BLEU, CHRF
 
-from chainermn.testing.mpiexec import (
-    JobResult,
-    launch_environment,
-    mpi_flavour,
-)
+from chainermn.testing.mpiexec import JobResult
 
 HERE = Path(__file__).resolve().parent
-REPOSITORY = HERE.parents[1]
 EXACT = "validation/main/exact"
-# Seconds after which something hangs, on however busy a machine.
-LIMIT = 600
 SCORES = [f"validation/main/{name}" for name in ("loss", "exact", "bleu", "chrf")]
 
 SMALL = ("--unit", "16", "--batchsize", "8", "--hold-out", "37", "--epoch", "2")
-
-
-def direct_environment() -> dict[str, str]:
-    """Return an environment in which mpiexec starts scripts with this Python."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return {**launch_environment(), "PATH": path}
 
 
 def corpus_options(files: tuple[Path, Path]) -> list[str | Path]:
@@ -390,57 +372,3 @@ def test_every_rank_ends_with_one_clear_error(train, dates, tmp_path):
         assert re.search(f"error: .*{message}", job.stderr), job
         assert job.stderr.count("error: ") == 1
         assert "Traceback" not in job.stderr
-
-
-# The README
-
-
-def stop(process: subprocess.Popen) -> None:
-    """End a process that leads a session, and all that it has started."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-@pytest.mark.skipif(
-    not (REPOSITORY / "libs/chainermn/pyproject.toml").exists(), reason="this is a copy"
-)
-@pytest.mark.venv
-@pytest.mark.skipif(
-    "CHAINERMN_WHEELHOUSE" not in os.environ,
-    reason="CHAINERMN_WHEELHOUSE names no folder of wheels to install a copy from",
-)
-@pytest.mark.skipif(
-    not importlib.util.find_spec("ensurepip"), reason="this Python makes no environments (venv)"
-)
-def test_copied_app_trains(read_log, tmp_path):
-    if mpi_flavour() == "openmpi":
-        pytest.skip("a copy brings an MPI of its own: tested where this environment has MPICH")
-    readme = (HERE / "README.md").read_text(encoding="utf-8")
-    (commands,) = re.findall(r"as they are\. -->\n```sh\n(.*?)```", readme, re.DOTALL)
-    # A copy of what cannot be written cannot be written either.
-    commands = commands.replace("\n", "\nchmod -R u+w ~\n", 1)
-    environment = {
-        **direct_environment(),
-        "HOME": str(tmp_path),
-        "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": Path(os.environ["CHAINERMN_WHEELHOUSE"]).as_uri(),
-    }
-    environment.pop("PYTHONPATH", None)
-    output = tmp_path / "output"
-    with output.open("wb") as written:
-        shell = subprocess.Popen(
-            ["sh", "-ec", commands],
-            cwd=REPOSITORY,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=written,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            shell.wait(timeout=LIMIT)
-        finally:
-            stop(shell)
-    assert shell.returncode == 0, output.read_text()
-    assert read_log(tmp_path / "dates/result")[-1][EXACT] > 0.8

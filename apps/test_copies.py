@@ -1,0 +1,76 @@
+"""Each app trains where it has been copied to, by the commands in its README."""
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chainermn.testing.mpiexec import launch_environment, mpi_flavour
+
+APPS = Path(__file__).resolve().parent
+# Seconds after which something hangs, on however busy a machine.
+LIMIT = 600
+
+
+def stop(process: subprocess.Popen) -> None:
+    """End a process that leads a session, and all that it has started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.venv
+@pytest.mark.skipif(
+    "CHAINERMN_WHEELHOUSE" not in os.environ,
+    reason="CHAINERMN_WHEELHOUSE names no folder of wheels to install a copy from",
+)
+@pytest.mark.skipif(
+    not importlib.util.find_spec("ensurepip"), reason="this Python makes no environments (venv)"
+)
+@pytest.mark.parametrize(
+    ("app", "key", "least"),
+    [
+        ("mnist", "validation/main/accuracy", 0.95),
+        ("imagenet", "iteration", 10),
+        ("seq2seq", "validation/main/exact", 0.8),
+    ],
+)
+def test_copied_app_trains(app, key, least, tmp_path):
+    if mpi_flavour() == "openmpi":
+        pytest.skip("a copy brings an MPI of its own: tested where this environment has MPICH")
+    readme = (APPS / app / "README.md").read_text(encoding="utf-8")
+    (commands,) = re.findall(r"as they are\. -->\n```sh\n(.*?)```", readme, re.DOTALL)
+    # A copy of what cannot be written cannot be written either.
+    commands = commands.replace("\n", "\nchmod -R u+w ~\n", 1)
+    environment = {
+        **launch_environment(),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "HOME": str(tmp_path),
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": Path(os.environ["CHAINERMN_WHEELHOUSE"]).as_uri(),
+    }
+    environment.pop("PYTHONPATH", None)
+    output = tmp_path / "output"
+    with output.open("wb") as written:
+        shell = subprocess.Popen(
+            ["sh", "-ec", commands],
+            cwd=APPS.parent,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=written,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            shell.wait(timeout=LIMIT)
+        finally:
+            stop(shell)
+    assert shell.returncode == 0, output.read_text()
+    (log,) = (path for path in tmp_path.rglob("log") if path.parent.name in ("result", "test"))
+    assert json.loads(log.read_text())[-1][key] >= least
