@@ -1,8 +1,6 @@
 """What the tests share: the modules of the app, small data sets, and jobs."""
 
 import importlib
-import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +9,7 @@ from types import SimpleNamespace
 import matplotlib.font_manager  # noqa: F401  - announces its first use ever on standard error
 import pytest
 
-from chainermn.testing.mpiexec import JobResult, launch_environment, run_job
+from chainermn.testing.mpiexec import JobResult, run_job
 
 HERE = Path(__file__).resolve().parent
 # Seconds after which something hangs, on however busy a machine.
@@ -50,6 +48,12 @@ def drawn(app, tmp_path_factory) -> Path:
     return root
 
 
+@pytest.fixture(scope="session")
+def drawn_lists(drawn) -> list[str | Path]:
+    """Return the options of scripts that name the drawn images."""
+    return lists(drawn)
+
+
 def lists(root: Path) -> list[str | Path]:
     return ["--train", root / "train.txt", "--val", root / "val.txt", "--root", root]
 
@@ -84,16 +88,6 @@ def train(start) -> Callable[..., JobResult]:
         return start(ranks, "train.py", *arguments, cwd=out.parent, fails=fails)
 
     return run
-
-
-def read_log(out: Path) -> list[dict[str, float]]:
-    return json.loads((out / "log").read_text())
-
-
-def direct_environment() -> dict[str, str]:
-    """Return an environment in which mpiexec starts scripts with this Python."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return {**launch_environment(), "PATH": path}
 
 
 # Runs the script whose name follows, and kills the last rank once it has taken so many iterations.

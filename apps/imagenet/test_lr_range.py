@@ -1,7 +1,6 @@
 """The learning rates that lr_range.py tries, when it stops, and what it suggests."""
 
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import chainer
@@ -10,12 +9,8 @@ import pytest
 from PIL import Image
 
 
-def lists(root: Path) -> list[str | Path]:
-    return ["--train", root / "train.txt", "--val", root / "val.txt", "--root", root]
-
-
-def test_suggestion_and_curve(start, drawn, tmp_path):
-    options = [*lists(drawn), "--arch", "small", "--batchsize", 8, "--loaderjob", 0]
+def test_suggestion_and_curve(start, drawn_lists, tmp_path):
+    options = [*drawn_lists, "--arch", "small", "--batchsize", 8, "--loaderjob", 0]
     options += ["--lowest", 0.001, "--highest", 2, "--steps", 40]
     lines = start(2, "lr_range.py", *options, cwd=tmp_path).stdout.splitlines()
     assert "learning rates: 100%" in lines
@@ -36,9 +31,9 @@ def test_suggestion_and_curve(start, drawn, tmp_path):
         (["--out", "a/b"], "Not a directory: 'a/b'"),
     ],
 )
-def test_wrong_input_ends_all_ranks_with_one_line(start, drawn, tmp_path, options, message):
+def test_wrong_input_ends_all_ranks_with_one_line(start, drawn_lists, tmp_path, options, message):
     (tmp_path / "a").write_text("")
-    options = [*lists(drawn), *options]
+    options = [*drawn_lists, *options]
     job = start(2, "lr_range.py", *options, cwd=tmp_path, fails=True)
     (line,) = (line for line in job.stderr.splitlines() if line.startswith("error: "))
     assert message in line

@@ -1,7 +1,6 @@
 """Train on a few ranks and check what comes out."""
 
 import argparse
-import importlib.util
 import json
 import os
 import re
@@ -16,25 +15,24 @@ import pytest
 from chainer.backends import cuda
 from PIL import Image
 
-from chainermn.testing.mpiexec import Job, JobResult, mpiexec_command, run_job
+from chainermn.testing.mpiexec import Job, JobResult, launch_environment, mpiexec_command, run_job
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 ACCURACY = "validation/main/accuracy"
+# Seconds after which something hangs, on however busy a machine.
+LIMIT = 600
 PICTURES = ["accuracy.png", "confusion.png", "loss.png"]
 
 
-def load_conftest():
-    spec = importlib.util.spec_from_file_location("imagenet_conftest", HERE / "conftest.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def read_log(out: Path) -> list[dict[str, float]]:
+    return json.loads((out / "log").read_text())
 
 
-conftest = load_conftest()
-read_log, direct_environment, lists, LIMIT = (
-    getattr(conftest, name) for name in ("read_log", "direct_environment", "lists", "LIMIT")
-)
+def direct_environment() -> dict[str, str]:
+    """Return an environment in which mpiexec starts scripts with this Python."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**launch_environment(), "PATH": path}
 
 
 def read_model(out: Path) -> dict[str, np.ndarray]:
@@ -122,10 +120,10 @@ def test_two_ranks_learn(two_ranks):
 
 
 @pytest.mark.gpu
-def test_learns_on_a_gpu(drawn, tmp_path):
+def test_learns_on_a_gpu(drawn_lists, tmp_path):
     if not cuda.available:
         pytest.skip("CuPy is not installed, or finds no GPU")
-    options = [*lists(drawn), "--gpu", *SHORT]
+    options = [*drawn_lists, "--gpu", *SHORT]
     out = tmp_path / "result"
     job = run_job(1, [HERE / "train.py", *options, "--out", out], cwd=tmp_path)
     assert job.returncode == 0, job
@@ -167,7 +165,7 @@ def test_predict(two_ranks, drawn):
     _, out = two_ranks
     images = [drawn / "val/star-00004.jpg", drawn / "val/ring-00006.jpg"]
     command = [HERE / "predict.py", "--model", out / "model.npz"]
-    environment = direct_environment() | conftest.ONE_THREAD
+    environment = direct_environment() | {"OMP_NUM_THREADS": "1"}
     shown = subprocess.run(
         [*command, *images], env=environment, capture_output=True, text=True, timeout=LIMIT
     )
@@ -190,10 +188,10 @@ def test_predict(two_ranks, drawn):
 
 
 @pytest.fixture(scope="module")
-def killed(kills_itself, drawn, tmp_path_factory) -> Path:
+def killed(kills_itself, drawn_lists, tmp_path_factory) -> Path:
     """Train as `two_ranks`, killed twice; return what that has left."""
     folder = tmp_path_factory.mktemp("killed")
-    options = [*lists(drawn), "--out", folder / "result", "--arch", "small", *SHORT]
+    options = [*drawn_lists, "--out", folder / "result", "--arch", "small", *SHORT]
     for last in (10, 31):
         program = [kills_itself, last, HERE / "train.py", *options]
         job = Job(2, list(map(str, program)), cwd=folder).wait(LIMIT)
