@@ -233,7 +233,8 @@ def finish(trainer: Trainer, evaluator: evaluation.TranslationEvaluator) -> None
     best = trainer.get_extension("BestModel")
     name = best.metric.rpartition("/")[2]
     print(f"best.npz: {name} {best.value:.4f} after epoch {best.epoch}")
-    files = "loss.png,score.png,exact.png,attention.png,log,best.npz,model.npz"
+    names = ["loss.png", "score.png", "exact.png", "attention.png", "log", "best.npz", "model.npz"]
+    files = ",".join(name for name in names if (out / name).exists())
     print(f"curves, attention, log and networks: {out.resolve()}/{{{files}}}")
 
 
