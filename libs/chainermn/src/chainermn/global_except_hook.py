@@ -63,9 +63,7 @@ def exit_job(message: str) -> NoReturn:
     if size == 1:
         raise SystemExit(f"error: {message}")
     text = f"error: {message} (rank {rank} of {size} on {socket.gethostname()} ends the job)"
-    failures.end_job(
-        text, after=_turn(rank), announce=lambda: failures.say_failing(f"error: {message}")
-    )
+    _end_job(rank, text, f"error: {message}")
 
 
 def _abort_job(
@@ -87,16 +85,17 @@ def _abort_job(
         reason = "".join(traceback.format_exception(kind, error, trace))
         text = f"chainermn: {me} failed; the whole job is being ended. "
         text += f"Ranks that fail in the same way do not repeat this.\n{reason}"
+    _end_job(rank, text, reason)
+
+
+def _end_job(rank: int, text: str, reason: str) -> NoReturn:
+    """Print a text, unless another rank is first with the same reason, and end the job."""
     failures.end_job(
         text,
-        after=_turn(rank),
+        # So that ranks that fail in different ways print one after the other.
+        after=min(rank, 10) * 0.03,
         announce=lambda: failures.say_failing(reason),
     )
-
-
-def _turn(rank: int) -> float:
-    """Return seconds to wait, so that ranks that fail differently print one after the other."""
-    return min(rank, 10) * 0.03
 
 
 def _rank_and_size() -> tuple[int, int]:
