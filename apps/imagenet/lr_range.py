@@ -127,22 +127,24 @@ def smooth(losses: np.ndarray) -> np.ndarray:
     return (sums[end] - sums[begin]) / (end - begin)
 
 
-def suggest(rates: np.ndarray, losses: np.ndarray) -> float:
+def suggest(rates: np.ndarray, losses: np.ndarray) -> float | None:
     """Return the rate at which the loss is least: up to it, higher rates learn faster.
 
-    Smith takes it for the largest of a schedule, which ``--lr`` is.
-
-    Raises
-    ------
-    ValueError
-        If the loss does not fall.
+    Smith takes it for the largest of a schedule, which ``--lr`` is. None if the loss does not
+    fall.
     """
     best = int(smooth(losses).argmin())
     return float(rates[best]) if best else None
 
 
 def report(rates: np.ndarray, losses: list[float], out: Path) -> None:
-    """Draw the losses, and say which rate is suggested."""
+    """Draw the losses, and say which rate is suggested.
+
+    Raises
+    ------
+    ValueError
+        If the loss does not fall, or is not a number at the first rate.
+    """
     known = np.array([loss for loss in losses if math.isfinite(loss)])
     if len(known) == 0:
         raise ValueError("the loss is not a number at the first rate: try a smaller --lowest")
