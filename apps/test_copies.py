@@ -6,12 +6,11 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from chainermn.testing.mpiexec import launch_environment, mpi_flavour
+from chainermn.testing.mpiexec import direct_environment, mpi_flavour
 
 APPS = Path(__file__).resolve().parent
 # Seconds after which something hangs, on however busy a machine.
@@ -50,8 +49,7 @@ def test_copied_app_trains(app, out, is_right, tmp_path):
     # A copy of what cannot be written cannot be written either.
     commands = commands.replace("\n", "\nchmod -R u+w ~\n", 1)
     environment = {
-        **launch_environment(),
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        **direct_environment(),
         "HOME": str(tmp_path),
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": Path(os.environ["CHAINERMN_WHEELHOUSE"]).as_uri(),

@@ -15,7 +15,7 @@ import pytest
 from chainer.backends import cuda
 from PIL import Image
 
-from chainermn.testing.mpiexec import Job, JobResult, launch_environment, mpiexec_command, run_job
+from chainermn.testing.mpiexec import Job, JobResult, direct_environment, mpiexec_command, run_job
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
@@ -27,12 +27,6 @@ PICTURES = ["accuracy.png", "confusion.png", "loss.png"]
 
 def read_log(out: Path) -> list[dict[str, float]]:
     return json.loads((out / "log").read_text())
-
-
-def direct_environment() -> dict[str, str]:
-    """Return an environment in which mpiexec starts scripts with this Python."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return {**launch_environment(), "PATH": path}
 
 
 def read_model(out: Path) -> dict[str, np.ndarray]:

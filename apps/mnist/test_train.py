@@ -23,7 +23,7 @@ import pytest
 from chainer.backends import cuda
 from chainer.dataset import get_dataset_root, set_dataset_root
 
-from chainermn.testing.mpiexec import JobResult, launch_environment, mpiexec_command, run_job
+from chainermn.testing.mpiexec import JobResult, direct_environment, mpiexec_command, run_job
 
 HERE = Path(__file__).resolve().parent
 ACCURACY = "validation/main/accuracy"
@@ -69,12 +69,6 @@ def train(ranks: int, out: Path, *options: str | Path) -> JobResult:
 
 def read_log(out: Path) -> list[dict[str, float]]:
     return json.loads((out / "log").read_text())
-
-
-def direct_environment() -> dict[str, str]:
-    """Return an environment in which mpiexec starts scripts with this Python."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return {**launch_environment(), "PATH": path}
 
 
 # Training

@@ -29,7 +29,13 @@ import scriptdiff
 
 from chainermn.communicators import registered
 from chainermn.doctor.checks import CHECKS
-from chainermn.testing.mpiexec import JOB_VARIABLE, Job, launch_environment, mpi_flavour
+from chainermn.testing.mpiexec import (
+    JOB_VARIABLE,
+    Job,
+    direct_environment,
+    launch_environment,
+    mpi_flavour,
+)
 
 
 def load(path: Path):
@@ -161,8 +167,7 @@ def end_with_stacks(shell: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.parametrize("block", pages.marked("run: here"), ids=str)
 def test_shell_block(block, tmp_path):
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    run_in_shell(block.text, tmp_path, {**launch_environment(), "PATH": path})
+    run_in_shell(block.text, tmp_path, direct_environment())
 
 
 @pytest.mark.venv
@@ -258,8 +263,7 @@ def printed_in_tutorial(tmp_path_factory) -> list[list[str]]:
     """Do what the tutorial says, from its first page to the last; return what is printed."""
     top = tmp_path_factory.mktemp("tutorial")
     make_look_like_the_repository(top)
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    env = {**launch_environment(), "PATH": path, "OMP_NUM_THREADS": "1"}
+    env = {**direct_environment(), "OMP_NUM_THREADS": "1"}
     old, new = (pages.read(ROOT / "apps/mnist" / name) for name in ("train_single.py", "train.py"))
     doing = list(pages.tutorial())
     texts = [what for _, kind, what in doing if kind == "change"]

@@ -6,11 +6,13 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 
@@ -25,6 +27,12 @@ from chainermn.notes import without_notes
 _GRACE = 20.0
 #: Every process of a job inherits this variable, by which processes left behind are found.
 JOB_VARIABLE = "CHAINERMN_TESTING_JOB"
+
+
+def direct_environment() -> dict[str, str]:
+    """Return an environment in which commands find this Python, and ``mpiexec`` runs anywhere."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**launch_environment(), "PATH": path}
 
 
 @dataclass
