@@ -344,7 +344,11 @@ def test_model_parallel_training_is_that_of_one_process(read_log, train, app, da
         sorted(saved.namedparams()), sorted(network.namedparams()), strict=True
     ):
         np.testing.assert_allclose(got.array, wanted.array, rtol=1e-3, atol=1e-4, err_msg=name)
-    assert read_log(out)[-1]["iteration"] == optimizer.t == 42
+    last = read_log(out)[-1]
+    assert last["iteration"] == optimizer.t == 42
+    job = train(1, out, *options, "--evaluate", out / "model.npz")
+    assert f"BLEU {last['validation/main/bleu']:.4f}, " in job.stdout
+    assert last["validation/main/bleu"] > 0
 
 
 def test_every_rank_ends_with_one_clear_error(train, dates, tmp_path):

@@ -4,6 +4,7 @@
 from pathlib import Path
 
 import chainer
+import chainer.functions as F
 import numpy as np
 from chainer.training import StandardUpdater, extensions
 
@@ -13,9 +14,11 @@ import training
 from batches import BucketIterator, to_batch
 from chainermn.agreement import exit_together
 from chainermn.extensions import multi_node_snapshot, record_run
+from chainermn.functions import pseudo_connect, recv, send
+from chainermn.links import create_multi_node_n_step_rnn
 from chainermn.optimizers import GradientClipping
 from corpus import ParallelText
-from models.lstm import LSTM, Decoder
+from models.lstm import Decoder, Encoder
 from models.translator import count_tokens, cross_entropy
 from text import load_text
 from train import (
@@ -49,7 +52,10 @@ def main() -> None:
     about = saved.describe(args.model, sizes(args), text.corpus)
     whole = saved.create(about, args.dropout)
     whole.to_device(device)
-    model = Half(comm, whole)
+    if comm.rank == ENCODER:
+        model = EncoderHalf(comm, whole.encoder, rank_out=DECODER)
+    else:
+        model = DecoderHalf(comm, whole.decoder, rank_in=ENCODER)
     optimizer_class, rate = training.OPTIMIZERS[args.optimizer]
     # Not a multi-node optimizer: each rank has gradients of its own half, and nobody else has.
     optimizer = optimizer_class(**{rate: args.lr})
@@ -88,58 +94,53 @@ def main() -> None:
 
 
 class Half(chainer.Chain):
-    """What this rank computes of a network.
+    """What a rank computes of a network: the states of an LSTM go on in that of the other rank.
 
     Parameters
     ----------
     comm : CommunicatorBase
         Of two ranks.
-    whole : LSTM
+    part : Encoder or Decoder
+    rank_in, rank_out : int, optional
+        Rank that states come from, and rank that they go to.
     """
 
-    def __init__(self, comm: chainermn.CommunicatorBase, whole: LSTM) -> None:
+    def __init__(
+        self,
+        comm: chainermn.CommunicatorBase,
+        part: Encoder | Decoder,
+        rank_in: int | None = None,
+        rank_out: int | None = None,
+    ) -> None:
         super().__init__()
-        self.is_decoder = comm.rank == DECODER
+        self.comm = comm
         with self.init_scope():
-            self.part = chainermn.MultiNodeChainList(comm)
-        if self.is_decoder:
-            self.part.add_link(Batch(), rank_in=None, rank_out=DECODER)
-            self.part.add_link(Loss(whole.decoder), rank_in=[DECODER, ENCODER], rank_out=None)
-        else:
-            self.part.add_link(whole.encoder, rank_in=None, rank_out=DECODER)
+            self.part = part
+        # Outside init_scope: as a child of two links, the LSTM would be updated twice.
+        self.lstm = create_multi_node_n_step_rnn(part.lstm, comm, rank_in, rank_out)
+
+
+class EncoderHalf(Half):
+    """Reads sentences; what it has read goes to the decoder."""
 
     def forward(self, xs: np.ndarray, ys: np.ndarray) -> chainer.Variable:
-        """Return the loss, or on the encoder's rank what to run backward from."""
-        if not self.is_decoder:
-            return self.part(xs)
-        loss = self.part(xs, ys)
+        """Return what to run backward from."""
+        *_, hs, sent = self.lstm(self.part.read(xs))
+        memory = pseudo_connect(sent, F.pad_sequence(hs, xs.shape[1]))
+        return send(memory, self.comm, DECODER)
+
+
+class DecoderHalf(Half):
+    """Writes translations of what the other rank has read."""
+
+    def forward(self, xs: np.ndarray, ys: np.ndarray) -> chainer.Variable:
+        """Return the mean cross entropy of a token; report it, and the number of tokens."""
+        state, _, hs, _ = self.lstm(self.part.read(ys))
+        # After the states in forward, so before them in backward.
+        memory = recv(self.comm, ENCODER, delegate_variable=state)
+        loss = cross_entropy(self.part.attend(F.stack(hs), memory, xs)[0], ys)
         chainer.report({"loss": loss, "tokens": count_tokens(xs, ys)}, self)
         return loss
-
-
-class Batch(chainer.Link):
-    """Hands the batch of this rank on."""
-
-    def forward(self, *batch: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return the arguments."""
-        return batch
-
-
-class Loss(chainer.Chain):
-    """Decodes what another rank has encoded."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        super().__init__()
-        with self.init_scope():
-            self.decoder = decoder
-
-    def forward(
-        self, batch: tuple[np.ndarray, np.ndarray], encoded: tuple[chainer.Variable, ...]
-    ) -> chainer.Variable:
-        """Return the mean cross entropy of a token."""
-        h, c, memory = encoded
-        xs, ys = batch
-        return cross_entropy(self.decoder((h, c), memory, xs, ys)[0], ys)
 
 
 if __name__ == "__main__":

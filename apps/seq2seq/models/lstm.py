@@ -82,9 +82,13 @@ class Encoder(chainer.Chain):
         memory : chainer.Variable
             What there is to attend to, of shape (batch, length, units).
         """
-        flat = F.dropout(self.embed(xs[xs != PADDING]), self.dropout)
-        h, c, ys = self.lstm(None, None, F.split_axis(flat, _ends(xs), 0))
+        h, c, ys = self.lstm(None, None, self.read(xs))
         return h, c, F.pad_sequence(ys, xs.shape[1])
+
+    def read(self, xs: np.ndarray) -> tuple[chainer.Variable, ...]:
+        """Return the vectors of each sentence, of shape (its length, units)."""
+        flat = F.dropout(self.embed(xs[xs != PADDING]), self.dropout)
+        return F.split_axis(flat, _ends(xs), 0)
 
 
 class Decoder(chainer.Chain):
@@ -126,9 +130,12 @@ class Decoder(chainer.Chain):
         xs, ys : array of int32, shapes (batch, source length) and (batch, target length)
             Padded.
         """
-        flat = F.dropout(self.words.read(shift(ys)), self.dropout)
-        hs = F.stack(self.lstm(*states, F.separate(flat))[2])
+        hs = F.stack(self.lstm(*states, self.read(ys))[2])
         return self.attend(hs, memory, xs)
+
+    def read(self, ys: np.ndarray) -> tuple[chainer.Variable, ...]:
+        """Return, of each translation, the vectors before each token and the end."""
+        return F.separate(F.dropout(self.words.read(shift(ys)), self.dropout))
 
     def attend(
         self, hs: chainer.Variable, memory: chainer.Variable, xs: np.ndarray
