@@ -65,9 +65,14 @@ def cpu_tests(session: nox.Session, mpi: str) -> None:
     options = [option for option in session.posargs if option not in flags]
     is_covered = "--coverage" in flags and mpi == "mpich"
     python = measured_python(session) if is_covered else ["python"]
+    parts: list[tuple[list[str], list[str]]] = [(python, [])]
+    if is_covered and not options:
+        # What is measured is slower by half, and the library needs no app to be tested.
+        parts = [(["python"], ["apps", "benchmarks", "ci/tests", "docs"]), (python, ["libs"])]
     for _ in range(3 if "--busy" in flags else 1):
         with busy_machine() if "--busy" in flags else contextlib.nullcontext():
-            run_tests(session, only, *options, python=python)
+            for python, folders in parts:
+                run_tests(session, only, *options, python=python, folders=folders)
     if is_covered:
         session.run("python", "-m", "coverage", "combine", "--quiet")
         least = ["--fail-under=0"] if options else []
@@ -241,9 +246,10 @@ def run_tests(
     only: str,
     *options: str,
     python: Sequence[str] = ("python",),
+    folders: Sequence[str] = (),
     on_pools: bool = True,
 ) -> None:
-    """Run the tests with some markers, or of these what the options say.
+    """Run the tests with some markers, in some folders, or of these what the options say.
 
     ``on_pools`` tells whether some of them run on pools of ranks: a pytest that finds none fails.
     """
@@ -257,10 +263,10 @@ def run_tests(
         # A test that starts processes waits for them most of its time. One on a pool of ranks does
         # not, and shares the pool with others.
         side_by_side = ["-n", str(max(2, (os.cpu_count() or 1) // 2)), "--dist", "loadfile"]
-        apart = [*pytest, f"not mpi and {only}", *side_by_side]
+        apart = [*pytest, f"not mpi and {only}", *side_by_side, *folders]
         session.run(*apart, env={**env, **ONE_THREAD}, external=True)
         if on_pools:
-            session.run(*pytest, f"mpi and {only}", env=env, external=True)
+            session.run(*pytest, f"mpi and {only}", *folders, env=env, external=True)
 
 
 def as_stranger(place: Path) -> list[str]:
