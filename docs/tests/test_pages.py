@@ -26,6 +26,7 @@ import pages
 import psutil
 import pytest
 import scriptdiff
+from drawings import standalone
 
 from chainermn.communicators import registered
 from chainermn.doctor.checks import CHECKS
@@ -685,3 +686,9 @@ def test_drawing_fits_its_frame(path, monkeypatch):
                 begin = float(element.get(axis))
                 assert 0 <= begin <= begin + float(element.get(length, 0)) <= limit
     assert svg.get("aria-label") == 'a "b" <c>'
+
+
+@pytest.mark.parametrize("path", standalone.FILES)
+def test_drawing_of_a_readme_is_that_of_today(path):
+    """Else ``python -m drawings.standalone``, in docs, writes it."""
+    assert (ROOT / path).read_text(encoding="utf-8") == standalone.draw(path)
