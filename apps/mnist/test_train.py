@@ -524,7 +524,7 @@ def test_error_without_a_network_names_two_other_ways(empty_cache, monkeypatch):
     assert not list(empty_cache.iterdir())
 
 
-# The two scripts, and the README
+# The scripts, and the README
 
 
 def lines_of(name: str) -> list[str]:
@@ -559,9 +559,10 @@ def test_scripts_differ_in_nothing_but_the_tutorial():
 
 
 def test_readme_shows_how_the_scripts_differ():
-    (shown,) = re.findall(r"```diff\n(.*?)```", (HERE / "README.md").read_text(), re.DOTALL)
-    names = ["train_single.py", "train.py"]
-    diff = difflib.unified_diff(*map(lines_of, names), *names, n=1, lineterm="")
-    assert [line for line in shown.splitlines() if not line.startswith("@@")] == [
-        line for line in diff if not line.startswith("@@")
-    ]
+    shown = re.findall(r"```diff\n(.*?)```", (HERE / "README.md").read_text(), re.DOTALL)
+    pairs = ["train_single.py", "train.py"], ["train_model_parallel.py", "train_dual_parallel.py"]
+    for text, names in zip(shown, pairs, strict=True):
+        diff = difflib.unified_diff(*map(lines_of, names), *names, n=1, lineterm="")
+        assert [line for line in text.splitlines() if not line.startswith("@@")] == [
+            line for line in diff if not line.startswith("@@")
+        ]

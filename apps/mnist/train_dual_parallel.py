@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""Train replicas of a network to read handwritten digits, each with its layers on two ranks."""
+
+import argparse
+from pathlib import Path
+
+import chainer
+import numpy as np
+from chainer.training import extensions
+
+import chainermn
+import data
+from chainermn.agreement import exit_together
+from chainermn.extensions import multi_node_snapshot, record_run
+from model import MLP, load_weights
+from parts import Unite, input_of, part_of
+from reports import ACCURACY, add_reports, print_summary
+
+
+def main() -> None:
+    args = parse_arguments()
+    comm = chainermn.create_communicator(args.communicator)
+    if comm.rank == 0:
+        kind = type(comm).__name__
+        print(f"ranks: {comm.size}, hosts: {comm.inter_size}, communicator: {kind}", flush=True)
+    with exit_together(comm):
+        if comm.size % 2 != 0:
+            raise ValueError(f"each replica takes 2 ranks: start an even number, not {comm.size}")
+    replica = comm.split(comm.rank // 2, comm.rank)  # ranks 0 and 1, 2 and 3, ...: one network
+    peers = comm.split(comm.rank % 2, comm.rank)  # ranks 0, 2, ... and 1, 3, ...: the same part
+    device = chainer.get_device(f"@cupy:{comm.intra_rank}" if args.gpu else "@numpy")
+    device.use()
+    np.random.seed(args.seed)
+    device.xp.random.seed(args.seed)
+
+    network = MLP(args.unit, 10)
+    part = part_of(network, replica)
+    model = chainer.links.Classifier(part) if replica.rank == 0 else part
+    model.to_device(device)
+    optimizer = chainer.optimizers.Adam()
+    optimizer = chainermn.create_multi_node_optimizer(optimizer, peers)
+    optimizer.setup(model)
+
+    with exit_together(comm):
+        train, validation = data.load(args.dataset, args.data) if comm.rank == 0 else (None, None)
+    if replica.rank == 0:
+        train = chainermn.scatter_dataset(train, peers, shuffle=True, seed=args.seed)
+        validation = chainermn.scatter_dataset(validation, peers, force_equal_length=False)
+    train, validation = input_of(train, replica), input_of(validation, replica)
+    batches = chainer.iterators.SerialIterator(train, args.batchsize)
+    validation_batches = chainer.iterators.SerialIterator(
+        validation, args.batchsize, repeat=False, shuffle=False
+    )
+
+    updater = chainer.training.StandardUpdater(batches, optimizer, device=device)
+    trainer = chainer.training.Trainer(updater, (args.epoch, "epoch"), out=args.out)
+    evaluator = extensions.Evaluator(validation_batches, model, device=device)
+    evaluator = chainermn.create_multi_node_evaluator(evaluator, comm, mean_over="examples")
+    trainer.extend(evaluator)
+    if args.evaluate:
+        with exit_together(comm):
+            load_weights(Path(args.out, "best.npz"), network)
+        accuracy = evaluator()[ACCURACY]
+        if comm.rank == 0:
+            print(f"{accuracy:.2%} of the validation data read correctly")
+        return
+    trainer.extend(Unite(network, replica))
+    with exit_together(comm):
+        if comm.rank == 0:
+            add_reports(trainer, network, args, peers.size)
+
+    snapshot = extensions.snapshot(n_retains=3)
+    settings = {key: vars(args)[key] for key in ("dataset", "unit", "batchsize", "seed")}
+    replica_sets = [range(rank, comm.size, 2) for rank in (0, 1)]
+    snapshot = multi_node_snapshot(comm, snapshot, replica_sets, settings=settings)
+    trainer.extend(snapshot)
+    with exit_together(comm):
+        snapshot.resume(trainer, args.resume)
+        record_run(comm, vars(args), args.out)
+    trainer.run()
+    if comm.rank == 0:
+        print_summary(trainer)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--dataset", choices=["digits", "mnist"], default="digits", help="default: %(default)s")
+    add("--data", metavar="DIR", help="folder with MNIST's IDX files, instead of a download")
+    add("--batchsize", "-b", type=int, default=30, help="examples of a replica in one step")
+    add("--epoch", "-e", type=int, default=20, help="how often to go through the data")
+    add("--unit", "-u", type=int, default=200, help="units of each hidden layer")
+    add("--communicator", help="default: chosen for the hosts and GPUs at hand")
+    add("--gpu", "-g", action="store_true", help="train on GPU")
+    add("--seed", type=int, default=0, help="of the first weights and of all shuffling")
+    add("--out", "-o", metavar="DIR", default="result/dual_parallel", help="default: %(default)s")
+    add("--resume", "-r", metavar="FILE", help="snapshot to go on from")
+    add("--evaluate", action="store_true", help="do not train; evaluate best.npz in --out")
+    add("--tensorboard", action="store_true", help="also write the log for TensorBoard")
+    args = parser.parse_args()
+    if min(args.epoch, args.batchsize, args.unit) < 1 or args.seed < 0:
+        parser.error("--epoch, --batchsize and --unit must be at least 1, and --seed at least 0")
+    return args
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Train a network to read handwritten digits, with its layers on two ranks."""
+
+import argparse
+from pathlib import Path
+
+import chainer
+import numpy as np
+from chainer.training import extensions
+
+import chainermn
+import data
+from chainermn.agreement import exit_together
+from chainermn.extensions import multi_node_snapshot, record_run
+from model import MLP, load_weights
+from parts import Unite, input_of, part_of
+from reports import ACCURACY, add_reports, print_summary
+
+
+def main() -> None:
+    args = parse_arguments()
+    comm = chainermn.create_communicator(args.communicator)
+    if comm.rank == 0:
+        kind = type(comm).__name__
+        print(f"ranks: {comm.size}, hosts: {comm.inter_size}, communicator: {kind}", flush=True)
+    with exit_together(comm):
+        if comm.size != 2:
+            raise ValueError(f"the network takes 2 ranks: start 2, not {comm.size}")
+    device = chainer.get_device(f"@cupy:{comm.intra_rank}" if args.gpu else "@numpy")
+    device.use()
+    np.random.seed(args.seed)
+    device.xp.random.seed(args.seed)
+
+    network = MLP(args.unit, 10)
+    part = part_of(network, comm)
+    model = chainer.links.Classifier(part) if comm.rank == 0 else part
+    model.to_device(device)
+    optimizer = chainer.optimizers.Adam()
+    optimizer.setup(model)
+
+    with exit_together(comm):
+        train, validation = data.load(args.dataset, args.data) if comm.rank == 0 else (None, None)
+    train, validation = input_of(train, comm), input_of(validation, comm)
+    batches = chainer.iterators.SerialIterator(train, args.batchsize)
+    validation_batches = chainer.iterators.SerialIterator(
+        validation, args.batchsize, repeat=False, shuffle=False
+    )
+
+    updater = chainer.training.StandardUpdater(batches, optimizer, device=device)
+    trainer = chainer.training.Trainer(updater, (args.epoch, "epoch"), out=args.out)
+    evaluator = extensions.Evaluator(validation_batches, model, device=device)
+    evaluator = chainermn.create_multi_node_evaluator(evaluator, comm, mean_over="examples")
+    trainer.extend(evaluator)
+    if args.evaluate:
+        with exit_together(comm):
+            load_weights(Path(args.out, "best.npz"), network)
+        accuracy = evaluator()[ACCURACY]
+        if comm.rank == 0:
+            print(f"{accuracy:.2%} of the validation data read correctly")
+        return
+    trainer.extend(Unite(network, comm))
+    with exit_together(comm):
+        if comm.rank == 0:
+            add_reports(trainer, network, args)
+
+    snapshot = extensions.snapshot(n_retains=3)
+    settings = {key: vars(args)[key] for key in ("dataset", "unit", "batchsize", "seed")}
+    snapshot = multi_node_snapshot(comm, snapshot, [0, 1], settings=settings)
+    trainer.extend(snapshot)
+    with exit_together(comm):
+        snapshot.resume(trainer, args.resume)
+        record_run(comm, vars(args), args.out)
+    trainer.run()
+    if comm.rank == 0:
+        print_summary(trainer)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--dataset", choices=["digits", "mnist"], default="digits", help="default: %(default)s")
+    add("--data", metavar="DIR", help="folder with MNIST's IDX files, instead of a download")
+    add("--batchsize", "-b", type=int, default=30, help="examples in one step")
+    add("--epoch", "-e", type=int, default=20, help="how often to go through the data")
+    add("--unit", "-u", type=int, default=200, help="units of each hidden layer")
+    add("--communicator", help="default: chosen for the hosts and GPUs at hand")
+    add("--gpu", "-g", action="store_true", help="train on GPU")
+    add("--seed", type=int, default=0, help="of the first weights and of all shuffling")
+    add("--out", "-o", metavar="DIR", default="result/model_parallel", help="default: %(default)s")
+    add("--resume", "-r", metavar="FILE", help="snapshot to go on from")
+    add("--evaluate", action="store_true", help="do not train; evaluate best.npz in --out")
+    add("--tensorboard", action="store_true", help="also write the log for TensorBoard")
+    args = parser.parse_args()
+    if min(args.epoch, args.batchsize, args.unit) < 1 or args.seed < 0:
+        parser.error("--epoch, --batchsize and --unit must be at least 1, and --seed at least 0")
+    return args
+
+
+if __name__ == "__main__":
+    main()
