@@ -1,10 +1,10 @@
 """Train with the layers on several ranks, and compare with one process."""
 
+import importlib.util
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -56,20 +56,12 @@ runpy.run_path({script!r}, run_name="__main__")
 """
 
 
-@pytest.fixture(scope="module")
-def model() -> Iterator[ModuleType]:
-    """Return the app's module, whose name modules of other apps have too."""
-    other = sys.modules.pop("model", None)
-    sys.path.insert(0, str(HERE))
-    try:
-        import model
-
-        yield model
-    finally:
-        sys.path.remove(str(HERE))
-        del sys.modules["model"]
-        if other is not None:
-            sys.modules["model"] = other
+def load_model() -> ModuleType:
+    # Not by its plain name: other apps have modules of that name too.
+    spec = importlib.util.spec_from_file_location("mnist_model", HERE / "model.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
@@ -116,10 +108,10 @@ def run_here(command: list, cwd: Path, **env: str) -> subprocess.CompletedProces
 class OneProcess:
     """Trains as the scripts do, on all batches of a step at once, with nothing but NumPy."""
 
-    def __init__(self, model: ModuleType, arrays: Path, n_replicas: int | None) -> None:
-        found = np.load(arrays)
-        self.images, self.digits = found["train_x"], found["train_y"]
-        self.validation = found["val_x"], found["val_y"]
+    def __init__(self, arrays: Path, n_replicas: int | None) -> None:
+        with np.load(arrays) as found:
+            self.images, self.digits = found["train_x"], found["train_y"]
+            self.validation = found["val_x"], found["val_y"]
         self.parts = [np.arange(N_TRAIN)]
         if n_replicas is not None:  # as scatter_dataset divides them
             order = np.random.RandomState(0).permutation(N_TRAIN)
@@ -129,7 +121,7 @@ class OneProcess:
         # First weights and shuffling are those of train.py.
         np.random.seed(0)
         with chainer.using_config("dtype", np.float64):
-            mlp = model.MLP(N_UNITS, 10)
+            mlp = load_model().MLP(N_UNITS, 10)
             self.batches = chainer.iterators.SerialIterator(range(len(self.parts[0])), BATCHSIZE)
             mlp(self.images[:1])
         layers = [mlp.l1, mlp.l2, mlp.l3]
@@ -192,11 +184,11 @@ class OneProcess:
 
 
 @pytest.mark.each_mpi
-def test_model_parallel_training_is_that_of_one_process(model, arrays, tmp_path):
+def test_model_parallel_training_is_that_of_one_process(arrays, tmp_path):
     script = write_script(tmp_path, "train_model_parallel.py", arrays)
     arguments = [script, *OPTIONS, "--out"]
     succeed(run_job(2, [*arguments, "whole", "--epoch", "3"], cwd=tmp_path))
-    expected = OneProcess(model, arrays, None)
+    expected = OneProcess(arrays, None)
     expected.train(3)
     expected.assert_is_in(tmp_path / "whole")
 
@@ -209,14 +201,14 @@ def test_model_parallel_training_is_that_of_one_process(model, arrays, tmp_path)
                 np.testing.assert_array_equal(one[key], two[key], err_msg=key)
 
 
-def test_dual_parallel_training_is_that_of_one_process_also_after_a_kill(model, arrays, tmp_path):
+def test_dual_parallel_training_is_that_of_one_process_also_after_a_kill(arrays, tmp_path):
     script = write_script(tmp_path, "train_dual_parallel.py", arrays, victim=3)
     command = [sys.executable, "-m", "chainermn", "launch", "-n", "4", "--max-restarts", "1"]
     shown = run_here([*command, script, *OPTIONS, "--epoch", "3", "--out", "result"], tmp_path)
     assert shown.returncode == 0, shown
     assert (tmp_path / "killed").exists()
     assert "going on after iteration 7, epoch 1, from result/snapshot_iter_7.0" in shown.stdout
-    expected = OneProcess(model, arrays, 2)
+    expected = OneProcess(arrays, 2)
     expected.train(3)
     expected.assert_is_in(tmp_path / "result")
 
