@@ -26,6 +26,7 @@ import pages
 import psutil
 import pytest
 import scriptdiff
+from loading import load
 from on_ranks import EXAMPLES, LIMIT, described, lines_of_ranks, run_on_ranks
 
 from chainermn.communicators import registered
@@ -37,15 +38,6 @@ from chainermn.testing.mpiexec import (
     mpi_flavour,
 )
 
-
-def load(path: Path):
-    spec = importlib.util.spec_from_file_location(f"docs_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 DOCS, ROOT = pages.DOCS, pages.ROOT
 pytestmark = pytest.mark.timeout(4 * LIMIT)
 
@@ -54,7 +46,7 @@ pytestmark = pytest.mark.timeout(4 * LIMIT)
 
 
 def test_every_block_says_whether_it_is_run():
-    marks = r"run: (\d ranks?|here|clean|tutorial)|not run: .+"
+    marks = r"run: (\d ranks?|mpiexec|here|clean|tutorial)|not run: .+"
     code = [block for block in pages.all_blocks() if block.language not in pages.NOT_CODE]
     assert [str(b) for b in code if b.language == ""] == []
     unmarked = [str(b) for b in code if b.language != "pycon" and not re.fullmatch(marks, b.mark)]
@@ -68,6 +60,14 @@ def test_python_block(block, tmp_path):
     printed = lines_of_ranks(ranks, tmp_path / "block.py", cwd=tmp_path)
     if (expected := pages.printed_by(block)) is not None:
         assert printed == expected
+
+
+@pytest.mark.parametrize("block", pages.marked("run: mpiexec"), ids=str)
+def test_command_on_ranks(block, tmp_path):
+    command = r"mpiexec -n (\d) python (\S+)(.*)\n"
+    ranks, script, arguments = re.fullmatch(command, block.text).groups()
+    printed = lines_of_ranks(int(ranks), ROOT / script, *arguments.split(), cwd=tmp_path)
+    assert printed == pages.printed_by(block)
 
 
 def run_in_shell(commands: str, cwd: Path, env: dict[str, str]) -> str:
