@@ -4,9 +4,10 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
+import pages
 import pytest
 from loading import load
-from on_ranks import EXAMPLES, LIMIT, lines_of_ranks
+from on_ranks import EXAMPLES, LIMIT, lines_of_ranks, run_on_ranks
 
 import chainermn
 
@@ -62,6 +63,37 @@ def test_chain_list(tmp_path):
     assert lines == ["as in one process: True"]
 
 
-def test_delegates(tmp_path):
-    lines = lines_of_ranks(2, EXAMPLES / "delegates.py", cwd=tmp_path)
-    assert lines == ["[2.0, 2.0, 2.0] [3.0, 3.0, 3.0]"]
+# What backward does wrong is on the page, with what ChainerMN says.
+
+
+def failing(mistake, cwd):
+    """Run a mistake that ends the job; return its message, and what the ranks print."""
+    job, lines = run_on_ranks(2, EXAMPLES / "backward_mistakes.py", mistake, cwd=cwd)
+    assert job.returncode != 0
+    return job.stderr, lines
+
+
+def test_reply_without_a_delegate(tmp_path):
+    message, lines = failing("no_delegate", tmp_path)
+    assert lines == ["step 1: gradient None"]
+    (on_page,) = (
+        b for b in pages.marked("said by chainermn") if "RuntimeError: rank 0 waits" in b.text
+    )
+    assert on_page.text in message
+
+
+def test_loss_that_is_not_tied(tmp_path):
+    lines = lines_of_ranks(2, EXAMPLES / "backward_mistakes.py", "not_tied", cwd=tmp_path)
+    assert lines == ["gradient [1. 1. 1.]"]
+
+
+def test_backward_in_a_circle(tmp_path, monkeypatch):
+    monkeypatch.setenv("CHAINERMN_STALL_LIMIT", "6")
+    message, _ = failing("too_early", tmp_path)
+    assert "these ranks wait for each other" in message
+    assert message.count("in too_early") == 2
+
+
+def test_no_backward_on_the_other_rank(tmp_path):
+    message, _ = failing("no_backward", tmp_path)
+    assert "rank 1 on" in message and "has ended its script" in message
