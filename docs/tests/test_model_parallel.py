@@ -26,41 +26,70 @@ def in_float64():
         yield
 
 
-def numbers(*shape, seed=0):
-    return np.random.default_rng(seed).normal(size=shape)
+X = np.random.default_rng(0).normal(size=(6, 4))
+T = np.array([0, 1, 0, 0, 1, 1], np.int32)
+
+
+def trained_alone(forward, *links):
+    """Train links in this process; return the losses."""
+    optimizer, losses = chainer.optimizers.SGD(lr=0.5).setup(chainer.ChainList(*links)), []
+    for _ in range(5):
+        loss = F.softmax_cross_entropy(forward(X), T)
+        optimizer.target.cleargrads()
+        loss.backward()
+        optimizer.update()
+        losses.append(loss.item())
+    return pytest.approx(losses, rel=1e-12)
 
 
 def assert_equal(own, expected):
-    """Compare the parameters of two links, or their gradients."""
-    for (name, one), (_, other) in zip(
-        sorted(own.namedparams()), sorted(expected.namedparams()), strict=True
-    ):
-        np.testing.assert_allclose(one.array, other.array, rtol=1e-12, atol=1e-14, err_msg=name)
-        np.testing.assert_allclose(one.grad, other.grad, rtol=1e-10, atol=1e-13, err_msg=name)
+    """Compare the parameters of two links, and their gradients."""
+    for one, other in zip(own.params(), expected.params(), strict=True):
+        np.testing.assert_allclose(one.array, other.array, rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(one.grad, other.grad, rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.mpi(2)
 def test_two_halves(comm):
-    x, t = numbers(6, 4), np.array([0, 1, 0, 0, 1, 1], np.int32)
-    whole = chainer.Sequential(L.Linear(4, 3), F.tanh, L.Linear(3, 2))
-    own = whole[2 * comm.rank].copy("copy")
-    losses = load(EXAMPLES / "two_halves.py").train(comm, own, x, t)
+    links = L.Linear(4, 3), L.Linear(3, 2)
+    own = links[comm.rank].copy("copy")
+    losses = load(EXAMPLES / "two_halves.py").train(comm, own, X, T)
 
-    optimizer, expected = chainer.optimizers.SGD(lr=0.5).setup(whole), []
-    for _ in losses or range(5):
-        loss = F.softmax_cross_entropy(whole(x), t)
-        whole.cleargrads()
-        loss.backward()
-        optimizer.update()
-        expected.append(loss.item())
-    assert_equal(own, whole[2 * comm.rank])
-    if comm.rank == 1:
-        assert losses == pytest.approx(expected, rel=1e-12)
+    expected = trained_alone(lambda x: links[1](F.tanh(links[0](x))), *links)
+    assert losses == (expected if comm.rank == 1 else [])
+    assert_equal(own, links[comm.rank])
 
 
-def test_chain_list(tmp_path):
-    lines = lines_of_ranks(2, EXAMPLES / "chain_list.py", cwd=tmp_path)
-    assert lines == ["as in one process: True"]
+@pytest.mark.mpi(2)
+def test_links_in_a_row(comm):
+    example = load(EXAMPLES / "chain_list.py")
+    links = example.layer(4, 3), example.layer(3, 3), L.Linear(3, 2)
+    model = example.in_a_row(comm, *(link.copy("copy") for link in links))
+    losses = example.train(comm, model, X, T)
+
+    expected = trained_alone(chainer.Sequential(*links), *links)
+    assert losses == (expected if comm.rank == 0 else [])
+    assert_equal(model, chainer.ChainList(*(links[::2] if comm.rank == 0 else links[1:2])))
+
+
+@pytest.mark.mpi(3)
+def test_branches(comm):
+    example = load(EXAMPLES / "chain_list.py")
+    links = first, one, other, join = (
+        *(example.layer(4, width) for width in (4, 3, 3)),
+        example.Join(),
+    )
+    copies = [link.copy("copy") for link in links]
+    model = example.with_branches(comm, copies[0], copies[1:3], copies[3])
+    losses = example.train(comm, model, X, T)
+
+    def forward(x):
+        h = first(x)
+        return join(one(h), other(h))
+
+    expected = trained_alone(forward, *links)
+    assert losses == (expected if comm.rank == 0 else [])
+    assert_equal(model, chainer.ChainList(*([first, join], [one], [other])[comm.rank]))
 
 
 # What backward does wrong is on the page, with what ChainerMN says.
