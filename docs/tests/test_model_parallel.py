@@ -92,6 +92,35 @@ def test_branches(comm):
     assert_equal(model, chainer.ChainList(*([first, join], [one], [other])[comm.rank]))
 
 
+@pytest.mark.mpi(1, 3)
+@pytest.mark.parametrize("kind", ["Full", "Truncated"])
+def test_recurrent_network(comm, kind):
+    example = load(EXAMPLES / "rnn.py")
+    xs, ts = example.sequences(seed=0)
+    xs = xs.astype(np.float64)
+    parts = np.split(np.arange(xs.shape[1]), comm.size)
+    model = getattr(example, kind)(comm)
+    lstm = model.rnn if kind == "Truncated" else model.rnn.actual_rnn
+    alone = chainer.ChainList(lstm.copy("copy"), model.out.copy("copy"))
+    own = parts[comm.rank]
+    loss = model(list(xs[:, own]), list(ts[:, own]))
+    model.cleargrads()
+    loss.backward()
+    comm.multi_node_mean_grad(model)
+
+    states, losses = (None, None), []
+    for part in parts:
+        if kind == "Truncated" and losses:
+            states = [state.array for state in states]
+        *states, ys = alone[0](*states, list(xs[:, part]))
+        y, t = alone[1](F.concat(ys, axis=0)), ts[:, part].ravel()
+        losses.append(F.softmax_cross_entropy(y, t))
+    alone.cleargrads()
+    (sum(losses) / comm.size).backward()
+    assert loss.item() == pytest.approx(losses[comm.rank].item(), rel=1e-12)
+    assert_equal(chainer.ChainList(lstm, model.out), alone)
+
+
 # What backward does wrong is on the page, with what ChainerMN says.
 
 
