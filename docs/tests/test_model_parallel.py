@@ -121,6 +121,29 @@ def test_recurrent_network(comm, kind):
     assert_equal(chainer.ChainList(lstm, model.out), alone)
 
 
+@pytest.mark.mpi(3)
+@pytest.mark.parametrize("kind", ["synchronized", "shared"])
+def test_inputs_belong_to_labels(comm, kind):
+    np.random.seed(comm.rank)
+    inputs = np.arange(60)
+    iterator = getattr(load(EXAMPLES / "inputs.py"), kind)(comm, inputs, -inputs)
+    orders = []
+    for step in range(6):  # two epochs
+        batch = chainer.dataset.concat_examples(next(iterator))
+        assert iterator.epoch == (step + 1) // 3
+        x, middle, t = comm.allgather_obj(batch)
+        if kind == "shared":
+            assert np.array_equal(x, middle) and np.array_equal(x, t)
+            x, t = x
+        else:
+            assert middle == ()
+        assert np.array_equal(x, -t)
+        orders.append(x)
+    epochs = np.array(orders).reshape(2, 60)
+    assert not np.array_equal(*epochs)
+    assert all(np.array_equal(np.sort(epoch), inputs) for epoch in epochs)
+
+
 # What backward does wrong is on the page, with what ChainerMN says.
 
 
