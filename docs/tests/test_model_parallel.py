@@ -144,6 +144,37 @@ def test_inputs_belong_to_labels(comm, kind):
     assert all(np.array_equal(np.sort(epoch), inputs) for epoch in epochs)
 
 
+@pytest.mark.mpi(1, 3)
+def test_ensemble(comm):
+    """The gradients of the mean's loss, and what an ensemble gains."""
+    example = load(EXAMPLES / "ensemble.py")
+    x, y = (array.astype(np.float64) for array in example.curve(9, noise=0.1, seed=2))
+    members = [
+        chainer.Sequential(L.Linear(1, 5), F.tanh, L.Linear(5, 1)) for _ in range(comm.size)
+    ]
+    model = members[comm.rank].copy("copy")
+    model.cleargrads()
+    example.together(comm, model, x, y).backward()
+
+    everyone = chainer.ChainList(*members)
+    predictions = [member(x) for member in members]
+    loss = F.mean_squared_error(sum(predictions) / comm.size, y)
+    everyone.cleargrads()
+    loss.backward()
+    assert_equal(model, members[comm.rank])
+
+    mean = example.ensemble(comm, model, x).array
+    errors = [np.mean((one.array - y) ** 2) for one in predictions]
+    spread = [np.mean((one.array - mean) ** 2) for one in predictions]
+    assert loss.item() == pytest.approx(np.mean(errors) - np.mean(spread), rel=1e-12)
+
+
+def test_ensemble_is_better_than_each_of_its_models(tmp_path):
+    lines = lines_of_ranks(3, EXAMPLES / "ensemble.py", "alone", cwd=tmp_path)
+    each, mean = (line.partition(": ")[2].split() for line in lines)
+    assert float(mean[0]) < 0.9 * min(map(float, each))
+
+
 # What backward does wrong is on the page, with what ChainerMN says.
 
 
