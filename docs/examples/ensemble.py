@@ -56,8 +56,8 @@ def main() -> None:
     np.random.seed(comm.rank)
     model = chainer.Sequential(L.Linear(1, 20), F.tanh, L.Linear(20, 20), F.tanh, L.Linear(20, 1))
     x, y = curve(90, noise=0.4, seed=0)
-    optimizer = chainer.optimizers.Adam(0.02).setup(model)
-    for _ in range(200):
+    optimizer = chainer.optimizers.Adam(0.05).setup(model)
+    for _ in range(120):
         optimizer.update(loss, comm, model, x, y)
 
     x, y = curve(500, noise=0, seed=1)
@@ -65,8 +65,8 @@ def main() -> None:
         mean = ensemble(comm, model, x)
         errors = comm.allgather_obj(F.mean_squared_error(model(x), y).item())
     if comm.rank == 0:
-        print("each alone:", *(f"{error:.3f}" for error in errors))
-        print(f"mean of all: {F.mean_squared_error(mean, y).item():.3f}")
+        print("each alone:", *(f"{error:.2g}" for error in errors))
+        print(f"mean of all: {F.mean_squared_error(mean, y).item():.2g}")
 
 
 if __name__ == "__main__":

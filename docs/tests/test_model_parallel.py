@@ -169,10 +169,26 @@ def test_ensemble(comm):
     assert loss.item() == pytest.approx(np.mean(errors) - np.mean(spread), rel=1e-12)
 
 
-def test_ensemble_is_better_than_each_of_its_models(tmp_path):
-    lines = lines_of_ranks(3, EXAMPLES / "ensemble.py", "alone", cwd=tmp_path)
-    each, mean = (line.partition(": ")[2].split() for line in lines)
+def test_ensemble_is_better_than_each_of_its_models():
+    """On its page, which `test_command_on_ranks` compares with what is printed."""
+    alone, _ = (b for b in pages.marked("run: mpiexec") if b.page.stem == "ensemble")
+    each, mean = (line.partition(": ")[2].split() for line in pages.printed_by(alone))
     assert float(mean[0]) < 0.9 * min(map(float, each))
+
+
+@pytest.mark.mpi(4)
+def test_replicas_of_two_halves(comm):
+    links = L.Linear(4, 3), L.Linear(3, 2)
+    replica = comm.split(comm.rank // 2, comm.rank)
+    peers = comm.split(comm.rank % 2, comm.rank)
+    own = links[replica.rank].copy("copy")
+    losses = load(EXAMPLES / "both.py").train(replica, peers, own, X, T)
+
+    expected = trained_alone(lambda x: links[1](F.tanh(links[0](x))), *links)
+    assert_equal(own, links[replica.rank])
+    if replica.rank == 1:
+        first, *means = np.mean(peers.allgather_obj(losses), axis=0)
+        assert first == means[0] and means == expected
 
 
 # What backward does wrong is on the page, with what ChainerMN says.
