@@ -13,7 +13,7 @@ def draw(description: str) -> str:
         canvas.arrow((x + 85, 76), (x + 85, 90))
         canvas.box(x + 15, 90, 140, 30, f"model {rank}", kind="model")
         canvas.arrow((x + 85, 120), (x + 85, 190), kind="accent")
-    canvas.text(110, 150, "prediction", kind="accent", anchor="start")
+    canvas.text(102, 150, "prediction", kind="accent", anchor="start")
     canvas.box(
         10,
         190,
