@@ -3,7 +3,7 @@
 mpiexec -n 2 python backward_mistakes.py no_delegate
 """
 
-import sys
+import argparse
 
 import chainer
 import chainer.functions as F
@@ -61,6 +61,10 @@ def ones() -> chainer.Variable:
 
 if __name__ == "__main__":
     mistakes = {f.__name__: f for f in (no_delegate, not_tied, too_early, no_backward)}
-    if sys.argv[1:] not in [[name] for name in mistakes]:
-        sys.exit(f"give one of: {', '.join(mistakes)}")
-    mistakes[sys.argv[1]](chainermn.create_communicator())
+    parser = argparse.ArgumentParser()
+    parser.add_argument("mistake", choices=mistakes)
+    make = mistakes[parser.parse_args().mistake]
+    comm = chainermn.create_communicator()
+    if comm.size != 2:
+        raise ValueError(f"expected 2 ranks, got {comm.size}")
+    make(comm)

@@ -32,6 +32,8 @@ def train(replica, peers, layer, x, t, updates=6) -> list[float]:
 
 def main() -> None:
     comm = chainermn.create_communicator()
+    if comm.size % 2:
+        raise ValueError(f"expected an even number of ranks, got {comm.size}")
     # begin groups
     replica = comm.split(comm.rank // 2, comm.rank)  # 0 and 1, 2 and 3: one replica
     peers = comm.split(comm.rank % 2, comm.rank)  # 0 and 2, 1 and 3: the same half

@@ -69,6 +69,8 @@ def train(comm, model, x, t, steps=5) -> list[float]:
 
 def main() -> None:
     comm = chainermn.create_communicator()
+    if comm.size not in (2, 3):
+        raise ValueError(f"expected 2 or 3 ranks, got {comm.size}")
     np.random.seed(0)
     if comm.size == 2:
         model = in_a_row(comm, layer(4, 3), layer(3, 3), L.Linear(3, 2))

@@ -39,6 +39,8 @@ def there_only(comm) -> np.ndarray | None:
 
 def main() -> None:
     comm = chainermn.create_communicator()
+    if comm.size != 2:
+        raise ValueError(f"expected 2 ranks, got {comm.size}")
     gradients = {f.__name__: f(comm) for f in (there_and_back, there_only)}
     if comm.rank == 0:
         for name, gradient in gradients.items():

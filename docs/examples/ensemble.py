@@ -3,7 +3,7 @@
 ``mpiexec -n 3 python ensemble.py alone``, or ``together``: then the mean itself is trained.
 """
 
-import sys
+import argparse
 
 import chainer
 import chainer.functions as F
@@ -51,7 +51,10 @@ def together(comm, model, x, y):
 
 
 def main() -> None:
-    loss = {f.__name__: f for f in (alone, together)}[sys.argv[1]]
+    losses = {f.__name__: f for f in (alone, together)}
+    parser = argparse.ArgumentParser()
+    parser.add_argument("trained", choices=losses)
+    loss = losses[parser.parse_args().trained]
     comm = chainermn.create_communicator()
     np.random.seed(comm.rank)
     model = chainer.Sequential(L.Linear(1, 20), F.tanh, L.Linear(20, 20), F.tanh, L.Linear(20, 1))

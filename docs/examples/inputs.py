@@ -3,7 +3,7 @@
 ``mpiexec -n 3 python inputs.py synchronized``, or ``shared`` or ``unsynchronized``.
 """
 
-import sys
+import argparse
 
 import chainer
 import chainer.functions as F
@@ -20,7 +20,7 @@ def unsynchronized(comm, x, t) -> SerialIterator:
     # begin unsynchronized
     nothing = chainermn.create_empty_dataset(range(len(x)))
     dataset = {0: x, 1: nothing, 2: t}[comm.rank]
-    iterator = SerialIterator(dataset, batch_size=20)
+    iterator = SerialIterator(dataset, batch_size=50)
     # end unsynchronized
     return iterator
 
@@ -39,7 +39,7 @@ def shared(comm, x, t):
     # begin shared
     iterator = None
     if comm.rank == 0:
-        iterator = SerialIterator(chainer.datasets.TupleDataset(x, t), batch_size=20)
+        iterator = SerialIterator(chainer.datasets.TupleDataset(x, t), batch_size=50)
     iterator = chainermn.create_multi_node_iterator(iterator, comm)
     # end shared
     return iterator
@@ -57,14 +57,19 @@ def build(comm) -> chainermn.MultiNodeChainList:
 
 
 def main() -> None:
-    kinds = {f.__name__: f for f in (synchronized, shared, unsynchronized)}
     comm = chainermn.create_communicator()
+    if comm.size != 3:
+        raise ValueError(f"expected 3 ranks, got {comm.size}")
+    kinds = {f.__name__: f for f in (synchronized, shared, unsynchronized)}
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=kinds)
+    create_iterator = kinds[parser.parse_args().kind]
     np.random.seed(comm.rank)
     generator = np.random.RandomState(0)
     x = generator.randn(200, 2).astype(np.float32)
     t = (x[:, 0] * x[:, 1] > 0).astype(np.int32)  # same sign
     model = build(comm)
-    iterator = kinds[sys.argv[1]](comm, x, t)
+    iterator = create_iterator(comm, x, t)
 
     # begin train
     def loss(*batch):
@@ -72,9 +77,9 @@ def main() -> None:
             return model(batch[0])
         return model() if comm.rank == 1 else F.softmax_cross_entropy(model(), batch[-1])
 
-    optimizer = chainer.optimizers.Adam(0.02).setup(model)
+    optimizer = chainer.optimizers.Adam(0.05).setup(model)
     updater = StandardUpdater(iterator, optimizer, loss_func=loss)
-    while updater.epoch < 15:
+    while updater.epoch < 10:
         updater.update()
     # end train
 

@@ -1,11 +1,11 @@
 """Train a recurrent network on sequences that are divided along time, one part per rank.
 
 At each time step it says whether the sum of all inputs so far is positive, so it has to remember
-what other ranks have read. ``mpiexec -n 3 python rnn.py``; with ``truncated``, gradients do not
-leave their rank.
+what other ranks have read. ``mpiexec -n 3 python rnn.py full``; with ``truncated``, gradients do
+not leave their rank.
 """
 
-import sys
+import argparse
 
 import chainer
 import chainer.functions as F
@@ -70,9 +70,12 @@ def sequences(seed):
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("gradients", choices=["full", "truncated"])
+    gradients = parser.parse_args().gradients
     comm = chainermn.create_communicator()
     np.random.seed(0)
-    model = Truncated(comm) if sys.argv[1:] == ["truncated"] else Full(comm)
+    model = Full(comm) if gradients == "full" else Truncated(comm)
     # begin train
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(0.05), comm)
     optimizer.setup(model)

@@ -31,6 +31,8 @@ def train(comm, layer, x, t, steps=5) -> list[float]:
 
 def main() -> None:
     comm = chainermn.create_communicator()
+    if comm.size != 2:
+        raise ValueError(f"expected 2 ranks, got {comm.size}")
     np.random.seed(0)
     layer = L.Linear(4, 3) if comm.rank == 0 else L.Linear(3, 2)
     x = np.random.RandomState(1).randn(6, 4).astype(np.float32)  # rank 1 does not use it

@@ -1,5 +1,7 @@
 """What the examples of docs/model_parallel compute on ranks equals what one process computes."""
 
+import re
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -125,7 +127,7 @@ def test_recurrent_network(comm, kind):
 @pytest.mark.parametrize("kind", ["synchronized", "shared"])
 def test_inputs_belong_to_labels(comm, kind):
     np.random.seed(comm.rank)
-    inputs = np.arange(60)
+    inputs = np.arange(150)
     iterator = getattr(load(EXAMPLES / "inputs.py"), kind)(comm, inputs, -inputs)
     orders = []
     for step in range(6):  # two epochs
@@ -139,7 +141,7 @@ def test_inputs_belong_to_labels(comm, kind):
             assert middle == ()
         assert np.array_equal(x, -t)
         orders.append(x)
-    epochs = np.array(orders).reshape(2, 60)
+    epochs = np.array(orders).reshape(2, 150)
     assert not np.array_equal(*epochs)
     assert all(np.array_equal(np.sort(epoch), inputs) for epoch in epochs)
 
@@ -191,6 +193,13 @@ def test_replicas_of_two_halves(comm):
         assert first == means[0] and means == expected
 
 
+@pytest.mark.mpi(1)
+@pytest.mark.parametrize("name", ["two_halves", "delegates", "chain_list", "inputs", "both"])
+def test_too_few_ranks(name):
+    with pytest.raises(ValueError, match=r"expected .*ranks, got 1$"):
+        load(EXAMPLES / f"{name}.py").main()
+
+
 # What backward does wrong is on the page, with what ChainerMN says.
 
 
@@ -201,13 +210,16 @@ def failing(mistake, cwd):
     return job.stderr, lines
 
 
+def messages_on_page():
+    marked = pages.marked("said by chainermn")
+    return [block.text for block in marked if block.page.stem == "pseudo_connect"]
+
+
 def test_reply_without_a_delegate(tmp_path):
     message, lines = failing("no_delegate", tmp_path)
     assert lines == ["step 1: gradient None"]
-    (on_page,) = (
-        b for b in pages.marked("said by chainermn") if "RuntimeError: rank 0 waits" in b.text
-    )
-    assert on_page.text in message
+    on_page, _ = messages_on_page()
+    assert on_page in message
 
 
 def test_loss_that_is_not_tied(tmp_path):
@@ -218,8 +230,10 @@ def test_loss_that_is_not_tied(tmp_path):
 def test_backward_in_a_circle(tmp_path, monkeypatch):
     monkeypatch.setenv("CHAINERMN_STALL_LIMIT", "6")
     message, _ = failing("too_early", tmp_path)
-    assert "these ranks wait for each other" in message
-    assert message.count("in too_early") == 2
+    _, on_page = messages_on_page()
+    places = re.findall(r"backward_mistakes.py:\d+ in too_early", on_page)
+    assert "these ranks wait for each other" in message and len(places) == 2
+    assert [place for place in places if place not in message] == []
 
 
 def test_no_backward_on_the_other_rank(tmp_path):
