@@ -1,4 +1,4 @@
-"""Rank 0 sends a variable to rank 1 and gets it back doubled; and sends one without an answer."""
+"""Rank 0 sends a variable to rank 1: which sends it back doubled, or keeps it for its own loss."""
 
 import chainer
 import chainer.functions as F
@@ -17,20 +17,20 @@ def there_and_back(comm) -> np.ndarray | None:
     # begin order
     delegate = chainermn.functions.send(x, comm, rank=1)
     y = chainermn.functions.recv(comm, rank=1, delegate_variable=delegate)
-    # end order
     F.sum(y).backward()
+    # end order
     return x.grad
 
 
 def there_only(comm) -> np.ndarray | None:
-    """Return on rank 0 the gradient of a loss there and of one on rank 1."""
+    """Return on rank 0 the gradient of the sum of a loss there and of one on rank 1."""
     if comm.rank == 1:
         F.sum(2 * chainermn.functions.recv(comm, rank=0)).backward()
         return None
     x = chainer.Variable(np.ones(3, np.float32))
+    # begin tie
     delegate = chainermn.functions.send(x, comm, rank=1)
     loss = F.sum(x)
-    # begin tie
     (loss,) = chainermn.functions.pseudo_connect(delegate, loss)
     loss.backward()
     # end tie
@@ -39,9 +39,12 @@ def there_only(comm) -> np.ndarray | None:
 
 def main() -> None:
     comm = chainermn.create_communicator()
-    gradients = there_and_back(comm), there_only(comm)
+    if comm.size != 2:
+        raise ValueError(f"expected 2 ranks, got {comm.size}")
+    gradients = {f.__name__: f(comm) for f in (there_and_back, there_only)}
     if comm.rank == 0:
-        print(*(gradient.tolist() for gradient in gradients))
+        for name, gradient in gradients.items():
+            print(f"{name}: {gradient}")
 
 
 if __name__ == "__main__":

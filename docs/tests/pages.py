@@ -1,8 +1,9 @@
 """The blocks of code on the pages, and what is said about running each of them.
 
-A line ``% run: 2 ranks``, ``% run: here``, ``% run: clean``, ``% run: tutorial`` or
-``% not run: REASON`` stands right before a block, where the site does not show it. ``% prints``
-before a block of text says that the block before it prints this, lines in any order.
+A line ``% run: 2 ranks``, ``% run: mpiexec``, ``% run: here``, ``% run: clean``,
+``% run: tutorial`` or ``% not run: REASON`` stands right before a block, where the site does not
+show it. ``% prints`` before a block of text says that the block before it prints this, lines in
+any order.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
@@ -27,78 +27,27 @@ import psutil
 import pytest
 import scriptdiff
 from drawings import standalone
+from loading import load
+from on_ranks import EXAMPLES, LIMIT, described, lines_of_ranks, run_on_ranks
 
 from chainermn.communicators import registered
 from chainermn.doctor.checks import CHECKS
 from chainermn.testing.mpiexec import (
     JOB_VARIABLE,
-    Job,
     direct_environment,
     launch_environment,
     mpi_flavour,
 )
 
-
-def load(path: Path):
-    spec = importlib.util.spec_from_file_location(f"docs_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-HERE = Path(__file__).resolve().parent
 DOCS, ROOT = pages.DOCS, pages.ROOT
-EXAMPLES = DOCS / "examples"
-#: Seconds after which a job or a shell hangs, on however busy a machine.
-LIMIT = 400
-#: Of that, what is left for showing where it hangs.
-SECONDS_FOR_STACKS = 20
 pytestmark = pytest.mark.timeout(4 * LIMIT)
-
-
-def run_on_ranks(ranks: int, *arguments: str | Path, cwd: Path):
-    """Run a script on some ranks; return how the job ended, and what they print, sorted.
-
-    A script that hangs fails the test with what it has printed, its processes and their stacks.
-    """
-    output = cwd / "output"
-    shutil.rmtree(output, ignore_errors=True)
-    output.mkdir()
-    limits = [output, str(LIMIT - SECONDS_FOR_STACKS)]
-    job = Job(ranks, [HERE / "print_into.py", *limits, *arguments], cwd=cwd)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        job.process.wait(timeout=LIMIT)
-    alive = described(job.processes()) if job.process.poll() is None else ""
-    result = job.wait(timeout=10)
-    lines = sorted(line for file in output.iterdir() for line in file.read_text().splitlines())
-    if alive:
-        pytest.fail(f"not over after {LIMIT} s, ranks printed {lines}\n{alive}{result.stderr}")
-    assert not result.timed_out, result
-    assert not result.left_behind
-    return result, lines
-
-
-def lines_of_ranks(ranks: int, *arguments: str | Path, cwd: Path) -> list[str]:
-    """Run a script that succeeds on some ranks; return what they print, sorted."""
-    job, lines = run_on_ranks(ranks, *arguments, cwd=cwd)
-    assert (job.returncode, job.stderr) == (0, ""), (job, lines)
-    return lines
-
-
-def described(processes: Iterable[psutil.Process]) -> str:
-    lines = []
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            lines.append(f"{process.pid} {process.status()} {' '.join(process.cmdline())}\n")
-    return "".join(lines)
 
 
 # Blocks
 
 
 def test_every_block_says_whether_it_is_run():
-    marks = r"run: (\d ranks?|here|clean|tutorial)|not run: .+"
+    marks = r"run: (\d ranks?|mpiexec|here|clean|tutorial)|not run: .+"
     code = [block for block in pages.all_blocks() if block.language not in pages.NOT_CODE]
     assert [str(b) for b in code if b.language == ""] == []
     unmarked = [str(b) for b in code if b.language != "pycon" and not re.fullmatch(marks, b.mark)]
@@ -112,6 +61,14 @@ def test_python_block(block, tmp_path):
     printed = lines_of_ranks(ranks, tmp_path / "block.py", cwd=tmp_path)
     if (expected := pages.printed_by(block)) is not None:
         assert printed == expected
+
+
+@pytest.mark.parametrize("block", pages.marked("run: mpiexec"), ids=str)
+def test_command_on_ranks(block, tmp_path):
+    command = r"mpiexec -n (\d) python (\S+)(.*)\n"
+    ranks, script, arguments = re.fullmatch(command, block.text).groups()
+    printed = lines_of_ranks(int(ranks), ROOT / script, *arguments.split(), cwd=tmp_path)
+    assert printed == pages.printed_by(block)
 
 
 def run_in_shell(commands: str, cwd: Path, env: dict[str, str]) -> str:
@@ -426,16 +383,6 @@ def test_another_number_of_ranks(tmp_path):
     assert first == ["epoch 2, step 19 of the optimizer"]
     resumed = lines_of_ranks(3, script, tmp_path / "out", "4", cwd=tmp_path)
     assert resumed == ["epoch 4, step 33 of the optimizer"]
-
-
-@pytest.mark.parametrize("name", ["two_halves", "chain_list"])
-def test_model_on_two_ranks(name, tmp_path):
-    assert lines_of_ranks(2, EXAMPLES / f"{name}.py", cwd=tmp_path) == ["as in one process: True"]
-
-
-def test_delegates(tmp_path):
-    lines = lines_of_ranks(2, EXAMPLES / "delegates.py", cwd=tmp_path)
-    assert lines == ["[2.0, 2.0, 2.0] [3.0, 3.0, 3.0]"]
 
 
 def test_what_makes_an_exchange_faster(tmp_path):
