@@ -90,6 +90,15 @@ def test_table_of_accuracy_has_means_of_seeds_and_their_ends(slow):
     assert len(rows) == 2
 
 
+def test_table_of_the_pipeline_has_idle_shares(raw, tmp_path):
+    rows = [Measured("1 rank", [1.0]), Measured("2 ranks, m = 4", [0.625], {"idle, %": 21.4})]
+    rows[1].more["in theory, %"] = 20.0
+    content = {"groups": [asdict(Group("a batch", {}, rows, "1 rank"))]}
+    (tmp_path / "raw/pipeline-mpich.json").write_text(json.dumps(content))
+    _, _, *rows = measured.table("pipeline")
+    assert rows == ["| 4 | 0.62 | 21 % | 20 % |"]
+
+
 def figures_on_pages() -> list[str]:
     text = "\n".join(pages.read(page) for page in pages.PAGES)
     return re.findall(r"\{measured\}`(.+?)`", text)

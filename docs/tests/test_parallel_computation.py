@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -139,3 +140,125 @@ def test_fewer_rows_than_the_halo_are_refused():
     assert example.rows_of(comm, 6) == range(2)
     with pytest.raises(ValueError, match=r"5 rows on 3 ranks: .* at least 2"):
         example.rows_of(comm, 5)
+
+
+# A pipeline
+
+
+@pytest.mark.parametrize(
+    ("ranks", "micro_batches", "batchsize"),
+    [
+        (2, 4, 6),  # of 1, 2, 1 and 2 examples
+        (4, 3, 4),
+    ],
+)
+def test_pipeline_trains_as_one_process(ranks, micro_batches, batchsize, tmp_path):
+    script, channels = EXAMPLES / "pipeline.py", 4
+    options = {"micro-batches": micro_batches, "batchsize": batchsize, "channels": channels}
+    arguments = [f"--{name}={value}" for name, value in options.items()]
+    lines = lines_of_ranks(ranks, script, *arguments, "--out", tmp_path, cwd=tmp_path)
+    example = load(script)
+
+    def stages(when: str) -> chainer.ChainList:
+        """Return the stages of all ranks, one after the other."""
+        net = chainer.ChainList()
+        for rank in range(ranks):
+            part = chainer.ChainList(example.make_stage(rank, ranks, channels))
+            chainer.serializers.load_npz(tmp_path / f"{when}{rank}.npz", part)
+            net.append(part[0])
+        return net
+
+    net = stages("before")
+    optimizer = chainer.optimizers.MomentumSGD(lr=0.02).setup(net)
+    x, t = example.make_batch(batchsize)
+    expected = []
+    for step in range(5):
+        loss = F.softmax_cross_entropy(chainer.Sequential(*net)(x), t)
+        net.cleargrads()
+        loss.backward()
+        optimizer.update()
+        expected.append(f"loss {loss.item():.3f} in step {step}")
+    assert lines == sorted(expected)
+    assert_equal(parameters(stages("after")), parameters(net))
+
+
+#: Every rank scales by its own weights.
+LONG_MESSAGES = """
+import chainer
+import numpy as np
+from pipeline import backprop, make_model
+
+import chainermn
+
+comm = chainermn.create_communicator()
+model = make_model(comm, chainer.links.Scale(W_shape=(200_000,)))
+model[0].W.array *= comm.rank + 1
+x = np.random.RandomState(0).normal(size=(4, 200_000))
+loss = backprop(model, x, np.arange(4, dtype=np.int32), micro_batches=4)
+np.save(f"{comm.rank}.npy", model[0].W.grad)
+"""
+
+
+def test_pipeline_with_messages_of_more_than_a_megabyte(tmp_path, monkeypatch):
+    """These wait for the other rank, as no MPI stores so much on the way."""
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
+    (tmp_path / "script.py").write_text(LONG_MESSAGES)
+    lines_of_ranks(3, tmp_path / "script.py", cwd=tmp_path)
+    stages = [L.Scale(W_shape=(200_000,)) for _ in range(3)]
+    for rank, stage in enumerate(stages):
+        stage.W.array *= rank + 1
+        stage.cleargrads()
+    x = np.random.RandomState(0).normal(size=(4, 200_000))
+    y = chainer.Sequential(*stages)(x)
+    F.softmax_cross_entropy(y, np.arange(4, dtype=np.int32)).backward()
+    for rank, stage in enumerate(stages):
+        np.testing.assert_allclose(np.load(tmp_path / f"{rank}.npy"), stage.W.grad, **EXACT)
+
+
+@pytest.fixture
+def chart(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return load(EXAMPLES / "pipeline_chart.py")
+
+
+def test_micro_batches_go_down_the_ranks_and_back(tmp_path):
+    """In which order ranks compute; how long it takes is not looked at."""
+    ranks, micro_batches = 3, 4
+    lines = lines_of_ranks(
+        *(ranks, EXAMPLES / "pipeline_chart.py", "--micro-batches", f"{micro_batches}"),
+        *("--batchsize=4", "--channels=4", "--steps=1", "--out", tmp_path),
+        cwd=tmp_path,
+    )
+    assert len(lines) == 1
+    assert (tmp_path / "pipeline.png").stat().st_size > 1000
+    spans = json.loads((tmp_path / "pipeline.json").read_text())[f"{micro_batches}"]
+    assert len(spans) == ranks
+    numbers = [*range(micro_batches)]
+    for of_rank in spans:
+        order = [("forward", i) for i in numbers] + [("backward", i) for i in numbers[::-1]]
+        assert [(direction, i) for direction, i, *_ in of_rank] == order
+        times = [time for *_, begin, end in of_rank for time in (begin, end)]
+        assert times == sorted(times)
+    times = [{(direction, i): span for direction, i, *span in of_rank} for of_rank in spans]
+    for earlier, later in pairwise(times):
+        for i in numbers:
+            assert earlier["forward", i][1] <= later["forward", i][0]
+            assert later["backward", i][1] <= earlier["backward", i][0]
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 1), (2, 8), (4, 3)])
+def test_idle_share_of_a_perfect_pipeline_is_that_of_theory(chart, ranks, micro_batches):
+    """Forward takes 1 s, backward 2 s."""
+    last = micro_batches + ranks - 1
+    spans = [
+        [("forward", i, 5.0 + rank + i, 6.0 + rank + i) for i in range(micro_batches)]
+        + [
+            ("backward", i, end - 2.0, float(end))
+            for i in range(micro_batches)
+            for end in [5 + last + 2 * (last - rank - i)]
+        ]
+        for rank in range(ranks)
+    ]
+    assert chart.duration(spans) == 3 * last
+    expected = chart.idle_share_in_theory(ranks, micro_batches)
+    assert chart.idle_share(spans) == pytest.approx(expected) == (ranks - 1) / last
