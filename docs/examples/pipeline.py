@@ -1,6 +1,7 @@
 """A small GPipe: a network on several ranks in a row, and each batch in micro-batches.
 
-mpiexec -n 2 python pipeline.py [--micro-batches 4] [--batchsize 24] [--channels 8] [--out FOLDER]
+mpiexec -n 2 python pipeline.py [--micro-batches 4] [--batchsize 24] [--channels 8] [--recompute]
+    [--out FOLDER]
 
 With --out, each rank saves its parameters there, from before and after training.
 """
@@ -55,6 +56,18 @@ def backprop(model: chainer.Link, x: np.ndarray, t: np.ndarray, micro_batches: i
 # end
 
 
+# begin recompute
+class Recomputed(chainer.Sequential):
+    """Layers that keep nothing but their input, and compute the rest again in backward."""
+
+    def forward(self, x: chainer.Variable | np.ndarray) -> chainer.Variable:
+        x = x if isinstance(x, chainer.Variable) else chainer.Variable(x)
+        return F.forget(super().forward, x)
+
+
+# end recompute
+
+
 class Layer(chainer.Chain):
     """A convolution whose output is added to its input."""
 
@@ -68,16 +81,17 @@ class Layer(chainer.Chain):
         return h + F.relu(self.convolution(h))
 
 
-def make_stage(rank: int, ranks: int, channels: int) -> chainer.Sequential:
+def make_stage(
+    rank: int, ranks: int, channels: int, kind: type[chainer.Sequential] = chainer.Sequential
+) -> chainer.Sequential:
     """Return the layers of a rank."""
     length = LAYERS * (rank + 1) // ranks - LAYERS * rank // ranks
-    stage = chainer.Sequential(*(Layer(channels) for _ in range(length)))
+    layers: list = [Layer(channels) for _ in range(length)]
     if rank == 0:
-        stage.insert(0, L.Convolution2D(COLOURS, channels, 1))
+        layers.insert(0, L.Convolution2D(COLOURS, channels, 1))
     if rank == ranks - 1:
-        stage.append(lambda h: F.average(h, axis=(2, 3)))
-        stage.append(L.Linear(channels, COLOURS))
-    return stage
+        layers += [lambda h: F.average(h, axis=(2, 3)), L.Linear(channels, COLOURS)]
+    return kind(*layers)
 
 
 def make_batch(length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -101,13 +115,15 @@ def main() -> None:
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--batchsize", type=int, default=24)
     parser.add_argument("--channels", type=int, default=8)
+    parser.add_argument("--recompute", action="store_true")
     parser.add_argument("--out", help="an existing folder")
     args = parser.parse_args()
     comm = chainermn.create_communicator()
     with exit_together(comm):
         check_micro_batches(args.micro_batches, args.batchsize)
     np.random.seed(comm.rank)
-    model = make_model(comm, make_stage(comm.rank, comm.size, args.channels))
+    kind = Recomputed if args.recompute else chainer.Sequential
+    model = make_model(comm, make_stage(comm.rank, comm.size, args.channels, kind))
     if args.out:
         chainer.serializers.save_npz(f"{args.out}/before{comm.rank}.npz", model)
     optimizer = chainer.optimizers.MomentumSGD(lr=0.02).setup(model)  # of this rank's parameters

@@ -146,17 +146,17 @@ def test_fewer_rows_than_the_halo_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("ranks", "micro_batches", "batchsize"),
+    ("ranks", "micro_batches", "batchsize", "more"),
     [
-        (2, 4, 6),  # of 1, 2, 1 and 2 examples
-        (4, 3, 4),
+        (2, 4, 6, []),  # of 1, 2, 1 and 2 examples
+        (4, 3, 4, ["--recompute"]),
     ],
 )
-def test_pipeline_trains_as_one_process(ranks, micro_batches, batchsize, tmp_path):
+def test_pipeline_trains_as_one_process(ranks, micro_batches, batchsize, more, tmp_path):
     script, channels = EXAMPLES / "pipeline.py", 4
     options = {"micro-batches": micro_batches, "batchsize": batchsize, "channels": channels}
     arguments = [f"--{name}={value}" for name, value in options.items()]
-    lines = lines_of_ranks(ranks, script, *arguments, "--out", tmp_path, cwd=tmp_path)
+    lines = lines_of_ranks(ranks, script, *arguments, *more, "--out", tmp_path, cwd=tmp_path)
     example = load(script)
 
     def stages(when: str) -> chainer.ChainList:
