@@ -182,6 +182,19 @@ def test_pipeline_trains_as_one_process(ranks, micro_batches, batchsize, more, t
     assert_equal(parameters(stages("after")), parameters(net))
 
 
+def test_layers_are_recomputed_in_backward():
+    calls = []
+
+    def double(h):
+        calls.append(h.shape)
+        return 2 * h
+
+    y = load(EXAMPLES / "pipeline.py").Recomputed(double, double)(np.ones((1, 3)))
+    assert len(calls) == 2
+    F.sum(y).backward()
+    assert len(calls) == 4
+
+
 #: Every rank scales by its own weights.
 LONG_MESSAGES = """
 import chainer
