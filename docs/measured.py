@@ -159,7 +159,7 @@ def _accuracy() -> Iterator[str]:
 
 def _pipeline() -> Iterator[str]:
     """Yield a row for each number of micro-batches, which is the last word of its name."""
-    yield "| micro-batches | time of one rank's | idle | in theory |"
+    yield "| micro-batches | time, of one rank's on one core | idle | in theory |"
     yield "|---|---:|---:|---:|"
     for content in load("pipeline").values():
         for group in content["groups"]:

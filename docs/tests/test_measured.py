@@ -136,6 +136,9 @@ ADVICE = {
     "slow: two hosts: ours, PowerSGD, rank 4 / ours, bfloat16": "less",
     "slow: two hosts: ours, PowerSGD, rank 4 / PyTorch DDP": "less",
     "slow: two hosts: 100 Mbit/s: ours, accumulate 8 / ours, overlap on": "less",
+    "pipeline: 2 ranks, m = 2 / 1 rank on 1 core": "less",
+    "pipeline: 2 ranks, m = 4 / 2 ranks, m = 2": "less",
+    "pipeline: 2 ranks, m = 1 / 1 rank on 1 core": "more",
     "exchange: 2 ranks, one host: ours flat / ours single_node": "more",
     "exchange: 4 ranks, two hosts: ours two_dimensional / ours naive": "less",
 }
