@@ -212,6 +212,7 @@ np.save(f"{comm.rank}.npy", model[0].W.grad)
 """
 
 
+@pytest.mark.each_mpi
 def test_pipeline_with_messages_of_more_than_a_megabyte(tmp_path, monkeypatch):
     """These wait for the other rank, as no MPI stores so much on the way."""
     monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
