@@ -19,7 +19,10 @@ from chainermn.launch.mpiexec import mpi_flavour
 
 # Parts that depend on MPI; the others are measured with MPICH only.
 _WITH_EACH_MPI = ("exchange", "iterations", "startup", "watch", "failures")
-PARTS = (*_WITH_EACH_MPI, "compute", "slow", "convergence", "efficiency", "scatter", "input")
+PARTS = (
+    *_WITH_EACH_MPI,
+    *("compute", "slow", "convergence", "efficiency", "pipeline", "scatter", "input"),
+)
 _ON_DEMAND = ("gpu",)
 
 

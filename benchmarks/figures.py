@@ -24,6 +24,8 @@ class Measured:
         Other figures, by the heads of their columns.
     curves : list of list of float
         For each turn, what was found after each epoch.
+    spans : list of list
+        For each rank, what it did in the median turn, with its begin and end in seconds.
     skipped : str
         Why the contestant could not run.
     """
@@ -32,6 +34,7 @@ class Measured:
     seconds: list[float] = field(default_factory=list)
     more: dict[str, float] = field(default_factory=dict)
     curves: list[list[float]] = field(default_factory=list)
+    spans: list[list[Any]] = field(default_factory=list)
     skipped: str = ""
 
     @property

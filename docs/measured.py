@@ -104,7 +104,7 @@ def figure(name: str) -> str:
 
 def table(subject: str) -> Iterator[str]:
     """Yield the lines of a table in Markdown."""
-    made = {"slow": _slow, "accuracy": _accuracy}.get(subject)
+    made = {"slow": _slow, "accuracy": _accuracy, "pipeline": _pipeline}.get(subject)
     return made() if made else _times(subject)
 
 
@@ -155,6 +155,18 @@ def _accuracy() -> Iterator[str]:
             cells = [_mean_and_ends(row) if row.curves else "" for row in rows]
             megabytes = f"{sent.row(name).more['MB sent per host']:.3g}"
             yield f"| {head} | {megabytes} | {' | '.join(cells)} |"
+
+
+def _pipeline() -> Iterator[str]:
+    """Yield a row for each number of micro-batches, which is the last word of its name."""
+    yield "| micro-batches | time, of one rank's on one core | idle | in theory |"
+    yield "|---|---:|---:|---:|"
+    for content in load("pipeline").values():
+        for group in content["groups"]:
+            for row in (row for row in group.rows if row.more):
+                shares = [f"{share:.0f} %" for share in row.more.values()]
+                ratio = f"{group.ratio(row.name, group.baseline):.2f}"
+                yield f"| {row.name.split()[-1]} | {ratio} | {' | '.join(shares)} |"
 
 
 def _mean_and_ends(row: Measured) -> str:

@@ -90,6 +90,15 @@ def test_table_of_accuracy_has_means_of_seeds_and_their_ends(slow):
     assert len(rows) == 2
 
 
+def test_table_of_the_pipeline_has_idle_shares(raw, tmp_path):
+    rows = [Measured("1 rank", [1.0]), Measured("2 ranks, m = 4", [0.625], {"idle, %": 21.4})]
+    rows[1].more["in theory, %"] = 20.0
+    content = {"groups": [asdict(Group("a batch", {}, rows, "1 rank"))]}
+    (tmp_path / "raw/pipeline-mpich.json").write_text(json.dumps(content))
+    _, _, *rows = measured.table("pipeline")
+    assert rows == ["| 4 | 0.62 | 21 % | 20 % |"]
+
+
 def figures_on_pages() -> list[str]:
     text = "\n".join(pages.read(page) for page in pages.PAGES)
     return re.findall(r"\{measured\}`(.+?)`", text)
@@ -127,6 +136,9 @@ ADVICE = {
     "slow: two hosts: ours, PowerSGD, rank 4 / ours, bfloat16": "less",
     "slow: two hosts: ours, PowerSGD, rank 4 / PyTorch DDP": "less",
     "slow: two hosts: 100 Mbit/s: ours, accumulate 8 / ours, overlap on": "less",
+    "pipeline: 2 ranks, m = 2 / 1 rank on 1 core": "less",
+    "pipeline: 2 ranks, m = 4 / 2 ranks, m = 2": "less",
+    "pipeline: 2 ranks, m = 1 / 1 rank on 1 core": "more",
     "exchange: 2 ranks, one host: ours flat / ours single_node": "more",
     "exchange: 4 ranks, two hosts: ours two_dimensional / ours naive": "less",
 }
