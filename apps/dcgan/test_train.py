@@ -14,6 +14,7 @@ import chainer.functions as F
 import matplotlib.font_manager  # noqa: F401  - announces its first use ever on standard error
 import numpy as np
 import pytest
+from chainer.backends import cuda
 from PIL import Image
 
 import chainermn
@@ -151,6 +152,14 @@ def test_best_generator_is_evaluated_on_another_number_of_ranks(two_ranks):
     best = json.loads((out / "best.json").read_text())["value"]
     assert job.stdout.splitlines()[-1] == f"distance {best:.3f} of images by best.npz"
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+
+
+@pytest.mark.gpu
+def test_learns_on_a_gpu(tmp_path):
+    if not cuda.available:
+        pytest.skip("CuPy is not installed, or finds no GPU")
+    train(1, tmp_path / "result", "--gpu", "--epoch", str(EPOCHS))
+    assert read_log(tmp_path / "result")[-1][DISTANCE] < 20
 
 
 def test_image_files_of_any_kind(app, tmp_path):
