@@ -146,55 +146,6 @@ def frechet_distance(p: Gaussian, q: Gaussian) -> float:
     return float(np.sum((p.mean - q.mean) ** 2) + traces - 2 * np.sum(np.sqrt(shared.clip(0))))
 
 
-class DistanceEvaluator(chainermn.extensions.GenericMultiNodeEvaluator):
-    """Reports, on rank 0, how far generated images are from the validation images.
-
-    The images are made from the same random numbers each time, a part of them on each rank. So
-    the distance is the same on any number of ranks.
-
-    Parameters
-    ----------
-    comm : CommunicatorBase
-    generator : Generator
-    network : FeatureNetwork
-    real : Gaussian
-        Of the features of the validation images.
-    device : chainer.backend.Device
-    """
-
-    def __init__(
-        self,
-        comm: chainermn.CommunicatorBase,
-        generator: Generator,
-        network: FeatureNetwork,
-        real: Gaussian,
-        device: chainer.backend.Device,
-    ) -> None:
-        shape = N_GENERATED // BATCHSIZE, BATCHSIZE, N_LATENT
-        latents = np.random.RandomState(0).standard_normal(shape).astype(chainer.get_dtype())
-        # With every size-th batch, results arrive in one order, whatever the size.
-        own = latents[comm.rank :: comm.size]
-        iterator = chainer.iterators.SerialIterator(own, 1, repeat=False, shuffle=False)
-        super().__init__(comm, iterator, generator, device, _first)
-        self.generator, self.network, self.real = generator, network, real
-        network.to_device(device)
-
-    def calc_local(self, latents: Any) -> np.ndarray:
-        """Return the features of the images made from a batch."""
-        return self.network.describe(generate(self.generator, latents))
-
-    def aggregate(self, results: list[np.ndarray]) -> float:
-        """Report and return the distance."""
-        distance = frechet_distance(Gaussian.fit(np.concatenate(results)), self.real)
-        chainer.report({DISTANCE: distance})
-        return distance
-
-
-@chainer.dataset.converter()
-def _first(batches: list[np.ndarray], device: chainer.backend.Device) -> Any:
-    return device.send(batches[0])
-
-
 class Reference(NamedTuple):
     """What generated images are measured by.
 
@@ -225,3 +176,50 @@ def create_reference(train: np.ndarray, validation: np.ndarray, folder: Path) ->
         for name, images in samples.items()
     }
     return Reference(network, real, distances)
+
+
+class DistanceEvaluator(chainermn.extensions.GenericMultiNodeEvaluator):
+    """Reports, on rank 0, how far generated images are from the validation images.
+
+    The images are made from the same random numbers each time, a part of them on each rank. So
+    the distance is the same on any number of ranks.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    generator : Generator
+    reference : Reference
+    device : chainer.backend.Device
+    """
+
+    def __init__(
+        self,
+        comm: chainermn.CommunicatorBase,
+        generator: Generator,
+        reference: Reference,
+        device: chainer.backend.Device,
+    ) -> None:
+        shape = N_GENERATED // BATCHSIZE, BATCHSIZE, N_LATENT
+        latents = np.random.RandomState(0).standard_normal(shape).astype(chainer.get_dtype())
+        # With every size-th batch, results arrive in one order, whatever the size.
+        own = latents[comm.rank :: comm.size]
+        iterator = chainer.iterators.SerialIterator(own, 1, repeat=False, shuffle=False)
+        super().__init__(comm, iterator, generator, device, _first)
+        self.generator, self.reference = generator, reference
+        reference.network.to_device(device)
+
+    def calc_local(self, latents: Any) -> np.ndarray:
+        """Return the features of the images made from a batch."""
+        return self.reference.network.describe(generate(self.generator, latents))
+
+    def aggregate(self, results: list[np.ndarray]) -> float:
+        """Report and return the distance."""
+        found = Gaussian.fit(np.concatenate(results))
+        distance = frechet_distance(found, self.reference.real)
+        chainer.report({DISTANCE: distance})
+        return distance
+
+
+@chainer.dataset.converter()
+def _first(batches: list[np.ndarray], device: chainer.backend.Device) -> Any:
+    return device.send(batches[0])

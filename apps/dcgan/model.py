@@ -133,7 +133,7 @@ def generate(generator: Generator, latents: np.ndarray) -> np.ndarray:
     return np.rint((pixels + 1) * 127.5).astype(np.uint8)
 
 
-def load_generator(path: Path, expected: tuple[int, int] | None = None) -> Generator:
+def load_generator(path: Path, expected: tuple[int, ...] | None = None) -> Generator:
     """Load a generator from a file of its weights.
 
     Parameters

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,7 +41,7 @@ def app() -> SimpleNamespace:
     others = take_away()
     sys.path.insert(0, str(HERE))
     try:
-        names = ["data", "evaluation", "generate", "model", "reports", "updater"]
+        names = ["data", "evaluation", "generate", "model", "reports", "train", "updater"]
         return SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     finally:
         sys.path.remove(str(HERE))
@@ -207,10 +208,11 @@ def test_input_that_is_wrong_ends_all_ranks_with_one_line(two_ranks, options, me
 
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize("overlap", [False, True])
-def test_steps_are_those_of_one_process_on_the_batches_of_all(app, overlap, monkeypatch):
+def test_steps_are_those_of_one_process_on_all_batches(app, overlap, monkeypatch):
     comm = chainermn.create_communicator("naive")
-    images = np.random.RandomState(1).randint(256, size=(50, 1, 8, 8)).astype(np.uint8)
-    seen = {"latents": [], "images": []}
+    n_steps, batchsize = 5, 5
+    images = np.random.RandomState(1).randint(256, size=(25 * comm.size, 1, 8, 8)).astype("u1")
+    seen = {"latents": [], "real": []}
 
     def draw(*args):
         seen["latents"].append(draw_latents(*args))
@@ -218,49 +220,37 @@ def test_steps_are_those_of_one_process_on_the_batches_of_all(app, overlap, monk
 
     @chainer.dataset.converter()
     def convert(batch, device):
-        seen["images"].append(app.data.to_pixels(batch, device))
-        return seen["images"][-1]
+        seen["real"].append(to_pixels(batch, device))
+        return seen["real"][-1]
 
-    draw_latents = app.updater.draw_latents
+    draw_latents, to_pixels = app.updater.draw_latents, app.train.data.to_pixels
     monkeypatch.setattr(app.updater, "draw_latents", draw)
+    monkeypatch.setattr(app.train.data, "to_pixels", convert)
+    create_optimizer = partial(chainermn.create_multi_node_optimizer, overlap=overlap)
+    monkeypatch.setattr(chainermn, "create_multi_node_optimizer", create_optimizer)
+    args = SimpleNamespace(unit=4, lr=0.01, seed=0, batchsize=batchsize, epoch=1, out="unused")
     with chainer.using_config("dtype", np.float64):
-        networks, alone = make_networks(app.model), make_networks(app.model)
-        networks = [chainermn.links.create_mnbn_model(network, comm) for network in networks]
-        optimizers = {
-            name: chainermn.create_multi_node_optimizer(adam(), comm, overlap=overlap).setup(link)
-            for name, link in zip(("generator", "discriminator"), networks, strict=True)
-        }
-        order = chainermn.create_distributed_sampler(images, comm, seed=0)
-        batches = chainer.iterators.SerialIterator(images, 5, order_sampler=order)
-        updater = app.updater.GANUpdater(batches, optimizers, convert, device="@numpy")
-        np.random.seed(comm.rank)
-        for _ in range(5):
-            updater.update()
-
-        own = [
-            optimizer.setup(link) for optimizer, link in zip((adam(), adam()), alone, strict=True)
+        np.random.seed(0)
+        trainer = app.train.create_trainer(args, comm, chainer.get_device("@numpy"), images)
+        np.random.seed(0)
+        alone = [
+            chainer.optimizers.Adam(alpha=0.01, beta1=0.5).setup(kind(1, 8, 4))
+            for kind in (app.model.Generator, app.model.Discriminator)
         ]
+        trainer.run()
         latents, real = (
             np.concatenate(comm.allgather_obj(np.stack(seen[name])), axis=1) for name in seen
         )
-        assert latents.shape == (5, 5 * comm.size, app.model.N_LATENT)
+        assert latents.shape == (n_steps, batchsize * comm.size, app.model.N_LATENT)
         assert len(np.unique(latents)) == latents.size
-        for step in range(5):
-            take_step(own, latents[step], real[step], moves=step > 0)
-    for network, expected in zip(networks, alone, strict=True):
-        found, wanted = map(arrays_of, (network, expected))
+        for step in range(n_steps):
+            take_step(alone, latents[step], real[step], moves=step > 0)
+    for name, expected in zip(("generator", "discriminator"), alone, strict=True):
+        found = arrays_of(trainer.updater.get_optimizer(name).target)
+        wanted = arrays_of(expected.target)
         assert sorted(found) == sorted(wanted)
-        for name in wanted:
-            np.testing.assert_allclose(found[name], wanted[name], 1e-9, 1e-12, err_msg=name)
-
-
-def make_networks(model):
-    np.random.seed(0)
-    return [model.Generator(1, 8, 4), model.Discriminator(1, 8, 4)]
-
-
-def adam():
-    return chainer.optimizers.Adam(alpha=0.01, beta1=0.5)
+        for key in wanted:
+            np.testing.assert_allclose(found[key], wanted[key], 1e-9, 1e-12, err_msg=name + key)
 
 
 def arrays_of(link):
@@ -301,8 +291,8 @@ def test_distance_of_all_ranks_is_that_of_one(app):
     network = evaluation.FeatureNetwork(1, 8)
     images = np.random.RandomState(1).randint(256, size=(200, 1, 8, 8)).astype(np.uint8)
     real = network.describe(images)
-    fitted = evaluation.Gaussian.fit(real)
-    evaluator = evaluation.DistanceEvaluator(comm, generator, network, fitted, device)
+    reference = evaluation.Reference(network, evaluation.Gaussian.fit(real), {})
+    evaluator = evaluation.DistanceEvaluator(comm, generator, reference, device)
     with chainer.reporter.Reporter().scope(observation := {}):
         found = evaluator(None)
     if comm.rank > 0:
@@ -333,6 +323,8 @@ def test_distance_of_known_distributions(app):
 def test_features_are_kept_and_known_by_their_images(app, tmp_path, monkeypatch):
     random = np.random.RandomState(0)
     images = random.randint(256, size=(2, 30, 1, 8, 8)).astype(np.uint8)
+    shortly = partial(app.evaluation.train_features, steps=2)
+    monkeypatch.setattr(app.evaluation, "train_features", shortly)
     first = app.evaluation.load_features(tmp_path, images[0])
     monkeypatch.setattr(app.evaluation, "train_features", None)  # is not called again
     again = app.evaluation.load_features(tmp_path, images[0])
@@ -466,3 +458,8 @@ def test_error_for_a_file_that_is_no_image(app, tmp_path):
 def test_error_for_options_that_do_not_fit(app, dataset, directory, message):
     with pytest.raises(ValueError, match=message):
         app.data.load(dataset, directory, 32)
+
+
+def test_readme_shows_lines_of_the_script():
+    (shown,) = re.findall(r"```python\n(.*?)```", (HERE / "README.md").read_text(), re.DOTALL)
+    assert shown in (HERE / "train.py").read_text()

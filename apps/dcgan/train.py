@@ -30,55 +30,36 @@ def main() -> None:
     np.random.seed(args.seed)
     device.xp.random.seed(args.seed)
 
-    out = Path(args.out)
     with exit_together(comm):
         train, validation = run_on_root(
             comm, 0, "data", lambda: data.load(args.dataset, args.data, args.size)
         )
-        channels, size, _ = train.shape[1:]
-        generator = Generator(channels, size, args.unit)
         if args.evaluate:
-            generator = load_generator(out / "best.npz", (channels, size))
+            generator = load_generator(Path(args.out, "best.npz"), train.shape[1:3])
     with exit_together(comm):
         reference = run_on_root(
-            comm, 0, "evaluation", lambda: create_reference(train, validation, out)
+            comm, 0, "evaluation", lambda: create_reference(train, validation, Path(args.out))
         )
     if comm.rank == 0:
         shown = ", ".join(f"{value:.3f} of {name}" for name, value in reference.distances.items())
         print(f"distance from {len(validation)} validation images: {shown}", flush=True)
-
-    # Normalized by the mean and variance over the batches of all ranks, ranks do what one process
-    # with a batch as large as theirs together does, and all have the same running statistics.
-    generator = create_mnbn_model(generator, comm)
-    generator.to_device(device)
-    evaluator = DistanceEvaluator(comm, generator, reference.network, reference.real, device)
     if args.evaluate:
-        distance = evaluator(None)
+        generator.to_device(device)
+        distance = DistanceEvaluator(comm, generator, reference, device)(None)
         if comm.rank == 0:
             print(f"distance {distance:.3f} of images by best.npz")
         return
-    discriminator = create_mnbn_model(Discriminator(channels, size, args.unit), comm)
-    discriminator.to_device(device)
 
-    optimizers = {}
-    for name, network in (("generator", generator), ("discriminator", discriminator)):
-        optimizer = chainer.optimizers.Adam(alpha=args.lr, beta1=0.5)
-        optimizers[name] = chainermn.create_multi_node_optimizer(optimizer, comm).setup(network)
-
-    order = chainermn.create_distributed_sampler(train, comm, seed=args.seed)
-    batches = chainer.iterators.SerialIterator(train, args.batchsize, order_sampler=order)
-    updater = GANUpdater(batches, optimizers, converter=data.to_pixels, device=device)
-    trainer = chainer.training.Trainer(updater, (args.epoch, "epoch"), out=args.out)
-    trainer.extend(StepSeed(args.seed, comm))  # each rank draws latents of its own
-    trainer.extend(evaluator)
+    trainer = create_trainer(args, comm, device, train)
+    generator = trainer.updater.get_optimizer("generator").target
+    trainer.extend(DistanceEvaluator(comm, generator, reference, device))
     with exit_together(comm):
         if comm.rank == 0:
             add_reports(trainer, generator, args, comm.size)
 
     settings = {key: vars(args)[key] for key in ("unit", "batchsize", "lr", "seed")}
     settings["images"] = data.digest(train)
-    snapshot = extensions.snapshot(n_retains=3)
-    snapshot = multi_node_snapshot(comm, snapshot, [], settings=settings)
+    snapshot = multi_node_snapshot(comm, extensions.snapshot(n_retains=3), [], settings=settings)
     trainer.extend(snapshot)
     with exit_together(comm):
         snapshot.resume(trainer, args.resume)
@@ -86,6 +67,32 @@ def main() -> None:
     trainer.run()
     if comm.rank == 0:
         finish(trainer, reference.distances)
+
+
+def create_trainer(
+    args: argparse.Namespace,
+    comm: chainermn.CommunicatorBase,
+    device: chainer.backend.Device,
+    images: np.ndarray,
+) -> chainer.training.Trainer:
+    """Return a trainer of two networks, of which each rank has a replica."""
+    optimizers = {}
+    for name, kind in (("generator", Generator), ("discriminator", Discriminator)):
+        network = kind(*images.shape[1:3], args.unit)
+        # Normalized over the batches of all ranks, ranks take the steps that one process takes
+        # with all their images, and have the same running statistics.
+        network = create_mnbn_model(network, comm)
+        network.to_device(device)
+        optimizer = chainer.optimizers.Adam(alpha=args.lr, beta1=0.5)
+        optimizer = chainermn.create_multi_node_optimizer(optimizer, comm)
+        optimizers[name] = optimizer.setup(network)
+
+    order = chainermn.create_distributed_sampler(images, comm, seed=args.seed)
+    batches = chainer.iterators.SerialIterator(images, args.batchsize, order_sampler=order)
+    updater = GANUpdater(batches, optimizers, converter=data.to_pixels, device=device)
+    trainer = chainer.training.Trainer(updater, (args.epoch, "epoch"), out=args.out)
+    trainer.extend(StepSeed(args.seed, comm))  # each rank draws latents of its own
+    return trainer
 
 
 def parse_arguments() -> argparse.Namespace:
