@@ -58,3 +58,18 @@ def test_numbers_of_each_step(shared_tmp_path: Path, training: Any) -> None:
     others, _ = drawn(training, comm, out, 5, seed=2)
     everywhere = [n for numbers in comm.allgather_obj(whole + others) for n in numbers]
     assert len(set(everywhere)) == 10 * comm.size
+
+
+def test_updater_with_optimizers_of_other_names() -> None:
+    comm = chainermn.create_communicator("naive")
+    optimizers = {
+        name: chainer.optimizers.SGD().setup(chainer.links.Linear(2, 1))
+        for name in ("generator", "discriminator")
+    }
+    iterator = chainer.iterators.SerialIterator(np.zeros((4, 2), np.float32), 2)
+    trainer = chainer.training.Trainer(chainer.training.StandardUpdater(iterator, optimizers))
+    seed = StepSeed(1, comm)
+    seed(trainer)
+    first = np.random.rand()
+    seed(trainer)
+    assert np.random.rand() == first

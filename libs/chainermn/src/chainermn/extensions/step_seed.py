@@ -47,6 +47,7 @@ class StepSeed(Extension):
         entropy = [self.seed, self.rank, trainer.updater.iteration]
         number = int(np.random.SeedSequence(entropy).generate_state(1)[0])
         np.random.seed(number)
-        device = trainer.updater.get_optimizer("main").target.device
-        if device.xp is not np:
-            device.xp.random.seed(number)
+        for optimizer in trainer.updater.get_all_optimizers().values():
+            xp = optimizer.target.device.xp
+            if xp is not np:
+                xp.random.seed(number)

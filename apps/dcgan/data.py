@@ -1,0 +1,148 @@
+"""Images to learn from, all of one size, without labels."""
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+from typing import Any
+
+import chainer
+import numpy as np
+from PIL import Image, ImageOps
+
+from chainermn.progress import Progress
+
+IDX_FILES = "train-images-idx3-ubyte", "t10k-images-idx3-ubyte"
+HELD_OUT = 0.1  # share of the files in a folder
+FEWEST_FILES = 100
+
+
+def load(dataset: str, directory: str | None, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the images to train on, and those to compare generated ones with.
+
+    Parameters
+    ----------
+    dataset : {'digits', 'mnist', 'images'}
+        ``digits`` comes with scikit-learn: 1437 and 360 images of 8x8 pixels. ``mnist`` is read
+        from two IDX files of MNIST or of a set like it. ``images`` are image files in a folder
+        and all below, of which one in ten is held out.
+    directory : path or None
+        The folder, for ``mnist`` and ``images``.
+    size : int
+        To which ``images`` are scaled, after the middle of each has been cut out.
+
+    Returns
+    -------
+    train, validation : array of uint8, shape (n, channels, size, size)
+
+    Raises
+    ------
+    OSError, ValueError
+        If the folder lacks a file, a file is not what its name says, there are too few images, or
+        there is a folder where none is needed, or none where one is.
+    """
+    if (directory is None) != (dataset == "digits"):
+        expected = "takes no folder" if dataset == "digits" else "needs a folder"
+        raise ValueError(f"--dataset {dataset} {expected}; got --data {directory}")
+    if dataset == "digits":
+        return _load_digits()
+    if dataset == "mnist":
+        train, validation = (_load_idx(Path(directory), name) for name in IDX_FILES)
+        if train.shape[1:] != validation.shape[1:]:
+            raise ValueError(
+                f"{directory}: the images of the two files must have the same size, got "
+                f"{train.shape[2:]} and {validation.shape[2:]}"
+            )
+        return train, validation
+    return _load_files(Path(directory), size)
+
+
+@chainer.dataset.converter()
+def to_pixels(images: list[np.ndarray], device: chainer.backend.Device) -> Any:
+    """Return a batch for the networks: from -1 for black to 1 for white, on a device."""
+    return device.send(np.stack(images).astype(chainer.get_dtype()) / 127.5 - 1)
+
+
+def digest(images: np.ndarray) -> str:
+    """Return a short text that other images do not have."""
+    return f"{zlib.crc32(images):08x}"
+
+
+def read_idx(content: bytes, name: str) -> np.ndarray:
+    """Decode a file of images in MNIST's format, IDX, gzipped or not.
+
+    Returns
+    -------
+    array of uint8, shape (n, 1, size, size)
+
+    Raises
+    ------
+    ValueError
+        If it is something else, has been cut off, or its images are not square. The message
+        begins with ``name``.
+    """
+    if content.startswith(b"\x1f\x8b"):
+        try:
+            content = gzip.decompress(content)
+        except (EOFError, OSError, zlib.error) as error:
+            raise ValueError(f"{name}: damaged gzip file ({error})") from None
+    if content[:4] != b"\0\0\x08\x03":
+        raise ValueError(
+            f"{name}: expected an IDX file of images, which starts with 00 00 08 03, got "
+            f"{content[:4].hex(' ') or 'nothing'}"
+        )
+    n, height, width = (int.from_bytes(content[i : i + 4], "big") for i in (4, 8, 12))
+    if len(content) != 16 + math.prod((n, height, width)) or height != width:
+        raise ValueError(
+            f"{name}: expected square images, got {len(content)} bytes for {n} of "
+            f"{height}x{width} pixels"
+        )
+    return np.frombuffer(content, np.uint8, offset=16).reshape(n, 1, height, width)
+
+
+def _load_digits() -> tuple[np.ndarray, np.ndarray]:
+    from sklearn.datasets import load_digits  # takes a second, and only one rank has to
+
+    pixels = load_digits().images
+    order = np.random.RandomState(0).permutation(len(pixels))
+    images = np.rint(pixels[order, None] * (255 / 16)).astype(np.uint8)
+    return images[:1437], images[1437:]
+
+
+def _load_idx(directory: Path, name: str) -> np.ndarray:
+    candidates = [directory / name, directory / f"{name}.gz"]
+    found = next((path for path in candidates if path.is_file()), None)
+    if found is None:
+        raise FileNotFoundError(f"{directory.resolve()} contains neither {name} nor {name}.gz")
+    return read_idx(found.read_bytes(), str(found))
+
+
+def _load_files(directory: Path, size: int) -> tuple[np.ndarray, np.ndarray]:
+    formats = Image.registered_extensions()
+    endings = {ending for ending, name in formats.items() if name in Image.OPEN}
+    paths = sorted(path for path in directory.rglob("*") if path.suffix.lower() in endings)
+    if len(paths) < FEWEST_FILES:
+        raise ValueError(
+            f"expected at least {FEWEST_FILES} image files in {directory.resolve()} and its "
+            f"folders, got {len(paths)}"
+        )
+    images = np.empty((len(paths), 3, size, size), np.uint8)
+    progress = Progress(len(paths), "reading images")
+    for pixels, path in zip(images, paths, strict=True):
+        pixels[...] = _read(path, size)
+        progress.step()
+    images = images[np.random.RandomState(0).permutation(len(images))]
+    n_held_out = round(HELD_OUT * len(images))
+    return images[n_held_out:], images[:n_held_out]
+
+
+def _read(path: Path, size: int) -> np.ndarray:
+    try:
+        with Image.open(path) as image:
+            upright = ImageOps.exif_transpose(image).convert("RGB")
+    except Exception as error:  # Pillow's decoders each have their own
+        raise ValueError(
+            f"{path} cannot be read as an image ({type(error).__name__}: {error})"
+        ) from None
+    fitted = ImageOps.fit(upright, (size, size), Image.Resampling.BICUBIC)
+    return np.asarray(fitted).transpose(2, 0, 1)

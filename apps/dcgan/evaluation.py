@@ -1,0 +1,225 @@
+"""How far generated images are from real ones, as one number.
+
+It is the Frechet distance of M. Heusel et al., "GANs Trained by a Two Time-Scale Update Rule
+Converge to a Local Nash Equilibrium", NIPS 2017. There a large network that knows photographs
+describes the images, here a small one that has been trained on the data at hand. So the numbers
+can be compared for the same data only.
+"""
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+
+import chainermn
+from data import digest, to_pixels
+from model import N_LATENT, Generator, generate
+
+N_FEATURES = 32
+N_GENERATED, BATCHSIZE = 1000, 100
+DISTANCE = "validation/distance"
+
+
+class FeatureNetwork(chainer.Chain):
+    """Tells by how many quarters an image has been turned; its hidden layer describes images.
+
+    To learn that, it has to know what is in the images, but needs no labels: S. Gidaris, P. Singh
+    and N. Komodakis, "Unsupervised Representation Learning by Predicting Image Rotations", ICLR
+    2018.
+
+    Parameters
+    ----------
+    channels, size : int
+        Of the images.
+    """
+
+    def __init__(self, channels: int, size: int) -> None:
+        super().__init__()
+        # Numbers of its own: those of training do not depend on whether this has been trained.
+        weights = chainer.initializers.LeCunNormal(rng=np.random.RandomState(0))
+        side = -(-size // 4)
+        with self.init_scope():
+            self.conv1 = L.Convolution2D(channels, 16, 3, pad=1, initialW=weights)
+            self.conv2 = L.Convolution2D(16, 32, 3, pad=1, initialW=weights)
+            self.features = L.Linear(32 * side**2, N_FEATURES, initialW=weights)
+            self.turns = L.Linear(N_FEATURES, 4, initialW=weights)
+
+    def forward(self, pixels: Any) -> chainer.Variable:
+        """Return features, of shape (n, `N_FEATURES`), from what ``to_pixels`` returns."""
+        h = F.max_pooling_2d(F.relu(self.conv1(pixels)), 2)
+        h = F.max_pooling_2d(F.relu(self.conv2(h)), 2)
+        return F.relu(self.features(h))
+
+    def describe(self, images: np.ndarray) -> np.ndarray:
+        """Return the features of images of uint8, in float64."""
+        found = []
+        with chainer.no_backprop_mode():
+            for i in range(0, len(images), BATCHSIZE):
+                pixels = to_pixels(images[i : i + BATCHSIZE], self.device)
+                found.append(chainer.backends.cuda.to_cpu(self(pixels).array))
+        return np.concatenate(found).astype(np.float64)
+
+
+def train_features(images: np.ndarray, steps: int = 500, batchsize: int = 64) -> FeatureNetwork:
+    """Return a network that has learnt which way up images are, the same one each time.
+
+    Parameters
+    ----------
+    images : array of uint8, shape (n, channels, size, size)
+    steps, batchsize : int
+    """
+    random = np.random.RandomState(0)
+    network = FeatureNetwork(*images.shape[1:3])
+    optimizer = chainer.optimizers.Adam().setup(network)
+    for _ in range(steps):
+        chosen = images[random.randint(len(images), size=batchsize)]
+        turns = random.randint(4, size=batchsize).astype(np.int32)
+        turned = [np.rot90(image, n, (1, 2)) for image, n in zip(chosen, turns, strict=True)]
+        scores = network.turns(network(to_pixels(turned, network.device)))
+        optimizer.update(F.softmax_cross_entropy, scores, turns)
+    return network
+
+
+def load_features(folder: Path, images: np.ndarray) -> FeatureNetwork:
+    """Return the network for these images from a folder; the first time, train and save it.
+
+    It is kept because training on another processor, or with other threads, rounds differently.
+
+    Raises
+    ------
+    OSError, ValueError
+        If the file cannot be read or written.
+    """
+    path = folder / f"features-{digest(images)}.npz"
+    if not path.exists():
+        network = train_features(images)
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".tmp")
+        with unfinished.open("wb") as file:
+            chainer.serializers.save_npz(file, network)
+        os.replace(unfinished, path)
+        return network
+    network = FeatureNetwork(*images.shape[1:3])
+    try:
+        chainer.serializers.load_npz(path, network)
+    except Exception as error:  # zipfile, pickle and NumPy each have their own
+        raise ValueError(
+            f"{path} is damaged ({type(error).__name__}: {error}). Delete it, and it is made anew"
+        ) from None
+    return network
+
+
+class Gaussian(NamedTuple):
+    """A normal distribution of features.
+
+    Attributes
+    ----------
+    mean : array of float64, shape (n_features,)
+    covariance : array of float64, shape (n_features, n_features)
+    """
+
+    mean: np.ndarray
+    covariance: np.ndarray
+
+    @classmethod
+    def fit(cls, features: np.ndarray) -> "Gaussian":
+        """Return the one with the mean and covariance of features, (n, n_features)."""
+        return cls(features.mean(axis=0), np.cov(features, rowvar=False))
+
+
+def frechet_distance(p: Gaussian, q: Gaussian) -> float:
+    """Return the squared Frechet distance of two normal distributions.
+
+    D. Dowson and B. Landau, "The Frechet Distance between Multivariate Normal Distributions",
+    Journal of Multivariate Analysis 12, 1982. Where they have the trace of the root of PQ, this
+    takes that of the root of the symmetric matrix sqrt(P) Q sqrt(P), which has the same
+    eigenvalues.
+    """
+    values, vectors = np.linalg.eigh(p.covariance)
+    root = vectors * np.sqrt(values.clip(0)) @ vectors.T
+    shared = np.linalg.eigvalsh(root @ q.covariance @ root)
+    traces = np.trace(p.covariance) + np.trace(q.covariance)
+    return float(np.sum((p.mean - q.mean) ** 2) + traces - 2 * np.sum(np.sqrt(shared.clip(0))))
+
+
+class Reference(NamedTuple):
+    """What generated images are measured by.
+
+    Attributes
+    ----------
+    network : FeatureNetwork
+    real : Gaussian
+        Of the features of the validation images.
+    distances : dict of float
+        Of as many training images, and of as much noise, from the validation images: no generator
+        has to be better than the one, each should be better than the other.
+    """
+
+    network: FeatureNetwork
+    real: Gaussian
+    distances: dict[str, float]
+
+
+def create_reference(train: np.ndarray, validation: np.ndarray, folder: Path) -> Reference:
+    """Train or load the network in a folder, and describe the validation images by it."""
+    network = load_features(folder, train)
+    real = Gaussian.fit(network.describe(validation))
+    shape = N_GENERATED, *train.shape[1:]
+    noise = np.random.RandomState(0).randint(256, size=shape).astype(np.uint8)
+    samples = {"training images": train[:N_GENERATED], "noise": noise}
+    distances = {
+        name: frechet_distance(Gaussian.fit(network.describe(images)), real)
+        for name, images in samples.items()
+    }
+    return Reference(network, real, distances)
+
+
+class DistanceEvaluator(chainermn.extensions.GenericMultiNodeEvaluator):
+    """Reports, on rank 0, how far generated images are from the validation images.
+
+    The images are made from the same random numbers each time, a part of them on each rank. So
+    the distance is the same on any number of ranks.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    generator : Generator
+    reference : Reference
+    device : chainer.backend.Device
+    """
+
+    def __init__(
+        self,
+        comm: chainermn.CommunicatorBase,
+        generator: Generator,
+        reference: Reference,
+        device: chainer.backend.Device,
+    ) -> None:
+        shape = N_GENERATED // BATCHSIZE, BATCHSIZE, N_LATENT
+        latents = np.random.RandomState(0).standard_normal(shape).astype(chainer.get_dtype())
+        # With every size-th batch, results arrive in one order, whatever the size.
+        own = latents[comm.rank :: comm.size]
+        iterator = chainer.iterators.SerialIterator(own, 1, repeat=False, shuffle=False)
+        super().__init__(comm, iterator, generator, device, _first)
+        self.generator, self.reference = generator, reference
+        reference.network.to_device(device)
+
+    def calc_local(self, latents: Any) -> np.ndarray:
+        """Return the features of the images made from a batch."""
+        return self.reference.network.describe(generate(self.generator, latents))
+
+    def aggregate(self, results: list[np.ndarray]) -> float:
+        """Report and return the distance."""
+        found = Gaussian.fit(np.concatenate(results))
+        distance = frechet_distance(found, self.reference.real)
+        chainer.report({DISTANCE: distance})
+        return distance
+
+
+@chainer.dataset.converter()
+def _first(batches: list[np.ndarray], device: chainer.backend.Device) -> Any:
+    return device.send(batches[0])

@@ -1,0 +1,43 @@
+#!/usr/bin/env python3
+"""Draw images with a trained generator."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from model import draw_latents, generate, load_generator
+from reports import save_grid
+
+
+def main() -> int:
+    args = parse_arguments()
+    try:
+        generator = load_generator(args.weights)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    np.random.seed(args.seed)
+    save_grid(generate(generator, draw_latents(args.number)), args.picture)
+    print(f"picture: {args.picture.resolve()}")
+    return 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    best = Path("result/best.npz")
+    add("weights", metavar="FILE", nargs="?", type=Path, default=best, help="default: %(default)s")
+    add("--number", "-n", type=int, default=80, help="of images; default: %(default)s")
+    add("--seed", type=int, default=0, help="another one draws other images")
+    picture = Path("generated.png")
+    add("--picture", metavar="FILE", type=Path, default=picture, help="default: %(default)s")
+    args = parser.parse_args()
+    if args.number < 1 or args.seed < 0:
+        parser.error("--number must be at least 1, and --seed at least 0")
+    return args
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,465 @@
+"""Train on a few ranks and check what comes out."""
+
+import gzip
+import importlib
+import json
+import re
+import shutil
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import chainer
+import chainer.functions as F
+import matplotlib.font_manager  # noqa: F401  - announces its first use ever on standard error
+import numpy as np
+import pytest
+from chainer.backends import cuda
+from PIL import Image
+
+import chainermn
+from chainermn.testing.mpiexec import JobResult, run_job
+
+HERE = Path(__file__).resolve().parent
+DISTANCE = "validation/distance"
+# Seconds after which something hangs, on however busy a machine.
+LIMIT = 600
+# The threads of a BLAS wait for each other for long where other programs use the cores too.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+EPOCHS = 8
+
+
+@pytest.fixture(scope="module")
+def app() -> SimpleNamespace:
+    """Return the modules of the app, imported so that another app's may have the same names."""
+    own = {path.stem for path in HERE.glob("*.py")}
+
+    def take_away() -> dict:
+        return {name: sys.modules.pop(name) for name in list(sys.modules) if name in own}
+
+    others = take_away()
+    sys.path.insert(0, str(HERE))
+    try:
+        names = ["data", "evaluation", "generate", "model", "reports", "train", "updater"]
+        return SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    finally:
+        sys.path.remove(str(HERE))
+        take_away()
+        sys.modules.update(others)
+
+
+def train(ranks: int, out: Path, *options: str | Path, fails: bool = False) -> JobResult:
+    env = ONE_THREAD if ranks == 1 else {}  # for more ranks the library sees to it
+    command = [HERE / "train.py", "--out", out, *options]
+    job = run_job(ranks, command, cwd=out.parent, env=env, timeout=LIMIT)
+    assert not job.timed_out, job
+    assert not job.left_behind, job
+    if fails:
+        assert job.returncode != 0, job
+    else:
+        assert (job.returncode, job.stderr) == (0, ""), job
+    return job
+
+
+def read_log(out: Path) -> list[dict[str, float]]:
+    return json.loads((out / "log").read_text())
+
+
+# Training
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory) -> tuple[JobResult, Path]:
+    out = tmp_path_factory.mktemp("two_ranks") / "result"
+    return train(2, out, "--epoch", str(EPOCHS)), out
+
+
+@pytest.mark.each_mpi
+def test_two_ranks_learn_to_draw_digits(two_ranks):
+    job, out = two_ranks
+    of_training, of_noise = map(float, re.findall(r"([\d.]+) of ", job.stdout))
+    log = read_log(out)
+    assert [row["epoch"] for row in log] == list(range(1, EPOCHS + 1))
+    assert of_training < 1 < 20 < of_noise
+    assert log[-1][DISTANCE] < of_noise / 10
+    assert all(row[name] > 0 for row in log for name in ("generator/loss", "discriminator/loss"))
+
+
+def test_what_is_written(app, two_ranks):
+    _, out = two_ranks
+    train_images, _ = app.data.load("digits", None, 0)
+    written = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    iterations = [row["iteration"] for row in read_log(out)][-3:]
+    assert written == {
+        *("best.json", "best.npz", "curves.png", "log", "model.npz", "run.json"),
+        f"features-{app.data.digest(train_images)}.npz",
+        *(f"snapshot_iter_{n}.0" for n in iterations),
+        *(f"pictures/epoch_{n:03d}.png" for n in range(1, EPOCHS + 1)),
+    }
+    best = json.loads((out / "best.json").read_text())
+    assert best["value"] == min(row[DISTANCE] for row in read_log(out))
+    with Image.open(out / "curves.png") as curves:
+        assert curves.format == "PNG"
+    assert not np.array_equal(*map(read_picture, sorted(out.glob("pictures/*"))[-2:]))
+
+
+def read_picture(path: Path) -> np.ndarray:
+    with Image.open(path) as picture:
+        return np.asarray(picture)
+
+
+@pytest.mark.each_mpi
+def test_only_rank_0_prints(two_ranks):
+    job, out = two_ranks
+    first, scale, header, *rows, last, best, files = job.stdout.splitlines()
+    assert first == "ranks: 2, hosts: 1, communicator: SingleNodeCommunicator"
+    expected = r"distance from 360 validation images: 0\.\d{3} of training images, .* of noise"
+    assert re.fullmatch(expected, scale)
+    assert header.split()[:2] == ["epoch", "generator/loss"]
+    assert [row.split()[0] for row in rows] == [str(n) for n in range(1, EPOCHS + 1)]
+    assert last == f"distance {read_log(out)[-1][DISTANCE]:.3f} after {EPOCHS} epochs"
+    assert best.startswith("the best: ")
+    names = f"pictures/epoch_{EPOCHS:03d}.png,curves.png,log,best.npz,model.npz"
+    assert files == f"pictures, curves, log and generators: {out}/{{{names}}}"
+
+
+def test_run_that_goes_on_ends_as_one_never_interrupted(two_ranks, tmp_path):
+    _, whole = two_ranks
+    out = tmp_path / "result"
+    # As if the job had been killed after that snapshot.
+    iteration = read_log(whole)[EPOCHS - 3]["iteration"]
+    snapshot = f"snapshot_iter_{iteration}.0"
+    out.mkdir()
+    shutil.copy(whole / snapshot, out)
+    job = train(2, out, "--epoch", str(EPOCHS))
+    expected = f"going on after iteration {iteration}, epoch {EPOCHS - 2}, from {out}/{snapshot}"
+    assert expected in job.stdout.splitlines()
+    for row, straight in zip(read_log(out), read_log(whole), strict=True):
+        for key in ("iteration", "generator/loss", "discriminator/loss", DISTANCE):
+            assert row[key] == straight[key]
+    with np.load(out / "model.npz") as first, np.load(whole / "model.npz") as second:
+        assert sorted(first) == sorted(second)
+        for name in first:
+            np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+    last = f"pictures/epoch_{EPOCHS:03d}.png"
+    np.testing.assert_array_equal(read_picture(out / last), read_picture(whole / last))
+
+
+def test_best_generator_is_evaluated_on_another_number_of_ranks(two_ranks):
+    _, out = two_ranks
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    job = train(3, out, "--evaluate")
+    best = json.loads((out / "best.json").read_text())["value"]
+    assert job.stdout.splitlines()[-1] == f"distance {best:.3f} of images by best.npz"
+    assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+
+
+@pytest.mark.gpu
+def test_learns_on_a_gpu(tmp_path):
+    if not cuda.available:
+        pytest.skip("CuPy is not installed, or finds no GPU")
+    train(1, tmp_path / "result", "--gpu", "--epoch", str(EPOCHS))
+    assert read_log(tmp_path / "result")[-1][DISTANCE] < 20
+
+
+def test_image_files_of_any_kind(app, tmp_path):
+    random = np.random.RandomState(0)
+    photos = tmp_path / "photos"
+    (photos / "more").mkdir(parents=True)
+    for i in range(118):
+        colours = random.randint(256, size=(1, 2, 3)).astype(np.uint8)
+        Image.fromarray(colours).resize((40, 30)).save(photos / f"{i}.png")
+    Image.new("L", (20, 50), 255).save(photos / "more" / "grey.jpg")
+    Image.new("RGBA", (20, 50), (255, 0, 0, 255)).save(photos / "more" / "red.gif")
+    (photos / "notes.txt").touch()
+    out = tmp_path / "result"
+    options = ["--dataset", "images", "--data", photos, "--size", "16", "--unit", "4"]
+    job = train(2, out, *options, "--epoch", "1", "--batchsize", "20")
+    assert "reading images: 100%\n" in job.stdout
+    assert read_log(out)[-1]["iteration"] == 3
+    settings = app.model.load_generator(out / "best.npz").settings
+    assert settings.tolist() == [3, 16, 4]
+    job = train(2, tmp_path / "result", "--evaluate", fails=True)
+    assert_one_line(job, r"best.npz draws images of \(3, 16\) .*, the data has \(1, 8\)")
+
+
+def assert_one_line(job: JobResult, message: str) -> None:
+    assert re.search(f"error: .*{message}", job.stderr), job
+    assert job.stderr.count("error: ") == 1
+    assert "Traceback" not in job.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--evaluate", "--out", "absent"], "No such file or directory: 'absent/best.npz'"),
+        (["--unit", "20"], r"with other settings \(unit: 32, now 20\)"),
+        (["--dataset", "images", "--data", "."], "at least 100 image files in .*, got 0"),
+    ],
+)
+def test_input_that_is_wrong_ends_all_ranks_with_one_line(two_ranks, options, message, tmp_path):
+    (tmp_path / "result").symlink_to(two_ranks[1])
+    assert_one_line(train(2, tmp_path / "result", *options, fails=True), message)
+
+
+# The updater
+
+
+@pytest.mark.mpi(2, 3)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_steps_are_those_of_one_process_on_all_batches(app, overlap, monkeypatch):
+    comm = chainermn.create_communicator("naive")
+    n_steps, batchsize = 5, 5
+    images = np.random.RandomState(1).randint(256, size=(25 * comm.size, 1, 8, 8)).astype("u1")
+    seen = {"latents": [], "real": []}
+
+    def draw(*args):
+        seen["latents"].append(draw_latents(*args))
+        return seen["latents"][-1]
+
+    @chainer.dataset.converter()
+    def convert(batch, device):
+        seen["real"].append(to_pixels(batch, device))
+        return seen["real"][-1]
+
+    draw_latents, to_pixels = app.updater.draw_latents, app.train.data.to_pixels
+    monkeypatch.setattr(app.updater, "draw_latents", draw)
+    monkeypatch.setattr(app.train.data, "to_pixels", convert)
+    create_optimizer = partial(chainermn.create_multi_node_optimizer, overlap=overlap)
+    monkeypatch.setattr(chainermn, "create_multi_node_optimizer", create_optimizer)
+    args = SimpleNamespace(unit=4, lr=0.01, seed=0, batchsize=batchsize, epoch=1, out="unused")
+    with chainer.using_config("dtype", np.float64):
+        np.random.seed(0)
+        trainer = app.train.create_trainer(args, comm, chainer.get_device("@numpy"), images)
+        np.random.seed(0)
+        alone = [
+            chainer.optimizers.Adam(alpha=0.01, beta1=0.5).setup(kind(1, 8, 4))
+            for kind in (app.model.Generator, app.model.Discriminator)
+        ]
+        trainer.run()
+        latents, real = (
+            np.concatenate(comm.allgather_obj(np.stack(seen[name])), axis=1) for name in seen
+        )
+        assert latents.shape == (n_steps, batchsize * comm.size, app.model.N_LATENT)
+        assert len(np.unique(latents)) == latents.size
+        for step in range(n_steps):
+            take_step(alone, latents[step], real[step], moves=step > 0)
+    for name, expected in zip(("generator", "discriminator"), alone, strict=True):
+        found = arrays_of(trainer.updater.get_optimizer(name).target)
+        wanted = arrays_of(expected.target)
+        assert sorted(found) == sorted(wanted)
+        for key in wanted:
+            np.testing.assert_allclose(found[key], wanted[key], 1e-9, 1e-12, err_msg=name + key)
+
+
+def arrays_of(link):
+    serializer = chainer.serializers.DictionarySerializer()
+    serializer.save(link)
+    return serializer.target
+
+
+def take_step(optimizers, latents, real, moves):
+    """Take a step of plain Chainer; the first of a multi-node optimizer is none."""
+    generator, discriminator = (optimizer.target for optimizer in optimizers)
+    fake = generator(latents)
+    share_of_fake = F.sigmoid(discriminator(fake))
+    share_of_real = F.sigmoid(discriminator(real))
+    losses = [
+        -F.average(F.log(share_of_fake)),
+        -F.average(F.log(share_of_real)) - F.average(F.log(1 - share_of_fake)),
+    ]
+    for optimizer, loss in zip(optimizers, losses, strict=True):
+        parameters = list(optimizer.target.params())
+        gradients = chainer.grad([loss], parameters)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.array
+    if moves:
+        for optimizer in optimizers:
+            optimizer.update()
+
+
+# The distance
+
+
+@pytest.mark.mpi(1, 2, 3)
+def test_distance_of_all_ranks_is_that_of_one(app):
+    comm = chainermn.create_communicator("naive")
+    evaluation, device = app.evaluation, chainer.get_device("@numpy")
+    np.random.seed(0)
+    generator = chainermn.links.create_mnbn_model(app.model.Generator(1, 8, 4), comm)
+    network = evaluation.FeatureNetwork(1, 8)
+    images = np.random.RandomState(1).randint(256, size=(200, 1, 8, 8)).astype(np.uint8)
+    real = network.describe(images)
+    reference = evaluation.Reference(network, evaluation.Gaussian.fit(real), {})
+    evaluator = evaluation.DistanceEvaluator(comm, generator, reference, device)
+    with chainer.reporter.Reporter().scope(observation := {}):
+        found = evaluator(None)
+    if comm.rank > 0:
+        assert (found, observation) == (None, {})
+        return
+    latents = np.random.RandomState(0).standard_normal((1000, 100)).astype(np.float32)
+    drawn = network.describe(app.model.generate(generator, latents))
+    covariances = np.cov(drawn.T), np.cov(real.T)
+    # The trace of a root is the sum of the roots of the eigenvalues.
+    shared = np.sqrt(np.linalg.eigvals(covariances[0] @ covariances[1]).astype(complex)).real
+    of_means = np.sum((drawn.mean(0) - real.mean(0)) ** 2)
+    expected = of_means + np.trace(covariances[0] + covariances[1]) - 2 * shared.sum()
+    assert found == observation[DISTANCE] == pytest.approx(expected, rel=1e-5)
+
+
+def test_distance_of_known_distributions(app):
+    gaussian, distance = app.evaluation.Gaussian, app.evaluation.frechet_distance
+    # One after the other in each dimension: (mean - mean)**2 + (deviation - deviation)**2.
+    p = gaussian(np.array([1.0, 0.0, 2.0]), np.diag([4.0, 0.0, 9.0]))
+    q = gaussian(np.array([3.0, 0.0, 1.0]), np.diag([1.0, 0.25, 0.0]))
+    turn = np.linalg.qr(np.random.RandomState(0).standard_normal((3, 3)))[0]
+    turned = [gaussian(turn @ one.mean, turn @ one.covariance @ turn.T) for one in (p, q)]
+    assert distance(p, q) == pytest.approx(4 + 1 + 0.25 + 1 + 9)
+    assert distance(*turned) == pytest.approx(distance(q, p))
+    assert distance(p, p) == pytest.approx(0, abs=1e-12)
+
+
+def test_features_are_kept_and_known_by_their_images(app, tmp_path, monkeypatch):
+    random = np.random.RandomState(0)
+    images = random.randint(256, size=(2, 30, 1, 8, 8)).astype(np.uint8)
+    shortly = partial(app.evaluation.train_features, steps=2)
+    monkeypatch.setattr(app.evaluation, "train_features", shortly)
+    first = app.evaluation.load_features(tmp_path, images[0])
+    monkeypatch.setattr(app.evaluation, "train_features", None)  # is not called again
+    again = app.evaluation.load_features(tmp_path, images[0])
+    np.testing.assert_array_equal(first.describe(images[1]), again.describe(images[1]))
+    with pytest.raises(TypeError):
+        app.evaluation.load_features(tmp_path, images[1])
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(b"?")
+    with pytest.raises(ValueError, match=f"{path.name} is damaged"):
+        app.evaluation.load_features(tmp_path, images[0])
+
+
+# Networks and pictures
+
+
+@pytest.mark.parametrize(("channels", "size"), [(1, 8), (1, 28), (3, 32), (3, 64), (1, 9)])
+def test_networks_of_any_size(app, channels, size):
+    generator = app.model.Generator(channels, size, 2)
+    images = app.model.generate(generator, app.model.draw_latents(3))
+    assert (images.shape, images.dtype) == ((3, channels, size, size), np.uint8)
+    pixels = app.data.to_pixels(images, chainer.get_device("@numpy"))
+    assert np.abs(pixels).max() <= 1
+    with chainer.using_config("train", False):
+        assert app.model.Discriminator(channels, size, 2)(pixels).shape == (3, 1)
+
+
+def test_pictures_of_a_trained_generator(app, two_ranks, tmp_path, monkeypatch, capsys):
+    _, out = two_ranks
+    found = []
+    for name, options in (("a", []), ("b", []), ("c", ["--seed", "1"])):
+        picture = tmp_path / f"{name}.png"
+        command = [
+            "generate.py",
+            str(out / "best.npz"),
+            "--number",
+            "7",
+            "--picture",
+            str(picture),
+        ]
+        monkeypatch.setattr(sys, "argv", [*command, *options])
+        assert app.generate.main() == 0
+        found.append(read_picture(picture))
+    assert capsys.readouterr().out.count("picture: ") == 3
+    np.testing.assert_array_equal(found[0], found[1])
+    assert not np.array_equal(found[0], found[2])
+
+    monkeypatch.setattr(sys, "argv", ["generate.py", str(out / "log")])
+    assert app.generate.main() == 1
+    assert re.match(r"error: .*log is damaged, or not a generator", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_grid(app, channels, tmp_path):
+    images = np.random.RandomState(0).randint(1, 256, size=(4, channels, 150, 150)).astype("u1")
+    app.reports.save_grid(images, tmp_path / "grid.png")
+    pixels = read_picture(tmp_path / "grid.png").reshape(309, -1, channels)
+    # Three beside each other, nine pixels apart, and the fourth below the first.
+    assert pixels.shape == (309, 468, channels)
+    for image, (row, column) in zip(images, [(0, 0), (0, 1), (0, 2), (1, 0)], strict=True):
+        found = pixels[159 * row :, 159 * column :][:150, :150]
+        np.testing.assert_array_equal(found, image.transpose(1, 2, 0))
+    assert not pixels[159:, 159:].any()
+
+
+# Data
+
+
+def test_digits_are_split_always_alike(app):
+    parts, again = (app.data.load("digits", None, 0) for _ in range(2))
+    assert [part.shape for part in parts] == [(1437, 1, 8, 8), (360, 1, 8, 8)]
+    for part, same in zip(parts, again, strict=True):
+        assert (part.dtype, part.min(), part.max()) == (np.uint8, 0, 255)
+        np.testing.assert_array_equal(part, same)
+        assert app.data.digest(part) == app.data.digest(same)
+    assert app.data.digest(parts[0]) != app.data.digest(parts[1])
+
+
+def idx(images: np.ndarray) -> bytes:
+    shape = b"".join(length.to_bytes(4, "big") for length in images.shape)
+    return b"\0\0\x08\x03" + shape + images.tobytes()
+
+
+def test_mnist_from_idx_files(app, tmp_path):
+    images = np.random.RandomState(0).randint(256, size=(5, 28, 28)).astype(np.uint8)
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(images))
+    (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(images[:2])))
+    train_images, validation = app.data.load("mnist", tmp_path, 0)
+    np.testing.assert_array_equal(train_images, images[:, None])
+    np.testing.assert_array_equal(validation, images[:2, None])
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(images[:, :9, :9]))
+    with pytest.raises(ValueError, match=r"same size, got \(9, 9\) and \(28, 28\)"):
+        app.data.load("mnist", tmp_path, 0)
+    (tmp_path / "train-images-idx3-ubyte").unlink()
+    with pytest.raises(FileNotFoundError, match="neither train-images-idx3-ubyte nor"):
+        app.data.load("mnist", tmp_path, 0)
+
+
+VALID = idx(np.zeros((2, 3, 3), np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "images: expected an IDX file of images, .* got nothing"),
+        (b"\0\0\x08\x01", "got 00 00 08 01"),
+        (VALID[:-1], "expected square images, got 33 bytes for 2 of 3x3 pixels"),
+        (VALID[:8], "expected square images"),
+        (idx(np.zeros((2, 3, 4), np.uint8)), "got 40 bytes for 2 of 3x4 pixels"),
+        (gzip.compress(VALID, mtime=0)[:-4], "images: damaged gzip file"),
+    ],
+)
+def test_error_for_what_is_not_a_file_of_images(app, content, message):
+    with pytest.raises(ValueError, match=message):
+        app.data.read_idx(content, "images")
+
+
+def test_error_for_a_file_that_is_no_image(app, tmp_path):
+    for i in range(100):
+        (tmp_path / f"{i:02d}.png").write_bytes(b"?")
+    with pytest.raises(ValueError, match=r"00.png cannot be read as an image \(UnidentifiedImage"):
+        app.data.load("images", tmp_path, 32)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "directory", "message"),
+    [
+        ("digits", ".", "--dataset digits takes no folder; got --data ."),
+        ("mnist", None, "--dataset mnist needs a folder; got --data None"),
+    ],
+)
+def test_error_for_options_that_do_not_fit(app, dataset, directory, message):
+    with pytest.raises(ValueError, match=message):
+        app.data.load(dataset, directory, 32)
+
+
+def test_readme_shows_lines_of_the_script():
+    (shown,) = re.findall(r"```python\n(.*?)```", (HERE / "README.md").read_text(), re.DOTALL)
+    assert shown in (HERE / "train.py").read_text()

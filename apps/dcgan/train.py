@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""Train a generator to draw images like those of a data set."""
+
+import argparse
+from pathlib import Path
+
+import chainer
+import numpy as np
+from chainer.training import extensions
+
+import chainermn
+import data
+from chainermn.agreement import exit_together, run_on_root
+from chainermn.extensions import StepSeed, multi_node_snapshot, record_run
+from chainermn.links import create_mnbn_model
+from evaluation import DistanceEvaluator, create_reference
+from model import Discriminator, Generator, load_generator
+from reports import add_reports, finish
+from updater import GANUpdater
+
+
+def main() -> None:
+    args = parse_arguments()
+    comm = chainermn.create_communicator(args.communicator)
+    if comm.rank == 0:
+        kind = type(comm).__name__
+        print(f"ranks: {comm.size}, hosts: {comm.inter_size}, communicator: {kind}", flush=True)
+    device = chainer.get_device(f"@cupy:{comm.intra_rank}" if args.gpu else "@numpy")
+    device.use()
+    np.random.seed(args.seed)
+    device.xp.random.seed(args.seed)
+
+    with exit_together(comm):
+        train, validation = run_on_root(
+            comm, 0, "data", lambda: data.load(args.dataset, args.data, args.size)
+        )
+        if args.evaluate:
+            generator = load_generator(Path(args.out, "best.npz"), train.shape[1:3])
+    with exit_together(comm):
+        reference = run_on_root(
+            comm, 0, "evaluation", lambda: create_reference(train, validation, Path(args.out))
+        )
+    if comm.rank == 0:
+        shown = ", ".join(f"{value:.3f} of {name}" for name, value in reference.distances.items())
+        print(f"distance from {len(validation)} validation images: {shown}", flush=True)
+    if args.evaluate:
+        generator.to_device(device)
+        distance = DistanceEvaluator(comm, generator, reference, device)(None)
+        if comm.rank == 0:
+            print(f"distance {distance:.3f} of images by best.npz")
+        return
+
+    trainer = create_trainer(args, comm, device, train)
+    generator = trainer.updater.get_optimizer("generator").target
+    trainer.extend(DistanceEvaluator(comm, generator, reference, device))
+    with exit_together(comm):
+        if comm.rank == 0:
+            add_reports(trainer, generator, args, comm.size)
+
+    settings = {key: vars(args)[key] for key in ("unit", "batchsize", "lr", "seed")}
+    settings["images"] = data.digest(train)
+    snapshot = multi_node_snapshot(comm, extensions.snapshot(n_retains=3), [], settings=settings)
+    trainer.extend(snapshot)
+    with exit_together(comm):
+        snapshot.resume(trainer, args.resume)
+        record_run(comm, vars(args), args.out)
+    trainer.run()
+    if comm.rank == 0:
+        finish(trainer, reference.distances)
+
+
+def create_trainer(
+    args: argparse.Namespace,
+    comm: chainermn.CommunicatorBase,
+    device: chainer.backend.Device,
+    images: np.ndarray,
+) -> chainer.training.Trainer:
+    """Return a trainer of two networks, of which each rank has a replica."""
+    optimizers = {}
+    for name, kind in (("generator", Generator), ("discriminator", Discriminator)):
+        network = kind(*images.shape[1:3], args.unit)
+        # Normalized over the batches of all ranks, ranks take the steps that one process takes
+        # with all their images, and have the same running statistics.
+        network = create_mnbn_model(network, comm)
+        network.to_device(device)
+        optimizer = chainer.optimizers.Adam(alpha=args.lr, beta1=0.5)
+        optimizer = chainermn.create_multi_node_optimizer(optimizer, comm)
+        optimizers[name] = optimizer.setup(network)
+
+    order = chainermn.create_distributed_sampler(images, comm, seed=args.seed)
+    batches = chainer.iterators.SerialIterator(images, args.batchsize, order_sampler=order)
+    updater = GANUpdater(batches, optimizers, converter=data.to_pixels, device=device)
+    trainer = chainer.training.Trainer(updater, (args.epoch, "epoch"), out=args.out)
+    trainer.extend(StepSeed(args.seed, comm))  # each rank draws latents of its own
+    return trainer
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--dataset", choices=["digits", "mnist", "images"], default="digits")
+    add("--data", metavar="DIR", help="folder of mnist's IDX files, or of image files")
+    add("--size", type=int, default=32, help="of image files, in pixels; default: %(default)s")
+    add("--batchsize", "-b", type=int, default=32, help="images of a process in one step")
+    add("--epoch", "-e", type=int, default=100, help="how often to go through the data")
+    add("--unit", "-u", type=int, default=32, help="channels at full size")
+    add("--lr", type=float, default=0.0002, help="of both networks; default: %(default)s")
+    add("--communicator", help="default: chosen for the hosts and GPUs at hand")
+    add("--gpu", "-g", action="store_true", help="train on GPU")
+    add("--seed", type=int, default=0, help="of the first weights, all shuffling and latents")
+    add("--out", "-o", metavar="DIR", default="result", help="for log, pictures and snapshots")
+    add("--resume", "-r", metavar="FILE", help="snapshot to go on from")
+    add("--evaluate", action="store_true", help="do not train; evaluate best.npz in --out")
+    add("--tensorboard", action="store_true", help="also write the log for TensorBoard")
+    args = parser.parse_args()
+    if min(args.epoch, args.batchsize, args.unit) < 1 or args.size < 8 or args.seed < 0:
+        parser.error(
+            "--epoch, --batchsize and --unit must be at least 1, --size at least 8, and --seed at "
+            "least 0"
+        )
+    return args
+
+
+if __name__ == "__main__":
+    main()
