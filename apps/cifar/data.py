@@ -1,11 +1,14 @@
 """Small colour images, each with the class of what it shows."""
 
+import gzip
+import io
 import tarfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+import chainer
 import numpy as np
 from chainer.datasets import TransformDataset, TupleDataset
 
@@ -134,7 +137,7 @@ def decode(
 
 
 def normalised(dataset: TupleDataset, augment: bool = False) -> TransformDataset:
-    """Return a data set as networks take it: images float32 from -1 to 1.
+    """Return a data set as networks take it: images of ``chainer.config.dtype``, from -1 to 1.
 
     With ``augment``, each time that an image is asked for, it is mirrored or not, and cut out of
     one with a black frame of 4 pixels, as NumPy's global random generator decides.
@@ -144,7 +147,7 @@ def normalised(dataset: TupleDataset, augment: bool = False) -> TransformDataset
         image, label = example
         if augment:
             image = _cut_out(image)
-        return image.astype(np.float32) / 127.5 - 1, label
+        return image.astype(chainer.get_dtype()) / 127.5 - 1, label
 
     return TransformDataset(dataset, transform)
 
@@ -198,11 +201,13 @@ def _reader(path: Path) -> Callable[[str], bytes]:
 
 def _unpack(path: Path) -> list[tuple[str, bytes]]:
     try:
-        with tarfile.open(path) as archive:
+        # Tarfile alone does not look at the checksum of the whole.
+        content = io.BytesIO(gzip.decompress(path.read_bytes()))
+        with tarfile.open(fileobj=content) as archive:
             return [
                 (PurePosixPath(member.name).name, archive.extractfile(member).read())
                 for member in archive
                 if member.isfile()
             ]
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+    except (EOFError, gzip.BadGzipFile, tarfile.TarError, zlib.error) as error:
         raise ValueError(f"{path}: damaged, or no .tar.gz ({error})") from None

@@ -46,7 +46,8 @@ class Study:
         self._lock = JournalFileOpenLock(str(out / "ask"))
         self._study = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(out / "study.journal"))),
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
+            # One epoch tells too little of what a trial will become.
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=2),
             study_name="cifar",
             direction="maximize",
             load_if_exists=True,
@@ -81,7 +82,7 @@ class Study:
             # Depends on the number of trials alone, so a study that goes on after a crash tries
             # what it would have tried without.
             seed = np.random.SeedSequence([self.seed, len(begun)]).generate_state(1)
-            self._study.sampler = optuna.samplers.TPESampler(seed=int(seed[0]))
+            self._study.sampler = optuna.samplers.TPESampler(n_startup_trials=5, seed=int(seed[0]))
             self._trial = self._study.ask()
             return self._trial.number, suggest(self._trial)
         finally:
