@@ -37,9 +37,10 @@ def stop(process: subprocess.Popen) -> None:
     [
         ("mnist", "digits/result", lambda row: row["validation/main/accuracy"] >= 0.97),
         ("imagenet", "images/result/test", lambda row: row["iteration"] == 10),
+        ("cifar", "shapes/result", lambda row: row["iteration"] == 36),
         ("seq2seq", "dates/result", lambda row: row["validation/main/exact"] > 0.8),
     ],
-    ids=["mnist", "imagenet", "seq2seq"],
+    ids=["mnist", "imagenet", "cifar", "seq2seq"],
 )
 def test_copied_app_trains(app, out, is_right, tmp_path):
     if mpi_flavour() == "openmpi":

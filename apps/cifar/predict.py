@@ -14,7 +14,7 @@ import numpy as np
 import data
 from model import ResNet, load_weights
 
-N_COLUMNS, N_ROWS = 12, 5
+N_COLUMNS, N_ROWS = 12, 3
 
 
 def main() -> int:
@@ -100,7 +100,7 @@ def draw(images: data.Images, shown: np.ndarray, seen: np.ndarray, path: Path) -
     for place, i in enumerate(shown, 1):
         image, label = images.test[i]
         axes = figure.add_subplot(N_ROWS, N_COLUMNS, place)
-        axes.imshow(image.transpose(1, 2, 0))
+        axes.imshow(image.transpose(1, 2, 0), interpolation="nearest")
         axes.set_axis_off()
         title, colour = images.classes[seen[i]], "black"
         if seen[i] != label:

@@ -48,9 +48,9 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    training.add_arguments(parser, epoch=6)
+    training.add_arguments(parser, epoch=5)
     add = parser.add_argument
-    add("--trials", "-t", type=int, default=12, help="that the study is to have in the end")
+    add("--trials", "-t", type=int, default=10, help="that the study is to have in the end")
     per_trial = "ranks that train a trial together; default: all"
     add("--ranks-per-trial", type=int, metavar="N", help=per_trial)
     return training.checked(parser)

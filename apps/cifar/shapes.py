@@ -94,7 +94,7 @@ def _draw(outlines: list[Points], random: np.random.RandomState) -> np.ndarray:
     mask = Image.new("L", (size, size))
     radius = size * random.uniform(0.18, 0.42)
     middle = random.uniform(radius, size - radius, 2)
-    angle = random.uniform(0, 2 * math.pi)
+    angle = random.uniform(-0.6, 0.6)
     sine, cosine = radius * math.sin(angle), radius * math.cos(angle)
     turn = np.array([[cosine, sine], [-sine, cosine]])
     for fill, outline in zip((255, 0), outlines, strict=False):
@@ -106,7 +106,7 @@ def _draw(outlines: list[Points], random: np.random.RandomState) -> np.ndarray:
     for _ in range(random.randint(5)):
         ends, colour = random.uniform(0, size, 4).tolist(), _dull(random, ()).tolist()
         pen.line(ends, fill=tuple(colour), width=random.randint(2, 2 * SCALE + 1))
-    noise = random.normal(0, 20, (SIDE, SIDE, 3))
+    noise = random.normal(0, 16, (SIDE, SIDE, 3))
     pixels = np.clip(np.asarray(background.reduce(SCALE)) + noise, 0, 255)
     return pixels.astype(np.uint8).transpose(2, 0, 1)
 

@@ -17,7 +17,7 @@ REPEATS = "repeats"
 def suggest(trial: optuna.Trial) -> dict[str, float | int]:
     """Return what a trial is trained with, by the names of options of `train.py`."""
     return {
-        "lr": trial.suggest_float("lr", 0.005, 2, log=True),
+        "lr": trial.suggest_float("lr", 0.02, 2, log=True),
         "weight_decay": trial.suggest_float("weight_decay", 1e-5, 1e-2, log=True),
         "dropout": trial.suggest_float("dropout", 0, 0.5),
         "unit": trial.suggest_int("unit", 4, 16, step=4),
@@ -46,8 +46,8 @@ class Study:
         self._lock = JournalFileOpenLock(str(out / "ask"))
         self._study = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(out / "study.journal"))),
-            # One epoch tells too little of what a trial will become.
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=2),
+            # The first epochs tell little: a high learning rate pays off only at the end.
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=3),
             study_name="cifar",
             direction="maximize",
             load_if_exists=True,

@@ -51,7 +51,7 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    training.add_arguments(parser, epoch=15)
+    training.add_arguments(parser, epoch=12)
     add = parser.add_argument
     add("--unit", "-u", type=int, default=16, help="channels of the first layer")
     add("--dropout", type=float, default=0.1, help="default: %(default)s")

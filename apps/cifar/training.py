@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser, epoch: int) -> None:
     add("--data", metavar="PATH", help="folder or .tar.gz with the binary version of CIFAR")
     add("--examples", type=int, metavar="N", help="train and validate with N images only")
     add("--no-augment", action="store_true", help="do not mirror and shift images at random")
-    add("--batchsize", "-b", type=int, default=50, help="images of a process in one step")
+    add("--batchsize", "-b", type=int, default=25, help="images of a process in one step")
     add("--epoch", "-e", type=int, default=epoch, help="how often to go through the data")
     add("--communicator", help="default: chosen for the hosts and GPUs at hand")
     add("--gpu", "-g", action="store_true", help="train on GPU")
