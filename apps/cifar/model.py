@@ -1,5 +1,6 @@
 """A small residual network for images of 32x32 pixels."""
 
+import io
 from pathlib import Path
 
 import chainer
@@ -78,18 +79,24 @@ class ResNet(chainer.Chain):
         return self.out(F.dropout(h, self.dropout))
 
 
-def load_weights(path: Path, network: chainer.Chain) -> None:
+def load_weights(content: bytes, path: Path, network: chainer.Chain) -> None:
     """Load the weights of a network.
+
+    Parameters
+    ----------
+    content : bytes
+        Of a file that Chainer's ``save_npz`` has written.
+    path : path
+        What to call it in errors.
+    network : chainer.Chain
 
     Raises
     ------
-    OSError, ValueError
-        If the file cannot be read, or has the weights of another network.
+    ValueError
+        If it is something else, or has the weights of another network.
     """
     try:
-        chainer.serializers.load_npz(path, network)
-    except FileNotFoundError:
-        raise
+        chainer.serializers.load_npz(io.BytesIO(content), network)
     except Exception as error:  # zipfile, pickle and NumPy each have their own
         raise ValueError(
             f"{path} is damaged, or has the weights of another network: --dataset and --unit must "

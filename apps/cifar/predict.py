@@ -24,7 +24,7 @@ def main() -> int:
         sources = trained["dataset"], args.data or trained["data"], trained["examples"]
         images = data.load(*sources)
         network = ResNet(trained["unit"], len(images.classes), trained["dropout"])
-        load_weights(args.weights, network)
+        load_weights(args.weights.read_bytes(), args.weights, network)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -130,7 +130,7 @@ def test_what_the_best_trial_leaves(three_ranks, app):
     arguments = app.predict.read_arguments(out / "best.npz")
     assert arguments["unit"] == int(row["unit"])
     network = app.model.ResNet(arguments["unit"], 10, 0)
-    app.model.load_weights(out / "best.npz", network)
+    app.model.load_weights((out / "best.npz").read_bytes(), out / "best.npz", network)
     assert (folder / "result/trials.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 

@@ -40,8 +40,10 @@ def main() -> None:
         if comm.rank == 0:
             print_summary(trainer)
 
+    best = Path(args.out, "best.npz")
     with exit_together(comm):
-        load_weights(Path(args.out, "best.npz"), network)
+        # Rank 0 has written it, and the others may have come here before.
+        load_weights(run_on_root(comm, 0, "test", best.read_bytes), best, network)
     model = chainer.links.Classifier(network)
     found = training.create_evaluator(comm, model, images.test, device)()
     if comm.rank == 0:
