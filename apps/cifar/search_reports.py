@@ -91,6 +91,8 @@ def draw(trials: list[FrozenTrial], path: Path) -> None:
     for axes, name in zip(panels, ["trial", *names], strict=True):
         for state, colour in COLOURS.items():
             shown = [trial for trial in trials if NAMES[trial.state] == state]
+            if not shown:
+                continue
             places = [trial.number if name == "trial" else trial.params[name] for trial in shown]
             # A failed trial without any accuracy stands at the bottom.
             heights = np.nan_to_num([accuracy_of(trial) for trial in shown])

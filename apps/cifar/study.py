@@ -52,6 +52,7 @@ class Study:
             direction="maximize",
             load_if_exists=True,
         )
+        self._trial: optuna.Trial | None = None  # the one under way
 
     def check(self, settings: dict[str, Any]) -> None:
         """Raise ValueError if the study was begun with other settings."""
