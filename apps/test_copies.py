@@ -37,10 +37,11 @@ def stop(process: subprocess.Popen) -> None:
     [
         ("mnist", "digits/result", lambda row: row["validation/main/accuracy"] >= 0.97),
         ("imagenet", "images/result/test", lambda row: row["iteration"] == 10),
+        ("cifar", "shapes/result", lambda row: row["iteration"] == 36),
         ("seq2seq", "dates/result", lambda row: row["validation/main/exact"] > 0.8),
         ("dcgan", "art/result", lambda row: row["validation/distance"] < 20),
     ],
-    ids=["mnist", "imagenet", "seq2seq", "dcgan"],
+    ids=["mnist", "imagenet", "cifar", "seq2seq", "dcgan"],
 )
 def test_copied_app_trains(app, out, is_right, tmp_path):
     if mpi_flavour() == "openmpi":

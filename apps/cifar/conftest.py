@@ -1,0 +1,66 @@
+"""What the tests share: the modules of the app, and jobs."""
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import matplotlib.font_manager  # noqa: F401  - announces its first use ever on standard error
+import pytest
+
+from chainermn.testing.mpiexec import JobResult, run_job
+
+HERE = Path(__file__).resolve().parent
+# Seconds after which something hangs, on however busy a machine.
+LIMIT = 600
+NAMES = ["data", "model", "predict", "search_reports", "shapes", "study", "training"]
+
+# The threads of a BLAS wait for each other for long where other programs use the cores too.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="session")
+def app() -> SimpleNamespace:
+    """Return the modules of the app, imported so that another app's may have the same names."""
+    own = {path.stem for path in HERE.iterdir()}
+
+    def take_away() -> dict:
+        return {n: sys.modules.pop(n) for n in list(sys.modules) if n.split(".")[0] in own}
+
+    others = take_away()
+    sys.path.insert(0, str(HERE))
+    try:
+        return SimpleNamespace(**{name: importlib.import_module(name) for name in NAMES})
+    finally:
+        sys.path.remove(str(HERE))
+        take_away()
+        sys.modules.update(others)
+
+
+@pytest.fixture(scope="session")
+def start() -> Callable[..., JobResult]:
+    """Return a function that runs a script under mpiexec, to its end."""
+
+    def run(
+        ranks: int, script: Path | str, *options: object, cwd: Path, fails: bool = False
+    ) -> JobResult:
+        env = ONE_THREAD if ranks == 1 else {}  # for more ranks the library sees to it
+        arguments = [HERE / script, *map(str, options)]
+        job = run_job(ranks, arguments, cwd=cwd, env=env, timeout=LIMIT)
+        assert not job.timed_out, job
+        assert not job.left_behind, job
+        if fails:
+            assert job.returncode != 0, job
+        else:
+            assert (job.returncode, job.stderr) == (0, ""), job
+        return job
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def read_log() -> Callable[[Path], list[dict[str, float]]]:
+    """Return a function that reads the log in a folder."""
+    return lambda out: json.loads((out / "log").read_text())

@@ -1,0 +1,213 @@
+"""Small colour images, each with the class of what it shows."""
+
+import gzip
+import io
+import tarfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import chainer
+import numpy as np
+from chainer.datasets import TransformDataset, TupleDataset
+
+import shapes
+
+SIDE = 32
+PIXELS = 3 * SIDE * SIDE
+DATASETS = ("shapes", "cifar10", "cifar100")
+# How far a crop at random may be off.
+PADDING = 4
+
+
+@dataclass(frozen=True)
+class BinaryFiles:
+    """What the binary version of CIFAR consists of; a row is the labels, a byte each, and pixels.
+
+    Of several labels the last one counts.
+    """
+
+    train: tuple[str, ...]
+    test: str
+    classes: str
+    n_labels: int
+
+
+FILES = {
+    "cifar10": BinaryFiles(
+        tuple(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin", "batches.meta.txt", 1
+    ),
+    "cifar100": BinaryFiles(("train.bin",), "test.bin", "fine_label_names.txt", 2),
+}
+
+
+@dataclass(frozen=True)
+class Images:
+    """Pairs of an image, uint8 of shape (3, 32, 32), and its class, int32.
+
+    Attributes
+    ----------
+    train, validation : chainer.datasets.TupleDataset
+        Nine tenths and one tenth of the images to train on, divided at random.
+    test : chainer.datasets.TupleDataset
+        Images that neither training nor any choice of hyper-parameters sees.
+    classes : list of str
+        Their names.
+    """
+
+    train: TupleDataset
+    validation: TupleDataset
+    test: TupleDataset
+    classes: list[str]
+
+
+def load(dataset: str, path: str | None = None, examples: int | None = None) -> Images:
+    """Return images to train on, to validate with, and to test with.
+
+    Parameters
+    ----------
+    dataset : {'shapes', 'cifar10', 'cifar100'}
+        ``shapes`` are drawn here; the others are read.
+    path : path, optional
+        Folder, or ``.tar.gz``, with the files of the binary version of CIFAR.
+    examples : int, optional
+        How many images to train on and validate with. By default 5000 shapes, and all of CIFAR.
+
+    Raises
+    ------
+    OSError
+        If there is no such file.
+    ValueError
+        If a file is damaged or of another format, or arguments do not fit.
+    """
+    if (dataset == "shapes") != (path is None):
+        wanted = "is drawn, so it takes no --data" if path else "is read from --data PATH"
+        raise ValueError(f"--dataset {dataset} {wanted}")
+    if path is None:
+        train, test = shapes.draw(examples or 5000, seed=1), shapes.draw(1000, seed=2)
+        return _divided(train, test, shapes.CLASSES)
+    files, read = FILES[dataset], _reader(Path(path))
+    classes = read(files.classes).decode().split()
+    parts = [decode(read(name), files.n_labels, len(classes), name) for name in files.train]
+    images, labels = (np.concatenate(arrays)[:examples] for arrays in zip(*parts, strict=True))
+    test = decode(read(files.test), files.n_labels, len(classes), files.test)
+    return _divided((images, labels), test, classes)
+
+
+def decode(
+    content: bytes, n_labels: int, n_classes: int, name: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Decode a file of the binary version of CIFAR.
+
+    Parameters
+    ----------
+    content : bytes
+        The whole file.
+    n_labels : int
+        Labels of an image, of which the last one is returned.
+    n_classes : int
+    name : str
+        What to call the file in errors.
+
+    Returns
+    -------
+    images : array of uint8, shape (n, 3, 32, 32)
+    labels : array of int32, shape (n,)
+
+    Raises
+    ------
+    ValueError
+        If it is something else, or has been cut off.
+    """
+    row = n_labels + PIXELS
+    if not content or len(content) % row:
+        raise ValueError(
+            f"{name}: expected rows of {row} bytes, {n_labels} for the class and {PIXELS} for an "
+            f"image, got {len(content)} bytes: it is damaged, or of another data set"
+        )
+    rows = np.frombuffer(content, np.uint8).reshape(-1, row)
+    labels = rows[:, n_labels - 1].astype(np.int32)
+    if labels.max() >= n_classes:
+        raise ValueError(
+            f"{name}: expected classes from 0 to {n_classes - 1}, got {labels.max()}: it is "
+            "damaged, or of another data set"
+        )
+    return rows[:, n_labels:].reshape(-1, 3, SIDE, SIDE), labels
+
+
+def normalised(dataset: TupleDataset, augment: bool = False) -> TransformDataset:
+    """Return a data set as networks take it: images of ``chainer.config.dtype``, from -1 to 1.
+
+    With ``augment``, each time that an image is asked for, it is mirrored or not, and cut out of
+    one with a black frame of 4 pixels, as NumPy's global random generator decides.
+    """
+
+    def transform(example: tuple[np.ndarray, np.int32]) -> tuple[np.ndarray, np.int32]:
+        image, label = example
+        if augment:
+            image = _cut_out(image)
+        return image.astype(chainer.get_dtype()) / 127.5 - 1, label
+
+    return TransformDataset(dataset, transform)
+
+
+def _cut_out(image: np.ndarray) -> np.ndarray:
+    top, left = np.random.randint(0, 2 * PADDING + 1, 2)
+    padded = np.pad(image, ((0, 0), (PADDING, PADDING), (PADDING, PADDING)))
+    cut = padded[:, top : top + SIDE, left : left + SIDE]
+    return cut[:, :, ::-1] if np.random.randint(2) else cut
+
+
+def _divided(
+    images: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], classes: list[str]
+) -> Images:
+    x, y = images
+    if len(x) < 10:
+        raise ValueError(f"--examples must be at least 10, got {len(x)}")
+    order = np.random.RandomState(0).permutation(len(x))
+    validation, train = np.split(order, [len(x) // 10])
+    return Images(
+        TupleDataset(x[train], y[train]),
+        TupleDataset(x[validation], y[validation]),
+        TupleDataset(*test),
+        classes,
+    )
+
+
+def _reader(path: Path) -> Callable[[str], bytes]:
+    """Return a function that returns the content of a file, by its name, in a folder or archive.
+
+    The function raises FileNotFoundError if there is no such file.
+    """
+    if path.is_dir():
+        contents = {file.name: file.read_bytes for file in path.iterdir()}
+    else:
+        contents = {name: (lambda content=content: content) for name, content in _unpack(path)}
+
+    def read(name: str) -> bytes:
+        if name in contents:
+            return contents[name]()
+        found = f"{path.resolve()} contains no {name}"
+        if name.removesuffix(".bin") in contents:
+            found += (
+                ", but the Python version of CIFAR. Its files are pickles, which can run any "
+                "program when they are read: fetch the binary version"
+            )
+        raise FileNotFoundError(found)
+
+    return read
+
+
+def _unpack(path: Path) -> list[tuple[str, bytes]]:
+    try:
+        # Tarfile alone does not look at the checksum of the whole.
+        content = io.BytesIO(gzip.decompress(path.read_bytes()))
+        with tarfile.open(fileobj=content) as archive:
+            return [
+                (PurePosixPath(member.name).name, archive.extractfile(member).read())
+                for member in archive
+                if member.isfile()
+            ]
+    except (EOFError, gzip.BadGzipFile, tarfile.TarError, zlib.error) as error:
+        raise ValueError(f"{path}: damaged, or no .tar.gz ({error})") from None

@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+"""Look at the test images with a trained network, and draw what it takes them for."""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import chainer
+import numpy as np
+
+import data
+from model import ResNet, load_weights
+
+N_COLUMNS, N_ROWS = 12, 3
+
+
+def main() -> int:
+    args = parse_arguments()
+    try:
+        trained = read_arguments(args.weights)
+        sources = trained["dataset"], args.data or trained["data"], trained["examples"]
+        images = data.load(*sources)
+        network = ResNet(trained["unit"], len(images.classes), trained["dropout"])
+        load_weights(args.weights.read_bytes(), args.weights, network)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    chances = predict(network, data.normalised(images.test))
+    labels = np.array([label for _, label in images.test])
+    seen = chances.argmax(axis=1)
+
+    wrong = seen != labels
+    print(f"{1 - wrong.mean():.2%} of {len(labels)} test images recognised")
+    pairs = Counter(zip(labels[wrong].tolist(), seen[wrong].tolist(), strict=True))
+    for (label, other), n in pairs.most_common(5):
+        print(f"  {images.classes[label]} taken for {images.classes[other]}: {n} times")
+    # The wrong ones first, of these the surest first; then the right ones, the least sure first.
+    order = np.lexsort([np.where(wrong, -1, 1) * chances.max(axis=1), ~wrong])
+    draw(images, order[: N_COLUMNS * N_ROWS], seen, args.picture)
+    print(f"picture: {args.picture.resolve()}")
+    return 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    best = Path("result/best.npz")
+    add("weights", metavar="FILE", nargs="?", type=Path, default=best, help="default: %(default)s")
+    add("--data", metavar="PATH", help="where CIFAR is; default: where it was in training")
+    picture = Path("predictions.png")
+    add("--picture", metavar="FILE", type=Path, default=picture, help="default: %(default)s")
+    return parser.parse_args()
+
+
+def read_arguments(weights: Path) -> dict[str, Any]:
+    """Return the arguments of the training, from the ``run.json`` beside the weights.
+
+    Raises
+    ------
+    OSError, ValueError
+        If it is not there, or damaged.
+    """
+    record = weights.with_name("run.json")
+    try:
+        return json.loads(record.read_text())["arguments"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{record}: damaged ({error})") from None
+
+
+def predict(
+    network: chainer.Chain, dataset: chainer.datasets.TransformDataset, batchsize: int = 100
+) -> np.ndarray:
+    """Return how likely each class is.
+
+    Parameters
+    ----------
+    network : chainer.Chain
+    dataset : data set
+        Pairs as `data.normalised` makes them.
+    batchsize : int
+
+    Returns
+    -------
+    array of float32, shape (n, classes)
+    """
+    batches = (dataset[i : i + batchsize] for i in range(0, len(dataset), batchsize))
+    with chainer.using_config("train", False), chainer.no_backprop_mode():
+        scores = [network(np.stack([image for image, _ in batch])) for batch in batches]
+        return chainer.functions.softmax(chainer.functions.concat(scores, axis=0)).array
+
+
+def draw(images: data.Images, shown: np.ndarray, seen: np.ndarray, path: Path) -> None:
+    """Draw test images with what they were taken for, and what a wrong one really is."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(N_COLUMNS, N_ROWS * 1.25), layout="constrained", dpi=90)
+    for place, i in enumerate(shown, 1):
+        image, label = images.test[i]
+        axes = figure.add_subplot(N_ROWS, N_COLUMNS, place)
+        axes.imshow(image.transpose(1, 2, 0), interpolation="nearest")
+        axes.set_axis_off()
+        title, colour = images.classes[seen[i]], "black"
+        if seen[i] != label:
+            title, colour = f"{title},\nis {images.classes[label]}", "firebrick"
+        axes.set_title(title, color=colour, fontsize=8, pad=2)
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

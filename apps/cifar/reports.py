@@ -1,0 +1,45 @@
+"""What a run leaves behind: log, curves, networks, and what it prints; on rank 0 alone."""
+
+import argparse
+from pathlib import Path
+
+import chainer
+import matplotlib
+from chainer.training import extensions
+
+from chainermn.extensions import BestModel, TensorBoardReport, TerminalReport, Throughput
+from training import ACCURACY, LOSS
+
+
+def add_reports(
+    trainer: chainer.training.Trainer,
+    network: chainer.Link,
+    args: argparse.Namespace,
+    n_ranks: int,
+) -> None:
+    """Extend the trainer, after the evaluator."""
+    trainer.extend(BestModel(network, ACCURACY))
+    trainer.extend(extensions.snapshot_object(network, "model.npz"), trigger=(1, "epoch"))
+    trainer.extend(extensions.observe_lr(), trigger=(1, "epoch"))
+    trainer.extend(Throughput("images", args.batchsize, n_ranks))
+    trainer.extend(extensions.LogReport())
+    if args.tensorboard:
+        trainer.extend(TensorBoardReport())
+
+    matplotlib.use("Agg")  # draws into files, whether there is a screen or not
+    for curves in (["main/loss", LOSS], ["main/accuracy", ACCURACY]):
+        filename = f"{curves[0].removeprefix('main/')}.png"
+        trainer.extend(extensions.PlotReport(curves, "epoch", filename=filename))
+    columns = ["epoch", "main/loss", LOSS, "main/accuracy", ACCURACY, "images/s", "minutes left"]
+    trainer.extend(TerminalReport(columns))
+
+
+def print_summary(trainer: chainer.training.Trainer) -> None:
+    """Say how good the network has become, and where its files are."""
+    last, best = trainer.get_extension("LogReport").log[-1], trainer.get_extension("BestModel")
+    epoch = last["epoch"]
+    plural = "epoch" if epoch == 1 else "epochs"
+    print(f"{last[ACCURACY]:.2%} of the validation images recognised after {epoch} {plural}")
+    print(f"the best: {best.value:.2%} after epoch {best.epoch}")
+    files = "accuracy.png,loss.png,log,best.npz,model.npz"
+    print(f"curves, log and networks: {Path(trainer.out).resolve()}/{{{files}}}")

@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+"""Search for the hyper-parameters with which a network learns best."""
+
+import argparse
+from pathlib import Path
+
+import chainer
+import numpy as np
+from chainer.training import Extension, Trainer, extensions
+from chainer.training.extension import PRIORITY_EDITOR
+from optuna.trial import TrialState
+
+import chainermn
+import data
+import training
+from chainermn.agreement import exit_together, run_on_root
+from chainermn.extensions import BestModel, record_run
+from search_reports import Table, print_summary
+from study import Study
+
+# Another value of these goes on with the same study.
+FREE = {"data", "communicator", "gpu", "out", "trials", "ranks_per_trial"}
+
+
+def main() -> None:
+    args = parse_arguments()
+    comm, device = training.start(args)
+    with exit_together(comm):
+        sources = args.dataset, args.data, args.examples
+        images = run_on_root(comm, 0, "data", lambda: data.load(*sources))
+        run_on_root(comm, 0, "study", lambda: prepare_study(args))
+        group = split(comm, args.ranks_per_trial)
+    study = Study(Path(args.out), args.trials, args.seed) if group.rank == 0 else None
+    table = Table(study) if comm.rank == 0 else None
+
+    while asked := run_on_root(group, 0, "ask", lambda: study.ask()):
+        number, values = asked
+        trial = argparse.Namespace(**{**vars(args), **values, "out": folder(args.out, number)})
+        train(trial, group, device, images, study)
+        if comm.rank == 0:
+            table.print_new_rows()
+
+    comm.mpi_comm.Barrier()  # the other groups are still training
+    if comm.rank == 0:
+        table.print_new_rows()
+        print_summary(study, Path(args.out))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    training.add_arguments(parser, epoch=5)
+    add = parser.add_argument
+    add("--trials", "-t", type=int, default=10, help="that the study is to have in the end")
+    per_trial = "ranks that train a trial together; default: all"
+    add("--ranks-per-trial", type=int, metavar="N", help=per_trial)
+    return training.checked(parser)
+
+
+def prepare_study(args: argparse.Namespace) -> None:
+    """Make the study, or go on with the one that is there, which no other job may be doing."""
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    for lock in out.glob("*.lock"):  # of a job that was killed
+        lock.unlink()
+    study = Study(out, args.trials, args.seed)
+    study.check({name: value for name, value in vars(args).items() if name not in FREE})
+    study.repeat_lost()
+
+
+def split(comm: chainermn.CommunicatorBase, size: int | None) -> chainermn.CommunicatorBase:
+    """Return the communicator of this rank's group, all of one size. Collective.
+
+    Raises
+    ------
+    ValueError
+        If the ranks cannot be divided so.
+    """
+    size = size or comm.size
+    if comm.size % size:
+        raise ValueError(f"--ranks-per-trial must divide the number of ranks, {comm.size}")
+    return comm.split(comm.rank // size, comm.rank)
+
+
+def folder(out: str, number: int) -> str:
+    """Return the folder of a trial."""
+    return str(Path(out, f"trial_{number:03}"))
+
+
+def train(
+    args: argparse.Namespace,
+    comm: chainermn.CommunicatorBase,
+    device: chainer.backend.Device,
+    images: data.Images,
+    study: Study | None,
+) -> None:
+    """Train a trial on the ranks of a group, and tell the study how it has ended. Collective."""
+    trainer, network = training.create_trainer(args, comm, device, images)
+    verdict = Verdict(comm, study, args.epoch)
+    trainer.extend(verdict)
+    trainer.stop_trigger = verdict.is_over
+    best = BestModel(network, training.ACCURACY)
+    if comm.rank == 0:
+        trainer.extend(best)
+        trainer.extend(extensions.LogReport())
+    record_run(comm, vars(args), args.out)
+    with np.errstate(all="ignore"):  # whatever becomes infinite ends the trial
+        trainer.run()
+    run_on_root(comm, 0, "tell", lambda: study.tell(verdict.state, best.value))
+
+
+class Verdict(Extension):
+    """Ends a trial on all of its ranks after the same epoch: rank 0, which has the study, decides.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    study : Study or None
+        On rank 0.
+    epochs : int
+        After which a trial that is not given up is complete.
+
+    Attributes
+    ----------
+    state : optuna.trial.TrialState
+        How the trial ends if it ends now; the same on all ranks.
+    """
+
+    trigger = 1, "epoch"
+    priority = PRIORITY_EDITOR  # after the evaluator
+
+    def __init__(self, comm: chainermn.CommunicatorBase, study: Study | None, epochs: int) -> None:
+        self.comm, self.study, self.epochs = comm, study, epochs
+        self.state = TrialState.COMPLETE
+
+    def __call__(self, trainer: Trainer) -> None:
+        """Decide at the end of an epoch. Collective."""
+
+        def decide() -> TrialState:
+            seen = (float(trainer.observation[key]) for key in (training.LOSS, training.ACCURACY))
+            return self.study.report(trainer.updater.epoch, *seen)
+
+        self.state = run_on_root(self.comm, 0, "report", decide)
+
+    def is_over(self, trainer: Trainer) -> bool:
+        """Tell whether the trial ends now; the trigger that stops the trainer."""
+        return self.state != TrialState.COMPLETE or trainer.updater.epoch >= self.epochs
+
+
+if __name__ == "__main__":
+    main()

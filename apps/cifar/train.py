@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+"""Train a network to tell what small colour images show."""
+
+import argparse
+from pathlib import Path
+
+import chainer
+from chainer.training import extensions
+
+import data
+import training
+from chainermn.agreement import exit_together, run_on_root
+from chainermn.extensions import multi_node_snapshot, record_run
+from model import load_weights
+from reports import add_reports, print_summary
+
+# Another value of these goes on with the same run.
+FREE = {"data", "communicator", "gpu", "out", "resume", "evaluate", "tensorboard"}
+
+
+def main() -> None:
+    args = parse_arguments()
+    comm, device = training.start(args)
+    with exit_together(comm):
+        sources = args.dataset, args.data, args.examples
+        images = run_on_root(comm, 0, "data", lambda: data.load(*sources))
+    trainer, network = training.create_trainer(args, comm, device, images)
+    if not args.evaluate:
+        with exit_together(comm):
+            if comm.rank == 0:
+                add_reports(trainer, network, args, comm.size)
+        settings = {name: value for name, value in vars(args).items() if name not in FREE}
+        snapshot = extensions.snapshot(n_retains=3)
+        snapshot = multi_node_snapshot(comm, snapshot, [], settings=settings)
+        trainer.extend(snapshot)
+        with exit_together(comm):
+            snapshot.resume(trainer, args.resume)
+            record_run(comm, vars(args), args.out)
+        trainer.run()
+        if comm.rank == 0:
+            print_summary(trainer)
+
+    best = Path(args.out, "best.npz")
+    with exit_together(comm):
+        # Rank 0 has written it, and the others may have come here before.
+        load_weights(run_on_root(comm, 0, "test", best.read_bytes), best, network)
+    model = chainer.links.Classifier(network)
+    found = training.create_evaluator(comm, model, images.test, device)()
+    if comm.rank == 0:
+        accuracy = found["main/accuracy"]
+        print(f"{accuracy:.2%} of the {len(images.test)} test images recognised by the best")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    training.add_arguments(parser, epoch=12)
+    add = parser.add_argument
+    add("--unit", "-u", type=int, default=16, help="channels of the first layer")
+    add("--dropout", type=float, default=0.1, help="default: %(default)s")
+    add("--lr", type=float, default=0.4, help="for 100 images in a step; default: %(default)s")
+    add("--weight-decay", type=float, default=5e-4, help="default: %(default)s")
+    add("--resume", "-r", metavar="FILE", help="snapshot to go on from; default: the newest")
+    add("--evaluate", action="store_true", help="do not train; test best.npz in --out")
+    add("--tensorboard", action="store_true", help="also write the log for TensorBoard")
+    return training.checked(parser)
+
+
+if __name__ == "__main__":
+    main()
