@@ -13,7 +13,8 @@ import chainer.links as L
 import numpy as np
 import pages
 import pytest
-from test_pages import EXAMPLES, LIMIT, lines_of_ranks, load
+from loading import load
+from on_ranks import EXAMPLES, LIMIT, lines_of_ranks
 
 pytestmark = pytest.mark.timeout(4 * LIMIT)
 #: Of float64, after some steps.
