@@ -68,11 +68,13 @@ def cpu_tests(session: nox.Session, mpi: str) -> None:
     parts: list[tuple[list[str], list[str]]] = [(python, [])]
     if is_covered and not options:
         # What is measured is slower by half, and the library needs no app to be tested.
-        parts = [(["python"], ["apps", "benchmarks", "ci/tests", "docs"]), (python, ["libs"])]
+        settings = nox.project.load_toml("pyproject.toml")["tool"]["pytest"]["ini_options"]
+        others = [folder for folder in settings["testpaths"] if folder != "libs"]
+        parts = [(["python"], others), (python, ["libs"])]
     for _ in range(3 if "--busy" in flags else 1):
         with busy_machine() if "--busy" in flags else contextlib.nullcontext():
-            for python, folders in parts:
-                run_tests(session, only, *options, python=python, folders=folders)
+            for command, folders in parts:
+                run_tests(session, only, *options, python=command, folders=folders)
     if is_covered:
         session.run("python", "-m", "coverage", "combine", "--quiet")
         least = ["--fail-under=0"] if options else []

@@ -34,13 +34,10 @@ parser.add_argument("--unit", "-u", type=int, default=1000)
 args = parser.parse_args()
 
 np.random.seed(0)
+comm = chainermn.create_communicator(args.communicator)
+device = comm.intra_rank if args.gpu else -1
 if args.gpu:
-    comm = chainermn.create_communicator(args.communicator)
-    device = comm.intra_rank
     chainer.cuda.get_device_from_id(device).use()
-else:
-    comm = chainermn.create_communicator(args.communicator)
-    device = -1
 if comm.mpi_comm.rank == 0:
     print(f"Num process (COMM_WORLD): {comm.size}")
 
