@@ -1,8 +1,6 @@
 """What the tests share: the modules of the app, and jobs."""
 
-import importlib
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +8,7 @@ from types import SimpleNamespace
 import matplotlib.font_manager  # noqa: F401  - announces its first use ever on standard error
 import pytest
 
+from chainermn.testing.modules import import_modules
 from chainermn.testing.mpiexec import JobResult, run_job
 
 HERE = Path(__file__).resolve().parent
@@ -24,19 +23,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 @pytest.fixture(scope="session")
 def app() -> SimpleNamespace:
     """Return the modules of the app, imported so that another app's may have the same names."""
-    own = {path.stem for path in HERE.iterdir()}
-
-    def take_away() -> dict:
-        return {n: sys.modules.pop(n) for n in list(sys.modules) if n.split(".")[0] in own}
-
-    others = take_away()
-    sys.path.insert(0, str(HERE))
-    try:
-        return SimpleNamespace(**{name: importlib.import_module(name) for name in NAMES})
-    finally:
-        sys.path.remove(str(HERE))
-        take_away()
-        sys.modules.update(others)
+    return import_modules(HERE, NAMES)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """Train on a few ranks and check what comes out."""
 
 import gzip
-import importlib
 import json
 import re
 import shutil
@@ -19,6 +18,7 @@ from chainer.backends import cuda
 from PIL import Image
 
 import chainermn
+from chainermn.testing.modules import import_modules
 from chainermn.testing.mpiexec import JobResult, run_job
 
 HERE = Path(__file__).resolve().parent
@@ -33,20 +33,8 @@ EPOCHS = 8
 @pytest.fixture(scope="module")
 def app() -> SimpleNamespace:
     """Return the modules of the app, imported so that another app's may have the same names."""
-    own = {path.stem for path in HERE.glob("*.py")}
-
-    def take_away() -> dict:
-        return {name: sys.modules.pop(name) for name in list(sys.modules) if name in own}
-
-    others = take_away()
-    sys.path.insert(0, str(HERE))
-    try:
-        names = ["data", "evaluation", "generate", "model", "reports", "train", "updater"]
-        return SimpleNamespace(**{name: importlib.import_module(name) for name in names})
-    finally:
-        sys.path.remove(str(HERE))
-        take_away()
-        sys.modules.update(others)
+    names = ["data", "evaluation", "generate", "model", "reports", "train", "updater"]
+    return import_modules(HERE, names)
 
 
 def train(ranks: int, out: Path, *options: str | Path, fails: bool = False) -> JobResult:

@@ -1,18 +1,17 @@
 """Train with the layers on several ranks, and compare with one process."""
 
-import importlib.util
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import chainer
 import matplotlib.font_manager  # noqa: F401  - announces its first use ever on standard error
 import numpy as np
 import pytest
 
+from chainermn.testing.modules import import_modules
 from chainermn.testing.mpiexec import JobResult, direct_environment, mpiexec_command, run_job
 
 HERE = Path(__file__).resolve().parent
@@ -54,14 +53,6 @@ def update_or_die(self):
 StandardUpdater.update = update_or_die
 runpy.run_path({script!r}, run_name="__main__")
 """
-
-
-def load_model() -> ModuleType:
-    # Not by its plain name: other apps have modules of that name too.
-    spec = importlib.util.spec_from_file_location("mnist_model", HERE / "model.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +112,7 @@ class OneProcess:
         # First weights and shuffling are those of train.py.
         np.random.seed(0)
         with chainer.using_config("dtype", np.float64):
-            mlp = load_model().MLP(N_UNITS, 10)
+            mlp = import_modules(HERE, ["model"]).model.MLP(N_UNITS, 10)
             self.batches = chainer.iterators.SerialIterator(range(len(self.parts[0])), BATCHSIZE)
             mlp(self.images[:1])
         layers = [mlp.l1, mlp.l2, mlp.l3]

@@ -2,8 +2,6 @@
 
 import difflib
 import gzip
-import importlib
-import importlib.util
 import json
 import math
 import os
@@ -23,6 +21,7 @@ import pytest
 from chainer.backends import cuda
 from chainer.dataset import get_dataset_root, set_dataset_root
 
+from chainermn.testing.modules import import_modules
 from chainermn.testing.mpiexec import JobResult, direct_environment, mpiexec_command, run_job
 
 HERE = Path(__file__).resolve().parent
@@ -31,27 +30,12 @@ ACCURACY = "validation/main/accuracy"
 LIMIT = 600
 
 
-def load_module(name: str) -> ModuleType:
-    # Not by its plain name: other apps have modules of that name too.
-    spec = importlib.util.spec_from_file_location(f"mnist_{name}", HERE / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-data = load_module("data")
+data = import_modules(HERE, ["data"]).data
 
 
 @pytest.fixture
-def predict(monkeypatch) -> ModuleType:
-    # It imports what stands beside it, by names that modules of other apps have too.
-    monkeypatch.syspath_prepend(HERE)
-    for name in ("data", "model"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    module = load_module("predict")
-    for name in ("data", "model"):
-        monkeypatch.delitem(sys.modules, name)
-    return module
+def predict() -> ModuleType:
+    return import_modules(HERE, ["predict"]).predict
 
 
 # The threads of a BLAS wait for each other for long where other programs use the cores too.

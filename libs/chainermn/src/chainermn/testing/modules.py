@@ -1,0 +1,43 @@
+"""Import the modules of a folder, such as an app, whatever else has their names."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+
+def import_modules(folder: Path, names: Iterable[str]) -> SimpleNamespace:
+    """Import modules that are beside each other, so that other folders may have the same names.
+
+    They import each other by their plain names. Afterwards `sys.modules` and `sys.path` are as
+    before: what had one of these names has it again.
+
+    Parameters
+    ----------
+    folder : Path
+    names : iterable of str
+        Such as ``"data"`` or ``"models.lstm"``.
+
+    Returns
+    -------
+    SimpleNamespace
+        The modules, by their names; a dot becomes an underscore.
+    """
+    own = {path.stem for path in folder.iterdir()}
+
+    def take_away() -> dict[str, ModuleType]:
+        return {n: sys.modules.pop(n) for n in list(sys.modules) if n.split(".")[0] in own}
+
+    others = take_away()
+    sys.path.insert(0, str(folder))
+    try:
+        return SimpleNamespace(
+            **{name.replace(".", "_"): importlib.import_module(name) for name in names}
+        )
+    finally:
+        sys.path.remove(str(folder))
+        take_away()
+        sys.modules.update(others)
