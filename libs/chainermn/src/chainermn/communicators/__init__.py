@@ -14,6 +14,8 @@ from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from chainermn.communicators.registry import class_named, default_on_cpu, register, registered
 from chainermn.process.cores import divide_cores
 from chainermn.process.memory import keep_freed_memory
+from chainermn.timeline.timeline_file import VARIABLE as TIMELINE
+from chainermn.timeline.timeline_file import Settings, record_if_asked
 from chainermn.transport.gpu.available import any_rank_has_gpu, why_not_one_each
 from chainermn.transport.gpu.cuda_awareness import VARIABLE as CUDA_AWARE
 from chainermn.transport.gpu.cuda_awareness import is_cuda_aware
@@ -80,6 +82,9 @@ def create_communicator(
         arguments = f"{communicator_name!r}, allreduce_grad_dtype={allreduce_grad_dtype!r}"
         if is_cuda_aware():
             arguments += f", {CUDA_AWARE}=1"
+        timeline = Settings.from_environment()
+        if timeline is not None:
+            arguments += f", {TIMELINE}: {timeline!r}"
         check_equal(mpi_comm, arguments, "create_communicator")
         topology = Topology.of(mpi_comm)
         if communicator_name is None:
@@ -95,6 +100,7 @@ def create_communicator(
         )
         divide_cores(mpi_comm, topology.inter_rank)
         keep_freed_memory()
+        record_if_asked(mpi_comm, timeline)
     return communicator
 
 

@@ -15,6 +15,7 @@ from chainermn.extensions.step_seed import StepSeed
 from chainermn.extensions.tensorboard_report import TensorBoardReport
 from chainermn.extensions.terminal_report import TerminalReport
 from chainermn.extensions.throughput import Throughput
+from chainermn.extensions.timeline import Timeline
 
 __all__ = [
     "AllreducePersistent",
@@ -26,6 +27,7 @@ __all__ = [
     "TensorBoardReport",
     "TerminalReport",
     "Throughput",
+    "Timeline",
     "create_multi_node_checkpointer",
     "create_multi_node_evaluator",
     "multi_node_snapshot",

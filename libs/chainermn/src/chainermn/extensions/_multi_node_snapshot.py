@@ -16,6 +16,7 @@ import chainer
 import numpy as np
 from chainer.training.extension import Extension
 
+from chainermn import spans
 from chainermn.agreement import check_equal, run_together
 from chainermn.arguments import check_communicator, check_has
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -160,6 +161,7 @@ class MultiNodeSnapshot(Extension):
         if self.is_master:
             self.snapshot.on_error(trainer, exc, tb)
 
+    @spans.spanned("checkpoint")
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         """Write a snapshot. Every rank of the set must call it."""
         target = self._target(trainer)

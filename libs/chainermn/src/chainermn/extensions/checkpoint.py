@@ -12,6 +12,7 @@ import chainer
 import numpy as np
 from chainer.training.extension import Extension
 
+from chainermn import spans
 from chainermn.agreement import check_equal, run_together
 from chainermn.arguments import check_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -103,6 +104,7 @@ class MultiNodeCheckpointer(Extension):
         """Write a checkpoint of ``trainer``. Every rank must call it in the same iteration."""
         self.save(trainer, trainer.updater.iteration)
 
+    @spans.spanned("checkpoint")
     def save(self, target: Any, iteration: int) -> None:
         """Write a checkpoint of an object that ``chainer.serializers`` can save. Collective.
 

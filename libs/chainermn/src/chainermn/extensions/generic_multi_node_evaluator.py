@@ -11,6 +11,7 @@ from chainer.dataset import concat_examples
 from chainer.dataset.convert import _call_converter
 from chainer.training.extension import PRIORITY_WRITER, Extension
 
+from chainermn import spans
 from chainermn.agreement import check_root, run_together
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers.multi_node_optimizer import sending_later
@@ -77,6 +78,7 @@ class GenericMultiNodeEvaluator(Extension):
         self._targets = {"main": target}
         self._progress_hook = progress_hook
 
+    @spans.spanned("evaluation")
     def __call__(self, trainer: chainer.training.Trainer) -> Any:
         """Evaluate; every rank must call it. With `chainermn.optimizers.LocalSGD`, average before.
 

@@ -11,6 +11,7 @@ import chainer
 import numpy as np
 from chainer.dataset.convert import _call_converter
 
+from chainermn import spans
 from chainermn.agreement import run_together
 from chainermn.arguments import check_communicator, check_has
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -88,6 +89,7 @@ def create_multi_node_evaluator(
         if initialize_locally is not None:
             initialize_locally(trainer)
 
+    @spans.spanned("evaluation")
     def evaluate() -> dict[str, Any]:
         for optimizer in optimizers:
             optimizer.settle()

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from chainermn import spans
 from chainermn.failures.wait import MESSAGES, Wait, as_ranges
 
 if TYPE_CHECKING:
@@ -96,7 +97,10 @@ class waiting:
 
     def __exit__(self, *error: object) -> None:
         if self._is_outermost:
-            del _waits[self._thread]
+            wait = _waits.pop(self._thread)
+            if spans.are_wanted():
+                which = {"stream": wait.stream, "number": wait.number}
+                spans.add(wait.operation, int(wait.since * 1e9), spans.now(), details=which)
 
 
 @contextlib.contextmanager

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import chainer
 import numpy as np
 
+from chainermn import spans
 from chainermn.failures.activity import Group, collective
 from chainermn.gradients.buckets import (
     AnyBucket,
@@ -47,6 +48,13 @@ _MOST_MODELS = 16
 #: ``allreduce(buffer, reducers, divisor, wire_dtype)`` replaces ``buffer`` by its sum over the
 #: ranks, divided by ``divisor``.
 AllReduce: TypeAlias = Callable[[Array, Reducers, int, np.dtype[Any] | None], Steps]
+
+
+def size_of(gradients: Sequence[Array]) -> Mapping[str, int]:
+    """Return the size of a bucket, for those who want to see spans."""
+    if not spans.are_wanted():
+        return {}
+    return {"gradients": len(gradients), "bytes": sum(one.nbytes for one in gradients)}
 
 
 @dataclass(frozen=True)
@@ -102,6 +110,8 @@ class GradientExchange:
         self.algorithm = algorithm
         self.wire_dtype: np.dtype[Any] | None = None
         self.group = group
+        #: Where its spans are shown, if not in the thread that runs it.
+        self.track: str | None = None
         self._transports = transports
         self._host = HostReducers(mpi_comm, topology)
         by_nccl = algorithm.everyone_by_nccl
@@ -162,9 +172,13 @@ class GradientExchange:
         flat = flat_gradients(parameters)
         for bucket in buckets:
             gradients = [flat[index] for index in bucket.members]
-            bucket.gather(gradients)
-            wait_for(bucket.exchange(self.collectives(bucket.on_gpu, wire)))
-            bucket.scatter(gradients)
+            size = size_of(gradients)
+            with spans.span("gather gradients", details=size):
+                bucket.gather(gradients)
+            with spans.span("all-reduce", details=size):
+                wait_for(bucket.exchange(self.collectives(bucket.on_gpu, wire)))
+            with spans.span("hand back", details=size):
+                bucket.scatter(gradients)
 
     def embeddings_of(self, model: chainer.Link) -> Set[VariableNode]:
         """Return the parameters of which rows are sent: those of embeddings, between hosts."""

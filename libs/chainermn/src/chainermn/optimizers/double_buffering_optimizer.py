@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 import chainer
 
+from chainermn import spans
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
 
 if TYPE_CHECKING:
@@ -71,11 +72,12 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
         if self._exchange is None:
             self._exchange = self.communicator.create_background_exchange()
             weakref.finalize(self, self._exchange.close)
-        self._exchange.wait()
+        with spans.span("wait for the exchange"):
+            self._exchange.wait()
         _swap_gradients(target, self._buffer)
         self._exchange.start(self._buffer, self.zero_fill)
         if not is_first:
-            self.actual_optimizer.update(None)
+            self._take_step()
         return found
 
     def _drop(self) -> None:

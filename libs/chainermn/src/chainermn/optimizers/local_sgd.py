@@ -105,7 +105,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         anchors = self._accumulated.arrays
         if not anchors:
             anchors.update({name: p.array.copy() for name, p in self._parameters()})
-        self.actual_optimizer.update(None)
+        self._take_step()
         self._n_updates += 1
         if self._n_updates >= self.local.period:
             self.average()

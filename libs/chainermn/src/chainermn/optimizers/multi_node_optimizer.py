@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias
 
 import chainer
 
+from chainermn import spans
 from chainermn.agreement import check_equal
 from chainermn.gradients.parameters import initialised_parameters, named_parameters
 from chainermn.optimizers import replicas, unsent
@@ -211,12 +212,18 @@ class MultiNodeOptimizer:
 
     def _backward(self, lossfun: Callable[..., Any], *args: Any, **kwds: Any) -> None:
         actual = self.actual_optimizer
-        loss = lossfun(*args, **kwds)
+        with spans.span("forward"):
+            loss = lossfun(*args, **kwds)
         if self._n_updates == 0 or self._accumulate == 1:
             if getattr(actual, "_use_cleargrads", True):
                 actual.target.cleargrads()
             else:
                 actual.target.zerograds()
+        with spans.span("backward"):
+            self._backward_of(loss)
+
+    def _backward_of(self, loss: chainer.Variable) -> None:
+        actual = self.actual_optimizer
         if self._accumulate == 1:
             self.backward(loss)
             return
@@ -305,8 +312,12 @@ class MultiNodeOptimizer:
             if self._attendance is not None and self._attendance.weight != 1:
                 for parameter in initialised_parameters(self.actual_optimizer.target).values():
                     parameter.grad *= self._attendance.weight
-            self.actual_optimizer.update(None)
+            self._take_step()
         return found
+
+    @spans.spanned("optimizer")
+    def _take_step(self) -> None:
+        self.actual_optimizer.update(None)
 
     def _mean_unless(self, flags: Sequence[bool]) -> Sequence[bool]:
         target = self.actual_optimizer.target

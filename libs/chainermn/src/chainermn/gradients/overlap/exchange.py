@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import chainer
 from chainer.variable import VariableNode
 
+from chainermn import spans
 from chainermn.agreement import any_true
 from chainermn.failures.activity import collective
 from chainermn.gradients.buckets import AnyBucket, Wire
@@ -57,8 +58,9 @@ class OverlappedExchange:
         self.group = exchange.group
         self._duplicates = [exchange.duplicate() for _ in range(_BUCKETS_UNDER_WAY)]
         lanes = [duplicate.made for duplicate in self._duplicates]
-        for lane in lanes:
+        for number, lane in enumerate(lanes, 1):
             lane.set_up(on_gpu=False)
+            lane.track = f"exchange {number}"
         support = thread_support(exchange.topology.inter_size)
         if exchange.algorithm.uses_nccl:
             support = "funneled"  # NCCL makes progress by itself once its work is enqueued
@@ -135,7 +137,9 @@ class OverlappedExchange:
             if self._compressor is not None:
                 self._compressor.look_at(model)
             self._plan = self._agree_on_plan(parameters, exchange.embeddings_of(model))
-        self._complete().hand_out()
+        completed = self._complete()
+        with spans.span("hand back"):
+            completed.hand_out()
         lanes = [duplicate.made for duplicate in self._duplicates]
         exchange.check_overflow(model, self._plan.buckets, lanes)
         if self._compressor is not None:
@@ -186,6 +190,7 @@ class OverlappedExchange:
         """The lane for gradients in GPU memory. Making it is collective."""
         duplicate = self._exchange.duplicate()
         self._duplicates.append(duplicate)
+        duplicate.made.track = "enqueuing on the GPU"
         return GpuLane(duplicate.made)
 
     def _knows_better_than(self, plan: Plan) -> bool:

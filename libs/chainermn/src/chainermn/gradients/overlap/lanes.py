@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
+from chainermn import spans
 from chainermn.gradients.buckets import AnyBucket, Wire
-from chainermn.gradients.exchange import GradientExchange
+from chainermn.gradients.exchange import GradientExchange, size_of
 from chainermn.gradients.overlap.progress import Exchange
 from chainermn.transport.gpu.device import the_gpu
 from chainermn.transport.reducer import Array, Pending
@@ -16,10 +17,14 @@ def exchange_of(bucket: AnyBucket, gradients: Sequence[Array], wire: Wire) -> Ex
     """Return an exchange of one-dimensional gradients, from gathering to the all-reduce."""
 
     def exchange(lane: GradientExchange) -> Iterator[None]:
-        bucket.gather(gradients)
+        size = size_of(gradients)
+        with spans.span("gather gradients", lane.track, size):
+            bucket.gather(gradients)
+        start = spans.now()
         for pending in bucket.exchange(lane.collectives(bucket.on_gpu, wire)):
             while not pending.Test():
                 yield
+        spans.add("all-reduce", start, spans.now(), lane.track, size)
 
     return exchange
 

@@ -1,0 +1,86 @@
+"""Record what every rank does."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import chainer
+from chainer.training.extension import Extension
+
+from chainermn.arguments import check_communicator
+from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.timeline.timeline_file import Settings, TimelineFile
+
+
+class Timeline(Extension):
+    """Records what every rank does, and writes it into one file when training ends.
+
+    The file is in the Trace Event Format: https://ui.perfetto.dev shows it, with a process for
+    each rank and a track for each thread; ``chainermn report`` sums it up. The variable
+    ``CHAINERMN_TIMELINE=FILE`` does the same for a script without this extension.
+
+    Recorded are, for each iteration, the wait for the batch and its conversion, forward, backward,
+    each bucket's way through the exchange, the wait for other ranks, the optimizer's step,
+    extensions, evaluation and checkpoints. A rank keeps its latest 50,000 spans.
+
+    Use it on every rank: ``trainer.extend(Timeline(comm))``. If an exception ends training,
+    nothing is written.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+        Its ranks are recorded.
+    filename : path
+        In the trainer's folder; compressed if it ends with ``.gz``.
+    layers : bool
+        Whether to record each link's forward and each function's backward. This costs some
+        microseconds each.
+    iterations : (int, int), optional
+        The first and the last iteration to record; all by default.
+
+    Raises
+    ------
+    OSError
+        On every rank, when training begins, if the file cannot be written.
+    """
+
+    trigger = None  # it has nothing to do while training goes on
+    priority = -1000  # after everything else
+
+    def __init__(
+        self,
+        comm: CommunicatorBase,
+        filename: str | os.PathLike[str] = "timeline.json",
+        *,
+        layers: bool = False,
+        iterations: tuple[int, int] | None = None,
+    ) -> None:
+        check_communicator("Timeline(comm)", comm)
+        self.comm, self.filename = comm, filename
+        self.layers, self.iterations = layers, iterations
+        self._file: TimelineFile | None = None
+        self._end: Callable[[], None]
+
+    def initialize(self, trainer: chainer.training.Trainer) -> None:
+        """Begin to record."""
+        window = self.iterations or (None, None)
+        settings = Settings(str(Path(trainer.out, self.filename)), self.layers, *window)
+        self._file = TimelineFile(self.comm.mpi_comm, settings, "Timeline")
+        self._end = self._file.observe(trainer)
+
+    def __call__(self, trainer: chainer.training.Trainer) -> None:
+        """Do nothing."""
+
+    def finalize(self) -> None:
+        """Write the file, unless an exception ends training."""
+        if self._file is None:
+            return
+        self._end()
+        if sys.exc_info()[0] is None:
+            self._file.write()
+        else:
+            self._file.discard()
+        self._file = None

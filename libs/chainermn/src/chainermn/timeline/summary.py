@@ -1,0 +1,232 @@
+"""Where the time of all ranks goes, which of them the others wait for, and what to do about it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from chainermn.timeline.clocks import Clock
+from chainermn.timeline.iterations import KINDS, Iterations
+from chainermn.timeline.waiting import waits
+
+#: What `Summary` tells apart: as `KINDS`, but the wait for other ranks is taken out of the
+#: exchange.
+PARTS = ("data", "compute", "exchange", "waiting", "evaluation", "checkpoint", "other")
+
+# Less than these shares of an iteration are not worth a word.
+_LATE = 0.02
+_WAITS_FOR_DATA = 0.1
+_MUCH = {"data": 0.15, "exchange": 0.2, "evaluation": 0.25, "checkpoint": 0.1, "other": 0.2}
+
+_ADVICE = {
+    "exchange": "try create_multi_node_optimizer(..., overlap=True); between hosts also fewer "
+    "bits (allreduce_grad_dtype), compression or accumulate",
+    "evaluation": "evaluate less often, with another trigger",
+    "checkpoint": "write checkpoints less often, with another trigger",
+    "other": "look for extensions that work in each iteration, and for work of your own between "
+    "the steps",
+}
+
+
+@dataclass(frozen=True)
+class RankSummary:
+    """The iterations of one rank.
+
+    Attributes
+    ----------
+    seconds : dict
+        Mean seconds of an iteration, by part.
+    share_with_slow_data : float
+        Share of the iterations of which a tenth or more goes into the batch.
+    delay : float
+        For how many seconds of a mean iteration the other ranks, on average, waited for this one.
+    """
+
+    seconds: Mapping[str, float]
+    share_with_slow_data: float
+    delay: float
+
+    @property
+    def iteration(self) -> float:
+        """Mean seconds of an iteration."""
+        return sum(self.seconds.values())
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """The rank that the others wait for most.
+
+    Attributes
+    ----------
+    rank : int
+    delay : float
+        For how many seconds of a mean iteration the other ranks, on average, waited for it.
+    part : str
+        What takes it longer than others.
+    seconds, others : float
+        Seconds of an iteration that it takes for that, and that the others take on average.
+    """
+
+    rank: int
+    delay: float
+    part: str
+    seconds: float
+    others: float
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank} keeps the others waiting for {_ms(self.delay)} of an iteration: "
+            f"{_NAME_OF[self.part]} takes it {_ms(self.seconds)}, the others {_ms(self.others)}"
+        )
+
+
+_NAME_OF = {
+    "data": "getting a batch",
+    "compute": "computing",
+    "exchange": "exchanging",
+    "evaluation": "evaluating",
+    "checkpoint": "writing checkpoints",
+    "other": "work outside of the steps",
+}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Where the time of all ranks goes."""
+
+    ranks: Sequence[RankSummary]
+
+    @property
+    def iteration(self) -> float:
+        """Mean seconds of an iteration."""
+        return _mean([rank.iteration for rank in self.ranks])
+
+    def mean(self, part: str) -> float:
+        """Return the seconds of a mean iteration that go into a part, on average."""
+        return _mean([rank.seconds[part] for rank in self.ranks])
+
+    def slowest(self, part: str) -> tuple[int, float]:
+        """Return the rank for which a part takes longest, and how many seconds of an iteration."""
+        seconds = [rank.seconds[part] for rank in self.ranks]
+        return seconds.index(max(seconds)), max(seconds)
+
+    @property
+    def efficiency(self) -> float:
+        """Share of the time that the ranks do not spend on each other, from 0 to 1.
+
+        Neither exchanging nor waiting: what one process would do too. That it might do it faster,
+        without others on its cores and in its caches, is not seen here.
+        """
+        return 1 - (self.mean("exchange") + self.mean("waiting")) / self.iteration
+
+    @property
+    def straggler(self) -> Straggler | None:
+        """The rank that the others wait for most; None if they hardly wait."""
+        delays = [rank.delay for rank in self.ranks]
+        rank = delays.index(max(delays))
+        if len(self.ranks) == 1 or delays[rank] < _LATE * self.iteration:
+            return None
+        others = [one.seconds for other, one in enumerate(self.ranks) if other != rank]
+        own = self.ranks[rank].seconds
+        usual = {part: _mean([one[part] for one in others]) for part in _NAME_OF}
+        part = max(_NAME_OF, key=lambda part: own[part] - usual[part])
+        return Straggler(rank, delays[rank], part, own[part], usual[part])
+
+    def advice(self) -> list[str]:
+        """Return what takes much time, and what to do about it."""
+        found = []
+        slow_data = [one.share_with_slow_data for one in self.ranks]
+        rank = slow_data.index(max(slow_data))
+        if self.ranks[rank].seconds["data"] > _MUCH["data"] * self.ranks[rank].iteration:
+            found.append(
+                f"{slow_data[rank]:.0%} of rank {rank}'s iterations wait for data: use a "
+                "MultiprocessIterator, or more of its processes (--loaderjob in the apps)"
+            )
+        straggler = self.straggler
+        if straggler is not None:
+            remedy = _remedy_of(straggler)
+            found.append(f"{straggler}{remedy}")
+        elif self.mean("waiting") > _MUCH["exchange"] * self.iteration:
+            found.append(
+                f"{self.mean('waiting') / self.iteration:.0%} of the time ranks wait for each "
+                "other, now for one and now for another: give them batches that take equally "
+                "long, and cores of their own"
+            )
+        for part, advice in _ADVICE.items():
+            share = self.mean(part) / self.iteration
+            if share > _MUCH[part]:
+                found.append(f"{share:.0%} of the time goes into {_WORK[part]}: {advice}")
+        return found
+
+
+_WORK = {
+    "exchange": "the exchange of gradients",
+    "evaluation": "evaluation",
+    "checkpoint": "checkpoints",
+    "other": "what is no part of a step",
+}
+
+
+def summarize(ranks: Sequence[Iterations], clocks: Sequence[Clock | None]) -> Summary:
+    """Return where the time of all ranks goes.
+
+    Parameters
+    ----------
+    ranks : sequence of Iterations
+        Of each rank; at least one iteration.
+    clocks : sequence of Clock or None
+        Of each rank's host; None if its times are those of a clock that all share.
+    """
+    calls = [
+        [
+            call
+            if clock is None
+            else call._replace(start=clock.corrected(call.start), end=clock.corrected(call.end))
+            for _, call in of_rank.calls
+        ]
+        for of_rank, clock in zip(ranks, clocks, strict=True)
+    ]
+    waiting = [0.0] * len(ranks)
+    caused: Counter[int] = Counter()
+    for rank, (of_rank, found) in enumerate(zip(calls, waits(calls), strict=True)):
+        for call, wait in zip(of_rank, found, strict=True):
+            if wait is not None:
+                seconds = (wait.until - call.start) / 1e9
+                waiting[rank] += seconds
+                caused[wait.rank] += seconds
+    n_others = max(len(ranks) - 1, 1)
+    return Summary(
+        [
+            _summarize(of_rank, waiting[rank], caused[rank] / n_others)
+            for rank, of_rank in enumerate(ranks)
+        ]
+    )
+
+
+def _summarize(of_rank: Iterations, waiting: float, caused: float) -> RankSummary:
+    rows = of_rank.seconds
+    seconds = {kind: sum(row[kind] for row in rows) for kind in KINDS}
+    seconds["waiting"] = min(waiting, seconds["exchange"])
+    seconds["exchange"] -= seconds["waiting"]
+    slow = [row["data"] > _WAITS_FOR_DATA * sum(row.values()) for row in rows]
+    return RankSummary(
+        {part: seconds[part] / len(rows) for part in PARTS}, _mean(slow), caused / len(rows)
+    )
+
+
+def _remedy_of(straggler: Straggler) -> str:
+    if straggler.part == "compute":
+        return (
+            ". Do other programs run on its host, or more ranks than cores? Are its batches "
+            "larger? `chainermn doctor` compares hosts"
+        )
+    return ""
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"

@@ -1,0 +1,75 @@
+"""Spans of what a trainer does: iterations, batches, extensions."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import chainer
+from chainer.dataset.convert import _call_converter
+
+from chainermn import spans
+
+_observed: weakref.WeakKeyDictionary[Any, Observation] = weakref.WeakKeyDictionary()
+
+
+def observe(trainer: chainer.training.Trainer) -> Observation:
+    """Have spans made of what a trainer does from its next iteration on, if anybody listens.
+
+    To be called before its training begins, or by an extension when it is initialized.
+    """
+    if trainer not in _observed:
+        _observed[trainer] = Observation(trainer.updater)
+    return _observed[trainer]
+
+
+class Observation:
+    """Spans of what an updater does.
+
+    An iteration lasts from one update to the next. What comes after the update is the time of the
+    extensions.
+    """
+
+    def __init__(self, updater: Any) -> None:
+        self._updater = updater
+        self._update: Callable[[], None] = updater.update
+        updater.update = self._observed_update
+        for iterator in vars(updater).get("_iterators", {}).values():
+            # Past the iterators that set attributes on another one.
+            vars(iterator)["next"] = spans.spanned("data")(iterator.next)
+        if hasattr(updater, "converter"):
+            updater.converter = _observed_converter(updater.converter)
+        self._start = self._updated = 0
+        self._within: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+
+    def within(self, context: Callable[[], AbstractContextManager[None]]) -> None:
+        """Enter a context in each update."""
+        self._within = context
+
+    def end(self) -> None:
+        """End the current iteration."""
+        if self._start:
+            number = {"iteration": self._updater.iteration}
+            now = spans.now()
+            spans.add("extensions", self._updated, now, spans.MAIN)
+            spans.add("iteration", self._start, now, spans.MAIN, number)
+            self._start = 0
+
+    def _observed_update(self) -> None:
+        self.end()
+        self._start = spans.now()
+        with self._within():
+            self._update()
+        self._updated = spans.now()
+
+
+def _observed_converter(converter: Any) -> Any:
+    @chainer.dataset.converter()
+    def convert(batch: Any, device: Any) -> Any:
+        with spans.span("convert"):
+            return _call_converter(converter, batch, device)
+
+    return convert
