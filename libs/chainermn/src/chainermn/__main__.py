@@ -1,4 +1,4 @@
-"""``chainermn launch`` and ``chainermn doctor``; also ``python -m chainermn``."""
+"""``chainermn launch``, ``doctor`` and ``report``; also ``python -m chainermn``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import click
 import chainermn
 from chainermn.doctor.command import doctor
 from chainermn.launch.command import launch
+from chainermn.report import report
 
 
-@click.group(commands=[launch, doctor], context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    commands=[launch, doctor, report], context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(chainermn.__version__)
 def main() -> None:
-    """Start distributed training, and diagnose an installation."""
+    """Start distributed training, diagnose an installation, and say where time goes."""
 
 
 if __name__ == "__main__":

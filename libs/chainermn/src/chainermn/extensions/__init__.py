@@ -4,6 +4,7 @@ from chainermn.extensions._multi_node_snapshot import multi_node_snapshot
 from chainermn.extensions.allreduce_persistent import AllreducePersistent
 from chainermn.extensions.best_model import BestModel
 from chainermn.extensions.checkpoint import create_multi_node_checkpointer
+from chainermn.extensions.distributed_report import DistributedReport
 from chainermn.extensions.multi_node_early_stopping_trigger import MultiNodeEarlyStoppingTrigger
 from chainermn.extensions.multi_node_evaluator import (
     GenericMultiNodeEvaluator,
@@ -20,6 +21,7 @@ from chainermn.extensions.timeline import Timeline
 __all__ = [
     "AllreducePersistent",
     "BestModel",
+    "DistributedReport",
     "GenericMultiNodeEvaluator",
     "MultiNodeEarlyStoppingTrigger",
     "ObservationAggregator",

@@ -58,7 +58,7 @@ class Timeline(Extension):
         layers: bool = False,
         iterations: tuple[int, int] | None = None,
     ) -> None:
-        check_communicator("Timeline(comm)", comm)
+        check_communicator("Timeline(comm)", comm, filename)
         self.comm, self.filename = comm, filename
         self.layers, self.iterations = layers, iterations
         self._file: TimelineFile | None = None

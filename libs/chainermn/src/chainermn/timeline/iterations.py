@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from chainermn import spans
 from chainermn.spans import Span
 from chainermn.timeline.waiting import Call
 
 #: The time of an iteration is the sum over these.
-KINDS = ("data", "compute", "exchange", "evaluation", "checkpoint", "other")
+KINDS = ("data", "compute", "exchange", "evaluation", "checkpoint", "extensions", "other")
 
 _KIND_OF = {
     "data": "data",
@@ -21,6 +20,7 @@ _KIND_OF = {
     "wait for the exchange": "exchange",
     "evaluation": "evaluation",
     "checkpoint": "checkpoint",
+    "extensions": "extensions",
 }
 # What happens inside of these belongs to them, whatever it is.
 _WHOLE = ("evaluation", "checkpoint", "exchange")
@@ -74,39 +74,6 @@ class Iterations:
 def kind_of(span: Span, outer: str = "other") -> str:
     """Return the kind of work of a span; that of the one around it if it has none of its own."""
     return _KIND_OF.get(span.name, "exchange" if "stream" in span.details else outer)
-
-
-class Gathering:
-    """Listens to the spans of this rank, and sums them up iteration by iteration."""
-
-    def __init__(self) -> None:
-        self._pending: list[Span] = []
-        self._iterations = Iterations()
-        self._reached = spans.now()
-        self._is_new = True
-
-    def __call__(self, span: Span) -> None:
-        """Take a span."""
-        if span.track != spans.MAIN:
-            return
-        if span.name == "iteration":
-            # What is left of one of which most has been taken belongs to the next.
-            if span.start >= self._reached or self._is_new:
-                self._close(span.end)
-        elif kind_of(span, ""):
-            self._pending.append(span)
-
-    def take(self) -> Iterations:
-        """Return what was gathered since this was called last, up to now."""
-        self._close(spans.now())
-        taken, self._iterations = self._iterations, Iterations()
-        return taken
-
-    def _close(self, end: int) -> None:
-        self._iterations.add(self._reached, end, self._pending)
-        self._pending.clear()
-        self._reached = end
-        self._is_new = False
 
 
 def iterations_of(track: Sequence[Span]) -> Iterations:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,20 +11,21 @@ from chainermn.timeline.waiting import waits
 
 #: What `Summary` tells apart: as `KINDS`, but the wait for other ranks is taken out of the
 #: exchange.
-PARTS = ("data", "compute", "exchange", "waiting", "evaluation", "checkpoint", "other")
+PARTS = (*KINDS[:3], "waiting", *KINDS[3:])
 
 # Less than these shares of an iteration are not worth a word.
 _LATE = 0.02
 _WAITS_FOR_DATA = 0.1
-_MUCH = {"data": 0.15, "exchange": 0.2, "evaluation": 0.25, "checkpoint": 0.1, "other": 0.2}
+_MUCH = {"data": 0.15, "exchange": 0.2, "evaluation": 0.25, "checkpoint": 0.1}
+_MUCH |= {"extensions": 0.2, "other": 0.2}
 
 _ADVICE = {
     "exchange": "try create_multi_node_optimizer(..., overlap=True); between hosts also fewer "
     "bits (allreduce_grad_dtype), compression or accumulate",
     "evaluation": "evaluate less often, with another trigger",
     "checkpoint": "write checkpoints less often, with another trigger",
-    "other": "look for extensions that work in each iteration, and for work of your own between "
-    "the steps",
+    "extensions": "some work for long, or in each iteration; give them another trigger",
+    "other": "look for work of your own between the steps",
 }
 
 
@@ -87,7 +87,8 @@ _NAME_OF = {
     "exchange": "exchanging",
     "evaluation": "evaluating",
     "checkpoint": "writing checkpoints",
-    "other": "work outside of the steps",
+    "extensions": "the work of extensions",
+    "other": "work of its own",
 }
 
 
@@ -164,6 +165,7 @@ _WORK = {
     "exchange": "the exchange of gradients",
     "evaluation": "evaluation",
     "checkpoint": "checkpoints",
+    "extensions": "extensions",
     "other": "what is no part of a step",
 }
 
@@ -188,7 +190,7 @@ def summarize(ranks: Sequence[Iterations], clocks: Sequence[Clock | None]) -> Su
         for of_rank, clock in zip(ranks, clocks, strict=True)
     ]
     waiting = [0.0] * len(ranks)
-    caused: Counter[int] = Counter()
+    caused = [0.0] * len(ranks)
     for rank, (of_rank, found) in enumerate(zip(calls, waits(calls), strict=True)):
         for call, wait in zip(of_rank, found, strict=True):
             if wait is not None:

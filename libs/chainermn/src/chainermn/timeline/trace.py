@@ -10,7 +10,7 @@ import gzip
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +155,6 @@ def _filled(ordered: Sequence[Span]) -> Iterator[Span]:
         yield Span("other", iteration.track, reached, iteration.end)
 
 
-def _label(kind: str, pid: int, tid: int, value: Any) -> Mapping[str, Any]:
+def _label(kind: str, pid: int, tid: int, value: Any) -> dict[str, Any]:
     key = "sort_index" if kind.endswith("sort_index") else "name"
     return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {key: value}}

@@ -52,11 +52,16 @@ class Observation:
     def end(self) -> None:
         """End the current iteration."""
         if self._start:
+            self.tell()
             number = {"iteration": self._updater.iteration}
-            now = spans.now()
-            spans.add("extensions", self._updated, now, spans.MAIN)
-            spans.add("iteration", self._start, now, spans.MAIN, number)
+            spans.add("iteration", self._start, self._updated, spans.MAIN, number)
             self._start = 0
+
+    def tell(self) -> None:
+        """Tell of the time that extensions have taken so far."""
+        now = spans.now()
+        spans.add("extensions", self._updated, now, spans.MAIN)
+        self._updated = now
 
     def _observed_update(self) -> None:
         self.end()

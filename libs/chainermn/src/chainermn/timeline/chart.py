@@ -1,0 +1,50 @@
+"""A picture of where the time of all ranks goes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from chainermn.timeline.summary import PARTS, Summary
+
+# Work in strong colors, what is lost in pale ones.
+_COLORS = {
+    "data": "#e69f00",
+    "compute": "#0072b2",
+    "exchange": "#d55e00",
+    "waiting": "#f3c9b3",
+    "evaluation": "#009e73",
+    "checkpoint": "#9467bd",
+    "extensions": "#b5b5b5",
+    "other": "#dcdcdc",
+}
+_LEAST_INCHES, _INCHES_PER_RANK = 2.2, 0.3
+
+
+def draw(summary: Summary, path: str | os.PathLike[str], title: str) -> None:
+    """Draw a bar for each rank, of the parts of a mean iteration, into a file.
+
+    Raises ModuleNotFoundError if matplotlib is not installed.
+    """
+    from matplotlib.figure import Figure
+
+    n_ranks = len(summary.ranks)
+    height = _LEAST_INCHES + _INCHES_PER_RANK * n_ranks
+    figure = Figure(figsize=(8, height), layout="constrained")
+    axes: Any = figure.add_subplot()
+    left = [0.0] * n_ranks
+    for part in PARTS:
+        widths = [1000 * rank.seconds[part] for rank in summary.ranks]
+        axes.barh(range(n_ranks), widths, left=left, color=_COLORS[part], label=part)
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    axes.set_yticks(range(n_ranks), [f"rank {rank}" for rank in range(n_ranks)])
+    axes.invert_yaxis()
+    axes.set_xlabel("ms of an iteration")
+    axes.set_title(f"{title}: parallel efficiency {summary.efficiency:.0%}", loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    path = Path(path)
+    unfinished = path.with_name(f".{path.name}")
+    figure.savefig(unfinished, format=path.suffix[1:] or "png", dpi=100)
+    unfinished.replace(path)
