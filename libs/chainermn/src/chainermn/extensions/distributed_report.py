@@ -32,9 +32,9 @@ class DistributedReport(Extension):
       takes longest for it;
     - ``slowest rank``: the rank that the others wait for, if they do.
 
-    It draws a bar for each rank into a picture, and keeps the `Summary` of the last epoch as
-    `summary`, whose ``straggler`` says what the slowest rank is slow at and whose ``advice()``
-    says what to do about all this.
+    When training ends, it draws the last epoch into a picture, a bar for each rank. The `Summary`
+    of the last epoch is its attribute `summary`, whose ``straggler`` says what the slowest rank is
+    slow at, and whose ``advice()`` says what to do about all this.
 
     Use it on every rank, wherever the log is kept: ``trainer.extend(DistributedReport(comm))``.
 
@@ -67,6 +67,7 @@ class DistributedReport(Extension):
         self.summary: Summary | None = None
         self._gathering: SharedGathering | None = None
         self._observation: Observation
+        self._picture: tuple[Path, str] | None = None
         if filename is not None:
             run_on_root(comm, 0, "DistributedReport", _check_matplotlib)
 
@@ -85,14 +86,15 @@ class DistributedReport(Extension):
             return
         chainer.report(_observations_of(self.summary))
         if self.filename is not None:
-            title = f"epoch {trainer.updater.epoch}"
-            draw(self.summary, Path(trainer.out, self.filename), title)
+            self._picture = Path(trainer.out, self.filename), f"epoch {trainer.updater.epoch}"
 
     def finalize(self) -> None:
-        """Measure no more."""
+        """Measure no more, and draw: drawing takes longer than many an iteration."""
         if self._gathering is not None:
             self._gathering.stop()
             self._gathering = None
+        if self._picture is not None and self.summary is not None:
+            draw(self.summary, *self._picture)
 
 
 def _observations_of(summary: Summary) -> dict[str, float]:

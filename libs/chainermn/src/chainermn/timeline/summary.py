@@ -15,6 +15,8 @@ PARTS = (*KINDS[:3], "waiting", *KINDS[3:])
 
 # Less than these shares of an iteration are not worth a word.
 _LATE = 0.02
+# By how much more than its share of the waiting a rank must cause to be called a straggler.
+_MORE_THAN_OTHERS = 1.5
 _WAITS_FOR_DATA = 0.1
 _MUCH = {"data": 0.15, "exchange": 0.2, "evaluation": 0.25, "checkpoint": 0.1}
 _MUCH |= {"extensions": 0.2, "other": 0.2}
@@ -123,10 +125,11 @@ class Summary:
 
     @property
     def straggler(self) -> Straggler | None:
-        """The rank that the others wait for most; None if they hardly wait."""
+        """The rank that the others wait for most; None if they hardly wait, or for all alike."""
         delays = [rank.delay for rank in self.ranks]
         rank = delays.index(max(delays))
-        if len(self.ranks) == 1 or delays[rank] < _LATE * self.iteration:
+        is_late = delays[rank] > _LATE * self.iteration
+        if not is_late or delays[rank] < _MORE_THAN_OTHERS * _mean(delays):
             return None
         others = [one.seconds for other, one in enumerate(self.ranks) if other != rank]
         own = self.ranks[rank].seconds

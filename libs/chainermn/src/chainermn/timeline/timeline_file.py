@@ -74,7 +74,10 @@ class TimelineFile:
 
     def _check(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        was_there = self._path.exists()
         self._path.touch()
+        if not was_there:  # nor will it be if the job fails
+            self._path.unlink()
 
     def observe(self, trainer: chainer.training.Trainer) -> Callable[[], None]:
         """Record what a trainer does, too; return what ends its last iteration."""

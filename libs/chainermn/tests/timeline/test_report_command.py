@@ -1,0 +1,95 @@
+"""``chainermn report`` on files of known times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from chainermn.report import report
+from chainermn.spans import MAIN, Span
+from chainermn.timeline import trace
+from chainermn.timeline.clocks import Clock, Offset
+from chainermn.timeline.recording import Recorded
+
+MS = 10**6
+
+
+def recorded(rank: int, *, late: int, ahead: int = 0) -> Recorded:
+    """Return two iterations of 100 ms, of which the last 30, for a late rank less, exchange."""
+    found = []
+
+    def add(name: str, start: int, end: int, **details: Any) -> None:
+        found.append(Span(name, MAIN, (start + ahead) * MS, (end + ahead) * MS, details))
+
+    for number in range(2):
+        begin = 1000 + 100 * number
+        add("data", begin, begin + 10 + late)
+        add("forward", begin + 10 + late, begin + 70 + late)
+        add("multi_node_mean_grad", begin + 70 + late, begin + 100, stream="c", number=number)
+        add("iteration", begin, begin + 100, iteration=number + 1)
+    offset = Offset(-ahead * MS, 3000, at=0)
+    return Recorded(rank, f"host{rank}", found, Clock(offset, offset._replace(at=1)))
+
+
+def run(*arguments: Any) -> Any:
+    return CliRunner().invoke(report, list(map(str, arguments)))
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_a_table_the_efficiency_and_advice(tmp_path: Path, name: str) -> None:
+    trace.write(tmp_path / name, [recorded(0, late=0), recorded(1, late=20, ahead=10**6)])
+    result = run(tmp_path / name)
+    assert result.exit_code == 0, result.output
+    title, head, *rows = [line.split() for line in result.output.splitlines()[:5]]
+    assert " ".join(title) == "ms per iteration, mean of 2"
+    assert head[:6] == ["rank", "iteration", "data", "compute", "exchange", "waiting"]
+    assert rows[0] == "0 100.00 10.00 60.00 10.00 20.00 0.00 0.00 0.00 0.00".split()
+    assert rows[1] == "1 100.00 30.00 60.00 10.00 0.00 0.00 0.00 0.00 0.00".split()
+    assert rows[2] == "mean 100.00 20.00 60.00 10.00 10.00 0.00 0.00 0.00 0.00".split()
+    text = " ".join(result.output.split())
+    assert "parallel efficiency: 80%" in text
+    assert "- 100% of rank 1's iterations wait for data" in text
+    assert "rank 1 keeps the others waiting for 20 ms of an iteration" in text
+
+
+def test_waits_are_in_the_file(tmp_path: Path) -> None:
+    ranks = [recorded(0, late=0), recorded(1, late=20, ahead=-500)]
+    trace.write(tmp_path / "trace.json", ranks)
+    spans = trace.read(tmp_path / "trace.json")
+    found = [(s.name, s.start, s.end) for s in spans[0] if s.name.startswith("waiting")]
+    name = "waiting for rank 1"
+    assert found == [(name, 70 * MS, 90 * MS), (name, 170 * MS, 190 * MS)]
+    assert not [span for span in spans[1] if span.name.startswith("waiting")]
+
+
+def test_a_picture(tmp_path: Path) -> None:
+    trace.write(tmp_path / "trace.json", [recorded(0, late=0), recorded(1, late=20)])
+    result = run(tmp_path / "trace.json", "--picture", tmp_path / "ranks.svg")
+    assert result.exit_code == 0, result.output
+    assert "<svg" in (tmp_path / "ranks.svg").read_text()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_picture_of_an_unknown_kind(tmp_path: Path) -> None:
+    trace.write(tmp_path / "trace.json", [recorded(0, late=0)])
+    result = run(tmp_path / "trace.json", "--picture", tmp_path / "ranks.xyz")
+    assert result.exit_code == 1
+    assert f"Error: {tmp_path / 'ranks.xyz'}: " in result.output
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"otherData": {"format": "other"}}'])
+def test_other_files_are_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "other.json").write_text(content)
+    result = run(tmp_path / "other.json")
+    assert result.exit_code == 1
+    assert "other.json: not a timeline that chainermn has written" in result.output
+
+
+def test_a_job_that_has_not_trained(tmp_path: Path) -> None:
+    trace.write(tmp_path / "trace.json", [recorded(0, late=0)._replace(spans=[])])
+    result = run(tmp_path / "trace.json")
+    assert result.exit_code == 1
+    assert "has no iterations" in result.output

@@ -1,0 +1,121 @@
+"""Where the time of several ranks goes, and what people are told about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from chainermn.timeline.clocks import Clock, Offset
+from chainermn.timeline.iterations import KINDS, Iterations
+from chainermn.timeline.summary import PARTS, Summary, summarize
+from chainermn.timeline.waiting import Call
+
+MS = 10**6
+
+
+def rank(
+    *, late: int = 0, iterations: int = 2, length: int = 100, ahead: int = 0, **ms: float
+) -> Iterations:
+    """Return equal iterations of 100 ms, by kind; the rest of them is compute.
+
+    Each has one exchange at its end, which begins ``late`` ms after the first rank's; the clock
+    is ``ahead`` by so many ms.
+    """
+    ms = {"exchange": 30 - late, **ms}
+    ms.setdefault("compute", length - sum(ms.values()))
+    found = Iterations()
+    for index in range(iterations):
+        found.seconds.append({kind: ms.get(kind, 0) / 1000 for kind in KINDS})
+        end = (index + 1) * length + ahead
+        start = end - int(ms["exchange"])
+        found.calls.append((index, Call("c", index, start * MS, end * MS)))
+    return found
+
+
+def of(*ranks: Iterations) -> Summary:
+    return summarize(ranks, [None] * len(ranks))
+
+
+def test_the_wait_is_told_from_the_exchange() -> None:
+    summary = of(rank(), rank(late=20, data=40), rank(late=5))
+    assert [one.seconds["waiting"] for one in summary.ranks] == pytest.approx([0.02, 0, 0.015])
+    assert [one.seconds["exchange"] for one in summary.ranks] == pytest.approx([0.01] * 3)
+    assert [one.iteration for one in summary.ranks] == pytest.approx([0.1] * 3)
+    assert summary.mean("waiting") == pytest.approx(0.035 / 3)
+    assert summary.slowest("data") == (1, pytest.approx(0.04))
+    assert summary.iteration == pytest.approx(sum(map(summary.mean, PARTS)))
+    assert summary.efficiency == pytest.approx(1 - (0.01 + 0.035 / 3) / 0.1)
+
+
+def test_the_straggler_and_what_it_is_slow_at() -> None:
+    straggler = of(rank(data=5), rank(late=20, data=45), rank(data=15)).straggler
+    assert straggler is not None
+    assert (straggler.rank, straggler.part) == (1, "data")
+    assert straggler.delay == pytest.approx(0.02)
+    assert (straggler.seconds, straggler.others) == pytest.approx((0.045, 0.01))
+    assert str(straggler) == (
+        "rank 1 keeps the others waiting for 20 ms of an iteration: getting a batch takes it "
+        "45 ms, the others 10 ms"
+    )
+
+
+@pytest.mark.parametrize("ranks", [[rank()], [rank(), rank(late=1)]])
+def test_nobody_is_called_a_straggler_for_nothing(ranks: Any) -> None:
+    assert of(*ranks).straggler is None
+
+
+def test_times_are_put_on_one_clock() -> None:
+    def clock(offset: int) -> Clock:
+        return Clock(Offset(offset * MS, 0, at=0), Offset(offset * MS, 0, at=1))
+
+    ranks = [rank(), rank(late=20, ahead=5000), rank(late=5, ahead=-7000)]
+    summary = summarize(ranks, [clock(0), clock(-5000), clock(7000)])
+    assert [one.seconds["waiting"] for one in summary.ranks] == pytest.approx([0.02, 0, 0.015])
+
+
+def advice(*ranks: Iterations) -> str:
+    return "\n".join(of(*ranks).advice())
+
+
+def test_advice_on_data_counts_the_iterations() -> None:
+    slow, quick = rank(iterations=3, data=70, exchange=5), rank(iterations=1, exchange=5)
+    slow.seconds += quick.seconds
+    slow.calls.append((3, Call("c", 3, 0, 0)))
+    assert advice(rank(exchange=5), slow).startswith(
+        "75% of rank 1's iterations wait for data: use a MultiprocessIterator, or more of its "
+        "processes (--loaderjob in the apps)"
+    )
+
+
+def test_advice_on_a_rank_that_computes_slowly_leads_to_the_doctor() -> None:
+    found = advice(rank(), rank(late=20), rank())
+    assert "rank 1 keeps the others waiting for 20 ms" in found
+    assert "chainermn doctor" in found
+
+
+def test_advice_where_the_straggler_changes() -> None:
+    # Ranks 0 and 1 wait 50 ms for each other, in turn.
+    ranks = [rank(exchange=50), rank(exchange=50)]
+    for index, late in enumerate(ranks):
+        call = late.calls[index][1]
+        late.calls[index] = index, call._replace(start=call.end)
+    assert of(*ranks).straggler is None
+    assert advice(*ranks).startswith("25% of the time ranks wait for each other, now for one")
+
+
+@pytest.mark.parametrize("part", ["exchange", "evaluation", "checkpoint", "extensions", "other"])
+def test_advice_on_what_takes_much_of_the_time(part: str) -> None:
+    work = {
+        "exchange": "40% of the time goes into the exchange of gradients: try",
+        "evaluation": "40% of the time goes into evaluation: evaluate less often",
+        "checkpoint": "40% of the time goes into checkpoints: write checkpoints less often",
+        "extensions": "40% of the time goes into extensions: some work for long",
+        "other": "40% of the time goes into what is no part of a step: look for",
+    }[part]
+    taken = {"exchange": 0, **{part: 40}}
+    assert advice(rank(**taken), rank(**taken)).startswith(work)
+
+
+def test_no_advice_where_nothing_stands_out() -> None:
+    assert advice(rank(exchange=10), rank(exchange=10)) == ""
