@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import importlib.util
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,54 +13,71 @@ from typing import Any
 import chainer
 import numpy as np
 import pytest
+from chainer.training import make_extension
 from chainer.training.extensions import LogReport
 
 import chainermn
 from chainermn import spans
 from chainermn.extensions import DistributedReport
+from chainermn.failures import activity
 from chainermn.timeline import trainers
 from chainermn.timeline.summary import PARTS
 
 PAUSE = 0.05
 
 
-class TogetherLate(chainer.iterators.SerialIterator):
-    """On a late rank, gives a batch when all others are about to exchange their gradients."""
+class LastOfAll(chainer.iterators.SerialIterator):
+    """Gives a batch when all other ranks are in the exchange that it is for, and a while later."""
 
-    def __init__(self, data: Any, folder: Path, rank: int, late: int, size: int) -> None:
+    def __init__(self, data: Any, others: list[Path]) -> None:
         super().__init__(data, 2)
-        self._signals = [folder / f"{rank}" for rank in range(size) if rank != late]
-        self._own = folder / f"{rank}"
-        self._is_late, self._n = rank == late, 0
+        self._others, self._n = others, 0
 
     def next(self) -> Any:
         self._n += 1
-        if self._is_late:
-            while any(not s.exists() or int(s.read_text() or 0) < self._n for s in self._signals):
-                time.sleep(0.001)
+        while any(not file.exists() or len(file.read_text()) < self._n for file in self._others):
+            time.sleep(0.001)
+        time.sleep(PAUSE)
         return super().next()
 
-    def say(self) -> None:
-        """Tell the late rank that this one has computed its gradients."""
-        time.sleep(PAUSE)
-        self._own.write_text(str(self._n))
+
+def note_exchanges(file: Path) -> None:
+    """Write a letter into a file whenever this rank has come to another exchange."""
+    seen = 0
+    while spans.are_wanted():
+        for wait, _ in activity.waits():
+            if wait.operation == "multi_node_mean_grad" and wait.number > seen:
+                seen = wait.number
+                with file.open("a") as opened:
+                    opened.write("x")
+        time.sleep(0.001)
 
 
-def make_trainer(comm: Any, out: Path, late: int, epochs: int = 2) -> Any:
-    """Return a trainer of three iterations an epoch."""
+def make_trainer(comm: Any, out: Path, late: int | None = None, epochs: int = 2) -> Any:
+    """Return a trainer of three iterations an epoch; a late rank is the last in all exchanges."""
     model = chainer.links.Linear(3, 1)
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm)
     optimizer.setup(model)
     data = np.ones((6, 3), np.float32)
-    batches = TogetherLate(data, out, comm.rank, late, comm.size)
+    batches = chainer.iterators.SerialIterator(data, 2)
+    if comm.rank == late:
+        others = [out / f"exchanges{rank}" for rank in range(comm.size) if rank != late]
+        batches = LastOfAll(data, others)
+    updater = chainer.training.StandardUpdater(
+        batches, optimizer, loss_func=lambda x: chainer.functions.sum(model(x))
+    )
+    trainer = chainer.training.Trainer(updater, (epochs, "epoch"), out=str(out))
 
-    def loss(x: Any) -> chainer.Variable:
-        if comm.rank != late:
-            batches.say()
-        return chainer.functions.sum(model(x))
-
-    updater = chainer.training.StandardUpdater(batches, optimizer, loss_func=loss)
-    return chainer.training.Trainer(updater, (epochs, "epoch"), out=str(out))
+    notes = make_extension(
+        trigger=None,
+        priority=0,
+        initializer=lambda _: threading.Thread(
+            target=note_exchanges, args=(out / f"exchanges{comm.rank}",)
+        ).start(),
+    )
+    if late is not None:
+        trainer.extend(notes(lambda _: None), name="notes")
+    return trainer
 
 
 @pytest.mark.mpi(3)
@@ -99,7 +117,7 @@ def test_the_rank_that_waits_for_data_is_named(shared_tmp_path: Path) -> None:
 @pytest.mark.mpi(1)
 def test_one_rank_is_efficient_and_nobody_waits(tmp_path: Path) -> None:
     comm = chainermn.create_communicator()
-    trainer = make_trainer(comm, tmp_path, late=-1)
+    trainer = make_trainer(comm, tmp_path)
     report = DistributedReport(comm, filename=None)
     trainer.extend(report)
     trainer.run()

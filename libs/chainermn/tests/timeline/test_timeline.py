@@ -223,9 +223,9 @@ def test_settings_in_the_environment() -> None:
 
 @pytest.mark.parametrize("wrong", ["5", "a-b", "7-3", "1-2-3"])
 def test_a_wrong_window_in_the_environment(wrong: str) -> None:
-    with environment(**{VARIABLE: "file", ITERATIONS: wrong}):
-        with pytest.raises(ValueError, match=f"as in 100-120, got '{wrong}'"):
-            Settings.from_environment()
+    refused = pytest.raises(ValueError, match=f"as in 100-120, got '{wrong}'")
+    with environment(**{VARIABLE: "file", ITERATIONS: wrong}), refused:
+        Settings.from_environment()
 
 
 @pytest.mark.mpi(2)
@@ -233,9 +233,9 @@ def test_ranks_that_are_asked_for_different_files(shared_tmp_path: Path) -> None
     from mpi4py import MPI
 
     file = str(shared_tmp_path / f"{MPI.COMM_WORLD.rank}.json")
-    with environment(**{VARIABLE: file}):
-        with pytest.raises(ValueError, match=r"create_communicator.*CHAINERMN_TIMELINE"):
-            chainermn.create_communicator()
+    refused = pytest.raises(ValueError, match=r"create_communicator.*CHAINERMN_TIMELINE")
+    with environment(**{VARIABLE: file}), refused:
+        chainermn.create_communicator()
 
 
 def test_a_file_of_nothing(tmp_path: Path) -> None:
