@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -35,10 +35,22 @@ class Span(NamedTuple):
     details: Mapping[str, Any] = _NO_DETAILS
 
 
+class Streams(Protocol):
+    """What tells when a GPU does what the host has given it."""
+
+    def mark(self) -> Any:
+        """Return a mark of the place in the current stream that the host has come to."""
+
+    def add(self, name: str, start: Any, end: Any, details: Mapping[str, Any]) -> None:
+        """Tell of a span when the GPU has come to the mark of its end."""
+
+
 #: Is given each span when it ends, in the thread that it belongs to.
 Listener: TypeAlias = Callable[[Span], None]
 
 _listeners: tuple[Listener, ...] = ()
+
+_streams: Streams | None = None
 
 #: Time in nanoseconds, on a clock that all processes of a host share.
 now = time.monotonic_ns
@@ -54,6 +66,12 @@ def unlisten(listener: Listener) -> None:
     """Let a function get no more spans."""
     global _listeners
     _listeners = tuple(other for other in _listeners if other != listener)
+
+
+def measure_streams(streams: Streams | None) -> None:
+    """Have what is in each `span` measured on the streams of a GPU, too; None: no more."""
+    global _streams
+    _streams = streams
 
 
 def are_wanted() -> bool:
@@ -113,7 +131,10 @@ class _Measured:
         self._name, self._track, self._details = name, track, details
 
     def __enter__(self) -> None:
+        self._mark = None if _streams is None else _streams.mark()
         self._start = now()
 
     def __exit__(self, *error: object) -> None:
+        if _streams is not None and self._mark is not None:
+            _streams.add(self._name, self._mark, _streams.mark(), self._details)
         add(self._name, self._start, now(), self._track, self._details)

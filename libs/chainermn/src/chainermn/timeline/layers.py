@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import chainer
@@ -27,7 +28,7 @@ class _Links(chainer.LinkHook):
     name = "chainermn-timeline"
 
     def __init__(self) -> None:
-        self._open: list[tuple[str, int]] = []
+        self._open: list[tuple[str, AbstractContextManager[Any]]] = []
 
     @property
     def innermost(self) -> str:
@@ -37,11 +38,12 @@ class _Links(chainer.LinkHook):
     def forward_preprocess(self, args: Any) -> None:
         kind = type(args.link).__name__
         name = f"{args.link.name} ({kind})" if args.link.name else kind
-        self._open.append((name, spans.now()))
+        measured = spans.span(name)
+        self._open.append((name, measured))
+        measured.__enter__()
 
     def forward_postprocess(self, args: Any) -> None:
-        name, start = self._open.pop()
-        spans.add(name, start, spans.now())
+        self._open.pop()[1].__exit__(None, None, None)
 
 
 class _Functions(chainer.FunctionHook):
@@ -50,15 +52,15 @@ class _Functions(chainer.FunctionHook):
     def __init__(self, links: _Links) -> None:
         self._links = links
         self._owners: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self._start = 0
+        self._measured: Any = None
 
     def forward_postprocess(self, function: Any, in_data: Any) -> None:
         self._owners[function] = self._links.innermost
 
     def backward_preprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
-        self._start = spans.now()
+        owner = self._owners.get(function, "")
+        self._measured = spans.span(f"{owner}: {function.label}" if owner else function.label)
+        self._measured.__enter__()
 
     def backward_postprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
-        owner = self._owners.get(function, "")
-        name = f"{owner}: {function.label}" if owner else function.label
-        spans.add(name, self._start, spans.now())
+        self._measured.__exit__(None, None, None)

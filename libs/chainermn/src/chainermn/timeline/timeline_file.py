@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import chainer
 
+from chainermn import spans
 from chainermn.agreement import run_on_root
+from chainermn.gradients.parameters import is_on_gpu
 from chainermn.timeline import trace
+from chainermn.timeline.gpu_streams import GpuStreams
 from chainermn.timeline.layers import layers_observed
 from chainermn.timeline.recording import Recording
 from chainermn.timeline.trainers import observe
+from chainermn.transport.gpu.device import the_gpu
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -71,6 +75,7 @@ class TimelineFile:
         self._path = Path(settings.path).absolute()
         run_on_root(mpi_comm, 0, where, self._check)
         self._recording = Recording(mpi_comm, settings.first, settings.last)
+        self._streams: GpuStreams | None = None
 
     def _check(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,12 +87,19 @@ class TimelineFile:
     def observe(self, trainer: chainer.training.Trainer) -> Callable[[], None]:
         """Record what a trainer does, too; return what ends its last iteration."""
         observation = observe(trainer)
+        optimizers: Any = getattr(trainer.updater, "get_all_optimizers", dict)().values()
+        if self._streams is None and any(is_on_gpu(one.target) for one in optimizers):
+            self._streams = GpuStreams(the_gpu())
+            spans.measure_streams(self._streams)
         if self.settings.with_layers:
             observation.within(layers_observed)
         return observation.end
 
     def write(self) -> None:
         """Record no more, and write the file. Collective."""
+        if self._streams is not None:
+            spans.measure_streams(None)
+            self._streams.finish()
         recorded = self._recording.stop()
         run_on_root(self._comm, 0, self._where, lambda: trace.write(self._path, recorded or []))
         if self._comm.rank == 0:
@@ -99,6 +111,7 @@ class TimelineFile:
 
     def discard(self) -> None:
         """Record no more."""
+        spans.measure_streams(None)
         self._recording.discard()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -109,6 +109,12 @@ class Gpu:
         event.record()
         return _Event(event)
 
+    def timed_event(self) -> TimedEvent:
+        """Record an event on the stream that also tells when it was complete."""
+        event = self._cupy.cuda.Event()
+        event.record()
+        return TimedEvent(event, self._cupy.cuda.get_elapsed_time)
+
     def wait_for(self, event: Any) -> None:
         """Let the stream, not the host, wait for an event from `record`."""
         self._cupy.cuda.get_current_stream().wait_event(event.event)
@@ -132,6 +138,18 @@ class _Event:
 
     def Wait(self) -> None:
         self.event.synchronize()
+
+
+class TimedEvent(_Event):
+    """An event that is complete at a time."""
+
+    def __init__(self, event: Any, milliseconds_between: Callable[[Any, Any], float]) -> None:
+        super().__init__(event)
+        self._milliseconds_between = milliseconds_between
+
+    def nanoseconds_since(self, earlier: TimedEvent) -> float:
+        """Return the time from another event to this one; both must be complete."""
+        return 1e6 * self._milliseconds_between(earlier.event, self.event)
 
 
 _in_use: Gpu | None = None
