@@ -39,7 +39,7 @@ def write(path: str | os.PathLike[str], ranks: Sequence[Recorded]) -> None:
     begin = min((span.start for track in with_waits for span in track), default=0)
     events: list[dict[str, Any]] = []
     for rank, track in zip(ranks, with_waits, strict=True):
-        events += _events(rank, track, begin)
+        events += _events(rank, track, begin, len(ranks))
     content = {
         "traceEvents": events,
         "displayTimeUnit": "ms",
@@ -120,7 +120,9 @@ def _first_after(starts: Sequence[tuple[str, int]], call: Span) -> int:
     return starts[index][1] if is_there else call.end
 
 
-def _events(rank: Recorded, track: Iterable[Span], begin: int) -> Iterator[dict[str, Any]]:
+def _events(
+    rank: Recorded, track: Iterable[Span], begin: int, size: int
+) -> Iterator[dict[str, Any]]:
     """Yield the events of one rank: names first, then spans, outer ones before inner ones."""
     by_track: defaultdict[str, list[Span]] = defaultdict(list)
     for span in track:
@@ -128,9 +130,11 @@ def _events(rank: Recorded, track: Iterable[Span], begin: int) -> Iterator[dict[
     yield _label("process_name", rank.rank, 0, f"rank {rank.rank} on {rank.host}")
     yield _label("process_sort_index", rank.rank, 0, rank.rank)
     names = sorted(by_track, key=lambda name: (name != spans.MAIN, name))
-    for number, name in enumerate(names):
+    for place, name in enumerate(names):
+        # For Perfetto thread 0 of any process is its main thread, whose number is the process's.
+        number = place * size + rank.rank
         yield _label("thread_name", rank.rank, number, name)
-        yield _label("thread_sort_index", rank.rank, number, number)
+        yield _label("thread_sort_index", rank.rank, number, place)
         for span in _filled(sorted(by_track[name], key=lambda span: (span.start, -span.end))):
             # In whole microseconds, as viewers round fractions in ways of their own.
             start, end = (span.start - begin) // 1000, (span.end - begin) // 1000
