@@ -22,6 +22,7 @@ _WITH_EACH_MPI = ("exchange", "iterations", "startup", "watch", "failures")
 PARTS = (
     *_WITH_EACH_MPI,
     *("compute", "slow", "convergence", "efficiency", "pipeline", "scatter", "input"),
+    "timeline",
 )
 _ON_DEMAND = ("gpu",)
 

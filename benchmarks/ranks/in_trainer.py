@@ -1,0 +1,31 @@
+"""Whole iterations of an updater, with its batches; recorded where the variable says so."""
+
+from __future__ import annotations
+
+import chainer
+
+import chainermn
+from benchmarks.ranks import networks
+from benchmarks.ranks.orders import Orders, Step
+from chainermn.timeline.gathering import SharedGathering
+from chainermn.timeline.trainers import observe
+
+
+def run(orders: Orders) -> None:
+    orders.obey(iteration)
+
+
+def iteration(what: str, network: str, batchsize: int, report: bool) -> Step:
+    """Return one iteration, as a trainer has it update; with what `DistributedReport` does."""
+    comm = chainermn.create_communicator()
+    made = networks.make(network)
+    model = chainer.links.Classifier(made.model)
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(1e-4), comm)
+    optimizer.setup(model)
+    data = chainer.datasets.TupleDataset(*made.examples(batchsize))
+    batches = chainer.iterators.SerialIterator(data, batchsize)
+    updater = chainer.training.StandardUpdater(batches, optimizer)
+    observe(chainer.training.Trainer(updater))
+    if report:
+        SharedGathering(comm.mpi_comm)
+    return updater.update
