@@ -6,6 +6,7 @@ import ast
 import contextlib
 import importlib
 import importlib.util
+import json
 import os
 import re
 import runpy
@@ -26,12 +27,14 @@ import pages
 import psutil
 import pytest
 import scriptdiff
+from click.testing import CliRunner
 from drawings import standalone
 from loading import load
 from on_ranks import EXAMPLES, LIMIT, described, lines_of_ranks, run_on_ranks
 
 from chainermn.communicators import registered
 from chainermn.doctor.checks import CHECKS
+from chainermn.report import report
 from chainermn.testing.mpiexec import (
     JOB_VARIABLE,
     direct_environment,
@@ -391,6 +394,18 @@ def test_what_makes_an_exchange_faster(tmp_path):
     steps = {"plain": 3, "overlap": 3, "half": 3, "double buffering": 2}
     lines = lines_of_ranks(2, EXAMPLES / "faster.py", cwd=tmp_path)
     assert lines == sorted(f"{name} {[-1.5 / 4 * n] * 3}" for name, n in steps.items())
+
+
+def test_timelines_that_a_script_asks_for(tmp_path):
+    out = tmp_path / "out"
+    lines = lines_of_ranks(2, EXAMPLES / "timelines.py", out, cwd=tmp_path)
+    for name, n_iterations in (("loop", 5), ("timeline", 3)):
+        file = out / f"{name}.json"
+        assert any(line.startswith(f"timeline of 2 ranks: {file}.") for line in lines)
+        shown = CliRunner().invoke(report, [str(file)])
+        assert shown.output.startswith(f"ms per iteration, mean of {n_iterations}"), shown.output
+    log = json.loads((out / "log").read_text())
+    assert all(0 < row["parallel efficiency"] < 1 for row in log)
 
 
 def test_evaluator_of_ones_own(tmp_path):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         nccl,
         optimizers,
         progress,
+        spans,
     )
     from chainermn.communicators import CommunicatorBase, create_communicator
     from chainermn.datasets import (
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from chainermn.extensions import create_multi_node_checkpointer, create_multi_node_evaluator
     from chainermn.iterators import create_multi_node_iterator, create_synchronized_iterator
     from chainermn.links import MultiNodeChainList
+    from chainermn.observation import record_timeline
     from chainermn.optimizers import create_multi_node_optimizer
 
 __version__ = VERSION
@@ -73,8 +75,10 @@ __all__ = [
     "nccl",
     "optimizers",
     "progress",
+    "record_timeline",
     "scatter_dataset",
     "scatter_index",
+    "spans",
 ]
 
 _DEFINED_IN = {
@@ -91,6 +95,7 @@ _DEFINED_IN = {
     "create_synchronized_iterator": "iterators",
     "get_epoch_trigger": "datasets",
     "get_n_iterations_for_one_epoch": "datasets",
+    "record_timeline": "observation",
     "scatter_dataset": "datasets",
     "scatter_index": "datasets",
 }

@@ -20,7 +20,7 @@ import chainermn
 from chainermn import spans
 from chainermn.extensions import DistributedReport
 from chainermn.failures import activity
-from chainermn.timeline import trainers
+from chainermn.observation import trainers
 from chainermn.timeline.summary import PARTS
 
 PAUSE = 0.05

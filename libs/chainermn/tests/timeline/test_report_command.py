@@ -12,7 +12,7 @@ from chainermn.report import report
 from chainermn.spans import MAIN, Span
 from chainermn.timeline import trace
 from chainermn.timeline.clocks import Clock, Offset
-from chainermn.timeline.recording import Recorded
+from chainermn.timeline.trace import Recorded
 
 MS = 10**6
 

@@ -16,10 +16,10 @@ import pytest
 import chainermn
 from chainermn import spans
 from chainermn.extensions import Timeline, create_multi_node_checkpointer
+from chainermn.observation.timeline_file import ITERATIONS, LAYERS, VARIABLE, Settings
 from chainermn.spans import MAIN, Span
 from chainermn.timeline import recording, trace
 from chainermn.timeline.clocks import Clock, Offset
-from chainermn.timeline.timeline_file import ITERATIONS, LAYERS, VARIABLE, Settings
 
 STEP = ["data", "convert", "forward", "backward", "multi_node_mean_grad", "optimizer"]
 
@@ -240,7 +240,7 @@ def test_ranks_that_are_asked_for_different_files(shared_tmp_path: Path) -> None
 
 def test_a_file_of_nothing(tmp_path: Path) -> None:
     offset = Offset(0, 0, at=0)
-    nothing = recording.Recorded(0, "host", [], Clock(offset, offset))
+    nothing = trace.Recorded(0, "host", [], Clock(offset, offset))
     trace.write(tmp_path / "empty.json", [nothing])
     assert trace.read(tmp_path / "empty.json") == {0: []}
     assert json.loads((tmp_path / "empty.json").read_text())["displayTimeUnit"] == "ms"

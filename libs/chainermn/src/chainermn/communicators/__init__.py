@@ -12,10 +12,10 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.communicators.extensions_at_work import extension_at_work
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from chainermn.communicators.registry import class_named, default_on_cpu, register, registered
+from chainermn.observation.timeline_file import VARIABLE as TIMELINE
+from chainermn.observation.timeline_file import Settings, record_if_asked
 from chainermn.process.cores import divide_cores
 from chainermn.process.memory import keep_freed_memory
-from chainermn.timeline.timeline_file import VARIABLE as TIMELINE
-from chainermn.timeline.timeline_file import Settings, record_if_asked
 from chainermn.transport.gpu.available import any_rank_has_gpu, why_not_one_each
 from chainermn.transport.gpu.cuda_awareness import VARIABLE as CUDA_AWARE
 from chainermn.transport.gpu.cuda_awareness import is_cuda_aware

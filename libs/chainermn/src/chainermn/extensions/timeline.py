@@ -12,7 +12,7 @@ from chainer.training.extension import Extension
 
 from chainermn.arguments import check_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.timeline.timeline_file import Settings, TimelineFile
+from chainermn.observation.timeline_file import Settings, TimelineFile
 
 
 class Timeline(Extension):

@@ -1,1 +1,1 @@
-"""What all ranks do and when: recorded, put on one clock, summed up, and written for Perfetto."""
+"""What all ranks did and when: on one clock, summed up, and written for Perfetto."""

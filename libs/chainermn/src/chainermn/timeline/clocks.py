@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from chainermn import spans
 
 if TYPE_CHECKING:
@@ -72,21 +70,18 @@ def measure(mpi_comm: MPI.Intracomm, hosts: Sequence[str]) -> Offset:
 
 def _ask(mpi_comm: MPI.Intracomm, peer: int) -> tuple[int, int]:
     """Return offset and error of the clock of another rank."""
-    answer = np.zeros(1, np.int64)
     trips = []
     for _ in range(_ROUND_TRIPS):
         sent = spans.now()
-        mpi_comm.Send(answer, peer)
-        mpi_comm.Recv(answer, peer)
+        mpi_comm.send(None, peer)
+        answer: int = mpi_comm.recv(None, peer)
         received = spans.now()
-        trips.append((received - sent, (sent + received) // 2 - int(answer[0])))
+        trips.append((received - sent, (sent + received) // 2 - answer))
     shortest, offset = min(trips)
     return offset, shortest // 2 + 1
 
 
 def _answer(mpi_comm: MPI.Intracomm) -> None:
-    answer = np.zeros(1, np.int64)
     for _ in range(_ROUND_TRIPS):
-        mpi_comm.Recv(answer, 0)
-        answer[0] = spans.now()
-        mpi_comm.Send(answer, 0)
+        mpi_comm.recv(None, 0)
+        mpi_comm.send(spans.now(), 0)

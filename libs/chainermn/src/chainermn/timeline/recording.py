@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from chainermn import spans
 from chainermn.spans import Span
 from chainermn.timeline import clocks
 from chainermn.timeline.clocks import Clock
+from chainermn.timeline.trace import Recorded
 from chainermn.transport.host.mpi import host_name
 
 if TYPE_CHECKING:
@@ -17,15 +17,6 @@ if TYPE_CHECKING:
 
 #: A rank keeps its latest spans, at most this many: some ten megabytes.
 MOST_SPANS = 50_000
-
-
-class Recorded(NamedTuple):
-    """What a rank has done."""
-
-    rank: int
-    host: str
-    spans: Sequence[Span]
-    clock: Clock
 
 
 class Recording:

@@ -14,7 +14,7 @@ from chainermn.timeline.waiting import waits
 PARTS = (*KINDS[:3], "waiting", *KINDS[3:])
 
 # Less than these shares of an iteration are not worth a word.
-_LATE = 0.02
+_LATE = 0.05
 # By how much more than its share of the waiting a rank must cause to be called a straggler.
 _MORE_THAN_OTHERS = 1.5
 _WAITS_FOR_DATA = 0.1

@@ -12,14 +12,23 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from chainermn import spans
 from chainermn.spans import Span
-from chainermn.timeline.recording import Recorded
+from chainermn.timeline.clocks import Clock
 from chainermn.timeline.waiting import Call, waits
 
 _FORMAT = "chainermn timeline 1"
+
+
+class Recorded(NamedTuple):
+    """What a rank has done, by its host's clock."""
+
+    rank: int
+    host: str
+    spans: Sequence[Span]
+    clock: Clock
 
 
 def write(path: str | os.PathLike[str], ranks: Sequence[Recorded]) -> None:

@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,11 +15,11 @@ import chainer
 from chainermn import spans
 from chainermn.agreement import run_on_root
 from chainermn.gradients.parameters import is_on_gpu
+from chainermn.observation.layers import layers_observed
+from chainermn.observation.trainers import observe
 from chainermn.timeline import trace
 from chainermn.timeline.gpu_streams import GpuStreams
-from chainermn.timeline.layers import layers_observed
 from chainermn.timeline.recording import Recording
-from chainermn.timeline.trainers import observe
 from chainermn.transport.gpu.device import the_gpu
 
 if TYPE_CHECKING:
@@ -113,6 +113,46 @@ class TimelineFile:
         """Record no more."""
         spans.measure_streams(None)
         self._recording.discard()
+
+
+@contextlib.contextmanager
+def record_timeline(
+    comm: Any,
+    filename: str | os.PathLike[str],
+    *,
+    layers: bool = False,
+    iterations: tuple[int, int] | None = None,
+) -> Iterator[None]:
+    """Record what every rank does in the ``with`` block, and write it into one file. Collective.
+
+    For a training loop without a trainer: mark each iteration by
+    ``with chainermn.spans.span('iteration', details={'iteration': number})``. If the block raises,
+    nothing is written.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+        Its ranks are recorded.
+    filename : path
+    layers, iterations
+        As for `chainermn.extensions.Timeline`.
+
+    Raises
+    ------
+    OSError
+        On every rank, if the file cannot be written.
+    """
+    window = iterations or (None, None)
+    timeline = TimelineFile(
+        comm.mpi_comm, Settings(str(filename), layers, *window), "record_timeline"
+    )
+    try:
+        with layers_observed() if layers else contextlib.nullcontext():
+            yield
+    except BaseException:
+        timeline.discard()
+        raise
+    timeline.write()
 
 
 def record_if_asked(mpi_comm: MPI.Intracomm, settings: Settings | None) -> None:
