@@ -41,11 +41,24 @@ def imagenet(data: Path, out: Path) -> list[str | Path]:
     return [APPS / "imagenet/train.py", *lists, *short, "--out", out]
 
 
-def test_mnist(run_job: RunJob, local_path: Path) -> None:
+def check_clocks(about: dict[str, Any], hosts: Hosts) -> None:
+    first, second = hosts.names[:2]
+    assert about["hosts"] == {"0": first, "1": first, "2": second, "3": second}
+    assert about["clocks"][first] == {"start": 0, "end": 0, "error": 0}
+    clock = about["clocks"][second]
+    assert clock["error"] > 0
+    if hosts.emulated:  # and share a clock
+        assert max(abs(clock["start"]), abs(clock["end"])) <= clock["error"]
+
+
+def test_mnist(run_job: RunJob, hosts: Hosts, local_path: Path) -> None:
     out = local_path / "result"
     options = ["--epoch", "2", "--unit", "20", "--out", out]
-    job = run_job((2, 2), [APPS / "mnist/train.py", *options])
+    timeline = local_path / "timeline.json"
+    env = {"CHAINERMN_TIMELINE": str(timeline)}
+    job = run_job((2, 2), [APPS / "mnist/train.py", *options], env=env)
     assert "after 2 epochs" in output_of(job)
+    check_clocks(json.loads(timeline.read_text())["otherData"], hosts)
     log = read_log(out)
     assert [row["iteration"] for row in log] == [12, 24]
     assert log[-1]["main/loss"] < log[0]["main/loss"]

@@ -40,7 +40,6 @@ def write(path: str | os.PathLike[str], ranks: Sequence[Recorded]) -> None:
         Compressed by gzip if its name ends with ``.gz``; Perfetto opens both.
     ranks : sequence of Recorded
     """
-    error = max(rank.clock.error for rank in ranks) / 1000
     tracks = [_aligned(rank) for rank in ranks]
     with_waits = [
         [*track, *waiting] for track, waiting in zip(tracks, _waiting(tracks), strict=True)
@@ -55,7 +54,7 @@ def write(path: str | os.PathLike[str], ranks: Sequence[Recorded]) -> None:
         "otherData": {
             "format": _FORMAT,
             "hosts": {str(rank.rank): rank.host for rank in ranks},
-            "clock error in microseconds, at most": error,
+            "clocks": {rank.host: _in_microseconds(rank.clock) for rank in ranks},
         },
     }
     path = Path(path)
@@ -92,6 +91,12 @@ def read(path: str | os.PathLike[str]) -> dict[int, list[Span]]:
                 Span(event["name"], track, start, end, event.get("args", {}))
             )
     return found
+
+
+def _in_microseconds(clock: Clock) -> dict[str, float]:
+    """Return what was added to the times of a host, and the error of that at most."""
+    start, end = clock.start.offset / 1000, clock.end.offset / 1000
+    return {"start": start, "end": end, "error": clock.error / 1000}
 
 
 def _aligned(rank: Recorded) -> list[Span]:
