@@ -66,6 +66,25 @@ def test_all_that_an_evaluation_or_a_checkpoint_does_is_part_of_it(kind: str) ->
     assert not calls
 
 
+def test_the_time_of_each_extension() -> None:
+    found = Iterations()
+    within = [
+        span("extensions", 1, 10),
+        span("extension validation", 1, 4),
+        span("evaluation", 1, 3),
+        span("extension PlotReport", 4, 9),
+    ]
+    for _ in range(2):
+        found.add(0, 10 * SECOND, within)
+    assert [row["extensions"] for row in found.seconds] == [7, 7]
+    assert found.extensions == {"validation": 2, "PlotReport": 10}
+
+
+def test_a_span_of_no_length_is_around_nothing() -> None:
+    seconds, _ = divided(0, 4, span("data", 1, 1), span("forward", 1, 1), span("backward", 1, 3))
+    assert seconds == {"compute": 2, "other": 2}
+
+
 def test_iterations_of_a_whole_track() -> None:
     found = iterations_of(
         [

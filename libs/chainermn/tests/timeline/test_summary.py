@@ -94,6 +94,15 @@ def test_advice_on_a_rank_that_computes_slowly_leads_to_the_doctor() -> None:
     assert "chainermn doctor" in found
 
 
+def test_advice_on_an_extension_that_keeps_the_others_waiting() -> None:
+    late = rank(late=20, extensions=40)
+    late.extensions.update({"LogReport": 0.01, "PlotReport": 0.07})
+    assert advice(rank(), late, rank()).startswith(
+        "rank 1 keeps the others waiting for 20 ms of an iteration: the work of extensions takes "
+        "it 40 ms, the others 0 ms. Most of it is PlotReport, 35 ms: give it a trigger"
+    )
+
+
 def test_advice_where_the_straggler_changes() -> None:
     # Ranks 0 and 1 wait 50 ms for each other, in turn.
     ranks = [rank(exchange=50), rank(exchange=50)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from chainermn.spans import Span
 from chainermn.timeline.waiting import Call
@@ -26,6 +27,18 @@ _KIND_OF = {
 _WHOLE = ("evaluation", "checkpoint", "exchange")
 
 
+#: How the names of spans of extensions begin.
+EXTENSION = "extension "
+
+
+class _Open(NamedTuple):
+    """A span that has not ended yet."""
+
+    end: int
+    kind: str
+    extension: str
+
+
 @dataclass
 class Iterations:
     """The iterations of one rank.
@@ -37,42 +50,54 @@ class Iterations:
     calls : list of (int, Call)
         The calls in which time of the kind ``'exchange'`` was spent, each with the index of its
         iteration.
+    extensions : dict
+        Seconds by the name of an extension, without evaluation and checkpoints.
     """
 
     seconds: list[dict[str, float]] = field(default_factory=list)
     calls: list[tuple[int, Call]] = field(default_factory=list)
+    extensions: dict[str, float] = field(default_factory=dict)
 
     def add(self, start: int, end: int, within: Iterable[Span]) -> None:
         """Add an iteration, given its times and the spans of the main track in it."""
-        seconds = dict.fromkeys(KINDS, 0)
-        open_spans: list[tuple[int, str]] = [(end, "other")]
+        nanoseconds = dict.fromkeys(KINDS, 0)
+        open_spans = [_Open(end, "other", "")]
         reached = start
         for span in sorted(within, key=lambda span: (span.start, -span.end)):
-            reached = self._go_on(open_spans, reached, span.start, seconds)
-            outer = open_spans[-1][1]
+            reached = self._go_on(open_spans, reached, span.start, nanoseconds)
+            _, outer, extension = open_spans[-1]
             kind = outer if outer in _WHOLE else kind_of(span, outer)
             if kind == "exchange" and outer != kind and "stream" in span.details:
                 which = span.details["stream"], span.details["number"]
                 self.calls.append((len(self.seconds), Call(*which, span.start, span.end)))
-            open_spans.append((span.end, kind))
-        self._go_on(open_spans, reached, end, seconds)
-        self.seconds.append({kind: taken / 1e9 for kind, taken in seconds.items()})
+            if span.name.startswith(EXTENSION):
+                extension = span.name.removeprefix(EXTENSION)
+            open_spans.append(_Open(span.end, kind, extension))
+        self._go_on(open_spans, reached, end, nanoseconds)
+        self.seconds.append({kind: taken / 1e9 for kind, taken in nanoseconds.items()})
 
-    @staticmethod
     def _go_on(
-        open_spans: list[tuple[int, str]], reached: int, until: int, seconds: dict[str, int]
+        self, open_spans: list[_Open], reached: int, until: int, nanoseconds: dict[str, int]
     ) -> int:
         """Give the time from one moment to another to the innermost spans of its parts."""
-        while open_spans[-1][0] <= until and len(open_spans) > 1:
-            end, kind = open_spans.pop()
-            seconds[kind] += max(end - reached, 0)
-            reached = max(end, reached)
-        seconds[open_spans[-1][1]] += max(until - reached, 0)
-        return max(until, reached)
+        while True:
+            end, kind, extension = open_spans[-1]
+            part = min(end, until)
+            if part > reached:
+                nanoseconds[kind] += part - reached
+                if kind == "extensions" and extension:
+                    seconds = self.extensions.get(extension, 0.0)
+                    self.extensions[extension] = seconds + (part - reached) / 1e9
+                reached = part
+            if end > until or len(open_spans) == 1:
+                return reached
+            open_spans.pop()
 
 
 def kind_of(span: Span, outer: str = "other") -> str:
     """Return the kind of work of a span; that of the one around it if it has none of its own."""
+    if span.name.startswith(EXTENSION):
+        return "extensions"
     return _KIND_OF.get(span.name, "exchange" if "stream" in span.details else outer)
 
 

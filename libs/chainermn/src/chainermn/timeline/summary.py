@@ -43,11 +43,14 @@ class RankSummary:
         Share of the iterations of which a tenth or more goes into the batch.
     delay : float
         For how many seconds of a mean iteration the other ranks, on average, waited for this one.
+    extensions : dict
+        Seconds of a mean iteration by the name of an extension, the slowest first.
     """
 
     seconds: Mapping[str, float]
     share_with_slow_data: float
     delay: float
+    extensions: Mapping[str, float]
 
     @property
     def iteration(self) -> float:
@@ -149,8 +152,7 @@ class Summary:
             )
         straggler = self.straggler
         if straggler is not None:
-            remedy = _remedy_of(straggler)
-            found.append(f"{straggler}{remedy}")
+            found.append(f"{straggler}{_remedy_of(straggler, self.ranks[straggler.rank])}")
         elif self.mean("waiting") > _MUCH["exchange"] * self.iteration:
             found.append(
                 f"{self.mean('waiting') / self.iteration:.0%} of the time ranks wait for each "
@@ -214,18 +216,25 @@ def _summarize(of_rank: Iterations, waiting: float, caused: float) -> RankSummar
     seconds = {kind: sum(row[kind] for row in rows) for kind in KINDS}
     seconds["waiting"] = min(waiting, seconds["exchange"])
     seconds["exchange"] -= seconds["waiting"]
+    slowest_first = sorted(of_rank.extensions, key=of_rank.extensions.__getitem__, reverse=True)
     slow = [row["data"] > _WAITS_FOR_DATA * sum(row.values()) for row in rows]
     return RankSummary(
-        {part: seconds[part] / len(rows) for part in PARTS}, _mean(slow), caused / len(rows)
+        {part: seconds[part] / len(rows) for part in PARTS},
+        _mean(slow),
+        caused / len(rows),
+        {name: of_rank.extensions[name] / len(rows) for name in slowest_first},
     )
 
 
-def _remedy_of(straggler: Straggler) -> str:
+def _remedy_of(straggler: Straggler, rank: RankSummary) -> str:
     if straggler.part == "compute":
         return (
             ". Do other programs run on its host, or more ranks than cores? Are its batches "
             "larger? `chainermn doctor` compares hosts"
         )
+    if straggler.part == "extensions" and rank.extensions:
+        name, seconds = next(iter(rank.extensions.items()))
+        return f". Most of it is {name}, {_ms(seconds)}: give it a trigger that fires less often"
     return ""
 
 
