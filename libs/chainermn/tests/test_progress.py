@@ -1,6 +1,9 @@
-"""How far work is; apps/mnist tests on real terminals whether somebody watches."""
+"""How far work is, and who watches."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -33,3 +36,33 @@ def test_what_is_printed(
 
 def test_nobody_watches_the_pipe_of_a_test() -> None:
     assert not progress.is_watched()
+
+
+def test_size_where_no_terminal_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "123")
+    monkeypatch.setenv("LINES", "45")
+    assert progress.terminal_size() == (123, 45)
+
+
+SILENCED = """
+import subprocess, sys
+from chainermn.progress import Progress, is_watched, silence, terminal_size
+
+print("watched:", is_watched(), *terminal_size())
+silence()
+print("nobody")
+Progress(1, "reads").step()
+subprocess.run(["echo", "this"], check=True)
+print("watched:", is_watched(), file=sys.stderr)
+"""
+
+
+def test_nothing_but_errors_is_seen_after_silence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).with_name("extensions"))
+    import terminals
+
+    terminal = terminals.Terminal(70, 10)
+    assert terminal.run([sys.executable, "-c", SILENCED], tmp_path) == 0
+    assert terminal.lines() == ["watched: True 70 10", "watched: False"]
