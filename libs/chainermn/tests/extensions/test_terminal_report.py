@@ -241,7 +241,7 @@ def test_row_of_the_last_iteration_is_no_second_one_of_its_epoch() -> None:
     assert not [line for line in lines if line.startswith("40 ") and "0.1235" not in line]
 
 
-@pytest.mark.parametrize("height", [4, 12, 24, 100])
+@pytest.mark.parametrize("height", [6, 12, 24, 100])
 @pytest.mark.parametrize("width", [1, 22, 40, 60, 100])
 def test_view_fits_in_any_terminal(
     width: int, height: int, modules: SimpleNamespace, capsys: pytest.CaptureFixture[str]
@@ -254,12 +254,12 @@ def test_view_fits_in_any_terminal(
         terminal.feed(capsys.readouterr().out.replace("\n", "\r\n").encode())
     lines = terminal.lines()
     assert len(lines) <= height
-    if width >= 22 and height >= 12:
+    if width >= 22 and height >= 24:
         shown = "\n".join(lines)
         assert shown.count("epoch 41") == 1
         assert ("minutes" in shown) == (width >= 60)
         epochs = [int(line.split()[0]) for line in lines if " 0.1235" in line]
-        assert len(epochs) >= min(40, height - 13)
+        assert len(epochs) >= min(40, height - 14)
         assert epochs == list(range(41 - len(epochs), 41))
 
 

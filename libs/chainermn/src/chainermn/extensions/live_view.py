@@ -16,8 +16,6 @@ _NUMBER = 10  # characters of a column at least
 _GAP = 2  # between columns
 _LINES = 13  # of the view around the rows
 _WIDTH = 100  # of the bars, at most
-# What others print meanwhile comes here and to the line above: a warning has two lines or three.
-_ROOM = "\n"
 
 
 @dataclass
@@ -60,7 +58,7 @@ def view(columns: Sequence[str], state: State, width: int, height: int) -> Rende
     log = state.log[-max(1, height - _LINES) :]
     is_between = not log or log[-1].get("iteration") != state.latest["iteration"]
     table = rows(columns, log, width, _current_row(state) if is_between else None)
-    return Group(_ROOM, table, "", _bars(state, min(width, _WIDTH)), _facts(state))
+    return Group(table, "", _bars(state, min(width, _WIDTH)), _facts(state))
 
 
 def rows(

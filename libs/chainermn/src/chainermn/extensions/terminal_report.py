@@ -17,6 +17,7 @@ from chainermn.progress import is_watched, terminal_size
 
 _ERASE_BELOW = "\033[J"
 _UP = "\033[{}A"
+_ROOM = 3  # empty lines for what others print between two drawings: a warning has two or three
 #: Seconds between two drawings, and the share of the time that drawing may take, at most.
 _INTERVAL, _SHARE = 0.25, 0.01
 
@@ -87,10 +88,10 @@ class TerminalReport(PrintReport):
 class Drawing:
     """Takes the place of itself, below all that is printed.
 
-    Meanwhile the cursor waits at its first line. Text that other ranks print on the same terminal,
-    such as warnings, appears there and stays above the next drawing. Rich's ``Live`` waits at the
-    last line: it would take that text for lines of its own, and erase it. It also hides the
-    cursor, and a rank that is killed could not show it again.
+    Meanwhile the cursor waits at the first of a few empty lines above it. Text that other ranks
+    print on the same terminal, such as warnings, appears there and stays above the next drawing.
+    Rich's ``Live`` waits at the last line: it would take that text for lines of its own, and erase
+    it. It also hides the cursor, and a rank that is killed could not show it again.
     """
 
     def __init__(self, console: Console) -> None:
@@ -98,10 +99,11 @@ class Drawing:
 
     def replace(self, content: RenderableType, columns: int, lines: int) -> None:
         """Draw, and wait for the next drawing; what does not fit is left out at the top."""
-        # Three lines stay free: that of the cursor, one above it, and one below all. Open MPI
-        # passes on whole lines only, so what is written has to end with one.
-        shown = self._render(content, columns).splitlines(keepends=True)[3 - lines :]
-        self._write("\n" + "".join(shown) + _UP.format(len(shown) + 2) + "\n")
+        # Open MPI passes on whole lines only, so what is written ends with one: the cursor goes up
+        # to the line above the drawing, and down again.
+        shown = self._render(content, columns).splitlines(keepends=True)[_ROOM + 2 - lines :]
+        up = _UP.format(_ROOM + len(shown) + 1)
+        self._write("\n" * _ROOM + "".join(shown) + up + "\n")
 
     def end(self, content: RenderableType, columns: int) -> None:
         """Draw for the last time, and go on below."""
