@@ -26,9 +26,10 @@ def test_what_is_printed(
         reading.step(n)
     shown = capsys.readouterr().out
     if watched:
-        *_, last = shown.split("\r")
-        assert last == f"reading [{'#' * 40}] 100.0%\n"
-        assert len(shown.split("\r")) == 1 + total // n
+        *bars, rest = shown.split("\n")  # whole lines, each above the next
+        assert [bar.startswith("\033[A") for bar in bars] == [False] + [True] * (total // n - 1)
+        assert bars[-1] == f"\033[Areading [{'#' * 40}] 100.0%"
+        assert rest == ""
         return
     tenths = {(40, 1): range(10, 101, 10), (40, 8): range(20, 101, 20), (3, 1): (30, 60, 100)}
     assert shown.splitlines() == [f"reading: {share}%" for share in tenths[total, n]]

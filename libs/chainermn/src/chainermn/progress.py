@@ -80,7 +80,7 @@ class Progress:
 
     def __init__(self, total: int, what: str) -> None:
         self.total, self.what, self.done = total, what, 0
-        self._watched = is_watched()
+        self._watched, self._drawn = is_watched(), False
 
     def step(self, n: int = 1) -> None:
         """Count ``n`` steps."""
@@ -93,7 +93,8 @@ class Progress:
     def _draw(self, before: int) -> None:
         if 1000 * self.done // self.total == 1000 * before // self.total:
             return
+        up = "\033[A" if self._drawn else ""  # since Open MPI passes on whole lines only
+        self._drawn = True
         share = self.done / self.total
         bar = "#" * int(share * self._WIDTH)
-        end = "\n" if self.done == self.total else ""
-        print(f"\r{self.what} [{bar:.<{self._WIDTH}}] {share:.1%}", end=end, flush=True)
+        print(f"{up}{self.what} [{bar:.<{self._WIDTH}}] {share:.1%}", flush=True)

@@ -27,7 +27,7 @@ class TerminalReport(PrintReport):
 
     The live view has the last rows that fit, the latest values of the columns, bars of the
     training and of the epoch, the speed of `Throughput`, the time left, and what a
-    `DistributedReport` says in the log. It is drawn at most four times a second, and takes at
+    ``DistributedReport`` says in the log. It is drawn at most four times a second, and takes at
     most a hundredth of the time. In the end all rows are left.
 
     A file or pipe gets plain lines, without bars and escape sequences. Under ``mpiexec`` it is
