@@ -15,15 +15,18 @@ import data
 import training
 from chainermn.agreement import exit_together, run_on_root
 from chainermn.extensions import BestModel, record_run
+from chainermn.progress import silence
 from search_reports import Table, print_summary
 from study import Study
 
 # Another value of these goes on with the same study.
-FREE = {"data", "communicator", "gpu", "out", "trials", "ranks_per_trial"}
+FREE = {"data", "communicator", "gpu", "out", "trials", "ranks_per_trial", "quiet"}
 
 
 def main() -> None:
     args = parse_arguments()
+    if args.quiet:
+        silence()
     comm, device = training.start(args)
     with exit_together(comm):
         sources = args.dataset, args.data, args.examples
@@ -53,6 +56,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--trials", "-t", type=int, default=10, help="that the study is to have in the end")
     per_trial = "ranks that train a trial together; default: all"
     add("--ranks-per-trial", type=int, metavar="N", help=per_trial)
+    add("--quiet", "-q", action="store_true", help="print nothing but warnings and errors")
     return training.checked(parser)
 
 

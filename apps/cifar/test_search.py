@@ -172,7 +172,8 @@ def test_killed_search_that_is_started_again_tries_the_same(three_ranks, script,
 
 def test_groups_of_ranks_share_the_trials(three_ranks, script, start, tmp_path):
     options = ["--trials", 5, "--ranks-per-trial", 2]
-    start(4, script, *TINY, *options, cwd=tmp_path)
+    job = start(4, script, *TINY, *options, "--quiet", cwd=tmp_path)
+    assert job.stdout == ""
     notes = [read_notes(tmp_path, rank) for rank in range(4)]
     assert notes[0] == notes[1]
     assert notes[2] == notes[3]

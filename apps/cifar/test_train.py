@@ -156,7 +156,8 @@ runpy.run_path(os.path.join(sys.path[0], "train.py"), run_name="__main__")
 @pytest.mark.each_mpi
 def test_killed_job_that_is_started_again_ends_as_one_left_alone(start, read_log, tmp_path):
     (tmp_path / "whole").mkdir()
-    start(2, "train.py", *TINY, cwd=tmp_path / "whole")
+    job = start(2, "train.py", *TINY, "--quiet", cwd=tmp_path / "whole")
+    assert job.stdout == ""
     (tmp_path / "train.py").write_text(WITH_KILL.format(here=str(HERE)))
     command = ["-m", "chainermn", "launch", "-n", "2", "--max-restarts", "1", "train.py", *TINY]
     shown = subprocess.run(

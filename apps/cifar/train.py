@@ -11,15 +11,18 @@ import data
 import training
 from chainermn.agreement import exit_together, run_on_root
 from chainermn.extensions import multi_node_snapshot, record_run
+from chainermn.progress import silence
 from model import load_weights
 from reports import add_reports, print_summary
 
 # Another value of these goes on with the same run.
-FREE = {"data", "communicator", "gpu", "out", "resume", "evaluate", "tensorboard"}
+FREE = {"data", "communicator", "gpu", "out", "resume", "evaluate", "tensorboard", "quiet"}
 
 
 def main() -> None:
     args = parse_arguments()
+    if args.quiet:
+        silence()
     comm, device = training.start(args)
     with exit_together(comm):
         sources = args.dataset, args.data, args.examples
@@ -60,8 +63,10 @@ def parse_arguments() -> argparse.Namespace:
     add("--lr", type=float, default=0.4, help="for 100 images in a step; default: %(default)s")
     add("--weight-decay", type=float, default=5e-4, help="default: %(default)s")
     add("--resume", "-r", metavar="FILE", help="snapshot to go on from; default: the newest")
-    add("--evaluate", action="store_true", help="do not train; test best.npz in --out")
     add("--tensorboard", action="store_true", help="also write the log for TensorBoard")
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("--evaluate", action="store_true", help="do not train; test best.npz in --out")
+    add("--quiet", "-q", action="store_true", help="print nothing but warnings and errors")
     return training.checked(parser)
 
 

@@ -13,6 +13,7 @@ import data
 from chainermn.agreement import exit_together, run_on_root
 from chainermn.extensions import StepSeed, multi_node_snapshot, record_run
 from chainermn.links import create_mnbn_model
+from chainermn.progress import silence
 from evaluation import DistanceEvaluator, create_reference
 from model import Discriminator, Generator, load_generator
 from reports import add_reports, finish
@@ -21,6 +22,8 @@ from updater import GANUpdater
 
 def main() -> None:
     args = parse_arguments()
+    if args.quiet:
+        silence()
     comm = chainermn.create_communicator(args.communicator)
     if comm.rank == 0:
         kind = type(comm).__name__
@@ -110,8 +113,10 @@ def parse_arguments() -> argparse.Namespace:
     add("--seed", type=int, default=0, help="of the first weights, all shuffling and latents")
     add("--out", "-o", metavar="DIR", default="result", help="for log, pictures and snapshots")
     add("--resume", "-r", metavar="FILE", help="snapshot to go on from")
-    add("--evaluate", action="store_true", help="do not train; evaluate best.npz in --out")
     add("--tensorboard", action="store_true", help="also write the log for TensorBoard")
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("--evaluate", action="store_true", help="do not train; evaluate best.npz in --out")
+    add("--quiet", "-q", action="store_true", help="print nothing but warnings and errors")
     args = parser.parse_args()
     if min(args.epoch, args.batchsize, args.unit) < 1 or args.size < 8 or args.seed < 0:
         parser.error(

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -251,7 +252,7 @@ class ToBatch(chainer.dataset.Converter):
             message = f"cannot read {file.path} on {socket.gethostname()} ({file.reason})"
             if not self.skip:
                 exit_job(f"{message}. --skip-unreadable goes on without such files")
-            print(f"skipped: {message}", flush=True)
+            print(f"skipped: {message}", file=sys.stderr, flush=True)
         self.skipped += len(unreadable)
 
 

@@ -26,6 +26,7 @@ NO_SETTINGS = {
     "resume",
     "evaluate",
     "tensorboard",
+    "quiet",
     "test",
 }
 
@@ -81,10 +82,12 @@ def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     add("--ema", type=float, metavar="DECAY", help="evaluate and keep averaged weights")
     add("--resume", "-r", metavar="FILE", help="go on from this snapshot, not the newest in OUT")
     add("--checkpoint", type=int, default=1000, metavar="N", help="iterations, of a snapshot")
-    evaluate = "do not train, evaluate these weights; default: best.npz in OUT"
-    add("--evaluate", metavar="FILE", nargs="?", const="", help=evaluate)
     add("--tensorboard", action="store_true", help="also write the log for TensorBoard")
     add("--test", action="store_true", help="only ten iterations, to see whether all is well")
+    add = parser.add_mutually_exclusive_group().add_argument
+    evaluate = "do not train, evaluate these weights; default: best.npz in OUT"
+    add("--evaluate", metavar="FILE", nargs="?", const="", help=evaluate)
+    add("--quiet", "-q", action="store_true", help="print nothing but warnings and errors")
     args = parser.parse_intermixed_args()
     if args.lists:
         if args.train or args.val:

@@ -311,7 +311,8 @@ def test_bad_input_ends_all_ranks_with_one_message(two_ranks, train, drawn, tmp_
 
 
 def test_same_without_workers_and_result_of_one_seed(two_ranks, train, drawn, tmp_path):
-    train(2, drawn, tmp_path / "result", *SHORT, "--loaderjob", "0")
+    job = train(2, drawn, tmp_path / "result", *SHORT, "--loaderjob", "0", "--quiet")
+    assert job.stdout == ""
     assert_equal_models(tmp_path / "result", two_ranks[1])
 
 
@@ -360,8 +361,11 @@ def test_damaged_file_ends_the_job_or_is_skipped(train, damaged, tmp_path):
     assert line.startswith(f"error: {message}")
     assert re.search(r"--skip-unreadable goes on .*\(rank [01] of 2 on .* ends the job\)$", line)
     assert "Traceback" not in job.stderr
-    job = train(2, damaged, tmp_path / "result", *options, "--skip-unreadable")
-    assert job.stdout.count(f"skipped: {message}") == 1
+    lists = ["--train", damaged / "train.txt", "--val", damaged / "val.txt", "--root", damaged]
+    command = [HERE / "train.py", *lists, "--arch", "small", *options, "--skip-unreadable"]
+    job = run_job(2, command, cwd=tmp_path, timeout=LIMIT)
+    assert job.returncode == 0, job
+    assert re.fullmatch(f"skipped: {re.escape(message)}.*\n", job.stderr)
     assert "images skipped in all epochs, as they could not be read: 1\n" in job.stdout
     assert "recognised after 1 epoch\n" in job.stdout
 

@@ -17,10 +17,13 @@ import reports
 import training
 from chainermn.agreement import exit_together
 from chainermn.extensions import AllreducePersistent, StepSeed, multi_node_snapshot, record_run
+from chainermn.progress import silence
 
 
 def main() -> None:
     args = options.parse_arguments(argparse.ArgumentParser(description=__doc__))
+    if args.quiet:
+        silence()
     comm, device = job.start(args)
     with exit_together(comm):
         train, validation, about = job.load_lists(args, comm)

@@ -178,7 +178,8 @@ class OneProcess:
 def test_model_parallel_training_is_that_of_one_process(arrays, tmp_path):
     script = write_script(tmp_path, "train_model_parallel.py", arrays)
     arguments = [script, *OPTIONS, "--out"]
-    succeed(run_job(2, [*arguments, "whole", "--epoch", "3"], cwd=tmp_path))
+    job = succeed(run_job(2, [*arguments, "whole", "--epoch", "3", "--quiet"], cwd=tmp_path))
+    assert job.stdout == ""
     expected = OneProcess(arrays, None)
     expected.train(3)
     expected.assert_is_in(tmp_path / "whole")
@@ -246,8 +247,9 @@ def test_network_is_evaluated_by_other_scripts(digits):
     ],
 )
 def test_number_of_ranks_that_does_not_fit_ends_all_with_one_line(script, message, tmp_path):
-    job = run_job(3, [HERE / script], cwd=tmp_path)
+    job = run_job(3, [HERE / script, "--quiet"], cwd=tmp_path)
     assert job.returncode != 0
     assert not job.timed_out
+    assert job.stdout == ""
     # Open MPI adds lines of its own.
     assert re.findall("error: .*|Traceback", job.stderr) == [f"error: {message}"]

@@ -138,7 +138,8 @@ def test_only_rank_0_prints_and_plainly_where_no_terminal_is(two_ranks):
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_any_number_of_ranks(ranks, tmp_path):
-    train(ranks, tmp_path / "result", "--epoch", "2", "--batchsize", "20", "--unit", "50")
+    options = ["--epoch", "2", "--batchsize", "20", "--unit", "50", "--quiet"]
+    assert train(ranks, tmp_path / "result", *options).stdout == ""
     log = read_log(tmp_path / "result")
     part = math.ceil(1437 / ranks)
     assert [row["iteration"] for row in log] == [math.ceil(n * part / 20) for n in (1, 2)]
@@ -169,9 +170,9 @@ def test_single_process_script_does_as_well(tmp_path):
     accuracy = {}
     for script in ("train_single.py", "train.py"):
         out = tmp_path / script
-        command = [HERE / script, "--epoch", "6", "--out", out]
+        command = [HERE / script, "--epoch", "6", "--out", out, "--quiet"]
         shown = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT)
-        assert (shown.returncode, shown.stderr) == (0, ""), shown
+        assert (shown.returncode, shown.stdout, shown.stderr) == (0, "", ""), shown
         accuracy[script] = read_log(out)[-1][ACCURACY]
     assert accuracy["train.py"] == pytest.approx(accuracy["train_single.py"], abs=0.02)
     assert accuracy["train.py"] > 0.93
@@ -301,7 +302,7 @@ def test_convolutional_network_learns(tmp_path):
         (["--resume", "absent"], "No such file or directory: 'absent'"),
         (["--unit", "20"], "was written with other settings (unit: 200, now 20). Use those again"),
         (["--out", "file/result"], "file/result"),
-        (["--data", "."], "only --dataset mnist is read from a folder"),
+        (["--quiet", "--data", "."], "only --dataset mnist is read from a folder"),
         (["--dataset", "mnist", "--data", "."], "contains neither train-images-idx3-ubyte nor"),
     ],
 )
@@ -351,7 +352,7 @@ def stop(process: subprocess.Popen) -> None:
 
 
 @pytest.mark.each_mpi
-def test_progress_bar_where_mpiexec_writes_to_a_terminal(tmp_path):
+def test_live_view_where_mpiexec_writes_to_a_terminal(tmp_path):
     terminal, end_of_mpiexec = os.openpty()
     command = mpiexec_command(2, [HERE / "train.py", "--epoch", "1", "--out", tmp_path])
     mpiexec = subprocess.Popen(
@@ -374,8 +375,8 @@ def test_progress_bar_where_mpiexec_writes_to_a_terminal(tmp_path):
     finally:
         stop(mpiexec)
         os.close(terminal)
-    assert b"this epoch [#" in shown
-    assert b"10 iter, 0 epoch / 1 epochs" in shown
+    assert b"iteration 1 " in shown
+    assert b" images/s " in shown
     assert shown.count(b"after 1 epoch\r\n") == 1
 
 

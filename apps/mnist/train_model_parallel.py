@@ -12,6 +12,7 @@ import chainermn
 import data
 from chainermn.agreement import exit_together
 from chainermn.extensions import multi_node_snapshot, record_run
+from chainermn.progress import silence
 from model import MLP, load_weights
 from parts import Unite, input_of, part_of
 from reports import ACCURACY, add_reports, print_summary
@@ -19,6 +20,8 @@ from reports import ACCURACY, add_reports, print_summary
 
 def main() -> None:
     args = parse_arguments()
+    if args.quiet:
+        silence()
     comm = chainermn.create_communicator(args.communicator)
     if comm.rank == 0:
         kind = type(comm).__name__
@@ -88,8 +91,10 @@ def parse_arguments() -> argparse.Namespace:
     add("--seed", type=int, default=0, help="of the first weights and of all shuffling")
     add("--out", "-o", metavar="DIR", default="result/model_parallel", help="default: %(default)s")
     add("--resume", "-r", metavar="FILE", help="snapshot to go on from")
-    add("--evaluate", action="store_true", help="do not train; evaluate best.npz in --out")
     add("--tensorboard", action="store_true", help="also write the log for TensorBoard")
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("--evaluate", action="store_true", help="do not train; evaluate best.npz in --out")
+    add("--quiet", "-q", action="store_true", help="print nothing but warnings and errors")
     args = parser.parse_args()
     if min(args.epoch, args.batchsize, args.unit) < 1 or args.seed < 0:
         parser.error("--epoch, --batchsize and --unit must be at least 1, and --seed at least 0")

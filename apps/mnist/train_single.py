@@ -9,12 +9,15 @@ import numpy as np
 from chainer.training import extensions
 
 import data
+from chainermn.progress import silence
 from model import MODELS, load_weights
 from reports import ACCURACY, add_reports, print_summary
 
 
 def main() -> None:
     args = parse_arguments()
+    if args.quiet:
+        silence()
     device = chainer.get_device("@cupy:0" if args.gpu else "@numpy")
     device.use()
     np.random.seed(args.seed)
@@ -63,8 +66,10 @@ def parse_arguments() -> argparse.Namespace:
     add("--seed", type=int, default=0, help="of the first weights and of all shuffling")
     add("--out", "-o", metavar="DIR", default="result", help="for log, plots and snapshots")
     add("--resume", "-r", metavar="FILE", help="snapshot to go on from")
-    add("--evaluate", action="store_true", help="do not train; evaluate best.npz in --out")
     add("--tensorboard", action="store_true", help="also write the log for TensorBoard")
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("--evaluate", action="store_true", help="do not train; evaluate best.npz in --out")
+    add("--quiet", "-q", action="store_true", help="print nothing but warnings and errors")
     args = parser.parse_args()
     if min(args.epoch, args.batchsize, args.unit) < 1 or args.seed < 0:
         parser.error("--epoch, --batchsize and --unit must be at least 1, and --seed at least 0")

@@ -144,7 +144,7 @@ if comm.rank == 0:
 
 @pytest.mark.each_mpi
 def test_three_ranks_end_together_with_an_odd_corpus(read_log, train, dates, tmp_path):
-    train(3, tmp_path / "result", *corpus_options(dates), *SMALL)
+    assert train(3, tmp_path / "result", *corpus_options(dates), *SMALL, "--quiet").stdout == ""
     # Of 203 pairs 37 are held out; each rank gets 56 of the other 166.
     assert [row["iteration"] for row in read_log(tmp_path / "result")] == [7, 14]
 
@@ -318,8 +318,9 @@ def test_model_parallel_training_is_that_of_one_process(read_log, train, app, da
     out = tmp_path / "result"
     options = [*corpus_options(dates), *SMALL, "--dropout", "0", "--clip", "0.5", "--lr", "0.01"]
     options += ["--warmup", "0"]
-    train(2, out, *options, "--epoch", "1", script="train_model_parallel.py")
-    job = train(2, out, *options, script="train_model_parallel.py")
+    script = "train_model_parallel.py"
+    assert train(2, out, *options, "--epoch", "1", "--quiet", script=script).stdout == ""
+    job = train(2, out, *options, script=script)
     assert "going on after iteration 21, epoch 1" in job.stdout
     assert job.stdout.startswith("ranks: 2, hosts: 1, communicator: SingleNodeCommunicator\n")
 

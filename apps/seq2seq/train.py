@@ -25,17 +25,20 @@ from chainermn.extensions import (
     record_run,
 )
 from chainermn.optimizers import GradientClipping
+from chainermn.progress import silence
 from corpus import ParallelText
 from models import MODELS, Translator
 from text import Text, load_text
 
 # Options that may be others when a run goes on by itself. The digests of the text replace files.
 FREE = {"source", "target", "validation_source", "validation_target", "cache", "epoch", "patience"}
-FREE |= {"subwords", "communicator", "gpu", "out", "resume", "evaluate", "tensorboard"}
+FREE |= {"subwords", "communicator", "gpu", "out", "resume", "evaluate", "tensorboard", "quiet"}
 
 
 def main() -> None:
     args = parse_arguments()
+    if args.quiet:
+        silence()
     comm = chainermn.create_communicator(args.communicator)
     device = set_up(args, comm)
     with exit_together(comm):
@@ -121,9 +124,11 @@ def parse_arguments() -> argparse.Namespace:
     add("--seed", type=int, default=0, help="of the first weights and of all shuffling")
     add("--out", "-o", metavar="DIR", default="result", help="for log, pictures and snapshots")
     add("--resume", "-r", metavar="FILE", help="snapshot to go on from; default: the newest")
+    add("--tensorboard", action="store_true", help="write the log for TensorBoard, too")
+    add = parser.add_mutually_exclusive_group().add_argument
     evaluate = "do not train, but evaluate this network; default: OUT/best.npz"
     add("--evaluate", metavar="FILE", nargs="?", const="", help=evaluate)
-    add("--tensorboard", action="store_true", help="write the log for TensorBoard, too")
+    add("--quiet", "-q", action="store_true", help="print nothing but warnings and errors")
     return parser.parse_args()
 
 

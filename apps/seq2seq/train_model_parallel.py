@@ -17,6 +17,7 @@ from chainermn.extensions import multi_node_snapshot, record_run
 from chainermn.functions import pseudo_connect, recv, send
 from chainermn.links import create_multi_node_n_step_rnn
 from chainermn.optimizers import GradientClipping
+from chainermn.progress import silence
 from corpus import ParallelText
 from models.lstm import Decoder, Encoder
 from models.translator import count_tokens, cross_entropy
@@ -38,6 +39,8 @@ DECODER, ENCODER = 0, 1  # rank 0 prints, so it is the one that knows the loss
 
 def main() -> None:
     args = parse_arguments()
+    if args.quiet:
+        silence()
     comm = chainermn.create_communicator(args.communicator)
     device = set_up(args, comm)
     with exit_together(comm):

@@ -1,6 +1,9 @@
-"""How far work is; apps/mnist tests on real terminals whether somebody watches."""
+"""How far work is, and who watches."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -23,9 +26,10 @@ def test_what_is_printed(
         reading.step(n)
     shown = capsys.readouterr().out
     if watched:
-        *_, last = shown.split("\r")
-        assert last == f"reading [{'#' * 40}] 100.0%\n"
-        assert len(shown.split("\r")) == 1 + total // n
+        *bars, rest = shown.split("\n")  # whole lines, each above the next
+        assert [bar.startswith("\033[A") for bar in bars] == [False] + [True] * (total // n - 1)
+        assert bars[-1] == f"\033[Areading [{'#' * 40}] 100.0%"
+        assert rest == ""
         return
     tenths = {(40, 1): range(10, 101, 10), (40, 8): range(20, 101, 20), (3, 1): (30, 60, 100)}
     assert shown.splitlines() == [f"reading: {share}%" for share in tenths[total, n]]
@@ -33,3 +37,33 @@ def test_what_is_printed(
 
 def test_nobody_watches_the_pipe_of_a_test() -> None:
     assert not progress.is_watched()
+
+
+def test_size_where_no_terminal_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "123")
+    monkeypatch.setenv("LINES", "45")
+    assert progress.terminal_size() == (123, 45)
+
+
+SILENCED = """
+import subprocess, sys
+from chainermn.progress import Progress, is_watched, silence, terminal_size
+
+print("watched:", is_watched(), *terminal_size())
+silence()
+print("nobody")
+Progress(1, "reads").step()
+subprocess.run(["echo", "this"], check=True)
+print("watched:", is_watched(), file=sys.stderr)
+"""
+
+
+def test_nothing_but_errors_is_seen_after_silence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).with_name("extensions"))
+    import terminals
+
+    terminal = terminals.Terminal(70, 10)
+    assert terminal.run([sys.executable, "-c", SILENCED], tmp_path) == 0
+    assert terminal.lines() == ["watched: True 70 10", "watched: False"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
-__all__ = ["Progress", "is_watched"]
+__all__ = ["Progress", "is_watched", "silence", "terminal_size"]
 
 
 def is_watched() -> bool:
@@ -15,16 +16,53 @@ def is_watched() -> bool:
     ``sys.stdout.isatty()`` cannot tell under mpiexec: MPICH's always gives its ranks a pipe,
     and Open MPI's always a terminal. So it is mpiexec's own output that is looked at.
     """
-    writer = pid = os.getpid()
     try:
-        while pid > 1:
-            name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
-            if name.partition("(")[2].startswith(("mpiexec", "mpirun", "prterun")):
-                writer = pid
-            pid = int(rest.split()[1])
-        return os.readlink(f"/proc/{writer}/fd/1").startswith(("/dev/pts/", "/dev/tty"))
+        if os.readlink("/proc/self/fd/1") == os.devnull:
+            return False
+        return os.readlink(_output()).startswith(("/dev/pts/", "/dev/tty"))
     except OSError:  # not Linux
         return sys.stdout.isatty()
+
+
+def terminal_size() -> os.terminal_size:
+    """Return the columns and lines of the terminal at which what this process prints arrives.
+
+    ``COLUMNS`` and ``LINES`` where it cannot be asked, or 80 and 24.
+    """
+    try:
+        terminal = os.open(_output(), os.O_RDONLY | os.O_NOCTTY)
+    except OSError:  # not Linux, or another user's
+        return shutil.get_terminal_size()
+    try:
+        size = os.get_terminal_size(terminal)
+    except OSError:  # not a terminal
+        return shutil.get_terminal_size()
+    finally:
+        os.close(terminal)
+    return size if min(size) > 0 else shutil.get_terminal_size()
+
+
+def silence() -> None:
+    """Print nothing to standard output from now on, nor do processes started from now on.
+
+    For scripts with ``--quiet``: what is printed there, and with it every bar, is about progress.
+    Warnings and errors go to standard error, and are seen.
+    """
+    sys.stdout.flush()
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
+
+def _output() -> str:
+    """Return the path of the standard output of mpiexec; without mpiexec, of this process."""
+    writer = pid = os.getpid()
+    while pid > 1:
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+        if name.partition("(")[2].startswith(("mpiexec", "mpirun", "prterun")):
+            writer = pid
+        pid = int(rest.split()[1])
+    return f"/proc/{writer}/fd/1"
 
 
 class Progress:
@@ -42,7 +80,7 @@ class Progress:
 
     def __init__(self, total: int, what: str) -> None:
         self.total, self.what, self.done = total, what, 0
-        self._watched = is_watched()
+        self._watched, self._drawn = is_watched(), False
 
     def step(self, n: int = 1) -> None:
         """Count ``n`` steps."""
@@ -55,7 +93,8 @@ class Progress:
     def _draw(self, before: int) -> None:
         if 1000 * self.done // self.total == 1000 * before // self.total:
             return
+        up = "\033[A" if self._drawn else ""  # since Open MPI passes on whole lines only
+        self._drawn = True
         share = self.done / self.total
         bar = "#" * int(share * self._WIDTH)
-        end = "\n" if self.done == self.total else ""
-        print(f"\r{self.what} [{bar:.<{self._WIDTH}}] {share:.1%}", end=end, flush=True)
+        print(f"{up}{self.what} [{bar:.<{self._WIDTH}}] {share:.1%}", flush=True)

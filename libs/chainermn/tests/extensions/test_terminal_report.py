@@ -1,40 +1,289 @@
-"""Rows of the log for people, for files and for pipes; apps/mnist tests it on real terminals."""
+"""Rows of the log for people, for files and for pipes."""
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import chainer
 import pytest
+from chainer.training import make_extension
+from rich.console import Console
 
-from chainermn.extensions import TerminalReport, terminal_report
+from chainermn.extensions import TerminalReport, Throughput, live_view, terminal_report
+from chainermn.extensions.live_view import State
+from chainermn.testing.mpiexec import mpiexec_command
 
 HERE = Path(__file__).parent
+ROWS = [["epoch", "loss"], ["1", "1"], ["2", "1"]]  # of two epochs
+
+
+class Clock:
+    """Goes on only where a test says so."""
+
+    now = 1.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def thread_time(self) -> float:
+        return 0.0
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(terminal_report, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.syspath_prepend(HERE)
+    import terminals
     import trainers
 
-    def run(watched: bool) -> None:
+    return SimpleNamespace(terminals=terminals, trainers=trainers)
+
+
+@pytest.fixture
+def make(
+    modules: SimpleNamespace, clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., Any]:
+    """Return a function that makes a trainer of three iterations an epoch, with a report."""
+
+    def make(watched: bool, epochs: int = 2, seconds: float = 1, interval: int = 1) -> Any:
         monkeypatch.setattr(terminal_report, "is_watched", lambda: watched)
-        trainer = trainers.make_trainer(tmp_path, 2)
-        trainer.extend(TerminalReport(["epoch", "loss"], update_interval=1))
-        trainer.run()
+        monkeypatch.setenv("COLUMNS", "80")
+        monkeypatch.setenv("LINES", "24")
+        trainer = modules.trainers.make_trainer(tmp_path, epochs)
+        trainer.extend(TerminalReport(["epoch", "loss"], update_interval=interval))
 
-    return run
+        @make_extension(priority=400)
+        def tick(_: chainer.training.Trainer) -> None:
+            clock.now += seconds
+
+        trainer.extend(tick)
+        return trainer
+
+    return make
 
 
-def test_plain_lines_for_a_pipe(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    run(False)
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert rows == [["epoch", "loss"], ["1", "1"], ["2", "1"]]
+@pytest.fixture
+def look(modules: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> Callable[[], Any]:
+    """Return a function that returns a terminal with what has been printed."""
+
+    def look() -> Any:
+        terminal = modules.terminals.Terminal(80, 24)
+        before, *drawings = capsys.readouterr().out.replace("\n", "\r\n").split("\033[J")
+        assert before == ""
+        for drawing in drawings:
+            terminal.feed(b"\033[J" + drawing.encode())
+        return terminal
+
+    return look
 
 
-def test_bar_below_the_rows_on_a_terminal(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    run(True)
-    shown = capsys.readouterr().out
-    assert "total [" in shown
-    assert "6 iter, 2 epoch / 2 epochs" in shown
-    assert shown.count("epoch       loss") == 1
+def cells(lines: list[str]) -> list[list[str]]:
+    return [line.split() for line in lines if line]
+
+
+def test_plain_lines_for_a_pipe(make: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    make(False).run()
+    assert cells(capsys.readouterr().out.splitlines()) == ROWS
+
+
+def test_terminal_that_knows_no_escape_sequences_gets_plain_lines(
+    make: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    make(True).run()
+    assert cells(capsys.readouterr().out.splitlines()) == ROWS
+
+
+def test_view_is_drawn_in_its_own_place_and_leaves_the_rows(make: Any, look: Any) -> None:
+    make(True).run()
+    terminal = look()
+    assert len(terminal.frames) == 6 + 1
+    header, row, current, training, epoch, facts = cells(terminal.frames[3].splitlines())
+    assert [header, row, current] == [["epoch", "loss"], ["1", "1"], ["1.333", "1"]]
+    assert (training[0], training[-1]) == ("training", "66.7%")
+    assert (epoch[:2], epoch[-1]) == (["epoch", "2"], "33.3%")
+    assert facts[:2] + facts[3:] == ["iteration", "4", "iterations/s", "0:00:00", "left"]
+    assert cells(terminal.lines()) == ROWS
+    assert terminal.is_sane
+
+
+@pytest.mark.parametrize(
+    ("seconds", "interval", "expected"),
+    [(0.1, 1, [1, 4, 7]), (1, 1, [1, 2, 3, 4, 5, 6, 7]), (1, 3, [3, 6])],
+)
+def test_at_most_four_drawings_a_second(
+    seconds: float, interval: int, expected: list[int], make: Any, look: Any
+) -> None:
+    trainer = make(True, seconds=seconds, interval=interval)
+    trainer.stop_trigger = chainer.training.get_trigger((7, "iteration"))
+    trainer.run()
+    *drawings, _ = look().frames
+    assert [int(cells(drawing.splitlines())[-1][1]) for drawing in drawings] == expected
+
+
+def test_drawing_takes_a_hundredth_of_the_time(
+    make: Any, look: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = iter(range(100))  # a drawing takes a second
+    monkeypatch.setattr(clock, "thread_time", lambda: next(costs))
+    trainer = make(True, seconds=50)
+    trainer.run()
+    *drawings, _ = look().frames
+    assert [int(cells(drawing.splitlines())[-1][1]) for drawing in drawings] == [1, 3, 5]
+
+
+def test_speed_of_throughput_and_training_of_unknown_length(make: Any, look: Any) -> None:
+    trainer = make(True)
+    trainer.extend(Throughput("images", 10))
+    trainer.stop_trigger = lambda trainer: trainer.updater.iteration == 4
+    trainer.run()
+    for drawing in look().frames[:-1]:
+        *_, epoch, facts = cells(drawing.splitlines())
+        assert "training" not in drawing
+        assert epoch[0] == "epoch"
+        assert facts[3:] == ["images/s"]
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+def test_rows_are_left_where_an_exception_ends_training(
+    kind: type[BaseException], make: Any, look: Any
+) -> None:
+    trainer = make(True)
+
+    @make_extension(priority=-1)
+    def fail(trainer: chainer.training.Trainer) -> None:
+        if trainer.updater.iteration == 5:
+            raise kind
+
+    trainer.extend(fail)
+    with pytest.raises(kind):
+        trainer.run(show_loop_exception_msg=False)
+    terminal = look()
+    assert cells(terminal.lines()) == [["epoch", "loss"], ["1", "1"]]
+    assert terminal.is_sane
+
+
+def test_resumed_training_shows_earlier_rows(make: Any, look: Any, tmp_path: Path) -> None:
+    make(True, 2).run()
+    trainer = make(True, 2)
+    trainer.run()
+    chainer.serializers.save_npz(tmp_path / "snapshot.npz", trainer)
+    look()
+    trainer = make(True, 3)
+    chainer.serializers.load_npz(tmp_path / "snapshot.npz", trainer)
+    trainer.run()
+    terminal = look()
+    assert cells(terminal.frames[0].splitlines())[1:4] == [["1", "1"], ["2", "1"], ["2.333", "1"]]
+    assert cells(terminal.lines())[1:] == [["1", "1"], ["2", "1"], ["3", "1"]]
+
+
+def test_training_that_is_over_already_draws_nothing(
+    make: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = make(True)
+    trainer.stop_trigger = lambda _: True
+    trainer.run()
+    assert capsys.readouterr().out == ""
+
+
+# What a terminal of some size shows
+
+COLUMNS = ["epoch", "main/loss", "validation/main/accuracy", "images/s", "minutes left"]
+ROW = {"main/loss": 0.123456, "validation/main/accuracy": 0.9, "images/s": 123456.7}
+STATE = State(
+    log=[
+        {"epoch": n, "iteration": 10 * n, **ROW, "parallel efficiency": 0.934, "slowest rank": 2}
+        for n in range(1, 41)
+    ],
+    latest={"epoch": 40.3, "iteration": 403, "main/loss": float("nan")},
+    speed={"images/s": 4321.6},
+    done=0.403,
+    minutes_left=61.5,
+)
+
+
+def lines_of(width: int, height: int, state: State = STATE) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=False)
+    console.print(live_view.view(COLUMNS, state, width, height))
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_view_of_a_wide_terminal() -> None:
+    *_, last, current, empty, training, epoch, facts = lines_of(100, 24)
+    assert last.split() == ["40", "0.1235", "0.9", "123457"]
+    assert current.split() == ["40.3", "nan", "4322", "61.5"]
+    assert empty == ""
+    assert (training.split()[-1], epoch.split()[:2], epoch.split()[-1]) == (
+        "40.3%",
+        ["epoch", "41"],
+        "30.0%",
+    )
+    expected = (
+        "iteration 403   4322 images/s   parallel efficiency 93%   slowest rank 2   1:01:30 left"
+    )
+    assert facts == expected
+
+
+def test_row_of_the_last_iteration_is_no_second_one_of_its_epoch() -> None:
+    latest = {"epoch": 40.0, "iteration": 400}
+    lines = lines_of(80, 24, State(STATE.log, latest, {}))
+    assert [line.split()[0] for line in lines if "0.1235" in line][-1] == "40"
+    assert not [line for line in lines if line.startswith("40 ") and "0.1235" not in line]
+
+
+@pytest.mark.parametrize("height", [6, 12, 24, 100])
+@pytest.mark.parametrize("width", [1, 22, 40, 60, 100])
+def test_view_fits_in_any_terminal(
+    width: int, height: int, modules: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console = Console(force_terminal=True, highlight=False)
+    drawing = terminal_report.Drawing(console)
+    terminal = modules.terminals.Terminal(width, height)
+    for _ in range(3):
+        drawing.replace(live_view.view(COLUMNS, STATE, width, height), width, height)
+        terminal.feed(capsys.readouterr().out.replace("\n", "\r\n").encode())
+    lines = terminal.lines()
+    assert len(lines) <= height
+    if width >= 22 and height >= 24:
+        shown = "\n".join(lines)
+        assert shown.count("epoch 41") == 1
+        assert ("minutes" in shown) == (width >= 60)
+        epochs = [int(line.split()[0]) for line in lines if " 0.1235" in line]
+        assert len(epochs) >= min(40, height - 14)
+        assert epochs == list(range(41 - len(epochs), 41))
+
+
+@pytest.mark.each_mpi
+@pytest.mark.parametrize("failing", [None, 0, 1])
+def test_on_the_terminal_of_mpiexec(
+    failing: int | None, modules: SimpleNamespace, tmp_path: Path
+) -> None:
+    terminal = modules.terminals.Terminal(100, 50)
+    command = mpiexec_command(2, [HERE / "watched_job.py", tmp_path, str(failing)])
+    code = terminal.run(command, tmp_path)
+    lines = terminal.lines()
+    assert (code == 0) == (failing is None), lines
+    begin = lines.index("a rank has something to say,")
+    assert lines[begin + 1] == "in two lines"
+    assert b"iteration 1 " in terminal.printed
+    assert terminal.is_sane
+    if failing is not None:
+        assert any(f"chainermn: rank {failing} of 2 on " in line for line in lines)
+        assert "ValueError: wrong" in lines
+    if failing != 1:
+        epochs = 4 if failing is None else 2
+        table = [["epoch", "loss"], *([str(epoch), "1"] for epoch in range(1, epochs + 1))]
+        at = lines.index("epoch       loss")
+        assert at > begin
+        assert cells(lines[at : at + 1 + epochs]) == table
+        assert not any("iteration" in line for line in lines)

@@ -53,12 +53,17 @@ class Throughput(Extension):
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         """Report on the interval that ends."""
-        if self._seconds:
-            found = {f"{self.what}/s": self.n_ranks * self._count / self._seconds}
-            if (left := _minutes_left(trainer)) is not None:
+        if found := self.speed():
+            if (left := minutes_left(trainer)) is not None:
                 found["minutes left"] = left
             chainer.report(found)
         self._count = self._seconds = 0.0
+
+    def speed(self) -> dict[str, float]:
+        """Return ``{what}/s`` of the interval so far; nothing before its first step."""
+        if not self._seconds:
+            return {}
+        return {f"{self.what}/s": self.n_ranks * self._count / self._seconds}
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Load or save what has been measured of the interval."""
@@ -72,11 +77,17 @@ class Throughput(Extension):
         return self.of_a_step
 
 
-def _minutes_left(trainer: chainer.training.Trainer) -> float | None:
+def share_done(trainer: chainer.training.Trainer) -> float | None:
+    """Return how much of the training is done, from 0 to 1; None if its length is unknown."""
     length_of = getattr(trainer.stop_trigger, "get_training_length", None)
     if length_of is None:
         return None
     length, unit = length_of()
     updater = trainer.updater
-    done = (updater.epoch_detail if unit == "epoch" else updater.iteration) / length
-    return float(max(trainer.elapsed_time * (1 / done - 1), 0) / 60)
+    return float(min((updater.epoch_detail if unit == "epoch" else updater.iteration) / length, 1))
+
+
+def minutes_left(trainer: chainer.training.Trainer) -> float | None:
+    """Return how long the training still takes, at the pace so far; None if that is unknown."""
+    done = share_done(trainer)
+    return trainer.elapsed_time * (1 / done - 1) / 60 if done else None
