@@ -33,6 +33,8 @@ USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
 NO_ACCOUNT = 54321  # a number of a user, as containers run under
 # The threads of a BLAS wait for each other for long where other programs use the cores too.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+# Each of the many processes that load tests would rewrite their assertions anew.
+KEEP_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
 
 nox.needs_version = ">=2024.10.9"
 nox.options.default_venv_backend = "virtualenv"
@@ -70,7 +72,7 @@ def cpu_tests(session: nox.Session, mpi: str) -> None:
         # What is measured is slower by half, and the library needs no app to be tested.
         settings = nox.project.load_toml("pyproject.toml")["tool"]["pytest"]["ini_options"]
         others = [folder for folder in settings["testpaths"] if folder != "libs"]
-        parts = [(["python"], others), (python, ["libs"])]
+        parts = [(["python"], ["libs/chainer_compat", *others]), (python, ["libs/chainermn"])]
     for _ in range(3 if "--busy" in flags else 1):
         with busy_machine() if "--busy" in flags else contextlib.nullcontext():
             for command, folders in parts:
@@ -257,7 +259,7 @@ def run_tests(
     """
     # Open MPI does not start where a killed job of the same process id has left its folder.
     with tempfile.TemporaryDirectory(prefix="tests-") as folder:
-        env = {"TMPDIR": folder}
+        env = {"TMPDIR": folder, **KEEP_BYTECODE}
         pytest = [*python, "-m", "pytest", "-m"]
         if options:
             session.run(*pytest, only, *options, env=env, external=True)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from chainer.backends import cuda
 
+from chainermn.testing.in_turn import run_in_turn
 from chainermn.testing.mpiexec import direct_environment, mpiexec_command
 
 HERE = Path(__file__).resolve().parent
@@ -108,18 +109,18 @@ def test_weights_of_another_network_are_refused(two_ranks, app):
         app.model.load_weights(path.read_bytes()[:-500], path, app.model.ResNet(8, 10, 0))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_input_that_is_missing_ends_the_job_with_one_line(tmp_path):
+    cases = [
         (["--dataset", "cifar10", "--data", "nowhere"], "No such file or directory: 'nowhere'"),
         (["--evaluate"], "No such file or directory: 'result/best.npz'"),
-    ],
-)
-def test_input_that_is_missing_ends_the_job_with_one_line(options, message, start, tmp_path):
-    job = start(2, "train.py", *TINY, *options, cwd=tmp_path, fails=True)
-    (line,) = (line for line in job.stderr.splitlines() if line.startswith("error: "))
-    assert message in line
-    assert "Traceback" not in job.stderr
+    ]
+    runs = [[*TINY, *options] for options, _ in cases]
+    jobs = run_in_turn(2, HERE / "train.py", runs, cwd=tmp_path)
+    for (_, message), job in zip(cases, jobs, strict=True):
+        assert job.returncode != 0, job
+        (line,) = (line for line in job.stderr.splitlines() if line.startswith("error: "))
+        assert message in line
+        assert "Traceback" not in job.stderr
 
 
 def test_numbers_that_make_no_sense_are_refused(app, monkeypatch, capsys):

@@ -18,6 +18,7 @@ from chainer.backends import cuda
 from PIL import Image
 
 import chainermn
+from chainermn.testing.in_turn import run_in_turn
 from chainermn.testing.modules import import_modules
 from chainermn.testing.mpiexec import JobResult, run_job
 
@@ -180,17 +181,18 @@ def assert_one_line(job: JobResult, message: str) -> None:
     assert "Traceback" not in job.stderr
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_input_that_is_wrong_ends_all_ranks_with_one_line(two_ranks, tmp_path):
+    cases = [
         (["--evaluate", "--out", "absent"], "No such file or directory: 'absent/best.npz'"),
         (["--unit", "20"], r"with other settings \(unit: 32, now 20\)"),
         (["--dataset", "images", "--data", "."], "at least 100 image files in .*, got 0"),
-    ],
-)
-def test_input_that_is_wrong_ends_all_ranks_with_one_line(two_ranks, options, message, tmp_path):
+    ]
     (tmp_path / "result").symlink_to(two_ranks[1])
-    assert_one_line(train(2, tmp_path / "result", *options, fails=True), message)
+    runs = [["--out", tmp_path / "result", *options] for options, _ in cases]
+    jobs = run_in_turn(2, HERE / "train.py", runs, cwd=tmp_path)
+    for (_, message), job in zip(cases, jobs, strict=True):
+        assert job.returncode != 0, job
+        assert_one_line(job, message)
 
 
 # The updater

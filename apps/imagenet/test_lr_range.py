@@ -1,12 +1,17 @@
 """The learning rates that lr_range.py tries, when it stops, and what it suggests."""
 
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import chainer
 import numpy as np
 import pytest
 from PIL import Image
+
+from chainermn.testing.in_turn import run_in_turn
+
+HERE = Path(__file__).resolve().parent
 
 
 def test_suggestion_and_curve(start, drawn_lists, tmp_path):
@@ -22,22 +27,21 @@ def test_suggestion_and_curve(start, drawn_lists, tmp_path):
         assert picture.format == "PNG"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_wrong_input_ends_all_ranks_with_one_line(drawn_lists, tmp_path):
+    cases = [
         (["--lowest", 1, "--highest", 0.1], "below --highest, got 1.0 and 0.1"),
         (["--steps", 3], "--steps must be at least 20, got 3"),
         (["--train", "missing.txt"], "No such file or directory: 'missing.txt'"),
         (["--out", "a/b"], "Not a directory: 'a/b'"),
-    ],
-)
-def test_wrong_input_ends_all_ranks_with_one_line(start, drawn_lists, tmp_path, options, message):
+    ]
     (tmp_path / "a").write_text("")
-    options = [*drawn_lists, *options]
-    job = start(2, "lr_range.py", *options, cwd=tmp_path, fails=True)
-    (line,) = (line for line in job.stderr.splitlines() if line.startswith("error: "))
-    assert message in line
-    assert "Traceback" not in job.stderr
+    runs = [[*drawn_lists, *options] for options, _ in cases]
+    jobs = run_in_turn(2, HERE / "lr_range.py", runs, cwd=tmp_path)
+    for (_, message), job in zip(cases, jobs, strict=True):
+        assert job.returncode != 0, job
+        (line,) = (line for line in job.stderr.splitlines() if line.startswith("error: "))
+        assert message in line
+        assert "Traceback" not in job.stderr
 
 
 def test_smooth(app):

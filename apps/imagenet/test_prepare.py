@@ -10,6 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from chainermn.testing.in_turn import run_in_turn
+
+HERE = Path(__file__).resolve().parent
+
 SYNSETS = ["n01440764", "n01443537", "n02066245"]
 
 
@@ -281,21 +285,21 @@ def test_error_for_idx_files(app, clothes):
         app.idx.read_part(clothes, "t10k")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_wrong_input_ends_all_ranks_with_one_line(clothes, tmp_path):
+    cases = [
         (["missing"], "there is no folder missing"),
         (["idx", "--classes", "two.txt"], "two.txt has 2 lines for 3 classes"),
         (["idx", "--out", "two.txt/out"], "Not a directory: 'two.txt"),
         (["damaged"], "expected an IDX file"),
-    ],
-)
-def test_wrong_input_ends_all_ranks_with_one_line(start, clothes, tmp_path, options, message):
+    ]
     (tmp_path / "two.txt").write_text("coat\nbag\n")
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "train-images-idx3-ubyte").write_bytes(b"P5")
-    job = start(2, "prepare.py", *options, cwd=tmp_path, fails=True)
-    lines = [line for line in job.stderr.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1
-    assert message in lines[0]
-    assert "Traceback" not in job.stderr
+    runs = [options for options, _ in cases]
+    jobs = run_in_turn(2, HERE / "prepare.py", runs, cwd=tmp_path)
+    for (_, message), job in zip(cases, jobs, strict=True):
+        assert job.returncode != 0, job
+        lines = [line for line in job.stderr.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1
+        assert message in lines[0]
+        assert "Traceback" not in job.stderr

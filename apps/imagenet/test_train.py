@@ -15,6 +15,7 @@ import pytest
 from chainer.backends import cuda
 from PIL import Image
 
+from chainermn.testing.in_turn import run_in_turn
 from chainermn.testing.mpiexec import Job, JobResult, direct_environment, mpiexec_command, run_job
 
 HERE = Path(__file__).resolve().parent
@@ -279,7 +280,7 @@ def test_fine_tuning_with_another_number_of_classes(two_ranks, train, drawn, tmp
     assert ACCURACY.encode() in events.read_bytes()
 
 
-def test_bad_input_ends_all_ranks_with_one_message(two_ranks, train, drawn, tmp_path):
+def test_bad_input_ends_all_ranks_with_one_message(two_ranks, drawn_lists, drawn, tmp_path):
     snapshot, model = two_ranks[1] / "snapshot_iter_45.0", two_ranks[1] / "model.npz"
     absent, file = tmp_path / "absent", tmp_path / "file"
     file.touch()
@@ -291,7 +292,7 @@ def test_bad_input_ends_all_ranks_with_one_message(two_ranks, train, drawn, tmp_
         "does not have the weights of this network: it lacks mlpconv1/0/W, "
         "mlpconv1/0/b, mlpconv1/1/W, mlpconv1/1/b, mlpconv1/2/W and 19 more; it also has"
     )
-    for options, message in (
+    cases = [
         (["--resume", snapshot, "--arch", "nin"], f"{snapshot} is damaged, or does not fit"),
         (["--initmodel", model, "--arch", "nin"], f"{model} {other}"),
         (["--initmodel", model, "--arch", "nin", "--finetune"], f"{model} {other}"),
@@ -302,8 +303,12 @@ def test_bad_input_ends_all_ranks_with_one_message(two_ranks, train, drawn, tmp_
         (["--out", tmp_path / "trained", "--arch", "nin"], f"{tmp_path}/trained/snapshot_iter_45"),
         (["--freeze", "conv9"], "--freeze: there is no layer 'conv9', but bn1, bn2, "),
         (["--out", file / "result"], f"[Errno 20] Not a directory: '{file}/result'"),
-    ):
-        job = train(2, drawn, tmp_path / "result", *options, "--loaderjob", 0, fails=True)
+    ]
+    common = [*drawn_lists, "--out", tmp_path / "result", "--arch", "small", "--loaderjob", 0]
+    runs = [[*common, *options] for options, _ in cases]
+    jobs = run_in_turn(2, HERE / "train.py", runs, cwd=tmp_path)
+    for (_, message), job in zip(cases, jobs, strict=True):
+        assert job.returncode != 0, job
         assert job.stderr.count("error: ") == 1, job
         assert f"error: {message}" in job.stderr
         assert "Traceback" not in job.stderr

@@ -21,6 +21,7 @@ import pytest
 from chainer.backends import cuda
 from chainer.dataset import get_dataset_root, set_dataset_root
 
+from chainermn.testing.in_turn import run_in_turn
 from chainermn.testing.modules import import_modules
 from chainermn.testing.mpiexec import JobResult, direct_environment, mpiexec_command, run_job
 
@@ -294,9 +295,8 @@ def test_convolutional_network_learns(tmp_path):
     assert ACCURACY.encode() in events.read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_input_that_is_wrong_ends_all_ranks_with_one_line(two_ranks, tmp_path):
+    cases = [
         (["--evaluate", "--model", "cnn"], "weights of another network: --model and --unit must"),
         (["--evaluate", "--out", "absent"], "No such file or directory: 'absent/best.npz'"),
         (["--resume", "absent"], "No such file or directory: 'absent'"),
@@ -304,17 +304,16 @@ def test_convolutional_network_learns(tmp_path):
         (["--out", "file/result"], "file/result"),
         (["--quiet", "--data", "."], "only --dataset mnist is read from a folder"),
         (["--dataset", "mnist", "--data", "."], "contains neither train-images-idx3-ubyte nor"),
-    ],
-)
-def test_input_that_is_wrong_ends_all_ranks_with_one_line(two_ranks, options, message, tmp_path):
+    ]
     (tmp_path / "result").symlink_to(two_ranks[1])
     (tmp_path / "file").touch()
-    job = run_job(2, [HERE / "train.py", "--epoch", "7", *options], cwd=tmp_path)
-    assert job.returncode != 0
-    assert not job.timed_out
-    assert job.stderr.count("error: ") == 1, job
-    assert message in job.stderr
-    assert "Traceback" not in job.stderr
+    runs = [["--epoch", "7", *options] for options, _ in cases]
+    jobs = run_in_turn(2, HERE / "train.py", runs, cwd=tmp_path)
+    for (_, message), job in zip(cases, jobs, strict=True):
+        assert job.returncode != 0, job
+        assert job.stderr.count("error: ") == 1, job
+        assert message in job.stderr
+        assert "Traceback" not in job.stderr
 
 
 def test_predictions_wrong_ones_first(two_ranks, predict, monkeypatch, tmp_path, capsys):

@@ -15,6 +15,7 @@ from chainer.backends import cuda
 from chainer.optimizer_hooks import GradientClipping
 from sacrebleu.metrics import BLEU, CHRF
 
+from chainermn.testing.in_turn import run_in_turn
 from chainermn.testing.mpiexec import JobResult
 
 HERE = Path(__file__).resolve().parent
@@ -374,9 +375,13 @@ def test_every_rank_ends_with_one_clear_error(train, dates, tmp_path):
         (dates, ["--hold-out", "0"], "--hold-out must be a positive number, got 0"),
         (dates, ["--dropout", "1"], "--dropout must be .* less than 1, got 1"),
     ]
-    for files, options, message in cases:
-        options = [*corpus_options(files), *SMALL, *options]
-        job = train(2, tmp_path / "result", *options, fails=True)
+    runs = [
+        ["--out", tmp_path / "result", *corpus_options(files), *SMALL, *options]
+        for files, options, _ in cases
+    ]
+    jobs = run_in_turn(2, HERE / "train.py", runs, cwd=tmp_path)
+    for (_, _, message), job in zip(cases, jobs, strict=True):
+        assert job.returncode != 0, job
         assert re.search(f"error: .*{message}", job.stderr), job
         assert job.stderr.count("error: ") == 1
         assert "Traceback" not in job.stderr

@@ -4,6 +4,8 @@
 failed, or null.
 """
 
+import functools
+import importlib
 import json
 import sys
 import tempfile
@@ -396,6 +398,29 @@ def _():
     assert y.array.tolist() == (a @ b).tolist()
     batch = F.sparse_matmul(to_coo(numpy.stack([a, a])), numpy.stack([b, b]))
     assert batch.array.tolist() == [(a @ b).tolist()] * 2
+
+
+def _waits_for_its_use(user, part, function):
+    """Check that a module of Chainer's has a stand-in for a part of SciPy, which does the same."""
+    module = importlib.import_module(f"chainer.{user}")
+    found = getattr(getattr(module, "scipy", module), part)
+    real = importlib.import_module(f"scipy.{part}")
+    assert found is not real
+    assert getattr(found, function) is getattr(real, function)
+
+
+USERS_OF_SCIPY = [
+    ("datasets.svhn", "io", "loadmat"),
+    ("distributions.multivariate_normal", "linalg", "solve_triangular"),
+    ("functions.math.erfcinv", "special", "erfcinv"),
+    ("functions.math.erfcx", "special", "erfcx"),
+    ("functions.math.erfinv", "special", "erfinv"),
+    ("functions.math.ndtri", "special", "ndtri"),
+    ("functions.math.sparse_matmul", "sparse", "coo_matrix"),
+]
+for user, *names in USERS_OF_SCIPY:
+    name = f"scipy-when-used-by-{user.rpartition('.')[2]}"
+    CHECKS[name] = functools.partial(_waits_for_its_use, user, *names)
 
 
 @check("mnist-mirrors")

@@ -47,6 +47,16 @@ def test_chainer_imports_under(flags, python):
     assert python("import chainer; print(chainer.__version__)", *flags) == "7.8.1"
 
 
+def test_chainer_loads_scipy_when_it_is_used(python):
+    loaded = "[name for name in sys.modules if name.startswith('scipy.')]"
+    assert python(f"import chainer, sys; print({loaded})") == "[]"
+
+
+def test_chainer_notices_that_scipy_is_missing(python):
+    code = "from chainer.functions.math import erfinv; print(erfinv.available_cpu)"
+    assert python(f"import sys; sys.modules['scipy'] = None; {code}") == "False"
+
+
 def test_onnx_chainer_may_be_imported_first(python):
     code = "import onnx_chainer, sys; print(sys.modules['onnx_chainer.export']._available)"
     assert python(code) == "True"

@@ -17,6 +17,7 @@ from chainer_compat.repairs import (
     numpy2,
     passes,
     setuptools82,
+    starting,
     workers,
 )
 
@@ -290,6 +291,17 @@ REPAIRS = (
         libraries.onnx_has_no_mapping,
         libraries.provide_mapping,
         "before",
+    ),
+    *(
+        Repair(
+            f"scipy-when-used-by-{module.rpartition('.')[2]}",
+            f"chainer.{module}",
+            f"scipy.{part} is slow to import, and most programs never use it",
+            starting.scipy_is_loaded_at_once,
+            starting.scipy_when_used(part),
+            "before",
+        )
+        for module, part in starting.USERS_OF_SCIPY.items()
     ),
     Repair(
         "mnist-mirrors",

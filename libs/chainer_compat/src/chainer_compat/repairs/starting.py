@@ -1,0 +1,44 @@
+"""What ``import chainer`` loads for functions that a program may never call."""
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from chainer_compat import surgery
+
+# Modules of Chainer's, and the part of SciPy that each of them imports.
+USERS_OF_SCIPY = {
+    "datasets.svhn": "io",
+    "distributions.multivariate_normal": "linalg",
+    "functions.math.erfcinv": "special",
+    "functions.math.erfcx": "special",
+    "functions.math.erfinv": "special",
+    "functions.math.ndtri": "special",
+    "functions.math.sparse_matmul": "sparse",
+}
+
+
+class WhenUsed(ModuleType):
+    """Stands in for a module, which it imports when a name of it is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def scipy_is_loaded_at_once() -> bool:
+    if importlib.util.find_spec("scipy") is None:
+        raise ImportError("No module named 'scipy'")
+    return True
+
+
+def scipy_when_used(part: str) -> Callable[[ModuleType], None]:
+    """Return a repair of a module that executes ``from scipy import part``, or the like."""
+
+    def repair(module: ModuleType) -> None:
+        scipy = WhenUsed("scipy")
+        setattr(scipy, part, WhenUsed(f"scipy.{part}"))
+        surgery.substitute_imports(module, {"scipy": scipy, f"scipy.{part}": scipy})
+
+    return repair
