@@ -10,7 +10,7 @@ from chainer.training import extensions
 import data
 import training
 from chainermn.agreement import exit_together, run_on_root
-from chainermn.extensions import multi_node_snapshot, record_run
+from chainermn.extensions import DistributedReport, multi_node_snapshot, record_run
 from chainermn.progress import silence
 from model import load_weights
 from reports import add_reports, print_summary
@@ -29,6 +29,7 @@ def main() -> None:
         images = run_on_root(comm, 0, "data", lambda: data.load(*sources))
     trainer, network = training.create_trainer(args, comm, device, images)
     if not args.evaluate:
+        trainer.extend(DistributedReport(comm))
         with exit_together(comm):
             if comm.rank == 0:
                 add_reports(trainer, network, args, comm.size)

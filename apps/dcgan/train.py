@@ -11,7 +11,7 @@ from chainer.training import extensions
 import chainermn
 import data
 from chainermn.agreement import exit_together, run_on_root
-from chainermn.extensions import StepSeed, multi_node_snapshot, record_run
+from chainermn.extensions import DistributedReport, StepSeed, multi_node_snapshot, record_run
 from chainermn.links import create_mnbn_model
 from chainermn.progress import silence
 from evaluation import DistanceEvaluator, create_reference
@@ -56,6 +56,7 @@ def main() -> None:
     trainer = create_trainer(args, comm, device, train)
     generator = trainer.updater.get_optimizer("generator").target
     trainer.extend(DistanceEvaluator(comm, generator, reference, device))
+    trainer.extend(DistributedReport(comm))
     with exit_together(comm):
         if comm.rank == 0:
             add_reports(trainer, generator, args, comm.size)

@@ -16,7 +16,13 @@ import options
 import reports
 import training
 from chainermn.agreement import exit_together
-from chainermn.extensions import AllreducePersistent, StepSeed, multi_node_snapshot, record_run
+from chainermn.extensions import (
+    AllreducePersistent,
+    DistributedReport,
+    StepSeed,
+    multi_node_snapshot,
+    record_run,
+)
 from chainermn.progress import silence
 
 
@@ -54,6 +60,7 @@ def main() -> None:
     trainer.extend(evaluator, trigger=trigger)
     picture = evaluation.ConfusionPicture(comm, evaluator, about["classes"])
     trainer.extend(picture, trigger=trigger)
+    trainer.extend(DistributedReport(comm), trigger=trigger)
     if args.evaluate is not None:
         found = evaluator()
         validation_batches.finalize()

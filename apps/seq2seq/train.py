@@ -17,6 +17,7 @@ from batches import BucketIterator, to_batch
 from chainermn.agreement import exit_together, run_on_root
 from chainermn.extensions import (
     BestModel,
+    DistributedReport,
     StepSeed,
     TensorBoardReport,
     TerminalReport,
@@ -201,6 +202,7 @@ def create_trainer(
     trainer.extend(stopping)
     trainer.extend(StepSeed(args.seed, comm))
     trainer.extend(evaluator)
+    trainer.extend(DistributedReport(comm))
     _, rate = training.OPTIMIZERS[args.optimizer]
     decay = args.decay, args.decay_patience, args.criterion
     trainer.extend(training.LearningRate(comm, rate, args.lr, args.warmup, *decay))
