@@ -11,7 +11,7 @@ from chainer.training import extensions
 import chainermn
 import data
 from chainermn.agreement import exit_together
-from chainermn.extensions import DistributedReport, multi_node_snapshot, record_run
+from chainermn.extensions import multi_node_snapshot, record_run
 from chainermn.progress import silence
 from model import MODELS, load_weights
 from reports import ACCURACY, add_reports, print_summary
@@ -58,7 +58,6 @@ def main() -> None:
         if comm.rank == 0:
             print(f"{accuracy:.2%} of the validation data read correctly")
         return
-    trainer.extend(DistributedReport(comm))
     with exit_together(comm):
         if comm.rank == 0:
             add_reports(trainer, network, args, comm.size)
