@@ -356,7 +356,7 @@ def test_live_view_where_mpiexec_writes_to_a_terminal(tmp_path):
     command = mpiexec_command(2, [HERE / "train.py", "--epoch", "1", "--out", tmp_path])
     mpiexec = subprocess.Popen(
         command,
-        env=direct_environment(),
+        env=direct_environment() | {"TERM": "xterm"},
         stdin=subprocess.DEVNULL,
         stdout=end_of_mpiexec,
         start_new_session=True,

@@ -61,7 +61,7 @@ class Terminal:
         process = subprocess.Popen(
             list(map(str, command)),
             cwd=cwd,
-            env=direct_environment(),
+            env=direct_environment() | {"TERM": "xterm"},
             stdin=subprocess.DEVNULL,
             stdout=its,
             stderr=its,

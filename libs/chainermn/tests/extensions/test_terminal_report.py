@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,11 +55,11 @@ def make(
     modules: SimpleNamespace, clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Callable[..., Any]:
     """Return a function that makes a trainer of three iterations an epoch, with a report."""
+    monkeypatch.setattr(terminal_report, "terminal_size", lambda: os.terminal_size((80, 24)))
+    monkeypatch.setenv("TERM", "xterm")
 
     def make(watched: bool, epochs: int = 2, seconds: float = 1, interval: int = 1) -> Any:
         monkeypatch.setattr(terminal_report, "is_watched", lambda: watched)
-        monkeypatch.setenv("COLUMNS", "80")
-        monkeypatch.setenv("LINES", "24")
         trainer = modules.trainers.make_trainer(tmp_path, epochs)
         trainer.extend(TerminalReport(["epoch", "loss"], update_interval=interval))
 
@@ -174,7 +175,6 @@ def test_rows_are_left_where_an_exception_ends_training(
 
 
 def test_resumed_training_shows_earlier_rows(make: Any, look: Any, tmp_path: Path) -> None:
-    make(True, 2).run()
     trainer = make(True, 2)
     trainer.run()
     chainer.serializers.save_npz(tmp_path / "snapshot.npz", trainer)
