@@ -50,7 +50,7 @@ def test_the_command_of_readme(start, tmp_path):
 
 def test_what_is_written(two_ranks, read_log):
     _, out = two_ranks
-    plots = ["accuracy.png", "loss.png"]
+    plots = ["accuracy.png", "loss.png", "ranks.png"]
     snapshots = [f"snapshot_iter_{45 * epoch}.0" for epoch in (6, 7, 8)]
     others = ["best.json", "best.npz", "log", "model.npz", "run.json"]
     assert sorted(path.name for path in out.iterdir()) == sorted([*others, *plots, *snapshots])

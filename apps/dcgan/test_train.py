@@ -81,7 +81,7 @@ def test_what_is_written(app, two_ranks):
     written = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     iterations = [row["iteration"] for row in read_log(out)][-3:]
     assert written == {
-        *("best.json", "best.npz", "curves.png", "log", "model.npz", "run.json"),
+        *("best.json", "best.npz", "curves.png", "log", "model.npz", "ranks.png", "run.json"),
         f"features-{app.data.digest(train_images)}.npz",
         *(f"snapshot_iter_{n}.0" for n in iterations),
         *(f"pictures/epoch_{n:03d}.png" for n in range(1, EPOCHS + 1)),

@@ -16,7 +16,6 @@ import contextlib
 import functools
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -92,7 +91,8 @@ class waiting:
             stream, operation, members = self._call
             number = _counts[stream] = _counts[stream] + 1
             caller = _caller_at(sys._getframe(1)) if _caller_at else ""
-            since = time.monotonic()
+            self._start = spans.now()
+            since = self._start / 1e9
             _waits[self._thread] = Wait(stream, number, operation, members, since, caller)
 
     def __exit__(self, *error: object) -> None:
@@ -100,7 +100,7 @@ class waiting:
             wait = _waits.pop(self._thread)
             if spans.are_wanted():
                 which = {"stream": wait.stream, "number": wait.number}
-                spans.add(wait.operation, int(wait.since * 1e9), spans.now(), details=which)
+                spans.add(wait.operation, self._start, spans.now(), details=which)
 
 
 @contextlib.contextmanager
