@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from chainer.backends import cuda
 from PIL import Image
+from sklearn.datasets import load_digits
 
 import chainermn
 from chainermn.testing.in_turn import run_in_turn
@@ -382,6 +383,12 @@ def test_grid(app, channels, tmp_path):
 
 
 # Data
+
+
+def test_digits_are_those_of_scikit_learn(app):
+    order = np.random.RandomState(0).permutation(1797)
+    found = np.concatenate(app.data.load("digits", None, 0))
+    np.testing.assert_array_equal(found[:, 0], np.rint(load_digits().images[order] * 255 / 16))
 
 
 def test_digits_are_split_always_alike(app):

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from chainer.backends import cuda
 from chainer.dataset import get_dataset_root, set_dataset_root
+from sklearn.datasets import load_digits
 
 from chainermn.testing.in_turn import run_in_turn
 from chainermn.testing.modules import import_modules
@@ -392,6 +393,15 @@ def test_digits_are_split_always_alike():
         assert (pixels.min(), pixels.max()) == (0, 1)
         assert set(labels) == set(range(10))
         assert labels == [label for _, label in same[:]]
+
+
+def test_digits_are_those_of_scikit_learn():
+    pixels, labels = load_digits(return_X_y=True)
+    order = np.random.RandomState(0).permutation(1797)
+    parts = data.load("digits")
+    images, digits = zip(*(example for part in parts for example in part), strict=True)
+    np.testing.assert_array_equal(np.stack(images), pixels[order] / 16)
+    assert list(digits) == labels[order].tolist()
 
 
 def idx(array: np.ndarray) -> bytes:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import chainer
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import chainer
 
 
 def get_device(device_id: int | None = None, use_chainerx: bool = False) -> chainer.backend.Device:
@@ -13,6 +16,8 @@ def get_device(device_id: int | None = None, use_chainerx: bool = False) -> chai
     ValueError
         If ``use_chainerx``, which is not supported.
     """
+    import chainer  # not above: those who run jobs import this package, too
+
     if use_chainerx:
         raise ValueError("ChainerX arrays are not supported; use NumPy's or CuPy's")
     return chainer.get_device("@numpy" if device_id is None else f"@cupy:{device_id}")
