@@ -1,0 +1,118 @@
+"""Call a function on several ranks, from Python or from a notebook."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from chainermn.failures.processes import launchers_of, numbers_in
+from chainermn.launch.connections import JOB, Listener
+from chainermn.launch.hosts import Host, fill_hosts, parse_hosts
+from chainermn.launch.job import started
+from chainermn.launch.mpiexec import launch_environment, mpiexec_command
+from chainermn.launch.pickles import dump_call
+from chainermn.launch.ranks import Ranks
+
+
+def run(
+    function: Callable[..., Any],
+    *args: Any,
+    ranks: int = 4,
+    hosts: str | Iterable[Host] | None = None,
+) -> list[Any]:
+    """Call a function on several ranks of a new job, and return what it returns on each.
+
+    Works in a notebook, in a script and in a test. Inside the function,
+    `chainermn.create_communicator` connects the ranks, as in a script that ``mpiexec`` starts.
+    What a rank prints appears as it comes, line by line, behind ``[rank 2]``. An interrupt
+    (Ctrl-C, or the stop button of a notebook) ends all ranks.
+
+    The function and its arguments are pickled by ``cloudpickle``, so the function may be defined
+    anywhere: in a notebook, in a test or as a lambda. The caller's script is not imported by the
+    ranks, whose modules are searched where the caller searches them.
+
+    Parameters
+    ----------
+    function : callable
+        Called as ``function(*args)`` on every rank.
+    *args
+        Anything that can be pickled.
+    ranks : int, default 4
+        Number of ranks.
+    hosts : str or list of (str, int), optional
+        The hosts, and how many ranks each takes: ``"a:2,b:2"`` or ``[("a", 2), ("b", 2)]``. They
+        need this environment at the same path, and ssh to them without a password. By default,
+        all ranks run on this host.
+
+    Returns
+    -------
+    list
+        The results, by rank.
+
+    Raises
+    ------
+    Exception
+        What the function raises, with a note that has the rank and its traceback; that of the
+        lowest rank if several raise. RuntimeError with the same text if it cannot be pickled. All
+        other ranks are ended.
+    RuntimeError
+        If a rank ends otherwise, by a signal or an exit; if ranks do not start; or if this
+        process is a rank itself.
+    TypeError, ValueError
+        If an argument is wrong, or if the function, its arguments or a result cannot be pickled.
+    KeyboardInterrupt
+        If interrupted.
+    """
+    if not callable(function):
+        raise TypeError(f"run: function must be callable, got {function!r}")
+    if isinstance(ranks, bool) or not isinstance(ranks, int):
+        raise TypeError(f"run: ranks must be a whole number, got {ranks!r}")
+    if ranks < 1:
+        raise ValueError(f"run: ranks must be at least 1, got {ranks}")
+    places = None if hosts is None else fill_hosts(_parsed(hosts), ranks)
+    _refuse_on_a_rank()
+    call = dump_call(function, args)
+    with (
+        Listener(places) as listener,
+        started(*_mpiexec(ranks, places, listener.environment), mark=JOB) as mpiexec,
+        Ranks(ranks, listener, mpiexec) as workers,
+    ):
+        return workers.call(call)
+
+
+def _mpiexec(
+    ranks: int, hosts: Sequence[Host] | None, variables: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command that starts the ranks, and its environment."""
+    environment = {**launch_environment(hosts), **variables}
+    forward = [*variables, *(name for name in environment if name.startswith("CHAINER"))]
+    arguments = ["-u", "-m", "chainermn.launch.worker"]
+    return mpiexec_command(ranks, arguments, hosts=hosts, forward=forward), environment
+
+
+def _parsed(hosts: str | Iterable[Host]) -> list[Host]:
+    if isinstance(hosts, str):
+        return parse_hosts(hosts)
+    try:
+        pairs = [(name, places) for name, places in hosts]
+        return parse_hosts(",".join(f"{name}:{places}" for name, places in pairs))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"run: hosts must be as 'a:2,b:2' or [('a', 2), ('b', 2)], got {hosts!r}"
+        ) from None
+
+
+def _refuse_on_a_rank() -> None:
+    """Raise on a rank of a job, and in processes that it has started: mpiexec may hang there."""
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    is_rank = bool(
+        mpi and mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.size > 1
+    )
+    if is_rank or (numbers_in(os.environ) and launchers_of(os.getpid())):
+        raise RuntimeError(
+            "run starts a job of its own, which is impossible inside a job: this process is one "
+            "of its ranks, or has been started by one. Call run from a plain Python, or call the "
+            "function itself on every rank"
+        )

@@ -1,0 +1,128 @@
+"""Connections from ranks to the process that has started them, on this host or on several.
+
+Both ends prove that they know a key, so nobody else who reaches the port is listened to.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from typing import NamedTuple
+
+from chainermn.failures.channel import listen, own_addresses
+
+#: Names the job: every process of it inherits this variable.
+JOB = "_CHAINERMN_RUN"
+# Not an argument, because every user of a host sees the command lines of all.
+_KEY = "_CHAINERMN_RUN_KEY"
+
+_LOOPBACK = "127.0.0.1"
+# Seconds for the other end to answer, which may be something else than a rank.
+_PATIENCE = 5
+_NO_RANK = (AuthenticationError, AssertionError, EOFError, OSError)
+
+
+class Hello(NamedTuple):
+    """What a rank says first on each of its connections."""
+
+    rank: int
+    purpose: str
+    pid: int
+
+
+class Listener:
+    """Accepts connections of ranks: of those on this host only, unless ``hosts`` are given.
+
+    Attributes
+    ----------
+    environment : dict of str to str
+        The variables by which ranks find it.
+    """
+
+    def __init__(self, hosts: Sequence[object] | None) -> None:
+        if hosts is None:
+            self._socket = socket.create_server((_LOOPBACK, 0), backlog=1024)
+            addresses = [_LOOPBACK]
+        else:
+            self._socket, addresses = listen(), own_addresses()
+        self._key = secrets.token_bytes(32)
+        port = self._socket.getsockname()[1]
+        job = " ".join((secrets.token_hex(8), str(port), *addresses))
+        self.environment = {JOB: job, _KEY: self._key.hex()}
+
+    def fileno(self) -> int:
+        """Return the file descriptor."""
+        return self._socket.fileno()
+
+    def accept(self) -> tuple[Connection, Hello] | None:
+        """Return a connection and its first message; None unless it comes from a rank."""
+
+        def greet(connection: Connection) -> None:
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
+
+        connection = _greeted(self._socket.accept()[0], greet)
+        return (connection, connection.recv()) if connection else None
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._socket.close()
+
+
+@dataclass
+class Invitation:
+    """Where a rank connects to, and the key that it shows there."""
+
+    addresses: Sequence[str]
+    port: int
+    key: bytes
+
+    @classmethod
+    def take_from(cls, environment: MutableMapping[str, str]) -> Invitation:
+        """Return what `Listener.environment` says, and remove the key, which no child needs."""
+        _, port, *addresses = environment[JOB].split()
+        return cls(addresses, int(port), bytes.fromhex(environment.pop(_KEY)))
+
+    def accept(self, rank: int, purpose: str) -> Connection:
+        """Return a connection for a purpose; raise ConnectionError if none can be made."""
+
+        def greet(connection: Connection) -> None:
+            answer_challenge(connection, self.key)
+            deliver_challenge(connection, self.key)
+            connection.send(Hello(rank, purpose, os.getpid()))
+
+        for address in self.addresses:
+            try:
+                made = socket.create_connection((address, self.port), timeout=_PATIENCE)
+            except OSError:  # not an address of the caller, as seen from here
+                continue
+            if connection := _greeted(made, greet):
+                return connection
+        raise ConnectionError(
+            f"rank {rank} on {socket.gethostname()} can connect to none of these addresses: "
+            f"{', '.join(self.addresses)} (port {self.port})"
+        )
+
+
+def _greeted(made: socket.socket, greet: Callable[[Connection], None]) -> Connection | None:
+    """Return the connection over a socket; None if the other end is not greeted as it should."""
+    with made:
+        made.setblocking(True)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _PATIENCE, 0))
+        connection = Connection(os.dup(made.fileno()))
+        try:
+            greet(connection)
+        except _NO_RANK:
+            connection.close()
+            return None
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+        return connection

@@ -1,0 +1,59 @@
+"""An ``mpiexec`` of which no process is left in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+
+from chainermn.failures.processes import all_processes, environment_of
+
+# Seconds for mpiexec to end its ranks, on all hosts.
+_PATIENCE = 5.0
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[str], environment: Mapping[str, str], mark: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a command, and end it and all processes on this host that have inherited a variable.
+
+    What it prints comes by one pipe. ``mark`` is the name of the variable, whose value is unique.
+    """
+    try:
+        with subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C in a terminal is for the caller alone
+        ) as process:
+            try:
+                yield process
+            finally:
+                with _interrupts_ignored():
+                    process.terminate()  # upon which it tidies up
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(_PATIENCE)
+                    process.kill()
+    finally:
+        for stray in all_processes():
+            if environment_of(stray.pid).get(mark) == environment[mark]:
+                stray.kill()
+
+
+@contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Let nobody who presses Ctrl-C twice keep the job from ending."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
