@@ -14,6 +14,7 @@ from chainermn.launch.job import started
 from chainermn.launch.mpiexec import launch_environment, mpiexec_command
 from chainermn.launch.pickles import dump_call
 from chainermn.launch.ranks import Ranks
+from chainermn.launch.reachable import check_reachable
 
 
 def run(
@@ -74,6 +75,8 @@ def run(
     places = None if hosts is None else fill_hosts(_parsed(hosts), ranks)
     _refuse_on_a_rank()
     call = dump_call(function, args)
+    if places is not None:
+        check_reachable(places)
     with (
         Listener(places) as listener,
         started(*_mpiexec(ranks, places, listener.environment), mark=JOB) as mpiexec,

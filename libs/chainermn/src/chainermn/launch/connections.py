@@ -5,6 +5,7 @@ Both ends prove that they know a key, so nobody else who reaches the port is lis
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -110,6 +111,12 @@ class Invitation:
             f"rank {rank} on {socket.gethostname()} can connect to none of these addresses: "
             f"{', '.join(self.addresses)} (port {self.port})"
         )
+
+
+def hang_up(connection: Connection) -> None:
+    """Let the other end know that nothing more comes; what it sends can still be received."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.shutdown(socket.SHUT_WR)
 
 
 def _greeted(made: socket.socket, greet: Callable[[Connection], None]) -> Connection | None:

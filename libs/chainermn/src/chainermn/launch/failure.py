@@ -41,5 +41,6 @@ class Failure(NamedTuple):
                 error = pickle.loads(self.pickled)
         if not isinstance(error, BaseException):
             error = RuntimeError(self.text)
-        error.add_note(f"Raised on rank {rank}:\n{self.traceback}")
+        if self.traceback != self.text:
+            error.add_note(f"Raised on rank {rank}:\n{self.traceback}")
         return error

@@ -6,12 +6,13 @@ import contextlib
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from chainermn.failures.processes import all_processes, environment_of
+from chainermn.failures.processes import Process, all_processes, environment_of
 
-# Seconds for mpiexec to end its ranks, on all hosts.
-_PATIENCE = 5.0
+# Seconds for mpiexec to end its ranks, on all hosts, and then for its daemons to end.
+_PATIENCE = 3.0
 
 
 @contextlib.contextmanager
@@ -41,9 +42,17 @@ def started(
                         process.wait(_PATIENCE)
                     process.kill()
     finally:
-        for stray in all_processes():
-            if environment_of(stray.pid).get(mark) == environment[mark]:
-                stray.kill()
+        deadline = time.monotonic() + _PATIENCE
+        while strays := _marked(mark, environment[mark]):
+            if time.monotonic() > deadline:
+                for stray in strays:
+                    stray.kill()
+            time.sleep(0.02)
+
+
+def _marked(name: str, value: str) -> list[Process]:
+    """Return the processes on this host that have inherited a variable."""
+    return [each for each in all_processes() if environment_of(each.pid).get(name) == value]
 
 
 @contextlib.contextmanager

@@ -13,12 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import IO, Any
 
-from chainermn.launch.connections import Listener
+from chainermn.launch.connections import Listener, hang_up
 from chainermn.launch.failure import Failure
 from chainermn.launch.output import Output
+from chainermn.launch.surroundings import Surroundings
 
 # Seconds for all ranks to connect.
 _START_LIMIT = 120.0
@@ -30,6 +31,9 @@ _SECONDS_FOR_OTHERS = 0.2
 _SECONDS_FOR_A_REASON = 3.0
 # Seconds for ranks that have returned to leave MPI.
 _SECONDS_TO_LEAVE = 60.0
+
+# Seconds for ranks to end themselves because nobody listens any more.
+_SECONDS_TO_END = 1.0
 
 # As MPICH and Open MPI report a process that a signal has ended, and Open MPI an exit code.
 _SIGNAL = re.compile(r"PID (\d+).*?signal (\d+)", re.DOTALL)
@@ -71,6 +75,11 @@ class Ranks:
 
     def __exit__(self, *error: object) -> None:
         self._selector.close()
+        for connection in self._connections.values():
+            hang_up(connection)
+        left, deadline = [*self._connections.values()], time.monotonic() + _SECONDS_TO_END
+        while left and (gone := wait(left, max(0.0, deadline - time.monotonic()))):
+            left = [connection for connection in left if connection not in gone]
         for connection in (*self._connections.values(), *self._outputs):
             connection.close()
 
@@ -87,7 +96,7 @@ class Ranks:
             raise self._error_of_start()
         for connection in self._connections.values():
             with contextlib.suppress(OSError):  # of a rank that has died, as is noticed below
-                connection.send((sys.path, call))
+                connection.send((Surroundings.here(), call))
         self._serve(self._is_decided, float("inf"))
         if self._failures:
             self._serve(lambda: len(self._failures) == self._size, _SECONDS_FOR_OTHERS)

@@ -5,17 +5,23 @@ The caller's script is not imported. If the caller ends, this process does at on
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import re
 import signal
 import sys
 import threading
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from chainermn.failures.processes import numbers_in
 from chainermn.launch.connections import Invitation
 from chainermn.launch.failure import Failure
 from chainermn.launch.pickles import dumps
+
+# Memory that the ranks of a host share.
+_MPICH_MEMORY = re.compile(r"/dev/shm/mpich_shm_\w+$", re.MULTILINE)
 
 
 def main() -> None:
@@ -28,8 +34,8 @@ def main() -> None:
         _redirect(stream, invitation.accept(rank, stream))
     caller = invitation.accept(rank, "call")
     os.register_at_fork(after_in_child=caller.close)
-    path, call = caller.recv()
-    sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]
+    surroundings, call = caller.recv()
+    surroundings.take_over()
     watcher = threading.Thread(target=_end_with, args=(caller,), daemon=True)
     watcher.start()
     outcome = _outcome(rank, call)
@@ -53,11 +59,14 @@ def _redirect(stream: str, connection: Connection) -> None:
 
 def _end_with(caller: Connection) -> None:
     """End this process when the caller has ended, or wants no more of it."""
-    try:
+    with contextlib.suppress(EOFError, OSError):
         caller.recv_bytes()
-    except (EOFError, OSError):
-        # From a signal mpiexec knows that the job has failed, not always from an exit code.
-        os.kill(os.getpid(), signal.SIGKILL)
+    # MPICH 5.0.2 leaves it unless all ranks leave MPI.
+    with contextlib.suppress(OSError):  # not Linux, or another rank is first
+        for path in set(_MPICH_MEMORY.findall(Path("/proc/self/maps").read_text())):
+            os.unlink(path)
+    # From a signal mpiexec knows that the job has failed, not always from an exit code.
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _outcome(rank: int, call: bytes) -> bytes | Failure:
@@ -70,7 +79,7 @@ def _outcome(rank: int, call: bytes) -> bytes | Failure:
                 f"rank {rank} cannot load the function or its arguments: "
                 f"{type(error).__name__}: {error}. Modules that they need have to be installed "
                 "on every host"
-            ) from error
+            ) from None
         result = function(*arguments)
         try:
             return dumps(result)
@@ -78,7 +87,7 @@ def _outcome(rank: int, call: bytes) -> bytes | Failure:
             raise TypeError(
                 f"the result of rank {rank} cannot be pickled, so it cannot be sent back: "
                 f"{error}. Return numbers, arrays or texts instead of {type(result).__name__}"
-            ) from error
+            ) from None
     except SystemExit as error:
         exited = RuntimeError(f"rank {rank} called sys.exit({error.code!r}) inside the function")
         return Failure.of(exited.with_traceback(error.__traceback__), hidden_frames=1)
