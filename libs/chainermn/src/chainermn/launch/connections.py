@@ -25,7 +25,7 @@ _KEY = "_CHAINERMN_RUN_KEY"
 
 _LOOPBACK = "127.0.0.1"
 # Seconds for the other end to answer, which may be something else than a rank.
-_PATIENCE = 5
+_PATIENCE = 20
 _NO_RANK = (AuthenticationError, AssertionError, EOFError, OSError)
 
 

@@ -42,12 +42,18 @@ def started(
                         process.wait(_PATIENCE)
                     process.kill()
     finally:
-        deadline = time.monotonic() + _PATIENCE
-        while strays := _marked(mark, environment[mark]):
-            if time.monotonic() > deadline:
-                for stray in strays:
-                    stray.kill()
-            time.sleep(0.02)
+        with _interrupts_ignored():
+            _end_marked(mark, environment[mark])
+
+
+def _end_marked(name: str, value: str) -> None:
+    """Wait for the end of all processes that have inherited a variable; kill them if need be."""
+    deadline = time.monotonic() + _PATIENCE
+    while strays := _marked(name, value):
+        if time.monotonic() > deadline:
+            for stray in strays:
+                stray.kill()
+        time.sleep(0.02)
 
 
 def _marked(name: str, value: str) -> list[Process]:

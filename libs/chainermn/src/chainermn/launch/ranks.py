@@ -28,7 +28,7 @@ _PERIOD = 0.1
 # Seconds in which others may fail in the same way, so that the lowest rank is the one named.
 _SECONDS_FOR_OTHERS = 0.2
 # Seconds for mpiexec to say how a rank has ended.
-_SECONDS_FOR_A_REASON = 3.0
+_SECONDS_FOR_A_REASON = 10.0
 # Seconds for ranks that have returned to leave MPI.
 _SECONDS_TO_LEAVE = 60.0
 

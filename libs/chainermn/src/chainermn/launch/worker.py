@@ -49,9 +49,6 @@ def main() -> None:
 def _redirect(stream: str, connection: Connection) -> None:
     """Send a stream of this process, and of its children, to the caller."""
     number = {"stdout": 1, "stderr": 2}[stream]
-    # MPICH's mpiexec no longer serves a rank once both of these are closed.
-    kept = os.dup(number)
-    os.register_at_fork(after_in_child=lambda: os.close(kept))
     os.dup2(connection.fileno(), number)
     connection.close()
     getattr(sys, stream).reconfigure(encoding="utf-8", errors="backslashreplace")
