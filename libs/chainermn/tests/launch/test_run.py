@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import atexit
 import importlib
+import importlib.util
 import io
 import linecache
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 
@@ -91,7 +94,7 @@ def raise_everywhere(error: str) -> None:
 
 
 def test_exception_that_cannot_be_pickled_is_told_by_its_text() -> None:
-    with pytest.raises(RuntimeError, match=r"^Odd: wrong on \d\n") as raised:
+    with pytest.raises(RuntimeError, match=r"Odd: wrong on \d\n") as raised:
         run(raise_everywhere, "wrong", ranks=2)
     assert "raise Odd(error" in raised.value.__notes__[0]
 
@@ -194,6 +197,18 @@ def test_module_beside_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert run(beside.name, ranks=1) == [("beside", str(tmp_path / "beside.py"))]
 
 
+def test_module_that_is_not_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of that kind are the modules of tests in pytest's mode importlib."""
+    (tmp_path / "apart.py").write_text("class Made:\n    pass\n\ndef make():\n    return Made()\n")
+    spec = importlib.util.spec_from_file_location("apart", tmp_path / "apart.py")
+    apart = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "apart", apart)
+    spec.loader.exec_module(apart)
+    (made,) = run(apart.make, ranks=1)
+    assert isinstance(made, apart.Made)
+    assert cloudpickle.list_registry_pickle_by_value() == set()
+
+
 def test_traceback_shows_lines_of_a_notebook() -> None:
     cell = "def divide(x):\n    return x / 0  # in a cell\n"
     linecache.cache["<cell 1>"] = (len(cell), None, cell.splitlines(keepends=True), "<cell 1>")
@@ -214,7 +229,7 @@ from chainermn.launch import run
 def wait(folder):
     import chainermn
     comm = chainermn.create_communicator()
-    Path(folder, f"rank{comm.rank}").touch()
+    Path(folder, f"rank{comm.rank}").write_text(Path("/proc/self/maps").read_text())
     comm.recv_obj(source=comm.rank)
 
 print("at the top")
@@ -250,7 +265,11 @@ def test_end_of_the_caller_ends_all(
     assert caller.returncode == -number, err
     assert ("KeyboardInterrupt" in err) == (number == signal.SIGINT)
     assert wait_until(lambda: not started.processes()), started.processes()
+    # Neither MPI's files nor the memory that the ranks have shared.
+    maps = "".join(file.read_text() for file in folder.iterdir())
+    shared = [Path(path) for path in re.findall(r"/dev/shm/\S+$", maps, re.MULTILINE)]
     assert wait_until(lambda: not list(temporary.iterdir())), list(temporary.iterdir())
+    assert not [path for path in shared if path.exists()]
 
 
 @pytest.mark.mpi(1, 2)
