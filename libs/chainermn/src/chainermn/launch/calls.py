@@ -27,12 +27,12 @@ def run(
 
     Works in a notebook, in a script and in a test. Inside the function,
     `chainermn.create_communicator` connects the ranks, as in a script that ``mpiexec`` starts.
-    What a rank prints appears as it comes, line by line, behind ``[rank 2]``. An interrupt
-    (Ctrl-C, or the stop button of a notebook) ends all ranks.
+    Their output is shown line by line while the function runs, each line after ``[rank 2]``. An
+    interrupt (Ctrl-C, or the stop button of a notebook) ends all ranks.
 
-    The function and its arguments are pickled by ``cloudpickle``, so the function may be defined
-    anywhere: in a notebook, in a test or as a lambda. The caller's script is not imported by the
-    ranks, whose modules are searched where the caller searches them.
+    The function may be defined anywhere, also in a notebook or as a lambda: cloudpickle sends it
+    to the ranks. They do not import the caller's script, and look for modules where the caller
+    does.
 
     Parameters
     ----------
@@ -44,8 +44,9 @@ def run(
         Number of ranks.
     hosts : str or list of (str, int), optional
         The hosts, and how many ranks each takes: ``"a:2,b:2"`` or ``[("a", 2), ("b", 2)]``. They
-        need this environment at the same path, and ssh to them without a password. By default,
-        all ranks run on this host.
+        need this environment at the same path, and ssh without a password. They get the
+        environment variables that begin with ``CHAINER``, and with MPICH all others too. By
+        default, all ranks run on this host.
 
     Returns
     -------
@@ -55,12 +56,13 @@ def run(
     Raises
     ------
     Exception
-        What the function raises, with a note that has the rank and its traceback; that of the
-        lowest rank if several raise. RuntimeError with the same text if it cannot be pickled. All
-        other ranks are ended.
+        The exception of the function, with a note that names the rank and shows its traceback.
+        If several ranks raise, that of the lowest one. RuntimeError with the same text if the
+        exception cannot be pickled. The other ranks are ended.
     RuntimeError
-        If a rank ends otherwise, by a signal or an exit; if ranks do not start; or if this
-        process is a rank itself.
+        If a rank is killed or exits, if ranks do not start, or if this process is a rank.
+    ConnectionError
+        If ssh cannot reach one of the hosts.
     TypeError, ValueError
         If an argument is wrong, or if the function, its arguments or a result cannot be pickled.
     KeyboardInterrupt

@@ -28,7 +28,7 @@ _PERIOD = 0.1
 # Seconds in which others may fail in the same way, so that the lowest rank is the one named.
 _SECONDS_FOR_OTHERS = 0.2
 # Seconds for mpiexec to say how a rank has ended.
-_SECONDS_FOR_A_REASON = 10.0
+_SECONDS_FOR_A_REASON = 5.0
 # Seconds for ranks that have returned to leave MPI.
 _SECONDS_TO_LEAVE = 60.0
 
@@ -75,8 +75,7 @@ class Ranks:
 
     def __exit__(self, *error: object) -> None:
         self._selector.close()
-        for connection in self._connections.values():
-            hang_up(connection)
+        self._hang_up()
         left, deadline = [*self._connections.values()], time.monotonic() + _SECONDS_TO_END
         while left and (gone := wait(left, max(0.0, deadline - time.monotonic()))):
             left = [connection for connection in left if connection not in gone]
@@ -102,14 +101,22 @@ class Ranks:
             self._serve(lambda: len(self._failures) == self._size, _SECONDS_FOR_OTHERS)
             first = min(self._failures)
             raise self._failures[first].as_exception(first)
-        missing = self._dead or sorted({*range(self._size)} - {*self._results})
-        self._serve(self._has_ended, _SECONDS_FOR_A_REASON if missing else _SECONDS_TO_LEAVE)
+        missing = [*self._dead] or sorted({*range(self._size)} - {*self._results})
         if missing:
+            self._serve(self._has_ended, _SECONDS_FOR_A_REASON)
+            self._hang_up()  # before MPI is initialised, MPICH's mpiexec goes on
+            self._serve(self._has_ended, _SECONDS_FOR_A_REASON)
             raise self._error_of_death(missing)
+        self._serve(self._has_ended, _SECONDS_TO_LEAVE)
         if self._mpiexec.poll() != 0:
             raise self._error_of_leaving()
         sys.stderr.write(self._printed.decode(errors="replace"))
         return [self._result(rank) for rank in range(self._size)]
+
+    def _hang_up(self) -> None:
+        """Let the ranks end themselves."""
+        for connection in self._connections.values():
+            hang_up(connection)
 
     def _listen_to(self, source: Any, act: Callable[[], None]) -> None:
         self._selector.register(source, selectors.EVENT_READ, act)
