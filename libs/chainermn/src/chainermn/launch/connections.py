@@ -14,9 +14,11 @@ from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from chainermn.failures.channel import listen, own_addresses
+
+T = TypeVar("T")
 
 #: Names the job: every process of it inherits this variable.
 JOB = "_CHAINERMN_RUN"
@@ -24,9 +26,11 @@ JOB = "_CHAINERMN_RUN"
 _KEY = "_CHAINERMN_RUN_KEY"
 
 _LOOPBACK = "127.0.0.1"
-# Seconds for the other end to answer, which may be something else than a rank.
+# Not every address of the caller leads there from every host.
+_SECONDS_TO_CONNECT = 3.0
+# Seconds for the other end to answer, which may be something else than a rank or its caller.
 _PATIENCE = 20
-_NO_RANK = (AuthenticationError, AssertionError, EOFError, OSError)
+_FAILURES = (AuthenticationError, AssertionError, EOFError, OSError)
 
 
 class Hello(NamedTuple):
@@ -64,12 +68,12 @@ class Listener:
     def accept(self) -> tuple[Connection, Hello] | None:
         """Return a connection and its first message; None unless it comes from a rank."""
 
-        def greet(connection: Connection) -> None:
+        def greet(connection: Connection) -> Hello:
             deliver_challenge(connection, self._key)
             answer_challenge(connection, self._key)
+            return connection.recv()
 
-        connection = _greeted(self._socket.accept()[0], greet)
-        return (connection, connection.recv()) if connection else None
+        return _greeted(self._socket.accept()[0], greet)
 
     def __enter__(self) -> Listener:
         return self
@@ -102,11 +106,11 @@ class Invitation:
 
         for address in self.addresses:
             try:
-                made = socket.create_connection((address, self.port), timeout=_PATIENCE)
-            except OSError:  # not an address of the caller, as seen from here
+                made = socket.create_connection((address, self.port), timeout=_SECONDS_TO_CONNECT)
+            except OSError:
                 continue
-            if connection := _greeted(made, greet):
-                return connection
+            if greeted := _greeted(made, greet):
+                return greeted[0]
         raise ConnectionError(
             f"rank {rank} on {socket.gethostname()} can connect to none of these addresses: "
             f"{', '.join(self.addresses)} (port {self.port})"
@@ -119,17 +123,17 @@ def hang_up(connection: Connection) -> None:
         same.shutdown(socket.SHUT_WR)
 
 
-def _greeted(made: socket.socket, greet: Callable[[Connection], None]) -> Connection | None:
-    """Return the connection over a socket; None if the other end is not greeted as it should."""
+def _greeted(made: socket.socket, greet: Callable[[Connection], T]) -> tuple[Connection, T] | None:
+    """Return the connection over a socket, and what ``greet`` returns; None if that fails."""
     with made:
         made.setblocking(True)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _PATIENCE, 0))
         connection = Connection(os.dup(made.fileno()))
         try:
-            greet(connection)
-        except _NO_RANK:
+            greeting = greet(connection)
+        except _FAILURES:
             connection.close()
             return None
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
-        return connection
+        return connection, greeting

@@ -31,7 +31,6 @@ _SECONDS_FOR_OTHERS = 0.2
 _SECONDS_FOR_A_REASON = 5.0
 # Seconds for ranks that have returned to leave MPI.
 _SECONDS_TO_LEAVE = 60.0
-
 # Seconds for ranks to end themselves because nobody listens any more.
 _SECONDS_TO_END = 1.0
 
@@ -91,7 +90,7 @@ class Ranks:
             That of the lowest rank that raises, or RuntimeError if a rank ends in another way.
         """
         self._serve(lambda: self._has_started() or bool(self._dead), _START_LIMIT)
-        if not (self._has_started() or self._dead):
+        if not self._has_started():
             raise self._error_of_start()
         for connection in self._connections.values():
             with contextlib.suppress(OSError):  # of a rank that has died, as is noticed below
