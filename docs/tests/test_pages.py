@@ -463,7 +463,7 @@ def public_names() -> set[str]:
         ".functions",
         ".iterators",
     ]
-    modules += [".links", ".optimizers", ".testing"]
+    modules += [".launch", ".links", ".optimizers", ".testing"]
     names = set()
     for suffix in modules:
         module = importlib.import_module(f"chainermn{suffix}")

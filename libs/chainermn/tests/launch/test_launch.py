@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import signal
 import subprocess
 import sys
-import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
 from click.testing import CliRunner, Result
 
@@ -108,40 +105,19 @@ main()
 """
 
 
-@pytest.fixture
-def mark() -> Iterator[str]:
-    """Return the name of a variable that marks processes; end those that are left."""
-    name = f"TEST_{uuid.uuid4().hex}"
-    yield name
-    for process in marked(name):
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-
-
-def marked(name: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if name in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
-def wait_until(true: Callable[[], bool], seconds: float = LIMIT) -> bool:
-    deadline = time.monotonic() + seconds
-    while not true() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return true()
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_ends_the_job(number: signal.Signals, mark: str, tmp_path: Path) -> None:
+def test_signal_ends_the_job(
+    number: signal.Signals,
+    started: Any,
+    wait_until: Callable[[Callable[[], bool]], bool],
+    tmp_path: Path,
+) -> None:
     script = tmp_path / "waits.py"
     script.write_text(WAITS)
     arguments = ["launch", "-n", "2", "--max-restarts", "5", str(script), str(tmp_path)]
     process = subprocess.Popen(
         [sys.executable, "-c", IMPATIENT, *arguments],
-        env={**os.environ, mark: "1"},
+        env=started.environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -153,7 +129,7 @@ def test_signal_ends_the_job(number: signal.Signals, mark: str, tmp_path: Path) 
     _, stderr = process.communicate(timeout=LIMIT)
     assert process.returncode != 0
     assert "starting again" not in stderr
-    assert wait_until(lambda: not marked(mark)), marked(mark)
+    assert wait_until(lambda: not started.processes()), started.processes()
 
 
 def test_dry_run_prints_what_a_shell_can_run(tmp_path: Path) -> None:

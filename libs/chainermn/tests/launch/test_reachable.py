@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from chainermn.__main__ import main
-from chainermn.launch import command
+from chainermn.launch import command, run
 from chainermn.launch.mpiexec import OTHER_LAUNCHERS
 from chainermn.launch.reachable import unreachable
 
@@ -113,3 +113,9 @@ def test_launch_says_it_in_one_line(
     )
     assert CliRunner().invoke(main, [*hosts[:2], "localhost:2", *hosts[3:]]).exit_code == 0
     assert len(started) == 1
+
+
+def test_function_is_not_sent_to_a_host_that_there_is_not(ssh: Callable[..., None]) -> None:
+    ssh('echo "hostname $3"')
+    with pytest.raises(ConnectionError, match=r"^nosuchhost: there is no host of this name"):
+        run(print, ranks=2, hosts="localhost:1,nosuchhost:1")

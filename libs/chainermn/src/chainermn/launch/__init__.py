@@ -1,1 +1,8 @@
-"""Start jobs: the options and variables that each ``mpiexec`` needs, and ``chainermn launch``."""
+"""Start jobs: `run` calls a function on several ranks, ``chainermn launch`` starts a program.
+
+Both use the ``mpiexec`` of the MPI that mpi4py loads, with the options that it needs.
+"""
+
+from chainermn.launch.calls import run
+
+__all__ = ["run"]

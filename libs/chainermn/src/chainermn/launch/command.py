@@ -14,7 +14,7 @@ import click
 from chainermn.launch.hosts import Host, fill_hosts
 from chainermn.launch.mpiexec import launch_settings, mpiexec_command
 from chainermn.launch.options import forwarded, host_options, one_of
-from chainermn.launch.reachable import unreachable
+from chainermn.launch.reachable import check_reachable
 from chainermn.launch.restarts import run_to_end
 
 
@@ -85,17 +85,11 @@ def launch(
         click.echo(" ".join([*assignments, shlex.join(command)]))
         return
     if hosts:
-        _check_reachable(fill_hosts(hosts, ranks))
+        try:
+            check_reachable(fill_hosts(hosts, ranks))
+        except ConnectionError as error:
+            raise click.ClickException(str(error)) from error
     sys.exit(run_to_end(command, {**environment, **added}, max_restarts))
-
-
-def _check_reachable(hosts: Sequence[Host]) -> None:
-    """Raise if ssh cannot reach one of the hosts."""
-    obstacles = unreachable(name for name, _ in hosts)
-    if obstacles:
-        shown = "; ".join(f"{name}: {reason}" for name, reason in obstacles.items())
-        named = ",".join(f"{name}:{places}" for name, places in hosts if name in obstacles)
-        raise click.ClickException(f"{shown}. Find out more with: chainermn doctor --host {named}")
 
 
 def find_program(program: Sequence[str], module: bool) -> list[str]:

@@ -1,0 +1,123 @@
+"""Call a function on several ranks, from Python or from a notebook."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from chainermn.failures.processes import launchers_of, numbers_in
+from chainermn.launch.connections import JOB, Listener
+from chainermn.launch.hosts import Host, fill_hosts, parse_hosts
+from chainermn.launch.job import started
+from chainermn.launch.mpiexec import launch_environment, mpiexec_command
+from chainermn.launch.pickles import dump_call
+from chainermn.launch.ranks import Ranks
+from chainermn.launch.reachable import check_reachable
+
+
+def run(
+    function: Callable[..., Any],
+    *args: Any,
+    ranks: int = 4,
+    hosts: str | Iterable[Host] | None = None,
+) -> list[Any]:
+    """Call a function on several ranks of a new job, and return what it returns on each.
+
+    Works in a notebook, in a script and in a test. Inside the function,
+    `chainermn.create_communicator` connects the ranks, as in a script that ``mpiexec`` starts.
+    Their output is shown line by line while the function runs, each line after ``[rank 2]``. An
+    interrupt (Ctrl-C, or the stop button of a notebook) ends all ranks.
+
+    The function may be defined anywhere, also in a notebook or as a lambda: cloudpickle sends it
+    to the ranks. They do not import the caller's script, and look for modules where the caller
+    does.
+
+    Parameters
+    ----------
+    function : callable
+        Called as ``function(*args)`` on every rank.
+    *args
+        Anything that can be pickled.
+    ranks : int, default 4
+        Number of ranks.
+    hosts : str or list of (str, int), optional
+        The hosts, and how many ranks each takes: ``"a:2,b:2"`` or ``[("a", 2), ("b", 2)]``. They
+        need this environment at the same path, and ssh without a password. They get the
+        environment variables that begin with ``CHAINER``, and with MPICH all others too. By
+        default, all ranks run on this host.
+
+    Returns
+    -------
+    list
+        The results, by rank.
+
+    Raises
+    ------
+    Exception
+        The exception of the function, with a note that names the rank and shows its traceback.
+        If several ranks raise, that of the lowest one. RuntimeError with the same text if the
+        exception cannot be pickled. The other ranks are ended.
+    RuntimeError
+        If a rank is killed or exits, if ranks do not start, or if this process is a rank.
+    ConnectionError
+        If ssh cannot reach one of the hosts.
+    TypeError, ValueError
+        If an argument is wrong, or if the function, its arguments or a result cannot be pickled.
+    KeyboardInterrupt
+        If interrupted.
+    """
+    if not callable(function):
+        raise TypeError(f"run: function must be callable, got {function!r}")
+    if isinstance(ranks, bool) or not isinstance(ranks, int):
+        raise TypeError(f"run: ranks must be a whole number, got {ranks!r}")
+    if ranks < 1:
+        raise ValueError(f"run: ranks must be at least 1, got {ranks}")
+    places = None if hosts is None else fill_hosts(_parsed(hosts), ranks)
+    _refuse_on_a_rank()
+    call = dump_call(function, args)
+    if places is not None:
+        check_reachable(places)
+    with (
+        Listener(places) as listener,
+        started(*_mpiexec(ranks, places, listener.environment), mark=JOB) as mpiexec,
+        Ranks(ranks, listener, mpiexec) as workers,
+    ):
+        return workers.call(call)
+
+
+def _mpiexec(
+    ranks: int, hosts: Sequence[Host] | None, variables: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command that starts the ranks, and its environment."""
+    environment = {**launch_environment(hosts), **variables}
+    forward = [*variables, *(name for name in environment if name.startswith("CHAINER"))]
+    arguments = ["-u", "-m", "chainermn.launch.worker"]
+    return mpiexec_command(ranks, arguments, hosts=hosts, forward=forward), environment
+
+
+def _parsed(hosts: str | Iterable[Host]) -> list[Host]:
+    if isinstance(hosts, str):
+        return parse_hosts(hosts)
+    try:
+        pairs = [(name, places) for name, places in hosts]
+        return parse_hosts(",".join(f"{name}:{places}" for name, places in pairs))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"run: hosts must be as 'a:2,b:2' or [('a', 2), ('b', 2)], got {hosts!r}"
+        ) from None
+
+
+def _refuse_on_a_rank() -> None:
+    """Raise on a rank of a job, and in processes that it has started: mpiexec may hang there."""
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    is_rank = bool(
+        mpi and mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.size > 1
+    )
+    if is_rank or (numbers_in(os.environ) and launchers_of(os.getpid())):
+        raise RuntimeError(
+            "run starts a job of its own, which is impossible inside a job: this process is one "
+            "of its ranks, or has been started by one. Call run from a plain Python, or call the "
+            "function itself on every rank"
+        )

@@ -1,0 +1,46 @@
+"""Exceptions that travel from a rank to the caller."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import traceback
+from typing import NamedTuple
+
+from chainermn.launch.pickles import dumps
+
+
+class Failure(NamedTuple):
+    """How a call has failed on a rank."""
+
+    #: Type and message of the exception.
+    text: str
+    traceback: str
+    #: The exception; None if it cannot be pickled.
+    pickled: bytes | None
+
+    @classmethod
+    def of(cls, error: BaseException, *, hidden_frames: int = 0) -> Failure:
+        """Return what there is to say about an exception, without its outermost frames."""
+        trace = error.__traceback__
+        for _ in range(hidden_frames):
+            trace = trace and trace.tb_next
+        text = "".join(traceback.format_exception_only(error)).rstrip()
+        lines = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+        try:
+            return cls(text, lines, dumps(error))
+        except Exception:
+            return cls(text, lines, None)
+
+    def as_exception(self, rank: int) -> BaseException:
+        """Return the exception, or a RuntimeError with its text, and a note from where it is."""
+        error = None
+        if self.pickled is not None:
+            # Its class may not be here, or may take other arguments than it keeps.
+            with contextlib.suppress(Exception):
+                error = pickle.loads(self.pickled)
+        if not isinstance(error, BaseException):
+            error = RuntimeError(self.text)
+        if self.traceback != self.text:
+            error.add_note(f"Raised on rank {rank}:\n{self.traceback}")
+        return error

@@ -1,0 +1,74 @@
+"""An ``mpiexec`` of which no process is left in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from chainermn.failures.processes import Process, all_processes, environment_of
+
+# Seconds for mpiexec to end its ranks, on all hosts, and then for its daemons to end.
+_PATIENCE = 3.0
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[str], environment: Mapping[str, str], mark: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a command, and end it and all processes on this host that have inherited a variable.
+
+    What it prints comes by one pipe. ``mark`` is the name of the variable, whose value is unique.
+    """
+    try:
+        with subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C in a terminal is for the caller alone
+        ) as process:
+            try:
+                yield process
+            finally:
+                with _interrupts_ignored():
+                    process.terminate()  # upon which it tidies up
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(_PATIENCE)
+                    process.kill()
+    finally:
+        with _interrupts_ignored():
+            _end_marked(mark, environment[mark])
+
+
+def _end_marked(name: str, value: str) -> None:
+    """Wait for the end of all processes that have inherited a variable; kill them if need be."""
+    deadline = time.monotonic() + _PATIENCE
+    while strays := _marked(name, value):
+        if time.monotonic() > deadline:
+            for stray in strays:
+                stray.kill()
+        time.sleep(0.02)
+
+
+def _marked(name: str, value: str) -> list[Process]:
+    """Return the processes on this host that have inherited a variable."""
+    return [each for each in all_processes() if environment_of(each.pid).get(name) == value]
+
+
+@contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Let nobody who presses Ctrl-C twice keep the job from ending."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,0 +1,92 @@
+"""Calls and results as bytes, also of functions and classes that no module has."""
+
+from __future__ import annotations
+
+import io
+import marshal
+import sys
+from collections.abc import Callable, Sequence
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import cloudpickle
+
+
+def dump_call(function: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
+    """Pickle a function and its arguments.
+
+    Raises
+    ------
+    TypeError
+        If one of them cannot be pickled; says which.
+    """
+    try:
+        return dumps((function, arguments))
+    except Exception as error:
+        shown = getattr(function, "__qualname__", repr(function))
+        parts = {f"the function {shown}": function}
+        parts |= {f"argument {number} of {shown}": it for number, it in enumerate(arguments, 1)}
+        wrong = next((name for name, part in parts.items() if not _can_be_pickled(part)), shown)
+        raise TypeError(
+            f"{wrong} cannot be pickled, so it cannot be sent to the ranks: {error}. "
+            "Open files, connect, lock or create communicators inside the function instead"
+        ) from error
+
+
+def dumps(value: object) -> bytes:
+    """Pickle a value with cloudpickle.
+
+    Functions and classes of ``__main__``, and of modules that a new Python would not find, are
+    sent as a whole. Modules that pytest imports in its ``importlib`` mode are such modules.
+    """
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    try:
+        pickler.dump(value)
+    finally:
+        for module in pickler.registered:
+            cloudpickle.unregister_pickle_by_value(module)
+    return file.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Pickles by value what belongs to a module that a new Python would not find."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.registered: list[ModuleType] = []
+        self._seen: set[str] = set()
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Do as cloudpickle does, once it knows the module, but keep the names of files."""
+        if isinstance(obj, CodeType):  # without them, no traceback would show a line
+            return marshal.loads, (marshal.dumps(obj),)
+        if isinstance(obj, (FunctionType, type)):
+            name = obj.__module__
+            if name in sys.modules and name not in self._seen:
+                self._seen.add(name)
+                if not (_is_found(name) or name in cloudpickle.list_registry_pickle_by_value()):
+                    self.registered.append(sys.modules[name])
+                    cloudpickle.register_pickle_by_value(sys.modules[name])
+        return super().reducer_override(obj)
+
+
+def _is_found(name: str) -> bool:
+    """Tell whether a new Python, with the search path of this one, would find a module."""
+    parts, path = name.split("."), None
+    for end in range(1, len(parts) + 1):
+        inner = ".".join(parts[:end])
+        found = (finder.find_spec(inner, path) for finder in sys.meta_path)
+        spec = next(filter(None, found), None)
+        if spec is None:
+            return False
+        path = spec.submodule_search_locations
+    return True
+
+
+def _can_be_pickled(value: object) -> bool:
+    try:
+        dumps(value)
+    except Exception:
+        return False
+    return True

@@ -1,0 +1,96 @@
+"""One rank of `chainermn.launch.run`: connects to the caller and calls its function.
+
+The caller's script is not imported. If the caller ends, this process does at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import re
+import signal
+import sys
+import threading
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from chainermn.failures.processes import numbers_in
+from chainermn.launch.connections import Invitation
+from chainermn.launch.failure import Failure
+from chainermn.launch.pickles import dumps
+
+# Memory that the ranks of a host share.
+_MPICH_MEMORY = re.compile(r"/dev/shm/mpich_shm_\w+$", re.MULTILINE)
+
+
+def main() -> None:
+    """Call the function that the caller sends, and send it the result."""
+    numbers = numbers_in(os.environ)
+    assert numbers is not None, "only mpiexec starts this"
+    rank = numbers.rank
+    invitation = Invitation.take_from(os.environ)
+    for stream in ("stdout", "stderr"):
+        _redirect(stream, invitation.accept(rank, stream))
+    caller = invitation.accept(rank, "call")
+    os.register_at_fork(after_in_child=caller.close)
+    surroundings, call = caller.recv()
+    surroundings.take_over()
+    watcher = threading.Thread(target=_end_with, args=(caller,), daemon=True)
+    watcher.start()
+    outcome = _outcome(rank, call)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    caller.send(outcome)
+    if isinstance(outcome, Failure):
+        watcher.join()
+
+
+def _redirect(stream: str, connection: Connection) -> None:
+    """Send a stream of this process, and of its children, to the caller."""
+    number = {"stdout": 1, "stderr": 2}[stream]
+    os.dup2(connection.fileno(), number)
+    connection.close()
+    getattr(sys, stream).reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
+def _end_with(caller: Connection) -> None:
+    """End this process when the caller has ended, or wants no more of it."""
+    with contextlib.suppress(EOFError, OSError):
+        caller.recv_bytes()
+    # MPICH 5.0.2 leaves it unless all ranks leave MPI.
+    with contextlib.suppress(OSError):  # not Linux, or another rank is first
+        for path in set(_MPICH_MEMORY.findall(Path("/proc/self/maps").read_text())):
+            os.unlink(path)
+    # From a signal mpiexec knows that the job has failed, not always from an exit code.
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _outcome(rank: int, call: bytes) -> bytes | Failure:
+    """Return the pickled result of a call, or how it has failed."""
+    try:
+        try:
+            function, arguments = pickle.loads(call)
+        except Exception as error:
+            raise RuntimeError(
+                f"rank {rank} cannot load the function or its arguments: "
+                f"{type(error).__name__}: {error}. Modules that they need have to be installed "
+                "on every host"
+            ) from None
+        result = function(*arguments)
+        try:
+            return dumps(result)
+        except Exception as error:
+            raise TypeError(
+                f"the result of rank {rank} cannot be pickled, so it cannot be sent back: "
+                f"{error}. Return numbers, arrays or texts instead of {type(result).__name__}"
+            ) from None
+    except SystemExit as error:
+        exited = RuntimeError(f"rank {rank} called sys.exit({error.code!r}) inside the function")
+        return Failure.of(exited.with_traceback(error.__traceback__), hidden_frames=1)
+    except BaseException as error:
+        return Failure.of(error, hidden_frames=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Processes that a test has started, and may have left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+
+class Started:
+    """Processes that have inherited a variable of their own; its ``environment`` gives it."""
+
+    def __init__(self) -> None:
+        self._mark = f"TEST_{uuid.uuid4().hex}"
+        self.environment = {**os.environ, self._mark: "1"}
+
+    def processes(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                has_mark = self._mark in process.environ()
+                if has_mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+
+@pytest.fixture
+def started() -> Iterator[Started]:
+    """Return how to mark processes and find them; end those that are left."""
+    marked = Started()
+    yield marked
+    for process in marked.processes():
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+@pytest.fixture(scope="session")
+def wait_until() -> Callable[[Callable[[], bool]], bool]:
+    """Return a function that waits until something is true, on however busy a machine."""
+
+    def wait(true: Callable[[], bool], seconds: float = 120) -> bool:
+        deadline = time.monotonic() + seconds
+        while not true() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return true()
+
+    return wait

@@ -1,0 +1,311 @@
+"""``chainermn.launch.run``: a function on several ranks, and all that can become of it."""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import importlib
+import importlib.util
+import io
+import linecache
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import chainermn
+from chainermn.launch import run
+
+# Seconds after which something hangs, on however busy a machine.
+LIMIT = 120
+OFFSET = 10
+
+
+def world() -> Any:
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD
+
+
+def add_up(numbers: np.ndarray) -> tuple[int, np.ndarray]:
+    return world().rank, numbers + OFFSET + world().allreduce(world().rank)
+
+
+@pytest.mark.each_mpi
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_results_by_rank(ranks: int) -> None:
+    results = run(add_up, np.arange(3), ranks=ranks)
+    assert [rank for rank, _ in results] == list(range(ranks))
+    for _, numbers in results:
+        np.testing.assert_array_equal(numbers, np.arange(3) + 10 + sum(range(ranks)))
+
+
+def test_lambda_with_a_closure_in_another_thread() -> None:
+    with ThreadPoolExecutor(1) as threads:
+        results = threads.submit(lambda factor: run(lambda x: factor * x, 2, ranks=1), 3).result()
+    assert results == [6]
+
+
+class Refused(Exception):
+    """An exception of a module that no rank can import."""
+
+
+class Odd(Exception):
+    """An exception that cannot be unpickled."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
+
+
+def raise_on_rank_1(make: Callable[[], Exception]) -> None:
+    comm = chainermn.create_communicator()
+    print("before")
+    if comm.rank == 1:
+        raise make()
+    comm.recv_obj(source=1)
+
+
+@pytest.mark.each_mpi
+def test_exception_of_one_rank_ends_all(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Refused) as raised:
+        run(raise_on_rank_1, lambda: Refused("not", "today"), ranks=2)
+    assert raised.value.args == ("not", "today")
+    (note,) = raised.value.__notes__
+    assert note.startswith("Raised on rank 1:\nTraceback")
+    assert "raise make()\n" in note
+    assert "worker.py" not in note
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == ["[rank 0] before", "[rank 1] before"]
+    assert [line for line in err.splitlines() if "chainermn: note:" not in line] == []
+
+
+def raise_everywhere(error: str) -> None:
+    raise Odd(error, f"on {world().rank}")
+
+
+def test_exception_that_cannot_be_pickled_is_told_by_its_text() -> None:
+    with pytest.raises(RuntimeError, match=r"Odd: wrong on \d\n") as raised:
+        run(raise_everywhere, "wrong", ranks=2)
+    assert "raise Odd(error" in raised.value.__notes__[0]
+
+
+def exit_on_rank_1(how: str) -> None:
+    comm = world()
+    if comm.rank == 1:
+        if how == "sys.exit":
+            sys.exit("error: wrong")
+        if how == "os._exit":
+            os._exit(3)
+        os.kill(os.getpid(), signal.SIGTERM)
+    comm.recv(source=1)
+
+
+@pytest.mark.each_mpi
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("sys.exit", r"rank 1 called sys\.exit\('error: wrong'\)"),
+        ("os._exit", r"rank 1 of 2 (ended with exit code 3|was killed, has crashed or)"),
+        ("kill", r"rank 1 of 2 was killed by signal 15 \(SIGTERM\)"),
+    ],
+)
+def test_rank_that_ends_too_early(how: str, message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        run(exit_on_rank_1, how, ranks=2)
+
+
+def test_rank_that_fails_after_the_function() -> None:
+    with pytest.raises(RuntimeError, match=r"returned on all 1 ranks, but .* exit code 7"):
+        run(atexit.register, os._exit, 7, ranks=1)
+
+
+def test_what_cannot_be_pickled_is_named() -> None:
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match=r"^the function .*<lambda> cannot be pickled"):
+        run(lambda: lock)
+    with pytest.raises(TypeError, match=r"^argument 2 of print cannot be pickled"):
+        run(print, 1, lock)
+    with pytest.raises(TypeError, match=r"^the result of rank 1 cannot be pickled.* of lock$"):
+        run(lambda: world().rank and threading.Lock(), ranks=2)
+
+
+class OnlyOnRanks:
+    """Can be unpickled nowhere."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("nothing",)
+
+
+def test_what_cannot_be_unpickled_is_named() -> None:
+    with pytest.raises(RuntimeError, match=r"^rank 0 cannot load the function or its arguments"):
+        run(print, OnlyOnRanks(), ranks=1)
+    with pytest.raises(RuntimeError, match=r"^the result of rank 0 cannot be unpickled"):
+        run(OnlyOnRanks, ranks=1)
+
+
+def print_much() -> None:
+    rank = world().rank
+    for number in range(200):
+        print(rank, "ä", end=" ")
+        print(number)
+    os.write(2, f"from C {rank}\nno end of line".encode())
+
+
+@pytest.mark.each_mpi
+def test_output_begins_with_the_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    run(print_much, ranks=3)
+    out, err = capsys.readouterr()
+    for rank in range(3):
+        mine = [line for line in out.splitlines() if line.startswith(f"[rank {rank}] ")]
+        assert mine == [f"[rank {rank}] {rank} ä {number}" for number in range(200)]
+        mine = [line for line in err.splitlines() if line.startswith(f"[rank {rank}] ")]
+        assert mine == [f"[rank {rank}] from C {rank}", f"[rank {rank}] no end of line"]
+    assert len(out.splitlines()) == 600
+
+
+def test_output_comes_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Screen(io.StringIO):
+        def write(self, text: str) -> int:
+            if "go on?" in text:
+                (tmp_path / "yes").touch()
+            return super().write(text)
+
+    def ask() -> None:
+        print("go on?")
+        while not (tmp_path / "yes").exists():
+            os.sched_yield()
+
+    monkeypatch.setattr(sys, "stdout", Screen())
+    assert run(ask, ranks=1) == [None]
+    assert sys.stdout.getvalue() == "[rank 0] go on?\n"
+
+
+def test_module_beside_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside.py").write_text("def name():\n    return __name__, __file__\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    beside = importlib.import_module("beside")
+    assert run(beside.name, ranks=1) == [("beside", str(tmp_path / "beside.py"))]
+
+
+def test_module_that_is_not_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of that kind are the modules of tests in pytest's mode importlib."""
+    (tmp_path / "apart.py").write_text("class Made:\n    pass\n\ndef make():\n    return Made()\n")
+    spec = importlib.util.spec_from_file_location("apart", tmp_path / "apart.py")
+    apart = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "apart", apart)
+    spec.loader.exec_module(apart)
+    (made,) = run(apart.make, ranks=1)
+    assert isinstance(made, apart.Made)
+    assert cloudpickle.list_registry_pickle_by_value() == set()
+
+
+def test_traceback_shows_lines_of_a_notebook() -> None:
+    cell = "def divide(x):\n    return x / 0  # in a cell\n"
+    linecache.cache["<cell 1>"] = (len(cell), None, cell.splitlines(keepends=True), "<cell 1>")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(ast.parse(cell), "<cell 1>", "exec"), names)
+    with pytest.raises(ZeroDivisionError) as raised:
+        run(names["divide"], 1, ranks=1)
+    assert 'File "<cell 1>", line 2, in divide' in raised.value.__notes__[0]
+    assert "return x / 0  # in a cell" in raised.value.__notes__[0]
+
+
+# No guard: were it imported by the ranks, each would start a job.
+SCRIPT = """\
+import sys
+from pathlib import Path
+from chainermn.launch import run
+
+def wait(folder):
+    import chainermn
+    comm = chainermn.create_communicator()
+    Path(folder, f"rank{comm.rank}").write_text(Path("/proc/self/maps").read_text())
+    comm.recv_obj(source=comm.rank)
+
+print("at the top")
+run(wait, sys.argv[1], ranks=2)
+"""
+
+
+@pytest.mark.each_mpi
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_end_of_the_caller_ends_all(
+    number: signal.Signals,
+    started: Any,
+    wait_until: Callable[[Callable[[], bool]], bool],
+    tmp_path: Path,
+) -> None:
+    script, folder, temporary = (tmp_path / name for name in ("script.py", "ranks", "temporary"))
+    script.write_text(SCRIPT)
+    folder.mkdir()
+    temporary.mkdir()
+    caller = subprocess.Popen(
+        [sys.executable, script, folder],
+        env={**started.environment, "TMPDIR": str(temporary)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert wait_until(lambda: len(list(folder.iterdir())) == 2 or caller.poll() is not None)
+    caller.send_signal(number)
+    out, err = caller.communicate(timeout=LIMIT)
+    assert out == "at the top\n"
+    # A Python ends by the signal that has interrupted it.
+    assert caller.returncode == -number, err
+    assert ("KeyboardInterrupt" in err) == (number == signal.SIGINT)
+    assert wait_until(lambda: not started.processes()), started.processes()
+    # Neither MPI's files nor the memory that the ranks have shared.
+    maps = "".join(file.read_text() for file in folder.iterdir())
+    shared = [Path(path) for path in re.findall(r"/dev/shm/\S+$", maps, re.MULTILINE)]
+    assert wait_until(lambda: not list(temporary.iterdir())), list(temporary.iterdir())
+    assert not [path for path in shared if path.exists()]
+
+
+@pytest.mark.mpi(1, 2)
+def test_no_job_inside_a_job() -> None:
+    with pytest.raises(RuntimeError, match="impossible inside a job"):
+        run(print, ranks=1)
+
+
+def test_where_mpi_is_initialised_without_mpiexec() -> None:
+    code = "from chainermn.launch import run; from mpi4py import MPI; print(run(int, ranks=2))"
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT
+    )
+    assert (shown.returncode, shown.stdout) == (0, "[0, 0]\n"), shown.stderr
+
+
+def test_mpiexec_that_starts_nothing(flavour: str, only_mpiexec: Callable[[str], Path]) -> None:
+    sign = {"mpich": "HYDRA", "openmpi": "Open MPI"}[flavour]
+    only_mpiexec(f"echo {sign}; exit 1")
+    with pytest.raises(RuntimeError, match=rf"ranks have not started: \[0, 1\].*{sign}"):
+        run(int, ranks=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"function": 5}, TypeError, "function must be callable, got 5"),
+        ({"ranks": 0}, ValueError, "ranks must be at least 1, got 0"),
+        ({"ranks": 2.0}, TypeError, "ranks must be a whole number, got 2.0"),
+        ({"ranks": True}, TypeError, "ranks must be a whole number, got True"),
+        ({"hosts": "a:x"}, ValueError, "expected a host as in a:2"),
+        ({"hosts": [("a", -1)]}, ValueError, r"hosts must be as 'a:2,b:2' or"),
+        ({"hosts": 3}, ValueError, r"hosts must be as 'a:2,b:2' or"),
+        ({"hosts": [("a", 2), ("b", 1)]}, ValueError, "4 ranks do not fit on the hosts a:2,b:1"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        run(**{"function": print, **arguments})
