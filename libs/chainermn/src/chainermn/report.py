@@ -5,16 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from chainermn import spans
 from chainermn.timeline import chart, trace
 from chainermn.timeline.iterations import iterations_of
-from chainermn.timeline.summary import PARTS, Summary, summarize
-
-# Of the table; a file or a pipe would have 80.
-_LEAST_WIDTH = 100
+from chainermn.timeline.summary import summarize
 
 
 @click.command()
@@ -44,33 +39,12 @@ def report(file: Path, picture: Path | None) -> None:
         )
     summary = summarize(found, [None] * len(found))
     n_iterations = len(found[0].seconds)
-    console = Console(width=max(Console().width, _LEAST_WIDTH))
-    console.print(_table_of(summary, n_iterations))
-    console.print(f"parallel efficiency: {summary.efficiency:.0%}", highlight=False)
-    for advice in summary.advice() or ["nothing stands out: no part takes more than usual"]:
-        console.print(f"- {advice}", highlight=False, markup=False)
+    # Only now, so that other commands start at once.
+    from chainermn.timeline.table import print_table
+
+    print_table(summary, n_iterations)
     if picture is not None:
         try:
             chart.draw(summary, picture, f"{n_iterations} iterations")
         except (ImportError, OSError, ValueError) as error:
             raise click.ClickException(f"{picture}: {error}") from error
-
-
-def _table_of(summary: Summary, n_iterations: int) -> Table:
-    # Without lines around it, it can be pasted into a message.
-    table = Table(
-        title=f"ms per iteration, mean of {n_iterations}", box=None, title_justify="left"
-    )
-    table.add_column("rank")
-    for part in ("iteration", *PARTS):
-        table.add_column(part, justify="right")
-    for number, rank in enumerate(summary.ranks):
-        times = [rank.iteration, *(rank.seconds[part] for part in PARTS)]
-        table.add_row(str(number), *map(_ms, times))
-    mean = [summary.iteration, *map(summary.mean, PARTS)]
-    table.add_row("mean", *map(_ms, mean), style="bold")
-    return table
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.2f}"
