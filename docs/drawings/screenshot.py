@@ -1,4 +1,4 @@
-"""The live view of apps/mnist, in the middle of a training.
+"""The live view of apps/cifar, in the middle of a training.
 
 ``mpiexec -n 2 python -m drawings.screenshot``, in docs, trains and writes the picture.
 """
@@ -20,7 +20,7 @@ from chainermn.extensions import TerminalReport
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURE = ROOT / "docs/_static/live_view.svg"
-ITERATION = 183  # in the eighth epoch
+ITERATION = 520  # in the sixth epoch
 COLUMNS, LINES = 110, 24
 
 
@@ -31,15 +31,15 @@ class Screenshot(TerminalReport):
         if trainer.updater.iteration == ITERATION:
             console = Console(record=True, file=io.StringIO(), width=COLUMNS, highlight=False)
             console.print(self.view(trainer, COLUMNS, LINES))
-            svg = console.export_svg(title="mpiexec -n 2 apps/mnist/train.py", unique_id="live")
+            svg = console.export_svg(title="mpiexec -n 2 apps/cifar/train.py", unique_id="live")
             # Browsers load no fonts for a picture.
             PICTURE.write_text(re.sub(r"@font-face {.*?}\s*", "", svg, flags=re.DOTALL))
 
 
 if __name__ == "__main__":
     chainermn.extensions.TerminalReport = Screenshot
-    script = ROOT / "apps/mnist/train.py"
+    script = ROOT / "apps/cifar/train.py"
     with tempfile.TemporaryDirectory() as out:
-        sys.argv = [str(script), "--epoch", "20", "--out", out]
+        sys.argv = [str(script), "--out", out]
         sys.path.insert(0, str(script.parent))
         runpy.run_path(str(script), run_name="__main__")
