@@ -230,6 +230,14 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHONS, default=False)
+def notebooks(session: nox.Session) -> None:
+    """Run the notebooks of the course and store what they show; ``-- 01_ranks.ipynb``, one."""
+    libs = ["libs/chainer_compat", "libs/chainermn[mpich]"]
+    install(session, *libs, "--group", "notebooks")
+    session.run("python", "docs/notebooks/execute.py", *session.posargs)
+
+
+@nox.session(python=PYTHONS, default=False)
 def dev(session: nox.Session) -> None:
     """Make or update ``.venv`` for working on the code: all of it editable, with its tools."""
     install(session, "virtualenv")

@@ -14,17 +14,18 @@ version = release = chainermn.__version__
 html_title = f"ChainerMN {version}"
 
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinx_design",
     "directives",
 ]
-exclude_patterns = ["_build", "examples", "drawings", "tests"]
+exclude_patterns = ["_build", "jupyter_execute", "examples", "drawings", "tests"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
+nb_execution_mode = "off"  # notebooks show what `nox -s notebooks` has stored in them
 
 # A name in single backquotes in a docstring is that of a Python object.
 default_role = "py:obj"
