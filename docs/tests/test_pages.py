@@ -279,9 +279,9 @@ def test_tutorial_goes_through_as_written(printed_in_tutorial):
     # What one process and two ranks print once each, the two ranks of step 1 print both.
     assert words_of(step1) == words_of(both)
     # The same numbers on both, but for the time.
-    of_epochs = Counter(number for numbers in rows(step1) for number in numbers)
-    assert of_epochs.total() == 2 * len(row.split())
-    assert sum(count % 2 for count in of_epochs.values()) <= 2
+    numbers = Counter(re.findall(r"(?<!\S)[\d.]+(?!\S)", " ".join(step1)))
+    assert numbers.total() >= 2 * len(row.split())
+    assert sum(count % 2 for count in numbers.values()) <= 2
     assert set(shapes(step2).values()) == {1}
     assert set(shapes(step2)) == set(shapes(both))
     (going_on,) = pages.printed_by(pages.marked("run: tutorial")[4])
