@@ -33,8 +33,8 @@ class DistributedReport(Extension):
     - ``slowest rank``: the rank that the others wait for, if they do.
 
     When training ends, it draws the last epoch into a picture, a bar for each rank. The `Summary`
-    of the last epoch is its attribute ``summary``, whose ``straggler`` says what the slowest rank is
-    slow at, and whose ``advice()`` says what to do about all this.
+    of the last epoch is its attribute ``summary``, whose ``straggler`` says what the slowest rank
+    is slow at, and whose ``advice()`` says what to do about all this.
 
     Use it on every rank, wherever the log is kept: ``trainer.extend(DistributedReport(comm))``.
 
