@@ -74,6 +74,11 @@ def measure_streams(streams: Streams | None) -> None:
     _streams = streams
 
 
+def are_streams_measured() -> bool:
+    """Tell whether what is in spans is measured on the streams of a GPU."""
+    return _streams is not None
+
+
 def are_wanted() -> bool:
     """Tell whether anybody listens."""
     return bool(_listeners)

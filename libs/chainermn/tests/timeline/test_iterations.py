@@ -9,8 +9,9 @@ import pytest
 
 from chainermn import spans
 from chainermn.spans import MAIN, Span
+from chainermn.timeline import gathering as gathering_module
 from chainermn.timeline.gathering import Gathering
-from chainermn.timeline.iterations import KINDS, Iterations, iterations_of
+from chainermn.timeline.iterations import KINDS, Iteration, divide, iterations_of
 from chainermn.timeline.waiting import Call
 
 SECOND = 10**9
@@ -25,12 +26,14 @@ def call(name: str, start: float, end: float, number: int = 1) -> Span:
 
 
 def divided(start: float, end: float, *within: Span) -> tuple[dict[str, float], list[Any]]:
-    found = Iterations()
-    found.add(int(start * SECOND), int(end * SECOND), within)
-    (seconds,) = found.seconds
-    assert seconds.keys() == set(KINDS)
-    assert sum(seconds.values()) == end - start
-    return {kind: taken for kind, taken in seconds.items() if taken}, found.calls
+    found = divide(int(start * SECOND), int(end * SECOND), within)
+    assert found.nanoseconds.keys() == set(KINDS)
+    assert sum(found.nanoseconds.values()) == (end - start) * SECOND
+    return seconds_of(found), found.calls
+
+
+def seconds_of(iteration: Iteration) -> dict[str, float]:
+    return {kind: taken / SECOND for kind, taken in iteration.nanoseconds.items() if taken}
 
 
 def test_a_usual_iteration() -> None:
@@ -46,16 +49,14 @@ def test_a_usual_iteration() -> None:
         span("extensions", 118, 120),
     )
     assert seconds == {"data": 4, "compute": 9, "exchange": 4, "extensions": 2, "other": 1}
-    assert calls == [(0, Call("c", 1, 113 * SECOND, 117 * SECOND))]
+    assert calls == [("exchange", Call("c", 1, 113 * SECOND, 117 * SECOND))]
 
 
 def test_the_innermost_kind_counts() -> None:
     # As multi-node batch normalization has it; the order in which spans come does not matter.
-    seconds, calls = divided(
-        *(0, 10), call("allreduce", 2, 5), span("forward", 1, 8), call("update", 3, 4, number=2)
-    )
-    assert seconds == {"compute": 4, "exchange": 3, "other": 3}
-    assert len(calls) == 1  # the outer one
+    seconds, calls = divided(0, 10, call("allreduce", 2, 5), span("forward", 1, 8))
+    assert seconds == {"compute": 4, "layers": 3, "other": 3}
+    assert [kind for kind, _ in calls] == ["layers"]
 
 
 @pytest.mark.parametrize("kind", ["evaluation", "checkpoint"])
@@ -63,21 +64,19 @@ def test_all_that_an_evaluation_or_a_checkpoint_does_is_part_of_it(kind: str) ->
     within = [span("forward", 3, 4), call("allgather_obj", 4, 6)]
     seconds, calls = divided(0, 10, span("extensions", 1, 9), span(kind, 2, 7), *within)
     assert seconds == {kind: 5, "extensions": 3, "other": 2}
-    assert not calls
+    assert [counted_as for counted_as, _ in calls] == [kind]
 
 
 def test_the_time_of_each_extension() -> None:
-    found = Iterations()
     within = [
         span("extensions", 1, 10),
         span("extension validation", 1, 4),
         span("evaluation", 1, 3),
         span("extension PlotReport", 4, 9),
     ]
-    for _ in range(2):
-        found.add(0, 10 * SECOND, within)
-    assert [row["extensions"] for row in found.seconds] == [7, 7]
-    assert found.extensions == {"validation": 2, "PlotReport": 10}
+    found = divide(0, 10 * SECOND, within)
+    assert seconds_of(found) == {"evaluation": 2, "extensions": 7, "other": 1}
+    assert found.extensions == {"validation": SECOND, "PlotReport": 5 * SECOND}
 
 
 def test_a_span_of_no_length_is_around_nothing() -> None:
@@ -97,10 +96,10 @@ def test_iterations_of_a_whole_track() -> None:
             span("evaluation", 30, 40),  # and after
         ]
     )
-    assert [row["data"] for row in found.seconds] == [3, 0]
-    assert [row["compute"] for row in found.seconds] == [0, 2]
-    assert [row["other"] for row in found.seconds] == [6, 2]
-    assert [index for index, _ in found.calls] == [0]
+    first, second = found
+    assert seconds_of(first) == {"data": 3, "exchange": 1, "other": 6}
+    assert seconds_of(second) == {"compute": 2, "other": 2}
+    assert (len(first.calls), len(second.calls)) == (1, 0)
 
 
 class TestGathering:
@@ -123,22 +122,39 @@ class TestGathering:
         for one in (span("data", 1, 3), span("iteration", 1, 5), span("forward", 5, 6)):
             gathering(one)
         clock.seconds = 8
-        first = gathering.take()
-        assert [sum(row.values()) for row in first.seconds] == [5, 3]
-        assert [row["compute"] for row in first.seconds] == [0, 1]
+        first, second = map(seconds_of, gathering.take())
+        assert first == {"data": 2, "other": 2}  # it begins with the iteration
+        assert second == {"compute": 1, "other": 2}
         for one in (span("checkpoint", 8, 9), span("iteration", 5, 10)):
             gathering(one)
-        clock.seconds = 12
-        for one in (span("data", 10, 11), span("iteration", 10, 12)):
+        for one in (span("data", 10, 11), span("iteration", 10, 12), span("data", 12, 13)):
             gathering(one)
         clock.seconds = 13
-        second = gathering.take()
-        assert [sum(row.values()) for row in second.seconds] == [4, 1]
-        assert second.seconds[0]["checkpoint"] == second.seconds[0]["data"] == 1
+        third, fourth = map(seconds_of, gathering.take())
+        assert third == {"checkpoint": 1, "data": 1, "other": 2}
+        assert fourth == {"data": 1}
+
+    def test_the_first_iteration_may_not_be_over(self, clock: Any) -> None:
+        gathering = Gathering()
+        gathering(span("data", 5, 6))
+        clock.seconds = 8
+        assert [seconds_of(one) for one in gathering.take()] == [{"data": 1, "other": 2}]
+
+    def test_nothing_has_been_done(self, clock: Any) -> None:
+        assert Gathering().take() == []
 
     def test_other_threads_do_not_count(self, clock: Any) -> None:
         gathering = Gathering()
         gathering(span("forward", 0, 3, track="exchange 1"))
-        clock.seconds = 4
-        (row,) = gathering.take().seconds
-        assert row["other"] == 4
+        gathering(span("iteration", 0, 4))
+        assert [seconds_of(one) for one in gathering.take()] == [{"other": 4}]
+
+    def test_the_latest_iterations_are_kept(
+        self, clock: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(gathering_module, "MOST_CALLS", 3)
+        gathering = Gathering()
+        for number in range(5):
+            gathering(call("allreduce", number, number + 0.5))
+            gathering(span("iteration", number, number + 1))
+        assert [one.calls[0][1].start for one in gathering.take()] == [2e9, 3e9, 4e9]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from chainermn.timeline.clocks import Clock, Offset
-from chainermn.timeline.iterations import KINDS, Iterations
+from chainermn.timeline.iterations import KINDS, Iteration
 from chainermn.timeline.summary import PARTS, Summary, summarize
 from chainermn.timeline.waiting import Call
 
@@ -16,7 +16,7 @@ MS = 10**6
 
 def rank(
     *, late: int = 0, iterations: int = 2, length: int = 100, ahead: int = 0, **ms: float
-) -> Iterations:
+) -> list[Iteration]:
     """Return equal iterations of 100 ms, by kind; the rest of them is compute.
 
     Each has one exchange at its end, which begins ``late`` ms after the first rank's; the clock
@@ -24,16 +24,16 @@ def rank(
     """
     ms = {"exchange": 30 - late, **ms}
     ms.setdefault("compute", length - sum(ms.values()))
-    found = Iterations()
+    nanoseconds = {kind: int(ms.get(kind, 0) * MS) for kind in KINDS}
+    found = []
     for index in range(iterations):
-        found.seconds.append({kind: ms.get(kind, 0) / 1000 for kind in KINDS})
         end = (index + 1) * length + ahead
-        start = end - int(ms["exchange"])
-        found.calls.append((index, Call("c", index, start * MS, end * MS)))
+        call = Call("c", index, (end - int(ms["exchange"])) * MS, end * MS)
+        found.append(Iteration(nanoseconds, [("exchange", call)], {}))
     return found
 
 
-def of(*ranks: Iterations) -> Summary:
+def of(*ranks: list[Iteration]) -> Summary:
     return summarize(ranks, [None] * len(ranks))
 
 
@@ -74,14 +74,12 @@ def test_times_are_put_on_one_clock() -> None:
     assert [one.seconds["waiting"] for one in summary.ranks] == pytest.approx([0.02, 0, 0.015])
 
 
-def advice(*ranks: Iterations) -> str:
+def advice(*ranks: list[Iteration]) -> str:
     return "\n".join(of(*ranks).advice())
 
 
 def test_advice_on_data_counts_the_iterations() -> None:
-    slow, quick = rank(iterations=3, data=70, exchange=5), rank(iterations=1, exchange=5)
-    slow.seconds += quick.seconds
-    slow.calls.append((3, Call("c", 3, 0, 0)))
+    slow = rank(iterations=3, data=70, exchange=5) + rank(iterations=1, exchange=5)
     assert advice(rank(exchange=5), slow).startswith(
         "75% of rank 1's iterations wait for data: use a MultiprocessIterator, or more of its "
         "processes (--loaderjob in the apps)"
@@ -96,7 +94,7 @@ def test_advice_on_a_rank_that_computes_slowly_leads_to_the_doctor() -> None:
 
 def test_advice_on_an_extension_that_keeps_the_others_waiting() -> None:
     late = rank(late=20, extensions=40)
-    late.extensions.update({"LogReport": 0.01, "PlotReport": 0.07})
+    late[0].extensions.update({"LogReport": 10 * MS, "PlotReport": 70 * MS})
     assert advice(rank(), late, rank()).startswith(
         "rank 1 keeps the others waiting for 20 ms of an iteration: the work of extensions takes "
         "it 40 ms, the others 0 ms. Most of it is PlotReport, 35 ms: give it a trigger"
@@ -107,16 +105,19 @@ def test_advice_where_the_straggler_changes() -> None:
     # Ranks 0 and 1 wait 50 ms for each other, in turn.
     ranks = [rank(exchange=50), rank(exchange=50)]
     for index, late in enumerate(ranks):
-        call = late.calls[index][1]
-        late.calls[index] = index, call._replace(start=call.end)
+        kind, call = late[index].calls[0]
+        late[index].calls[0] = kind, call._replace(start=call.end)
     assert of(*ranks).straggler is None
     assert advice(*ranks).startswith("25% of the time ranks wait for each other, now for one")
 
 
-@pytest.mark.parametrize("part", ["exchange", "evaluation", "checkpoint", "extensions", "other"])
+@pytest.mark.parametrize(
+    "part", ["layers", "exchange", "evaluation", "checkpoint", "extensions", "other"]
+)
 def test_advice_on_what_takes_much_of_the_time(part: str) -> None:
     work = {
-        "exchange": "40% of the time goes into the exchange of gradients: try",
+        "layers": "40% of the time goes into what layers exchange in forward and backward",
+        "exchange": "40% of the time goes into the exchange of gradients: it is less with",
         "evaluation": "40% of the time goes into evaluation: evaluate less often",
         "checkpoint": "40% of the time goes into checkpoints: write checkpoints less often",
         "extensions": "40% of the time goes into extensions: some work for long",
@@ -124,6 +125,25 @@ def test_advice_on_what_takes_much_of_the_time(part: str) -> None:
     }[part]
     taken = {"exchange": 0, **{part: 40}}
     assert advice(rank(**taken), rank(**taken)).startswith(work)
+
+
+def test_advice_on_the_exchange_between_hosts() -> None:
+    ranks = [rank(exchange=40), rank(exchange=40)]
+    (found,) = summarize(ranks, [None, None], n_hosts=2).advice()
+    assert found.startswith(
+        "40% of the time goes into the exchange of gradients: try overlap=True"
+    )
+
+
+def test_the_wait_is_taken_out_of_what_it_was_part_of() -> None:
+    ranks = [rank(evaluation=40, exchange=0), rank(evaluation=40, exchange=0)]
+    for (one, start), number in zip(((ranks[0], 10), (ranks[1], 30)), (0, 0), strict=True):
+        one[0].calls[:] = [("evaluation", Call("c", number, start * MS, 40 * MS))]
+    summary = of(*ranks)
+    assert summary.ranks[0].seconds["evaluation"] == pytest.approx(0.03)
+    assert summary.ranks[0].seconds["waiting"] == pytest.approx(0.01)
+    assert summary.ranks[1].seconds["evaluation"] == pytest.approx(0.04)
+    assert summary.efficiency == pytest.approx(0.95)
 
 
 def test_no_advice_where_nothing_stands_out() -> None:

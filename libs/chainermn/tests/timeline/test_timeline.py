@@ -52,7 +52,7 @@ def make_trainer(comm: Any, out: Path, n: int = 4, **settings: Any) -> Any:
 
 def recorded(comm: Any, file: Path) -> dict[int, list[Span]]:
     """Return what is in the file, on every rank."""
-    return comm.bcast_obj(trace.read(file) if comm.rank == 0 else None)
+    return comm.bcast_obj(trace.read(file).spans if comm.rank == 0 else None)
 
 
 def named(track: list[Span], *names: str) -> list[str]:
@@ -160,6 +160,66 @@ def test_a_window_of_iterations(shared_tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi(1)
+def test_a_window_of_each_of_two_trainers(tmp_path: Path) -> None:
+    comm = chainermn.create_communicator()
+    with chainermn.record_timeline(comm, tmp_path / "both.json", iterations=(2, 3)):
+        for name in ("first", "second"):
+            make_trainer(comm, tmp_path / name).run()
+    (track,) = recorded(comm, tmp_path / "both.json").values()
+    assert [s.details["iteration"] for s in track if s.name == "iteration"] == [2, 3, 2, 3]
+    assert named(track, "forward") == ["forward"] * 4
+
+
+def test_a_window_that_is_none() -> None:
+    with pytest.raises(ValueError, match=r"the first and the last to record.*got \(7, 3\)"):
+        Settings("file", window=(7, 3))
+
+
+@pytest.mark.mpi(1)
+def test_a_second_try_in_the_handler_of_the_first(tmp_path: Path) -> None:
+    comm = chainermn.create_communicator()
+    trainer = make_trainer(comm, tmp_path)
+    trainer.extend(Timeline(comm))
+    try:
+        raise OSError("the first try")
+    except OSError:
+        trainer.run()
+    assert recorded(comm, tmp_path / "timeline.json")[0]
+
+
+@pytest.mark.mpi(1)
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    comm = chainermn.create_communicator()
+    (tmp_path / "folder").mkdir()
+    record = chainermn.record_timeline(comm, tmp_path / "folder")
+    with pytest.raises(IsADirectoryError), record:
+        raise AssertionError("it has begun")
+
+
+@pytest.mark.mpi(2)
+def test_all_ranks_are_shown_from_when_all_are_known(
+    shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comm = chainermn.create_communicator()
+    # Rank 1 has more to tell of each iteration.
+    monkeypatch.setattr(recording, "MOST_SPANS", 120)
+    with chainermn.record_timeline(comm, shared_tmp_path / "t.json"):
+        for number in range(1, 51):
+            with spans.span("iteration", details={"iteration": number}):
+                comm.allgather_obj(None)  # so that no rank is done before the other
+                for _ in range(1 + 9 * comm.rank):
+                    with spans.span("forward"):
+                        pass
+    numbers = [
+        [s.details["iteration"] for s in track if s.name == "iteration"]
+        for track in recorded(comm, shared_tmp_path / "t.json").values()
+    ]
+    assert numbers[1] == list(range(numbers[1][0], 51))
+    assert len(numbers[1]) <= 11
+    assert len(numbers[0]) < 50
+
+
+@pytest.mark.mpi(1)
 def test_the_latest_spans_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "MOST_SPANS", 40)
     comm = chainermn.create_communicator()
@@ -219,9 +279,9 @@ def environment(**variables: str) -> Iterator[None]:
 def test_settings_in_the_environment() -> None:
     assert Settings.from_environment() is None
     with environment(**{VARIABLE: "file"}):
-        assert Settings.from_environment() == Settings("file", False, None, None)
+        assert Settings.from_environment() == Settings("file")
     with environment(**{VARIABLE: "file", LAYERS: "1", ITERATIONS: "100-120"}):
-        assert Settings.from_environment() == Settings("file", True, 100, 120)
+        assert Settings.from_environment() == Settings("file", True, (100, 120))
 
 
 @pytest.mark.parametrize("wrong", ["5", "a-b", "7-3", "1-2-3"])
@@ -245,5 +305,5 @@ def test_a_file_of_nothing(tmp_path: Path) -> None:
     offset = Offset(0, 0, at=0)
     nothing = trace.Recorded(0, "host", [], Clock(offset, offset))
     trace.write(tmp_path / "empty.json", [nothing])
-    assert trace.read(tmp_path / "empty.json") == {0: []}
+    assert trace.read(tmp_path / "empty.json") == ({0: []}, {0: "host"})
     assert json.loads((tmp_path / "empty.json").read_text())["displayTimeUnit"] == "ms"

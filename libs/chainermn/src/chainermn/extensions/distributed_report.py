@@ -13,11 +13,11 @@ from chainermn.agreement import run_on_root
 from chainermn.arguments import check_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.observation.trainers import Observation, observe
-from chainermn.timeline.chart import draw
+from chainermn.timeline.chart import check_picture, draw
 from chainermn.timeline.gathering import SharedGathering
 from chainermn.timeline.summary import Summary
 
-_REPORTED = ("data", "compute", "exchange", "waiting")
+_REPORTED = ("data", "compute", "layers", "exchange", "waiting")
 
 
 class DistributedReport(Extension):
@@ -27,10 +27,12 @@ class DistributedReport(Extension):
 
     - ``parallel efficiency``: the share of the time, from 0 to 1, that the ranks spend neither on
       exchanging nor on waiting for each other;
-    - ``time/data``, ``time/compute``, ``time/exchange`` and ``time/waiting``: seconds of a mean
-      iteration, on average over the ranks, and ``time/data/slowest`` and so on of the rank that
-      takes longest for it;
+    - ``time/data``, ``time/compute``, ``time/layers`` (what multi-node layers exchange),
+      ``time/exchange`` and ``time/waiting``: seconds of a mean iteration, on average over the
+      ranks, and ``time/data/slowest`` and so on of the rank that takes longest for it;
     - ``slowest rank``: the rank that the others wait for, if they do.
+
+    Give ``LogReport`` the same trigger: it would take the mean of several reports.
 
     When training ends, it draws the last epoch into a picture, a bar for each rank. The `Summary`
     of the last epoch is its attribute ``summary``, whose ``straggler`` says what the slowest rank
@@ -52,6 +54,8 @@ class DistributedReport(Extension):
 
     Raises
     ------
+    ValueError
+        If ``filename`` does not end as the name of a picture.
     ModuleNotFoundError
         On every rank, if there is to be a picture and rank 0 has no matplotlib.
     """
@@ -69,10 +73,12 @@ class DistributedReport(Extension):
         self._observation: Observation
         self._picture: tuple[Path, str] | None = None
         if filename is not None:
+            check_picture(filename)
             run_on_root(comm, 0, "DistributedReport", _check_matplotlib)
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Begin to measure."""
+        """Begin to measure. Every rank must have this extension."""
+        self.comm.allgather_obj(None)
         self._observation = observe(trainer)
         self._gathering = SharedGathering(self.comm.mpi_comm)
 

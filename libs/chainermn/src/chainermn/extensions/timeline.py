@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import chainer
 from chainer.training.extension import Extension
@@ -45,6 +46,8 @@ class Timeline(Extension):
     ------
     OSError
         On every rank, when training begins, if the file cannot be written.
+    ValueError
+        If the iterations are not a first and a last one.
     """
 
     trigger = None  # it has nothing to do while training goes on
@@ -60,27 +63,33 @@ class Timeline(Extension):
     ) -> None:
         check_communicator("Timeline(comm)", comm, filename)
         self.comm, self.filename = comm, filename
-        self.layers, self.iterations = layers, iterations
+        self._settings = Settings(str(filename), layers, iterations)
         self._file: TimelineFile | None = None
-        self._end: Callable[[], None]
+        self._has_failed = False
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
         """Begin to record."""
-        window = self.iterations or (None, None)
-        settings = Settings(str(Path(trainer.out, self.filename)), self.layers, *window)
+        settings = replace(self._settings, path=str(Path(trainer.out, self.filename)))
+        self._has_failed = False
         self._file = TimelineFile(self.comm.mpi_comm, settings, "Timeline")
-        self._end = self._file.observe(trainer)
+        self._file.observe(trainer)
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         """Do nothing."""
+
+    def on_error(self, trainer: chainer.training.Trainer, exc: Exception, tb: Any) -> None:
+        """Note that an exception ends training."""
+        self._has_failed = True
 
     def finalize(self) -> None:
         """Write the file, unless an exception ends training."""
         if self._file is None:
             return
-        self._end()
-        if sys.exc_info()[0] is None:
-            self._file.write()
-        else:
+        # Chainer calls on_error for exceptions, but not for an interrupt.
+        error = sys.exc_info()[0]
+        is_ended = error is not None and not issubclass(error, Exception)
+        if self._has_failed or is_ended:
             self._file.discard()
+        else:
+            self._file.write()
         self._file = None

@@ -14,20 +14,22 @@ from chainermn import spans
 
 
 @contextlib.contextmanager
-def layers_observed() -> Iterator[None]:
+def layers_observed(are_wanted: bool = True) -> Iterator[None]:
     """Have spans made of each link's forward and each function's backward in the ``with`` block.
 
     A function's backward has the name of the innermost link that called the function.
     """
+    if not are_wanted:
+        yield
+        return
     links = _Links()
     with links, _Functions(links):
         yield
 
 
 class _Links(chainer.LinkHook):
-    name = "chainermn-timeline"
-
     def __init__(self) -> None:
+        self.name = f"chainermn-timeline-{id(self)}"
         self._open: list[tuple[str, AbstractContextManager[Any]]] = []
 
     @property
@@ -47,20 +49,21 @@ class _Links(chainer.LinkHook):
 
 
 class _Functions(chainer.FunctionHook):
-    name = "chainermn-timeline"
-
     def __init__(self, links: _Links) -> None:
+        self.name = f"chainermn-timeline-{id(self)}"
         self._links = links
         self._owners: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self._measured: Any = None
+        # Of the functions whose backward runs, the innermost last: F.forget runs another backward.
+        self._open: list[AbstractContextManager[Any]] = []
 
     def forward_postprocess(self, function: Any, in_data: Any) -> None:
         self._owners[function] = self._links.innermost
 
     def backward_preprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
         owner = self._owners.get(function, "")
-        self._measured = spans.span(f"{owner}: {function.label}" if owner else function.label)
-        self._measured.__enter__()
+        measured = spans.span(f"{owner}: {function.label}" if owner else function.label)
+        self._open.append(measured)
+        measured.__enter__()
 
     def backward_postprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
-        self._measured.__exit__(None, None, None)
+        self._open.pop().__exit__(None, None, None)

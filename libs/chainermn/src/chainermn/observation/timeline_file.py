@@ -1,4 +1,4 @@
-"""A file that shows what all ranks did, asked for by a variable or by an extension."""
+"""A file that shows what all ranks did, asked for by a variable or by the script."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import atexit
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import chainer
 
@@ -21,6 +23,7 @@ from chainermn.timeline import trace
 from chainermn.timeline.gpu_streams import GpuStreams
 from chainermn.timeline.recording import Recording
 from chainermn.transport.gpu.device import the_gpu
+from chainermn.transport.host.mpi import load_mpi
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -33,15 +36,26 @@ LAYERS = "CHAINERMN_TIMELINE_LAYERS"
 ITERATIONS = "CHAINERMN_TIMELINE_ITERATIONS"
 
 _timeline_of_job: TimelineFile | None = None
+_until_the_end = contextlib.ExitStack()
 
 
-class Settings(NamedTuple):
-    """What to record, and where to write it."""
+@dataclass(frozen=True)
+class Settings:
+    """What to record, and where to write it.
+
+    Raises ValueError if the window is none.
+    """
 
     path: str
     with_layers: bool = False
-    first: int | None = None
-    last: int | None = None
+    window: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is not None and not 1 <= self.window[0] <= self.window[1]:
+            raise ValueError(
+                "iterations must be the first and the last to record, counted from 1, got "
+                f"{self.window}"
+            )
 
     @classmethod
     def from_environment(cls) -> Settings | None:
@@ -54,13 +68,13 @@ class Settings(NamedTuple):
             return None
         iterations = os.environ.get(ITERATIONS, "")
         found = re.fullmatch(r"(\d+)-(\d+)", iterations)
-        if iterations and (not found or int(found[1]) > int(found[2])):
+        if iterations and not (found and 1 <= int(found[1]) <= int(found[2])):
             raise ValueError(
                 f"{ITERATIONS} must be the first and the last iteration, as in 100-120, "
                 f"got {iterations!r}"
             )
-        window = (int(found[1]), int(found[2])) if found else (None, None)
-        return cls(path, os.environ.get(LAYERS, "0") not in ("", "0"), *window)
+        window = (int(found[1]), int(found[2])) if found else None
+        return cls(path, os.environ.get(LAYERS, "0") not in ("", "0"), window)
 
 
 class TimelineFile:
@@ -73,27 +87,46 @@ class TimelineFile:
         self.settings = settings
         self._comm, self._where = mpi_comm, where
         self._path = Path(settings.path).absolute()
-        run_on_root(mpi_comm, 0, where, self._check)
-        self._recording = Recording(mpi_comm, settings.first, settings.last)
         self._streams: GpuStreams | None = None
+        self._recording = Recording(mpi_comm, settings.window)
+        try:
+            run_on_root(mpi_comm, 0, where, self._check)
+        except BaseException:
+            self.discard()
+            raise
 
     def _check(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         was_there = self._path.exists()
-        self._path.touch()
+        self._path.open("ab").close()
         if not was_there:  # nor will it be if the job fails
             self._path.unlink()
 
-    def observe(self, trainer: chainer.training.Trainer) -> Callable[[], None]:
-        """Record what a trainer does, too; return what ends its last iteration."""
+    def observe(self, trainer: chainer.training.Trainer) -> None:
+        """Record what a trainer does, too, and the streams of its GPU."""
         observation = observe(trainer)
-        optimizers: Any = getattr(trainer.updater, "get_all_optimizers", dict)().values()
-        if self._streams is None and any(is_on_gpu(one.target) for one in optimizers):
-            self._streams = GpuStreams(the_gpu())
-            spans.measure_streams(self._streams)
         if self.settings.with_layers:
             observation.within(layers_observed)
-        return observation.end
+        optimizers: Any = getattr(trainer.updater, "get_all_optimizers", dict)().values()
+        is_first = self._streams is None and not spans.are_streams_measured()
+        if is_first and any(is_on_gpu(optimizer.target) for optimizer in optimizers):
+            self._streams = GpuStreams(the_gpu())
+            spans.measure_streams(self._streams)
+
+    @contextlib.contextmanager
+    def trainers_observed(self) -> Iterator[None]:
+        """Record what every trainer does that runs in the ``with`` block."""
+        run = chainer.training.Trainer.run
+
+        def recorded_run(trainer: Any, *args: Any, **kwargs: Any) -> None:
+            self.observe(trainer)
+            run(trainer, *args, **kwargs)
+
+        chainer.training.Trainer.run = recorded_run
+        try:
+            yield
+        finally:
+            chainer.training.Trainer.run = run
 
     def write(self) -> None:
         """Record no more, and write the file. Collective."""
@@ -102,17 +135,21 @@ class TimelineFile:
             self._streams.finish()
         recorded = self._recording.stop()
         run_on_root(self._comm, 0, self._where, lambda: trace.write(self._path, recorded or []))
-        if self._comm.rank == 0:
-            print(
-                f"timeline of {self._comm.size} ranks: {self._path}. Open it in "
-                f"https://ui.perfetto.dev, or sum it up: chainermn report {self._path}",
-                flush=True,
-            )
+        if recorded is not None:
+            n = f"{len(recorded)} rank{'s' * (len(recorded) > 1)}"
+            print(f"timeline of {n}: {self._path}{_what_to_do(self._path, recorded)}", flush=True)
 
     def discard(self) -> None:
         """Record no more."""
-        spans.measure_streams(None)
+        if self._streams is not None:
+            spans.measure_streams(None)
         self._recording.discard()
+
+
+def _what_to_do(path: Path, recorded: list[trace.Recorded]) -> str:
+    if not any(span.name == "iteration" for span in recorded[0].spans):
+        return f". It has no iterations: {trace.WHY_NO_ITERATIONS}"
+    return f". Open it in https://ui.perfetto.dev, or sum it up: chainermn report {path}"
 
 
 @contextlib.contextmanager
@@ -125,7 +162,7 @@ def record_timeline(
 ) -> Iterator[None]:
     """Record what every rank does in the ``with`` block, and write it into one file. Collective.
 
-    For a training loop without a trainer: mark each iteration by
+    In a training loop without a trainer, mark each iteration by
     ``with chainermn.spans.span('iteration', details={'iteration': number})``. If the block raises,
     nothing is written.
 
@@ -141,13 +178,13 @@ def record_timeline(
     ------
     OSError
         On every rank, if the file cannot be written.
+    ValueError
+        If the iterations are not a first and a last one.
     """
-    window = iterations or (None, None)
-    timeline = TimelineFile(
-        comm.mpi_comm, Settings(str(filename), layers, *window), "record_timeline"
-    )
+    settings = Settings(str(filename), layers, iterations)
+    timeline = TimelineFile(comm.mpi_comm, settings, "record_timeline")
     try:
-        with layers_observed() if layers else contextlib.nullcontext():
+        with timeline.trainers_observed(), layers_observed(layers):
             yield
     except BaseException:
         timeline.discard()
@@ -156,7 +193,9 @@ def record_timeline(
 
 
 def record_if_asked(mpi_comm: MPI.Intracomm, settings: Settings | None) -> None:
-    """Record the whole job if its environment says so. Collective, if this is the first call.
+    """Record the whole job if its environment says so. Collective.
+
+    It is recorded from the time on when the first communicator of all ranks has been created.
 
     Parameters
     ----------
@@ -167,13 +206,15 @@ def record_if_asked(mpi_comm: MPI.Intracomm, settings: Settings | None) -> None:
     global _timeline_of_job
     if settings is None or _timeline_of_job is not None:
         return
-    timeline = _timeline_of_job = TimelineFile(mpi_comm, settings, VARIABLE)
-    run = chainer.training.Trainer.run
-
-    def recorded_run(trainer: Any, *args: Any, **kwargs: Any) -> None:
-        with contextlib.ExitStack() as stack:
-            stack.callback(timeline.observe(trainer))
-            run(trainer, *args, **kwargs)
-
-    chainer.training.Trainer.run = recorded_run
+    world = load_mpi().COMM_WORLD
+    if mpi_comm.size < world.size:
+        if mpi_comm.rank == 0:
+            warnings.warn(
+                f"{VARIABLE}: nothing is recorded before a communicator of all {world.size} ranks "
+                f"is created; this one has {mpi_comm.size}",
+                stacklevel=3,
+            )
+        return
+    timeline = _timeline_of_job = TimelineFile(world, settings, VARIABLE)
+    _until_the_end.enter_context(timeline.trainers_observed())
     atexit.register(timeline.write)

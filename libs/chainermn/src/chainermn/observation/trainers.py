@@ -12,8 +12,10 @@ import chainer
 from chainer.dataset.convert import _call_converter
 
 from chainermn import spans
+from chainermn.timeline.iterations import EXTENSION
 
 _observed: weakref.WeakKeyDictionary[Any, Observation] = weakref.WeakKeyDictionary()
+_iterators: set[type] = set()
 
 
 def observe(trainer: chainer.training.Trainer) -> Observation:
@@ -29,8 +31,7 @@ def observe(trainer: chainer.training.Trainer) -> Observation:
 class Observation:
     """Spans of what a trainer does.
 
-    An iteration lasts from one update to the next. What comes after the update is the time of the
-    extensions.
+    An iteration begins with the update, and ends when its last extension has returned.
     """
 
     def __init__(self, trainer: chainer.training.Trainer) -> None:
@@ -38,28 +39,22 @@ class Observation:
         self._update: Callable[[], None] = updater.update
         updater.update = self._observed_update
         for iterator in vars(updater).get("_iterators", {}).values():
-            # Past the iterators that set attributes on another one.
-            vars(iterator)["next"] = spans.spanned("data")(iterator.next)
+            _observe_batches_of(type(iterator))
         if hasattr(updater, "converter"):
             updater.converter = _observed_converter(updater.converter)
         for name, entry in trainer._extensions.items():
-            entry.trigger = _ObservedTrigger(entry.trigger, name, self)
+            entry.trigger = _ObservedTrigger(entry.trigger, lambda: self.turn_to(""))
+            entry.trigger.when_it_fires = lambda name=name: self.turn_to(name)
+        # It is asked when the extensions of an iteration have returned.
+        trainer.stop_trigger = _ObservedTrigger(trainer.stop_trigger, self._end)
         self._extension = ""
-        self._extension_began = 0
-        self._start = self._updated = 0
+        self._extension_began = self._updated = 0
+        self._start: int | None = None
         self._within: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 
     def within(self, context: Callable[[], AbstractContextManager[None]]) -> None:
         """Enter a context in each update."""
         self._within = context
-
-    def end(self) -> None:
-        """End the current iteration."""
-        if self._start:
-            self.tell()
-            number = {"iteration": self._updater.iteration}
-            spans.add("iteration", self._start, self._updated, spans.MAIN, number)
-            self._start = 0
 
     def tell(self) -> None:
         """Tell of the time that extensions have taken so far."""
@@ -72,40 +67,56 @@ class Observation:
         """Tell of the extension that has been at work, as it is the turn of another one."""
         now = spans.now()
         if self._extension:
-            name = f"extension {self._extension}"
-            spans.add(name, self._extension_began, now, spans.MAIN)
+            spans.add(EXTENSION + self._extension, self._extension_began, now, spans.MAIN)
         self._extension, self._extension_began = extension, now
 
     def _observed_update(self) -> None:
-        self.end()
-        self._extension = ""
-        self._start = spans.now()
+        self._start, self._extension = spans.now(), ""
         with self._within():
             self._update()
         self._updated = spans.now()
 
+    def _end(self) -> None:
+        if self._start is not None:
+            self.turn_to("")
+            self.tell()
+            number = {"iteration": self._updater.iteration}
+            spans.add("iteration", self._start, self._updated, spans.MAIN, number)
+            self._start = None
+
 
 class _ObservedTrigger:
-    """Is asked right before its extension is called, and when all before it have returned."""
+    """A trigger, and what is to be done whenever it is asked, and when it fires."""
 
-    def __init__(self, trigger: Any, name: str, observation: Observation) -> None:
-        self._trigger, self._name, self._observation = trigger, name, observation
+    def __init__(self, trigger: Any, when_it_is_asked: Callable[[], None]) -> None:
+        self._trigger, self._when_it_is_asked = trigger, when_it_is_asked
+        self.when_it_fires: Callable[[], None] | None = None
 
     def __call__(self, trainer: Any) -> Any:
-        self._observation.turn_to("")
+        self._when_it_is_asked()
         fires = self._trigger(trainer)
-        if fires:
-            self._observation.turn_to(self._name)
+        if fires and self.when_it_fires is not None:
+            self.when_it_fires()
         return fires
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._trigger, name)
 
 
+def _observe_batches_of(kind: type) -> None:
+    # The class, not the object: what an object is given, its copies would have too.
+    owner: Any = next(base for base in kind.__mro__ if "next" in vars(base))
+    if owner not in _iterators:
+        _iterators.add(owner)
+        owner.next = spans.spanned("data")(owner.next)
+
+
 def _observed_converter(converter: Any) -> Any:
     @chainer.dataset.converter()
-    def convert(batch: Any, device: Any) -> Any:
+    def convert(batch: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
         with spans.span("convert"):
+            if args or kwargs:
+                return converter(batch, device, *args, **kwargs)
             return _call_converter(converter, batch, device)
 
     return convert

@@ -12,6 +12,7 @@ from chainermn.timeline.summary import PARTS, Summary
 _COLORS = {
     "data": "#e69f00",
     "compute": "#0072b2",
+    "layers": "#cc79a7",
     "exchange": "#d55e00",
     "waiting": "#f3c9b3",
     "evaluation": "#009e73",
@@ -19,14 +20,22 @@ _COLORS = {
     "extensions": "#b5b5b5",
     "other": "#dcdcdc",
 }
+_SUFFIXES = (".png", ".svg", ".pdf", ".jpg")
 _LEAST_INCHES, _INCHES_PER_RANK = 2.2, 0.3
+
+
+def check_picture(path: str | os.PathLike[str]) -> None:
+    """Raise ValueError unless `draw` can draw into a file of this name."""
+    if Path(path).suffix not in _SUFFIXES:
+        raise ValueError(f"the picture must end with {', '.join(_SUFFIXES)}, got {path}")
 
 
 def draw(summary: Summary, path: str | os.PathLike[str], title: str) -> None:
     """Draw a bar for each rank, of the parts of a mean iteration, into a file.
 
-    Raises ModuleNotFoundError if matplotlib is not installed.
+    Raises ModuleNotFoundError if matplotlib is not installed, and what `check_picture` raises.
     """
+    check_picture(path)
     from matplotlib.figure import Figure
 
     n_ranks = len(summary.ranks)
@@ -45,6 +54,7 @@ def draw(summary: Summary, path: str | os.PathLike[str], title: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=4, frameon=False)
     path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}")
-    figure.savefig(unfinished, format=path.suffix[1:] or "png", dpi=100)
+    figure.savefig(unfinished, format=path.suffix[1:], dpi=100)
     unfinished.replace(path)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from chainermn import spans
 from chainermn.spans import Span
-from chainermn.timeline import clocks
 from chainermn.timeline.clocks import Clock
-from chainermn.timeline.iterations import Iterations, kind_of
+from chainermn.timeline.iterations import Iteration, divide, kind_of
+from chainermn.timeline.peers import Peers
 from chainermn.timeline.summary import Summary, summarize
-from chainermn.transport.host.mpi import host_name
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+#: A rank keeps its latest iterations since the last report, with at most so many calls: a few
+#: megabytes.
+MOST_ITERATIONS, MOST_CALLS = 2000, 10_000
 
 
 class Gathering:
@@ -21,9 +25,9 @@ class Gathering:
 
     def __init__(self) -> None:
         self._pending: list[Span] = []
-        self._iterations = Iterations()
-        self._reached = spans.now()
-        self._is_new = True
+        self._iterations: deque[Iteration] = deque(maxlen=MOST_ITERATIONS)
+        # Up to where time has been given to an iteration.
+        self._reached: int | None = None
 
     def __call__(self, span: Span) -> None:
         """Take a span."""
@@ -31,45 +35,57 @@ class Gathering:
             return
         if span.name == "iteration":
             # What is left of one of which most has been taken belongs to the next.
-            if span.start >= self._reached or self._is_new:
-                self._close(span.end)
+            if self._reached is None or span.start >= self._reached:
+                self._close(span.start, span.end)
         elif kind_of(span, ""):
             self._pending.append(span)
 
-    def take(self) -> Iterations:
+    def take(self) -> list[Iteration]:
         """Return what was gathered since this was called last, up to now."""
-        self._close(spans.now())
-        taken, self._iterations = self._iterations, Iterations()
+        if self._pending:
+            self._close(min(span.start for span in self._pending), spans.now())
+        taken = list(self._iterations)
+        self._iterations.clear()
         return taken
 
-    def _close(self, end: int) -> None:
-        self._iterations.add(self._reached, end, self._pending)
+    def _close(self, start: int, end: int) -> None:
+        start = start if self._reached is None else self._reached
+        self._iterations.append(divide(start, end, self._pending))
+        while sum(len(one.calls) for one in self._iterations) > MOST_CALLS:
+            self._iterations.popleft()
         self._pending.clear()
         self._reached = end
-        self._is_new = False
 
 
 class SharedGathering:
     """Sums up the spans of a communicator's ranks. Making one is collective."""
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
-        self._comm = mpi_comm.Dup()
-        self._hosts = self._comm.allgather(host_name())
-        self._start = clocks.measure(self._comm, self._hosts)
+        self._peers = Peers(mpi_comm)
+        self._start = self._peers.offset()
         self._own = Gathering()
         spans.listen(self._own)
 
     def take(self) -> Summary | None:
-        """Return the summary of the time since this was called last, on rank 0. Collective."""
+        """Return the summary of the time since this was called last. Collective.
+
+        None on all ranks except rank 0, and if a rank has done nothing.
+        """
+        with self._peers.waiting("DistributedReport"):
+            self._peers.meet()  # the wait for it is part of what is summed up
         taken = self._own.take()
-        end = clocks.measure(self._comm, self._hosts)
-        everywhere = self._comm.gather((taken, Clock(self._start, end)))
+        with self._peers.waiting("DistributedReport"):
+            end = self._peers.offset()
+            everywhere = self._peers.gather((taken, Clock(self._start, end)))
         self._start = end
         if everywhere is None:
             return None
         iterations, of_hosts = zip(*everywhere, strict=True)
-        return summarize(iterations, of_hosts)
+        if not all(iterations):
+            return None
+        return summarize(iterations, of_hosts, len(set(self._peers.hosts)))
 
     def stop(self) -> None:
         """Sum up no more. Not collective."""
         spans.unlisten(self._own)
+        self._peers.leave()

@@ -1,16 +1,22 @@
-"""How a rank spends the time of its iterations: a sum for each kind of work."""
+"""How a rank spends the time of an iteration: a sum for each kind of work."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from chainermn.spans import Span
 from chainermn.timeline.waiting import Call
 
-#: The time of an iteration is the sum over these.
-KINDS = ("data", "compute", "exchange", "evaluation", "checkpoint", "extensions", "other")
+#: The time of an iteration is the sum over these. Layers are what multi-node layers exchange in
+#: forward and backward.
+KINDS = (
+    *("data", "compute", "layers", "exchange"),
+    *("evaluation", "checkpoint", "extensions", "other"),
+)
+
+#: How the names of spans of extensions begin.
+EXTENSION = "extension "
 
 _KIND_OF = {
     "data": "data",
@@ -24,11 +30,18 @@ _KIND_OF = {
     "extensions": "extensions",
 }
 # What happens inside of these belongs to them, whatever it is.
-_WHOLE = ("evaluation", "checkpoint", "exchange")
+_WHOLE = ("evaluation", "checkpoint", "layers", "exchange")
 
 
-#: How the names of spans of extensions begin.
-EXTENSION = "extension "
+class Iteration(NamedTuple):
+    """What a rank did in one iteration."""
+
+    #: By kind.
+    nanoseconds: dict[str, int]
+    #: Calls that meet those of other ranks, and the kind that their time is counted as.
+    calls: list[tuple[str, Call]]
+    #: Nanoseconds by the name of an extension, without evaluation and checkpoints.
+    extensions: dict[str, int]
 
 
 class _Open(NamedTuple):
@@ -39,59 +52,40 @@ class _Open(NamedTuple):
     extension: str
 
 
-@dataclass
-class Iterations:
-    """The iterations of one rank.
+def divide(start: int, end: int, within: Iterable[Span]) -> Iteration:
+    """Return where the time of an iteration goes, given the spans of the main track in it."""
+    iteration = Iteration(dict.fromkeys(KINDS, 0), [], {})
+    open_spans = [_Open(end, "other", "")]
+    reached = start
+    for span in sorted(within, key=lambda span: (span.start, -span.end)):
+        reached = _go_on(open_spans, reached, span.start, iteration)
+        _, outer, extension = open_spans[-1]
+        kind = outer if outer in _WHOLE else kind_of(span, outer)
+        if "stream" in span.details:
+            kind = "layers" if outer == "compute" else kind
+            which = span.details["stream"], span.details["number"]
+            iteration.calls.append((kind, Call(*which, span.start, span.end)))
+        if span.name.startswith(EXTENSION):
+            extension = span.name.removeprefix(EXTENSION)
+        open_spans.append(_Open(span.end, kind, extension))
+    _go_on(open_spans, reached, end, iteration)
+    return iteration
 
-    Attributes
-    ----------
-    seconds : list of dict
-        For each iteration, seconds by kind.
-    calls : list of (int, Call)
-        The calls in which time of the kind ``'exchange'`` was spent, each with the index of its
-        iteration.
-    extensions : dict
-        Seconds by the name of an extension, without evaluation and checkpoints.
-    """
 
-    seconds: list[dict[str, float]] = field(default_factory=list)
-    calls: list[tuple[int, Call]] = field(default_factory=list)
-    extensions: dict[str, float] = field(default_factory=dict)
-
-    def add(self, start: int, end: int, within: Iterable[Span]) -> None:
-        """Add an iteration, given its times and the spans of the main track in it."""
-        nanoseconds = dict.fromkeys(KINDS, 0)
-        open_spans = [_Open(end, "other", "")]
-        reached = start
-        for span in sorted(within, key=lambda span: (span.start, -span.end)):
-            reached = self._go_on(open_spans, reached, span.start, nanoseconds)
-            _, outer, extension = open_spans[-1]
-            kind = outer if outer in _WHOLE else kind_of(span, outer)
-            if kind == "exchange" and outer != kind and "stream" in span.details:
-                which = span.details["stream"], span.details["number"]
-                self.calls.append((len(self.seconds), Call(*which, span.start, span.end)))
-            if span.name.startswith(EXTENSION):
-                extension = span.name.removeprefix(EXTENSION)
-            open_spans.append(_Open(span.end, kind, extension))
-        self._go_on(open_spans, reached, end, nanoseconds)
-        self.seconds.append({kind: taken / 1e9 for kind, taken in nanoseconds.items()})
-
-    def _go_on(
-        self, open_spans: list[_Open], reached: int, until: int, nanoseconds: dict[str, int]
-    ) -> int:
-        """Give the time from one moment to another to the innermost spans of its parts."""
-        while True:
-            end, kind, extension = open_spans[-1]
-            part = min(end, until)
-            if part > reached:
-                nanoseconds[kind] += part - reached
-                if kind == "extensions" and extension:
-                    seconds = self.extensions.get(extension, 0.0)
-                    self.extensions[extension] = seconds + (part - reached) / 1e9
-                reached = part
-            if end > until or len(open_spans) == 1:
-                return reached
-            open_spans.pop()
+def _go_on(open_spans: list[_Open], reached: int, until: int, iteration: Iteration) -> int:
+    """Give the time from one moment to another to the innermost spans of its parts."""
+    while True:
+        end, kind, extension = open_spans[-1]
+        part = min(end, until) - reached
+        if part > 0:
+            iteration.nanoseconds[kind] += part
+            if kind == "extensions" and extension:
+                before = iteration.extensions.get(extension, 0)
+                iteration.extensions[extension] = before + part
+            reached += part
+        if end > until or len(open_spans) == 1:
+            return reached
+        open_spans.pop()
 
 
 def kind_of(span: Span, outer: str = "other") -> str:
@@ -101,13 +95,14 @@ def kind_of(span: Span, outer: str = "other") -> str:
     return _KIND_OF.get(span.name, "exchange" if "stream" in span.details else outer)
 
 
-def iterations_of(track: Sequence[Span]) -> Iterations:
+def iterations_of(track: Sequence[Span]) -> list[Iteration]:
     """Return the iterations of the spans of a whole main track."""
-    found = Iterations()
+    found = []
     pending: list[Span] = []
     for span in sorted(track, key=lambda span: (span.end, -span.start)):
         if span.name == "iteration":
-            found.add(span.start, span.end, [one for one in pending if one.start >= span.start])
+            within = [one for one in pending if one.start >= span.start]
+            found.append(divide(span.start, span.end, within))
             pending.clear()
         elif kind_of(span, ""):
             pending.append(span)

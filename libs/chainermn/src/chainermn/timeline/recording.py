@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 
 from chainermn import spans
 from chainermn.spans import Span
-from chainermn.timeline import clocks
 from chainermn.timeline.clocks import Clock
+from chainermn.timeline.peers import Peers
 from chainermn.timeline.trace import Recorded
-from chainermn.transport.host.mpi import host_name
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-#: A rank keeps its latest spans, at most this many: some ten megabytes.
+#: A rank keeps its latest spans, at most this many: some twenty megabytes.
 MOST_SPANS = 50_000
 
 
@@ -25,50 +24,62 @@ class Recording:
     Parameters
     ----------
     mpi_comm : mpi4py.MPI.Intracomm
-    first, last : int
-        Iterations of a trainer from which and up to which spans are kept; all by default.
+    window : (int, int), optional
+        The first and the last iteration of which spans are kept; all by default.
     """
 
-    def __init__(
-        self, mpi_comm: MPI.Intracomm, first: int | None = None, last: int | None = None
-    ) -> None:
-        self._comm = mpi_comm.Dup()
-        self._hosts = self._comm.allgather(host_name())
-        self._start = clocks.measure(self._comm, self._hosts)
+    def __init__(self, mpi_comm: MPI.Intracomm, window: tuple[int, int] | None = None) -> None:
+        self._peers = Peers(mpi_comm)
+        self._start = self._peers.offset()
         self._kept: deque[Span] = deque(maxlen=MOST_SPANS)
-        self._first, self._last = first or 0, last
-        self._is_over = False
+        self._window = window
+        # Of an iteration that has not ended, and may not be in the window.
+        self._pending: deque[Span] = deque(maxlen=MOST_SPANS)
+        self._kept_until = 0
         spans.listen(self._keep)
 
     def _keep(self, span: Span) -> None:
-        iteration = span.details.get("iteration") if span.name == "iteration" else None
-        if iteration is not None and iteration < self._first:
-            self._kept.clear()
-        elif not self._is_over:
+        if self._window is None:
             self._kept.append(span)
-        if iteration is not None and iteration == self._last:
-            self._is_over = True
+        elif span.name == "iteration":
+            first, last = self._window
+            if first <= span.details.get("iteration", first) <= last:
+                self._kept.extend((*self._pending, span))
+                self._kept_until = span.end
+            self._pending.clear()
+        elif span.start < self._kept_until:  # a GPU has come to it only now
+            self._kept.append(span)
+        else:
+            self._pending.append(span)
 
     def stop(self) -> list[Recorded] | None:
         """Keep no more spans; return those of all ranks on rank 0, None elsewhere. Collective."""
         spans.unlisten(self._keep)
-        clock = Clock(self._start, clocks.measure(self._comm, self._hosts))
-        rank = self._comm.rank
-        recorded = Recorded(rank, self._hosts[rank], _complete(self._kept), clock)
-        everywhere = self._comm.gather(recorded)
-        self._comm.Free()
-        return everywhere
+        peers = self._peers
+        # Those that were dropped ended before the first one that is left.
+        begin = self._kept[0].end if len(self._kept) == MOST_SPANS else None
+        with peers.waiting("the end of a timeline"):
+            clock = Clock(self._start, peers.offset())
+            recorded = Recorded(peers.rank, peers.hosts[peers.rank], list(self._kept), clock)
+            everywhere = peers.gather((recorded, begin))
+        peers.leave()
+        return None if everywhere is None else _of_the_same_time(everywhere)
 
     def discard(self) -> None:
         """Keep no more spans, and none of those that there are."""
         spans.unlisten(self._keep)
         self._kept.clear()
+        self._peers.leave()
 
 
-def _complete(kept: deque[Span]) -> list[Span]:
-    """Return the spans of the time for which there are all."""
-    if len(kept) < MOST_SPANS:
-        return list(kept)
-    # Those that were dropped ended before this one.
-    begin = kept[0].end
-    return [span for span in kept if span.start >= begin]
+def _of_the_same_time(everywhere: list[tuple[Recorded, int | None]]) -> list[Recorded]:
+    """Return the spans from the time on of which all ranks have all of theirs."""
+    begins = [one.clock.corrected(begin) for one, begin in everywhere if begin is not None]
+    if not begins:
+        return [one for one, _ in everywhere]
+    return [
+        one._replace(
+            spans=[span for span in one.spans if one.clock.corrected(span.start) >= max(begins)]
+        )
+        for one, _ in everywhere
+    ]

@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from chainermn.timeline.clocks import Clock
-from chainermn.timeline.iterations import KINDS, Iterations
-from chainermn.timeline.waiting import waits
+from chainermn.timeline.iterations import KINDS, Iteration
+from chainermn.timeline.waiting import Call, waits
 
-#: What `Summary` tells apart: as `KINDS`, but the wait for other ranks is taken out of the
-#: exchange.
-PARTS = (*KINDS[:3], "waiting", *KINDS[3:])
+#: What `Summary` tells apart: as `KINDS`, with the wait for other ranks taken out of them.
+PARTS = (*KINDS[:4], "waiting", *KINDS[4:])
 
 # Less than these shares of an iteration are not worth a word.
 _LATE = 0.05
 # By how much more than its share of the waiting a rank must cause to be called a straggler.
 _MORE_THAN_OTHERS = 1.5
 _WAITS_FOR_DATA = 0.1
-_MUCH = {"data": 0.15, "exchange": 0.2, "evaluation": 0.25, "checkpoint": 0.1}
-_MUCH |= {"extensions": 0.2, "other": 0.2}
+_MUCH = {"data": 0.15, "layers": 0.15, "exchange": 0.2, "waiting": 0.2, "evaluation": 0.25}
+_MUCH |= {"checkpoint": 0.1, "extensions": 0.2, "other": 0.2}
 
+_WORK = {
+    "layers": "what layers exchange in forward and backward, such as multi-node batch "
+    "normalization",
+    "exchange": "the exchange of gradients",
+    "evaluation": "evaluation",
+    "checkpoint": "checkpoints",
+    "extensions": "extensions",
+    "other": "what is no part of a step",
+}
 _ADVICE = {
-    "exchange": "try create_multi_node_optimizer(..., overlap=True); between hosts also fewer "
-    "bits (allreduce_grad_dtype), compression or accumulate",
+    "layers": "it is less with larger batches per rank",
+    "exchange": "it is less with larger batches per rank, or with accumulate=k",
     "evaluation": "evaluate less often, with another trigger",
     "checkpoint": "write checkpoints less often, with another trigger",
     "extensions": "some work for long, or in each iteration; give them another trigger",
     "other": "look for work of your own between the steps",
+}
+_ADVICE_BETWEEN_HOSTS = {
+    "exchange": "try overlap=True, fewer bits (allreduce_grad_dtype), compression or accumulate=k"
 }
 
 
@@ -89,6 +101,7 @@ class Straggler:
 _NAME_OF = {
     "data": "getting a batch",
     "compute": "computing",
+    "layers": "what its layers exchange",
     "exchange": "exchanging",
     "evaluation": "evaluating",
     "checkpoint": "writing checkpoints",
@@ -102,6 +115,7 @@ class Summary:
     """Where the time of all ranks goes."""
 
     ranks: Sequence[RankSummary]
+    n_hosts: int = 1
 
     @property
     def iteration(self) -> float:
@@ -124,7 +138,8 @@ class Summary:
         Neither exchanging nor waiting: what one process would do too. That it might do it faster,
         without others on its cores and in its caches, is not seen here.
         """
-        return 1 - (self.mean("exchange") + self.mean("waiting")) / self.iteration
+        lost = sum(map(self.mean, ("layers", "exchange", "waiting")))
+        return 1 - lost / self.iteration
 
     @property
     def straggler(self) -> Straggler | None:
@@ -153,76 +168,80 @@ class Summary:
         straggler = self.straggler
         if straggler is not None:
             found.append(f"{straggler}{_remedy_of(straggler, self.ranks[straggler.rank])}")
-        elif self.mean("waiting") > _MUCH["exchange"] * self.iteration:
+        elif self.mean("waiting") > _MUCH["waiting"] * self.iteration:
             found.append(
                 f"{self.mean('waiting') / self.iteration:.0%} of the time ranks wait for each "
                 "other, now for one and now for another: give them batches that take equally "
                 "long, and cores of their own"
             )
-        for part, advice in _ADVICE.items():
+        advices = _ADVICE | (_ADVICE_BETWEEN_HOSTS if self.n_hosts > 1 else {})
+        for part, advice in advices.items():
             share = self.mean(part) / self.iteration
             if share > _MUCH[part]:
                 found.append(f"{share:.0%} of the time goes into {_WORK[part]}: {advice}")
         return found
 
 
-_WORK = {
-    "exchange": "the exchange of gradients",
-    "evaluation": "evaluation",
-    "checkpoint": "checkpoints",
-    "extensions": "extensions",
-    "other": "what is no part of a step",
-}
-
-
-def summarize(ranks: Sequence[Iterations], clocks: Sequence[Clock | None]) -> Summary:
+def summarize(
+    ranks: Sequence[Sequence[Iteration]], clocks: Sequence[Clock | None], n_hosts: int = 1
+) -> Summary:
     """Return where the time of all ranks goes.
 
     Parameters
     ----------
-    ranks : sequence of Iterations
+    ranks : sequence of sequences of Iteration
         Of each rank; at least one iteration.
     clocks : sequence of Clock or None
         Of each rank's host; None if its times are those of a clock that all share.
+    n_hosts : int
+        On how many hosts the ranks are.
     """
+    marked = [[call for one in of_rank for call in one.calls] for of_rank in ranks]
     calls = [
-        [
-            call
-            if clock is None
-            else call._replace(start=clock.corrected(call.start), end=clock.corrected(call.end))
-            for _, call in of_rank.calls
-        ]
-        for of_rank, clock in zip(ranks, clocks, strict=True)
+        [call if clock is None else _corrected(call, clock) for _, call in of_rank]
+        for of_rank, clock in zip(marked, clocks, strict=True)
     ]
-    waiting = [0.0] * len(ranks)
-    caused = [0.0] * len(ranks)
-    for rank, (of_rank, found) in enumerate(zip(calls, waits(calls), strict=True)):
-        for call, wait in zip(of_rank, found, strict=True):
+    waiting: list[Counter[str]] = [Counter() for _ in ranks]
+    caused = [0] * len(ranks)
+    for rank, found in enumerate(waits(calls)):
+        for (kind, _), call, wait in zip(marked[rank], calls[rank], found, strict=True):
             if wait is not None:
-                seconds = (wait.until - call.start) / 1e9
-                waiting[rank] += seconds
-                caused[wait.rank] += seconds
+                waiting[rank][kind] += wait.until - call.start
+                caused[wait.rank] += wait.until - call.start
     n_others = max(len(ranks) - 1, 1)
     return Summary(
         [
             _summarize(of_rank, waiting[rank], caused[rank] / n_others)
             for rank, of_rank in enumerate(ranks)
-        ]
+        ],
+        n_hosts,
     )
 
 
-def _summarize(of_rank: Iterations, waiting: float, caused: float) -> RankSummary:
-    rows = of_rank.seconds
-    seconds = {kind: sum(row[kind] for row in rows) for kind in KINDS}
-    seconds["waiting"] = min(waiting, seconds["exchange"])
-    seconds["exchange"] -= seconds["waiting"]
-    slowest_first = sorted(of_rank.extensions, key=of_rank.extensions.__getitem__, reverse=True)
-    slow = [row["data"] > _WAITS_FOR_DATA * sum(row.values()) for row in rows]
+def _corrected(call: Call, clock: Clock) -> Call:
+    return call._replace(start=clock.corrected(call.start), end=clock.corrected(call.end))
+
+
+def _summarize(
+    iterations: Sequence[Iteration], waiting: Mapping[str, int], caused: float
+) -> RankSummary:
+    total = {kind: sum(one.nanoseconds[kind] for one in iterations) for kind in KINDS}
+    lost = {kind: min(waited, total[kind]) for kind, waited in waiting.items()}
+    parts = {kind: total[kind] - lost.get(kind, 0) for kind in KINDS}
+    parts["waiting"] = sum(lost.values())
+    extensions: Counter[str] = Counter()
+    for one in iterations:
+        extensions.update(one.extensions)
+    slow = [
+        one.nanoseconds["data"] > _WAITS_FOR_DATA * sum(one.nanoseconds.values())
+        for one in iterations
+    ]
+    unit = 1e9 * len(iterations)
     return RankSummary(
-        {part: seconds[part] / len(rows) for part in PARTS},
+        {part: parts[part] / unit for part in PARTS},
         _mean(slow),
-        caused / len(rows),
-        {name: of_rank.extensions[name] / len(rows) for name in slowest_first},
+        caused / unit,
+        {name: taken / unit for name, taken in extensions.most_common()},
     )
 
 

@@ -8,23 +8,21 @@ from rich.table import Table
 from chainermn.timeline.summary import PARTS, Summary
 
 # Of the table; a file or a pipe would have 80.
-_LEAST_WIDTH = 100
+_LEAST_WIDTH = 110
 
 
-def print_table(summary: Summary, n_iterations: int) -> None:
+def print_table(summary: Summary, title: str) -> None:
     """Print a row for each rank, the efficiency, and advice."""
     console = Console(width=max(Console().width, _LEAST_WIDTH))
-    console.print(_table_of(summary, n_iterations))
+    console.print(_table_of(summary, title))
     console.print(f"parallel efficiency: {summary.efficiency:.0%}", highlight=False)
     for advice in summary.advice() or ["nothing stands out: no part takes more than usual"]:
         console.print(f"- {advice}", highlight=False, markup=False)
 
 
-def _table_of(summary: Summary, n_iterations: int) -> Table:
+def _table_of(summary: Summary, title: str) -> Table:
     # Without lines around it, it can be pasted into a message.
-    table = Table(
-        title=f"ms per iteration, mean of {n_iterations}", box=None, title_justify="left"
-    )
+    table = Table(title=f"ms per iteration, {title}", box=None, title_justify="left")
     table.add_column("rank")
     for part in ("iteration", *PARTS):
         table.add_column(part, justify="right")

@@ -21,6 +21,12 @@ from chainermn.timeline.waiting import Call, waits
 
 _FORMAT = "chainermn timeline 1"
 
+#: What people can do about a timeline without iterations.
+WHY_NO_ITERATIONS = (
+    "either nothing was trained, or CHAINERMN_TIMELINE_ITERATIONS names iterations that did not "
+    "come, or the training loop does not mark them by chainermn.spans.span('iteration')"
+)
+
 
 class Recorded(NamedTuple):
     """What a rank has done, by its host's clock."""
@@ -63,8 +69,17 @@ def write(path: str | os.PathLike[str], ranks: Sequence[Recorded]) -> None:
     path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
 
 
-def read(path: str | os.PathLike[str]) -> dict[int, list[Span]]:
-    """Return the spans in a file that `write` wrote, by rank, on one clock.
+class Timeline(NamedTuple):
+    """What is in a file."""
+
+    #: By rank, on one clock.
+    spans: dict[int, list[Span]]
+    #: By rank.
+    hosts: dict[int, str]
+
+
+def read(path: str | os.PathLike[str]) -> Timeline:
+    """Return what is in a file that `write` wrote.
 
     Raises
     ------
@@ -79,7 +94,8 @@ def read(path: str | os.PathLike[str]) -> dict[int, list[Span]]:
     except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
         raise ValueError(f"{path}: not a timeline that chainermn has written") from error
     names: dict[tuple[int, int], str] = {}
-    found: dict[int, list[Span]] = {int(rank): [] for rank in content["otherData"]["hosts"]}
+    hosts = {int(rank): host for rank, host in content["otherData"]["hosts"].items()}
+    found: dict[int, list[Span]] = {rank: [] for rank in hosts}
     for event in content["traceEvents"]:
         if event["name"] == "thread_name":
             names[event["pid"], event["tid"]] = event["args"]["name"]
@@ -90,7 +106,7 @@ def read(path: str | os.PathLike[str]) -> dict[int, list[Span]]:
             found[event["pid"]].append(
                 Span(event["name"], track, start, end, event.get("args", {}))
             )
-    return found
+    return Timeline(found, hosts)
 
 
 def _in_microseconds(clock: Clock) -> dict[str, float]:

@@ -1,0 +1,56 @@
+"""The ranks whose spans are put together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from chainermn.failures.activity import Group, waiting
+from chainermn.timeline import clocks
+from chainermn.timeline.clocks import Offset
+from chainermn.transport.duplicates import Duplicate
+from chainermn.transport.host.mpi import host_name
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class Peers:
+    """Calls among the ranks of a communicator, on a duplicate of it. Making one is collective."""
+
+    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
+        self._group = Group(mpi_comm)
+        with self.waiting("a timeline"):
+            self._duplicate = Duplicate(mpi_comm, _Hosts)
+        self.rank = mpi_comm.rank
+        self.hosts = self._duplicate.made.names
+
+    def waiting(self, operation: str) -> waiting:
+        """Mark collective calls, for the watch."""
+        return waiting(self._group.stream, operation, self._group.members)
+
+    def offset(self) -> Offset:
+        """Compare this host's clock with the first one's. Collective."""
+        return clocks.measure(self._duplicate.made.mpi_comm, self.hosts)
+
+    def gather(self, own: Any) -> list[Any] | None:
+        """Return what all ranks give, on rank 0; None elsewhere. Collective."""
+        return self._duplicate.made.mpi_comm.gather(own)
+
+    def meet(self) -> None:
+        """Wait until all ranks are here. Collective."""
+        self._duplicate.made.mpi_comm.barrier()
+
+    def leave(self) -> None:
+        """Make no more calls. Not collective."""
+        self._duplicate.give_back()
+
+
+class _Hosts:
+    """The name of each rank's host."""
+
+    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
+        self.mpi_comm = mpi_comm
+        self.names: list[str] = mpi_comm.allgather(host_name())
+
+    def free(self) -> None:
+        """Nothing is held but the communicator."""
