@@ -241,7 +241,7 @@ def test_row_of_the_last_iteration_is_no_second_one_of_its_epoch() -> None:
     assert not [line for line in lines if line.startswith("40 ") and "0.1235" not in line]
 
 
-@pytest.mark.parametrize("height", [6, 12, 24, 100])
+@pytest.mark.parametrize("height", [3, 4, 5, 6, 12, 24, 100])
 @pytest.mark.parametrize("width", [1, 22, 40, 60, 100])
 def test_view_fits_in_any_terminal(
     width: int, height: int, modules: SimpleNamespace, capsys: pytest.CaptureFixture[str]

@@ -101,9 +101,11 @@ class Drawing:
         """Draw, and wait for the next drawing; what does not fit is left out at the top."""
         # Open MPI passes on whole lines only, so what is written ends with one: the cursor goes up
         # to the line above the drawing, and down again.
-        shown = self._render(content, columns).splitlines(keepends=True)[_ROOM + 2 - lines :]
-        up = _UP.format(_ROOM + len(shown) + 1)
-        self._write("\n" * _ROOM + "".join(shown) + up + "\n")
+        room = max(0, min(_ROOM, lines - 3))
+        fit = max(1, lines - room - 2)
+        shown = self._render(content, columns).splitlines(keepends=True)[-fit:]
+        up = _UP.format(room + len(shown) + 1)
+        self._write("\n" * room + "".join(shown) + up + "\n")
 
     def end(self, content: RenderableType, columns: int) -> None:
         """Draw for the last time, and go on below."""
