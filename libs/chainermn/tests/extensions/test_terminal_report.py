@@ -143,6 +143,18 @@ def test_drawing_takes_a_hundredth_of_the_time(
     assert [int(cells(drawing.splitlines())[-1][1]) for drawing in drawings] == [1, 3, 5]
 
 
+def test_batch_that_ends_an_epoch_belongs_to_it(make: Any, look: Any) -> None:
+    trainer = make(True, epochs=1)
+    trainer.updater.get_iterator("main").batch_size = 4  # of 6 examples
+    trainer.run()
+    *drawings, _ = look().frames
+    epochs = [cells(drawing.splitlines())[-2] for drawing in drawings]
+    assert [(*epoch[:2], epoch[-1]) for epoch in epochs] == [
+        ("epoch", "1", "66.7%"),
+        ("epoch", "1", "100.0%"),
+    ]
+
+
 def test_speed_of_throughput_and_training_of_unknown_length(make: Any, look: Any) -> None:
     trainer = make(True)
     trainer.extend(Throughput("images", 10))

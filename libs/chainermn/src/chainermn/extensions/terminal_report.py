@@ -140,7 +140,9 @@ def _state_of(trainer: chainer.training.Trainer, columns: Sequence[str]) -> Stat
     # Nothing else, since each value may have to come from a GPU.
     shown = {*columns, EFFICIENCY, SLOWEST} & trainer.observation.keys()
     latest = {name: _number(trainer.observation[name]) for name in shown}
-    latest["iteration"], latest["epoch"] = updater.iteration, updater.epoch_detail
+    # The last batch of an epoch may have examples of the next one.
+    latest["epoch"] = updater.epoch if updater.is_new_epoch else updater.epoch_detail
+    latest["iteration"] = updater.iteration
     latest["elapsed_time"] = trainer.elapsed_time
     log = trainer.get_extension("LogReport").log
     return State(log, latest, _speed_of(trainer), share_done(trainer), minutes_left(trainer))
