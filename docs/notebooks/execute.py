@@ -22,6 +22,8 @@ HERE = Path(__file__).resolve().parent
 NOTEBOOKS = sorted(HERE.glob("*.ipynb"))
 #: Seconds after which a cell hangs, on however busy a machine.
 LIMIT = 300
+#: The comment in an exercise that nobody has solved.
+UNSOLVED = "# your code"
 
 
 def read(path: Path) -> NotebookNode:
@@ -84,7 +86,18 @@ def store(path: Path) -> None:
 
 
 def main() -> None:
-    for path in [HERE / Path(name).name for name in sys.argv[1:]] or NOTEBOOKS:
+    paths = [HERE / Path(name).name for name in sys.argv[1:]] or NOTEBOOKS
+    if unknown := [path.name for path in paths if path not in NOTEBOOKS]:
+        names = ", ".join(path.name for path in NOTEBOOKS)
+        print(f"no notebook {', '.join(unknown)}; there are {names}", file=sys.stderr)
+        sys.exit(2)
+    for path in paths:
+        if UNSOLVED not in tagged(read(path), "exercise").source:
+            sys.exit(
+                f"{path.name}: its exercise has no line with '{UNSOLVED}' any more, and what is "
+                "stored below it would be that of the solution; put the exercise back"
+            )
+    for path in paths:
         print(path.name, flush=True)
         store(path)
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from copy import deepcopy
 from pathlib import Path
 
+import nbformat
 import pages
 import pytest
 from loading import load
@@ -63,4 +66,33 @@ def test_stored_notebook(path):
     assert any("image/png" in output.get("data", {}) for output in outputs)
     texts = "".join(output.get("text", "") for output in outputs)
     assert "Warning" not in texts
-    assert "# your code" in execute.tagged(notebook, "exercise").source
+    assert execute.UNSOLVED in execute.tagged(notebook, "exercise").source
+
+
+def run_copy(folder: Path, *names: str) -> subprocess.CompletedProcess[str]:
+    """Run a copy of execute.py with the notebooks beside it."""
+    shutil.copy(FOLDER / "execute.py", folder)
+    command = [sys.executable, folder / "execute.py", *names]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_nothing_is_stored_below_an_exercise_that_somebody_has_solved(tmp_path):
+    path = Path(shutil.copy(execute.NOTEBOOKS[0], tmp_path))
+    notebook = execute.read(path)
+    cell = execute.tagged(notebook, "exercise")
+    cell.source = cell.source.replace(execute.UNSOLVED, "")
+    nbformat.write(notebook, path)
+    before = path.read_bytes()
+    done = run_copy(tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"{path.name}: its exercise has no line with '# your code' any more")
+    assert path.read_bytes() == before
+
+
+def test_name_of_no_notebook(tmp_path):
+    for path in execute.NOTEBOOKS[:2]:
+        shutil.copy(path, tmp_path)
+    done = run_copy(tmp_path, "01_ranks.ipynb", "10_ranks.ipynb")
+    expected = "no notebook 10_ranks.ipynb; there are 01_ranks.ipynb, 02_five_lines.ipynb\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)

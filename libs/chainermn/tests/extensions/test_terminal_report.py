@@ -143,6 +143,18 @@ def test_drawing_takes_a_hundredth_of_the_time(
     assert [int(cells(drawing.splitlines())[-1][1]) for drawing in drawings] == [1, 3, 5]
 
 
+def test_batch_that_ends_an_epoch_belongs_to_it(make: Any, look: Any) -> None:
+    trainer = make(True, epochs=1)
+    trainer.updater.get_iterator("main").batch_size = 4  # of 6 examples
+    trainer.run()
+    *drawings, _ = look().frames
+    epochs = [cells(drawing.splitlines())[-2] for drawing in drawings]
+    assert [(*epoch[:2], epoch[-1]) for epoch in epochs] == [
+        ("epoch", "1", "66.7%"),
+        ("epoch", "1", "100.0%"),
+    ]
+
+
 def test_speed_of_throughput_and_training_of_unknown_length(make: Any, look: Any) -> None:
     trainer = make(True)
     trainer.extend(Throughput("images", 10))
@@ -241,7 +253,7 @@ def test_row_of_the_last_iteration_is_no_second_one_of_its_epoch() -> None:
     assert not [line for line in lines if line.startswith("40 ") and "0.1235" not in line]
 
 
-@pytest.mark.parametrize("height", [6, 12, 24, 100])
+@pytest.mark.parametrize("height", [3, 4, 5, 6, 12, 24, 100])
 @pytest.mark.parametrize("width", [1, 22, 40, 60, 100])
 def test_view_fits_in_any_terminal(
     width: int, height: int, modules: SimpleNamespace, capsys: pytest.CaptureFixture[str]

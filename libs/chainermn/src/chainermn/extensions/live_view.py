@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -120,8 +121,9 @@ def _bars(state: State, width: int) -> Table:
     bars.add_column(justify="right")
     if state.done is not None:
         bars.add_row("training", _bar(state.done), f"{state.done:.1%}")
-    epoch, share = divmod(state.latest["epoch"], 1)
-    bars.add_row(f"epoch {epoch + 1:.0f}", _bar(share), f"{share:.1%}")
+    epoch = math.ceil(state.latest["epoch"])
+    share = state.latest["epoch"] - (epoch - 1)
+    bars.add_row(f"epoch {epoch}", _bar(share), f"{share:.1%}")
     return bars
 
 

@@ -101,9 +101,11 @@ class Drawing:
         """Draw, and wait for the next drawing; what does not fit is left out at the top."""
         # Open MPI passes on whole lines only, so what is written ends with one: the cursor goes up
         # to the line above the drawing, and down again.
-        shown = self._render(content, columns).splitlines(keepends=True)[_ROOM + 2 - lines :]
-        up = _UP.format(_ROOM + len(shown) + 1)
-        self._write("\n" * _ROOM + "".join(shown) + up + "\n")
+        room = max(0, min(_ROOM, lines - 3))
+        fit = max(1, lines - room - 2)
+        shown = self._render(content, columns).splitlines(keepends=True)[-fit:]
+        up = _UP.format(room + len(shown) + 1)
+        self._write("\n" * room + "".join(shown) + up + "\n")
 
     def end(self, content: RenderableType, columns: int) -> None:
         """Draw for the last time, and go on below."""
@@ -138,7 +140,9 @@ def _state_of(trainer: chainer.training.Trainer, columns: Sequence[str]) -> Stat
     # Nothing else, since each value may have to come from a GPU.
     shown = {*columns, EFFICIENCY, SLOWEST} & trainer.observation.keys()
     latest = {name: _number(trainer.observation[name]) for name in shown}
-    latest["iteration"], latest["epoch"] = updater.iteration, updater.epoch_detail
+    # The last batch of an epoch may have examples of the next one.
+    latest["epoch"] = updater.epoch if updater.is_new_epoch else updater.epoch_detail
+    latest["iteration"] = updater.iteration
     latest["elapsed_time"] = trainer.elapsed_time
     log = trainer.get_extension("LogReport").log
     return State(log, latest, _speed_of(trainer), share_done(trainer), minutes_left(trainer))
