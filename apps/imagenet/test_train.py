@@ -221,8 +221,8 @@ def test_resumed_from_a_given_snapshot_it_is_as_if_undisturbed(
 
 def test_finished_run_goes_on_with_another_number_of_ranks(two_ranks, train, drawn, tmp_path):
     out = shutil.copytree(two_ranks[1], tmp_path / "result")
-    job = train(3, drawn, out, *SHORT)
-    assert "Training has ended there, after 3 epochs: ask for more to train on" in job.stdout
+    job = train(3, drawn, out, *SHORT, warns=True)
+    assert "Training has ended there, after 3 epochs: ask for more to train on" in job.stderr
     assert read_log(out) == read_log(two_ranks[1])
     job = train(3, drawn, out, *SHORT, "--epoch", "4")
     assert "going on after iteration 45, epoch 3, from " in job.stdout

@@ -183,8 +183,9 @@ def test_other_ways_to_go_on(read_log, train, dates, tmp_path):
     options = [*corpus_options(dates), *SMALL]
     train(1, out, *options)
     (out / "attention.png").unlink()  # as if it had been killed just before it was drawn
-    shown = train(1, out, *options).stdout
-    assert "going on after iteration 42" in shown  # nothing is left to do
+    job = train(1, out, *options, warns=True)  # nothing is left to do
+    assert "going on after iteration 42" in job.stderr
+    shown = job.stdout
     files = re.search(r"networks: .*/\{(.*)\}\n", shown)[1].split(",")
     assert "loss.png" in files and all((out / name).exists() for name in files)
     assert f"exactly, loss {read_log(out)[-1]['validation/main/loss']:.4f}\n" in shown

@@ -389,8 +389,10 @@ def test_run_that_has_ended_is_not_trained_on(
     trainer, snapshot = settled(training, comm, shared_tmp_path, iterations, {})
     capsys.readouterr()
     assert snapshot.resume(trainer)
-    said = "Training has ended there, after 4 iterations: ask for more" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    said = "Training has ended there, after 4 iterations: ask for more" in err
     assert said == (comm.rank == 0 and iterations <= 4)
+    assert ("going on after iteration 4" in out) == (comm.rank == 0 and iterations > 4)
     trainer.run()
     assert trainer.updater.iteration == ended
 
@@ -439,7 +441,7 @@ def test_resume_from_a_given_file(
         ". Training has ended there, after 3 iterations: ask for more to train on, or use another "
         f"folder than {shared_tmp_path}/new to begin anew\n"
     )
-    assert capsys.readouterr().out.endswith(ending) == (comm.rank == 0)
+    assert capsys.readouterr().err.endswith(ending) == (comm.rank == 0)
     if len(snapshot.replica_set) == comm.size:  # of any name
         file = shared_tmp_path / "kept_0.9"
         if comm.rank == 0:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shutil
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -181,7 +182,7 @@ class MultiNodeSnapshot(Extension):
         """Load a snapshot before training starts, or none if there is none. Collective.
 
         Rank 0 prints what is loaded. If the trainer has been trained for as long as it is to be,
-        its ``run`` does nothing any more.
+        its ``run`` does nothing any more, and rank 0 says so on standard error.
 
         Parameters
         ----------
@@ -218,7 +219,9 @@ class MultiNodeSnapshot(Extension):
         if self.comm.rank == 0:
             updater = trainer.updater
             place = f"iteration {updater.iteration}, epoch {updater.epoch}"
-            print(f"going on after {place}, from {file}{ended}", flush=True)
+            # A script with --quiet hides what is printed to standard output.
+            stream = sys.stderr if ended else sys.stdout
+            print(f"going on after {place}, from {file}{ended}", file=stream, flush=True)
         return True
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
