@@ -57,7 +57,7 @@ def test_learns_on_a_gpu(read_log, train, tmp_path):
 
 def test_pictures_and_snapshots_are_written(two_ranks):
     _, out = two_ranks
-    plots = ["attention.png", "exact.png", "loss.png", "score.png"]
+    plots = ["attention.png", "exact.png", "loss.png", "ranks.png", "score.png"]
     others = ["best.json", "best.npz", "corpus", "log", "model.json", "model.npz", "run.json"]
     others.append("snapshot_iter_157.0")
     assert sorted(path.name for path in out.iterdir()) == sorted([*plots, *others])
