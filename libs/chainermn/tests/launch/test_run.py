@@ -139,6 +139,39 @@ def test_what_cannot_be_pickled_is_named() -> None:
         run(lambda: world().rank and threading.Lock(), ranks=2)
 
 
+# As a variable of the function, as an argument, and in a list.
+SCRIPT_WITH_A_COMMUNICATOR = """\
+import copy
+import chainermn
+from chainermn.launch import run
+
+comm = chainermn.create_communicator()
+assert copy.deepcopy([comm])[0] is comm
+for function, *arguments in [(lambda: comm.rank,), (print, comm), (print, [comm])]:
+    try:
+        print(run(function, *arguments, ranks=2))
+    except TypeError as error:
+        print(error)
+"""
+
+
+def test_communicator_stays_in_its_process() -> None:
+    message = r"cannot be pickled, .*: a communicator belongs to the process that made it: call "
+    with pytest.raises(TypeError, match=rf"^the result of rank 0 {message}"):
+        run(chainermn.create_communicator, ranks=1)
+    shown = subprocess.run(
+        [sys.executable, "-c", SCRIPT_WITH_A_COMMUNICATOR],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert shown.returncode == 0, shown.stderr
+    closure, argument, inner = shown.stdout.splitlines()
+    assert re.match(rf"the function <lambda> {message}", closure)
+    assert re.match(rf"argument 1 of print {message}", argument)
+    assert re.match(rf"argument 1 of print {message}", inner)
+
+
 class OnlyOnRanks:
     """Can be unpickled nowhere."""
 
