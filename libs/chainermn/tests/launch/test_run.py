@@ -11,6 +11,7 @@ import linecache
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,7 +25,11 @@ import numpy as np
 import pytest
 
 import chainermn
+from chainermn.launch import ranks as launch_ranks
 from chainermn.launch import run
+from chainermn.launch.connections import JOB, Listener
+from chainermn.launch.mpiexec import find_mpiexec
+from chainermn.launch.pickles import dumps
 
 # Seconds after which something hangs, on however busy a machine.
 LIMIT = 120
@@ -89,6 +94,50 @@ def test_exception_of_one_rank_ends_all(capfd: pytest.CaptureFixture[str]) -> No
     assert [line for line in err.splitlines() if "chainermn: note:" not in line] == []
 
 
+def print_much_and_raise() -> None:
+    for number in range(20_000):
+        print(number)
+    raise Refused
+
+
+@pytest.mark.each_mpi
+def test_output_before_an_exception_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Refused):
+        run(print_much_and_raise, ranks=1)
+    assert capsys.readouterr().out == "".join(f"[rank 0] {n}\n" for n in range(20_000))
+
+
+class Wordy(Exception):
+    """An exception that makes its message of its argument."""
+
+    def __init__(self, number: object) -> None:
+        super().__init__(f"got {number}")
+
+
+class Leaving(Exception):
+    """An exception that does not come back."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return sys.exit, ()
+
+
+@pytest.mark.parametrize(("kind", "text"), [(Wordy, "Wordy: got 3"), (Leaving, "Leaving: 3")])
+def test_exception_that_comes_back_otherwise_is_told_by_its_text(
+    kind: type[Exception], text: str
+) -> None:
+    def fail() -> None:
+        raise kind(3)
+
+    with pytest.raises(RuntimeError, match=rf"\b{text}\n"):
+        run(fail, ranks=1)
+
+
+def test_wrong_call_names_the_rank() -> None:
+    with pytest.raises(TypeError, match="2 were given") as raised:
+        run(lambda: None, 1, 2, ranks=1)
+    assert raised.value.__notes__ == ["Raised on rank 0"]
+
+
 def raise_everywhere(error: str) -> None:
     raise Odd(error, f"on {world().rank}")
 
@@ -135,7 +184,7 @@ def test_what_cannot_be_pickled_is_named() -> None:
         run(lambda: lock)
     with pytest.raises(TypeError, match=r"^argument 2 of print cannot be pickled"):
         run(print, 1, lock)
-    with pytest.raises(TypeError, match=r"^the result of rank 1 cannot be pickled.* of lock$"):
+    with pytest.raises(TypeError, match=r"^the result of rank 1 cannot be pickled.* of lock\n"):
         run(lambda: world().rank and threading.Lock(), ranks=2)
 
 
@@ -184,6 +233,60 @@ def test_what_cannot_be_unpickled_is_named() -> None:
         run(print, OnlyOnRanks(), ranks=1)
     with pytest.raises(RuntimeError, match=r"^the result of rank 0 cannot be unpickled"):
         run(OnlyOnRanks, ranks=1)
+
+
+def test_function_may_close_its_output() -> None:
+    assert run(lambda: sys.stdout.close() or 5, ranks=1) == [5]
+
+
+def test_output_that_the_caller_cannot_encode(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", screen)
+    run(print, "ä→", ranks=1)
+    assert screen.buffer.getvalue() == b"[rank 0] \\xe4\\u2192\n"
+
+
+def test_process_that_the_function_leaves_behind(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is ended, however long `run` waits for ranks."""
+    monkeypatch.setattr(launch_ranks, "_SECONDS_TO_LEAVE", float("inf"))
+    loop = "for i in $(seq 1000); do echo more; sleep 0.05; done; echo not ended"
+    assert run(lambda: subprocess.Popen(["sh", "-c", loop]).pid > 0, ranks=1) == [True]
+    assert "not ended" not in capsys.readouterr().out
+
+
+def test_stranger_does_not_hold_up_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    accept, accepted = Listener.accept, []
+
+    def noted(listener: Listener) -> Any:
+        accepted.append(accept(listener))
+        return accepted[-1]
+
+    def connect() -> None:
+        port = int(os.environ[JOB].split()[1])
+        strangers.append(socket.create_connection(("127.0.0.1", port)))
+
+    strangers: list[socket.socket] = []
+    monkeypatch.setattr(Listener, "accept", noted)
+    run(connect, ranks=1)
+    assert None not in accepted
+
+
+def test_modules_of_the_working_directory_do_not_replace_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_mpiexec()
+    (tmp_path / "random.py").write_text("raise ImportError('this is not random')\n")
+    monkeypatch.chdir(tmp_path)
+    assert run(os.getcwd, ranks=1) == [str(tmp_path)]
+
+
+def test_pickling_in_several_threads() -> None:
+    """cloudpickle has one list, for all threads, of what is pickled by value."""
+    values = [Refused(number) for number in range(1000)]
+    with ThreadPoolExecutor(4) as threads:
+        assert len({*threads.map(dumps, [values] * 20)}) == 1
 
 
 def print_much() -> None:
@@ -255,6 +358,7 @@ def test_traceback_shows_lines_of_a_notebook() -> None:
 
 # No guard: were it imported by the ranks, each would start a job.
 SCRIPT = """\
+import subprocess
 import sys
 from pathlib import Path
 from chainermn.launch import run
@@ -262,6 +366,7 @@ from chainermn.launch import run
 def wait(folder):
     import chainermn
     comm = chainermn.create_communicator()
+    subprocess.Popen(["sleep", "1000"])
     Path(folder, f"rank{comm.rank}").write_text(Path("/proc/self/maps").read_text())
     comm.recv_obj(source=comm.rank)
 
@@ -324,6 +429,49 @@ def test_mpiexec_that_starts_nothing(flavour: str, only_mpiexec: Callable[[str],
     only_mpiexec(f"echo {sign}; exit 1")
     with pytest.raises(RuntimeError, match=rf"ranks have not started: \[0, 1\].*{sign}"):
         run(int, ranks=2)
+
+
+# Python imports a module of this name when it starts.
+SITECUSTOMIZE = """\
+import os
+if "1" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")):
+    os._exit(3)
+"""
+
+
+@pytest.mark.each_mpi
+def test_rank_that_ends_before_it_connects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    # MPICH's mpiexec waits for the other ranks.
+    monkeypatch.setattr(launch_ranks, "_START_LIMIT", 3)
+    with pytest.raises(RuntimeError, match=r"started: \[.*1\]; mpiexec ended with exit code 3"):
+        run(int, ranks=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("PID 7 RUNNING AT a\n= KILLED BY: Real-time signal 6 (signal 40)", "Real-time signal 6"),
+        ("PID 7 RUNNING AT a\n= KILLED BY: Segmentation fault (signal 11)", "SIGSEGV"),
+        ("rank 0 with PID 7 on node a exited on signal 15 (Terminated).", "SIGTERM"),
+    ],
+)
+def test_name_of_a_signal(words: str, name: str) -> None:
+    ((pid, number),) = launch_ranks._SIGNAL.findall(words)
+    assert (pid, launch_ranks._name_of(int(number))) == ("7", name)
+
+
+def test_keywords_are_refused() -> None:
+    message = r"got x; .*: use run\(lambda: add_up\(\.\.\., x=\.\.\.\), ranks=2\)$"
+    with pytest.raises(TypeError, match=message):
+        run(add_up, 1, x=3, ranks=2)
+
+
+def test_number_of_ranks_of_numpy() -> None:
+    assert run(int, ranks=np.int64(2)) == [0, 0]
 
 
 @pytest.mark.parametrize(
