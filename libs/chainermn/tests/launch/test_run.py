@@ -15,8 +15,9 @@ import socket
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +96,8 @@ def test_exception_of_one_rank_ends_all(capfd: pytest.CaptureFixture[str]) -> No
 
 
 def print_much_and_raise() -> None:
-    for number in range(20_000):
-        print(number)
+    # More than is read at once, and faster than it is shown.
+    print("\n".join(f"{number:050}" for number in range(20_000)))
     raise Refused
 
 
@@ -104,7 +105,7 @@ def print_much_and_raise() -> None:
 def test_output_before_an_exception_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(Refused):
         run(print_much_and_raise, ranks=1)
-    assert capsys.readouterr().out == "".join(f"[rank 0] {n}\n" for n in range(20_000))
+    assert capsys.readouterr().out == "".join(f"[rank 0] {n:050}\n" for n in range(20_000))
 
 
 class Wordy(Exception):
@@ -282,11 +283,35 @@ def test_modules_of_the_working_directory_do_not_replace_others(
     assert run(os.getcwd, ranks=1) == [str(tmp_path)]
 
 
-def test_pickling_in_several_threads() -> None:
-    """cloudpickle has one list, for all threads, of what is pickled by value."""
-    values = [Refused(number) for number in range(1000)]
-    with ThreadPoolExecutor(4) as threads:
-        assert len({*threads.map(dumps, [values] * 20)}) == 1
+class Calls:
+    """Calls a function while it is pickled."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self.function = function
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.function()
+        return int, ()
+
+
+def test_pickling_in_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One must not take from cloudpickle's list a module that the other still needs there."""
+    apart: Any = types.ModuleType("apart")
+    exec("class One:\n    pass\n\nclass Two:\n    pass\n", vars(apart))
+    monkeypatch.setitem(sys.modules, "apart", apart)
+    second_is_there, first_has_ended = threading.Event(), threading.Event()
+    arrive, wait = Calls(second_is_there.set), Calls(lambda: first_has_ended.wait(LIMIT))
+    second = [apart.One, arrive, wait, apart.Two]
+
+    def start_second() -> None:
+        pickled.append(threads.submit(dumps, second))
+        second_is_there.wait(0.5)  # in vain, if the second waits for the first
+
+    pickled: list[Future[bytes]] = []
+    with ThreadPoolExecutor(1) as threads:
+        dumps([apart.One, Calls(start_second)])
+        first_has_ended.set()
+        assert pickled[0].result() == dumps(second)
 
 
 def print_much() -> None:
@@ -366,7 +391,7 @@ from chainermn.launch import run
 def wait(folder):
     import chainermn
     comm = chainermn.create_communicator()
-    subprocess.Popen(["sleep", "1000"])
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
     Path(folder, f"rank{comm.rank}").write_text(Path("/proc/self/maps").read_text())
     comm.recv_obj(source=comm.rank)
 

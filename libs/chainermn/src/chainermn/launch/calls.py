@@ -68,8 +68,9 @@ def run(
     ------
     Exception
         The exception of the function, with a note that names the rank and shows its traceback.
-        If several ranks raise, that of the lowest one. RuntimeError with the same text if the
-        exception cannot be pickled. The other ranks are ended.
+        Of those that raise within a fifth of a second, that of the lowest rank. RuntimeError with
+        the same text if the exception cannot be pickled, or does not come back as it was. The
+        other ranks are ended.
     RuntimeError
         If a rank is killed or exits, if ranks do not start, or if this process is a rank.
     ConnectionError
