@@ -7,6 +7,7 @@ failed, or null.
 import functools
 import importlib
 import json
+import pickle
 import sys
 import tempfile
 import traceback
@@ -407,6 +408,7 @@ def _waits_for_its_use(user, part, function):
     real = importlib.import_module(f"scipy.{part}")
     assert found is not real
     assert getattr(found, function) is getattr(real, function)
+    assert pickle.loads(pickle.dumps(found)) is real
 
 
 USERS_OF_SCIPY = [

@@ -57,6 +57,12 @@ def test_chainer_notices_that_scipy_is_missing(python):
     assert python(f"import sys; sys.modules['scipy'] = None; {code}") == "False"
 
 
+def test_scipy_without_a_spec_is_there(python):
+    code = "from chainer.functions.math import erfinv; print(erfinv.available_cpu)"
+    stub = "import sys, types; sys.modules['scipy'] = types.ModuleType('scipy')"
+    assert python(f"{stub}; {code}") == "True"
+
+
 def test_onnx_chainer_may_be_imported_first(python):
     code = "import onnx_chainer, sys; print(sys.modules['onnx_chainer.export']._available)"
     assert python(code) == "True"

@@ -257,7 +257,7 @@ REPAIRS = (
         "sparse-matmul-float16",
         "chainer.functions.math.sparse_matmul",
         "scipy.sparse has no float16",
-        libraries.scipy_lacks_float16,
+        starting.has_scipy,
         libraries.multiply_in_float32,
     ),
     Repair(
@@ -297,7 +297,7 @@ REPAIRS = (
             f"scipy-when-used-by-{module.rpartition('.')[2]}",
             f"chainer.{module}",
             f"scipy.{part} is slow to import, and most programs never use it",
-            starting.scipy_is_loaded_at_once,
+            starting.has_scipy,
             starting.scipy_when_used(part),
             "before",
         )

@@ -44,7 +44,7 @@ def test_other_key_is_refused_on_both_ends() -> None:
 
 
 def test_stranger_that_says_nothing_or_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_PATIENCE", 1)
+    monkeypatch.setattr(connections, "_PATIENCE_OF_CALLER", 1)
     with Listener(None) as listener:
         address = listener._socket.getsockname()
         with socket.create_connection(address):

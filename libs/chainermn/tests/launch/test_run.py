@@ -11,11 +11,13 @@ import linecache
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,11 @@ import numpy as np
 import pytest
 
 import chainermn
+from chainermn.launch import ranks as launch_ranks
 from chainermn.launch import run
+from chainermn.launch.connections import JOB, Listener
+from chainermn.launch.mpiexec import find_mpiexec
+from chainermn.launch.pickles import dumps
 
 # Seconds after which something hangs, on however busy a machine.
 LIMIT = 120
@@ -89,6 +95,50 @@ def test_exception_of_one_rank_ends_all(capfd: pytest.CaptureFixture[str]) -> No
     assert [line for line in err.splitlines() if "chainermn: note:" not in line] == []
 
 
+def print_much_and_raise() -> None:
+    # More than is read at once, and faster than it is shown.
+    print("\n".join(f"{number:050}" for number in range(20_000)))
+    raise Refused
+
+
+@pytest.mark.each_mpi
+def test_output_before_an_exception_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Refused):
+        run(print_much_and_raise, ranks=1)
+    assert capsys.readouterr().out == "".join(f"[rank 0] {n:050}\n" for n in range(20_000))
+
+
+class Wordy(Exception):
+    """An exception that makes its message of its argument."""
+
+    def __init__(self, number: object) -> None:
+        super().__init__(f"got {number}")
+
+
+class Leaving(Exception):
+    """An exception that does not come back."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return sys.exit, ()
+
+
+@pytest.mark.parametrize(("kind", "text"), [(Wordy, "Wordy: got 3"), (Leaving, "Leaving: 3")])
+def test_exception_that_comes_back_otherwise_is_told_by_its_text(
+    kind: type[Exception], text: str
+) -> None:
+    def fail() -> None:
+        raise kind(3)
+
+    with pytest.raises(RuntimeError, match=rf"\b{text}\n"):
+        run(fail, ranks=1)
+
+
+def test_wrong_call_names_the_rank() -> None:
+    with pytest.raises(TypeError, match="2 were given") as raised:
+        run(lambda: None, 1, 2, ranks=1)
+    assert raised.value.__notes__ == ["Raised on rank 0"]
+
+
 def raise_everywhere(error: str) -> None:
     raise Odd(error, f"on {world().rank}")
 
@@ -135,8 +185,41 @@ def test_what_cannot_be_pickled_is_named() -> None:
         run(lambda: lock)
     with pytest.raises(TypeError, match=r"^argument 2 of print cannot be pickled"):
         run(print, 1, lock)
-    with pytest.raises(TypeError, match=r"^the result of rank 1 cannot be pickled.* of lock$"):
+    with pytest.raises(TypeError, match=r"^the result of rank 1 cannot be pickled.* of lock\n"):
         run(lambda: world().rank and threading.Lock(), ranks=2)
+
+
+# As a variable of the function, as an argument, and in a list.
+SCRIPT_WITH_A_COMMUNICATOR = """\
+import copy
+import chainermn
+from chainermn.launch import run
+
+comm = chainermn.create_communicator()
+assert copy.deepcopy([comm])[0] is comm
+for function, *arguments in [(lambda: comm.rank,), (print, comm), (print, [comm])]:
+    try:
+        print(run(function, *arguments, ranks=2))
+    except TypeError as error:
+        print(error)
+"""
+
+
+def test_communicator_stays_in_its_process() -> None:
+    message = r"cannot be pickled, .*: a communicator belongs to the process that made it: call "
+    with pytest.raises(TypeError, match=rf"^the result of rank 0 {message}"):
+        run(chainermn.create_communicator, ranks=1)
+    shown = subprocess.run(
+        [sys.executable, "-c", SCRIPT_WITH_A_COMMUNICATOR],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert shown.returncode == 0, shown.stderr
+    closure, argument, inner = shown.stdout.splitlines()
+    assert re.match(rf"the function <lambda> {message}", closure)
+    assert re.match(rf"argument 1 of print {message}", argument)
+    assert re.match(rf"argument 1 of print {message}", inner)
 
 
 class OnlyOnRanks:
@@ -151,6 +234,84 @@ def test_what_cannot_be_unpickled_is_named() -> None:
         run(print, OnlyOnRanks(), ranks=1)
     with pytest.raises(RuntimeError, match=r"^the result of rank 0 cannot be unpickled"):
         run(OnlyOnRanks, ranks=1)
+
+
+def test_function_may_close_its_output() -> None:
+    assert run(lambda: sys.stdout.close() or 5, ranks=1) == [5]
+
+
+def test_output_that_the_caller_cannot_encode(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", screen)
+    run(print, "ä→", ranks=1)
+    assert screen.buffer.getvalue() == b"[rank 0] \\xe4\\u2192\n"
+
+
+def test_process_that_the_function_leaves_behind(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is ended, however long `run` waits for ranks."""
+    monkeypatch.setattr(launch_ranks, "_SECONDS_TO_LEAVE", float("inf"))
+    loop = "for i in $(seq 1000); do echo more; sleep 0.05; done; echo not ended"
+    assert run(lambda: subprocess.Popen(["sh", "-c", loop]).pid > 0, ranks=1) == [True]
+    assert "not ended" not in capsys.readouterr().out
+
+
+def test_stranger_does_not_hold_up_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    accept, accepted = Listener.accept, []
+
+    def noted(listener: Listener) -> Any:
+        accepted.append(accept(listener))
+        return accepted[-1]
+
+    def connect() -> None:
+        port = int(os.environ[JOB].split()[1])
+        strangers.append(socket.create_connection(("127.0.0.1", port)))
+
+    strangers: list[socket.socket] = []
+    monkeypatch.setattr(Listener, "accept", noted)
+    run(connect, ranks=1)
+    assert None not in accepted
+
+
+def test_modules_of_the_working_directory_do_not_replace_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_mpiexec()
+    (tmp_path / "random.py").write_text("raise ImportError('this is not random')\n")
+    monkeypatch.chdir(tmp_path)
+    assert run(os.getcwd, ranks=1) == [str(tmp_path)]
+
+
+class Calls:
+    """Calls a function while it is pickled."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self.function = function
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.function()
+        return int, ()
+
+
+def test_pickling_in_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One must not take from cloudpickle's list a module that the other still needs there."""
+    apart: Any = types.ModuleType("apart")
+    exec("class One:\n    pass\n\nclass Two:\n    pass\n", vars(apart))
+    monkeypatch.setitem(sys.modules, "apart", apart)
+    second_is_there, first_has_ended = threading.Event(), threading.Event()
+    arrive, wait = Calls(second_is_there.set), Calls(lambda: first_has_ended.wait(LIMIT))
+    second = [apart.One, arrive, wait, apart.Two]
+
+    def start_second() -> None:
+        pickled.append(threads.submit(dumps, second))
+        second_is_there.wait(0.5)  # in vain, if the second waits for the first
+
+    pickled: list[Future[bytes]] = []
+    with ThreadPoolExecutor(1) as threads:
+        dumps([apart.One, Calls(start_second)])
+        first_has_ended.set()
+        assert pickled[0].result() == dumps(second)
 
 
 def print_much() -> None:
@@ -222,6 +383,7 @@ def test_traceback_shows_lines_of_a_notebook() -> None:
 
 # No guard: were it imported by the ranks, each would start a job.
 SCRIPT = """\
+import subprocess
 import sys
 from pathlib import Path
 from chainermn.launch import run
@@ -229,6 +391,7 @@ from chainermn.launch import run
 def wait(folder):
     import chainermn
     comm = chainermn.create_communicator()
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
     Path(folder, f"rank{comm.rank}").write_text(Path("/proc/self/maps").read_text())
     comm.recv_obj(source=comm.rank)
 
@@ -291,6 +454,49 @@ def test_mpiexec_that_starts_nothing(flavour: str, only_mpiexec: Callable[[str],
     only_mpiexec(f"echo {sign}; exit 1")
     with pytest.raises(RuntimeError, match=rf"ranks have not started: \[0, 1\].*{sign}"):
         run(int, ranks=2)
+
+
+# Python imports a module of this name when it starts.
+SITECUSTOMIZE = """\
+import os
+if "1" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")):
+    os._exit(3)
+"""
+
+
+@pytest.mark.each_mpi
+def test_rank_that_ends_before_it_connects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    # MPICH's mpiexec waits for the other ranks.
+    monkeypatch.setattr(launch_ranks, "_START_LIMIT", 3)
+    with pytest.raises(RuntimeError, match=r"started: \[.*1\]; mpiexec ended with exit code 3"):
+        run(int, ranks=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("PID 7 RUNNING AT a\n= KILLED BY: Real-time signal 6 (signal 40)", "Real-time signal 6"),
+        ("PID 7 RUNNING AT a\n= KILLED BY: Segmentation fault (signal 11)", "SIGSEGV"),
+        ("rank 0 with PID 7 on node a exited on signal 15 (Terminated).", "SIGTERM"),
+    ],
+)
+def test_name_of_a_signal(words: str, name: str) -> None:
+    ((pid, number),) = launch_ranks._SIGNAL.findall(words)
+    assert (pid, launch_ranks._name_of(int(number))) == ("7", name)
+
+
+def test_keywords_are_refused() -> None:
+    message = r"got x; .*: use run\(lambda: add_up\(\.\.\., x=\.\.\.\), ranks=2\)$"
+    with pytest.raises(TypeError, match=message):
+        run(add_up, 1, x=3, ranks=2)
+
+
+def test_number_of_ranks_of_numpy() -> None:
+    assert run(int, ranks=np.int64(2)) == [0, 0]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ if what == "message":
     raise SystemExit("error: not so" if rank == 0 else 1)
 if what == "code":
     sys.exit(rank * 3)
+if what == "odd":
+    sys.exit(True if rank == 0 else -254)
 if what == "raises" and rank == 1:
     raise ValueError("only here")
 """
@@ -33,10 +35,10 @@ def script(tmp_path):
 
 
 def test_each_run_has_its_own_output_and_exit_code(script, tmp_path):
-    cases = [["ends", 1, tmp_path], ["message"], ["code"], ["ends"]]
+    cases = [["ends", 1, tmp_path], ["message"], ["code"], ["odd"], ["ends"]]
     jobs = run_in_turn(2, script, cases, cwd=tmp_path)
-    assert [job.returncode for job in jobs] == [0, 1, 3, 0]
-    assert [job.stderr for job in jobs] == ["", "error: not so\n", "", ""]
+    assert [job.returncode for job in jobs] == [0, 1, 3, 2, 0]
+    assert [job.stderr for job in jobs] == ["", "error: not so\n", "", "", ""]
     for number, (job, case) in enumerate(zip(jobs, cases, strict=True), 1):
         what, *rest = map(str, case)
         assert sorted(job.stdout.splitlines()) == [f"{what} {r} {number} {rest}" for r in (0, 1)]

@@ -22,13 +22,6 @@ def protobuf_has_no_generated_descriptors() -> bool:
     return int(google.protobuf.__version__.split(".")[0]) >= 4
 
 
-def scipy_lacks_float16() -> bool:
-    # To ask scipy.sparse would load it, at every import of Chainer.
-    if importlib.util.find_spec("scipy") is None:
-        raise ImportError("No module named 'scipy'")
-    return True
-
-
 def onnx_has_no_mapping() -> bool:
     return importlib.util.find_spec("onnx.mapping") is None
 

@@ -1,5 +1,6 @@
 """What ``import chainer`` loads for functions that a program may never call."""
 
+import contextlib
 import importlib
 import importlib.util
 from collections.abc import Callable
@@ -26,10 +27,15 @@ class WhenUsed(ModuleType):
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self.__name__), name)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return importlib.import_module, (self.__name__,)
 
-def scipy_is_loaded_at_once() -> bool:
-    if importlib.util.find_spec("scipy") is None:
-        raise ImportError("No module named 'scipy'")
+
+def has_scipy() -> bool:
+    # To import it would take longer than all else, at every import of Chainer.
+    with contextlib.suppress(ValueError):  # loaded already, in an unusual way
+        if importlib.util.find_spec("scipy") is None:
+            raise ImportError("No module named 'scipy'")
     return True
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
@@ -49,6 +49,15 @@ class CommunicatorBase(Configurable, ABC):
 
     #: The MPI communicator underneath, for MPI code of one's own.
     mpi_comm: MPI.Intracomm
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a communicator belongs to the process that made it: call "
+            "chainermn.create_communicator() inside the function, or in the other process"
+        )
 
     # ---- where this rank stands ----
 

@@ -59,7 +59,8 @@ class ArrayMessage(Message):
                 described = f"a tuple or list with {type(array)}" if self.is_tuple else type(array)
                 raise TypeError(
                     f"expected an array, or a tuple or list of arrays, got {described}; "
-                    "for other objects there are send_obj, bcast_obj, gather_obj, ..."
+                    "np.array(x) makes one of a number; for other objects there are send_obj, "
+                    "bcast_obj, allreduce_obj, ..."
                 )
             if array.dtype.kind not in "biufc":
                 raise TypeError(f"expected an array of numbers or bool, got dtype {array.dtype}")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import chainermn
 from chainermn.failures.processes import launchers_of, numbers_in
 from chainermn.launch.connections import JOB, Listener
 from chainermn.launch.hosts import Host, fill_hosts, parse_hosts
@@ -16,12 +19,19 @@ from chainermn.launch.pickles import dump_call
 from chainermn.launch.ranks import Ranks
 from chainermn.launch.reachable import check_reachable
 
+# Where the caller has found this library, ranks find it, too.
+_WORKER = (
+    f"import sys; sys.path.append({str(Path(chainermn.__file__).parents[1])!r}); "
+    "from chainermn.launch.worker import main; main()"
+)
+
 
 def run(
     function: Callable[..., Any],
     *args: Any,
     ranks: int = 4,
     hosts: str | Iterable[Host] | None = None,
+    **unexpected: Any,
 ) -> list[Any]:
     """Call a function on several ranks of a new job, and return what it returns on each.
 
@@ -39,7 +49,8 @@ def run(
     function : callable
         Called as ``function(*args)`` on every rank.
     *args
-        Anything that can be pickled.
+        Anything that can be pickled. Keyword arguments are refused: use
+        ``run(lambda: function(x=3))``.
     ranks : int, default 4
         Number of ranks.
     hosts : str or list of (str, int), optional
@@ -57,8 +68,9 @@ def run(
     ------
     Exception
         The exception of the function, with a note that names the rank and shows its traceback.
-        If several ranks raise, that of the lowest one. RuntimeError with the same text if the
-        exception cannot be pickled. The other ranks are ended.
+        Of those that raise within a fifth of a second, that of the lowest rank. RuntimeError with
+        the same text if the exception cannot be pickled, or does not come back as it was. The
+        other ranks are ended.
     RuntimeError
         If a rank is killed or exits, if ranks do not start, or if this process is a rank.
     ConnectionError
@@ -70,8 +82,11 @@ def run(
     """
     if not callable(function):
         raise TypeError(f"run: function must be callable, got {function!r}")
-    if isinstance(ranks, bool) or not isinstance(ranks, int):
+    if unexpected:
+        raise TypeError(_about_keywords(function, args, unexpected, ranks))
+    if isinstance(ranks, bool) or not hasattr(ranks, "__index__"):
         raise TypeError(f"run: ranks must be a whole number, got {ranks!r}")
+    ranks = operator.index(ranks)
     if ranks < 1:
         raise ValueError(f"run: ranks must be at least 1, got {ranks}")
     places = None if hosts is None else fill_hosts(_parsed(hosts), ranks)
@@ -93,8 +108,21 @@ def _mpiexec(
     """Return the command that starts the ranks, and its environment."""
     environment = {**launch_environment(hosts), **variables}
     forward = [*variables, *(name for name in environment if name.startswith("CHAINER"))]
-    arguments = ["-u", "-m", "chainermn.launch.worker"]
+    # Without -P, a random.py in the working directory would take the place of Python's.
+    arguments = ["-u", "-P", "-c", _WORKER]
     return mpiexec_command(ranks, arguments, hosts=hosts, forward=forward), environment
+
+
+def _about_keywords(
+    function: Callable[..., Any], args: Sequence[Any], keywords: Iterable[str], ranks: object
+) -> str:
+    name = getattr(function, "__name__", "")
+    shown = ", ".join([*["..."] * len(args), *(f"{keyword}=..." for keyword in keywords)])
+    return (
+        f"run: expected no keywords except ranks and hosts, got {', '.join(keywords)}; run passes "
+        "positional arguments only: use "
+        f"run(lambda: {name if name.isidentifier() else 'function'}({shown}), ranks={ranks!r})"
+    )
 
 
 def _parsed(hosts: str | Iterable[Host]) -> list[Host]:

@@ -28,8 +28,10 @@ _KEY = "_CHAINERMN_RUN_KEY"
 _LOOPBACK = "127.0.0.1"
 # Not every address of the caller leads there from every host.
 _SECONDS_TO_CONNECT = 3.0
-# Seconds for the other end to answer, which may be something else than a rank or its caller.
-_PATIENCE = 20
+# Seconds for each end to wait for an answer, as the other may be neither a rank nor its caller. A
+# rank waits while the caller deals with others.
+_PATIENCE_OF_CALLER = 2
+_PATIENCE_OF_RANK = 20
 _FAILURES = (AuthenticationError, AssertionError, EOFError, OSError)
 
 
@@ -73,7 +75,7 @@ class Listener:
             answer_challenge(connection, self._key)
             return connection.recv()
 
-        return _greeted(self._socket.accept()[0], greet)
+        return _greeted(self._socket.accept()[0], greet, _PATIENCE_OF_CALLER)
 
     def __enter__(self) -> Listener:
         return self
@@ -109,7 +111,7 @@ class Invitation:
                 made = socket.create_connection((address, self.port), timeout=_SECONDS_TO_CONNECT)
             except OSError:
                 continue
-            if greeted := _greeted(made, greet):
+            if greeted := _greeted(made, greet, _PATIENCE_OF_RANK):
                 return greeted[0]
         raise ConnectionError(
             f"rank {rank} on {socket.gethostname()} can connect to none of these addresses: "
@@ -123,12 +125,14 @@ def hang_up(connection: Connection) -> None:
         same.shutdown(socket.SHUT_WR)
 
 
-def _greeted(made: socket.socket, greet: Callable[[Connection], T]) -> tuple[Connection, T] | None:
+def _greeted(
+    made: socket.socket, greet: Callable[[Connection], T], patience: int
+) -> tuple[Connection, T] | None:
     """Return the connection over a socket, and what ``greet`` returns; None if that fails."""
     with made:
         made.setblocking(True)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _PATIENCE, 0))
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", patience, 0))
         connection = Connection(os.dup(made.fileno()))
         try:
             greeting = greet(connection)

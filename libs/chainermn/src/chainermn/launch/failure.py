@@ -16,7 +16,7 @@ class Failure(NamedTuple):
     #: Type and message of the exception.
     text: str
     traceback: str
-    #: The exception; None if it cannot be pickled.
+    #: The exception and its arguments; None if they cannot be pickled.
     pickled: bytes | None
 
     @classmethod
@@ -28,7 +28,7 @@ class Failure(NamedTuple):
         text = "".join(traceback.format_exception_only(error)).rstrip()
         lines = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
         try:
-            return cls(text, lines, dumps(error))
+            return cls(text, lines, dumps((error, error.args)))
         except Exception:
             return cls(text, lines, None)
 
@@ -37,10 +37,12 @@ class Failure(NamedTuple):
         error = None
         if self.pickled is not None:
             # Its class may not be here, or may take other arguments than it keeps.
-            with contextlib.suppress(Exception):
-                error = pickle.loads(self.pickled)
+            with contextlib.suppress(BaseException):
+                unpickled, args = pickle.loads(self.pickled)
+                if unpickled.args == args:  # else its class has made a message of the message
+                    error = unpickled
         if not isinstance(error, BaseException):
             error = RuntimeError(self.text)
-        if self.traceback != self.text:
-            error.add_note(f"Raised on rank {rank}:\n{self.traceback}")
+        frames = f":\n{self.traceback}" if self.traceback != self.text else ""
+        error.add_note(f"Raised on rank {rank}{frames}")
         return error

@@ -49,7 +49,8 @@ def started(
 def _end_marked(name: str, value: str) -> None:
     """Wait for the end of all processes that have inherited a variable; kill them if need be."""
     deadline = time.monotonic() + _PATIENCE
-    while strays := _marked(name, value):
+    # What the kernel holds cannot be killed.
+    while (strays := _marked(name, value)) and time.monotonic() < deadline + _PATIENCE:
         if time.monotonic() > deadline:
             for stray in strays:
                 stray.kill()
@@ -64,7 +65,8 @@ def _marked(name: str, value: str) -> list[Process]:
 @contextlib.contextmanager
 def _interrupts_ignored() -> Iterator[None]:
     """Let nobody who presses Ctrl-C twice keep the job from ending."""
-    if threading.current_thread() is not threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is None:  # set by C code: no way back to it
         yield
         return
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -14,21 +14,26 @@ class Output:
     def __init__(self, rank: int, stream: str) -> None:
         self._prefix = f"[rank {rank}] "
         self._stream = stream
-        self._rest = b""
+        self._rest = bytearray()
 
     def write(self, data: bytes) -> None:
         """Print the lines that are complete now."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        self._print(lines)
+        lines, end, rest = data.rpartition(b"\n")
+        if end:
+            self._print((self._rest + lines).split(b"\n"))
+            self._rest.clear()
+        self._rest += rest
 
     def close(self) -> None:
         """Print what has no end of line."""
         if self._rest:
             self._print([self._rest])
-            self._rest = b""
+            self._rest.clear()
 
-    def _print(self, lines: list[bytes]) -> None:
+    def _print(self, lines: list[bytearray]) -> None:
         stream = getattr(sys, self._stream)
+        encoding = getattr(stream, "encoding", None) or "utf-8"
         for line in lines:
-            stream.write(f"{self._prefix}{line.decode(errors='replace')}\n")
+            text = f"{self._prefix}{line.decode(errors='replace')}\n"
+            stream.write(text.encode(encoding, errors="backslashreplace").decode(encoding))
         stream.flush()

@@ -5,11 +5,15 @@ from __future__ import annotations
 import io
 import marshal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
+
+# All threads share cloudpickle's list of modules; a value that is pickled may pickle another.
+_registry = threading.RLock()
 
 
 def dump_call(function: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
@@ -41,11 +45,12 @@ def dumps(value: object) -> bytes:
     """
     file = io.BytesIO()
     pickler = _Pickler(file)
-    try:
-        pickler.dump(value)
-    finally:
-        for module in pickler.registered:
-            cloudpickle.unregister_pickle_by_value(module)
+    with _registry:
+        try:
+            pickler.dump(value)
+        finally:
+            for module in pickler.registered:
+                cloudpickle.unregister_pickle_by_value(module)
     return file.getvalue()
 
 

@@ -31,11 +31,14 @@ _SECONDS_FOR_OTHERS = 0.2
 _SECONDS_FOR_A_REASON = 5.0
 # Seconds for ranks that have returned to leave MPI.
 _SECONDS_TO_LEAVE = 60.0
+# Seconds for what has been printed to arrive once mpiexec has ended: a process that the function
+# has left behind may print without end.
+_SECONDS_FOR_OUTPUT = 1.0
 # Seconds for ranks to end themselves because nobody listens any more.
 _SECONDS_TO_END = 1.0
 
 # As MPICH and Open MPI report a process that a signal has ended, and Open MPI an exit code.
-_SIGNAL = re.compile(r"PID (\d+).*?signal (\d+)", re.DOTALL)
+_SIGNAL = re.compile(r"PID (\d+).*?(?:\(|on )signal (\d+)", re.DOTALL)
 _EXIT_CODE = re.compile(r"Exit code:\s+(\d+)")
 
 
@@ -91,20 +94,23 @@ class Ranks:
         """
         self._serve(lambda: self._has_started() or bool(self._dead), _START_LIMIT)
         if not self._has_started():
+            self._end()
             raise self._error_of_start()
+        self._selector.unregister(self._listener)  # a stranger would hold up the ranks
+        message = pickle.dumps((Surroundings.here(), call))
         for connection in self._connections.values():
             with contextlib.suppress(OSError):  # of a rank that has died, as is noticed below
-                connection.send((Surroundings.here(), call))
+                connection.send_bytes(message)
         self._serve(self._is_decided, float("inf"))
         if self._failures:
             self._serve(lambda: len(self._failures) == self._size, _SECONDS_FOR_OTHERS)
+            self._end()  # what a rank has printed may come after its exception
             first = min(self._failures)
             raise self._failures[first].as_exception(first)
         missing = [*self._dead] or sorted({*range(self._size)} - {*self._results})
         if missing:
             self._serve(self._has_ended, _SECONDS_FOR_A_REASON)
-            self._hang_up()  # before MPI is initialised, MPICH's mpiexec goes on
-            self._serve(self._has_ended, _SECONDS_FOR_A_REASON)
+            self._end()  # before MPI is initialised, MPICH's mpiexec goes on
             raise self._error_of_death(missing)
         self._serve(self._has_ended, _SECONDS_TO_LEAVE)
         if self._mpiexec.poll() != 0:
@@ -117,18 +123,27 @@ class Ranks:
         for connection in self._connections.values():
             hang_up(connection)
 
+    def _end(self) -> None:
+        """Let the ranks end themselves, and hear what they and mpiexec have still to say."""
+        self._hang_up()
+        self._serve(self._has_ended, _SECONDS_FOR_A_REASON)
+
     def _listen_to(self, source: Any, act: Callable[[], None]) -> None:
         self._selector.register(source, selectors.EVENT_READ, act)
 
     def _serve(self, is_done: Callable[[], bool], seconds: float) -> None:
         """Do what comes up until something is true, mpiexec has ended, or the time is over."""
-        deadline = time.monotonic() + seconds
+        deadline, has_ended = time.monotonic() + seconds, False
         while not is_done() and time.monotonic() < deadline:
             ready = self._selector.select(_PERIOD)
             for key, _ in ready:
                 key.data()
-            if not ready and self._mpiexec.poll() is not None:
-                return
+            if self._mpiexec.poll() is not None:
+                if not ready:
+                    return
+                if not has_ended:
+                    deadline = min(deadline, time.monotonic() + _SECONDS_FOR_OUTPUT)
+                    has_ended = True
 
     def _has_started(self) -> bool:
         return len(self._connections) == self._size
@@ -190,18 +205,20 @@ class Ranks:
     def _error_of_start(self) -> RuntimeError:
         missing = sorted({*range(self._size)} - {*self._connections})
         return RuntimeError(
-            f"{len(missing)} of {self._size} ranks have not started: {missing}; "
-            f"mpiexec printed: {self._words()}"
+            f"{len(missing)} of {self._size} ranks have not started: {missing}; mpiexec "
+            f"{self._how_mpiexec_ended()} and printed: {self._words()}"
         )
 
     def _error_of_leaving(self) -> RuntimeError:
-        how = f"ended with exit code {self._mpiexec.returncode}"
-        if self._mpiexec.returncode is None:
-            how = f"has not ended within {_SECONDS_TO_LEAVE:.0f} s"
+        how = self._how_mpiexec_ended(f"within {_SECONDS_TO_LEAVE:.0f} s")
         return RuntimeError(
             f"the function has returned on all {self._size} ranks, but thereafter mpiexec {how}. "
             f"Has each message that was sent been received? mpiexec printed: {self._words()}"
         )
+
+    def _how_mpiexec_ended(self, limit: str = "by itself") -> str:
+        code = self._mpiexec.poll()
+        return f"has not ended {limit}" if code is None else f"ended with exit code {code}"
 
     def _error_of_death(self, suspects: Sequence[int]) -> RuntimeError:
         words = self._words()
@@ -212,7 +229,7 @@ class Ranks:
         others = (number for number in signals.values() if number != signal.SIGKILL)
         number = signals.get(self._pids[rank], next(others, None))
         if number is not None:
-            how = f"was killed by signal {number} ({signal.Signals(number).name})"
+            how = f"was killed by signal {number} ({_name_of(number)})"
         elif found := _EXIT_CODE.search(words):
             how = f"ended with exit code {found[1]}"
         elif not self._printed and self._mpiexec.poll():  # MPICH's exit code is that of the rank
@@ -227,6 +244,13 @@ class Ranks:
     def _words(self) -> str:
         """Return what mpiexec has printed."""
         return self._printed.decode(errors="replace").strip() or "nothing"
+
+
+def _name_of(number: int) -> str | None:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # those for real time have no names of their own
+        return signal.strsignal(number)
 
 
 def _read(source: Any) -> bytes:

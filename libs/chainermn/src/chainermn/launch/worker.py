@@ -15,7 +15,7 @@ import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from chainermn.failures.processes import numbers_in
+from chainermn.failures.processes import family_of, numbers_in
 from chainermn.launch.connections import Invitation
 from chainermn.launch.failure import Failure
 from chainermn.launch.pickles import dumps
@@ -34,13 +34,14 @@ def main() -> None:
         _redirect(stream, invitation.accept(rank, stream))
     caller = invitation.accept(rank, "call")
     os.register_at_fork(after_in_child=caller.close)
-    surroundings, call = caller.recv()
+    try:
+        surroundings, call = caller.recv()
+    except (EOFError, OSError):  # the caller has ended, or other ranks have not started
+        return
     surroundings.take_over()
     watcher = threading.Thread(target=_end_with, args=(caller,), daemon=True)
     watcher.start()
     outcome = _outcome(rank, call)
-    sys.stdout.flush()
-    sys.stderr.flush()
     caller.send(outcome)
     if isinstance(outcome, Failure):
         watcher.join()
@@ -55,13 +56,15 @@ def _redirect(stream: str, connection: Connection) -> None:
 
 
 def _end_with(caller: Connection) -> None:
-    """End this process when the caller has ended, or wants no more of it."""
+    """End this process and its descendants when the caller has ended, or wants no more of it."""
     with contextlib.suppress(EOFError, OSError):
         caller.recv_bytes()
     # MPICH 5.0.2 leaves it unless all ranks leave MPI.
     with contextlib.suppress(OSError):  # not Linux, or another rank is first
         for path in set(_MPICH_MEMORY.findall(Path("/proc/self/maps").read_text())):
             os.unlink(path)
+    for descendant in reversed(family_of(os.getpid())[1:]):
+        descendant.kill()
     # From a signal mpiexec knows that the job has failed, not always from an exit code.
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -90,7 +93,3 @@ def _outcome(rank: int, call: bytes) -> bytes | Failure:
         return Failure.of(exited.with_traceback(error.__traceback__), hidden_frames=1)
     except BaseException as error:
         return Failure.of(error, hidden_frames=1)
-
-
-if __name__ == "__main__":
-    main()

@@ -84,17 +84,18 @@ def main(folder: Path, script: str) -> None:
     sys.path[0] = str(Path(script).resolve().parent)
     for run, arguments in enumerate(json.loads((folder / "cases").read_text())):
         sys.argv = [script, *arguments]
-        code: object = 0
+        code = 0
         # Each rank has files of its own: ranks that print in pieces would mix them.
         own = f"{folder}/{run}.{os.getpid()}"
         with _written_to(1, f"{own}.out"), _written_to(2, f"{own}.err"):
             try:
                 runpy.run_path(script, run_name="__main__")
             except SystemExit as end:
-                code = end.code or 0
-                if not isinstance(code, int):  # a message, as Python takes it
-                    print(code, file=sys.stderr)
-                    code = 1
+                said = end.code or 0
+                if not isinstance(said, int):  # a message, as Python takes it
+                    print(said, file=sys.stderr)
+                    said = 1
+                code = int(said) & 255  # as the system takes it
         Path(f"{own}.code").write_text(f"{code}\n")
 
 
