@@ -481,7 +481,8 @@ def test_rank_that_ends_before_it_connects(
     [
         ("PID 7 RUNNING AT a\n= KILLED BY: Real-time signal 6 (signal 40)", "Real-time signal 6"),
         ("PID 7 RUNNING AT a\n= KILLED BY: Segmentation fault (signal 11)", "SIGSEGV"),
-        ("rank 0 with PID 7 on node a exited on signal 15 (Terminated).", "SIGTERM"),
+        ("rank 0 with PID 7 on node a exited on\nsignal 15 (Terminated).", "SIGTERM"),
+        ("PID 7 on node a exited on signal 40 (Real-time signal 6).", "Real-time signal 6"),
     ],
 )
 def test_name_of_a_signal(words: str, name: str) -> None:

@@ -38,7 +38,7 @@ _SECONDS_FOR_OUTPUT = 1.0
 _SECONDS_TO_END = 1.0
 
 # As MPICH and Open MPI report a process that a signal has ended, and Open MPI an exit code.
-_SIGNAL = re.compile(r"PID (\d+).*?(?:\(|on )signal (\d+)", re.DOTALL)
+_SIGNAL = re.compile(r"PID (\d+).*?(?:\(|on\s+)signal\s+(\d+)", re.DOTALL)
 _EXIT_CODE = re.compile(r"Exit code:\s+(\d+)")
 
 
