@@ -283,6 +283,24 @@ def test_modules_of_the_working_directory_do_not_replace_others(
     assert run(os.getcwd, ranks=1) == [str(tmp_path)]
 
 
+def test_library_that_the_caller_finds_in_the_working_directory(tmp_path: Path) -> None:
+    (tmp_path / "chainermn").symlink_to(Path(chainermn.__file__).parent)
+    code = (
+        "import chainermn; from chainermn.launch import run\n"
+        "print(chainermn.__file__, *run(lambda: chainermn.__file__, ranks=1))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert shown.stdout.split() == [str(tmp_path / "chainermn/__init__.py")] * 2, shown.stderr
+
+
 class Calls:
     """Calls a function while it is pickled."""
 

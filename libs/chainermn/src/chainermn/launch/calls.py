@@ -19,10 +19,10 @@ from chainermn.launch.pickles import dump_call
 from chainermn.launch.ranks import Ranks
 from chainermn.launch.reachable import check_reachable
 
-# Where the caller has found this library, ranks find it, too.
+# Ranks use the caller's copy of this library, wherever it has been found.
 _WORKER = (
-    f"import sys; sys.path.append({str(Path(chainermn.__file__).parents[1])!r}); "
-    "from chainermn.launch.worker import main; main()"
+    f"import sys; sys.path.insert(0, {str(Path(chainermn.__file__).parents[1])!r}); "
+    "import chainermn; del sys.path[0]; from chainermn.launch.worker import main; main()"
 )
 
 
