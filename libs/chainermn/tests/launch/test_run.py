@@ -401,10 +401,14 @@ def test_traceback_shows_lines_of_a_notebook() -> None:
 
 # No guard: were it imported by the ranks, each would start a job.
 SCRIPT = """\
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from chainermn.launch import run
+
+# A shell that starts a program in the background lets it ignore interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def wait(folder):
     import chainermn
