@@ -149,12 +149,15 @@ class TestGathering:
         gathering(span("iteration", 0, 4))
         assert [seconds_of(one) for one in gathering.take()] == [{"other": 4}]
 
+    @pytest.mark.parametrize("limit", ["MOST_CALLS", "MOST_ITERATIONS"])
     def test_the_latest_iterations_are_kept(
-        self, clock: Any, monkeypatch: pytest.MonkeyPatch
+        self, clock: Any, monkeypatch: pytest.MonkeyPatch, limit: str
     ) -> None:
-        monkeypatch.setattr(gathering_module, "MOST_CALLS", 3)
+        monkeypatch.setattr(gathering_module, limit, 3)
         gathering = Gathering()
-        for number in range(5):
-            gathering(call("allreduce", number, number + 0.5))
-            gathering(span("iteration", number, number + 1))
-        assert [one.calls[0][1].start for one in gathering.take()] == [2e9, 3e9, 4e9]
+        for first in (0, 5):  # what was taken does not count any more
+            for number in range(first, first + 5):
+                gathering(call("allreduce", number, number + 0.5))
+                gathering(span("iteration", number, number + 1))
+            starts = [one.calls[0][1].start for one in gathering.take()]
+            assert starts == [(first + number) * SECOND for number in (2, 3, 4)]

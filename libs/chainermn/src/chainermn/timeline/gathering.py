@@ -25,7 +25,8 @@ class Gathering:
 
     def __init__(self) -> None:
         self._pending: list[Span] = []
-        self._iterations: deque[Iteration] = deque(maxlen=MOST_ITERATIONS)
+        self._iterations: deque[Iteration] = deque()
+        self._n_calls = 0
         # Up to where time has been given to an iteration.
         self._reached: int | None = None
 
@@ -46,13 +47,15 @@ class Gathering:
             self._close(min(span.start for span in self._pending), spans.now())
         taken = list(self._iterations)
         self._iterations.clear()
+        self._n_calls = 0
         return taken
 
     def _close(self, start: int, end: int) -> None:
         start = start if self._reached is None else self._reached
         self._iterations.append(divide(start, end, self._pending))
-        while sum(len(one.calls) for one in self._iterations) > MOST_CALLS:
-            self._iterations.popleft()
+        self._n_calls += len(self._iterations[-1].calls)
+        while len(self._iterations) > MOST_ITERATIONS or self._n_calls > MOST_CALLS:
+            self._n_calls -= len(self._iterations.popleft().calls)
         self._pending.clear()
         self._reached = end
 
