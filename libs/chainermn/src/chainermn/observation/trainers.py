@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -43,8 +44,8 @@ class Observation:
         if hasattr(updater, "converter"):
             updater.converter = _observed_converter(updater.converter)
         for name, entry in trainer._extensions.items():
-            entry.trigger = _ObservedTrigger(entry.trigger, lambda: self.turn_to(""))
-            entry.trigger.when_it_fires = lambda name=name: self.turn_to(name)
+            began = functools.partial(self.turn_to, name)
+            entry.trigger = _ObservedTrigger(entry.trigger, lambda: self.turn_to(""), began)
         # It is asked when the extensions of an iteration have returned.
         trainer.stop_trigger = _ObservedTrigger(trainer.stop_trigger, self._end)
         self._extension = ""
@@ -88,15 +89,20 @@ class Observation:
 class _ObservedTrigger:
     """A trigger, and what is to be done whenever it is asked, and when it fires."""
 
-    def __init__(self, trigger: Any, when_it_is_asked: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        trigger: Any,
+        when_it_is_asked: Callable[[], None],
+        when_it_fires: Callable[[], None] = lambda: None,
+    ) -> None:
         self._trigger, self._when_it_is_asked = trigger, when_it_is_asked
-        self.when_it_fires: Callable[[], None] | None = None
+        self._when_it_fires = when_it_fires
 
     def __call__(self, trainer: Any) -> Any:
         self._when_it_is_asked()
         fires = self._trigger(trainer)
-        if fires and self.when_it_fires is not None:
-            self.when_it_fires()
+        if fires:
+            self._when_it_fires()
         return fires
 
     def __getattr__(self, name: str) -> Any:
