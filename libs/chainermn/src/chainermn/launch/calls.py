@@ -14,7 +14,7 @@ from chainermn.failures.processes import launchers_of, numbers_in
 from chainermn.launch.connections import JOB, Listener
 from chainermn.launch.hosts import Host, fill_hosts, parse_hosts
 from chainermn.launch.job import started
-from chainermn.launch.mpiexec import launch_environment, mpiexec_command
+from chainermn.launch.mpiexec import launch_environment, mpiexec_command, own_variables
 from chainermn.launch.pickles import dump_call
 from chainermn.launch.ranks import Ranks
 from chainermn.launch.reachable import check_reachable
@@ -107,10 +107,10 @@ def _mpiexec(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command that starts the ranks, and its environment."""
     environment = {**launch_environment(hosts), **variables}
-    forward = [*variables, *(name for name in environment if name.startswith("CHAINER"))]
+    forward = dict.fromkeys((*variables, *own_variables(environment)))
     # Without -P, a random.py in the working directory would take the place of Python's.
     arguments = ["-u", "-P", "-c", _WORKER]
-    return mpiexec_command(ranks, arguments, hosts=hosts, forward=forward), environment
+    return mpiexec_command(ranks, arguments, hosts=hosts, forward=[*forward]), environment
 
 
 def _about_keywords(

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from chainermn import remedies
@@ -168,6 +168,11 @@ def launch_settings(
     if network and flavour == "openmpi":
         settings["OMPI_MCA_btl_tcp_if_include"] = network
     return settings
+
+
+def own_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return the names of the variables that ranks on other hosts are always given."""
+    return sorted(name for name in environment if name.startswith("CHAINER"))
 
 
 def starts_by_ssh() -> bool:

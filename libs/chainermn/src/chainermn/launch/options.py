@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from chainermn.launch.hosts import Host, parse_hosts, read_hostfile
+from chainermn.launch.mpiexec import own_variables
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -56,8 +57,7 @@ def forwarded(forward: Sequence[str], environment: Mapping[str, str]) -> list[st
     """Return the names of the variables to pass to other hosts."""
     if missing := [name for name in forward if name not in environment]:
         raise click.UsageError(f"--forward {missing[0]}: there is no such environment variable")
-    ours = sorted(name for name in environment if name.startswith("CHAINER"))
-    return list(dict.fromkeys((*forward, *ours)))
+    return list(dict.fromkeys((*forward, *own_variables(environment))))
 
 
 def _reader(read: Callable[[str], list[Host]]) -> Callable[..., list[Host] | None]:
