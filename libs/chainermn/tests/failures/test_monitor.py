@@ -169,6 +169,19 @@ def test_ranks_may_go_once_all_have_left(start: Start, capfd: pytest.CaptureFixt
     assert capfd.readouterr().err == ""
 
 
+def test_ranks_may_be_ended_once_one_has_said_so(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    running = start()
+    first, second = running.join(2)
+    second.channel.send({"kind": "stop"})
+    second.channel.close()
+    assert first.hear("tick") == first.hear("tick") == {"kind": "tick"}
+    first.channel.close()
+    running.wait()
+    assert capfd.readouterr().err == ""
+
+
 def test_rank_that_is_gone_without_a_word(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     first, second = start(clock=clock).join(2)

@@ -214,6 +214,19 @@ def test_monitor_is_gone(meet: Meet, ends: list[tuple[str, float]]) -> None:
     assert f"Reported by rank 3 on {HOST}" in message
 
 
+def test_rank_is_ended_by_somebody_who_knows_why(
+    meet: Meet, ends: list[tuple[str, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = meet()
+    monkeypatch.setattr(watch, "_watch", peer.watch)
+    watch.stop_watching()
+    peer.report_of(lambda message: message["kind"] == "stop")
+    assert peer.watch is not None
+    peer.watch.join(TIMEOUT)
+    peer.close()
+    assert ends == []
+
+
 def test_monitor_is_silent(meet: Meet, ends: list[tuple[str, float]]) -> None:
     with waiting("communicator 7 of ranks 0-3", "gather", "0-3"):
         peer = meet(limit=0.5)

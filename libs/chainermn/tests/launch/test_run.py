@@ -95,6 +95,20 @@ def test_exception_of_one_rank_ends_all(capfd: pytest.CaptureFixture[str]) -> No
     assert [line for line in err.splitlines() if "chainermn: note:" not in line] == []
 
 
+def compute_while_rank_1_raises() -> None:
+    comm = chainermn.create_communicator()
+    if comm.rank == 1:
+        raise Refused
+    sum(range(10**8))  # in C: no other thread of this rank runs meanwhile
+
+
+@pytest.mark.each_mpi
+def test_ranks_that_are_slow_to_end_are_no_failures(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Refused):
+        run(compute_while_rank_1_raises, ranks=2)
+    assert "first to be gone" not in capfd.readouterr().err
+
+
 def print_much_and_raise() -> None:
     # More than is read at once, and faster than it is shown.
     print("\n".join(f"{number:050}" for number in range(20_000)))

@@ -4,7 +4,7 @@ from chainermn.failures.activity import creating, name_callers_by
 from chainermn.failures.ending import end_job
 from chainermn.failures.guard import starting
 from chainermn.failures.processes import launched_as
-from chainermn.failures.watch import INTERRUPTED, join, say_failing
+from chainermn.failures.watch import INTERRUPTED, join, say_failing, stop_watching
 
 __all__ = [
     "INTERRUPTED",
@@ -15,4 +15,5 @@ __all__ = [
     "name_callers_by",
     "say_failing",
     "starting",
+    "stop_watching",
 ]

@@ -92,7 +92,8 @@ class Monitor:
         self._members: dict[Channel, RankState] = {}
         self._warned_at: dict[str, float] = {}
         self._launchers = launchers_of(os.getpid())
-        self._have_all_left = False
+        # Whether a rank that is gone is no failure.
+        self._may_leave = False
         # When the job ends, by which rank and why; and whether the ranks have been told.
         self._end_at = float("inf")
         self._first: int | None = None
@@ -144,7 +145,7 @@ class Monitor:
             self._selector.unregister(channel)
             channel.close()
             lost = self._members.pop(channel, None)
-            if lost and not self._have_all_left:
+            if lost and not self._may_leave:
                 self._end(
                     f"{lost.name} (process {lost.pid}) is the first to be gone, without a word: "
                     "it was killed, it has crashed, or it has called os._exit.",
@@ -166,6 +167,9 @@ class Monitor:
             if not self._is_ending:
                 self._end_at, self._first, self._reason = now, state.rank, message["reason"]
             return
+        if message["kind"] == "stop":
+            self._may_leave = True
+            return
 
         def heard(call: list[Any]) -> Wait:
             wait = Wait(*call)
@@ -178,7 +182,7 @@ class Monitor:
         if message["left"] and state.left_at is None:
             state.left_at = now
             if all(member.left_at is not None for member in self._members.values()):
-                self._have_all_left = True
+                self._may_leave = True
                 self._broadcast({"kind": "go"})
 
     def _judge(self) -> None:

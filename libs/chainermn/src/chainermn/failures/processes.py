@@ -13,6 +13,9 @@ from typing import NamedTuple
 # Starts of their names, of which Linux keeps 15 characters.
 _LAUNCHERS = ("hydra_", "mpiexec", "mpirun", "orted", "orterun", "prted", "prterun")
 
+# Of those that `helper` starts beside a rank.
+_HELPERS = "chainermn-"
+
 # By these MPICH and Open MPI tell a rank its `Numbers`.
 _VARIABLES = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
@@ -41,6 +44,11 @@ class Process:
     def is_launcher(self) -> bool:
         """Whether it is ``mpiexec``, or the daemon that it starts on each host."""
         return self.name.startswith(_LAUNCHERS)
+
+    @property
+    def is_helper(self) -> bool:
+        """Whether it helps to watch a rank, and ends with it."""
+        return self.name.startswith(_HELPERS)
 
     def is_alive(self) -> bool:
         """Tell whether it is still running."""

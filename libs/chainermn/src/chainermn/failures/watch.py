@@ -97,6 +97,12 @@ def say_failing(reason: str) -> bool:
     return _watch is None or _watch.say_failing(reason)
 
 
+def stop_watching() -> None:
+    """Let all ranks of the job be ended by somebody who knows why, without a word of the watch."""
+    if _watch is not None:
+        _watch.stop()
+
+
 def leave() -> None:
     """Wait, while watching, until all ranks have reached the end of their scripts."""
     if _watch is not None:
@@ -178,6 +184,11 @@ class Watch(threading.Thread):
         self._channel.send({"kind": "failing", "reason": digest})
         self._told_to_end.wait(_SECONDS_FOR_AN_ANSWER)
         return self._first == self._rank or self._reason != digest
+
+    def stop(self) -> None:
+        """See `stop_watching`."""
+        self._channel.send({"kind": "stop"})
+        self._is_over = True
 
     def leave(self) -> None:
         """See `leave`."""

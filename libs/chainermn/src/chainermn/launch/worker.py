@@ -15,6 +15,7 @@ import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from chainermn.failures import stop_watching
 from chainermn.failures.processes import family_of, numbers_in
 from chainermn.launch.connections import Invitation
 from chainermn.launch.failure import Failure
@@ -63,8 +64,10 @@ def _end_with(caller: Connection) -> None:
     with contextlib.suppress(OSError):  # not Linux, or another rank is first
         for path in set(_MPICH_MEMORY.findall(Path("/proc/self/maps").read_text())):
             os.unlink(path)
+    stop_watching()
     for descendant in reversed(family_of(os.getpid())[1:]):
-        descendant.kill()
+        if not descendant.is_helper:  # other ranks would miss the one that watches them
+            descendant.kill()
     # From a signal mpiexec knows that the job has failed, not always from an exit code.
     os.kill(os.getpid(), signal.SIGKILL)
 
