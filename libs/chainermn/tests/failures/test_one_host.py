@@ -32,8 +32,10 @@ if_long = pytest.mark.skipif(
 )
 
 
-def run(*arguments: str, limit: float = 300, ranks: int = 2, cwd: Path | None = None) -> JobResult:
-    env = {"CHAINERMN_STALL_LIMIT": str(limit)}
+def run(
+    *arguments: str, limit: float = 300, ranks: int = 2, cwd: Path | None = None, **variables: str
+) -> JobResult:
+    env = {"CHAINERMN_STALL_LIMIT": str(limit), **variables}
     return run_job(ranks, [SCRIPT, *arguments], timeout=TIMEOUT, env=env, cwd=cwd)
 
 
@@ -99,6 +101,13 @@ def test_extension_on_one_rank_only_is_named(tmp_path: Path) -> None:
         f"called by extension 'validation' (Evaluator), at {SCRIPT}:",
         "Only some of these ranks are in extension 'validation' (Evaluator): ",
     )
+
+
+def test_rank_that_leaves_early_is_noticed_while_a_timeline_is_recorded(tmp_path: Path) -> None:
+    timeline = tmp_path / "timeline.json"
+    result = run("sys.exit 0", CHAINERMN_TIMELINE=str(timeline))
+    assert_ended(result, f"rank 1 on {HOST} has ended its script")
+    assert not timeline.exists()
 
 
 @if_long

@@ -4,10 +4,11 @@ from chainermn.failures.activity import creating, name_callers_by
 from chainermn.failures.ending import end_job
 from chainermn.failures.guard import starting
 from chainermn.failures.processes import launched_as
-from chainermn.failures.watch import INTERRUPTED, join, say_failing, stop_watching
+from chainermn.failures.watch import INTERRUPTED, at_end, join, say_failing, stop_watching
 
 __all__ = [
     "INTERRUPTED",
+    "at_end",
     "creating",
     "end_job",
     "join",

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from chainermn.failures import activity
@@ -101,6 +102,13 @@ def stop_watching() -> None:
     """Let all ranks of the job be ended by somebody who knows why, without a word of the watch."""
     if _watch is not None:
         _watch.stop()
+
+
+def at_end(function: Callable[[], None]) -> None:
+    """Call a function at the end of this process, once all ranks have reached theirs."""
+    atexit.register(function)
+    atexit.unregister(leave)
+    atexit.register(leave)  # what is registered last is called first
 
 
 def leave() -> None:

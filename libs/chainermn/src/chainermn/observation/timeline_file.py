@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import re
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import chainer
 
-from chainermn import spans
+from chainermn import failures, spans
 from chainermn.agreement import run_on_root
 from chainermn.gradients.parameters import is_on_gpu
 from chainermn.observation.layers import layers_observed
@@ -217,4 +216,4 @@ def record_if_asked(mpi_comm: MPI.Intracomm, settings: Settings | None) -> None:
         return
     timeline = _timeline_of_job = TimelineFile(world, settings, VARIABLE)
     _until_the_end.enter_context(timeline.trainers_observed())
-    atexit.register(timeline.write)
+    failures.at_end(timeline.write)
