@@ -6,7 +6,6 @@ describes the images, here a small one that has been trained on the data at hand
 can be compared for the same data only.
 """
 
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ import chainer.links as L
 import numpy as np
 
 import chainermn
+from chainermn.files import atomic_write
 from data import digest, to_pixels
 from model import N_LATENT, Generator, generate
 
@@ -98,10 +98,8 @@ def load_features(folder: Path, images: np.ndarray) -> FeatureNetwork:
     if not path.exists():
         network = train_features(images)
         folder.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".tmp")
-        with unfinished.open("wb") as file:
+        with atomic_write(path, "wb") as file:
             chainer.serializers.save_npz(file, network)
-        os.replace(unfinished, path)
         return network
     network = FeatureNetwork(*images.shape[1:3])
     try:

@@ -10,6 +10,7 @@ import matplotlib
 from chainer.training import extensions
 
 from chainermn.extensions import BestModel, TensorBoardReport, TerminalReport, Throughput
+from chainermn.files import atomic_write
 
 ACCURACY = "validation/main/accuracy"
 
@@ -44,10 +45,8 @@ def add_reports(
 
 def save_description(out: str, about: dict[str, Any]) -> None:
     """Write what has to be known to use a network, beside its weights."""
-    path = Path(out, "model.json")
-    unfinished = path.with_suffix(".json.part")
-    unfinished.write_text(json.dumps(about) + "\n")
-    unfinished.replace(path)
+    with atomic_write(Path(out, "model.json")) as file:
+        file.write(json.dumps(about) + "\n")
 
 
 def print_evaluation(found: dict[str, float]) -> None:

@@ -16,6 +16,7 @@ from chainer.dataset import DatasetMixin
 import chainermn
 import generated
 from chainermn.agreement import run_on_root, run_together
+from chainermn.files import atomic_write
 from index import SOURCE_AT, TARGET_AT, build_index
 from subwords import Subwords
 from vocabulary import Vocabulary, most_frequent, tokenize
@@ -195,15 +196,11 @@ def _unpacked(path: Path, cache: Path) -> Path:
         mark = packed.read().hex()
     unpacked = cache.resolve() / f"{mark}-{path.stem}"
     if not unpacked.exists():
-        unfinished = unpacked.with_name(f"{unpacked.name}.{os.getpid()}")
         try:
-            with gzip.open(path) as packed, unfinished.open("wb") as lines:
+            with gzip.open(path) as packed, atomic_write(unpacked, "wb") as lines:
                 shutil.copyfileobj(packed, lines)
-            unfinished.replace(unpacked)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ValueError(f"{path}: damaged gzip file ({error})") from None
-        finally:
-            unfinished.unlink(missing_ok=True)
     return unpacked
 
 
@@ -230,12 +227,10 @@ def _prepare(files: Files, cache: Path, settings: Settings) -> tuple[Corpus, np.
         "index": hashlib.sha256(np.ascontiguousarray(index)).hexdigest(),
         "skipped": skipped,
     }
-    unfinished = rows.with_suffix(f".{os.getpid()}.npy")
-    np.save(unfinished, index)
-    unfinished.replace(rows)
-    unfinished = described.with_suffix(f".{os.getpid()}")
-    unfinished.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-    unfinished.replace(described)
+    with atomic_write(rows, "wb") as file:
+        np.save(file, index)
+    with atomic_write(described) as file:
+        file.write(json.dumps(content, ensure_ascii=False))
     return _cached(files, settings, content, rows)
 
 

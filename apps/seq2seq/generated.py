@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from chainermn.files import atomic_write
+
 FIRST, LAST = datetime.date(1900, 1, 1), datetime.date(2099, 12, 31)
 
 words = str.split
@@ -57,9 +59,8 @@ def write(source: Path, target: Path, n: int, seed: int) -> None:
         (phrase(date), date.isoformat()) for phrase, date in zip(phrasings, dates, strict=True)
     ]
     for path, lines in zip((source, target), zip(*pairs, strict=True), strict=True):
-        unfinished = path.with_name(f"{path.name}.part")
-        unfinished.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        unfinished.replace(path)
+        with atomic_write(path) as file:
+            file.writelines(f"{line}\n" for line in lines)
 
 
 def english_number(n: int) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import chainer
 
+from chainermn.files import atomic_write
 from corpus import Corpus
 from models import MODELS, Translator
 from subwords import Subwords
@@ -31,10 +32,8 @@ def save_description(out: Path, about: dict, subwords: bytes | None) -> None:
     """Write what has to lie beside the parameters of a network."""
     if subwords is not None:
         (out / "subwords.model").write_bytes(subwords)
-    content = json.dumps(about, ensure_ascii=False) + "\n"
-    unfinished = out / "model.json.part"
-    unfinished.write_text(content, encoding="utf-8")
-    unfinished.replace(out / "model.json")
+    with atomic_write(out / "model.json") as file:
+        file.write(json.dumps(about, ensure_ascii=False) + "\n")
 
 
 def load_network(path: Path) -> tuple[Translator, Vocabulary, Vocabulary]:

@@ -22,7 +22,7 @@ from chainermn.agreement import check_equal, run_together
 from chainermn.arguments import check_communicator, check_has
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions import random_states
-from chainermn.extensions.files import find_damage, is_usable_everywhere
+from chainermn.extensions.npz_files import find_damage, is_usable_everywhere
 from chainermn.extensions.snapshot_contents import LABEL, difference, label_of, load
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, sending_later
 

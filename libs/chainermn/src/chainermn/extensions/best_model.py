@@ -10,7 +10,8 @@ import chainer
 import numpy as np
 from chainer.training.extension import PRIORITY_READER, Extension
 
-from chainermn.extensions.files import replace_atomically, write_npz
+from chainermn.extensions.npz_files import write_npz
+from chainermn.files import atomic_write
 
 
 class BestModel(Extension):
@@ -101,8 +102,8 @@ class BestModel(Extension):
             "epoch": self.epoch,
             "iteration": self.iteration,
         }
-        text = json.dumps(about, indent=1) + "\n"
-        replace_atomically(file.with_suffix(".json"), lambda to: to.write(text.encode()))
+        with atomic_write(file.with_suffix(".json")) as description:
+            description.write(json.dumps(about, indent=1) + "\n")
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Load or save the best value and when it was reached."""

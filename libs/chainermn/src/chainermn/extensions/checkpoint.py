@@ -16,7 +16,7 @@ from chainermn import spans
 from chainermn.agreement import check_equal, run_together
 from chainermn.arguments import check_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.extensions.files import find_damage, is_usable_everywhere, write_npz
+from chainermn.extensions.npz_files import find_damage, is_usable_everywhere, write_npz
 
 # The key that tells who wrote the file. Loading ignores keys that it does not know.
 _LABEL = "chainermn_checkpoint"

@@ -17,7 +17,7 @@ from typing import Any
 from chainermn.agreement import run_on_root
 from chainermn.arguments import check_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.extensions.files import replace_atomically
+from chainermn.files import atomic_write
 
 _PACKAGES = ("chainermn", "chainer", "chainer-compat", "numpy", "mpi4py")
 _WHERE = "record_run"
@@ -62,7 +62,8 @@ def record_run(
             "git": _git(Path(sys.argv[0]).resolve().parent),
         }
         text = json.dumps(record, indent=1, default=str, ensure_ascii=False) + "\n"
-        replace_atomically(folder / "run.json", lambda file: file.write(text.encode()))
+        with atomic_write(folder / "run.json") as file:
+            file.write(text)
 
     run_on_root(comm, 0, _WHERE, write)
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from chainermn.files import atomic_write
 from chainermn.timeline.summary import PARTS, Summary
 
 # Work in strong colors, what is lost in pale ones.
@@ -55,6 +56,5 @@ def draw(summary: Summary, path: str | os.PathLike[str], title: str) -> None:
     figure.legend(loc="outside lower center", ncols=4, frameon=False)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}")
-    figure.savefig(unfinished, format=path.suffix[1:], dpi=100)
-    unfinished.replace(path)
+    with atomic_write(path, "wb") as file:
+        figure.savefig(file, format=path.suffix[1:], dpi=100)

@@ -1,0 +1,36 @@
+"""Write NPZ files, and skip damaged ones on all ranks."""
+
+from __future__ import annotations
+
+import warnings
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.files import atomic_write
+
+
+def write_npz(path: Path, arrays: dict[str, Any]) -> None:
+    """Write an NPZ file. Even if the process is killed, the old or the new file is complete."""
+    with atomic_write(path, "wb") as file:
+        np.savez_compressed(file, **arrays)
+
+
+def find_damage(path: Path) -> str:
+    """Read the whole file; return a description of its damage, or ``''``."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            broken = archive.testzip()
+    except Exception as error:  # zipfile, zlib and struct each raise their own
+        return f"{type(error).__name__}: {error}"
+    return f"wrong checksum of {broken}" if broken else ""
+
+
+def is_usable_everywhere(comm: CommunicatorBase, file: str, fault: str) -> bool:
+    """Tell whether no rank found a fault in its file; warn on those that did. Collective."""
+    if fault:
+        warnings.warn(f"skipping {file}: {fault}", stacklevel=3)
+    return not any(comm.allgather_obj(fault))
