@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from pathlib import Path
 
 from chainer.training import Trainer, make_extension
 from trainers import make_trainer
@@ -19,10 +21,12 @@ failing = sys.argv[2]
 
 @make_extension(priority=-1)
 def warn_and_fail(trainer: Trainer) -> None:
-    """Let the ranks go on together, each after the other has printed."""
+    """Let the ranks go on together, and once the terminal shows what a rank has said."""
     iteration = trainer.updater.iteration
     if (iteration, comm.rank) == (4, 1):
         print("a rank has something to say,\nin two lines", file=sys.stderr, flush=True)
+        while not Path(sys.argv[1], "it is shown").exists():
+            time.sleep(0.01)
     comm.mpi_comm.Barrier()
     if (iteration, str(comm.rank)) == (8, failing):
         raise ValueError("wrong")

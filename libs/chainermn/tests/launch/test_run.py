@@ -10,11 +10,13 @@ import io
 import linecache
 import os
 import re
+import selectors
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -266,6 +268,7 @@ def test_process_that_the_function_leaves_behind(
 ) -> None:
     """It is ended, however long `run` waits for ranks."""
     monkeypatch.setattr(launch_ranks, "_SECONDS_TO_LEAVE", float("inf"))
+    monkeypatch.setattr(launch_ranks, "_SECONDS_FOR_OUTPUT", 1)
     loop = "for i in $(seq 1000); do echo more; sleep 0.05; done; echo not ended"
     assert run(lambda: subprocess.Popen(["sh", "-c", loop]).pid > 0, ranks=1) == [True]
     assert "not ended" not in capsys.readouterr().out
@@ -485,9 +488,26 @@ def test_where_mpi_is_initialised_without_mpiexec() -> None:
     assert (shown.returncode, shown.stdout) == (0, "[0, 0]\n"), shown.stderr
 
 
-def test_mpiexec_that_starts_nothing(flavour: str, only_mpiexec: Callable[[str], Path]) -> None:
+def test_mpiexec_that_starts_nothing(
+    flavour: str,
+    only_mpiexec: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Its last words are heard, also if they come while other programs take the processor."""
+
+    class OnABusyMachine(selectors.DefaultSelector):
+        def select(self, timeout: float | None = None) -> Any:
+            ready = super().select(0)
+            (tmp_path / "go on").touch()
+            time.sleep(0.5)
+            return ready
+
+    monkeypatch.setattr(selectors, "DefaultSelector", OnABusyMachine)
     sign = {"mpich": "HYDRA", "openmpi": "Open MPI"}[flavour]
-    only_mpiexec(f"echo {sign}; exit 1")
+    only_mpiexec(
+        f'[ $1 = --version ] || until [ -e "{tmp_path}/go on" ]; do :; done; echo {sign}; exit 1'
+    )
     with pytest.raises(RuntimeError, match=rf"ranks have not started: \[0, 1\].*{sign}"):
         run(int, ranks=2)
 
@@ -506,8 +526,8 @@ def test_rank_that_ends_before_it_connects(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    # MPICH's mpiexec waits for the other ranks.
-    monkeypatch.setattr(launch_ranks, "_START_LIMIT", 3)
+    # MPICH's mpiexec waits for the other ranks, which come too late.
+    monkeypatch.setattr(launch_ranks, "_START_LIMIT", 0)
     with pytest.raises(RuntimeError, match=r"started: \[.*1\]; mpiexec ended with exit code 3"):
         run(int, ranks=2)
 

@@ -29,11 +29,13 @@ _PERIOD = 0.1
 _SECONDS_FOR_OTHERS = 0.2
 # Seconds for mpiexec to say how a rank has ended.
 _SECONDS_FOR_A_REASON = 5.0
+# Seconds for mpiexec to end once nobody listens to the ranks any more.
+_SECONDS_FOR_THE_END = 30.0
 # Seconds for ranks that have returned to leave MPI.
 _SECONDS_TO_LEAVE = 60.0
 # Seconds for what has been printed to arrive once mpiexec has ended: a process that the function
 # has left behind may print without end.
-_SECONDS_FOR_OUTPUT = 1.0
+_SECONDS_FOR_OUTPUT = 5.0
 # Seconds for ranks to end themselves because nobody listens any more.
 _SECONDS_TO_END = 1.0
 
@@ -60,13 +62,14 @@ class Ranks:
 
     def __init__(self, size: int, listener: Listener, mpiexec: subprocess.Popen[bytes]) -> None:
         self._size, self._listener, self._mpiexec = size, listener, mpiexec
-        self._printed = b""  # by mpiexec
+        self._printed, self._prints = b"", True  # of mpiexec
         self._connections: dict[int, Connection] = {}
         self._outputs: dict[Connection, Output] = {}
         self._pids: dict[int, int] = {}
         self._results: dict[int, bytes] = {}
         self._failures: dict[int, Failure] = {}
         self._dead: list[int] = []
+        self._is_over = False
         self._selector = selectors.DefaultSelector()
         self._listen_to(listener, self._accept)
         assert mpiexec.stdout is not None
@@ -125,8 +128,9 @@ class Ranks:
 
     def _end(self) -> None:
         """Let the ranks end themselves, and hear what they and mpiexec have still to say."""
+        self._is_over = True
         self._hang_up()
-        self._serve(self._has_ended, _SECONDS_FOR_A_REASON)
+        self._serve(self._has_ended, _SECONDS_FOR_THE_END)
 
     def _listen_to(self, source: Any, act: Callable[[], None]) -> None:
         self._selector.register(source, selectors.EVENT_READ, act)
@@ -135,15 +139,15 @@ class Ranks:
         """Do what comes up until something is true, mpiexec has ended, or the time is over."""
         deadline, has_ended = time.monotonic() + seconds, False
         while not is_done() and time.monotonic() < deadline:
+            if not has_ended and self._mpiexec.poll() is not None:
+                deadline = min(deadline, time.monotonic() + _SECONDS_FOR_OUTPUT)
+                has_ended = True
+            # What has been printed before mpiexec ended is there by now.
             ready = self._selector.select(_PERIOD)
             for key, _ in ready:
                 key.data()
-            if self._mpiexec.poll() is not None:
-                if not ready:
-                    return
-                if not has_ended:
-                    deadline = min(deadline, time.monotonic() + _SECONDS_FOR_OUTPUT)
-                    has_ended = True
+            if has_ended and not ready:
+                return
 
     def _has_started(self) -> bool:
         return len(self._connections) == self._size
@@ -152,7 +156,7 @@ class Ranks:
         return bool(self._failures or self._dead) or len(self._results) == self._size
 
     def _has_ended(self) -> bool:
-        return self._mpiexec.poll() is not None and not self._outputs
+        return self._mpiexec.poll() is not None and not self._prints and not self._outputs
 
     def _accept(self) -> None:
         accepted = self._listener.accept()
@@ -161,6 +165,8 @@ class Ranks:
         connection, (rank, purpose, pid) = accepted
         if purpose == "call":
             self._connections[rank], self._pids[rank] = connection, pid
+            if self._is_over:  # it has come too late
+                hang_up(connection)
             self._listen_to(connection, functools.partial(self._hear, rank, connection))
         else:
             self._outputs[connection] = Output(rank, purpose)
@@ -191,6 +197,7 @@ class Ranks:
         data = _read(pipe)
         self._printed += data
         if not data:
+            self._prints = False
             self._selector.unregister(pipe)
 
     def _result(self, rank: int) -> Any:
