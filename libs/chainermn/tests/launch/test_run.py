@@ -434,7 +434,7 @@ def wait(folder):
     Path(folder, f"rank{comm.rank}").write_text(Path("/proc/self/maps").read_text())
     comm.recv_obj(source=comm.rank)
 
-print("at the top")
+print("at the top", flush=True)
 run(wait, sys.argv[1], ranks=2)
 """
 
