@@ -26,14 +26,16 @@ LIBS = ["libs/chainer_compat", "libs/chainermn"]
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 GPU_TESTS = ["libs/chainer_compat/tests/gpu", "libs/chainermn/tests/gpu", "apps"]
 PIP = "pip>=25.3"  # the first that reads PIP_BUILD_CONSTRAINT
-# How to build Chainer. As a URL, because pip splits the variable at spaces.
-BUILD_ENV = {"PIP_BUILD_CONSTRAINT": (ROOT / "ci/build-constraints.txt").as_uri()}
+# How to build Chainer. As a URL, because pip and uv split the variable at spaces.
+CONSTRAINTS = (ROOT / "ci/build-constraints.txt").as_uri()
+BUILD_ENV = {"PIP_BUILD_CONSTRAINT": CONSTRAINTS, "UV_BUILD_CONSTRAINT": CONSTRAINTS}
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
 NO_ACCOUNT = 54321  # a number of a user, as containers run under
 # The threads of a BLAS wait for each other for long where other programs use the cores too.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-# Each of the many processes that load tests would rewrite their assertions anew.
+# Each of the many processes that load tests would rewrite their assertions anew, and compile what
+# uv has installed.
 KEEP_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
 
 nox.needs_version = ">=2024.10.9"
@@ -250,7 +252,11 @@ def dev(session: nox.Session) -> None:
 
 
 def install(session: nox.Session, *arguments: str) -> None:
-    """Install with pip, unless ``--no-venv`` says that everything is there already."""
+    """Install, unless ``--no-venv`` says that everything is there already.
+
+    pip does it, or where ``NOX_DEFAULT_VENV_BACKEND`` asks for it, uv.
+    """
+    session.env.update(KEEP_BYTECODE)
     if session.virtualenv.is_sandboxed:
         session.install(PIP)
         session.install(*arguments, env=BUILD_ENV)
@@ -276,7 +282,7 @@ def run_tests(
     """
     # Open MPI does not start where a killed job of the same process id has left its folder.
     with tempfile.TemporaryDirectory(prefix="tests-") as folder:
-        env = {"TMPDIR": folder, **KEEP_BYTECODE}
+        env = {"TMPDIR": folder}
         pytest = [*python, "-m", "pytest", "-m"]
         if options:
             session.run(*pytest, only, *options, env=env, external=True)
