@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,9 @@ def test_commit_of_the_script(tmp_path: Path) -> None:
     git(folder, "add", ".")
     git(folder, "commit", "--quiet", "-m", "first")
     commit = git(folder, "rev-parse", "HEAD")
+    os.utime(script, (0, 0))  # which git would note in its index
+    index = (folder / ".git/index").read_bytes()
     assert record() == {"commit": commit, "changed": False}
+    assert (folder / ".git/index").read_bytes() == index
     script.write_text(SCRIPT + "# more\n")
     assert record() == {"commit": commit, "changed": True}

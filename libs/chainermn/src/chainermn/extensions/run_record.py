@@ -84,8 +84,9 @@ def _git(folder: Path) -> dict[str, Any] | None:
     """Return the commit of a folder, and whether files that git knows have changed there."""
 
     def ask(*arguments: str) -> str:
+        # Without a lock, which would get in the way of whoever works there.
         return subprocess.run(
-            ["git", "-C", str(folder), *arguments],
+            ["git", "--no-optional-locks", "-C", str(folder), *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
