@@ -28,6 +28,7 @@ create = chainermn.create_communicator
 
 def create_and_limit(*arguments):
     communicator = create(*arguments)
+    sys.dont_write_bytecode = True  # Python 3.11 would keep what is cut off
     resource.setrlimit(resource.RLIMIT_FSIZE, (50000, 50000))
     return communicator
 
