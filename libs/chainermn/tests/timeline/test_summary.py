@@ -137,8 +137,8 @@ def test_advice_on_the_exchange_between_hosts() -> None:
 
 def test_the_wait_is_taken_out_of_what_it_was_part_of() -> None:
     ranks = [rank(evaluation=40, exchange=0), rank(evaluation=40, exchange=0)]
-    for (one, start), number in zip(((ranks[0], 10), (ranks[1], 30)), (0, 0), strict=True):
-        one[0].calls[:] = [("evaluation", Call("c", number, start * MS, 40 * MS))]
+    for one, start in zip(ranks, (10, 30), strict=True):
+        one[0].calls[:] = [("evaluation", Call("c", 0, start * MS, 40 * MS))]
     summary = of(*ranks)
     assert summary.ranks[0].seconds["evaluation"] == pytest.approx(0.03)
     assert summary.ranks[0].seconds["waiting"] == pytest.approx(0.01)

@@ -77,9 +77,10 @@ def _of_the_same_time(everywhere: list[tuple[Recorded, int | None]]) -> list[Rec
     begins = [one.clock.corrected(begin) for one, begin in everywhere if begin is not None]
     if not begins:
         return [one for one, _ in everywhere]
+    begin = max(begins)
     return [
         one._replace(
-            spans=[span for span in one.spans if one.clock.corrected(span.start) >= max(begins)]
+            spans=[span for span in one.spans if one.clock.corrected(span.start) >= begin]
         )
         for one, _ in everywhere
     ]
