@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from chainermn.failures.processes import HELPERS
+
 # This package and its parent, without the imports in their __init__.py.
 _PACKAGES = [
     ("chainermn", str(Path(__file__).parents[1])),
@@ -19,7 +21,7 @@ _BOOT = f"""
 import json, os, sys
 try:
     with open("/proc/self/comm", "w") as name:
-        name.write("chainermn-{{module}}")
+        name.write("{HELPERS}{{module}}")
 except OSError:
     pass  # not Linux
 for package, folder in {_PACKAGES}:

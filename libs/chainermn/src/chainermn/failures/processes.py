@@ -13,8 +13,8 @@ from typing import NamedTuple
 # Starts of their names, of which Linux keeps 15 characters.
 _LAUNCHERS = ("hydra_", "mpiexec", "mpirun", "orted", "orterun", "prted", "prterun")
 
-# Of those that `helper` starts beside a rank.
-_HELPERS = "chainermn-"
+#: Start of the names of those that `helper` starts beside a rank.
+HELPERS = "chainermn-"
 
 # By these MPICH and Open MPI tell a rank its `Numbers`.
 _VARIABLES = (
@@ -48,7 +48,7 @@ class Process:
     @property
     def is_helper(self) -> bool:
         """Whether it helps to watch a rank, and ends with it."""
-        return self.name.startswith(_HELPERS)
+        return self.name.startswith(HELPERS)
 
     def is_alive(self) -> bool:
         """Tell whether it is still running."""

@@ -62,7 +62,7 @@ class Ranks:
 
     def __init__(self, size: int, listener: Listener, mpiexec: subprocess.Popen[bytes]) -> None:
         self._size, self._listener, self._mpiexec = size, listener, mpiexec
-        self._printed, self._prints = b"", True  # of mpiexec
+        self._printed = b""  # by mpiexec
         self._connections: dict[int, Connection] = {}
         self._outputs: dict[Connection, Output] = {}
         self._pids: dict[int, int] = {}
@@ -156,7 +156,8 @@ class Ranks:
         return bool(self._failures or self._dead) or len(self._results) == self._size
 
     def _has_ended(self) -> bool:
-        return self._mpiexec.poll() is not None and not self._prints and not self._outputs
+        is_read = self._mpiexec.stdout not in self._selector.get_map()
+        return self._mpiexec.poll() is not None and is_read and not self._outputs
 
     def _accept(self) -> None:
         accepted = self._listener.accept()
@@ -197,7 +198,6 @@ class Ranks:
         data = _read(pipe)
         self._printed += data
         if not data:
-            self._prints = False
             self._selector.unregister(pipe)
 
     def _result(self, rank: int) -> Any:
