@@ -35,14 +35,7 @@ def start() -> Callable[..., JobResult]:
     ) -> JobResult:
         env = ONE_THREAD if ranks == 1 else {}  # for more ranks the library sees to it
         arguments = [HERE / script, *map(str, options)]
-        job = run_job(ranks, arguments, cwd=cwd, env=env, timeout=LIMIT)
-        assert not job.timed_out, job
-        assert not job.left_behind, job
-        if fails:
-            assert job.returncode != 0, job
-        else:
-            assert (job.returncode, job.stderr) == (0, ""), job
-        return job
+        return run_job(ranks, arguments, cwd=cwd, env=env, timeout=LIMIT).check(fails=fails)
 
     return run
 

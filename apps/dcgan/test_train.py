@@ -42,14 +42,7 @@ def app() -> SimpleNamespace:
 def train(ranks: int, out: Path, *options: str | Path, fails: bool = False) -> JobResult:
     env = ONE_THREAD if ranks == 1 else {}  # for more ranks the library sees to it
     command = [HERE / "train.py", "--out", out, *options]
-    job = run_job(ranks, command, cwd=out.parent, env=env, timeout=LIMIT)
-    assert not job.timed_out, job
-    assert not job.left_behind, job
-    if fails:
-        assert job.returncode != 0, job
-    else:
-        assert (job.returncode, job.stderr) == (0, ""), job
-    return job
+    return run_job(ranks, command, cwd=out.parent, env=env, timeout=LIMIT).check(fails=fails)
 
 
 def read_log(out: Path) -> list[dict[str, float]]:

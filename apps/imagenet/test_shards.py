@@ -260,7 +260,7 @@ def test_killed_and_started_again_is_as_if_undisturbed(
     lists = [packed / "train", packed / "val"]
     program = [kills_itself, 22, Path(__file__).with_name("train.py"), *lists, *SHORT]
     job = Job(2, list(map(str, program)), cwd=tmp_path).wait(600)
-    assert job.returncode != 0 and not job.timed_out and not job.left_behind, job
+    job.check(fails=True)
     job = start(2, "train.py", *lists, *SHORT, "--loaderjob", "3", cwd=tmp_path)
     assert "going on after iteration 20, epoch 1, from " in job.stdout
     resumed, undisturbed = read_arrays(tmp_path / "result"), read_arrays(trained)

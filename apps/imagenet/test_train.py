@@ -190,7 +190,7 @@ def killed(kills_itself, drawn_lists, tmp_path_factory) -> Path:
     for last in (10, 31):
         program = [kills_itself, last, HERE / "train.py", *options]
         job = Job(2, list(map(str, program)), cwd=folder).wait(LIMIT)
-        assert job.returncode != 0 and not job.timed_out and not job.left_behind, job
+        job.check(fails=True)
         assert ("going on after iteration 8, epoch 0, from " in job.stdout) == (last == 31), job
     return folder / "result"
 

@@ -46,11 +46,8 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 def train(ranks: int, out: Path, *options: str | Path, warns: bool = False) -> JobResult:
     env = ONE_THREAD if ranks == 1 else {}  # for more ranks the library sees to it
-    job = run_job(ranks, [HERE / "train.py", "--out", out, *options], cwd=out.parent, env=env)
-    assert (job.returncode, job.stderr != "") == (0, warns), job
-    assert not job.timed_out
-    assert not job.left_behind
-    return job
+    command = [HERE / "train.py", "--out", out, *options]
+    return run_job(ranks, command, cwd=out.parent, env=env).check(warns=warns)
 
 
 def read_log(out: Path) -> list[dict[str, float]]:

@@ -36,23 +36,11 @@ def start() -> Callable[..., JobResult]:
     """Return a function that runs a script of the app under mpiexec, to its end."""
 
     def run(
-        ranks: int,
-        script: Path | str,
-        *options: object,
-        cwd: Path,
-        fails: bool = False,
-        warns: bool = False,
+        ranks: int, script: Path | str, *options: object, cwd: Path, **outcome: bool
     ) -> JobResult:
         env = ONE_THREAD if ranks == 1 else {}  # for more ranks the library sees to it
         arguments = [HERE / script, *map(str, options)]
-        job = run_job(ranks, arguments, cwd=cwd, env=env, timeout=LIMIT)
-        assert not job.timed_out, job
-        assert not job.left_behind, job
-        if fails:
-            assert job.returncode != 0, job
-        else:
-            assert (job.returncode, job.stderr != "") == (0, warns), job
-        return job
+        return run_job(ranks, arguments, cwd=cwd, env=env, timeout=LIMIT).check(**outcome)
 
     return run
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
+from chainermn.testing.mpiexec import processes_with
+
 
 class Started:
     """Processes that have inherited a variable of their own; its ``environment`` gives it."""
@@ -20,13 +22,7 @@ class Started:
         self.environment = {**os.environ, self._mark: "1"}
 
     def processes(self) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                has_mark = self._mark in process.environ()
-                if has_mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+        return processes_with(self._mark, "1")
 
 
 @pytest.fixture

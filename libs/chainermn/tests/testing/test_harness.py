@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import psutil
 import pytest
 
 from chainermn.testing import mpiexec
-from chainermn.testing.mpiexec import Job, run_job
+from chainermn.testing.mpiexec import Job, JobResult, run_job
 
 pytestmark = pytest.mark.each_mpi
 
@@ -292,6 +293,32 @@ def test_run_job_reports_a_timeout_and_clears_up(tmp_path: Path) -> None:
     assert result.returncode != 0
     assert "rank 0" in result.stdout
     assert "rank 1" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "stderr", "outcome", "is_expected"),
+    [
+        (0, "", {}, True),
+        (0, "words", {}, False),
+        (0, "words", {"warns": True}, True),
+        (0, "", {"warns": True}, False),
+        (1, "", {}, False),
+        (1, "words", {"warns": True}, False),
+        (1, "words", {"fails": True}, True),
+        (0, "", {"fails": True}, False),
+    ],
+)
+def test_check_of_a_job(
+    code: int, stderr: str, outcome: dict[str, bool], is_expected: bool
+) -> None:
+    result = JobResult(code, "", stderr, 1.0)
+    hanging = JobResult(code, "", stderr, 1.0, timed_out=True)
+    leaving = JobResult(code, "", stderr, 1.0, left_behind=["sleep 600"])
+    if is_expected:
+        assert result.check(**outcome) is result
+    for wrong in (hanging, leaving, *([] if is_expected else [result])):
+        with pytest.raises(AssertionError, match=re.escape(f"got {wrong}")):
+            wrong.check(**outcome)
 
 
 def test_run_job_finds_what_outlives_mpiexec(

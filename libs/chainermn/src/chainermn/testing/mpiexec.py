@@ -60,6 +60,31 @@ class JobResult:
     timed_out: bool = False
     left_behind: list[str] = field(default_factory=list)
 
+    def check(self, *, fails: bool = False, warns: bool = False) -> JobResult:
+        """Return this; raise AssertionError unless the job has ended as expected.
+
+        That is by itself, leaving no process behind, and with an exit code that is 0 unless it
+        ``fails``. Unless it ``fails``, there is something on standard error only if it ``warns``.
+        """
+        if fails:
+            is_expected = self.returncode != 0
+        else:
+            is_expected = (self.returncode, self.stderr != "") == (0, warns)
+        if self.timed_out or self.left_behind or not is_expected:
+            raise AssertionError(f"expected fails={fails}, warns={warns}, got {self}")
+        return self
+
+
+def processes_with(name: str, value: str) -> list[psutil.Process]:
+    """Return the running processes on this host that have inherited a variable of this value."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            has_it = process.environ().get(name) == value
+            if has_it and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
 
 class Job:
     """A running ``mpiexec`` with its ranks; takes what `run_job` takes."""
@@ -89,15 +114,7 @@ class Job:
 
     def processes(self) -> list[psutil.Process]:
         """Return all running processes of the job, including ``mpiexec``."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if (
-                    process.environ().get(JOB_VARIABLE) == self._mark
-                    and process.status() != psutil.STATUS_ZOMBIE
-                ):
-                    found.append(process)
-        return found
+        return processes_with(JOB_VARIABLE, self._mark)
 
     def output(self) -> tuple[str, str]:
         """Return standard output and standard error so far."""
