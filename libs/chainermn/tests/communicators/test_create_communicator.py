@@ -152,7 +152,7 @@ def test_cores_are_divided(monkeypatch: pytest.MonkeyPatch, n_cores: int, bound:
     rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     all_cores = range(n_cores)
     usable = frozenset(all_cores[rank::size] if bound else all_cores)
-    monkeypatch.setattr(cores, "_usable_cores", lambda: usable)
+    monkeypatch.setattr(cores, "_usable_cores", lambda *_: usable)
     expected = max(1, len(usable) if bound else n_cores // size)
     with threadpoolctl.threadpool_limits(5):
         before = threads()
@@ -175,7 +175,7 @@ def test_more_ranks_than_cores_are_noted_once(
         ("a b b", {0, 1}, []),
         ("a b b", {3}, [f"2 ranks share 1 core on {host}: they take turns. Start at most 1 "]),
     ):
-        monkeypatch.setattr(cores, "_usable_cores", lambda usable=usable: frozenset(usable))
+        monkeypatch.setattr(cores, "_usable_cores", lambda *_, usable=usable: frozenset(usable))
         with threadpoolctl.threadpool_limits(5):
             cores.divide_cores(world, Topology.from_hosts(name.split(), world.rank).inter_rank)
         lines = capfd.readouterr().err.splitlines()
@@ -212,7 +212,7 @@ def test_job_notes_it_once_and_results_of_tests_leave_it_out(tmp_path: Path) -> 
 def test_split_leaves_the_division_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in THREAD_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(cores, "_usable_cores", lambda: frozenset(range(8)))
+    monkeypatch.setattr(cores, "_usable_cores", lambda *_: frozenset(range(8)))
     with threadpoolctl.threadpool_limits(5):
         comm = chainermn.create_communicator("naive")
         assert threads() == {2}
@@ -284,3 +284,26 @@ def test_a_job_of_two_ranks(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.split("\n")) == ["", "0 of 2", "1 of 2"]
     assert result.left_behind == []
+
+
+@pytest.mark.parametrize("n_cores", [1, 2])
+@pytest.mark.parametrize("chosen", ["", "0"])
+def test_ranks_that_outnumber_cores_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_cores: int, chosen: str
+) -> None:
+    names = ["MPIR_CVAR_ENABLE_HEAVY_YIELD", "OMPI_MCA_mpi_yield_when_idle"]
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, chainermn\n"
+        "from chainermn.transport.host import mpi\n"
+        f"names = {names}\n"
+        f"if {chosen!r}: os.environ.update(dict.fromkeys(names, {chosen!r}))\n"
+        "else: [os.environ.pop(name, None) for name in names]\n"
+        f"mpi.cores_of_job = lambda: {n_cores}\n"
+        "comm = chainermn.create_communicator('naive')\n"
+        "assert comm.size == 2\n"
+        "os.write(1, repr([os.environ.get(name) for name in names]).encode() + b'\\n')\n"
+    )
+    result = run_job(2, [script])
+    expected = chosen or ("1" if n_cores == 1 else None)
+    assert result.stdout.splitlines() == [repr([expected] * 2)] * 2, result.stderr

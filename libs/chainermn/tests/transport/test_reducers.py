@@ -16,7 +16,7 @@ import pytest
 from mpi4py import MPI
 
 import chainermn
-from chainermn.transport.host import mpi_reducer, shared_memory
+from chainermn.transport.host import barrier, mpi_reducer, shared_memory
 from chainermn.transport.host.arithmetic import Adder
 from chainermn.transport.host.mpi_reducer import MpiReducer
 from chainermn.transport.host.reducers import SingleReducer
@@ -164,7 +164,7 @@ def test_two_under_way_in_turn(make: Callable[[MPI.Intracomm], Reducer]) -> None
 @pytest.mark.mpi(2, 3)
 @pytest.mark.usefixtures("small_chunks")
 def test_processors_that_reorder_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "_KEEPS_ORDER", False)
+    monkeypatch.setattr(barrier, "KEEPS_ORDER", False)
     parts = arrays(1000, "float32")
     reducer = by_shared_memory()
     own = parts[reducer.rank].copy()

@@ -59,7 +59,17 @@ def _crowded(peers: Sequence[tuple[int, str, frozenset[int]]]) -> str:
     )
 
 
-def _usable_cores() -> frozenset[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
+def cores_of_job() -> int:
+    """Return how many cores of this host the job may use, even if MPI has bound this rank to one.
+
+    MPI binds the processes that it starts, not the one that starts them: this process's parent.
+    """
+    return max(len(_usable_cores()), len(_usable_cores(os.getppid())))
+
+
+def _usable_cores(pid: int = 0) -> frozenset[int]:
+    """Return the cores that a process may use; that is this one by default."""
+    try:
+        return frozenset(os.sched_getaffinity(pid))
+    except (AttributeError, OSError):  # not Linux, or it has ended
+        return frozenset(range(os.cpu_count() or 1))

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Literal, cast
 import numpy as np
 
 from chainermn import remedies
+from chainermn.failures.processes import numbers_in
+from chainermn.process.cores import cores_of_job
 from chainermn.transport.reducer import Array
 
 if TYPE_CHECKING:
@@ -39,15 +41,24 @@ _LAUNCHER_SIZES = {"PMI_SIZE": "MPICH", "OMPI_COMM_WORLD_SIZE": "Open MPI"}
 _EAGER_LIMIT = ("OMPI_MCA_btl_tcp_eager_limit", str(1 << 20))
 
 
+# Of MPICH and of Open MPI, where ranks outnumber cores: who waits for a message leaves the core to
+# the others. Without it a barrier of four ranks on two cores took ten times as long (MPICH 5.0.2).
+_TAKING_TURNS = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+
+
 def load_mpi() -> ModuleType:
     """Import ``mpi4py.MPI``, which initialises MPI, and return it.
 
-    Before that it sets how Open MPI sends messages to other hosts, in the environment.
+    Before that it sets in the environment how Open MPI sends messages to other hosts, and how
+    ranks wait if there are more of them than cores. Variables that are set stay as they are.
 
     Raises a RuntimeError if no MPI library can be loaded, or if ``mpiexec`` belongs to a different
     MPI: each process would then be a job of its own.
     """
     os.environ.setdefault(*_EAGER_LIMIT)
+    numbers = numbers_in(os.environ)
+    if numbers is not None and numbers.local_size > cores_of_job():
+        os.environ.update({**_TAKING_TURNS, **os.environ})
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

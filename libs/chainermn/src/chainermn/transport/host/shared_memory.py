@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-import platform
 import tempfile
-import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
@@ -14,7 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 import numpy as np
 from typing_extensions import override
 
+from chainermn.process.cores import cores_of_job
+from chainermn.transport.host import barrier
 from chainermn.transport.host.arithmetic import Adder, division
+from chainermn.transport.host.barrier import Barrier
 from chainermn.transport.reducer import Array, Dtype, Pending, Reducer, Steps, shard_bounds
 
 if TYPE_CHECKING:
@@ -24,28 +25,33 @@ T = TypeVar("T")
 
 _DIRECTORY = "/dev/shm"
 
-# Each rank has a ring of slots, three of which are in use at a time. A chunk is large enough to
-# outweigh Python's overhead, and small enough to stay in the cache. By the time a slot is used
-# again, the other cores have evicted it from their caches: in a smaller ring, writing took four
-# times as long.
-_CHUNK_BYTES = 1 << 20
-_N_SLOTS = 8
-
-# One cache line per rank, and the adjacent one, which processors prefetch along with it.
-_FLAG_BYTES = 128
-
-# On these processors, other cores see the writes of a core in the order in which it made them.
-_KEEPS_ORDER = platform.machine() in ("x86_64", "AMD64", "i686")
-_LOOKS_BEFORE_YIELDING = 64
-_LOOKS_BEFORE_SLEEPING = 4096
-_SECONDS_OF_SLEEP = 5e-5
+# A ring of slots, three of which are in use at a time, each for a chunk of every rank. A chunk is
+# large enough to outweigh Python's overhead, and small enough to stay in the cache. By the time a
+# slot is used again, the other cores have evicted it from their caches: in a smaller ring, writing
+# took four times as long.
+_N_SLOTS, _LEAST_SLOTS = 8, 3
+_CHUNK_BYTES, _LEAST_CHUNK_BYTES = 1 << 20, 1 << 18
+# Docker gives a container 64 MiB. Next to what MPI takes, communicators share the rest.
+_MOST_BYTES = 1 << 24
 
 _MOST_LAYOUTS = 512
 
 
+def _ring(size: int) -> tuple[int, int]:
+    """Return the number of slots, and the size in bytes of a chunk, for ``size`` ranks.
+
+    With many ranks chunks are smaller than is good, because all are held in `_MOST_BYTES`.
+    """
+    each = _MOST_BYTES // size
+    chunk = min(_CHUNK_BYTES, max(each // _N_SLOTS, _LEAST_CHUNK_BYTES), each // _LEAST_SLOTS)
+    chunk = max(chunk, 16 * size) // 128 * 128
+    return max(_LEAST_SLOTS, min(_N_SLOTS, each // chunk)), chunk
+
+
 def bytes_needed(size: int) -> int:
-    """Return the size of the memory that ``size`` ranks share: a little over 8 MiB per rank."""
-    return size * (_FLAG_BYTES + _N_SLOTS * _CHUNK_BYTES)
+    """Return the size of the memory that ``size`` ranks share: a little over 16 MiB."""
+    n_slots, chunk = _ring(size)
+    return barrier.bytes_needed(size) + n_slots * size * chunk
 
 
 def share_memory(mpi_comm: MPI.Intracomm) -> mmap.mmap | str:
@@ -103,10 +109,10 @@ class SharedMemoryReducer(Reducer):
         super().__init__(mpi_comm.rank, mpi_comm.size)
         self._mpi_comm = mpi_comm
         self._adder = adder
-        n_flags = self.size * _FLAG_BYTES
-        self._flags = _Flags(memoryview(memory)[:n_flags], self.rank, self.size)
-        slots = np.frombuffer(memory, np.uint8, offset=n_flags)
-        self._slots = slots.reshape(_N_SLOTS, self.size, _CHUNK_BYTES)
+        self._flags = Barrier(memory, self.rank, self.size, cores_of_job())
+        n_slots, self._chunk_bytes = _ring(self.size)
+        slots = np.frombuffer(memory, np.uint8, offset=barrier.bytes_needed(self.size))
+        self._slots = slots.reshape(n_slots, self.size * self._chunk_bytes)
         self._turn = 0
         self._layouts: dict[tuple[int, int, Dtype], _Layout] = {}
 
@@ -140,7 +146,7 @@ class SharedMemoryReducer(Reducer):
         # while they are copied, which costs no extra time.
         is_narrow = array.itemsize == 2
         scale, factor = division(divisor, array.dtype)
-        length = _CHUNK_BYTES // array.itemsize
+        length = self._length(array.dtype)
         n_chunks = -(-array.size // length)
         under_way: list[tuple[Array, _Layout]] = []
         for step in range(n_chunks + 2):
@@ -171,7 +177,7 @@ class SharedMemoryReducer(Reducer):
 
     def _distribute(self, array: Array, begin: int, end: int) -> Steps:
         """Give the others ``array[begin:end]``, and fill the rest with theirs."""
-        length = _CHUNK_BYTES // array.itemsize
+        length = self._length(array.dtype)
         n_chunks = -(-array.size // length)
         before: tuple[Array, Array, int, int] | None = None
         for step in range(n_chunks + 1):
@@ -180,7 +186,7 @@ class SharedMemoryReducer(Reducer):
                 offset = step * length
                 chunk = array[offset : offset + length]
                 low, high = np.clip([begin - offset, end - offset], 0, chunk.size)
-                common = self._next_slots()[0].view(array.dtype)[: chunk.size]
+                common = self._next_slot().view(array.dtype)[: chunk.size]
                 common[low:high] = chunk[low:high]
                 now = chunk, common, low, high
             if before is not None:
@@ -193,25 +199,30 @@ class SharedMemoryReducer(Reducer):
 
     def _barrier(self) -> Steps:
         """Wait until all ranks have called this."""
-        if not _KEEPS_ORDER:
+        if not barrier.KEEPS_ORDER:
             yield self._mpi_comm.Ibarrier()
             return
         self._flags.arrive()
         if not self._flags.Test():
             yield self._flags
 
-    def _next_slots(self) -> Array:
-        self._turn = (self._turn + 1) % _N_SLOTS
+    def _length(self, dtype: Dtype) -> int:
+        """Return the number of elements of a chunk: a multiple of that of ranks."""
+        return self._chunk_bytes // dtype.itemsize // self.size * self.size
+
+    def _next_slot(self) -> Array:
+        self._turn = (self._turn + 1) % len(self._slots)
         return self._slots[self._turn]
 
     def _next_layout(self, n: int, dtype: Dtype) -> _Layout:
-        """Return the layout of a chunk of ``n`` elements in the next slots."""
-        slots = self._next_slots()
+        """Return the layout of a chunk of ``n`` elements in the next slot."""
+        slot = self._next_slot()
         key = self._turn, n, dtype
         if key not in self._layouts:
             if len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.clear()
-            self._layouts[key] = _Layout.of(slots.view(dtype), n, self.rank)
+            length = self._length(dtype)
+            self._layouts[key] = _Layout.of(slot.view(dtype), length, n, self.rank, self.size)
         return self._layouts[key]
 
 
@@ -226,7 +237,12 @@ def _within(
 
 
 class _Layout(NamedTuple):
-    """Where the shards of a chunk lie in the slots for it."""
+    """Where the shards of a chunk lie in its slot.
+
+    The chunks of ranks 0 and 1, which the sums overwrite, are whole. Of the other ranks' chunks,
+    all shards that one rank sums lie side by side. So what a rank reads is in one piece: pages
+    around it are mapped too, which counts as memory of every rank.
+    """
 
     #: Elements of the chunk that this rank sums.
     own: slice
@@ -240,53 +256,30 @@ class _Layout(NamedTuple):
     totals: list[tuple[slice, Array]]
 
     @classmethod
-    def of(cls, slots: Array, n: int, rank: int) -> _Layout:
-        """Divide slots, of shape (size, at least n), for a chunk of ``n`` elements."""
-        bounds = shard_bounds(n, len(slots))
-        begin, end = bounds[rank]
-        others = [slice(0, begin), slice(end, n)]
-        parts = [slot[begin:end] for slot in slots]
-        first = bounds[0][1]
+    def of(cls, slot: Array, length: int, n: int, rank: int, size: int) -> _Layout:
+        """Divide a slot for chunks of ``length`` elements among the ``n`` of this chunk."""
+        shards = [slice(*bounds) for bounds in shard_bounds(n, size)]
+        first, second = slot[:n], slot[length : length + n]
+
+        def part(source: int, owner: int) -> Array:
+            shard = shards[owner]
+            if source < 2:
+                return (first, second)[source][shard]
+            n_others = size - 2
+            start = 2 * length + (owner * n_others + source - 2) * (length // size)
+            return slot[start : start + shard.stop - shard.start]
+
+        own, rest = shards[rank], slice(shards[0].stop, n)
+        if rank < 2:
+            others = [slice(0, own.start), slice(own.stop, n)]
+            given = [(it, (first, second)[rank][it]) for it in others]
+        else:
+            given = [(shards[owner], part(rank, owner)) for owner in range(size) if owner != rank]
+        parts = [part(source, rank) for source in range(size)]
         return cls(
-            own=slice(begin, end),
-            given=[(it, slots[rank, it]) for it in others if it.start < it.stop],
+            own=own,
+            given=[(where, to) for where, to in given if to.size],
             parts=parts,
             total=parts[1 if rank == 0 else 0],
-            totals=[(slice(0, first), slots[1, :first]), (slice(first, n), slots[0, first:n])],
+            totals=[(shards[0], second[shards[0]]), (rest, first[rest])],
         )
-
-
-class _Flags:
-    """A barrier in shared memory: for each rank, the number of times it has arrived."""
-
-    def __init__(self, memory: memoryview, rank: int, size: int) -> None:
-        self._counts = memory.cast("q")
-        stride = _FLAG_BYTES // self._counts.itemsize
-        self._own = rank * stride
-        self._others = [other * stride for other in range(size) if other != rank]
-        self._arrivals = 0
-
-    def arrive(self) -> None:
-        """Tell the others that this rank has arrived."""
-        self._arrivals += 1
-        self._counts[self._own] = self._arrivals
-
-    def Test(self) -> bool:
-        """Tell whether the others have arrived as often as this rank."""
-        counts, arrivals = self._counts, self._arrivals
-        for other in self._others:  # noqa: SIM110 - faster than all()
-            if counts[other] < arrivals:
-                return False
-        return True
-
-    def Wait(self) -> None:
-        """Wait for the others: spin for some microseconds, then yield the core, then sleep."""
-        counts, arrivals = self._counts, self._arrivals
-        for other in self._others:
-            looks = 0
-            while counts[other] < arrivals:
-                looks += 1
-                if looks > _LOOKS_BEFORE_SLEEPING:
-                    time.sleep(_SECONDS_OF_SLEEP)
-                elif looks > _LOOKS_BEFORE_YIELDING:
-                    os.sched_yield()

@@ -1,0 +1,130 @@
+"""A barrier in shared memory: ranks that wait for long leave the cores to the others."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import sys
+import time
+from typing import ClassVar
+
+#: On these processors, other cores see the writes of a core in the order in which it made them.
+KEEPS_ORDER = platform.machine() in ("x86_64", "AMD64", "i686")
+
+# One cache line per rank, and the adjacent one, which processors prefetch along with it.
+_LINE_BYTES = 128
+
+_LOOKS_BEFORE_YIELDING = 64
+_LOOKS_BEFORE_SLEEPING = 4096
+# A rank looks again after this time even if nobody wakes it.
+_SECONDS_OF_SLEEP = 0.05
+_SECONDS_WITHOUT_FUTEX = 5e-5
+
+# Words of the first line, each of 8 bytes.
+_COMPLETED, _SLEEPERS = 0, 1
+
+
+def bytes_needed(size: int) -> int:
+    """Return the size of the memory for a barrier of ``size`` ranks."""
+    return (size + 1) * _LINE_BYTES
+
+
+class Barrier:
+    """A barrier among ranks of one host. Of its memory, each rank writes one line.
+
+    Parameters
+    ----------
+    memory : mmap
+        Begins with `bytes_needed` bytes that are zero at first, and that the ranks share.
+    rank, size : int
+    n_cores : int
+        Number of cores on which the ranks run. If there are more ranks, one that spins takes
+        the core from those that it waits for: it sleeps at once.
+    """
+
+    def __init__(self, memory: mmap.mmap, rank: int, size: int, n_cores: int) -> None:
+        self._words = memoryview(memory)[: bytes_needed(size)].cast("q")
+        stride = _LINE_BYTES // self._words.itemsize
+        self._own = (rank + 1) * stride
+        self._others = [(other + 1) * stride for other in range(size) if other != rank]
+        self._looks = (
+            (_LOOKS_BEFORE_YIELDING, _LOOKS_BEFORE_SLEEPING) if size <= n_cores else (1, 1)
+        )
+        self._futex = _Futex.at(memory, _COMPLETED * self._words.itemsize)
+        self._arrivals = 0
+
+    def arrive(self) -> None:
+        """Tell the others that this rank has arrived."""
+        self._arrivals += 1
+        self._words[self._own] = self._arrivals
+
+    def Test(self) -> bool:
+        """Tell whether the others have arrived as often as this rank."""
+        words, arrivals = self._words, self._arrivals
+        if words[_COMPLETED] >= arrivals:
+            return True
+        for other in self._others:
+            if words[other] < arrivals:
+                return False
+        words[_COMPLETED] = arrivals
+        if self._futex and words[_SLEEPERS] >= arrivals:
+            self._futex.wake()
+        return True
+
+    def Wait(self) -> None:
+        """Wait for the others: spin for some microseconds, then yield the core, then sleep."""
+        yielding, sleeping = self._looks
+        looks = 0
+        while not self.Test():
+            looks += 1
+            if looks > sleeping:
+                self._sleep()
+            elif looks > yielding:
+                os.sched_yield()
+
+    def _sleep(self) -> None:
+        """Sleep until the last rank has arrived, or for a limited time."""
+        if self._futex is None:
+            time.sleep(_SECONDS_WITHOUT_FUTEX)
+            return
+        words = self._words
+        completed = words[_COMPLETED]
+        words[_SLEEPERS] = self._arrivals
+        os.sched_yield()  # a system call: from here on, the others see what has been written
+        if not self.Test():
+            self._futex.wait(completed, _SECONDS_OF_SLEEP)
+
+
+class _Futex:
+    """Has processes sleep until the lower half of a word changes: futex(2)."""
+
+    _NUMBERS: ClassVar = {("linux", "x86_64"): 202}  # of the system call
+    _WAIT, _WAKE = 0, 1
+    _ALL = 2**31 - 1
+
+    def __init__(self, number: int, address: int) -> None:
+        self._call = ctypes.CDLL(None).syscall
+        self._number = ctypes.c_long(number)
+        self._address = ctypes.c_void_p(address)
+
+    @classmethod
+    def at(cls, memory: mmap.mmap, offset: int) -> _Futex | None:
+        """Return the one at this place; None if this system has none."""
+        number = cls._NUMBERS.get((sys.platform, platform.machine()))
+        if number is None or sys.maxsize < 2**32:
+            return None
+        return cls(number, ctypes.addressof(ctypes.c_char.from_buffer(memory, offset)))
+
+    def wait(self, word: int, seconds: float) -> None:
+        """Sleep until `wake`, unless the word has changed; at most this many seconds."""
+        whole, rest = divmod(seconds, 1)
+        limit = (ctypes.c_long * 2)(int(whole), int(rest * 1e9))
+        self._call(
+            self._number, self._address, self._WAIT, ctypes.c_uint32(word), ctypes.byref(limit)
+        )
+
+    def wake(self) -> None:
+        """Wake all that sleep."""
+        self._call(self._number, self._address, self._WAKE, self._ALL, None)
