@@ -26,12 +26,14 @@ MaxStartups 100
 AcceptEnv {FORWARDED}
 SetEnv TMPDIR={OWN_FOLDER}
 """
+# OpenSSH's own choice takes eight times as long, 70 ms of a core for each connection.
 _SSH_CONFIG = f"""\
 Host *
     IdentityFile /etc/ssh/id
     GlobalKnownHostsFile /etc/ssh/known_hosts
     UserKnownHostsFile /dev/null
     StrictHostKeyChecking yes
+    KexAlgorithms curve25519-sha256
     LogLevel ERROR
     SendEnv {FORWARDED}
 """

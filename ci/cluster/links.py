@@ -17,6 +17,10 @@ from ci.cluster.hosts import Host
 #: Like Docker's: on every host the same address, by which no host reaches another.
 DUPLICATE, DUPLICATE_ADDRESS = "docker0", "172.17.0.1/16"
 
+#: The kernel remembers 1024 addresses that were asked for, for all network namespaces together,
+#: and drops packets beyond that. More hosts than this are told the addresses of all others.
+_MOST_THAT_ASK = 16
+
 Command = list[str]
 _AT_SWITCH = ["-netns", "switch"]
 _SLOW_SWITCH = Path(__file__).with_name("slow_switch.py")
@@ -31,20 +35,31 @@ def connect(hosts: Sequence[Host], *, bridged: bool) -> None:
     bridged : bool
         Whether the kernel passes frames on; `start_slow_switch` does otherwise.
     """
-    first = hosts[0]
-    bridge = [["link", "add", "bridge", "type", "bridge"], ["link", "set", "bridge", "up"]]
-    run_on(first, [["ip", "netns", "add", "switch"]])
-    if bridged:
-        run_on(first, [["ip", *_AT_SWITCH, *command] for command in bridge])
-    to_bridge = ["master", "bridge"] if bridged else []
+    at_switch = ["link add bridge type bridge", "link set bridge up"] if bridged else []
     for index, host in enumerate(hosts):
-        # Run where the switch is known, but processes are counted as the machine does.
-        add = ["nsenter", f"--target={first.pid}", "--mount", "ip", *_AT_SWITCH, "link", "add"]
-        _run([*add, host.name, "type", "veth", "peer", "eth0", "netns", str(host.pid)])
-        run_on(first, [["ip", *_AT_SWITCH, "link", "set", host.name, *to_bridge, "up"]])
-        network = f"{files.address(index)}/24"
-        run_on(host, [["ip", "address", "add", network, "dev", "eth0"]])
-        run_on(host, [["ip", "link", "set", "eth0", "up"]])
+        peer = f"peer name eth0 address {_hardware_address(index)} netns {host.pid}"
+        at_switch += [
+            f"link add {host.name} type veth {peer}",
+            f"link set {host.name} {'master bridge' if bridged else ''} up",
+        ]
+    first = hosts[0]
+    run_on(first, [["ip", "netns", "add", "switch"]])
+    # Run where the switch is known, but processes are counted as the machine does.
+    enter = ["nsenter", f"--target={first.pid}", "--mount"]
+    _run([*enter, "ip", *_AT_SWITCH, "-batch", "-"], at_switch)
+    known = [
+        f"neighbor add {files.address(index)} lladdr {_hardware_address(index)} dev eth0"
+        for index in range(len(hosts))
+    ]
+    for index, host in enumerate(hosts):
+        at_host = [f"address add {files.address(index)}/24 dev eth0", "link set eth0 up"]
+        if len(hosts) > _MOST_THAT_ASK:
+            at_host += known[:index] + known[index + 1 :]
+        _run(host.command("ip", "-batch", "-"), at_host)
+
+
+def _hardware_address(index: int) -> str:
+    return f"02:00:00:00:00:{index:02x}"
 
 
 def is_running(host: Host) -> bool:
@@ -129,14 +144,14 @@ def run_on(host: Host, commands: Iterable[Command]) -> None:
         _run(host.command(*command))
 
 
-def _run(command: Command) -> str:
+def _run(command: Command, lines: Iterable[str] = ()) -> str:
     try:
         ended = subprocess.run(
             command,
             check=True,
             capture_output=True,
             text=True,
-            stdin=subprocess.DEVNULL,
+            input="\n".join(lines),
             env=requirements.environment(),
         )
     except subprocess.CalledProcessError as error:
