@@ -19,10 +19,9 @@ from dataclasses import astuple, dataclass
 import numpy as np
 
 from benchmarks.networks import link_seconds
+from chainermn.transport.host import mpi_reducer, shared_memory
 
-# As in `chainermn.transport.host`. From _RING on, MPICH gathers by a ring and not by doublings.
-_CHUNK = 2**20
-_SMALL = 2**13
+# From so many bytes on, MPICH gathers by a ring and not by doublings.
 _RING = 2**19
 
 
@@ -72,7 +71,7 @@ class Counts:
 def counts_of(job: Job) -> Counts:
     """Count what a rank does."""
     n, ranks = job.n_bytes, job.ranks
-    chunks = math.ceil(n / _CHUNK)
+    chunks = math.ceil(n / _chunk_bytes(job))
     others = (ranks - 1) / ranks
     doublings = math.ceil(math.log2(ranks))  # of the all-reduce by which ranks agree, first of all
     if job.hosts == 1:
@@ -82,7 +81,7 @@ def counts_of(job: Job) -> Counts:
         waits = messages = doublings
         sent, local = (ranks - 1) * n, ranks * n
     else:
-        gathers = ranks - 1 if min(n, _CHUNK) >= _RING else doublings
+        gathers = ranks - 1 if _is_ring(job) else doublings
         waits, messages = chunks * (1 + gathers), chunks * (ranks - 1 + gathers)
         sent, local = 2 * others * n, others * n
     is_crowded = ranks > job.cores
@@ -101,7 +100,7 @@ def link(job: Job) -> float:
     elif _is_small(job):
         leaving = to_each * n
     else:
-        along = ranks - 1 if min(n, _CHUNK) >= _RING else to_each
+        along = ranks - 1 if _is_ring(job) else to_each
         leaving = (to_each + along) / ranks * n
     return link_seconds(leaving, 2)
 
@@ -124,5 +123,15 @@ def fit(jobs: Sequence[Job], seconds: Sequence[float]) -> Counts:
     return Counts(*map(float, found))
 
 
+def _chunk_bytes(job: Job) -> int:
+    return (shared_memory if job.hosts == 1 else mpi_reducer)._CHUNK_BYTES
+
+
+def _is_ring(job: Job) -> bool:
+    return min(job.n_bytes, _chunk_bytes(job)) >= _RING
+
+
 def _is_small(job: Job) -> bool:
-    return job.n_bytes <= (_CHUNK if job.ranks == 2 else _SMALL)
+    """Tell whether whole arrays are sent to all ranks, and not shards."""
+    most = mpi_reducer._SMALL_BYTES_OF_TWO if job.ranks == 2 else mpi_reducer._SMALL_BYTES
+    return job.n_bytes <= most
