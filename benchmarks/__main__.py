@@ -18,11 +18,11 @@ from benchmarks.harness import Settings
 from chainermn.launch.mpiexec import mpi_flavour
 
 # Parts that depend on MPI; the others are measured with MPICH only.
-_WITH_EACH_MPI = ("exchange", "iterations", "startup", "watch", "failures")
+_WITH_EACH_MPI = ("exchange", "iterations", "startup", "scale", "watch", "failures")
 PARTS = (
     *_WITH_EACH_MPI,
     *("compute", "slow", "convergence", "efficiency", "pipeline", "scatter", "input"),
-    "timeline",
+    *("timeline", "model"),
 )
 _ON_DEMAND = ("gpu",)
 

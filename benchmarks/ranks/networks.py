@@ -31,8 +31,17 @@ class Network:
 
 
 def make(name: str) -> Network:
-    """Return a network by its name."""
+    """Return a network by its name; ``array of 4000`` has one parameter of so many bytes."""
+    if name.startswith("array of "):
+        return Network(array(int(name.split()[-1])), ())
     return Network(_MAKERS[name](), INPUT_SHAPES[name])
+
+
+def array(n_bytes: int) -> chainer.Link:
+    link = chainer.Link()
+    with link.init_scope():
+        link.array = chainer.Parameter(np.zeros(n_bytes // 4, np.float32))
+    return link
 
 
 def mlp() -> chainer.Link:

@@ -1,0 +1,137 @@
+"""How long ``naive`` takes for one array, from counts of what ranks do and what one of each costs.
+
+Messages have a cost, and so have their bytes, as in Hockney's model (Parallel Computing 20, 1994);
+Thakur, Rabenseifner and Gropp (Int. J. High Perf. Comput. Appl. 19, 2005) count those of
+collectives. Two things are not in these:
+
+- Ranks that outnumber the cores take turns. Whatever a rank does takes as many times longer as
+  there are ranks for each core, and a rank that waits for another waits for the turns of all.
+- The link of a host works while the cores do something else, so that the slower of both decides.
+  What a link carries is known. Fitted, it came out too fast: links let a short burst pass at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+import numpy as np
+
+from benchmarks.networks import link_seconds
+from chainermn.transport.host import mpi_reducer, shared_memory
+
+# From so many bytes on, MPICH gathers by a ring and not by doublings.
+_RING = 2**19
+
+
+@dataclass(frozen=True)
+class Job:
+    """An exchange of so many bytes, among hosts with so many ranks each. All share the cores."""
+
+    n_bytes: float
+    hosts: int
+    per_host: int
+    cores: int
+
+    @property
+    def ranks(self) -> int:
+        """Return the number of all ranks."""
+        return self.hosts * self.per_host
+
+    @property
+    def ranks_per_core(self) -> float:
+        """Return how many times longer a rank takes than on a core of its own."""
+        return max(1.0, self.ranks / self.cores)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a rank does in an exchange; or, of a machine, the seconds that one of each takes.
+
+    Attributes
+    ----------
+    exchanges : float
+    waits : float
+        One after the other, for ranks that have no core at the time.
+    messages : float
+    sent_bytes : float
+        And as many received.
+    local_bytes : float
+        Copied, or added to others.
+    """
+
+    exchanges: float = 0
+    waits: float = 0
+    messages: float = 0
+    sent_bytes: float = 0
+    local_bytes: float = 0
+
+
+def counts_of(job: Job) -> Counts:
+    """Count what a rank does."""
+    n, ranks = job.n_bytes, job.ranks
+    chunks = math.ceil(n / _chunk_bytes(job))
+    others = (ranks - 1) / ranks
+    doublings = math.ceil(math.log2(ranks))  # of the all-reduce by which ranks agree, first of all
+    if job.hosts == 1:
+        waits, messages = chunks + 1, 0
+        sent, local = 0.0, (1 + 2 * others) * n
+    elif _is_small(job):
+        waits = messages = doublings
+        sent, local = (ranks - 1) * n, ranks * n
+    else:
+        gathers = ranks - 1 if _is_ring(job) else doublings
+        waits, messages = chunks * (1 + gathers), chunks * (ranks - 1 + gathers)
+        sent, local = 2 * others * n, others * n
+    is_crowded = ranks > job.cores
+    return Counts(1, is_crowded * (doublings + waits), doublings + messages, sent, local)
+
+
+def link(job: Job) -> float:
+    """Return the seconds for which the link of a host is busy, at 1 Gbit/s.
+
+    Each rank sends to each rank of another host. Along a ring only one of a host does.
+    """
+    n, ranks = job.n_bytes, job.ranks
+    to_each = job.per_host * (ranks - job.per_host)
+    if job.hosts == 1:
+        leaving = 0.0
+    elif _is_small(job):
+        leaving = to_each * n
+    else:
+        along = ranks - 1 if _is_ring(job) else to_each
+        leaving = (to_each + along) / ranks * n
+    return link_seconds(leaving, 2)
+
+
+def cores(job: Job, machine: Counts) -> float:
+    """Return the seconds for which the cores are busy."""
+    return job.ranks_per_core * float(np.dot(astuple(counts_of(job)), astuple(machine)))
+
+
+def fit(jobs: Sequence[Job], seconds: Sequence[float]) -> Counts:
+    """Return the costs that explain best what jobs have taken that no link has slowed down.
+
+    None of them is negative, and the sum of the squares of the relative errors is least (Lawson
+    and Hanson, Solving Least Squares Problems, 1974).
+    """
+    from scipy.optimize import nnls
+
+    table = np.array([job.ranks_per_core * np.array(astuple(counts_of(job))) for job in jobs])
+    found, _ = nnls(table / np.array(seconds)[:, None], np.ones(len(jobs)))
+    return Counts(*map(float, found))
+
+
+def _chunk_bytes(job: Job) -> int:
+    return (shared_memory if job.hosts == 1 else mpi_reducer)._CHUNK_BYTES
+
+
+def _is_ring(job: Job) -> bool:
+    return min(job.n_bytes, _chunk_bytes(job)) >= _RING
+
+
+def _is_small(job: Job) -> bool:
+    """Tell whether whole arrays are sent to all ranks, and not shards."""
+    most = mpi_reducer._SMALL_BYTES_OF_TWO if job.ranks == 2 else mpi_reducer._SMALL_BYTES
+    return job.n_bytes <= most

@@ -1,0 +1,101 @@
+"""The cost model: its costs are measured with few ranks, its times checked with many."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from benchmarks import cost_model, report
+from benchmarks.cost_model import Job
+from benchmarks.figures import Group, load, milliseconds
+from benchmarks.harness import Contestant, Place, Settings, places, take_turns
+
+TITLE = "The cost model"
+SIZES = (4_000, 64_000, 400_000, 4_000_000)
+#: Hosts and ranks on each by which costs are found, without a limit of the links; and those on
+#: which the model has to prove itself, with 1 Gbit/s.
+FITTED = ((1, 2), (1, 4), (1, 8), (2, 1), (4, 1), (8, 1))
+CHECKED = ((1, 32), (1, 64), (16, 1), (16, 2))
+#: Above this error, a prediction has failed.
+MOST = 0.15
+KINDS = {"one host": True, "several hosts": False}
+
+
+def measure(settings: Settings) -> Iterator[Group | str]:
+    """Yield groups, and what could not be measured and why."""
+    for hosts, per_host in (*FITTED, *CHECKED):
+        title = title_of(hosts, per_host)
+        rate = "off" if (hosts, per_host) in FITTED else "1gbit"
+        where = {title: (per_host,) * hosts} if settings.wants(title) else {}
+        for place in places(where, rate):
+            yield place if isinstance(place, str) else measure_at(place, settings)
+
+
+def title_of(hosts: int, per_host: int) -> str:
+    """Return the title of a place."""
+    if hosts == 1:
+        return f"{per_host} ranks, one host"
+    return f"{hosts * per_host} ranks, {hosts} hosts"
+
+
+def measure_at(place: Place, settings: Settings) -> Group:
+    """Measure the exchange of arrays."""
+    options = {"what": "exchange", "communicator": "naive"}
+    contestants = [
+        Contestant(str(n), "ours", {**options, "network": f"array of {n}"}) for n in SIZES
+    ]
+    rows = take_turns(place, contestants, settings, seconds=0.3)
+    hosts, per_host = len(place.ranks), place.ranks[0]
+    key = {"hosts": str(hosts), "per_host": str(per_host), "cores": str(os.cpu_count())}
+    return Group(place.title, key, rows, rows[0].name)
+
+
+def write(part: str, title: str) -> None:
+    """Write the page: what was found and predicted on one host, and on several."""
+    lines = []
+    # The counts are those of MPICH's collectives, so there is no other MPI.
+    for content in load(part).values():
+        lines += [*report.describe_run(content), ""]
+        measured = list(points(content["groups"]))
+        for kind, is_one in KINDS.items():
+            jobs = [(job, seconds) for job, seconds in measured if (job.hosts == 1) == is_one]
+            if any(is_fitted(job) for job, _ in jobs):
+                lines += [f"## {kind.capitalize()}", "", *describe(jobs), ""]
+    report.write_page(part, title, lines)
+
+
+def points(groups: list[Group]) -> Iterator[tuple[Job, float]]:
+    """Yield what was exchanged, and the seconds that it took."""
+    for group in sorted(groups, key=lambda group: [int(value) for value in group.key.values()]):
+        for row in group.rows:
+            if row.seconds:
+                yield Job(float(row.name), *map(int, group.key.values())), row.median
+
+
+def is_fitted(job: Job) -> bool:
+    """Tell whether costs are found by this job."""
+    return (job.hosts, job.per_host) in FITTED
+
+
+def describe(jobs: list[tuple[Job, float]]) -> list[str]:
+    """Return costs, predictions beside what was measured, and where these fail."""
+    machine = cost_model.fit(*zip(*(it for it in jobs if is_fitted(it[0])), strict=True))
+    lines = report.heads_of(["of a rank", "costs"])
+    for name, value in vars(machine).items():
+        unit, scale = ("ns", 1e9) if name.endswith("bytes") else ("µs", 1e6)
+        lines.append(report.line([name.replace("_", " "), f"{scale * value:.3g} {unit}"]))
+    heads = ["", "kB", "measured, ms", "predicted", "cores", "link", "error, %"]
+    lines += ["", *report.heads_of(heads)]
+    failed = []
+    for job, seconds in jobs:
+        cores = cost_model.cores(job, machine)
+        link = 0.0 if is_fitted(job) else cost_model.link(job)
+        error = max(cores, link) / seconds - 1
+        where = f"{title_of(job.hosts, job.per_host)}{', fitted' * is_fitted(job)}"
+        times = map(milliseconds, (seconds, max(cores, link), cores, link))
+        size = f"{job.n_bytes / 1e3:.0f}"
+        lines.append(report.line([where, size, *times, f"{100 * error:+.0f}"]))
+        if abs(error) > MOST and not is_fitted(job):
+            failed.append(f"{where}, {size} kB")
+    off = "; ".join(failed) or "none"
+    return [*lines, "", f"- Predictions that are off by more than {100 * MOST:.0f} %: {off}"]
