@@ -1,0 +1,13 @@
+"""Print on each rank its number and the sum of all."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+import chainermn
+
+comm = chainermn.create_communicator(sys.argv[1] if len(sys.argv) > 1 else "naive")
+total = comm.allreduce(np.array([comm.rank + 1.0], np.float32))
+print(f"rank {comm.rank} of {comm.size} on host {comm.inter_rank} sum {total[0]:g}", flush=True)
