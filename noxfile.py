@@ -185,12 +185,23 @@ def multinode_tests(session: nox.Session, mpi: str) -> None:
     on_first_host = ["python", "ci/cluster", "run", "3"]
     if any(argument.startswith("--hostfile") for argument in session.posargs):
         on_first_host = []  # which is this machine
-    elif lacking := session.run(
-        "python", "ci/cluster", "check", success_codes=[0, 3], silent=True
-    ):
-        session.error(f"cannot emulate hosts: {lacking.strip()}")
+    else:
+        check_cluster(session)
     install_for_tests(session, mpi)
     session.run(*on_first_host, "python", "-m", "pytest", "ci/multinode", *session.posargs)
+
+
+@nox.session(python=PYTHONS, default=False)
+@nox.parametrize("mpi", ["mpich", "openmpi"])
+def slurm_tests(session: nox.Session, mpi: str) -> None:
+    """Run the tests of jobs under Slurm: Debian's, on three emulated hosts.
+
+    They need what emulated hosts need, and ``apt install slurmctld slurmd munge libpmix2``.
+    """
+    check_cluster(session, "--slurm")
+    install_for_tests(session, mpi)
+    on_first_host = ["python", "ci/cluster", "run", "--slurm", "3"]
+    session.run(*on_first_host, "python", "-m", "pytest", "ci/slurm", *session.posargs)
 
 
 @nox.session(python=PYTHONS, default=False)
@@ -249,6 +260,13 @@ def dev(session: nox.Session) -> None:
     pip_install = [".venv/bin/python", "-m", "pip", "install", "--quiet"]
     session.run(*pip_install, *wanted, env=BUILD_ENV, external=True)
     session.log("ready: source .venv/bin/activate")
+
+
+def check_cluster(session: nox.Session, *options: str) -> None:
+    """End the session, with what is missing, if this machine cannot have emulated hosts."""
+    check = ["python", "ci/cluster", "check", *options]
+    if lacking := session.run(*check, success_codes=[0, 3], silent=True):
+        session.error(f"cannot emulate hosts: {lacking.strip()}")
 
 
 def install(session: nox.Session, *arguments: str) -> None:

@@ -55,8 +55,9 @@ def make_parser() -> argparse.ArgumentParser:
         command.set_defaults(perform=perform)
         return command
 
-    add(check)
     starting = [add(up), add(run)]
+    for command in (add(check), *starting):
+        command.add_argument("--slurm", action="store_true", help="with Slurm on them")
     for command in starting:
         command.add_argument("--rate", help="of all links: 1gbit, 100mbit, ...")
         latency = "seconds that what is sent is on its way"
@@ -79,20 +80,26 @@ def make_parser() -> argparse.ArgumentParser:
 
 def check(cluster: Cluster, args: argparse.Namespace) -> int:
     """Say what this machine lacks for it; the exit code is 3 then."""
-    if missing := requirements.find_missing():
+    if missing := requirements.find_missing(for_slurm=args.slurm):
         print(missing)
     return CANNOT if missing else 0
 
 
 def up(cluster: Cluster, args: argparse.Namespace) -> None:
     """Start N hosts, which stay up."""
-    cluster.up(args.number, rate=args.rate, latency=args.latency)
+    cluster.up(args.number, rate=args.rate, latency=args.latency, with_slurm=args.slurm)
 
 
 def run(cluster: Cluster, args: argparse.Namespace) -> int:
     """Start N hosts, run CMD on the first of them, end them."""
     with Cluster(f"{cluster.name}-{os.getpid()}") as own:
-        own.up(args.number, rate=args.rate, latency=args.latency, ends_with_this_process=True)
+        own.up(
+            args.number,
+            rate=args.rate,
+            latency=args.latency,
+            with_slurm=args.slurm,
+            ends_with_this_process=True,
+        )
         return run_on(own.hosts()[0], args)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from ci.cluster import files, hosts, links, requirements
+from ci.cluster import files, hosts, links, requirements, slurm
 from ci.cluster.hosts import Host
 
 MOST_HOSTS = 99
@@ -76,6 +76,7 @@ class Cluster:
         *,
         rate: str | None = None,
         latency: float = 0.0,
+        with_slurm: bool = False,
         ends_with_this_process: bool = False,
     ) -> None:
         """Start hosts, after having ended what is left of an earlier start.
@@ -88,6 +89,8 @@ class Cluster:
             See `set_rate`.
         latency : float
             Seconds that what is sent is on its way.
+        with_slurm : bool
+            Whether Slurm is started on them, each being a node of it.
         ends_with_this_process : bool
             Whether they end when this process does, be it by ``SIGKILL``. If so, call this in
             the main thread.
@@ -101,13 +104,15 @@ class Cluster:
             raise ClusterError(f"expected 1 to {MOST_HOSTS} hosts, got {number}")
         if not 0 <= latency < math.inf:
             raise ClusterError(f"expected a latency of at least 0 s, got {latency}")
-        if missing := requirements.find_missing():
+        if missing := requirements.find_missing(for_slurm=with_slurm):
             raise ClusterError(missing)
         self.down()
         names = [f"host{index:02}" for index in range(number)]
         try:
             with tempfile.TemporaryDirectory(prefix=f"cluster-{self.name}-") as folder:
                 files.write(Path(folder), names)
+                if with_slurm:
+                    slurm.write(Path(folder, "etc"), names)
                 self._start(names, Path(folder), ends_with_this_process)
             links.connect(self.hosts(), bridged=not latency)
             if latency:
@@ -115,6 +120,8 @@ class Cluster:
             self._wait_for_links()
             if rate:
                 self.set_rate(rate)
+            if with_slurm:
+                self._start_slurm()
         except BaseException:
             self.down()
             raise
@@ -146,6 +153,12 @@ class Cluster:
         self._started.append(process)
         if process.poll() is not None:
             raise ClusterError("the switch does not start")
+
+    def _start_slurm(self) -> None:
+        try:
+            slurm.start(self.hosts())
+        except RuntimeError as error:
+            raise ClusterError(str(error)) from error
 
     def down(self) -> None:
         """End all hosts, and with them whatever runs there."""

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 #: Programs, and the packages of Debian and Ubuntu that have them.
 _PACKAGES = {
@@ -20,6 +21,14 @@ _PACKAGES = {
     "tc": "iproute2",
     "unshare": "util-linux",
 }
+_SLURM_PACKAGES = {
+    "munged": "munge",
+    "sbatch": "slurm-client",
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+}
+#: What Slurm loads for ``--mpi=pmix``, in /usr/lib.
+_PMIX, _PMIX_PACKAGE = "*/pmix2/lib/libpmix.so.2", "libpmix2"
 _WHERE_ROOT_LOOKS = "/usr/local/sbin:/usr/sbin:/sbin"
 
 
@@ -33,14 +42,23 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PATH": path()}
 
 
-def find_missing() -> str:
-    """Return in one line what this machine lacks; nothing if it can have hosts."""
+def find_missing(*, for_slurm: bool = False) -> str:
+    """Return in one line what this machine lacks; nothing if it can have hosts.
+
+    Parameters
+    ----------
+    for_slurm : bool
+        Whether Slurm is to run on them.
+    """
     if sys.platform != "linux":
         return f"only Linux has what hosts are made of, and this is {sys.platform}"
-    missing = [program for program in _PACKAGES if not shutil.which(program, path=path())]
+    wanted = _PACKAGES | (_SLURM_PACKAGES if for_slurm else {})
+    missing = {name: wanted[name] for name in wanted if not shutil.which(name, path=path())}
+    if for_slurm and not any(Path("/usr/lib").glob(_PMIX)):
+        missing["libpmix.so.2"] = _PMIX_PACKAGE
     reasons = [] if os.geteuid() == 0 else ["this needs root, try sudo"]
     if missing:
-        packages = sorted({_PACKAGES[program] for program in missing})
+        packages = sorted(set(missing.values()))
         reasons.append(f"no {', '.join(missing)} here: apt install {' '.join(packages)}")
     return "; ".join(reasons) or _try()
 

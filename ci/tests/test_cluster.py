@@ -249,6 +249,14 @@ def test_run(name: str) -> None:
     assert ended == (7, "host00\nhost01\nhost00\n", "")
 
 
+def test_slurm(name: str) -> None:
+    if missing := requirements.find_missing(for_slurm=True):
+        pytest.skip(missing)
+    srun = ["srun", "--nodes=2", "--label", "hostname"]
+    code, output, error = run(name, "run", "--slurm", "2", *srun)
+    assert (code, sorted(output.splitlines()), error) == (0, ["0: host00", "1: host01"], "")
+
+
 def test_run_with_a_path_without_roots_programs(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -255,8 +255,40 @@ def test_import_does_not_initialise_mpi() -> None:
 def test_mpiexec_of_another_mpi_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     variable = {"mpich": "OMPI_COMM_WORLD_SIZE", "openmpi": "PMI_SIZE"}[mpi_flavour()]
     monkeypatch.setenv(variable, "2")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")  # where Slurm has started that mpiexec
+    monkeypatch.setenv("MPI_LOCALNRANKS", "2")
     with pytest.raises(RuntimeError, match=r"started 2 processes, but each of them is alone"):
         load_mpi()
+
+
+@pytest.mark.each_mpi
+@pytest.mark.parametrize("others", [{}, {"PMI_SIZE": "3"}], ids=["none", "pmi2"])
+def test_wrong_option_of_srun_is_named(
+    monkeypatch: pytest.MonkeyPatch, others: dict[str, str]
+) -> None:
+    for name, value in {"SLURM_STEP_NUM_TASKS": "3", **others}.items():
+        monkeypatch.setenv(name, value)
+    language = {"mpich": "pmi2", "openmpi": "pmix"}[mpi_flavour()]
+    with pytest.raises(RuntimeError, match=rf"srun started 3 .* with srun --mpi={language}, or"):
+        load_mpi()
+
+
+@pytest.mark.each_mpi
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"SLURM_NTASKS": "3", "SLURM_PROCID": "0"},  # in a batch script
+        {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "3"},  # in the shell of salloc
+        {"SLURM_STEP_NUM_TASKS": "3", "PMI_SIZE": "1", "MPI_LOCALNRANKS": "1"},  # mpiexec -n 1
+        {"SLURM_STEP_NUM_TASKS": "3", "OMPI_COMM_WORLD_SIZE": "1"},
+    ],
+)
+def test_one_rank_inside_an_allocation(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert load_mpi().COMM_WORLD.size == 1
 
 
 def test_no_mpi_library(monkeypatch: pytest.MonkeyPatch) -> None:

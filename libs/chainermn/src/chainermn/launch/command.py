@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from chainermn.launch import slurm
 from chainermn.launch.hosts import Host, fill_hosts
 from chainermn.launch.mpiexec import launch_settings, mpiexec_command
 from chainermn.launch.options import forwarded, host_options, one_of
@@ -57,9 +58,10 @@ def launch(
     """Start PROGRAM on several ranks, with the mpiexec of the MPI that mpi4py uses.
 
     A Python script runs under this Python; any other program is started as it is. The exit code
-    is that of mpiexec. SIGINT and SIGTERM end the job, and it is not restarted.
+    is that of mpiexec. Inside a Slurm allocation, the ranks are its tasks, unless you name hosts.
+    SIGINT and SIGTERM end the job, and it is not restarted.
     """
-    hosts = one_of(host, hostfile)
+    hosts = one_of(host, hostfile) or slurm_hosts()
     if ranks is None:
         if hosts is None:
             raise click.UsageError("say how many ranks, as in -n 4, or name hosts")
@@ -90,6 +92,14 @@ def launch(
         except ConnectionError as error:
             raise click.ClickException(str(error)) from error
     sys.exit(run_to_end(command, {**environment, **added}, max_restarts))
+
+
+def slurm_hosts() -> list[Host] | None:
+    """Return the hosts of the Slurm allocation, if this is inside one."""
+    try:
+        return slurm.allocated_hosts(os.environ)
+    except RuntimeError as error:
+        raise click.ClickException(str(error)) from error
 
 
 def find_program(program: Sequence[str], module: bool) -> list[str]:

@@ -32,7 +32,8 @@ _MAX_COUNT = 2**30
 
 # Variables in which each MPI's mpiexec tells the processes how many they are.
 _LAUNCHER_SIZES = {"PMI_SIZE": "MPICH", "OMPI_COMM_WORLD_SIZE": "Open MPI"}
-
+# That of srun, which every process inherits that is started by one of these.
+_SRUN_SIZE = "SLURM_STEP_NUM_TASKS"
 
 # Of Open MPI, unless the environment or mpiexec sets it; its parameter files do not. A message of
 # up to this size is sent to another host at once. A longer one waits until the receiver has been
@@ -53,7 +54,7 @@ def load_mpi() -> ModuleType:
     ranks wait if there are more of them than cores. Variables that are set stay as they are.
 
     Raises a RuntimeError if no MPI library can be loaded, or if ``mpiexec`` belongs to a different
-    MPI: each process would then be a job of its own.
+    MPI, or ``srun`` was not told which: each process would then be a job of its own.
     """
     os.environ.setdefault(*_EAGER_LIMIT)
     numbers = numbers_in(os.environ)
@@ -66,16 +67,39 @@ def load_mpi() -> ModuleType:
             f"mpi4py cannot load an MPI library: {error}\n"
             f"Give it one that it can load: {remedies.load_mpi(str(error))}"
         ) from error
-    for variable, launcher in _LAUNCHER_SIZES.items():
-        launched = os.environ.get(variable, "1")
-        if MPI.COMM_WORLD.size == 1 and launched.isdigit() and int(launched) > 1:
-            raise RuntimeError(
-                f"mpiexec of {launcher} started {launched} processes, but each of them is alone: "
-                f"mpi4py uses another MPI ({MPI.Get_library_version().splitlines()[0].strip()}). "
-                "Start the job with the mpiexec of that MPI; "
-                "for an MPI installed by pip it lies beside the Python executable"
-            )
+    if MPI.COMM_WORLD.size == 1:
+        _check_alone(MPI)
     return MPI
+
+
+def _check_alone(mpi: ModuleType) -> None:
+    """Raise RuntimeError if the process has been started with others, which MPI does not know."""
+    library = mpi.Get_library_version().splitlines()[0].strip()
+    # Inside a step of Slurm's, mpiexec's word counts; but srun --mpi=pmi2 says what MPICH's does.
+    is_by_srun = _SRUN_SIZE in os.environ and "MPI_LOCALNRANKS" not in os.environ
+    names = [name for name in _LAUNCHER_SIZES if not (is_by_srun and name == "PMI_SIZE")]
+    sizes = {name: _number(name) for name in (*names, _SRUN_SIZE)}
+    for name in names:
+        if sizes[name] > 1:
+            raise RuntimeError(
+                f"mpiexec of {_LAUNCHER_SIZES[name]} started {sizes[name]} processes, but each of "
+                f"them is alone: mpi4py uses another MPI ({library}). Start the job with the "
+                "mpiexec of that MPI; for an MPI installed by pip it lies beside the Python "
+                "executable"
+            )
+    if sizes[_SRUN_SIZE] > 1 and not any(sizes[name] for name in names):
+        language = "pmix" if mpi.get_vendor()[0] == "Open MPI" else "pmi2"
+        raise RuntimeError(
+            f"srun started {sizes[_SRUN_SIZE]} processes, but each of them is alone: it did not "
+            f"prepare them for the MPI that mpi4py uses ({library}). Start the job with "
+            f"srun --mpi={language}, or without srun, by chainermn launch. If each is meant to be "
+            f"a job of one rank, unset {_SRUN_SIZE}"
+        )
+
+
+def _number(variable: str) -> int:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdigit() else 0
 
 
 def world() -> MPI.Intracomm:

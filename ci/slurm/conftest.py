@@ -1,0 +1,71 @@
+"""Fixtures for tests of jobs under Slurm, to be run on the first of its hosts.
+
+``nox -s slurm_tests`` emulates three hosts, starts Debian's Slurm on them and runs the tests.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from chainermn.testing.mpiexec import direct_environment, mpi_flavour
+from ci.multinode.hosts import EMULATED_HOSTFILE, Hosts
+from ci.slurm.jobs import BatchJob
+
+#: What ranks get besides this environment. PMIx of Debian's Slurm has its clients ask for modules
+#: that Open MPI's wheel does not have, which complains.
+_QUIET = {"PMIX_MCA_gds": "hash", "PMIX_MCA_psec": "native"}
+Script = str | Path
+
+
+@pytest.fixture(scope="session")
+def hosts() -> Hosts:
+    """Return the hosts of Slurm."""
+    if not EMULATED_HOSTFILE.exists():
+        pytest.fail("there are no hosts; start these tests by: nox -s slurm_tests")
+    return Hosts(EMULATED_HOSTFILE)
+
+
+@pytest.fixture(scope="session")
+def srun() -> list[str]:
+    """Return ``srun`` with what the MPI in use needs."""
+    return ["srun", {"mpich": "--mpi=pmi2", "openmpi": "--mpi=pmix"}[mpi_flavour()]]
+
+
+@pytest.fixture(scope="session")
+def environment() -> dict[str, str]:
+    """Return the environment in which to submit: with this Python, one thread a rank."""
+    return {**direct_environment(), **_QUIET, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def shared_path() -> Iterator[Path]:
+    """Return the path of an empty folder that all hosts see; those for pytest they do not."""
+    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def submit(
+    hosts: Hosts, environment: Mapping[str, str], shared_path: Path
+) -> Iterator[Callable[..., BatchJob]]:
+    """Return a function that gives ``sbatch`` a script, which is a path or its lines.
+
+    ``submit("srun hostname", "--nodes=3")`` returns the `BatchJob`. After the test none runs.
+    """
+    jobs: list[BatchJob] = []
+
+    def start(script: Script, *options: str, arguments: Sequence[str] = ()) -> BatchJob:
+        if isinstance(script, str):
+            path = shared_path / f"script-{len(jobs)}.sh"
+            path.write_text(f"#!/bin/bash\n{script}\n")
+            script = path
+        jobs.append(BatchJob(hosts, [*options, str(script), *arguments], shared_path, environment))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.cancel()

@@ -1,0 +1,73 @@
+"""The hosts that Slurm has given to a job."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+
+from chainermn.launch.hosts import Host
+
+_NODES, _TASKS = "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE"
+# As in 2(x3),1: two tasks on each of three nodes, then one on another.
+_REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+def allocated_hosts(environment: Mapping[str, str]) -> list[Host] | None:
+    """Return the hosts of the allocation that a process is in, and the tasks of each as ranks.
+
+    Parameters
+    ----------
+    environment : mapping
+        Variables of the process.
+
+    Returns
+    -------
+    list of (str, int), or None
+        None outside of Slurm.
+
+    Raises
+    ------
+    RuntimeError
+        If Slurm says too little, or does not answer.
+    """
+    nodes = environment.get(_NODES, "")
+    if not nodes:
+        return None
+    names = _expand(nodes)
+    tasks = _parse_tasks(environment.get(_TASKS) or f"1(x{len(names)})")
+    if len(tasks) != len(names):
+        raise RuntimeError(
+            f"cannot tell how many ranks each host takes: {_NODES}={nodes} are {len(names)} "
+            f"hosts, {_TASKS}={environment[_TASKS]} are {len(tasks)}, as in a step of some tasks "
+            "or a heterogeneous job; say it by --host a:2,b:1"
+        )
+    return list(zip(names, tasks, strict=True))
+
+
+def _parse_tasks(text: str) -> list[int]:
+    tasks = []
+    for part in text.split(","):
+        found = _REPEATED.fullmatch(part)
+        if found is None:
+            raise RuntimeError(f"expected {_TASKS} as in 2(x3),1, got {text!r}")
+        tasks += [int(found[1])] * int(found[2] or 1)
+    return tasks
+
+
+def _expand(nodes: str) -> list[str]:
+    """Return the names of a list of nodes such as ``node[01-03],login``."""
+    if "[" not in nodes:
+        return nodes.split(",")
+    command = ["scontrol", "show", "hostnames", nodes]
+    try:
+        shown = subprocess.run(
+            command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = getattr(error, "stderr", "") or error
+        raise RuntimeError(
+            f"cannot tell the hosts of the allocation: {' '.join(command)}: {reason}; "
+            "put scontrol on PATH, or name the hosts by --host"
+        ) from error
+    return shown.stdout.split()
