@@ -195,6 +195,19 @@ def test_models_of_different_parts(shared_tmp_path: Path) -> None:
                 create_multi_node_checkpointer("x", comm, path=shared_tmp_path).maybe_load(model)
 
 
+@pytest.mark.mpi(3)
+def test_parameter_without_an_array(shared_tmp_path: Path) -> None:
+    """Such as of a layer whose input has not been seen yet."""
+    world = chainermn.create_communicator("naive")
+    checkpointer = create_multi_node_checkpointer("x", world, path=shared_tmp_path)
+    checkpointer.save(chainer.links.Linear(None, 2, initialW=1), 1)
+    with first_ranks(world, 2) as comm:
+        if comm:
+            link = chainer.links.Linear(None, 2, initial_bias=5)
+            create_multi_node_checkpointer("x", comm, path=shared_tmp_path).maybe_load(link)
+            assert (link.b.array == 0).all()
+
+
 @pytest.mark.mpi(4)
 def test_folders_of_the_hosts(shared_tmp_path: Path) -> None:
     """Each rank has a folder of its own, and later that of another one."""

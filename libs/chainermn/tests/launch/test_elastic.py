@@ -144,6 +144,7 @@ def test_exit_codes_and_restarts(
         ("chainermn: nothing has come from a.example.org for 6 s. Reported by rank 1 on b", "a"),
         ("chainermn: of the 4 ranks on b all but [1] ended before create_communicator", "b"),
         ("chainermn: the process that watches over the job on a has been killed. Reported", "a"),
+        ("prterun noticed that process rank 1 with PID 9 on node b exited on", "b"),
         ("chainermn: rank 0 on a has waited for 6 s in create_communicator for ranks", ""),
         ("chainermn: rank 0 on a ended its script 9 s ago. If the others are meant", ""),
         ("chainermn: note: 4 ranks share 2 cores on a: they take turns", ""),

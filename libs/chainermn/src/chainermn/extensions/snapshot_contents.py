@@ -78,7 +78,7 @@ def lengths_of_data(arrays: Iterable[str], target: Any) -> dict[str, Any]:
 
 
 def digests_of_model(path: Path, target: Any) -> dict[str, bytes]:
-    """Return digests of the parameters in a snapshot of a trainer or a link, by name.
+    """Return digests of the parameters in a snapshot of a trainer or a link, by key.
 
     Of another object, return those of all arrays. Persistent values, such as the statistics of
     batch normalization, may differ between replicas.
@@ -86,16 +86,16 @@ def digests_of_model(path: Path, target: Any) -> dict[str, bytes]:
     links = {"": target}
     if hasattr(target, "updater"):
         optimizers = target.updater.get_all_optimizers().items()
-        links = {f"updater/model:{name}": optimizer.target for name, optimizer in optimizers}
+        links = {f"updater/model:{name}/": optimizer.target for name, optimizer in optimizers}
     digests = {}
     with np.load(path, allow_pickle=True) as saved:
         for prefix, link in links.items():
             persistent = _persistent_values(link)
             for key in saved:
-                name = key.removeprefix(prefix).lstrip("/")
                 is_label = key.startswith("chainermn_")
-                if key.startswith(prefix) and not is_label and name not in persistent:
-                    digests[name] = _digest(saved[key])
+                is_persistent = key.removeprefix(prefix) in persistent
+                if key.startswith(prefix) and not is_label and not is_persistent:
+                    digests[key] = _digest(saved[key])
     return digests
 
 
@@ -108,7 +108,9 @@ def _persistent_values(target: Any) -> set[str]:
 
 def _digest(array: NDArray[Any]) -> bytes:
     digest = hashlib.blake2b(repr((array.shape, array.dtype)).encode(), digest_size=16)
-    digest.update(np.ascontiguousarray(array).tobytes())
+    # That of a parameter without an array is None.
+    is_object = array.dtype.hasobject
+    digest.update(repr(array.tolist()).encode() if is_object else array.tobytes())
     return digest.digest()
 
 

@@ -28,8 +28,11 @@ _GRACE = 15.0
 _DEFAULT_STALL_LIMIT = 300.0
 # For mpiexec to obey a signal.
 _PATIENCE = 5.0
-# What ranks say before they end the job. Those that have waited are not those that failed.
-_ACCUSATION = re.compile(rb"chainermn: (?:nothing has come from |[^:]*? on )([\w.-]+)")
+# What ranks say before they end the job, and Open MPI of one that a signal has ended. Those that
+# have waited are not those that failed.
+_ACCUSATION = re.compile(
+    rb"(?:chainermn: (?:nothing has come from |[^:]*? on )|prterun noticed .* on node )([\w.-]+)"
+)
 _NO_ACCUSATION = (b" has waited for ", b" ended its script ")
 
 #: Takes hosts and variables to give to all ranks, and returns a command and its environment.
@@ -118,8 +121,7 @@ def _run_once(
     assert process.stderr is not None
     reader = threading.Thread(target=accused.listen, args=[process.stderr], daemon=True)
     reader.start()
-    limit = float(environment.get("CHAINERMN_STALL_LIMIT") or 0) or _DEFAULT_STALL_LIMIT
-    with _lookout(process, names, accused, 2 * limit):
+    with _lookout(process, names, accused, 2 * _stall_limit(environment)):
         code = signals.wait(process)
     # An ssh that waits for a host that is gone keeps standard error open.
     end_marked(MARK, environment[MARK])
@@ -127,6 +129,13 @@ def _run_once(
     if not reader.is_alive():
         process.stderr.close()
     return code
+
+
+def _stall_limit(environment: Mapping[str, str]) -> float:
+    try:
+        return float(environment["CHAINERMN_STALL_LIMIT"]) or _DEFAULT_STALL_LIMIT
+    except (KeyError, ValueError):  # the ranks say what is wrong with it
+        return _DEFAULT_STALL_LIMIT
 
 
 class _Accused:
