@@ -182,7 +182,7 @@ def multinode_tests(session: nox.Session, mpi: str) -> None:
 
     Emulated hosts need Linux, root and a few packages.
     """
-    on_first_host = ["python", "ci/cluster", "run", "3"]
+    on_first_host = ["python", "ci/cluster", "run", "4"]
     if any(argument.startswith("--hostfile") for argument in session.posargs):
         on_first_host = []  # which is this machine
     else:

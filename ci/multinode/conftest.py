@@ -1,6 +1,6 @@
 """Fixtures for tests on several hosts, to be run on the first of them.
 
-``nox -s multinode_tests`` emulates three hosts and runs the tests on the first; followed by
+``nox -s multinode_tests`` emulates four hosts and runs the tests on the first; followed by
 ``-- --hostfile FILE`` it runs them on the machines that the file names, the first of which has to
 be this one. All need this checkout and its environment at the same path, and ssh among them
 without a password.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from click.testing import CliRunner
 from chainermn.__main__ import main
 from chainermn.launch import command, run
 from chainermn.launch.mpiexec import OTHER_LAUNCHERS
-from chainermn.launch.reachable import unreachable
+from chainermn.launch.reachable import HostState, examine_hosts, unreachable
 
 
 @pytest.fixture(autouse=True)
@@ -37,10 +40,10 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return a function that makes a script of a shell the ssh on PATH."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
-    def put(*lines: str) -> None:
+    def put(*lines: str, other: str = "exit 255") -> None:
         path = tmp_path / "ssh"
         # As `ssh -G -- name`, which writes the settings for the name.
-        path.write_text("\n".join(["#!/bin/sh", '[ "$1 $2" = "-G --" ] || exit 255', *lines, ""]))
+        path.write_text("\n".join(["#!/bin/sh", f'[ "$1 $2" = "-G --" ] || {other}', *lines, ""]))
         path.chmod(0o755)
 
     return put
@@ -96,6 +99,49 @@ def test_other_launchers_have_ways_of_their_own(
     assert "a" in unreachable(["a"])
     monkeypatch.setenv(variable, "1")
     assert unreachable(["a"]) == {}
+
+
+# What the last argument of ssh says is done here.
+RUN = 'eval "exec sh -c \\"\\${$#}\\""'
+
+
+def test_host_is_examined(
+    ssh: Callable[..., None], port: int, started: Any, wait_until: Callable[..., bool]
+) -> None:
+    ssh("echo hostname 127.0.0.1", f"echo port {port}", other=RUN)
+    (mark,) = set(started.environment) - set(os.environ)
+    left = subprocess.Popen(["sleep", "86400"], env=started.environment)
+    name = os.uname().nodename
+    hosts = ["alias", "localhost"]
+    assert examine_hosts(hosts, sys.executable, f"{mark}=1") == {
+        "alias": HostState("", name),
+        "localhost": HostState("", name),
+    }
+    assert left.wait() == -signal.SIGKILL
+    assert examine_hosts(["alias"], "/no/python", f"{mark}=1") == {
+        "alias": HostState("it has no /no/python", name)
+    }
+
+
+def test_host_that_refuses(ssh: Callable[..., None], port: int) -> None:
+    refuse = "{ echo Permission denied >&2; exit 255; }"
+    ssh("echo hostname 127.0.0.1", f"echo port {port}", other=refuse)
+    found = examine_hosts(["alias"], sys.executable, "A=1")
+    assert found == {"alias": HostState("ssh fails: Permission denied")}
+
+
+def test_host_without_a_name_is_not_examined(ssh: Callable[..., None]) -> None:
+    ssh('echo "hostname $3"')
+    found = examine_hosts(["nosuchhost"], sys.executable, "A=1")
+    assert found["nosuchhost"].obstacle.startswith("there is no host of this name")
+
+
+def test_other_launchers_examine_nothing(
+    ssh: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssh("exit 255")
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    assert examine_hosts(["a"], "/no/python", "A=1") == {"a": HostState("")}
 
 
 def test_launch_says_it_in_one_line(

@@ -93,7 +93,7 @@ def test_interrupt_by_a_terminal_is_not_sent_twice(
 
 
 def test_signal_that_comes_before_the_process(number: signal.Signals) -> None:
-    with restarts._SignalsToChild() as signals:
+    with restarts.SignalsToChild() as signals:
         os.kill(os.getpid(), number)
         assert signals.received
         assert signals.run(["sleep", "600"], os.environ) == 128 + signal.SIGTERM

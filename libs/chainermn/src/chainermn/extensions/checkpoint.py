@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import time
@@ -13,13 +14,14 @@ import numpy as np
 from chainer.training.extension import Extension
 
 from chainermn import spans
-from chainermn.agreement import check_equal, run_together
+from chainermn.agreement import check_equal, run_on_root, run_together
 from chainermn.arguments import check_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.extensions.npz_files import find_damage, is_usable_everywhere, write_npz
+from chainermn.extensions.checkpoint_files import Checkpoint, CheckpointFiles
+from chainermn.extensions.npz_files import is_usable_everywhere
+from chainermn.extensions.snapshot_contents import digests_of_model, lengths_of_data, load
 
-# The key that tells who wrote the file. Loading ignores keys that it does not know.
-_LABEL = "chainermn_checkpoint"
+_WHERE = "maybe_load"
 
 
 def create_multi_node_checkpointer(
@@ -32,9 +34,8 @@ def create_multi_node_checkpointer(
     """Create an extension that lets an interrupted job resume.
 
     Each rank writes the state of its own trainer; `MultiNodeCheckpointer.maybe_load` loads the
-    newest checkpoint that all ranks have. Use it for fault tolerance, not for keeping models: the
-    files are deleted when training ends, and only a job with the same number of ranks can load
-    them.
+    newest checkpoint that is complete. Use it for fault tolerance, not for keeping models: the
+    files are deleted when training ends.
 
     Parameters
     ----------
@@ -60,6 +61,15 @@ def create_multi_node_checkpointer(
         If ``comm`` is not a communicator.
     ValueError
         On every rank, if an argument is invalid or ``name`` differs between ranks.
+
+    Notes
+    -----
+    The same number of ranks resumes with the state of each rank. Another number can resume if the
+    models were replicas: then all ranks load what rank 0 wrote. The iteration, the epoch and the
+    optimizer's state continue, and iterators resume at the same fraction of the epoch, as with
+    `multi_node_snapshot`. The learning rate is what the script sets, as Chainer does not save it:
+    one computed from ``comm.size`` fits the new number of ranks. Only ``ExponentialShift`` and
+    the like keep the saved value until they next change it.
     """
     where = "create_multi_node_checkpointer"
     check_communicator(f"{where}(name, comm)", comm, name)
@@ -99,6 +109,7 @@ class MultiNodeCheckpointer(Extension):
         self.gc_interval = gc_interval
         self.path: Any = None if path is None else Path(path)
         self._seconds: list[float] = []
+        self._run: int | None = None
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         """Write a checkpoint of ``trainer``. Every rank must call it in the same iteration."""
@@ -117,24 +128,23 @@ class MultiNodeCheckpointer(Extension):
             checkpoints stay.
         """
         self._settle_path(target)
+        files = self._files
+        if self._run is None:
+            self._run = self.comm.bcast_obj(int.from_bytes(os.urandom(7)))
+        run = self._run
 
         def write() -> list[int]:
             start = time.perf_counter()
-            arrays = dict(chainer.serializers.npz.serialize(target))
-            arrays[_LABEL] = np.array([self.comm.size, self.comm.rank, iteration])
-            self.path.mkdir(parents=True, exist_ok=True)
-            write_npz(self._file(iteration), arrays)
+            arrays = chainer.serializers.npz.serialize(target)
+            files.write({**arrays, **lengths_of_data(arrays, target)}, iteration, run)
             self._seconds.append(time.perf_counter() - start)
-            return self._own_iterations()
+            return files.own_iterations()
 
-        own = run_together(self.comm, "checkpoint", write)
-        by_rank = self.comm.allgather_obj(own)
+        by_rank = self.comm.allgather_obj(run_together(self.comm, "checkpoint", write))
         is_due = max(map(len, by_rank)) > self.cp_interval + self.gc_interval
-        kept = _in_all(by_rank)[-self.cp_interval :]
+        kept = sorted(set.intersection(*map(set, by_rank)))[-self.cp_interval :]
         if is_due and len(kept) == self.cp_interval:
-            for iteration in own:
-                if iteration < kept[0]:
-                    self._file(iteration).unlink(missing_ok=True)
+            files.remove(before=kept[0])
 
     def maybe_load(
         self,
@@ -142,7 +152,10 @@ class MultiNodeCheckpointer(Extension):
         optimizer: Any = None,
         path: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Load the newest checkpoint that is complete on all ranks, if there is one. Collective.
+        """Load the newest checkpoint that is complete, if there is one. Collective.
+
+        It is complete if all ranks together find all of its files, whether in one folder or each
+        in its own. Another number of ranks than wrote it loads the file of rank 0.
 
         Parameters
         ----------
@@ -155,40 +168,33 @@ class MultiNodeCheckpointer(Extension):
 
         Raises
         ------
+        ValueError
+            On every rank, if the newest checkpoint was written by another number of ranks, whose
+            parameters differ.
         RuntimeError
             On every rank, if there are checkpoints but none fits ``trainer``, part of which may
             have been loaded by then. A UserWarning names each file that is skipped: damaged, of
             another job, or not fitting.
         """
         self._settle_path(trainer, path)
-        for leftover in self._files(f".{self.name}.{self.comm.rank}."):  # of a killed process
-            leftover.unlink(missing_ok=True)
-        failure = ""
-        for iteration in reversed(_in_all(self.comm.allgather_obj(self._own_iterations()))):
-            file = f"checkpoint {self._file(iteration)}"
-            if not is_usable_everywhere(self.comm, file, self._find_fault(iteration)):
-                continue
-            try:
-                chainer.serializers.load_npz(str(self._file(iteration)), trainer)
-                fault = ""
-            except Exception as error:
-                fault = f"it does not fit: {type(error).__name__}: {error}"
-            if is_usable_everywhere(self.comm, file, fault):
+        files, failure = self._files, ""
+        files.remove_unfinished()
+        for checkpoint in files.complete():
+            name = f"checkpoint {files.path(checkpoint.iteration)}"
+            if is_usable_everywhere(self.comm, name, self._load(checkpoint, trainer)):
                 return
-            failure = f"the checkpoint of iteration {iteration} did not fit"
+            failure = f"the checkpoint of iteration {checkpoint.iteration} did not fit"
         if failure:
             raise RuntimeError(
-                f"maybe_load: {failure}, nor did any older one; part of it may have been loaded. "
+                f"{_WHERE}: {failure}, nor did any older one; part of it may have been loaded. "
                 f"Use another name than {self.name!r} or another path than {self.path} for "
                 "another model"
             )
 
     def finalize(self) -> None:
         """Delete the checkpoints of this rank, unless an exception ends training."""
-        if self.path is None or sys.exc_info()[0] is not None:
-            return
-        for iteration in self._own_iterations():
-            self._file(iteration).unlink(missing_ok=True)
+        if self.path is not None and sys.exc_info()[0] is None:
+            self._files.remove()
 
     def get_stats(self) -> str:
         """Tell how many seconds writing took on this rank."""
@@ -208,36 +214,57 @@ class MultiNodeCheckpointer(Extension):
                 )
             self.path = Path(target.out)
 
-    def _file(self, iteration: int) -> Path:
-        return Path(self.path, f"{self.name}.{self.comm.rank}.{iteration}")
+    @property
+    def _files(self) -> CheckpointFiles:
+        return CheckpointFiles(self.path, self.name, self.comm)
 
-    def _files(self, prefix: str) -> list[Path]:
-        """Return the files whose names start with ``prefix``."""
-        if not self.path.is_dir():
-            return []
-        return [file for file in self.path.iterdir() if file.name.startswith(prefix)]
-
-    def _own_iterations(self) -> list[int]:
-        """Return the iterations for which this rank has a file."""
-        prefix = f"{self.name}.{self.comm.rank}."
-        endings = [file.name.removeprefix(prefix) for file in self._files(prefix)]
-        return sorted(int(ending) for ending in endings if ending.isascii() and ending.isdigit())
-
-    def _find_fault(self, iteration: int) -> str:
-        file = self._file(iteration)
-        if damage := find_damage(file):
-            return damage
+    def _load(self, checkpoint: Checkpoint, target: Any) -> str:
+        """Load a checkpoint; return why it does not fit this rank, or ``''``. Collective."""
+        is_of_as_many = len(checkpoint.readers) == self.comm.size
+        read = self._read_own if is_of_as_many else self._read_first
+        source = read(checkpoint, target)
         try:
-            with np.load(file) as arrays:
-                label = arrays[_LABEL].tolist()
-        except (KeyError, ValueError):
-            return "it is no checkpoint"
-        expected = [self.comm.size, self.comm.rank, iteration]
-        if label != expected:
-            parts = "number of ranks, rank, iteration"
-            return f"its label is {label}, but {expected} was expected: {parts}"
+            if is_of_as_many:
+                chainer.serializers.load_npz(source, target)
+            else:
+                load(self._files.path(checkpoint.iteration, 0), source, target)
+        except Exception as error:
+            return f"it does not fit: {type(error).__name__}: {error}"
         return ""
 
+    def _read_own(self, checkpoint: Checkpoint, target: Any) -> Any:
+        """Return the file of this rank, or a copy of what another host has."""
+        own: Any = str(self._files.path(checkpoint.iteration))
+        for writer, reader in checkpoint.readers.items():
+            if reader == writer:
+                continue
+            path = self._files.path(checkpoint.iteration, writer)
+            if reader == self.comm.rank:
+                self.comm.send_obj(path.read_bytes(), writer)
+            elif writer == self.comm.rank:
+                own = io.BytesIO(self.comm.recv_obj(reader))
+        return own
 
-def _in_all(by_rank: list[list[int]]) -> list[int]:
-    return sorted(set.intersection(*map(set, by_rank)))
+    def _read_first(self, checkpoint: Checkpoint, target: Any) -> bytes:
+        """Return the file of rank 0, if the parameters are the same in all."""
+        iteration, readers = checkpoint
+
+        def digests() -> dict[int, dict[str, bytes]]:
+            mine = [writer for writer, reader in readers.items() if reader == self.comm.rank]
+            paths = {writer: self._files.path(iteration, writer) for writer in mine}
+            return {rank: digests_of_model(path, target) for rank, path in paths.items()}
+
+        found = self.comm.allgather_obj(run_together(self.comm, _WHERE, digests))
+        by_rank = {rank: digests for of_reader in found for rank, digests in of_reader.items()}
+        for rank, of_rank in sorted(by_rank.items()):
+            for name in sorted(by_rank[0].keys() | of_rank.keys()):
+                if of_rank.get(name) != by_rank[0].get(name):
+                    raise ValueError(
+                        f"{_WHERE}: the checkpoint of iteration {iteration} was written by "
+                        f"{len(readers)} ranks that are no replicas: {name} of rank {rank} is "
+                        f"not that of rank 0. So {self.comm.size} ranks cannot load it; start as "
+                        f"many as wrote it, or use another name than {self.name!r} or another "
+                        f"path than {self.path} to begin anew"
+                    )
+        path = self._files.path(iteration, 0)
+        return run_on_root(self.comm, readers[0], _WHERE, path.read_bytes)

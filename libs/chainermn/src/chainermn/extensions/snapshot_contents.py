@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import re
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import chainer
 import numpy as np
+from numpy.typing import NDArray
 
 _SHOWN = 4  # differences between settings, at most
 LABEL = "chainermn_settings"  # the array that holds a snapshot's settings
+_LENGTH = "chainermn_length"
 
 
 def label_of(settings: Mapping[str, Any] | None) -> str | None:
@@ -61,25 +64,84 @@ def difference(path: Path, label: str | None) -> str:
     return text and f"{path} was written with other settings ({text})"
 
 
+def lengths_of_data(arrays: Iterable[str], target: Any) -> dict[str, Any]:
+    """Return how many examples the iterators of a trainer have, under keys beside theirs.
+
+    Without it, the position in examples that are not shuffled would not say how far that is.
+    """
+    lengths = {}
+    for key, iterator in _iterators(arrays, target):
+        dataset = getattr(iterator, "dataset", None)
+        if dataset is not None:
+            lengths[f"{key}{_LENGTH}"] = np.array(len(dataset))
+    return lengths
+
+
+def digests_of_model(path: Path, target: Any) -> dict[str, bytes]:
+    """Return digests of the parameters in a snapshot of a trainer or a link, by key.
+
+    Of another object, return those of all arrays. Persistent values, such as the statistics of
+    batch normalization, may differ between replicas.
+    """
+    links = {"": target}
+    if hasattr(target, "updater"):
+        optimizers = target.updater.get_all_optimizers().items()
+        links = {f"updater/model:{name}/": optimizer.target for name, optimizer in optimizers}
+    digests = {}
+    with np.load(path, allow_pickle=True) as saved:
+        for prefix, link in links.items():
+            persistent = _persistent_values(link)
+            for key in saved:
+                is_label = key.startswith("chainermn_")
+                is_persistent = key.removeprefix(prefix) in persistent
+                if key.startswith(prefix) and not is_label and not is_persistent:
+                    digests[key] = _digest(saved[key])
+    return digests
+
+
+def _persistent_values(target: Any) -> set[str]:
+    if not isinstance(target, chainer.Link):
+        return set()
+    links = target.namedlinks()
+    return {f"{path}/{name}".lstrip("/") for path, link in links for name in link._persistent}
+
+
+def _digest(array: NDArray[Any]) -> bytes:
+    digest = hashlib.blake2b(repr((array.shape, array.dtype)).encode(), digest_size=16)
+    # That of a parameter without an array is None.
+    is_object = array.dtype.hasobject
+    digest.update(repr(array.tolist()).encode() if is_object else array.tobytes())
+    return digest.digest()
+
+
+def _iterators(keys: Iterable[str], target: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each iterator of a trainer, with the start of its keys in a snapshot."""
+    for key in keys:
+        found = re.fullmatch(r"(updater/iterator:([^/]+)/)current_position", key)
+        if found and hasattr(target.updater, "get_iterator"):
+            yield found[1], target.updater.get_iterator(found[2])
+
+
 def _fit_iterators(saved: Mapping[str, Any], trainer: Any) -> dict[str, Any]:
     """Return replacements for the orders and positions in ``saved`` that do not fit this rank."""
     fitted: dict[str, Any] = {}
-    for key in saved:
-        found = re.fullmatch(r"(updater/iterator:([^/]+)/)order", key)
-        if found is None:
-            continue
-        prefix, name = found.groups()
-        iterator = trainer.updater.get_iterator(name)
+    for prefix, iterator in _iterators(saved, trainer):
+        now = chainer.serializers.DictionarySerializer()
+        iterator.serialize(now)
+        # Only MultithreadIterator has the underscore.
+        key = next((key for key in ("order", "_order") if f"{prefix}{key}" in saved), "order")
+        order, order_then = now.target.get(key), saved.get(f"{prefix}{key}")
         order_of = getattr(getattr(iterator, "order_sampler", None), "order", None)
-        if callable(order_of):
+        if callable(order_of) and order_then is not None:
             order = order_of(int(saved[f"{prefix}epoch"]))
-        else:
-            now = chainer.serializers.DictionarySerializer()
-            iterator.serialize(now)
-            order = now.target.get("order")
-            if order is None or np.shape(order) == saved[key].shape:
-                continue
+        then = saved.get(f"{prefix}{_LENGTH}") if order_then is None else len(order_then)
+        if then is None or (order is None and order_then is not None):
+            continue
+        n = len(iterator.dataset) if order is None else len(order)
+        if n == then and not callable(order_of):
+            continue
+        if order is not None:
+            fitted[f"{prefix}{key}"] = order
         position = saved[f"{prefix}current_position"]
-        fitted[key] = order
-        fitted[f"{prefix}current_position"] = position * len(order) // len(saved[key])
+        fitted[f"{prefix}current_position"] = position * n // int(then)
     return fitted

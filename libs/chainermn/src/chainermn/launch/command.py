@@ -6,13 +6,15 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from chainermn.launch import slurm
-from chainermn.launch.hosts import Host, fill_hosts
+from chainermn.launch.elastic import run_elastic
+from chainermn.launch.hosts import Host, count_ranks, fill_hosts
+from chainermn.launch.membership import Discover, DiscoveryError, discover_by
 from chainermn.launch.mpiexec import launch_settings, mpiexec_command
 from chainermn.launch.options import forwarded, host_options, one_of
 from chainermn.launch.reachable import check_reachable
@@ -35,6 +37,25 @@ from chainermn.launch.restarts import run_to_end
     help="Restart a job that fails, at most K times.",
 )
 @click.option(
+    "--min-ranks",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Start each attempt on the hosts that can be used then, if they take N ranks or more.",
+)
+@click.option(
+    "--discover",
+    metavar="SCRIPT",
+    help="Run SCRIPT before each attempt. It prints hosts, one per line: 'a:2' or 'a slots=2'.",
+)
+@click.option(
+    "--wait",
+    metavar="SECONDS",
+    type=click.FloatRange(0),
+    default=600,
+    show_default=True,
+    help="Wait so long for hosts, if they take fewer than --min-ranks.",
+)
+@click.option(
     "--stall-limit",
     metavar="SECONDS",
     type=click.FloatRange(0),
@@ -50,6 +71,9 @@ def launch(
     network: str | None,
     forward: Sequence[str],
     max_restarts: int,
+    min_ranks: int | None,
+    discover: str | None,
+    wait: float,
     stall_limit: float | None,
     module: bool,
     dry_run: bool,
@@ -60,28 +84,62 @@ def launch(
     A Python script runs under this Python; any other program is started as it is. The exit code
     is that of mpiexec. Inside a Slurm allocation, the ranks are its tasks, unless you name hosts.
     SIGINT and SIGTERM end the job, and it is not restarted.
+
+    With --min-ranks or --discover, -n is the largest number of ranks, and a restart leaves out
+    hosts that cannot be reached or that keep failing.
     """
-    hosts = one_of(host, hostfile) or slurm_hosts()
+    hosts = one_of(host, hostfile) or (None if discover else slurm_hosts())
+    find_hosts = _discovery(hosts, discover, ranks, min_ranks)
+    arguments = _found(program, module)
+    own = {} if stall_limit is None else {"CHAINERMN_STALL_LIMIT": f"{stall_limit:g}"}
+
+    def prepare(
+        hosts: list[Host] | None, ranks: int, own: Mapping[str, str]
+    ) -> tuple[list[str], dict[str, str]]:
+        """Return the command, and the variables to add to the environment."""
+        names = forwarded(forward, {**os.environ, **own})
+        try:
+            command = mpiexec_command(
+                ranks,
+                arguments,
+                python=False,
+                hosts=hosts,
+                forward=names if hosts else (),
+            )
+            settings = launch_settings(hosts, network=network)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise click.ClickException(str(error)) from error
+        # Variables that the user has set win.
+        return command, {n: settings[n] for n in settings if n not in os.environ} | dict(own)
+
+    if find_hosts and not dry_run:
+
+        def make_command(
+            hosts: list[Host], variables: Mapping[str, str]
+        ) -> tuple[list[str], dict[str, str]]:
+            command, added = prepare(hosts, count_ranks(hosts), {**own, **variables})
+            return command, {**os.environ, **added}
+
+        code = run_elastic(
+            make_command,
+            find_hosts,
+            arguments[0],
+            min_ranks=min_ranks or 1,
+            max_ranks=ranks,
+            max_restarts=max_restarts,
+            patience=wait,
+        )
+        sys.exit(code)
+    if find_hosts:
+        try:
+            hosts = find_hosts()
+        except DiscoveryError as error:
+            raise click.ClickException(str(error)) from error
     if ranks is None:
         if hosts is None:
             raise click.UsageError("say how many ranks, as in -n 4, or name hosts")
-        ranks = sum(places for _, places in hosts)
-    own = {} if stall_limit is None else {"CHAINERMN_STALL_LIMIT": f"{stall_limit:g}"}
-    environment = {**os.environ, **own}
-    names = forwarded(forward, environment)
-    try:
-        command = mpiexec_command(
-            ranks,
-            find_program(program, module),
-            python=False,
-            hosts=hosts,
-            forward=names if hosts else (),
-        )
-        settings = launch_settings(hosts, network=network)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
-    # Variables that the user has set win.
-    added = {name: settings[name] for name in settings if name not in os.environ} | own
+        ranks = count_ranks(hosts)
+    command, added = prepare(hosts, ranks, own)
     if dry_run:
         assignments = [f"{name}={shlex.quote(value)}" for name, value in added.items()]
         click.echo(" ".join([*assignments, shlex.join(command)]))
@@ -91,7 +149,33 @@ def launch(
             check_reachable(fill_hosts(hosts, ranks))
         except ConnectionError as error:
             raise click.ClickException(str(error)) from error
-    sys.exit(run_to_end(command, {**environment, **added}, max_restarts))
+    sys.exit(run_to_end(command, {**os.environ, **added}, max_restarts))
+
+
+def _discovery(
+    hosts: list[Host] | None, discover: str | None, ranks: int | None, min_ranks: int | None
+) -> Discover | None:
+    """Return what finds the hosts of each attempt; None if they are always the same."""
+    if discover is None and min_ranks is None:
+        return None
+    if discover is not None and hosts:
+        raise click.UsageError("give either hosts or --discover, not both")
+    if ranks is not None and min_ranks is not None and ranks < min_ranks:
+        raise click.UsageError(f"-n {ranks} is less than --min-ranks {min_ranks}")
+    if discover is not None:
+        script = Path(discover).absolute()
+        return discover_by(_found([str(script) if script.is_file() else discover], module=False))
+    if not hosts:
+        raise click.UsageError("--min-ranks needs --host, --hostfile or --discover")
+    given = list(hosts)
+    return lambda: given
+
+
+def _found(program: Sequence[str], module: bool) -> list[str]:
+    try:
+        return find_program(program, module)
+    except FileNotFoundError as error:
+        raise click.ClickException(str(error)) from error
 
 
 def slurm_hosts() -> list[Host] | None:

@@ -29,15 +29,23 @@ def read_hostfile(path: str | os.PathLike[str]) -> list[Host]:
     ``cpu=4`` means the same as ``slots=4``. ``#`` begins a comment. A host without a number takes
     one rank. The numbers of a host that is named several times add up. ``max_slots=4`` is ignored.
     """
+    if hosts := parse_lines(Path(path).read_text().splitlines(), os.fspath(path)):
+        return hosts
+    raise ValueError(f"{path} names no host")
+
+
+def parse_lines(lines: Iterable[str], source: str) -> list[Host]:
+    """Return the hosts that the lines of a hostfile name; there may be none.
+
+    ``source`` is where the lines are from, for the message of the ValueError.
+    """
     hosts = []
-    for number, line in enumerate(Path(path).read_text().splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         if entry := line.partition("#")[0].strip():
             try:
                 hosts.append(_parse_host(entry))
             except ValueError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from None
-    if not hosts:
-        raise ValueError(f"{path} names no host")
+                raise ValueError(f"{source}, line {number}: {error}") from None
     return _merge(hosts)
 
 
@@ -54,6 +62,11 @@ def fill_hosts(hosts: Iterable[Host], ranks: int) -> list[Host]:
             "ask for fewer, or give the hosts more places, as in a:2,b:2"
         )
     return [(name, places) for name, places in filled if places]
+
+
+def count_ranks(hosts: Iterable[Host]) -> int:
+    """Return how many ranks hosts take."""
+    return sum(places for _, places in hosts)
 
 
 def is_this_host(name: str) -> bool:

@@ -43,11 +43,11 @@ def started(
                     process.kill()
     finally:
         with _interrupts_ignored():
-            _end_marked(mark, environment[mark])
+            end_marked(mark, environment[mark])
 
 
-def _end_marked(name: str, value: str) -> None:
-    """Wait for the end of all processes that have inherited a variable; kill them if need be."""
+def end_marked(name: str, value: str) -> None:
+    """Wait for the end of all processes here that have inherited a variable; kill those left."""
     deadline = time.monotonic() + _PATIENCE
     # What the kernel holds cannot be killed.
     while (strays := _marked(name, value)) and time.monotonic() < deadline + _PATIENCE:

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 import subprocess
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 from chainermn.launch.hosts import Host, is_this_host
-from chainermn.launch.mpiexec import starts_by_ssh
+from chainermn.launch.mpiexec import SSH_OPTIONS, starts_by_ssh
 
 _SECONDS = 4.0
+_SECONDS_TO_EXAMINE = 60.0
+_AT_ONCE = 32
+
+# The arguments are NAME=VALUE and a program.
+_EXAMINE = """
+for file in $(grep -lsF "$1" /proc/[0-9]*/environ); do
+    pid=${file#/proc/}
+    kill -KILL "${pid%/environ}" 2>/dev/null
+done
+uname -n
+test -x "$2"
+"""
+
+
+class HostState(NamedTuple):
+    """What is known of a host: why it cannot be used, if so, and how it calls itself."""
+
+    obstacle: str
+    name: str = ""
 
 
 def check_reachable(hosts: Sequence[Host]) -> None:
@@ -31,9 +52,49 @@ def unreachable(hosts: Iterable[str]) -> dict[str, str]:
     if not starts_by_ssh():
         return {}
     names = [name for name in hosts if not is_this_host(name)]
-    with ThreadPoolExecutor(max_workers=32) as pool:
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
         reasons = zip(names, pool.map(_obstacle, names), strict=True)
         return {name: reason for name, reason in reasons if reason}
+
+
+def examine_hosts(names: Sequence[str], program: str, mark: str) -> dict[str, HostState]:
+    """Return which hosts can be used, and end what an earlier job has left on them.
+
+    Parameters
+    ----------
+    names : sequence of str
+    program : str
+        Path of what a host must be able to execute.
+    mark : str
+        ``NAME=VALUE``: processes that have inherited this variable are killed.
+    """
+    if not starts_by_ssh():
+        return dict.fromkeys(names, HostState(""))
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        states = pool.map(lambda name: _examine(name, program, mark), names)
+        return dict(zip(names, states, strict=True))
+
+
+def _examine(name: str, program: str, mark: str) -> HostState:
+    if is_this_host(name):
+        return HostState("", socket.gethostname())
+    if obstacle := _obstacle(name):
+        return HostState(obstacle)
+    script = shlex.join(["sh", "-c", _EXAMINE, "sh", mark, program])
+    try:
+        shown = subprocess.run(
+            ["ssh", *SSH_OPTIONS, "--", name, script],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=_SECONDS_TO_EXAMINE,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return HostState(f"ssh fails: {error}")
+    if shown.returncode == 255:  # ssh's own
+        lines = shown.stderr.strip().splitlines() or ["exit code 255"]
+        return HostState(f"ssh fails: {lines[-1]}")
+    return HostState(f"it has no {program}" if shown.returncode else "", shown.stdout.strip())
 
 
 def _obstacle(name: str) -> str:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
@@ -21,7 +22,7 @@ def run_to_end(command: Sequence[str], environment: Mapping[str, str], max_resta
 
     Returns its exit code as in a shell: 128 plus the number of the signal, if one killed it.
     """
-    with _SignalsToChild() as signals:
+    with SignalsToChild() as signals:
         attempt = 1
         while (code := signals.run(command, environment)) and not signals.received:
             if attempt > max_restarts:
@@ -32,15 +33,17 @@ def run_to_end(command: Sequence[str], environment: Mapping[str, str], max_resta
         return code
 
 
-class _SignalsToChild:
+class SignalsToChild:
     """Pass SIGINT and SIGTERM on to the process that it runs, and make sure that this ends."""
 
     def __init__(self) -> None:
         self.received = False
+        #: The exit code of a process that the signal ends.
+        self.code = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._handlers: dict[int, Any] = {}
 
-    def __enter__(self) -> _SignalsToChild:
+    def __enter__(self) -> SignalsToChild:
         for number in (signal.SIGINT, signal.SIGTERM):
             self._handlers[number] = signal.signal(number, self._pass_on)
         return self
@@ -51,14 +54,31 @@ class _SignalsToChild:
 
     def run(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
         """Run a process to its end; return its exit code as in a shell."""
-        self._process = subprocess.Popen(command, env=environment)
+        return self.wait(self.start(command, environment))
+
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str], **options: Any
+    ) -> subprocess.Popen[bytes]:
+        """Start a process, which gets the signals from now on."""
+        self._process = process = subprocess.Popen(command, env=environment, **options)
         if self.received:  # when there was no process yet
-            self._process.terminate()
-        code = self._process.wait()
+            process.terminate()
+        return process
+
+    def wait(self, process: subprocess.Popen[bytes]) -> int:
+        """Wait for the end of a process; return its exit code as in a shell."""
+        code = process.wait()
         return code if code >= 0 else 128 - code
 
+    def pause(self, seconds: float) -> bool:
+        """Sleep, but not on after a signal; tell whether none has come."""
+        end = time.monotonic() + seconds
+        while not self.received and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, 0.2))
+        return not self.received
+
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        self.received = True
+        self.received, self.code = True, 128 + number
         process = self._process
         if process is None:
             return

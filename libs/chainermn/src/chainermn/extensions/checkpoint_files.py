@@ -1,0 +1,168 @@
+"""The files of checkpoints: how they are called, which job wrote them, which are complete."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.extensions.npz_files import find_damage, is_usable_everywhere, write_npz
+
+#: The array that tells who wrote a file. Loading ignores arrays that it does not know.
+LABEL = "chainermn_checkpoint"
+
+
+class Job(NamedTuple):
+    """What the files of one checkpoint have in common."""
+
+    n_ranks: int
+    #: A random number, as another job may have had as many ranks and come as far.
+    run: int
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint whose files have all been found."""
+
+    iteration: int
+    #: For each rank that wrote it, the rank of this job that can read the file.
+    readers: Mapping[int, int]
+
+
+class CheckpointFiles:
+    """The files ``{name}.{rank}.{iteration}`` in a folder, as a rank sees them.
+
+    Parameters
+    ----------
+    folder : path
+        Shared by all hosts, or local to each.
+    name : str
+    comm : CommunicatorBase
+    """
+
+    def __init__(self, folder: Path, name: str, comm: CommunicatorBase) -> None:
+        self.folder = folder
+        self._name = name
+        self._comm = comm
+
+    def path(self, iteration: int, rank: int | None = None) -> Path:
+        """Return the path of a file, by default that of this rank."""
+        writer = self._comm.rank if rank is None else rank
+        return self.folder / f"{self._name}.{writer}.{iteration}"
+
+    def write(self, arrays: Mapping[str, Any], iteration: int, run: int) -> None:
+        """Write the file of this rank."""
+        label = np.array([self._comm.size, self._comm.rank, iteration, run])
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_npz(self.path(iteration), {**arrays, LABEL: label})
+
+    def own_iterations(self) -> list[int]:
+        """Return the iterations for which this rank has a file, in order."""
+        return sorted(iteration for rank, iteration in self._present() if rank == self._comm.rank)
+
+    def remove(self, before: float = float("inf")) -> None:
+        """Remove what this rank has written before an iteration, in this job or an earlier one.
+
+        The files of ranks that this job no longer has are shared out.
+        """
+        size, own = self._comm.size, self._comm.rank
+        for rank, iteration in self._present():
+            if iteration < before and (rank == own or (rank >= size and rank % size == own)):
+                self.path(iteration, rank).unlink(missing_ok=True)
+
+    def remove_unfinished(self) -> None:
+        """Remove what was left when this rank was killed while it wrote."""
+        for leftover in self._beginning_with(f".{self._name}.{self._comm.rank}."):
+            leftover.unlink(missing_ok=True)
+
+    def complete(self) -> Iterator[Checkpoint]:
+        """Yield the checkpoints that are complete, newest first. Collective.
+
+        A UserWarning names each file that is skipped.
+        """
+        seen = self._comm.allgather_obj({iteration for _, iteration in self._present()})
+        for iteration in sorted(set().union(*seen), reverse=True):
+            own, fault = self._examine(iteration, self._comm.rank)
+            if not self._are_usable(iteration, fault):
+                continue
+            jobs = set(self._comm.allgather_obj(own))
+            if len(jobs) == 1 and own is not None and own.n_ranks == self._comm.size:
+                yield Checkpoint(iteration, {rank: rank for rank in range(self._comm.size)})
+            elif found := self._gather(iteration):
+                if self._are_usable(iteration, self._damage_of_others(found)):
+                    yield found
+            elif own is not None and own.n_ranks != self._comm.size:
+                self._are_usable(iteration, f"the other files of {own.n_ranks} ranks are missing")
+            else:
+                self._are_usable(iteration, "")
+
+    def _gather(self, iteration: int) -> Checkpoint | None:
+        """Find the files of a checkpoint, wherever they are. Collective."""
+        readable = {}
+        for rank, number in self._present():
+            if number == iteration:
+                job, fault = self._label(iteration, rank)
+                if job and not fault:
+                    readable[rank] = job
+        found: dict[Job, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for reader, jobs in enumerate(self._comm.allgather_obj(readable)):
+            for rank, job in jobs.items():
+                found[job][rank].append(reader)
+        for job, by_rank in sorted(found.items()):
+            if by_rank.keys() == set(range(job.n_ranks)):
+                # A file is read by its own rank if that can, and reading is shared out.
+                return Checkpoint(
+                    iteration,
+                    {
+                        rank: rank if rank in able else able[rank % len(able)]
+                        for rank, able in by_rank.items()
+                    },
+                )
+        return None
+
+    def _damage_of_others(self, checkpoint: Checkpoint) -> str:
+        """Examine the files that this rank reads, except its own, which has been examined."""
+        for writer, reader in checkpoint.readers.items():
+            if reader == self._comm.rank != writer:
+                path = self.path(checkpoint.iteration, writer)
+                if damage := find_damage(path):
+                    return f"{path}: {damage}"
+        return ""
+
+    def _are_usable(self, iteration: int, fault: str) -> bool:
+        return is_usable_everywhere(self._comm, f"checkpoint {self.path(iteration)}", fault)
+
+    def _examine(self, iteration: int, rank: int) -> tuple[Job | None, str]:
+        """Return which job wrote a file, if it is there, and what is wrong with it."""
+        path = self.path(iteration, rank)
+        if not path.exists():
+            return None, ""
+        if damage := find_damage(path):
+            return None, damage
+        return self._label(iteration, rank)
+
+    def _label(self, iteration: int, rank: int) -> tuple[Job | None, str]:
+        try:
+            with np.load(self.path(iteration, rank)) as arrays:
+                n_ranks, *place, run = arrays[LABEL].tolist()
+        except Exception:  # zipfile, zlib and NumPy each raise their own
+            return None, "it is no checkpoint"
+        if place != [rank, iteration]:
+            return None, f"by its label it is of rank and iteration {place}"
+        return Job(n_ranks, run), ""
+
+    def _present(self) -> set[tuple[int, int]]:
+        """Return rank and iteration of every file that this rank sees."""
+        pattern = re.compile(rf"{re.escape(self._name)}\.([0-9]+)\.([0-9]+)")
+        found = (pattern.fullmatch(file.name) for file in self._beginning_with(f"{self._name}."))
+        return {(int(name[1]), int(name[2])) for name in found if name}
+
+    def _beginning_with(self, prefix: str) -> list[Path]:
+        if not self.folder.is_dir():
+            return []
+        return [Path(entry) for entry in os.scandir(self.folder) if entry.name.startswith(prefix)]

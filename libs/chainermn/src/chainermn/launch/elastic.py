@@ -1,0 +1,219 @@
+"""Run a job again and again, each time on the hosts that there are, until it succeeds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import IO
+
+from chainermn.launch.hosts import Host, count_ranks
+from chainermn.launch.job import end_marked
+from chainermn.launch.membership import Discover, Membership, say, shown
+from chainermn.launch.reachable import HostState, examine_hosts, unreachable
+from chainermn.launch.restarts import SignalsToChild
+
+#: Every process of a job that `run_elastic` starts has this variable, on whatever host.
+MARK = "CHAINERMN_LAUNCH"
+# Seconds between two looks at a running job, and between two at its hosts.
+_PERIOD, _PERIOD_OF_HOSTS = 1.0, 10.0
+# For mpiexec to end, once ranks have said that they end the job.
+_GRACE = 15.0
+_DEFAULT_STALL_LIMIT = 300.0
+# For mpiexec to obey a signal.
+_PATIENCE = 5.0
+# What ranks say before they end the job, and Open MPI of one that a signal has ended. Those that
+# have waited are not those that failed.
+_ACCUSATION = re.compile(
+    rb"(?:chainermn: (?:nothing has come from |[^:]*? on )|prterun noticed .* on node )([\w.-]+)"
+)
+_NO_ACCUSATION = (b" has waited for ", b" ended its script ")
+
+#: Takes hosts and variables to give to all ranks, and returns a command and its environment.
+MakeCommand = Callable[[list[Host], Mapping[str, str]], tuple[list[str], dict[str, str]]]
+
+
+def run_elastic(
+    make_command: MakeCommand,
+    discover: Discover,
+    program: str,
+    *,
+    min_ranks: int,
+    max_ranks: int | None,
+    max_restarts: int,
+    patience: float,
+) -> int:
+    """Run a job until it succeeds, has failed too often, or is ended by a signal.
+
+    Parameters
+    ----------
+    make_command : callable
+    discover : callable
+        Returns the hosts that there are now.
+    program : str
+        Path of what each host must be able to execute.
+    min_ranks, max_ranks, patience
+        See `Membership`.
+    max_restarts : int
+
+    Returns
+    -------
+    int
+        The exit code of the last attempt.
+    """
+    mark = uuid.uuid4().hex
+    known: dict[str, HostState] = {}
+
+    def find_unusable(names: Sequence[str]) -> dict[str, str]:
+        known.update(examine_hosts(names, program, f"{MARK}={mark}"))
+        return {name: known[name].obstacle for name in names if known[name].obstacle}
+
+    with SignalsToChild() as signals:
+        membership = Membership(
+            discover,
+            find_unusable,
+            min_ranks=min_ranks,
+            max_ranks=max_ranks,
+            patience=patience,
+            pause=signals.pause,
+        )
+        for attempt in range(1, max_restarts + 2):
+            hosts = membership.choose()
+            if hosts is None:
+                break
+            without = "".join(f"; {name}: {why}" for name, why in membership.left_out.items())
+            number = f"attempt {attempt} of {max_restarts + 1}"
+            say(f"{number}: {count_ranks(hosts)} ranks on {shown(hosts)}{without}")
+            command, environment = make_command(hosts, {MARK: mark})
+            start = time.monotonic()
+            accused = _Accused()
+            code = _run_once(signals, command, environment, [name for name, _ in hosts], accused)
+            if code == 0 or signals.received:
+                return code
+            named = _listed(accused.name, hosts, known)
+            culprits = find_unusable([name for name, _ in hosts])
+            if named:
+                culprits.setdefault(named, "named above")
+            because = "; ".join(f"{name}: {why}" for name, why in culprits.items())
+            say(f"{number} ended with exit code {code}" + (f"; {because}" if because else ""))
+            if attempt <= max_restarts:
+                membership.note_failure(culprits, time.monotonic() - start)
+        else:
+            return code
+    return signals.code
+
+
+def _run_once(
+    signals: SignalsToChild,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    names: Sequence[str],
+    accused: _Accused,
+) -> int:
+    """Run one attempt; return its exit code."""
+    process = signals.start(command, environment, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    reader = threading.Thread(target=accused.listen, args=[process.stderr], daemon=True)
+    reader.start()
+    with _lookout(process, names, accused, 2 * _stall_limit(environment)):
+        code = signals.wait(process)
+    # An ssh that waits for a host that is gone keeps standard error open.
+    end_marked(MARK, environment[MARK])
+    reader.join(_PATIENCE)
+    if not reader.is_alive():
+        process.stderr.close()
+    return code
+
+
+def _stall_limit(environment: Mapping[str, str]) -> float:
+    try:
+        return float(environment["CHAINERMN_STALL_LIMIT"]) or _DEFAULT_STALL_LIMIT
+    except (KeyError, ValueError):  # the ranks say what is wrong with it
+        return _DEFAULT_STALL_LIMIT
+
+
+class _Accused:
+    """Passes on what a job writes to standard error, and remembers the first host that it names.
+
+    Attributes
+    ----------
+    name : str
+        As the host calls itself; empty if none is named.
+    since : float
+        When it was named.
+    """
+
+    def __init__(self) -> None:
+        self.name, self.since = "", 0.0
+        self._line = b""
+
+    def listen(self, stream: IO[bytes]) -> None:
+        """Read a pipe to its end."""
+        sys.stderr.flush()
+        while part := os.read(stream.fileno(), 1 << 16):
+            self.hear(part)
+            with contextlib.suppress(OSError):  # nobody reads it any more
+                while part:
+                    part = part[os.write(2, part) :]
+
+    def hear(self, part: bytes) -> None:
+        """Look for a host in the lines that are complete now."""
+        *lines, self._line = (self._line + part).split(b"\n")
+        self._line = self._line[-4096:]
+        for line in lines:
+            found = _ACCUSATION.match(line)
+            if found and not self.name and not any(words in line for words in _NO_ACCUSATION):
+                self.name, self.since = found[1].decode(), time.monotonic()
+
+
+def _listed(name: str, hosts: Iterable[Host], known: Mapping[str, HostState]) -> str:
+    """Return how a host that calls itself ``name`` is listed; empty if it is not known."""
+    for listed, _ in hosts if name else ():
+        own = known[listed].name if listed in known else ""
+        if name in (listed, own) or name.partition(".")[0] == listed.partition(".")[0]:
+            return listed
+    return ""
+
+
+@contextlib.contextmanager
+def _lookout(
+    process: subprocess.Popen[bytes], names: Sequence[str], accused: _Accused, limit: float
+) -> Iterator[None]:
+    """End ``mpiexec`` if it waits for a host that is gone, as Open MPI's does.
+
+    It has `_GRACE` seconds once ranks have named a host; if no rank can, ``limit`` seconds.
+    """
+    over = threading.Event()
+
+    def look() -> None:
+        gone_since: dict[str, float] = {}
+        next_look = time.monotonic() + _PERIOD_OF_HOSTS
+        while not over.wait(_PERIOD):
+            now = time.monotonic()
+            lost = accused.name if accused.name and now - accused.since > _GRACE else ""
+            if now > next_look:
+                next_look = now + _PERIOD_OF_HOSTS
+                gone_since = {name: gone_since.get(name, now) for name in unreachable(names)}
+                longest = min(gone_since, key=gone_since.__getitem__, default="")
+                if longest and now - gone_since[longest] > limit:
+                    lost = longest
+            if lost:
+                say(f"{lost} is lost, but mpiexec does not end; ending it")
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_PATIENCE)
+                process.kill()
+                return
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()

@@ -1,0 +1,299 @@
+"""Checkpoints that another number of ranks has written, or that lie on other hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import chainer
+import numpy as np
+import pytest
+from chainer.training import extensions
+
+import chainermn
+from chainermn.extensions import create_multi_node_checkpointer
+
+HERE = Path(__file__).parent
+WRITERS = 3
+#: Those that resume, on a world of four.
+READERS = pytest.mark.parametrize("readers", [2, 4, 1])
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(HERE)
+    import training
+
+    return training
+
+
+@contextlib.contextmanager
+def first_ranks(world: Any, number: int) -> Iterator[Any]:
+    """Give some ranks a communicator and the others None; wait for all at the end."""
+    part = world.split(0 if world.rank < number else 1, world.rank)
+    yield part if world.rank < number else None
+    world.allgather_obj(None)
+
+
+def make_trainer(training: Any, comm: Any, out: Path, iterations: int, kind: str) -> Any:
+    """Return a trainer over 12 examples, which writes a checkpoint in each iteration."""
+    trainer = training.make_trainer(comm, out, iterations, seed=iterations)
+    iterator = trainer.updater.get_iterator("main")
+    if kind == "sampled":
+        sampler = chainermn.datasets.create_distributed_sampler(12, comm, seed=1)
+        data = chainer.datasets.TupleDataset(np.ones((12, 2)), np.ones((12, 1)))
+        iterator = chainer.iterators.SerialIterator(data, 2, order_sampler=sampler)
+    elif kind == "shuffled":
+        iterator = chainer.iterators.SerialIterator(iterator.dataset, 2)
+    trainer.updater._iterators["main"] = iterator
+    checkpointer = create_multi_node_checkpointer("job", comm)
+    trainer.extend(checkpointer, trigger=(1, "iteration"))
+    return trainer, checkpointer
+
+
+def interrupted(training: Any, comm: Any, out: Path, iterations: int, kind: str) -> Any:
+    """Train, leave the checkpoints, and return the state."""
+    trainer, checkpointer = make_trainer(training, comm, out, iterations, kind)
+    checkpointer.finalize = lambda: None
+    trainer.run()
+    return training.state_of(trainer)
+
+
+def written(out: Path, iteration: int) -> list[int]:
+    return sorted(int(file.name.split(".")[1]) for file in out.glob(f"job.*.{iteration}"))
+
+
+@pytest.mark.mpi(4)
+@READERS
+@pytest.mark.parametrize("kind", ["in order", "shuffled", "sampled"])
+def test_another_number_of_ranks_goes_on(
+    readers: int, kind: str, shared_tmp_path: Path, training: Any
+) -> None:
+    world = chainermn.create_communicator("naive")
+    state: Any = None
+    with first_ranks(world, WRITERS) as comm:
+        if comm:
+            state = interrupted(training, comm, shared_tmp_path, 3, kind)
+    # Of rank 0, with its statistics of batches. The number of ranks is saved, but not loaded.
+    state = {**world.bcast_obj(state), "chainermn_ranks": readers}
+    with first_ranks(world, readers) as comm:
+        if comm is None:
+            return
+        trainer, checkpointer = make_trainer(training, comm, shared_tmp_path, 4, kind)
+        checkpointer.maybe_load(trainer)
+        training.assert_same_state(training.state_of(trainer), state)
+        updater = trainer.updater
+        assert (updater.iteration, updater.epoch) == (3, 1)
+        # Half an epoch, or less if a rank has an odd number of examples.
+        position, length = {2: (3, 6), 4: (1, 3), 1: (6, 12)}[readers]
+        iterator = updater.get_iterator("main")
+        assert iterator.current_position == position
+        assert updater.epoch_detail == 1 + position / length
+        if kind == "sampled":
+            expected = iterator.order_sampler.order(1)
+            np.testing.assert_array_equal(iterator._state.order, expected)
+        trainer.run()
+        assert training.optimizer_of(trainer).t == state["t"] + 1
+        comm.allgather_obj(None)
+        assert not list(shared_tmp_path.glob("job.*"))  # nor those of ranks that are no more
+
+
+def counter(value: float) -> chainer.Link:
+    link = chainer.Link()
+    with link.init_scope():
+        link.x = chainer.Parameter(np.full(3, value))
+    return link
+
+
+def save(comm: Any, path: Path, iterations: list[int], differing: bool = False) -> None:
+    checkpointer = create_multi_node_checkpointer("x", comm, path=path)
+    for iteration in iterations:
+        checkpointer.save(counter(iteration + (comm.rank if differing else 0)), iteration)
+
+
+def load(comm: Any, path: Path) -> float:
+    link = counter(-1)
+    create_multi_node_checkpointer("x", comm, path=path).maybe_load(link)
+    (value,) = set(link.x.array)
+    return float(value)
+
+
+@pytest.mark.mpi(4)
+@READERS
+@pytest.mark.parametrize("victim", range(WRITERS))
+def test_newest_of_which_all_files_are_there(
+    readers: int, victim: int, shared_tmp_path: Path
+) -> None:
+    world = chainermn.create_communicator("naive")
+    with first_ranks(world, WRITERS) as comm:
+        if comm:
+            save(comm, shared_tmp_path, [1, 2, 10])
+    if world.rank == 0:
+        (shared_tmp_path / f"x.{victim}.10").unlink()
+    with first_ranks(world, readers) as comm:
+        if comm:
+            has_own = comm.rank < WRITERS and comm.rank != victim
+            message = rf"skipping checkpoint .*x\.{comm.rank}\.10: the other files of 3 ranks"
+            with pytest.warns(UserWarning, match=message) if has_own else nothing():
+                assert load(comm, shared_tmp_path) == 2
+
+
+def nothing() -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
+@pytest.mark.mpi(4)
+@pytest.mark.parametrize("victim", range(WRITERS))
+def test_damaged_file_of_any_rank(victim: int, shared_tmp_path: Path) -> None:
+    world = chainermn.create_communicator("naive")
+    with first_ranks(world, WRITERS) as comm:
+        if comm:
+            save(comm, shared_tmp_path, [1, 2])
+    file = shared_tmp_path / f"x.{victim}.2"
+    if world.rank == 0:
+        contents = bytearray(file.read_bytes())
+        contents[70] ^= 1  # behind the header of the first array
+        file.write_bytes(contents)
+    with first_ranks(world, 2) as comm:
+        if comm:
+            reads = comm.rank == victim % 2
+            with pytest.warns(UserWarning, match="wrong checksum") if reads else nothing():
+                assert load(comm, shared_tmp_path) == 1
+
+
+@pytest.mark.mpi(4)
+@READERS
+def test_ranks_that_were_no_replicas(readers: int, shared_tmp_path: Path) -> None:
+    world = chainermn.create_communicator("naive")
+    with first_ranks(world, WRITERS) as comm:
+        if comm:
+            save(comm, shared_tmp_path, [4], differing=True)
+    with first_ranks(world, readers) as comm:
+        if comm:
+            expected = r"iteration 4 was written by 3 ranks that are no replicas: x of rank 1 is "
+            with pytest.raises(ValueError, match=expected):
+                load(comm, shared_tmp_path)
+    with first_ranks(world, WRITERS) as comm:
+        if comm:
+            assert load(comm, shared_tmp_path) == 4 + comm.rank
+
+
+@pytest.mark.mpi(4)
+def test_models_of_different_parts(shared_tmp_path: Path) -> None:
+    world = chainermn.create_communicator("naive")
+    with first_ranks(world, WRITERS) as comm:
+        if comm:
+            model = chainer.Chain(**{f"part{comm.rank}": counter(1)})
+            create_multi_node_checkpointer("x", comm, path=shared_tmp_path).save(model, 1)
+    with first_ranks(world, 2) as comm:
+        if comm:
+            model = chainer.Chain(**{f"part{comm.rank}": counter(0)})
+            with pytest.raises(ValueError, match=r"no replicas: part0/x of rank 1 is not"):
+                create_multi_node_checkpointer("x", comm, path=shared_tmp_path).maybe_load(model)
+
+
+@pytest.mark.mpi(3)
+def test_parameter_without_an_array(shared_tmp_path: Path) -> None:
+    """Such as of a layer whose input has not been seen yet."""
+    world = chainermn.create_communicator("naive")
+    checkpointer = create_multi_node_checkpointer("x", world, path=shared_tmp_path)
+    checkpointer.save(chainer.links.Linear(None, 2, initialW=1), 1)
+    with first_ranks(world, 2) as comm:
+        if comm:
+            link = chainer.links.Linear(None, 2, initial_bias=5)
+            create_multi_node_checkpointer("x", comm, path=shared_tmp_path).maybe_load(link)
+            assert (link.b.array == 0).all()
+
+
+@pytest.mark.mpi(4)
+def test_folders_of_the_hosts(shared_tmp_path: Path) -> None:
+    """Each rank has a folder of its own, and later that of another one."""
+    world = chainermn.create_communicator("naive")
+    folders = [shared_tmp_path / f"host{rank}" for rank in range(4)]
+    with first_ranks(world, WRITERS) as comm:
+        if comm:
+            save(comm, folders[comm.rank], [1, 2], differing=True)
+    with first_ranks(world, WRITERS) as comm:
+        if comm:
+            assert load(comm, folders[(comm.rank + 1) % WRITERS]) == 2 + comm.rank
+    # With rank 2's host, all is lost that it had alone.
+    with first_ranks(world, 2) as comm:
+        if comm:
+            with pytest.warns(UserWarning, match="the other files of 3 ranks are missing"):
+                assert load(comm, folders[comm.rank]) == -1
+    with first_ranks(world, WRITERS) as comm:
+        if comm:
+            save(comm, folders[comm.rank], [1, 2])
+    assert load(world, folders[(world.rank + 1) % 4]) == 2
+
+
+@pytest.mark.mpi(4)
+def test_files_of_two_runs_make_no_checkpoint(shared_tmp_path: Path) -> None:
+    world = chainermn.create_communicator("naive")
+    for run in ("first", "second"):
+        with first_ranks(world, WRITERS) as comm:
+            if comm:
+                save(comm, shared_tmp_path / run, [1, 2] if run == "first" else [2])
+    if world.rank == 0:
+        shutil.copy(shared_tmp_path / "second/x.1.2", shared_tmp_path / "first/x.1.2")
+    for readers in (WRITERS, 4):
+        with first_ranks(world, readers) as comm:
+            if comm:
+                with warned(readers != WRITERS and comm.rank < WRITERS):
+                    assert load(comm, shared_tmp_path / "first") == 1
+
+
+def warned(is_told: bool) -> contextlib.AbstractContextManager[Any]:
+    return pytest.warns(UserWarning, match="are missing") if is_told else nothing()
+
+
+@pytest.mark.mpi(3)
+def test_old_files_are_removed_with_those_of_ranks_that_are_no_more(
+    shared_tmp_path: Path,
+) -> None:
+    world = chainermn.create_communicator("naive")
+    save(world, shared_tmp_path, [1, 2])
+    with first_ranks(world, 2) as comm:
+        if comm:
+            checkpointer = create_multi_node_checkpointer("x", comm, 2, 1, shared_tmp_path)
+            checkpointer.save(counter(3), 3)
+            comm.allgather_obj(None)
+            assert len(list(shared_tmp_path.iterdir())) == 8
+            comm.allgather_obj(None)
+            checkpointer.save(counter(4), 4)
+            comm.allgather_obj(None)
+            expected = [f"x.{rank}.{iteration}" for rank in (0, 1) for iteration in (3, 4)]
+            assert sorted(file.name for file in shared_tmp_path.iterdir()) == expected
+
+
+@pytest.mark.mpi(3)
+def test_learning_rate_is_the_scripts(shared_tmp_path: Path, training: Any) -> None:
+    world = chainermn.create_communicator("naive")
+
+    def train(comm: Any, iterations: int) -> list[float]:
+        trainer, checkpointer = make_trainer(
+            training, comm, shared_tmp_path, iterations, "in order"
+        )
+        optimizer = training.optimizer_of(trainer)
+        optimizer.alpha = 0.5 * comm.size
+        optimizer.eps = 0.25 * comm.size
+        trainer.extend(extensions.ExponentialShift("eps", 0.5), trigger=(2, "iteration"))
+        checkpointer.maybe_load(trainer)
+        checkpointer.finalize = lambda: None
+        rates = []
+
+        def look(_: Any) -> None:
+            rates.append((optimizer.alpha, optimizer.eps))
+
+        trainer.extend(look, trigger=(1, "iteration"), priority=400)  # what the step used
+        trainer.run()
+        return rates
+
+    assert train(world, 3) == [(1.5, 0.75), (1.5, 0.75), (1.5, 0.375)]
+    with first_ranks(world, 2) as comm:
+        if comm:
+            # Chainer's shifts save what they have set, and keep it until they set the next.
+            assert train(comm, 6) == [(1.0, 0.375), (1.0, 0.125), (1.0, 0.125)]
