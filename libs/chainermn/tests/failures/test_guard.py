@@ -1,11 +1,11 @@
-"""What the guard beside a rank says and ends while a job starts. The ranks are no real ones."""
+"""What the guard of a host says and ends while a job starts. The ranks are no real ones."""
 
 from __future__ import annotations
 
 import os
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,34 +14,64 @@ from chainermn.failures import clock, ending, guard
 from chainermn.failures.processes import Process
 
 HOST = socket.gethostname()
-VARIABLES = {
-    "mpich": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
-    "openmpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-}
 
 Watch = Callable[..., None]
 
 
-@pytest.fixture(params=VARIABLES)
-def watch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Watch:
-    """Return a function that runs the guard of a process, as if that were such a rank."""
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    """Return a function that runs the guard of processes, as if these were such ranks.
+
+    Its arguments are the processes, by their ranks; the numbers of ranks, in all and on this host;
+    the stall limit; and a function that is called before each look, with the ranks' connections.
+    """
     reapers: list[subprocess.Popen[bytes]] = []
-    for name in [name for names in VARIABLES.values() for name in names]:
-        monkeypatch.delenv(name, raising=False)
+    opened: list[socket.socket] = []
     monkeypatch.setattr(guard, "_PERIOD", 0.02)
     monkeypatch.setattr(guard, "_SECONDS_TO_BE_SURE", 0.1)
+    monkeypatch.setattr(guard, "SECONDS_HELD", 0.0)
     monkeypatch.setattr(clock, "_SECONDS_FOR_EACH", 0.0)
     monkeypatch.setattr(ending, "_reapers", reapers)
     monkeypatch.setattr(ending, "_SECONDS_FOR_MPI", 0)
 
-    def run(pid: int, numbers: tuple[int, int, int], limit: float = 0.0) -> None:
-        for name, number in zip(VARIABLES[request.param], numbers, strict=True):
-            monkeypatch.setenv(name, str(number))
-        guard.main(pid, limit)
+    def run(
+        ranks: dict[int, Process],
+        size: int,
+        local_size: int,
+        limit: float = 0.0,
+        before_look: Callable[[dict[int, socket.socket]], None] = lambda connections: None,
+    ) -> None:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind("")  # to a name that nobody else has
+        listener.listen()
+        connections = {
+            rank: socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for rank in ranks
+        }
+        pids = {}
+        for rank, connection in connections.items():
+            connection.bind("")
+            pids[connection.getsockname()] = ranks[rank].pid
+            connection.connect(listener.getsockname())
+            connection.send(guard.STARTING + str(rank).encode())
+        opened.extend([*connections.values(), listener])
+        monkeypatch.setattr(guard, "_peer_of", lambda it: (pids[it.getpeername()], os.getuid()))
+        really_look = guard.Guard._look
+
+        def look(self: guard.Guard, now: float) -> None:
+            before_look(connections)
+            really_look(self, now)
+
+        monkeypatch.setattr(guard.Guard, "_look", look)
+        guarding = guard.Guard(listener, guard.Numbers(0, size, local_size), limit)
+        guarding.run()
+        opened.extend([*guarding._waiting])
+        guarding._selector.close()
         for reaper in reapers:
             reaper.wait(60)
 
-    return run
+    yield run
+    for each in opened:
+        each.close()
 
 
 @pytest.fixture
@@ -62,12 +92,44 @@ def test_rank_of_this_host_has_ended(
 ) -> None:
     job = start_job(3)
     job.end(1)
-    watch(job.ranks[2].pid, (2, 3, 3))
+    watch({2: job.ranks[2]}, 3, 3)
+    message = said()
     assert (
         f"chainermn: rank 1 on {HOST} ended before create_communicator, in which "
         f"rank 2 on {HOST} waits."
-    ) in said()
+    ) in message
+    assert message.count("The whole job is being ended.") == 1
     wait_for_the_end_of(*job.ranks, job.launcher)
+
+
+def test_several_ranks_wait_and_it_is_said_once(
+    start_job: Any, watch: Watch, said: Callable[[], str]
+) -> None:
+    job = start_job(5)
+    job.end(1)
+    job.end(4)
+    watch({rank: job.ranks[rank] for rank in (2, 0, 3)}, 5, 5)
+    message = said()
+    assert f"chainermn: ranks 1,4 on {HOST} ended before" in message
+    assert f"in which rank 0 on {HOST} waits." in message
+    assert message.count("The whole job is being ended.") == 1
+
+
+def test_rank_ends_while_others_wait(
+    start_job: Any, watch: Watch, said: Callable[[], str]
+) -> None:
+    job = start_job(3)
+    looks: list[None] = []
+
+    def before_look(connections: dict[int, socket.socket]) -> None:
+        looks.append(None)
+        if len(looks) == 20:
+            assert said() == ""
+            job.end(1)
+            connections[1].close()
+
+    watch(dict(enumerate(job.ranks)), 3, 3, before_look=before_look)
+    assert f"chainermn: rank 1 on {HOST} ended before" in said()
 
 
 def test_rank_of_one_of_several_hosts_has_ended(
@@ -75,8 +137,8 @@ def test_rank_of_one_of_several_hosts_has_ended(
 ) -> None:
     job = start_job(2)
     job.end(0)
-    watch(job.ranks[1].pid, (1, 6, 2))
-    assert f"chainermn: of the 2 ranks on {HOST} all but [1] ended before" in said()
+    watch({1: job.ranks[1]}, 6, 2)
+    assert f"chainermn: of the 2 ranks on {HOST} all except 1 ended before" in said()
     wait_for_the_end_of(job.launcher)
 
 
@@ -84,52 +146,90 @@ def test_ranks_have_not_come_within_the_limit(
     start_job: Any, watch: Watch, said: Callable[[], str]
 ) -> None:
     job = start_job(2, "prterun")
-    watch(job.ranks[0].pid, (0, 2, 2), limit=0.2)
+    watch({0: job.ranks[0]}, 2, 2, limit=0.2)
     assert (
         f"rank 0 on {HOST} has waited for 0 s in create_communicator for ranks that have not "
-        "called it. Running on this host: ranks [0, 1], of 2. CHAINERMN_STALL_LIMIT sets"
+        "called it. Running on this host: ranks 0-1, of 2; not yet in create_communicator: 1. "
+        "CHAINERMN_STALL_LIMIT sets"
     ) in said()
     wait_for_the_end_of(*job.ranks, job.launcher)
 
 
-def test_rank_that_nothing_of_mpi_has_started(watch: Watch, said: Callable[[], str]) -> None:
-    with subprocess.Popen(["sleep", "600"]) as alone:
-        watch(alone.pid, (0, 2, 2), limit=0.2)
-    assert "Running on this host: ranks [], of 2." in said()
-
-
-def test_rank_ends_by_itself(
-    start_job: Any, watch: Watch, said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+def test_ranks_of_another_host_have_not_come_within_the_limit(
+    start_job: Any, watch: Watch, said: Callable[[], str]
 ) -> None:
     job = start_job(2)
-    looks: list[float] = []
+    watch(dict(enumerate(job.ranks)), 4, 2, limit=0.2)
+    assert "Running on this host: ranks 0-1, of 4. CHAINERMN_STALL_LIMIT sets" in said()
 
-    def sleep(seconds: float) -> None:
-        looks.append(seconds)
+
+def test_rank_that_nothing_of_mpi_has_started(watch: Watch, said: Callable[[], str]) -> None:
+    with subprocess.Popen(["sleep", "600"]) as alone:
+        process = guard.find(alone.pid)
+        assert process is not None
+        watch({0: process}, 2, 2, limit=0.2)
+    assert "Running on this host: ranks unknown, of 2" in said()
+
+
+def test_ranks_that_have_started_need_no_guard(
+    start_job: Any, watch: Watch, said: Callable[[], str]
+) -> None:
+    job = start_job(3)
+    looks: list[None] = []
+
+    def before_look(connections: dict[int, socket.socket]) -> None:
+        looks.append(None)
         if len(looks) == 20:
-            job.end(0)
+            for connection in connections.values():
+                connection.close()
 
-    monkeypatch.setattr(guard.time, "sleep", sleep)
-    watch(job.ranks[0].pid, (0, 2, 2))
-    assert len(looks) == 20
+    watch(dict(enumerate(job.ranks)), 3, 3, before_look=before_look)  # otherwise it never returns
     assert said() == ""
-    assert job.ranks[1].is_alive()
+    assert all(rank.is_alive() for rank in job.ranks)
 
 
 def test_rank_is_ended_by_another_before_its_turn(
     start_job: Any, watch: Watch, said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = start_job(3)
-    job.end(0)
     monkeypatch.setattr(clock, "_SECONDS_FOR_EACH", 7.0)
-    monkeypatch.setattr(guard.time, "sleep", lambda s: job.end(2) if s == 7 else None)
-    watch(job.ranks[2].pid, (2, 3, 3))
+
+    def before_look(connections: dict[int, socket.socket]) -> None:
+        if not job.ranks[2].is_alive():
+            connections[2].close()
+
+    monkeypatch.setattr(guard.time, "sleep", lambda s: job.end(2) if s == 14 else None)
+    watch({2: job.ranks[2]}, 3, 3, limit=0.2, before_look=before_look)
     assert said() == ""
     assert job.ranks[1].is_alive()
 
 
-def test_rank_has_ended_already(watch: Watch, said: Callable[[], str]) -> None:
-    with subprocess.Popen(["true"]) as ended:
-        pass
-    watch(ended.pid, (0, 2, 2))
+def test_mpiexec_that_is_still_starting_ranks(
+    start_job: Any, watch: Watch, said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = start_job(3)
+    monkeypatch.setattr(guard, "_SECONDS_TO_BE_SURE", 0.0)  # the next look
+    looks: list[None] = []
+    # Before the third look there is one more at each, after it there is nothing to look for.
+    monkeypatch.setattr(guard, "all_processes", lambda: job.ranks[: len(looks)])
+
+    def before_look(connections: dict[int, socket.socket]) -> None:
+        looks.append(None)
+        if len(looks) == 20:
+            connections[0].close()
+
+    watch({0: job.ranks[0]}, 3, 3, before_look=before_look)
+    assert len(looks) == 20
     assert said() == ""
+
+
+def test_other_users_are_not_listened_to(
+    start_job: Any, watch: Watch, said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = start_job(2)
+    job.end(1)
+    monkeypatch.setattr(guard.os, "getuid", lambda: next(users))
+    users = iter([1000, 1001])  # that of the rank, then its own
+    watch({0: job.ranks[0]}, 2, 2)  # it returns at once
+    assert said() == ""
+    assert job.ranks[0].is_alive()

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import signal
-import subprocess
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from chainermn.failures import guard, starting
+from chainermn.failures import start_up, starting
 
 
 @pytest.fixture
-def guards(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
-    """Let this process seem to be the first of two ranks; a sleep stands in for its guard."""
-    started: list[subprocess.Popen[bytes]] = []
+def guards(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let this process seem to be the first of two ranks; return what happens to its guard."""
+    log: list[str] = []
 
-    def start(module: str, arguments: dict[str, Any]) -> subprocess.Popen[bytes]:
-        assert module == "guard"
-        assert arguments["limit"] == 2.5
-        started.append(subprocess.Popen(["sleep", "600"]))
-        return started[-1]
+    @contextlib.contextmanager
+    def guarded(rank: int) -> Iterator[None]:
+        log.append(f"rank {rank} is guarded")
+        try:
+            yield
+        finally:
+            log.append("no more")
 
-    monkeypatch.setenv("CHAINERMN_STALL_LIMIT", "2.5")
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "2")
-    monkeypatch.setattr(guard.watch, "is_on", lambda: False)
-    monkeypatch.setattr(guard, "start_helper", start)
-    return started
+    monkeypatch.setattr(start_up.watch, "is_on", lambda: False)
+    monkeypatch.setattr(start_up, "guarded", guarded)
+    return log
 
 
 @pytest.fixture
@@ -40,37 +42,36 @@ def handler(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.mark.parametrize("error", [None, ValueError("by design")])
-def test_guard_is_there_meanwhile(error: Exception | None, guards: list[Any]) -> None:
+def test_guard_is_there_meanwhile(error: Exception | None, guards: list[str]) -> None:
     try:
         with starting():
-            (process,) = guards
-            assert process.poll() is None
+            assert guards == ["rank 0 is guarded"]
             if error:
                 raise error
     except ValueError as raised:
         assert raised is error
-    assert process.poll() == -signal.SIGKILL
+    assert guards == ["rank 0 is guarded", "no more"]
     assert faulthandler.is_enabled()
 
 
 @pytest.mark.parametrize("why", ["alone", "watched already"])
 def test_rank_that_needs_no_guard(
-    why: str, guards: list[Any], monkeypatch: pytest.MonkeyPatch
+    why: str, guards: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if why == "alone":
         monkeypatch.setenv("PMI_SIZE", "1")
         monkeypatch.delenv("OMPI_COMM_WORLD_SIZE", raising=False)
     else:
-        monkeypatch.setattr(guard.watch, "is_on", lambda: True)
+        monkeypatch.setattr(start_up.watch, "is_on", lambda: True)
     with starting():
         assert guards == []
 
 
-def test_guard_that_cannot_be_started(guards: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(module: str, arguments: dict[str, Any]) -> None:
+def test_guard_that_cannot_be_had(guards: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(rank: int) -> None:
         raise BlockingIOError("Resource temporarily unavailable")
 
-    monkeypatch.setattr(guard, "start_helper", refuse)
+    monkeypatch.setattr(start_up, "guarded", refuse)
     with starting():
         pass
 
@@ -80,14 +81,14 @@ def test_guard_that_cannot_be_started(guards: list[Any], monkeypatch: pytest.Mon
     [(signal.default_int_handler, signal.SIG_DFL), (signal.SIG_IGN, signal.SIG_IGN)],
     indirect=["handler"],
 )
-def test_interrupts_meanwhile(handler: Any, meanwhile: Any, guards: list[Any]) -> None:
+def test_interrupts_meanwhile(handler: Any, meanwhile: Any, guards: list[str]) -> None:
     with starting():
         assert signal.getsignal(signal.SIGINT) == meanwhile
     assert signal.getsignal(signal.SIGINT) == handler
 
 
 @pytest.mark.parametrize("handler", [signal.default_int_handler], indirect=True)
-def test_thread_leaves_interrupts_alone(handler: Any, guards: list[Any]) -> None:
+def test_thread_leaves_interrupts_alone(handler: Any, guards: list[str]) -> None:
     seen = []
 
     def start() -> None:
@@ -98,3 +99,10 @@ def test_thread_leaves_interrupts_alone(handler: Any, guards: list[Any]) -> None
     thread.start()
     thread.join()
     assert seen == [handler]
+
+
+def test_limit_that_is_no_number(guards: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHAINERMN_STALL_LIMIT", "a minute")
+    with pytest.raises(ValueError, match="must be a number of seconds"), starting():
+        pass
+    assert guards == []

@@ -7,7 +7,6 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from chainermn.failures import helper, main_thread, watch
+from chainermn.failures import main_thread, watch
 from chainermn.failures.activity import waiting
 from chainermn.failures.channel import Channel, Message, listen
 from chainermn.failures.main_thread import Interrupts
@@ -35,12 +34,12 @@ class Ended(BaseException):
 class Peer:
     """The monitor's end of the connection of rank 3."""
 
-    def __init__(self, limit: float, answers: bool = True) -> None:
+    def __init__(self, limit: float) -> None:
         self._listener = listen()
         self._messages: list[Message] = []
         port = self._listener.getsockname()[1]
         self.invitation = Invitation("there", ["127.0.0.1"], port, "secret", limit, period=0.05)
-        thread = threading.Thread(target=self._welcome, args=[answers], daemon=True)
+        thread = threading.Thread(target=self._welcome, daemon=True)
         thread.start()
         channel = self.invitation.accept(3)
         self.watch = Watch(self.invitation, 3, channel) if channel else None
@@ -48,16 +47,12 @@ class Peer:
             self.watch.start()
         thread.join(TIMEOUT)
 
-    def _welcome(self, answers: bool) -> None:
+    def _welcome(self) -> None:
         connection, _ = self._listener.accept()
         self.channel = Channel(connection)
         assert self.hear() == {"token": "secret"}
         self.channel.send({"kind": "welcome"})
         self.joined = self.hear()
-        if answers:
-            self.channel.send({"kind": "welcome"})
-        else:
-            self.channel.close()
 
     def hear(self) -> Message:
         """Wait for the next message."""
@@ -110,8 +105,8 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
 def meet(ends: list[tuple[str, float]]) -> Iterator[Callable[..., Peer]]:
     met: list[Peer] = []
 
-    def start(limit: float = 0.0, answers: bool = True) -> Peer:
-        met.append(Peer(limit, answers))
+    def start(limit: float = 0.0) -> Peer:
+        met.append(Peer(limit))
         return met[-1]
 
     yield start
@@ -274,10 +269,6 @@ def test_monitor_that_cannot_be_reached() -> None:
     assert invitation.accept(3) is None
 
 
-def test_monitor_that_does_not_let_a_rank_join(meet: Meet) -> None:
-    assert meet(answers=False).watch is None
-
-
 # ---- interrupts ----
 
 
@@ -360,72 +351,3 @@ def test_who_wants_to_hear_of_signals_first_keeps_that(pipe: tuple[int, int]) ->
     thread.start()
     thread.join()
     assert signal.set_wakeup_fd(-1) == -1
-
-
-# ---- what keeps the files of a rank open ----
-
-HOLDER = """
-import os, sys
-from chainermn.failures import helper, watch
-helper._HOLD = "read -r line || sleep 600"
-os.environ.update(PMI_FD="0", PMI_SIZE="4", MPI_LOCALNRANKS="2")
-watch._hold = helper.start_hold()
-if sys.argv[1] == "released":
-    watch.leave()
-elif sys.argv[1] == "in a child":
-    if os.fork() == 0:
-        watch._stop_in_child()
-    else:
-        os.wait()
-os._exit(0)
-"""
-
-
-@pytest.mark.parametrize(
-    ("how", "is_held"), [("released", False), ("killed", True), ("in a child", True)]
-)
-def test_files_stay_open_when_a_rank_is_gone(how: str, is_held: bool) -> None:
-    command = [sys.executable, "-c", HOLDER, how]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
-        assert process.wait(TIMEOUT) == 0
-        assert process.stdout is not None
-        os.set_blocking(process.stdout.fileno(), False)
-        assert (process.stdout.read() is None) == is_held  # None: open, but nothing has come
-        if is_held:
-            os.killpg(process.pid, signal.SIGKILL)
-        os.set_blocking(process.stdout.fileno(), True)
-        assert process.stdout.read() == b""
-
-
-@pytest.mark.parametrize(
-    ("pmi_fd", "local_size", "is_started"),
-    [("open", "2", True), ("open", "4", False), ("closed", "2", False), ("none", "2", False)],
-)
-def test_files_are_held_on_several_hosts_by_mpich_only(
-    pmi_fd: str, local_size: str, is_started: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader, writer = os.pipe()
-    os.close(writer)
-    monkeypatch.setenv("PMI_FD", pmi_fd if pmi_fd == "none" else str(reader))
-    monkeypatch.setenv("PMI_SIZE", "4")
-    monkeypatch.setenv("MPI_LOCALNRANKS", local_size)
-    if pmi_fd == "closed":
-        os.close(reader)
-    started = helper.start_hold()
-    assert (started is not None) == is_started
-    if started:
-        started.communicate(b"\n")
-    if pmi_fd != "closed":
-        os.close(reader)
-
-
-def test_no_files_are_held_where_no_process_can_be_started(
-    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(script: str, pass_fds: list[int], **options: Any) -> None:
-        assert pass_fds == [pipe[0]]
-        raise BlockingIOError("Resource temporarily unavailable")
-
-    monkeypatch.setenv("PMI_FD", str(pipe[0]))
-    monkeypatch.setattr(helper, "start_shell", refuse)
-    assert helper.start_hold() is None

@@ -2,8 +2,8 @@
 
 from chainermn.failures.activity import creating, name_callers_by
 from chainermn.failures.ending import end_job
-from chainermn.failures.guard import starting
 from chainermn.failures.processes import launched_as
+from chainermn.failures.start_up import starting
 from chainermn.failures.watch import INTERRUPTED, at_end, join, say_failing, stop_watching
 
 __all__ = [

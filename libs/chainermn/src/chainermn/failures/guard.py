@@ -1,26 +1,26 @@
-"""Process beside each starting rank that ends the job if other ranks never start.
+"""Process on each host that ends the job if other ranks never start.
 
-mpi4py initialises MPI without releasing the GIL, so no thread of the rank can do this. When a rank
+mpi4py initialises MPI without releasing the GIL, so no thread of a rank can do this. When a rank
 exits before it initialises MPI, MPICH's ``mpiexec`` lets the others wait forever (5.0.2, whatever
 the exit code); Open MPI's ends the job (5.0.11). When a rank never gets there, both wait.
+
+It also keeps a dead rank's files open for a moment: see `guarded.hold_files`. It ends as soon as
+no rank of the host needs it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
 import os
-import signal
+import selectors
 import socket
-import threading
+import struct
 import time
-from collections.abc import Iterator
+from typing import NamedTuple
 
-from chainermn.failures import watch
-from chainermn.failures.clock import stall_limit, turn
+from chainermn.failures.clock import AwakeClock, turn
 from chainermn.failures.ending import print_at_once, start_reaper
-from chainermn.failures.helper import start_helper
 from chainermn.failures.processes import (
+    Numbers,
     Process,
     all_processes,
     environment_of,
@@ -28,86 +28,171 @@ from chainermn.failures.processes import (
     launchers_of,
     numbers_in,
 )
+from chainermn.failures.wait import as_ranges
 
 _PERIOD = 0.25
 # mpiexec may still be starting ranks, or be about to end the job by itself.
 _SECONDS_TO_BE_SURE = 1.5
+#: How long files are held after the death of their rank.
+SECONDS_HELD = 0.5
+
+#: What ranks send: their number follows the first, a file descriptor comes with the second.
+STARTING, HOLD, LEAVING = b"starting ", b"hold", b"leaving"
 
 
-@contextlib.contextmanager
-def starting() -> Iterator[None]:
-    """Guard this rank while it initialises MPI and first meets the others.
+class Waiting(NamedTuple):
+    """A rank that waits for others in `start_up.starting`."""
 
-    From then on, a crash prints the stack (`faulthandler`). A rank that is already watched needs
-    no guard. Raises ValueError if the stall limit is not a number of seconds.
+    rank: int
+    process: Process
+    since: float
+
+
+def main(listener: int, numbers: tuple[int, int, int], limit: float) -> None:
+    """Guard the ranks that connect, in a process that one of them, with these numbers, starts.
+
+    Their start may take ``limit`` seconds; 0 for no limit.
     """
-    arguments = {"pid": os.getpid(), "limit": stall_limit()}
-    if not faulthandler.is_enabled():
-        with contextlib.suppress(Exception):  # no standard error to write to
-            faulthandler.enable()
-    numbers = numbers_in(os.environ)
-    if watch.is_on() or numbers is None or numbers.size == 1:
-        yield
-        return
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
-            guard = stack.enter_context(start_helper("guard", arguments))
-            stack.callback(guard.kill)
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            # Python cannot handle an interrupt inside MPI: it has to end the process at once.
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            stack.callback(signal.signal, signal.SIGINT, signal.default_int_handler)
-        yield
+    Guard(socket.socket(fileno=listener), Numbers(*numbers), limit).run()
 
 
-def main(pid: int, limit: float) -> None:
-    """Guard the rank in a process, whose environment this one has inherited, until it has ended.
+class Guard:
+    """Looks after the ranks of a host that are starting."""
 
-    Its start may take ``limit`` seconds; 0 for no limit.
-    """
-    me, numbers = find(pid), numbers_in(os.environ)
-    if me is None or numbers is None:
-        return
-    rank, size, local_size = numbers
-    launchers = launchers_of(pid)
-    host = socket.gethostname()
-    waited = missing = 0.0
-    left: list[int] = []  # before others are ended because of the first
-    while me.is_alive():
-        time.sleep(_PERIOD)
-        waited += _PERIOD  # a clock would go on while the host sleeps
-        here = _ranks_of(launchers[0]) if launchers else []
-        left = left if missing else here
-        missing = missing + _PERIOD if rank in here and len(here) < local_size else 0.0
-        if missing > _SECONDS_TO_BE_SURE:
-            absent = f"of the {local_size} ranks on {host} all but {left}"
+    def __init__(self, listener: socket.socket, numbers: Numbers, limit: float) -> None:
+        self._listener = listener
+        self._numbers = numbers
+        self._limit = limit or float("inf")
+        self._host = socket.gethostname()
+        self._clock = AwakeClock(2 * _PERIOD)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._waiting: dict[socket.socket, Waiting] = {}
+        # Files that are kept open until their rank leaves.
+        self._held: dict[socket.socket, int] = {}
+        self._launcher: Process | None = None
+        # The living ranks of the host; and those that lived when one was first found missing,
+        # before others are ended because of that one.
+        self._here: dict[int, Process] = {}
+        self._left: dict[int, Process] = {}
+        self._missing_since = float("inf")
+        # Whether the job is ending.
+        self._is_over = False
+
+    def run(self) -> None:
+        """Listen and look until no rank is connected any more, or the job ends."""
+        next_look = _PERIOD
+        while not self._is_over:
+            for key, _ in self._selector.select(_PERIOD if self._waiting else None):
+                if key.fileobj is self._listener:
+                    self._accept()
+                else:
+                    assert isinstance(key.fileobj, socket.socket)
+                    self._hear(key.fileobj)
+            if not self._is_over and len(self._selector.get_map()) == 1:
+                return
+            now = self._clock.read()
+            if self._waiting and now >= next_look:
+                next_look = now + _PERIOD
+                self._look(now)
+        time.sleep(SECONDS_HELD)
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        if _peer_of(connection)[1] == os.getuid():
+            self._selector.register(connection, selectors.EVENT_READ)
+        else:
+            connection.close()
+
+    def _hear(self, connection: socket.socket) -> None:
+        try:
+            message, files, _, _ = socket.recv_fds(connection, 64, 1)
+        except OSError:
+            message, files = b"", []
+        if message.startswith(STARTING):
+            process = find(_peer_of(connection)[0])
+            if process is not None:
+                rank = int(message.removeprefix(STARTING))
+                self._waiting[connection] = Waiting(rank, process, self._clock.read())
+                launchers = launchers_of(process.pid)
+                self._launcher = launchers[0] if launchers else None
+        elif files:
+            self._held[connection] = files[0]
+        else:
+            self._waiting.pop(connection, None)
+            if connection in self._held:
+                if message == LEAVING:
+                    os.close(self._held.pop(connection))
+                else:
+                    self._is_over = True
+            self._selector.unregister(connection)
+            connection.close()
+
+    def _look(self, now: float) -> None:
+        """Find ranks that are missing on this host, or that have waited too long."""
+        size, local_size = self._numbers.size, self._numbers.local_size
+        self._count_ranks(now)
+        first = min(self._waiting.values(), key=lambda waiting: waiting.rank)
+        if now - self._missing_since > _SECONDS_TO_BE_SURE:
+            left = sorted(self._left)
+            absent = f"of the {local_size} ranks on {self._host} all except {as_ranges(left)}"
             if local_size == size:
-                absent = ", ".join(f"rank {r} on {host}" for r in range(size) if r not in left)
-            text = (
-                f"{absent} ended before create_communicator, in which rank {rank} on {host} "
-                "waits. Any output above may say why."
+                gone = [other for other in range(size) if other not in self._left]
+                absent = f"rank{'s'[: len(gone) > 1]} {as_ranges(gone)} on {self._host}"
+            self._end(
+                first,
+                f"{absent} ended before create_communicator, in which rank {first.rank} on "
+                f"{self._host} waits. Any output above may say why.",
             )
-            _end(me, text, turn(here.index(rank)))
-        elif waited > (limit or float("inf")):
-            text = (
-                f"rank {rank} on {host} has waited for {waited:.0f} s in create_communicator for "
-                f"ranks that have not called it. Running on this host: ranks {here}, of {size}. "
-                "CHAINERMN_STALL_LIMIT sets how long to wait."
+        longest = min(self._waiting.values(), key=lambda waiting: waiting.since)
+        if now - longest.since > self._limit:
+            come = {waiting.rank for waiting in self._waiting.values()}
+            late = as_ranges([other for other in sorted(self._here) if other not in come])
+            here = as_ranges(sorted(self._here)) or "unknown"
+            self._end(
+                longest,
+                f"rank {longest.rank} on {self._host} has waited for {now - longest.since:.0f} s "
+                "in create_communicator for ranks that have not called it. Running on this host: "
+                f"ranks {here}, of {size}{late and f'; not yet in create_communicator: {late}'}. "
+                "CHAINERMN_STALL_LIMIT sets how long to wait.",
+                after=turn(longest.rank),
             )
-            _end(me, text, turn(rank))
+
+    def _count_ranks(self, now: float) -> None:
+        """Find the living ranks that the launcher has started on this host."""
+        here = {rank: process for rank, process in self._here.items() if process.is_alive()}
+        if len(here) < self._numbers.local_size:
+            here |= self._find_ranks()
+        has_found = not here.keys() <= self._here.keys()
+        self._here = here
+        if not 0 < len(here) < self._numbers.local_size:
+            self._missing_since = float("inf")
+        elif has_found or self._missing_since == float("inf"):
+            self._missing_since, self._left = now, here
+
+    def _find_ranks(self) -> dict[int, Process]:
+        found: dict[int, Process] = {}
+        if self._launcher is None:
+            return found
+        for process in all_processes():
+            if process.parent == self._launcher.pid and not process.is_helper:
+                numbers = numbers_in(environment_of(process.pid))
+                if numbers is not None:
+                    found[numbers.rank] = process
+        return found
+
+    def _end(self, waiting: Waiting, text: str, after: float = 0.0) -> None:
+        time.sleep(after)
+        if waiting.process.is_alive():  # nobody else was first
+            self._is_over = True
+            print_at_once(f"chainermn: {text}\nThe whole job is being ended.")
+            start_reaper(waiting.process.pid)
+            waiting.process.kill()  # upon which mpiexec ends the others
 
 
-def _ranks_of(launcher: Process) -> list[int]:
-    """Return the living ranks that a launcher has started on this host."""
-    children = [process.pid for process in all_processes() if process.parent == launcher.pid]
-    found = [numbers_in(environment_of(child)) for child in children]
-    return sorted(numbers.rank for numbers in found if numbers)
-
-
-def _end(me: Process, text: str, after: float) -> None:
-    time.sleep(after)
-    if me.is_alive():  # no other rank was first
-        print_at_once(f"chainermn: {text}\nThe whole job is being ended.")
-        start_reaper(me.pid)
-        me.kill()  # upon which mpiexec ends the others
+def _peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Return the process and the user that have connected."""
+    form = "3i"
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(form))
+    pid, user, _ = struct.unpack(form, data)
+    return pid, user

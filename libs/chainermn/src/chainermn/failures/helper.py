@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -34,11 +33,6 @@ if arguments:  # otherwise the rank has ended
 os._exit(0)  # without cleaning up
 """
 
-# How long files are held after the death of their rank.
-SECONDS_HELD = 0.5
-# A rank that ends normally sends a line first.
-_HOLD = f"read -r line || sleep {SECONDS_HELD}"
-
 
 def start_helper(
     module: str, arguments: dict[str, Any], descriptors: Sequence[int] = ()
@@ -66,22 +60,3 @@ def start_shell(script: str, *arguments: str, **options: Any) -> subprocess.Pope
     """Run a script that needs none of Python's files, which may be on a network disk."""
     command = ["/bin/sh", "-c", script, "sh", *arguments]
     return subprocess.Popen(command, cwd="/", env={"PATH": "/usr/bin:/bin"}, **options)
-
-
-def start_hold() -> subprocess.Popen[bytes] | None:
-    """Keep a dead rank's files open for a moment, so that others can still say which one it was.
-
-    MPICH's ``mpiexec`` ends all output of a job once a rank's files close. On two hosts the
-    message that names the rank was lost whenever it came 0.15 s late (MPICH 5.0.2). It was never
-    lost on one host, or with Open MPI 5.0.11: there, None is returned.
-
-    The files are released when the process that this returns gets a line.
-    """
-    if os.environ.get("MPI_LOCALNRANKS") == os.environ.get("PMI_SIZE"):
-        return None
-    try:
-        manager = int(os.environ["PMI_FD"])  # the connection to MPICH's process manager
-        os.fstat(manager)
-        return start_shell(_HOLD, stdin=subprocess.PIPE, bufsize=0, pass_fds=[manager])
-    except (KeyError, ValueError, OSError):
-        return None  # not MPICH, or no process can be started

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from chainermn.failures.channel import Channel, Message, connect, listen, own_addresses
 from chainermn.failures.clock import AwakeClock
 from chainermn.failures.ending import SECONDS_FOR_OUTPUT, print_at_once
-from chainermn.failures.helper import SECONDS_HELD, start_helper
+from chainermn.failures.guard import SECONDS_HELD
+from chainermn.failures.helper import start_helper
 from chainermn.failures.judgement import Judge, RankState
 from chainermn.failures.processes import Process, find, launchers_of
 from chainermn.failures.wait import Wait
@@ -45,11 +46,10 @@ class Invitation(NamedTuple):
         """Connect a rank to the monitor; return None if that cannot be reached."""
         hello = {"token": self.token}
         channel = connect(self.addresses, self.port, hello)
-        me = {"rank": rank, "host": socket.gethostname(), "pid": os.getpid()}
-        if channel is None or channel.ask({**hello, **me}):
-            return channel
-        channel.close()
-        return None
+        if channel is not None:
+            me = {"rank": rank, "host": socket.gethostname(), "pid": os.getpid()}
+            channel.send({**hello, **me})
+        return channel
 
 
 def start_monitor(size: int, limit: float) -> tuple[Invitation, subprocess.Popen[bytes]]:

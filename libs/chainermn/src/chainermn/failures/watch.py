@@ -22,7 +22,7 @@ from chainermn.failures.activity import world_ranks
 from chainermn.failures.channel import Channel
 from chainermn.failures.clock import AwakeClock, stall_limit, turn
 from chainermn.failures.ending import SECONDS_FOR_THE_FIRST, end_job
-from chainermn.failures.helper import start_hold
+from chainermn.failures.guarded import hold_files, release_files
 from chainermn.failures.main_thread import Interrupts, place
 from chainermn.failures.monitor import Invitation, start_monitor
 from chainermn.failures.wait import Wait, as_ranges
@@ -41,7 +41,7 @@ _SECONDS_BETWEEN_PROBES = 0.02
 
 _watch: Watch | None = None
 _monitor: subprocess.Popen[bytes] | None = None
-_hold: subprocess.Popen[bytes] | None = None
+_held: socket.socket | None = None
 _has_joined = False
 
 
@@ -51,29 +51,37 @@ def join(mpi_comm: MPI.Intracomm) -> None:
     A process has one watch: nothing changes on ranks that have joined before. Ranks that cannot
     connect to the monitor are warned of: MPI alone notices their failures.
     """
-    global _watch, _monitor, _hold, _has_joined
+    global _watch, _monitor, _held, _has_joined
     ranks = world_ranks(mpi_comm)
     if len(ranks) == 1 or min(ranks) < 0:  # alone, or among processes started later
         return
-    everywhere = mpi_comm.allgather((_has_joined, _watch and _watch.invitation))
-    if all(has_joined for has_joined, _ in everywhere):
+    # As few collectives as possible: they are slow where many ranks share a core.
+    known, new, monitor = _watch and _watch.invitation, None, None
+    if mpi_comm.rank == 0 and known is None:
+        with contextlib.suppress(OSError):
+            new, monitor = start_monitor(len(ranks), stall_limit())
+    everywhere = mpi_comm.allgather((_has_joined, known, new))
+    have_all_joined = all(has_joined for has_joined, _, _ in everywhere)
+    invitation = next((it for _, it, _ in everywhere if it), None)
+    if monitor is not None and (have_all_joined or invitation is not None):
+        monitor.kill()
+        monitor.wait()
+    elif monitor is not None:
+        _monitor = monitor
+    if have_all_joined:
         return
-    invitation = next((found for _, found in everywhere if found), None)
-    if invitation is None:
-        if mpi_comm.rank == 0:
-            with contextlib.suppress(OSError):
-                invitation, _monitor = start_monitor(len(ranks), stall_limit())
-        invitation = mpi_comm.bcast(invitation)
     if not _has_joined:
         _has_joined = True
         rank = ranks[mpi_comm.rank]
+        invitation = invitation or everywhere[0][2]
         if channel := invitation and invitation.accept(rank):
             _watch = Watch(invitation, rank, channel)
             _watch.start()
-            _hold = start_hold()
+            _held = hold_files()
         os.register_at_fork(after_in_child=_stop_in_child)
         atexit.register(leave)
-    is_watched = mpi_comm.allgather(_watch is not None)
+    is_watched = bytearray(len(ranks))
+    mpi_comm.Allgather(bytes([_watch is not None]), is_watched)
     unwatched = [rank for rank, it in zip(ranks, is_watched, strict=True) if not it]
     if unwatched and mpi_comm.rank == 0:
         warnings.warn(
@@ -118,9 +126,8 @@ def leave() -> None:
     if _monitor is not None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             _monitor.wait(_SECONDS_FOR_THE_MONITOR)
-    if _hold is not None:
-        with contextlib.suppress(OSError):  # it has been killed
-            _hold.communicate(b"\n")
+    if _held is not None:
+        release_files(_held)
 
 
 def _stop_in_child() -> None:
@@ -128,12 +135,12 @@ def _stop_in_child() -> None:
 
     It closes its copies of the connections whose ends show that the parent is gone.
     """
-    global _watch, _monitor, _hold
+    global _watch, _monitor, _held
     if _watch is not None:
         _watch.close_in_child()
-    if _hold is not None and _hold.stdin is not None:
-        _hold.stdin.close()
-    _watch = _monitor = _hold = None
+    if _held is not None:
+        _held.close()
+    _watch = _monitor = _held = None
 
 
 class Watch(threading.Thread):

@@ -1,0 +1,41 @@
+"""What protects a rank while it initialises MPI."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+from chainermn.failures import watch
+from chainermn.failures.clock import stall_limit
+from chainermn.failures.guarded import guarded
+from chainermn.failures.processes import numbers_in
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Guard this rank while it initialises MPI and first meets the others.
+
+    From then on, a crash prints the stack (`faulthandler`). A rank that is already watched needs
+    no guard. Raises ValueError if the stall limit is not a number of seconds.
+    """
+    stall_limit()
+    if not faulthandler.is_enabled():
+        with contextlib.suppress(Exception):  # no standard error to write to
+            faulthandler.enable()
+    numbers = numbers_in(os.environ)
+    if watch.is_on() or numbers is None or numbers.size == 1:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            stack.enter_context(guarded(numbers.rank))
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            # Python cannot handle an interrupt inside MPI: it has to end the process at once.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            stack.callback(signal.signal, signal.SIGINT, signal.default_int_handler)
+        yield

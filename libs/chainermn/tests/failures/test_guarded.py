@@ -1,0 +1,286 @@
+"""How ranks find the guard of their host, and what it keeps open for them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import select
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from chainermn.failures import guard, guarded, watch
+from chainermn.failures.guarded import hold_files, release_files
+from chainermn.failures.processes import Process
+from chainermn.testing.mpiexec import run_job
+
+TIMEOUT = 60.0
+
+COUNT = """
+import json, os
+from chainermn import failures
+from chainermn.failures.processes import family_of, launchers_of
+from chainermn.transport.host.mpi import world
+
+def helpers():
+    family = family_of(launchers_of(os.getpid())[-1].pid)
+    return [process for process in family if process.parent in ranks]
+
+with failures.starting():
+    comm = world()
+    ranks = comm.allgather(os.getpid())
+    n_while_starting = len(helpers())
+    failures.join(comm)
+while comm.rank == 0 and len(helpers()) > 1:
+    pass
+if comm.rank == 0:
+    print(json.dumps([n_while_starting, [process.name for process in helpers()]]))
+"""
+
+
+@pytest.mark.each_mpi
+def test_one_process_per_host_however_many_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "count.py"
+    script.write_text(COUNT)
+    result = run_job(4, [script])
+    assert result.returncode == 0, result
+    assert result.left_behind == []
+    assert json.loads(result.stdout) == [1, ["chainermn-monit"]]
+
+
+# ---- which rank starts the guard ----
+
+
+class Guards:
+    """In the place of the processes: listeners that nobody reads from."""
+
+    def __init__(self) -> None:
+        self.started: list[tuple[str, dict[str, Any]]] = []
+        self._listeners: list[socket.socket] = []
+
+    def start(self, module: str, arguments: dict[str, Any], files: list[int]) -> SimpleNamespace:
+        self.started.append((module, arguments))
+        self._listeners.append(socket.socket(fileno=os.dup(files[0])))
+        return SimpleNamespace(poll=lambda: None)
+
+    def end(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+
+
+@pytest.fixture
+def guards(monkeypatch: pytest.MonkeyPatch) -> Iterator[Guards]:
+    started = Guards()
+    # A job that nobody else has.
+    launcher = Process(os.getpid(), "mpiexec", 1, os.urandom(8).hex())
+    for name, value in (("PMI_RANK", "2"), ("PMI_SIZE", "6"), ("MPI_LOCALNRANKS", "3")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CHAINERMN_STALL_LIMIT", "2.5")
+    monkeypatch.setattr(guarded, "launchers_of", lambda pid: [launcher])
+    monkeypatch.setattr(guarded, "start_helper", started.start)
+    yield started
+    started.end()
+
+
+def test_ranks_that_come_at_once_share_a_guard(guards: Guards) -> None:
+    together, connected = threading.Barrier(8), []
+
+    def connect() -> None:
+        together.wait(TIMEOUT)
+        connected.append(guarded._connect())
+
+    threads = [threading.Thread(target=connect) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT)
+    for connection in connected:
+        connection.close()
+    assert len(connected) == 8
+    ((module, arguments),) = guards.started
+    assert module == "guard"
+    assert (arguments["numbers"], arguments["limit"]) == ((2, 6, 3), 2.5)
+
+
+def test_rank_that_comes_after_the_end_of_the_guard_starts_another(guards: Guards) -> None:
+    for _ in range(2):
+        with guarded._connect():
+            guards.end()
+    assert len(guards.started) == 2
+
+
+def test_rank_that_never_ends_starting_the_guard(
+    guards: Guards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(guarded.time, "sleep", pauses.append)
+    real = socket.socket.listen
+    monkeypatch.setattr(guarded.socket.socket, "listen", lambda *_: connect_others())
+
+    def connect_others() -> None:
+        monkeypatch.setattr(guarded.socket.socket, "listen", real)
+        with pytest.raises(OSError) as raised:
+            guarded._connect()
+        assert raised.value.errno == errno.ETIMEDOUT
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        guarded._connect()
+    assert sum(pauses) == pytest.approx(10)
+
+
+def test_guard_that_is_killed_is_not_missed(guards: Guards) -> None:
+    with guarded.guarded(2):
+        guards.end()
+    assert len(guards.started) == 1
+
+
+# ---- what keeps the files of a rank open ----
+
+
+@pytest.fixture
+def holding(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Let a guard in a thread hold this process's files.
+
+    Returns what is set once the guard keeps open what belonged to a rank that is gone.
+    """
+    holds, may_end = threading.Event(), threading.Event()
+
+    def sleep(seconds: float) -> None:
+        assert seconds == guard.SECONDS_HELD
+        holds.set()
+        assert may_end.wait(TIMEOUT)
+
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind("")
+    listener.listen()
+    name = listener.getsockname()
+
+    def connect() -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.connect(name)
+        return connection
+
+    running = guard.Guard(listener, guard.Numbers(0, 4, 2), 0.0)
+    monkeypatch.setattr(guard, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(guarded, "_connect", connect)
+    monkeypatch.setenv("PMI_SIZE", "4")
+    monkeypatch.setenv("MPI_LOCALNRANKS", "2")
+    thread = threading.Thread(target=running.run)
+    thread.start()
+    yield holds
+    may_end.set()
+    thread.join(TIMEOUT)
+    running._selector.close()
+    listener.close()
+    for file in running._held.values():
+        os.close(file)
+    for connection in running._held:
+        connection.close()
+
+
+@pytest.fixture
+def file(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
+    """Return both ends of what stands in for the connection to MPICH's process manager."""
+    reader, writer = os.pipe()
+    monkeypatch.setenv("PMI_FD", str(writer))
+    yield reader, writer
+    os.close(reader)
+    with contextlib.suppress(OSError):
+        os.close(writer)
+
+
+def is_open(reader: int) -> bool:
+    """Tell whether anybody holds the other end."""
+    return select.select([reader], [], [], 0) == ([], [], [])
+
+
+def test_files_are_released_by_a_rank_that_ends(
+    holding: threading.Event, file: tuple[int, int]
+) -> None:
+    reader, writer = file
+    connection = hold_files()
+    assert connection is not None
+    os.close(writer)
+    assert is_open(reader)
+    release_files(connection)
+    assert not is_open(reader)
+    assert not holding.is_set()
+
+
+def test_files_stay_open_when_a_rank_is_gone(
+    holding: threading.Event, file: tuple[int, int]
+) -> None:
+    reader, writer = file
+    connection = hold_files()
+    assert connection is not None
+    os.close(writer)
+    connection.close()
+    assert holding.wait(TIMEOUT)
+    assert is_open(reader)
+
+
+def test_files_stay_open_when_a_rank_is_gone_whose_child_lives(
+    holding: threading.Event, file: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = file
+    connection = hold_files()
+    assert connection is not None
+    monkeypatch.setattr(watch, "_watch", None)
+    monkeypatch.setattr(watch, "_held", connection)
+    child = os.fork()
+    if child == 0:
+        watch._stop_in_child()
+        os.close(writer)
+        signal.pause()
+    os.close(writer)
+    connection.close()
+    was_noticed = holding.wait(TIMEOUT)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert was_noticed
+    assert is_open(reader)
+
+
+@pytest.mark.parametrize(
+    ("pmi_fd", "local_size", "is_held"),
+    [("open", "2", True), ("open", "4", False), ("closed", "2", False), ("none", "2", False)],
+)
+def test_files_are_held_on_several_hosts_by_mpich_only(
+    pmi_fd: str,
+    local_size: str,
+    is_held: bool,
+    holding: threading.Event,
+    file: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MPI_LOCALNRANKS", local_size)
+    if pmi_fd == "closed":
+        os.close(file[1])
+    elif pmi_fd == "none":
+        monkeypatch.setenv("PMI_FD", "none")
+    connection = hold_files()
+    assert (connection is not None) == is_held
+    if connection is not None:
+        release_files(connection)
+    else:
+        guarded._connect().close()  # the guard ends
+
+
+def test_no_files_are_held_where_no_guard_can_be_had(
+    file: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(guarded, "_connect", refuse)
+    monkeypatch.setenv("PMI_SIZE", "4")
+    assert hold_files() is None
