@@ -61,7 +61,8 @@ def test_hosts_are_fine(hosts: Hosts) -> None:
     shown = chainermn("doctor", "--json", "--host", f"{first}:1,{second}:1", *needed)
     rows = {row["name"]: row for row in json.loads(shown.stdout)["checks"]}
     for name, check in BY_NAME.items():
-        if check.subject == "hosts" or name == "files":
+        # Which of two hosts is slow, nobody can tell.
+        if (check.subject == "hosts" and name != "slow hosts") or name == "files":
             assert rows[name]["status"] == "good", rows[name]
     # How fast the network is depends on what else the machine does.
     advice = r"on CPU, use create_communicator\('\w+'(, allreduce_grad_dtype='bfloat16')?\)"

@@ -507,7 +507,7 @@ def job_over_hosts_hangs(bench: Bench) -> Setup:
 
 @wrong(
     "a job over the hosts",
-    "ranks run on a, a, a, a; expected a, a, b, b",
+    "ranks run elsewhere than expected: rank 2 on a, expected b",
     "unset variables that make",
 )
 def all_on_the_first(bench: Bench) -> Setup:
@@ -527,6 +527,39 @@ def folder_is_missing(bench: Bench) -> Setup:
     bench.patch.setenv("LD_LIBRARY_PATH", "/opt/one:/opt/two")
     there = {"LD_LIBRARY_PATH": "/opt/mpi:/opt/two"}
     return two_hosts([rank_on("a"), rank_on("b", **there)])
+
+
+@wrong("a job over the hosts", "elsewhere than expected: 3 of them, expected 4", "unset variables")
+def one_is_missing(bench: Bench) -> Setup:
+    return two_hosts([rank_on("a")] * 3)
+
+
+def three_hosts(computing: float = 0.004, network: float = 0.010) -> Setup:
+    """Return a setup with three hosts, and the seconds that things take on the second one."""
+    speeds = {
+        "computing": [0.004, 0.005, computing, 0.004],
+        "network": [0.012, 0.0, network, 0.010],
+    }
+    return Setup(
+        hosts=[("a", 2), ("b", 1), ("c", 1)], outcomes={("speeds", "hosts"): Outcome(speeds)}
+    )
+
+
+@wrong("slow hosts", "b: network takes 31.0 ms, most 12.0 ms", "ethtool")
+def slow_link(bench: Bench) -> Setup:
+    return three_hosts(network=0.031)
+
+
+@wrong("slow hosts", "b: computing takes 13.0 ms, most 5.0 ms, network takes 40.0 ms", "(top)")
+def slow_in_all(bench: Bench) -> Setup:
+    return three_hosts(computing=0.013, network=0.040)
+
+
+@wrong("slow hosts", "no answer within", "firewall")
+def link_hangs(bench: Bench) -> Setup:
+    setup = three_hosts()
+    setup.outcomes["speeds", "hosts"] = Outcome(failure="no answer within 60 s")
+    return setup
 
 
 @wrong("all-reduce over the hosts", "hierarchical: ValueError: no", "that is right (naive)")
@@ -574,7 +607,7 @@ def test_every_check_has_a_case() -> None:
 
 def test_fine_hosts() -> None:
     setup = two_hosts()
-    measured = ("all-reduce over the hosts", "network", "gradients of the model")
+    measured = (*("slow hosts", "all-reduce over the hosts", "network", "gradients of the model"),)
     for check in CHECKS:
         if check.subject == "hosts" and check.name not in measured:
             finding = check.examine(setup)
@@ -644,6 +677,28 @@ def test_hosts_that_do_not_answer_are_no_second_finding(name: str) -> None:
 
 
 # ---- what the network is worth ----
+
+
+def test_hosts_that_are_as_fast(bench: Bench) -> None:
+    finding = BY_NAME["slow hosts"].examine(three_hosts(computing=0.012, network=0.024))
+    assert finding.status is Status.GOOD
+    assert finding.found.endswith("as the median: computing 5.0 ms, network 12.0 ms")
+    of_two = BY_NAME["slow hosts"].examine(two_hosts())
+    assert of_two == not_tried("name at least 3 hosts, to be told which of them is slow")
+
+
+def test_many_hosts_are_one_line() -> None:
+    names = [f"host{number:02}" for number in range(64)]
+    setup = Setup(hosts=[(name, 1) for name in names])
+    setup.__dict__["facts"] = {name: Answer({**FACTS, "host": name}) for name in names}
+    setup.facts["host07"].facts["software"] = {**SOFTWARE, "numpy": "2.0.0"}
+    setup.facts["host63"].facts["cores"] = 0
+    expected = {
+        "ssh without a password": "host[00-63]",
+        "same software": "numpy: host[00-06,08-63]: 2.4.6; host07: 2.0.0",
+        "cores and GPUs": "host63: ranks: 1, cores: 0, GPUs: 0",
+    }
+    assert {name: BY_NAME[name].examine(setup).found for name in expected} == expected
 
 
 @pytest.mark.parametrize(

@@ -136,15 +136,25 @@ def test_job_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_probes_run_on_every_rank_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
 
-    def run(self: Setup, program: list[str], *where: object) -> Outcome:
-        asked.append(where)
-        return Outcome(len(asked))
+    def run(self: Setup, names: list[str], *where: object) -> dict[str, Outcome]:
+        asked.append((*where, *names))
+        return {name: Outcome(f"{name} {len(asked)}") for name in names}
 
     monkeypatch.setattr(Setup, "_run", run)
-    both = Setup(hosts=[("a", 2), ("b", 3)])
-    assert [both.probe_hosts("ranks").answer for _ in range(2)] == [1, 1]
-    assert [both.probe("ranks", 4).answer for _ in range(2)] == [2, 2]
-    assert asked == [(5, [("a", 2), ("b", 3)]), (4, None)]
+    hosts = [("a", 2), ("b", 3)]
+    both = Setup(hosts=hosts)
+    assert [both.probe_hosts("ranks").answer for _ in range(2)] == ["ranks 1"] * 2
+    assert both.probe_hosts("exchange").answer == "exchange 1"
+    assert [both.probe("ranks", 4).answer for _ in range(2)] == ["ranks 2"] * 2
+    assert Setup(hosts=hosts, parameters=1e6).probe_hosts("settings").answer == "settings 3"
+    assert Setup(hosts=hosts[:1]).probe_hosts("ranks").answer == "ranks 4"
+    of_all = ("ranks", "speeds", "communicators", "exchange")
+    assert asked == [
+        (5, hosts, *of_all),
+        (4, None, "ranks"),
+        (5, hosts, *of_all, "settings"),
+        (2, hosts[:1], "ranks", "communicators"),
+    ]
 
 
 def test_versions_where_there_is_no_mpi(monkeypatch: pytest.MonkeyPatch) -> None:

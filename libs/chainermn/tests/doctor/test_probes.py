@@ -19,7 +19,7 @@ from mpi4py import MPI
 import chainermn
 from chainermn.communicators import registered
 from chainermn.doctor import probes
-from chainermn.doctor.probe import ask
+from chainermn.doctor.probe import Outcome, ask
 from chainermn.transport.host import shared_memory as library
 
 WORLD = MPI.COMM_WORLD
@@ -42,7 +42,8 @@ def test_exchange_is_timed_in_both_dtypes(steady_clock: None) -> None:
     assert answer["default"] == "single_node"
     seconds = answer["seconds"]
     assert {"flat", "hierarchical", "naive", "two_dimensional"} <= set(seconds)
-    assert all(by == {"float32": 1.0, "bfloat16": 1.0} for by in seconds.values())
+    assert {by["float32"] for by in seconds.values()} == {1.0}
+    assert seconds["single_node"]["bfloat16"] == 1.0
 
 
 @pytest.mark.mpi(2)
@@ -187,5 +188,56 @@ def test_cuda_driver(
     ],
 )
 def test_process_that_does_not_answer(code: str, failure: str) -> None:
-    outcome = ask([sys.executable, "-c", code], 60)
-    assert (outcome.answer, outcome.failure) == (None, failure)
+    assert ask([sys.executable, "-c", code], ["it"], 60) == {"it": Outcome(failure=failure)}
+
+
+ANSWERS = """\
+import sys, time
+for name in sys.argv[1:]:
+    print(f'\\nchainermn-doctor-answer ["answer", "{name}", 7]', flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "failure"),
+    [
+        ("raise SystemExit('told')", "ended with exit code 1 and no answer: told"),
+        ("import os, signal; os.kill(os.getpid(), 11)", "crashed with SIGSEGV"),
+        ("""print('chainermn-doctor-answer ["error", "b", "wrong"]')""", "wrong"),
+    ],
+)
+def test_probes_before_the_one_that_fails_have_answered(end: str, failure: str) -> None:
+    command = [sys.executable, "-c", ANSWERS + end, "a"]
+    failed = Outcome(failure=failure)
+    assert ask(command, ["a", "b", "c"], 60) == {"a": Outcome(7), "b": failed, "c": failed}
+
+
+def test_probe_that_hangs_after_another() -> None:
+    command = [sys.executable, "-c", ANSWERS + "time.sleep(600)", "a"]
+    hangs = Outcome(failure="no answer within 5 s")
+    assert ask(command, ["a", "b"], 5) == {"a": Outcome(7), "b": hangs}
+
+
+def test_last_answer_of_a_job_that_ends_badly_is_not_relied_on() -> None:
+    command = [sys.executable, "-c", ANSWERS + "raise SystemExit(3)", "a", "b"]
+    failed = Outcome(7, "ended with exit code 3 and no answer")
+    assert ask(command, ["a", "b"], 60) == {"a": Outcome(7), "b": failed}
+
+
+@pytest.mark.mpi(3)
+def test_speeds_of_each_rank(steady_clock: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: f"host{WORLD.rank}")
+    speeds = probes.speeds()
+    if WORLD.rank:
+        assert speeds is None
+        return
+    assert speeds == {"computing": [1.0] * 3, "1 MiB to another host and back": [1.0] * 3}
+
+
+@pytest.mark.mpi(3)
+def test_speeds_of_two_hosts(steady_clock: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: f"host{WORLD.rank // 2}")
+    speeds = probes.speeds()
+    if WORLD.rank == 0:
+        assert speeds is not None
+        assert speeds["1 MiB to another host and back"] == [1.0, 0.0, 1.0]

@@ -8,7 +8,13 @@ import pytest
 
 from chainermn.doctor.command import doctor
 from chainermn.launch.command import launch
-from chainermn.launch.hosts import fill_hosts, parse_hosts, read_hostfile
+from chainermn.launch.hosts import (
+    fill_hosts,
+    parse_hosts,
+    read_hostfile,
+    show_by_host,
+    show_hosts,
+)
 
 pytestmark = pytest.mark.each_mpi
 
@@ -90,3 +96,28 @@ def test_first_hosts_are_filled_first(ranks: int, filled: list[tuple[str, int]])
 def test_too_many_ranks() -> None:
     with pytest.raises(ValueError, match=r"6 ranks do not fit on the hosts a:2,b:3, which take 5"):
         fill_hosts([("a", 2), ("b", 3)], 6)
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        ([], ""),
+        (["a"], "a"),
+        (["a", "b"], "a, b"),
+        (["host7"], "host7"),
+        ([f"host{number:02}" for number in range(64)], "host[00-63]"),
+        (["n8", "n9", "n10", "n11"], "n[8-11]"),
+        (["n08", "n09", "n10", "n011"], "n[08-10,011]"),
+        (["n1", "n2", "n4", "n3"], "n[1-2,4,3]"),
+        (["n1.site", "gpu", "n2.site"], "n[1-2].site, gpu"),
+        (["10.0.0.1", "10.0.0.2", "10.0.1.3"], "10.0.0.[1-2], 10.0.1.3"),
+    ],
+)
+def test_hosts_in_brief(names: list[str], shown: str) -> None:
+    assert show_hosts(names) == shown
+
+
+def test_hosts_of_which_the_same_is_said() -> None:
+    texts = {"a1": "up", "a2": "down", "a3": "up", "a4": "up"}
+    assert show_by_host(texts) == "a[1,3-4]: up; a2: down"
+    assert show_by_host({}) == ""

@@ -1,7 +1,7 @@
 """Ask another process: a probe that crashes, hangs or prints nonsense is an answer as well.
 
-That process runs this file too: it finds its own ``chainermn``, calls a function of `probes` and
-prints the answer, unless it is None.
+That process runs this file too: it finds its own ``chainermn``, calls functions of `probes` and
+prints each answer, unless it is None.
 """
 
 from __future__ import annotations
@@ -10,15 +10,18 @@ import contextlib
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 _MARK = "chainermn-doctor-answer "
+_GRACE = 10.0
 
 
 @dataclass(frozen=True)
@@ -29,44 +32,72 @@ class Outcome:
     failure: str = ""
 
 
-def probe_command(name: str, limit: float) -> list[str]:
-    """Return the command that runs a probe and ends after ``limit`` seconds, on any host."""
+def probe_command(names: Sequence[str], limit: float) -> list[str]:
+    """Return the command that runs probes in turn, on any host.
+
+    It ends if one takes much longer than ``limit`` seconds: `ask` may not be able to end it there.
+    """
     # -P: a file in the current folder must not take the place of a module.
-    return [sys.executable, "-P", __file__, name, str(limit)]
+    return [sys.executable, "-P", __file__, ",".join(names), str(limit + _GRACE)]
 
 
 def ask(
-    command: Sequence[str], limit: float, environment: Mapping[str, str] | None = None
-) -> Outcome:
-    """Run a command for at most ``limit`` seconds, and read the answer of its probes."""
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        _end(process)
-        return Outcome(failure=f"no answer within {limit:g} s")
-    said: dict[str, Any] = {}
-    for line in out.replace("\0", "").splitlines():
-        with contextlib.suppress(ValueError):  # the lines of two processes may mix
-            kind, content = json.loads(line.partition(_MARK)[2])
-            said.setdefault(kind, content)
-    return Outcome(said.get("answer"), _failure(process.returncode, said, err.replace("\0", "")))
+    command: Sequence[str],
+    names: Sequence[str],
+    limit: float,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Outcome]:
+    """Run a command, and read the answers of its probes, each within ``limit`` seconds.
+
+    What ends the command before all have answered is the failure of all that have not.
+    """
+    said: dict[tuple[str, str], Any] = {}
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+        )
+        try:
+            for line in _lines(process, limit):
+                with contextlib.suppress(ValueError):  # the lines of two processes may mix
+                    kind, name, content = json.loads(line.partition(_MARK)[2])
+                    said.setdefault((kind, name), content)
+            process.wait(limit)
+            failure = ""
+        except subprocess.TimeoutExpired:
+            _end(process)
+            failure = f"no answer within {limit:g} s"
+        errors.seek(0)
+        failure = failure or _failure(process.returncode, errors.read().replace("\0", ""))
+    failure = next((str(text) for (kind, _), text in said.items() if kind == "error"), failure)
+    outcomes = {}
+    for name in names:
+        complete = ("answer", name) in said and (name != names[-1] or process.returncode == 0)
+        why = said.get(("error", name), "" if complete else failure)
+        outcomes[name] = Outcome(said.get(("answer", name)), why)
+    return outcomes
 
 
-def _failure(code: int, said: dict[str, Any], err: str) -> str:
-    if code == 0 and "answer" in said:
-        return ""
-    if "error" in said:
-        return str(said["error"])
+def _lines(process: subprocess.Popen[bytes], limit: float) -> Iterator[str]:
+    """Yield what a process prints; raise TimeoutExpired if no line comes for so long."""
+    assert process.stdout is not None
+    begun = b""
+    with process.stdout as out:
+        while select.select([out], [], [], limit)[0]:
+            read = os.read(out.fileno(), 1 << 16)
+            *lines, begun = (begun + read).split(b"\n")
+            for line in lines if read else [*lines, begun]:
+                yield line.decode(errors="replace").replace("\0", "")
+            if not read:
+                return
+        raise subprocess.TimeoutExpired(process.args, limit)
+
+
+def _failure(code: int, err: str) -> str:
     lines = [line.strip() for line in err.splitlines() if re.search(r"\w", line)]
     last = f": {lines[-1]}" if lines else ""
     if code < 0:
@@ -74,37 +105,38 @@ def _failure(code: int, said: dict[str, Any], err: str) -> str:
     return f"ended with exit code {code} and no answer{last}"
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()  # lets mpiexec end its ranks
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=3)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.communicate(timeout=3)
+    process.wait()
 
 
-def _run_here(name: str, limit: str) -> None:
+def _run_here(names: str, limit: str) -> None:
     import faulthandler
     import traceback
 
-    faulthandler.dump_traceback_later(float(limit), exit=True)
     sys.path.insert(0, str(Path(__file__).parents[2]))
-    try:
-        from chainermn.doctor import probes
+    for name in names.split(","):
+        faulthandler.dump_traceback_later(float(limit), exit=True)
+        try:
+            from chainermn.doctor import probes
 
-        answer = getattr(probes, name)()
-    except Exception as error:
-        *_, place = traceback.extract_tb(error.__traceback__)
-        _say("error", f"{type(error).__name__}: {error}, at {place.filename}:{place.lineno}")
-        os._exit(1)  # MPI's own end would wait for the other ranks
-    if answer is not None:
-        _say("answer", answer)
+            answer = getattr(probes, name)()
+        except Exception as error:
+            *_, place = traceback.extract_tb(error.__traceback__)
+            text = f"{type(error).__name__}: {error}, at {place.filename}:{place.lineno}"
+            _say("error", name, text)
+            os._exit(1)  # MPI's own end would wait for the other ranks
+        if answer is not None:
+            _say("answer", name, answer)
 
 
-def _say(kind: str, content: Any) -> None:
+def _say(kind: str, name: str, content: Any) -> None:
     # In one write, on a line of its own: other processes print to the same pipe.
-    os.write(1, f"\n{_MARK}{json.dumps([kind, content])}\n".encode())
+    os.write(1, f"\n{_MARK}{json.dumps([kind, name, content])}\n".encode())
 
 
 if __name__ == "__main__":

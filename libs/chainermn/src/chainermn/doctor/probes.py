@@ -11,6 +11,8 @@ import socket
 import time
 from typing import Any
 
+#: Seconds that are not measured again: chance has little part in them.
+_LONG = 0.2
 NO_DEVICE = 100  # an error of the CUDA driver
 
 
@@ -106,41 +108,90 @@ def _try_out(name: str) -> str:
     import chainermn
 
     try:
-        comm = chainermn.create_communicator(name)
-        wrong = [each for each in ("float16", "float32", "float64") if not _is_exact(comm, each)]
+        wrong = _wrong_means(chainermn.create_communicator(name))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return f"wrong means of {', '.join(wrong)}" if wrong else ""
 
 
-def _is_exact(comm: Any, dtype: str) -> bool:
-    """Tell whether means of whole numbers are exact, in arrays of any size."""
+def _wrong_means(comm: Any) -> list[str]:
+    """Return the dtypes in which means of whole numbers are not exact, in arrays of any size."""
     import chainer
     import numpy as np
 
     model = chainer.Chain()
     with model.init_scope():
-        for name, shape in {"matrix": (3, 5), "vector": (40_000,), "number": ()}.items():
-            setattr(model, name, chainer.Parameter(np.zeros(shape, dtype)))
+        for dtype in "float16", "float32", "float64":
+            for name, shape in {"matrix": (3, 5), "vector": (40_000,), "number": ()}.items():
+                setattr(model, f"{name}_{dtype}", chainer.Parameter(np.zeros(shape, dtype)))
     for parameter in model.params():
         # The mean of the first n odd numbers is n.
-        parameter.grad = np.full(parameter.shape, 2 * comm.rank + 1, dtype)
+        parameter.grad = np.full(parameter.shape, 2 * comm.rank + 1, parameter.dtype)
     comm.multi_node_mean_grad(model)
-    return all(bool((parameter.grad == comm.size).all()) for parameter in model.params())
+    wrong = (each for each in model.params() if (each.grad != comm.size).any())
+    return sorted({str(parameter.dtype) for parameter in wrong})
+
+
+def speeds() -> dict[str, list[float]] | None:
+    """Return seconds of each rank for a computation, and for 1 MiB to and from another host."""
+    import numpy as np
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    numbers = np.linspace(0, 1, 250_000)
+    computing = []
+    for _ in range(20):
+        start = time.perf_counter()
+        np.sin(numbers)
+        computing.append(time.perf_counter() - start)
+    names = world.allgather(socket.gethostname())
+    firsts = [names.index(name) for name in dict.fromkeys(names)]
+    network = _network_seconds(world, firsts) if world.rank in firsts else 0.0
+    everywhere = world.gather((min(computing), network))
+    if everywhere is None:
+        return None
+    return {
+        "computing": [seconds for seconds, _ in everywhere],
+        "1 MiB to another host and back": [seconds for _, seconds in everywhere],
+    }
+
+
+def _network_seconds(world: Any, ranks: list[int]) -> float:
+    """Return how long it takes, with the partner with which it takes least.
+
+    Only a rank that is slow itself is slow with all. Ranks are in pairs that do not share one.
+    """
+    import numpy as np
+
+    there, back = np.zeros((2, 1 << 20), "u1")
+    place, taken = ranks.index(world.rank), []
+    for turn in range(min(len(ranks), 5)):
+        other = (turn - place) % len(ranks)
+        if other != place:
+            for size in (1, 1 << 20):  # the first connects them, and waits for the partner
+                start = time.perf_counter()
+                pair = {"dest": ranks[other], "recvbuf": back[:size], "source": ranks[other]}
+                world.Sendrecv(there[:size], **pair)
+            taken.append(time.perf_counter() - start)
+    return min(taken)
 
 
 def exchange() -> dict[str, Any] | None:
-    """Return seconds for 1 MiB of gradients by communicator and wire dtype, and the default."""
+    """Return seconds for 1 MiB of gradients by communicator and wire dtype, and the default.
+
+    In bfloat16, only those of the default and of the one that is fastest in float32.
+    """
     import chainermn
     from chainermn.communicators.registry import default_on_cpu
     from chainermn.transport.topology import Topology
 
     world = chainermn.create_communicator("naive")
-    seconds = {
-        name: {dtype: _seconds(world, 512, name, dtype) for dtype in ("float32", "bfloat16")}
-        for name in usable(world.mpi_comm)
-    }
+    names = usable(world.mpi_comm)
+    seconds = {name: {"float32": _seconds(world, 512, name, "float32")} for name in names}
     default = default_on_cpu(Topology.of(world.mpi_comm))
+    fastest = world.bcast_obj(min(names, key=lambda name: seconds[name]["float32"]))
+    for name in dict.fromkeys((default, fastest)):
+        seconds[name]["bfloat16"] = _seconds(world, 512, name, "bfloat16")
     return {"default": default, "seconds": seconds} if world.rank == 0 else None
 
 
@@ -185,6 +236,8 @@ def _seconds(world: Any, side: int, name: str, dtype: str, compression: Any = No
         start = time.perf_counter()
         comm.mean_grad_unless([], model, compressor=compressor)
         taken.append(time.perf_counter() - start)
+        if len(taken) > 1 and world.bcast_obj(taken[-1] > _LONG):
+            break
     return min(taken[1:])  # the first sets up connections and buffers
 
 

@@ -48,28 +48,38 @@ class Setup:
     # What became of each probe so far, by its name, and by ``(name, "hosts")``.
     outcomes: dict[str | tuple[str, str], Outcome] = field(default_factory=dict)
 
-    def probe(self, name: str, ranks: int = 0, hosts: Sequence[Host] | None = None) -> Outcome:
-        """Run a probe, once: in one process, or on ranks of this host or of several."""
-        key = (name, "hosts") if hosts else name
-        if key not in self.outcomes:
-            self.outcomes[key] = self._run(probe_command(name, self.limit), ranks, hosts)
-        return self.outcomes[key]
+    def probe(self, name: str, ranks: int = 0) -> Outcome:
+        """Run a probe, once: in one process, or on ranks of this host."""
+        if name not in self.outcomes:
+            self.outcomes[name] = self._run([name], ranks, None)[name]
+        return self.outcomes[name]
 
     def probe_hosts(self, name: str) -> Outcome:
-        """Run a probe on all the ranks of all the hosts, once."""
-        return self.probe(name, sum(ranks for _, ranks in self.hosts or ()), self.hosts)
+        """Return what a probe found on all the ranks of all the hosts: one job runs all probes."""
+        if (name, "hosts") not in self.outcomes:
+            hosts = self.hosts or ()
+            names = ["ranks", "communicators"]
+            if len(hosts) > 1:
+                names = ["ranks", "speeds", "communicators", "exchange"]
+                names += [] if self.parameters is None else ["settings"]
+            found = self._run(names, sum(ranks for _, ranks in hosts), self.hosts)
+            self.outcomes |= {(each, "hosts"): found[each] for each in names}
+        return self.outcomes[name, "hosts"]
 
-    def _run(self, program: list[str], ranks: int, hosts: Sequence[Host] | None) -> Outcome:
+    def _run(
+        self, names: Sequence[str], ranks: int, hosts: Sequence[Host] | None
+    ) -> dict[str, Outcome]:
+        program = probe_command(names, self.limit)
         if not ranks:
-            return ask(program, self.limit)
+            return ask(program, names, self.limit)
         try:
             command = mpiexec_command(
                 ranks, program, python=False, hosts=hosts, forward=self.forward
             )
             environment = launch_environment(hosts, network=self.network)
-            return ask(command, self.limit, environment)
+            return ask(command, names, self.limit, environment)
         except (OSError, RuntimeError, ValueError) as error:
-            return Outcome(failure=str(error))
+            return dict.fromkeys(names, Outcome(failure=str(error)))
 
     @property
     def places(self) -> Sequence[Host]:

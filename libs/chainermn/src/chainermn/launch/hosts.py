@@ -1,11 +1,11 @@
-"""Lists of hosts, as users write them for either MPI."""
+"""Lists of hosts, as users write them for either MPI, and as they are shown."""
 
 from __future__ import annotations
 
 import os
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
@@ -15,6 +15,7 @@ Host: TypeAlias = tuple[str, int]
 _NAME = re.compile(r"([^\s:=]+)(?::(\d+))?")
 # The documentation of ChainerMN 1 wrote cpu=4, as did Open MPI at that time.
 _SLOTS = re.compile(r"(?:slots|cpus?)=(\d+)")
+_NUMBERED = re.compile(r"(.*?)(\d+)(\D*)")
 _IGNORED = re.compile(r"max[_-]slots=\d+")
 
 
@@ -78,6 +79,38 @@ def is_this_host(name: str) -> bool:
     except OSError:
         return False
     return any(_is_own(family, address[0]) for family, *_, address in found)
+
+
+def show_hosts(names: Iterable[str]) -> str:
+    """Return the names in brief, as Slurm writes them: ``host[00-62,64], other``."""
+    numbers: dict[tuple[str, str], list[list[str]]] = {}
+    for name in names:
+        found = _NUMBERED.fullmatch(name)
+        before, number, after = found.groups() if found else (name, "", "")
+        runs = numbers.setdefault((before, after), [])
+        if runs and number and number == _next(runs[-1][-1]):
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    shown = []
+    for (before, after), runs in numbers.items():
+        parts = [run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+        part = runs[0][0] if len(runs) == len(runs[0]) == 1 else f"[{','.join(parts)}]"
+        shown.append(f"{before}{part}{after}")
+    return ", ".join(shown)
+
+
+def show_by_host(texts: Mapping[str, str]) -> str:
+    """Return what there is to say of each host; hosts of which the same is said, together."""
+    alike: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        alike.setdefault(text, []).append(name)
+    return "; ".join(f"{show_hosts(names)}: {text}" for text, names in alike.items())
+
+
+def _next(number: str) -> str:
+    """Return the number that follows, with as many zeros in front."""
+    return str(int(number) + 1).zfill(len(number))
 
 
 def _is_own(family: int, address: object) -> bool:

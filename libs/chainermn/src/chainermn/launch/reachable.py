@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from chainermn.launch.hosts import Host, is_this_host
+from chainermn.launch.hosts import Host, is_this_host, show_by_host
 from chainermn.launch.mpiexec import SSH_OPTIONS, starts_by_ssh
 
 _SECONDS = 4.0
@@ -38,9 +38,10 @@ def check_reachable(hosts: Sequence[Host]) -> None:
     """Raise ConnectionError if ssh cannot reach one of the hosts."""
     obstacles = unreachable(name for name, _ in hosts)
     if obstacles:
-        shown = "; ".join(f"{name}: {reason}" for name, reason in obstacles.items())
         named = ",".join(f"{name}:{places}" for name, places in hosts if name in obstacles)
-        raise ConnectionError(f"{shown}. Find out more with: chainermn doctor --host {named}")
+        raise ConnectionError(
+            f"{show_by_host(obstacles)}. Find out more with: chainermn doctor --host {named}"
+        )
 
 
 def unreachable(hosts: Iterable[str]) -> dict[str, str]:

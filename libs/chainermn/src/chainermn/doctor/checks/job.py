@@ -7,6 +7,7 @@ import os
 from chainermn.doctor import host_facts
 from chainermn.doctor.registry import Finding, bad, check, good, not_tried
 from chainermn.doctor.setup import Setup
+from chainermn.launch.hosts import show_by_host
 from chainermn.process import THREAD_VARIABLES
 
 _NO_ANSWER = "no host has answered"
@@ -15,20 +16,20 @@ _NO_ANSWER = "no host has answered"
 @check("job", "cores and GPUs")
 def cores_and_gpus(setup: Setup) -> Finding:
     """Check that every host has a core, and a GPU if it has any, for each of its ranks."""
-    shown, crowded = [], []
+    shown, crowded = {}, {}
     for host, ranks in setup.places:
         if facts := setup.facts[host].facts:
             cores, gpus = facts["cores"], facts["gpus"]
-            shown.append(f"{host}: ranks: {ranks}, cores: {cores}, GPUs: {gpus}")
+            shown[host] = f"ranks: {ranks}, cores: {cores}, GPUs: {gpus}"
             if ranks > cores or 0 < gpus < ranks:
-                crowded.append(shown[-1])
+                crowded[host] = shown[host]
     if crowded:
         return bad(
-            "; ".join(crowded),
+            show_by_host(crowded),
             "start at most one rank per core, and per GPU if there are any, which each rank "
             "chooses by chainer.cuda.get_device_from_id(comm.intra_rank).use()",
         )
-    return good("; ".join(shown)) if shown else not_tried(_NO_ANSWER)
+    return good(show_by_host(shown)) if shown else not_tried(_NO_ANSWER)
 
 
 @check("job", "files")
@@ -43,7 +44,7 @@ def files(setup: Setup) -> Finding:
     for path in next(iter(by_host.values())):
         found = {host: files[path] for host, files in by_host.items()}
         if "missing" in found.values() or len(set(found.values())) > 1:
-            wrong += [f"{host}: {path}: {text}" for host, text in found.items()]
+            wrong.append(show_by_host({host: f"{path}: {found[host]}" for host in found}))
         shown.append(f"{path}: {next(iter(found.values()))}")
     if wrong:
         return bad("; ".join(wrong), "copy it to every host, or share its folder")
