@@ -145,6 +145,21 @@ def test_rank_that_waits_for_one_that_computes_is_no_deadlock() -> None:
     assert not any(verdict.is_fatal for verdict in judged(states))
 
 
+def test_of_a_chain_of_ranks_only_the_first_call_is_shown() -> None:
+    (verdict,) = judged(ranks(None, message(1, 0, 1, 1, 30.0), message(1, 1, 2, 2, 40.0)))
+    assert not verdict.is_fatal
+    assert "recv from rank 0 (call 1 on" in verdict.text
+    assert "HAS NOT come: rank 0 on host, which is at train.py:7" in verdict.text
+    assert "recv from rank 1" not in verdict.text
+
+
+def test_ranks_that_wait_for_a_deadlock_are_part_of_it() -> None:
+    ring = [message(1, 1 - rank, rank, rank, 20.0) for rank in range(2)]
+    (verdict,) = judged(ranks(*ring, message(1, 0, 2, 2, 20.0)))
+    assert verdict.is_fatal
+    assert verdict.text.count("has been in recv") == 3
+
+
 def test_message_that_both_have_come_to_is_no_deadlock() -> None:
     states = ranks(
         message(1, source=0, dest=1, here=0, seconds=11.0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import selectors
 import signal
 import subprocess
@@ -33,6 +34,7 @@ class Rank:
         assert channel is not None
         self.channel = channel
         self._heard: list[Message] = []
+        self.all: list[Message] = []
         channel.send({**TOKEN, "rank": number, "host": "here", "pid": 100 + number})
         self.hear("welcome")
 
@@ -52,6 +54,7 @@ class Rank:
                         return message
                 assert selector.select(deadline - time.monotonic()), kind
                 self._heard = self.channel.receive()
+                self.all += self._heard
 
 
 class Clock:
@@ -74,6 +77,14 @@ class Running:
         self._clock = clock
         if clock is not None:
             self._monitor._clock = clock  # type: ignore[assignment]
+        self._n_looks = 0
+        really_judge = self._monitor._judge
+
+        def judge() -> None:
+            really_judge()
+            self._n_looks += 1
+
+        self._monitor._judge = judge  # type: ignore[method-assign]
         self._thread = threading.Thread(target=self._monitor.run, daemon=True)
         self._thread.start()
         self._ranks: list[Rank] = []
@@ -90,17 +101,19 @@ class Running:
 
     def judge(self, reports: dict[int, Message]) -> None:
         """Let ranks report, and the clock go on until that is noted and judged."""
-        now = self._tick()
+        now = self.look_again()
         for rank, report in reports.items():
             self._ranks[rank].report(**report)
             self.wait_until_heard(rank, now)
-        for _ in range(2):  # what it judges comes after the tick
-            self._tick()
+        self.look_again()
 
-    def _tick(self) -> float:
+    def look_again(self) -> float:
+        """Let the clock go on for a period, until what is known then has been judged."""
         assert self._clock is not None
+        before = self._n_looks
         self._clock.now += PERIOD
-        self._ranks[0].hear("tick")
+        while self._n_looks == before:
+            time.sleep(0.01)
         return self._clock.now
 
     def wait(self) -> None:
@@ -243,6 +256,48 @@ def test_calls_of_other_threads_count(start: Start, capfd: pytest.CaptureFixture
     running.wait_until_heard(0, clock.now)
     clock.now += PERIOD
     wait_for_stderr("bcast (call 4 on", capfd)
+
+
+def test_ranks_hear_ten_times_within_the_limit_that_it_is_there(start: Start) -> None:
+    running = start(limit=100 * PERIOD, clock=Clock())
+    running.look_again()  # the first tick, which nobody hears
+    (rank,) = running.join(1)
+    for _ in range(25):
+        running.look_again()
+    rank.report(left=True)
+    rank.hear("go")
+    assert [message["kind"] for message in rank.all].count("tick") == 2
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """Let this process open as many files as the system allows."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("many_files")
+def test_one_of_512_ranks_is_named_in_a_short_message(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stream = "communicator 1 of ranks 0-511"
+    running = start(clock=Clock())
+    call = {"main": [stream, 3, "allreduce", "0-511", 0.5, ""], "counts": {stream: 3}}
+    running.join(512)
+    running.judge({rank: call for rank in range(512) if rank != 300})
+    assert capfd.readouterr().err == ""
+    running.judge({300: {"left": True, "counts": {stream: 2}}})
+    said = capfd.readouterr().err
+    assert said.startswith(
+        "chainermn: rank 300 on here has ended its script, or called sys.exit, while others wait "
+        "for it:\n  allreduce (call 3 on communicator 1 of ranks 0-511)\n"
+        "    HAS NOT come: rank 300 on here, which has ended its script\n"
+        "    has come: rank 0 on here, which has been in allreduce"
+    )
+    assert "\n  and 496 more\n" in said
+    assert len(said.splitlines()) < 25
 
 
 def test_silent_rank_is_not_the_one_to_end_the_job(

@@ -43,9 +43,13 @@ class Channel:
 
     def send(self, message: Message) -> None:
         """Send a message; never raises: `receive` does if the peer is gone."""
+        self.send_encoded(encode(message))
+
+    def send_encoded(self, data: bytes) -> None:
+        """Send what `encode` has returned, as `send` does."""
         with self._lock:
             if len(self._outgoing) < _MOST_BYTES:
-                self._outgoing += json.dumps(message).encode() + b"\n"
+                self._outgoing += data
         self.flush()
 
     def flush(self) -> None:
@@ -79,6 +83,11 @@ class Channel:
     def close(self) -> None:
         """Close the connection."""
         self._socket.close()
+
+
+def encode(message: Message) -> bytes:
+    """Return what travels for a message."""
+    return json.dumps(message).encode() + b"\n"
 
 
 def listen() -> socket.socket:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from chainermn.failures.wait import Wait
+from chainermn.failures.wait import Key, Wait
 
 # Stall limits for a collective that all ranks have reached: it may simply be a large one.
 _LIMITS_IF_COMPLETE = 10
@@ -77,7 +78,7 @@ class Judge:
         self._ranks = {state.rank: state for state in ranks}
         self._now = now
         self._limit = limit or float("inf")
-        self._missing_by_call: dict[tuple[str, int, str], list[RankState]] = {}
+        self._missing_by_call: dict[Key, list[RankState]] = {}
         self._remedy = REMEDY.format(limit=limit)
 
     def verdicts(self) -> list[Verdict]:
@@ -117,29 +118,49 @@ class Judge:
             for state in self._ranks.values()
             if (wait := state.main_wait) and self._now - wait.since > self._limit
         }
-        while blocked:
-            free = [
-                rank
-                for rank, wait in blocked.items()
-                if not any(member.rank in blocked for member in self._missing(wait))
-            ]
-            if not free:
-                lines = [f"  {self._ranks[r].name} {self._doing(self._ranks[r])}" for r in blocked]
-                advice = _advice(self._ranks[rank] for rank in blocked)
-                yield self._fatal(f"these ranks wait for each other:\n{_cut(lines)}{advice}")
-                return
-            for rank in free:
+        # Take away, call by call, the ranks that wait for none of those that are left.
+        inside: defaultdict[Key, list[int]] = defaultdict(list)
+        calls_without: defaultdict[int, list[Key]] = defaultdict(list)
+        waited_for: dict[Key, set[int]] = {}
+        for rank, wait in blocked.items():
+            inside[wait.key].append(rank)
+            if wait.key not in waited_for:
+                missing = {member.rank for member in self._missing(wait)} & blocked.keys()
+                waited_for[wait.key] = missing
+                for member in missing:
+                    calls_without[member].append(wait.key)
+        free = [call for call, missing in waited_for.items() if not missing]
+        while free:
+            for rank in inside[free.pop()]:
                 del blocked[rank]
+                for call in calls_without[rank]:
+                    waited_for[call].remove(rank)
+                    if not waited_for[call]:
+                        free.append(call)
+        if blocked:
+            lines = [
+                f"  {self._ranks[rank].name} {self._doing(self._ranks[rank])}" for rank in blocked
+            ]
+            advice = _advice(self._ranks[rank] for rank in blocked)
+            yield self._fatal(f"these ranks wait for each other:\n{_cut(lines)}{advice}")
 
     def _stalled(self) -> Iterator[Verdict]:
         """Find calls that take a long time, for any reason."""
+        waiting = {
+            state.rank
+            for state in self._ranks.values()
+            if state.main_wait and self._now - state.main_wait.since >= self._limit
+        }
         for wait in self._calls():
             seconds = self._now - wait.since
             if seconds < self._limit:
                 continue
             subject = f"{wait.stream} {wait.number}"
+            missing = {member.rank for member in self._missing(wait)}
+            if missing and missing <= waiting:
+                continue  # the reason is the call that these wait in
             text = f"all ranks have come, but the call does not end:\n{self._shown(wait)}"
-            if self._missing(wait):
+            if missing:
                 text = (
                     f"ranks have waited for {seconds:.0f} s for others. If these are meant to "
                     f"take this long, nothing is wrong.\n{self._shown(wait)}"
@@ -170,7 +191,7 @@ class Judge:
 
     def _calls(self) -> list[Wait]:
         """Return the calls that ranks are in, each once, as made by the first rank."""
-        calls: dict[tuple[str, int, str], Wait] = {}
+        calls: dict[Key, Wait] = {}
         for state in self._ranks.values():
             for wait in state.waits:
                 first = calls.setdefault(wait.key, wait)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import selectors
 import socket
 import subprocess
 import time
 from typing import Any, NamedTuple
 
-from chainermn.failures.channel import Channel, Message, connect, listen, own_addresses
+from chainermn.failures.channel import Channel, Message, connect, encode, listen, own_addresses
 from chainermn.failures.clock import AwakeClock
 from chainermn.failures.ending import SECONDS_FOR_OUTPUT, print_at_once
 from chainermn.failures.guard import SECONDS_HELD
@@ -25,6 +26,9 @@ from chainermn.failures.wait import Wait
 
 # Once a rank is gone, mpiexec may end the job by itself, with the exit code that fits.
 _SECONDS_FOR_MPIEXEC = 1.0
+# Part of a period in which messages of ranks that have joined collect: to wake up for each costs
+# more than to read it.
+_PAUSE = 0.05
 # For ranks to end.
 _SECONDS_FOR_RANKS = 15.0
 
@@ -41,6 +45,11 @@ class Invitation(NamedTuple):
     limit: float
     #: Seconds between two reports.
     period: float
+
+    @property
+    def seconds_between_ticks(self) -> float:
+        """After how many seconds a rank hears again that the monitor is there."""
+        return max(self.period, self.limit / 10)
 
     def accept(self, rank: int) -> Channel | None:
         """Connect a rank to the monitor; return None if that cannot be reached."""
@@ -73,6 +82,10 @@ def start_monitor(size: int, limit: float) -> tuple[Invitation, subprocess.Popen
 
 def main(listener: int, invitation: list[Any], pid: int) -> None:
     """Run a monitor, in the process that `start_monitor` starts."""
+    # A socket for each rank, and until it has joined one for each address that it tries.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     Monitor(socket.socket(fileno=listener), Invitation(*invitation), find(pid)).run()
 
 
@@ -82,6 +95,7 @@ class Monitor:
     def __init__(
         self, listener: socket.socket, invitation: Invitation, starter: Process | None
     ) -> None:
+        listener.setblocking(False)
         self._listener = listener
         self._invitation = invitation
         # None as soon as ranks have joined.
@@ -102,21 +116,27 @@ class Monitor:
 
     def run(self) -> None:
         """Listen and judge until all ranks are gone."""
-        next_tick = 0.0
+        next_look = next_tick = 0.0
         while not self._is_done():
-            for key, _ in self._selector.select(self._invitation.period / 4):
-                if isinstance(key.fileobj, Channel):
-                    self._hear(key.fileobj)
+            ready = [key.fileobj for key, _ in self._selector.select(self._invitation.period / 4)]
+            are_members = all(it in self._members for it in ready)
+            for it in ready:
+                if isinstance(it, Channel):
+                    self._hear(it)
                 else:
                     self._accept()
             now = self._clock.read()
             if self._is_ending:
                 if now >= self._end_at and not self._is_told:
                     self._tell_to_end()
-            elif now >= next_tick:
-                next_tick = now + self._invitation.period
-                self._broadcast({"kind": "tick"})
+            elif now >= next_look:
+                next_look = now + self._invitation.period
+                if now >= next_tick:
+                    next_tick = now + self._invitation.seconds_between_ticks
+                    self._broadcast({"kind": "tick"})
                 self._judge()
+            if ready and are_members:
+                time.sleep(self._invitation.period * _PAUSE)
         if self._is_ending and not self._is_told:  # all ended by themselves
             self._end_mpiexec()
 
@@ -130,9 +150,10 @@ class Monitor:
         return self._starter is None or not self._starter.is_alive()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            connection, _ = self._listener.accept()
-            self._selector.register(Channel(connection), selectors.EVENT_READ)
+        with contextlib.suppress(OSError):  # there are no more
+            while True:
+                connection, _ = self._listener.accept()
+                self._selector.register(Channel(connection), selectors.EVENT_READ)
 
     def _hear(self, channel: Channel) -> None:
         try:
@@ -220,5 +241,6 @@ class Monitor:
                 launcher.kill()
 
     def _broadcast(self, message: Message) -> None:
+        data = encode(message)
         for channel in self._members:
-            channel.send(message)
+            channel.send_encoded(data)

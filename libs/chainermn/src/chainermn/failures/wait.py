@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 #: Separates the communicator from the two ranks in the name of a stream of messages.
 MESSAGES = ", messages from rank "
+
+#: Tells apart calls; see `Wait.key`.
+Key: TypeAlias = tuple[str, int, str]
 
 
 class Wait(NamedTuple):
@@ -32,7 +35,7 @@ class Wait(NamedTuple):
         return from_ranges(self.members)
 
     @property
-    def key(self) -> tuple[str, int, str]:
+    def key(self) -> Key:
         """The same on all ranks that are in the same collective."""
         return self.stream, self.number, self.operation
 
