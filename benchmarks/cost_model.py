@@ -5,7 +5,7 @@ Thakur, Rabenseifner and Gropp (Int. J. High Perf. Comput. Appl. 19, 2005) count
 collectives. Two things are not in these:
 
 - Ranks that outnumber the cores take turns. Whatever a rank does takes as many times longer as
-  there are ranks for each core, and a rank that waits for another waits for the turns of all.
+  there are ranks for each core, and one that waits for others waits for their turns.
 - The link of a host works while the cores do something else, so that the slower of both decides.
   What a link carries is known. Fitted, it came out too fast: links let a short burst pass at once.
 """
@@ -23,6 +23,8 @@ from chainermn.transport.host import mpi_reducer, shared_memory
 
 # From so many bytes on, MPICH gathers by a ring and not by doublings.
 _RING = 2**19
+# While a chunk is gathered, so is the next one, of those that `MpiReducer` has under way.
+_GATHERED_AT_A_TIME = 2
 
 
 @dataclass(frozen=True)
@@ -52,17 +54,17 @@ class Counts:
     Attributes
     ----------
     exchanges : float
-    waits : float
-        One after the other, for ranks that have no core at the time.
+    turns : float
+        Of all ranks on the cores, one after the other, until others have come.
     messages : float
     sent_bytes : float
-        And as many received.
+        To ranks of other hosts, and as many received from them.
     local_bytes : float
-        Copied, or added to others.
+        Copied, from other ranks of the host too, or added to others.
     """
 
     exchanges: float = 0
-    waits: float = 0
+    turns: float = 0
     messages: float = 0
     sent_bytes: float = 0
     local_bytes: float = 0
@@ -73,36 +75,45 @@ def counts_of(job: Job) -> Counts:
     n, ranks = job.n_bytes, job.ranks
     chunks = math.ceil(n / _chunk_bytes(job))
     others = (ranks - 1) / ranks
-    doublings = math.ceil(math.log2(ranks))  # of the all-reduce by which ranks agree, first of all
+    # A rank that needs all others waits until each has had its turn; one that needs another, half
+    # as long on average. First of all they agree, by an all-reduce.
+    doublings = math.ceil(math.log2(ranks))
+    turns, messages, sent = doublings / 2, math.log2(job.hosts), leaving_bytes(job) / job.per_host
     if job.hosts == 1:
-        waits, messages = chunks + 1, 0
-        sent, local = 0.0, (1 + 2 * others) * n
+        turns += chunks + 1
+        local = (1 + 2 * others) * n
     elif _is_small(job):
-        waits = messages = doublings
-        sent, local = (ranks - 1) * n, ranks * n
+        turns += doublings / 2
+        messages *= 2
+        local = 2 * ranks * n - sent
     else:
-        gathers = ranks - 1 if _is_ring(job) else doublings
-        waits, messages = chunks * (1 + gathers), chunks * (ranks - 1 + gathers)
-        sent, local = 2 * others * n, others * n
-    is_crowded = ranks > job.cores
-    return Counts(1, is_crowded * (doublings + waits), doublings + messages, sent, local)
+        steps, gathers = doublings, math.log2(job.hosts)
+        if _is_ring(job):
+            steps, gathers = ranks - 1, (ranks - 1) / job.per_host
+        turns += chunks * (1 + steps / 2) / min(chunks, _GATHERED_AT_A_TIME)
+        messages += chunks * (ranks - job.per_host + gathers)
+        local = 3 * others * n - sent
+    return Counts(1, turns if ranks > job.cores else 0, messages, sent, local)
 
 
-def link(job: Job) -> float:
-    """Return the seconds for which the link of a host is busy, at 1 Gbit/s.
+def leaving_bytes(job: Job) -> float:
+    """Return the bytes that leave a host.
 
     Each rank sends to each rank of another host. Along a ring only one of a host does.
     """
-    n, ranks = job.n_bytes, job.ranks
+    ranks = job.ranks
     to_each = job.per_host * (ranks - job.per_host)
     if job.hosts == 1:
-        leaving = 0.0
-    elif _is_small(job):
-        leaving = to_each * n
-    else:
-        along = ranks - 1 if _is_ring(job) else to_each
-        leaving = (to_each + along) / ranks * n
-    return link_seconds(leaving, 2)
+        return 0.0
+    if _is_small(job):
+        return to_each * job.n_bytes
+    along = ranks - 1 if _is_ring(job) else to_each
+    return (to_each + along) / ranks * job.n_bytes
+
+
+def link(job: Job) -> float:
+    """Return the seconds for which the link of a host is busy, at 1 Gbit/s."""
+    return link_seconds(leaving_bytes(job), 2)
 
 
 def cores(job: Job, machine: Counts) -> float:

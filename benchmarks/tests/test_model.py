@@ -35,13 +35,20 @@ def test_two_ranks_on_a_host_both_send_but_along_a_ring() -> None:
 
 def test_on_one_host_no_link_is_busy() -> None:
     assert cost_model.link(Job(4e6, 1, 64, 2)) == 0
-    assert cost_model.counts_of(Job(4e6, 1, 64, 2)).sent_bytes == 0
+    counts = cost_model.counts_of(Job(4e6, 1, 64, 2))
+    assert counts.messages == counts.sent_bytes == 0
+
+
+def test_a_byte_for_the_same_host_is_copied_and_not_sent() -> None:
+    apart, together = (cost_model.counts_of(Job(4e5, hosts, 16 // hosts, 2)) for hosts in (16, 4))
+    assert together.sent_bytes < apart.sent_bytes
+    assert sum(astuple(together)[-2:]) == sum(astuple(apart)[-2:])
 
 
 def test_ranks_with_cores_of_their_own_do_not_wait_for_one() -> None:
-    assert cost_model.counts_of(Job(4e5, 1, 8, 8)).waits == 0
-    # Three doublings to agree, and two meetings.
-    assert cost_model.counts_of(Job(4e5, 1, 8, 2)).waits == 5
+    assert cost_model.counts_of(Job(4e5, 1, 8, 8)).turns == 0
+    # Three doublings to agree, each for half of them, and two meetings.
+    assert cost_model.counts_of(Job(4e5, 1, 8, 2)).turns == 3.5
 
 
 def test_ranks_that_share_a_core_take_turns() -> None:
