@@ -135,7 +135,7 @@ def fit(jobs: Sequence[Job], seconds: Sequence[float]) -> Counts:
 
 
 def _chunk_bytes(job: Job) -> int:
-    return (shared_memory if job.hosts == 1 else mpi_reducer)._CHUNK_BYTES
+    return shared_memory._ring(job.ranks)[1] if job.hosts == 1 else mpi_reducer._CHUNK_BYTES
 
 
 def _is_ring(job: Job) -> bool:
