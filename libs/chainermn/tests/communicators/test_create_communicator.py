@@ -197,7 +197,7 @@ def test_job_notes_it_once_and_results_of_tests_leave_it_out(tmp_path: Path) -> 
     script.write_text(
         "import chainermn\n"
         "from chainermn.process import cores\n"
-        "cores._usable_cores = lambda: frozenset({0})\n"
+        "cores._usable_cores = lambda *_: frozenset({0})\n"
         "for name in ('naive', 'flat'):\n"
         "    chainermn.create_communicator(name)\n"
     )

@@ -1,0 +1,239 @@
+"""Ranks that do nothing except report to a monitor, as many as wanted in one process.
+
+    python -m benchmarks.simulated_ranks 512 --seconds 60
+
+prints what the monitor of that many ranks costs, and how soon it says what is wrong, as JSON.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from chainermn.failures.channel import Channel, connect
+from chainermn.failures.monitor import Invitation, start_monitor
+from chainermn.failures.wait import as_ranges
+
+#: Seconds of silence or waiting, where that is all that can be seen.
+STALL_LIMIT = 6.0
+#: Within these, or after the stall limit, the watch promises to end a job.
+PROMISED = 10.0
+CPU = "% of a core"
+MEMORY, GROWTH = "MiB", "KiB more at the end"
+PLACE = (
+    "/home/user/train.py:123 in main, inside of it "
+    "/usr/lib/python3/site-packages/chainermn/transport/host/mpi.py:210 in allreduce"
+)
+
+
+class Ranks:
+    """Channels of ranks that train: in every report they wait in the next all-reduce.
+
+    Parameters
+    ----------
+    size : int
+    invitation : Invitation
+        That of the monitor.
+    """
+
+    def __init__(self, size: int, invitation: Invitation) -> None:
+        self.period = invitation.period
+        self.members = as_ranges(range(size))
+        self.stream = f"communicator 1 of ranks {self.members}"
+        hello = {"token": invitation.token}
+        self.channels: list[Channel] = []
+        self.reported_at: dict[int, float] = {}
+        for rank in range(size):
+            channel = connect(["127.0.0.1"], invitation.port, hello)
+            assert channel is not None
+            channel.send({**hello, "rank": rank, "host": f"host{rank // 8:02}", "pid": rank})
+            self.channels.append(channel)
+
+    def report(self, rank: int, number: int, stream: str = "", **what: Any) -> None:
+        """Let a rank say that it has been in a call for half a period."""
+        stream = stream or self.stream
+        call = [stream, number, "allreduce", self.members, self.period / 2, ""]
+        usual = {"main": call, "others": [], "counts": {stream: number}, "left": False}
+        self.channels[rank].send({"kind": "report", "place": PLACE, **usual, **what})
+        self.reported_at[rank] = time.monotonic()
+
+    def close(self) -> None:
+        for channel in self.channels:
+            channel.close()
+
+    def train(
+        self, is_over: Callable[[], bool], report: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Report once per period, each rank at its own time, until something is true."""
+        report = report or self.report
+        start = time.monotonic()
+        for number in itertools.count(1):
+            for rank, channel in enumerate(self.channels):
+                due = start + (number - 1 + rank / len(self.channels)) * self.period
+                time.sleep(max(0.0, due - time.monotonic()))
+                report(rank, number)
+                channel.receive()
+                if is_over():
+                    return
+
+
+class Monitored:
+    """A monitor, the ranks that it watches, and what it says."""
+
+    def __init__(self, size: int, limit: float) -> None:
+        reader, writer = os.pipe()
+        before = os.dup(2)
+        os.dup2(writer, 2)
+        try:
+            invitation, self.process = start_monitor(size, limit)
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            os.close(writer)
+        os.set_blocking(reader, False)
+        self._reader, self._said = reader, b""
+        self.ranks = Ranks(size, invitation)
+
+    def said(self) -> str:
+        """Return what the monitor has written to standard error."""
+        try:
+            while part := os.read(self._reader, 1 << 16):
+                self._said += part
+        except BlockingIOError:
+            pass
+        return self._said.decode()
+
+    def wait_for(self, text: str, report: Callable[[int, int], None] | None = None) -> float:
+        """Go on until the monitor has said something; return when, by ``time.monotonic``."""
+        self.ranks.train(lambda: text in self.said(), report)
+        return time.monotonic()
+
+    def seconds_of_cpu(self) -> float:
+        """Return what the monitor has used so far."""
+        stat = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+
+    def memory(self) -> float:
+        """Return the resident memory of the monitor, in bytes."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * float(os.sysconf("SC_PAGE_SIZE"))
+
+    def close(self) -> None:
+        self.ranks.close()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._reader)
+
+
+@contextmanager
+def monitored(size: int, limit: float) -> Iterator[Monitored]:
+    """Let a monitor watch ranks that have reported a few times."""
+    it = Monitored(size, limit)
+    try:
+        it.ranks.train(after(3 * it.ranks.period))
+        yield it
+    finally:
+        it.close()
+
+
+def after(seconds: float) -> Callable[[], bool]:
+    """Return a function that tells whether this time has passed."""
+    end = time.monotonic() + seconds
+    return lambda: time.monotonic() >= end
+
+
+def cost(size: int, seconds: float) -> dict[str, float]:
+    """Return what the monitor uses while all goes well."""
+    with monitored(size, 300.0) as it:
+        memory, cpu, start = it.memory(), it.seconds_of_cpu(), time.monotonic()
+        it.ranks.train(after(seconds))
+        share = (it.seconds_of_cpu() - cpu) / (time.monotonic() - start)
+        assert it.said() == "", it.said()
+        return {
+            CPU: 100 * share,
+            MEMORY: it.memory() / 2**20,
+            GROWTH: (it.memory() - memory) / 2**10,
+        }
+
+
+def death(size: int) -> float:
+    """Return after how many seconds a closed connection is noticed."""
+    with monitored(size, 300.0) as it:
+        it.ranks.channels.pop().close()
+        start = time.monotonic()
+        return it.wait_for("is the first to be gone, without a word") - start
+
+
+def leaving(size: int) -> float:
+    """Return after how many seconds a rank that others wait for is known to have left."""
+
+    def report(rank: int, number: int) -> None:
+        if rank == size - 1:
+            it.ranks.report(rank, 0, main=None, left=True)
+        else:
+            it.ranks.report(rank, 1000)
+
+    with monitored(size, 300.0) as it:
+        start = time.monotonic()
+        return it.wait_for("has ended its script", report) - start
+
+
+def silence(size: int) -> float:
+    """Return the seconds from the stall limit until a silent rank is named."""
+
+    def report(rank: int, number: int) -> None:
+        if rank < size - 1:
+            it.ranks.report(rank, 1000 + number)
+
+    with monitored(size, STALL_LIMIT) as it:
+        start = it.ranks.reported_at[size - 1]
+        return it.wait_for("has been silent for", report) - start - STALL_LIMIT
+
+
+def deadlock(size: int) -> float:
+    """Return the seconds from the stall limit until it is said that ranks wait for each other."""
+
+    def report(rank: int, number: int) -> None:
+        stream = f"communicator {2 + rank % 2} of ranks {it.ranks.members}"
+        call = [stream, 1, "allreduce", it.ranks.members, time.monotonic() - start, ""]
+        it.ranks.report(rank, 1, stream, main=call)
+
+    with monitored(size, STALL_LIMIT) as it:
+        start = time.monotonic()
+        return it.wait_for("these ranks wait for each other", report) - start - STALL_LIMIT
+
+
+#: What can be wrong, and how long it takes to say so.
+WRONG = {
+    "a rank dies, s": death,
+    "a rank leaves, s": leaving,
+    "silence, s": silence,
+    "deadlock, s": deadlock,
+}
+
+
+@click.command()
+@click.argument("size", type=int)
+@click.option("--seconds", default=30.0, show_default=True, help="How long all goes well.")
+def main(size: int, seconds: float) -> None:
+    """Print what a monitor of SIZE ranks costs, and how soon it says what is wrong."""
+    found = cost(size, seconds)
+    found |= {name: measure(size) for name, measure in WRONG.items()}
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""Whether simulated ranks speak as real ones do: what a real monitor makes of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import simulated_ranks
+from benchmarks.simulated_ranks import CPU, MEMORY, WRONG
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_monitor_says_what_is_wrong(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulated_ranks, "STALL_LIMIT", 1.0)
+    assert WRONG[name](3) > -1.0  # otherwise it waits forever
+
+
+def test_monitor_is_content_while_all_goes_well() -> None:
+    found = simulated_ranks.cost(3, 0.5)
+    assert found[CPU] >= 0
+    assert found[MEMORY] > 0
