@@ -59,7 +59,7 @@ def launch(
 
     A Python script runs under this Python; any other program is started as it is. The exit code
     is that of mpiexec. Inside a Slurm allocation, the ranks are its tasks, unless you name hosts.
-    SIGINT and SIGTERM end the job, and it is not restarted.
+    SIGINT and SIGTERM end the job, and it is not restarted. SIGUSR1 is passed on to the ranks.
     """
     hosts = one_of(host, hostfile) or slurm_hosts()
     if ranks is None:
