@@ -83,6 +83,17 @@ def test_signal_is_passed_on_and_ends_all_attempts(
     assert timers == [(5.0, signal.SIGTERM), (10.0, signal.SIGKILL)]
 
 
+def test_sigusr1_is_passed_on_and_what_stops_then_is_not_restarted(
+    timers: list[tuple[float, signal.Signals]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = tmp_path / "ready"
+    receive(signal.SIGUSR1, once=ready, monkeypatch=monkeypatch)
+    script = f"trap 'exit 75' USR1; touch '{ready}'; while :; do sleep 0.1; done"
+    assert run_to_end(shell(script), os.environ, max_restarts=3) == 75
+    assert timers == []
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+
+
 def test_interrupt_by_a_terminal_is_not_sent_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

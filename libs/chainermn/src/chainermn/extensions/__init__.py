@@ -13,6 +13,7 @@ from chainermn.extensions.multi_node_evaluator import (
 from chainermn.extensions.observation_aggregator import ObservationAggregator
 from chainermn.extensions.run_record import record_run
 from chainermn.extensions.step_seed import StepSeed
+from chainermn.extensions.stop_on_signal import StopOnSignal
 from chainermn.extensions.tensorboard_report import TensorBoardReport
 from chainermn.extensions.terminal_report import TerminalReport
 from chainermn.extensions.throughput import Throughput
@@ -26,6 +27,7 @@ __all__ = [
     "MultiNodeEarlyStoppingTrigger",
     "ObservationAggregator",
     "StepSeed",
+    "StopOnSignal",
     "TensorBoardReport",
     "TerminalReport",
     "Throughput",

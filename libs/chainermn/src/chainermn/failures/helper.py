@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from chainermn.failures.processes import HELPERS
+
+# Slurm sends these to every process of a job, and a rank may go on for long enough to save what it
+# has done.
+_FOR_RANKS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 # This package and its parent, without the imports in their __init__.py.
 _PACKAGES = [
@@ -39,17 +44,22 @@ def start_helper(
 ) -> subprocess.Popen[bytes]:
     """Run ``main(**arguments)`` of a module of this package in a new process and session.
 
-    Signals to the rank's process group do not reach it. It shares the rank's standard error, so
+    Signals to the rank's process group do not reach it, and of those to all processes of the job
+    it heeds only SIGKILL and SIGINT. It shares the rank's standard error, so
     mpiexec waits for its end, and it inherits the file descriptors. To start fast and leave the
     cores to the ranks, it imports no package except this one, without the site directories.
     """
-    helper = subprocess.Popen(
-        [sys.executable, "-E", "-s", "-S", "-c", _BOOT.format(module=module)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        pass_fds=descriptors,
-        start_new_session=True,
-    )
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_RANKS)  # the helper inherits it
+    try:
+        helper = subprocess.Popen(
+            [sys.executable, "-E", "-s", "-S", "-c", _BOOT.format(module=module)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=descriptors,
+            start_new_session=True,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
     assert helper.stdin is not None
     with helper.stdin as stream:
         stream.write(json.dumps(arguments).encode())

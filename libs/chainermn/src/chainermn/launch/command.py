@@ -83,7 +83,7 @@ def launch(
 
     A Python script runs under this Python; any other program is started as it is. The exit code
     is that of mpiexec. Inside a Slurm allocation, the ranks are its tasks, unless you name hosts.
-    SIGINT and SIGTERM end the job, and it is not restarted.
+    SIGINT and SIGTERM end the job, and it is not restarted. SIGUSR1 is passed on to the ranks.
 
     With --min-ranks or --discover, -n is the largest number of ranks, and a restart leaves out
     hosts that cannot be reached or that keep failing.

@@ -17,7 +17,7 @@ from chainermn.launch.hosts import Host, count_ranks
 from chainermn.launch.job import end_marked
 from chainermn.launch.membership import Discover, Membership, say, shown
 from chainermn.launch.reachable import HostState, examine_hosts, unreachable
-from chainermn.launch.restarts import SignalsToChild
+from chainermn.launch.restarts import STOPPED, SignalsToChild
 
 #: Every process of a job that `run_elastic` starts has this variable, on whatever host.
 MARK = "CHAINERMN_LAUNCH"
@@ -94,7 +94,7 @@ def run_elastic(
             start = time.monotonic()
             accused = _Accused()
             code = _run_once(signals, command, environment, [name for name, _ in hosts], accused)
-            if code == 0 or signals.received:
+            if code in (0, STOPPED) or signals.received:
                 return code
             named = _listed(accused.name, hosts, known)
             culprits = find_unusable([name for name, _ in hosts])

@@ -13,6 +13,8 @@ from typing import Any
 
 import click
 
+#: The exit code of training that `StopOnSignal` has stopped: it makes room for something else.
+STOPPED = os.EX_TEMPFAIL
 # How long mpiexec may take to obey a signal before it gets a stronger one.
 _PATIENCE = 5.0
 
@@ -25,7 +27,7 @@ def run_to_end(command: Sequence[str], environment: Mapping[str, str], max_resta
     with SignalsToChild() as signals:
         attempt = 1
         while (code := signals.run(command, environment)) and not signals.received:
-            if attempt > max_restarts:
+            if code == STOPPED or attempt > max_restarts:
                 break
             message = f"attempt {attempt} of {max_restarts + 1} ended with exit code {code}"
             click.echo(f"chainermn launch: {message}; starting again", err=True)
@@ -34,7 +36,10 @@ def run_to_end(command: Sequence[str], environment: Mapping[str, str], max_resta
 
 
 class SignalsToChild:
-    """Pass SIGINT and SIGTERM on to the process that it runs, and make sure that this ends."""
+    """Pass signals on to the process that it runs, and upon SIGINT and SIGTERM make sure it ends.
+
+    SIGUSR1 asks training to stop by itself.
+    """
 
     def __init__(self) -> None:
         self.received = False
@@ -44,7 +49,7 @@ class SignalsToChild:
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> SignalsToChild:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             self._handlers[number] = signal.signal(number, self._pass_on)
         return self
 
@@ -78,8 +83,12 @@ class SignalsToChild:
         return not self.received
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        self.received, self.code = True, 128 + number
         process = self._process
+        if number == signal.SIGUSR1:
+            if process is not None:
+                process.send_signal(number)
+            return
+        self.received, self.code = True, 128 + number
         if process is None:
             return
         # A terminal also interrupts mpiexec itself, for which a second interrupt means more.

@@ -1,0 +1,159 @@
+"""Stop all ranks with a checkpoint when a job has to make room."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+import chainer
+from chainer.training.extension import Extension
+
+from chainermn.agreement import check_equal, run_together
+from chainermn.arguments import check_communicator
+from chainermn.communicators.communicator_base import CommunicatorBase
+
+# Ranks ask each other about as often, whatever an iteration takes.
+_SECONDS_BETWEEN = 1.0
+
+
+class StopOnSignal(Extension):
+    """Writes a checkpoint and ends the program once any rank gets a signal.
+
+    Slurm sends signals before a time limit and when another job takes the nodes. Create this
+    extension early, on every rank: until then the signals end the program at once. ::
+
+        checkpointer = create_multi_node_checkpointer("job", comm)
+        trainer.extend(checkpointer, trigger=(1000, "iteration"))
+        trainer.extend(StopOnSignal(comm, checkpointer))
+        checkpointer.maybe_load(trainer)
+        trainer.run()
+
+    All ranks stop at the end of the same iteration, even if only one rank gets the signal. The
+    iteration counts as finished, so a resumed run equals one that was never stopped.
+    `trainer.run` then raises SystemExit with the exit code 75 (``EX_TEMPFAIL``), which means "run
+    me again": a batch script can requeue the job, and ``chainermn launch`` does not restart it. A
+    signal that comes too late for that changes nothing, and training ends as usual.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    checkpoint : callable
+        Called with the trainer on every rank to write the checkpoint: a checkpointer, or a
+        snapshot extension such as `multi_node_snapshot` returns.
+    signals : sequence of signal.Signals
+        The signals to stop for.
+
+    Attributes
+    ----------
+    exit_code : int
+        75.
+
+    Raises
+    ------
+    TypeError
+        If ``comm`` is not a communicator.
+    ValueError
+        On every rank, if an argument is invalid, ranks give different signals, or this is not the
+        main thread, which alone can handle signals.
+
+    Notes
+    -----
+    Ranks ask each other about once a second, after every iteration if one takes longer. That is
+    one small message per rank, and adds up to a second to the time from signal to checkpoint: have
+    the signal sent early enough, as by ``--signal=USR1@90``.
+
+    ``mpiexec`` itself ends all ranks when it gets SIGTERM, so ranks can stop in order for SIGTERM
+    only if it is sent to them, as by ``srun``. SIGUSR1 is passed on by either MPI.
+    """
+
+    trigger = 1, "iteration"
+    priority = -2000  # after everything that belongs to the iteration
+    exit_code = os.EX_TEMPFAIL
+
+    def __init__(
+        self,
+        comm: CommunicatorBase,
+        checkpoint: Callable[[chainer.training.Trainer], object],
+        signals: Sequence[int] = (signal.SIGUSR1, signal.SIGTERM),
+    ) -> None:
+        where = "StopOnSignal"
+        check_communicator(f"{where}(comm, checkpoint)", comm, checkpoint)
+        self.comm, self.checkpoint = comm, checkpoint
+        self._received: signal.Signals | None = None
+        self._previous: dict[int, Any] = {}
+        self._next_check = 0
+        self._last_check = 0, 0.0
+
+        def install() -> Sequence[int]:
+            if isinstance(checkpoint, type) or not callable(checkpoint):
+                raise ValueError(
+                    "checkpoint must be a checkpointer, a snapshot extension or another function "
+                    f"of the trainer, got {checkpoint!r:.80}"
+                )
+            numbers = sorted(signal.Signals(number) for number in signals)
+            for number in numbers:
+                self._previous[number] = signal.signal(number, self._note)
+            return numbers
+
+        try:
+            check_equal(comm, run_together(comm, where, install), where)
+        except ValueError:
+            self.finalize()
+            raise
+
+    def initialize(self, trainer: chainer.training.Trainer) -> None:
+        """Begin to count."""
+        self._next_check = 0
+        self._last_check = trainer.updater.iteration, time.monotonic()
+
+    def __call__(self, trainer: chainer.training.Trainer) -> None:
+        """Stop if a rank has got a signal. Every rank must call it in the same iteration."""
+        iteration = trainer.updater.iteration
+        if iteration < self._next_check:
+            return
+        last, then = self._last_check
+        self._last_check = iteration, time.monotonic()
+        microseconds = int(1e6 * (self._last_check[1] - then))
+        received = [] if self._received is None else [(self.comm.rank, self._received.name)]
+        # Integers, so that every rank computes the same from the sum.
+        total, everywhere = self.comm.allreduce_obj(_Sum((microseconds, received)))
+        if everywhere:
+            self._stop(trainer, everywhere)
+        done = max(1, iteration - last)
+        fitting = int(_SECONDS_BETWEEN * 1e6) * self.comm.size * done // max(1, total)
+        # What the first iterations take tells little of the others.
+        self._next_check = iteration + max(1, min(fitting, 2 * done))
+
+    def finalize(self) -> None:
+        """Leave the signals to whatever handled them before."""
+        while self._previous:
+            signal.signal(*self._previous.popitem())
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._received = signal.Signals(number)
+
+    def _stop(self, trainer: chainer.training.Trainer, received: list[tuple[int, str]]) -> None:
+        self.checkpoint(trainer)
+        self.comm.allgather_obj(None)  # mpiexec may end the others once a rank has exited
+        if self.comm.rank == 0:
+            rank, name = received[0]
+            print(
+                f"chainermn: rank {rank} got {name}: the checkpoint of iteration "
+                f"{trainer.updater.iteration} is written; exit code {self.exit_code} means that "
+                "the job can be started again",
+                file=sys.stderr,
+                flush=True,
+            )
+        raise SystemExit(self.exit_code)
+
+
+class _Sum(tuple[int, list[tuple[int, str]]]):
+    """A pair that is added up by its parts."""
+
+    def __add__(self, other: Any) -> _Sum:
+        return _Sum((self[0] + other[0], self[1] + other[1]))
