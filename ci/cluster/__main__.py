@@ -72,7 +72,9 @@ def make_parser() -> argparse.ArgumentParser:
     linking = add(link)
     linking.add_argument("host", metavar="HOST")
     linking.add_argument("state", choices=["up", "down"])
-    add(rate).add_argument("rate", metavar="RATE", help="1gbit, 100mbit, ...; or off")
+    limiting = add(rate)
+    limiting.add_argument("rate", metavar="RATE", help="1gbit, 100mbit, ...; or off")
+    limiting.add_argument("host", metavar="HOST", nargs="?", help="of this link only")
     add(docker0).add_argument("state", choices=["on", "off"])
     add(down)
     return parser
@@ -127,8 +129,8 @@ def link(cluster: Cluster, args: argparse.Namespace) -> None:
 
 
 def rate(cluster: Cluster, args: argparse.Namespace) -> None:
-    """Limit the speed of all links."""
-    cluster.set_rate(args.rate)
+    """Limit the speed of all links, or of one."""
+    cluster.set_rate(args.rate, args.host)
 
 
 def docker0(cluster: Cluster, args: argparse.Namespace) -> None:

@@ -171,10 +171,13 @@ class Cluster:
         """Pull the plug of a host, or put it in again: ``'down'`` or ``'up'``."""
         links.run_on(self.hosts()[0], [links.set_link(self.host(name).name, state)])
 
-    def set_rate(self, rate: str) -> None:
-        """Limit the speed of every link, both ways, to ``'100mbit'`` or the like, or ``'off'``."""
+    def set_rate(self, rate: str, name: str | None = None) -> None:
+        """Limit the speed of links, both ways, to ``'100mbit'`` or the like, or ``'off'``.
+
+        That of one host, or all of them.
+        """
         first, *_ = up = self.hosts()
-        for host in up:
+        for host in up if name is None else [self.host(name)]:
             to_host, from_host = links.set_rate(host.name, rate)
             links.run_on(first, [to_host])
             links.run_on(host, [from_host])

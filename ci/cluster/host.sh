@@ -3,15 +3,17 @@
 # `sh host.sh TAG NAME FILES`, FILES being the folder that files.py has written. What is mounted
 # here is seen by this host alone, and gone with it.
 set -eu
-name=$2 files=$3
+name=$2
 
+cd "$3" # of which mounts may hide the path
 hostname "$name"
 ip link set lo up
 mount -t tmpfs -o mode=1777 tmpfs /dev/shm
 mount -t tmpfs -o mode=0755 tmpfs /run
 mkdir /run/sshd
 mkdir -m 1777 /run/tmp
-cp -Rp "$files/etc" "$files/hostfile" /run
+cp -Rp etc hostfile /run
+cd /
 echo "$name" >/run/etc/hostname
 for path in /run/etc/*
 do

@@ -165,6 +165,9 @@ def test_rate(two: Cluster) -> None:
     assert all("rate 40Mbit" in line for line in limits)
     devices = [line.split()[line.split().index("dev") + 1] for line in limits]
     assert sorted(devices) == ["eth0", "eth0", *HOSTS]
+    assert run(two.name, "rate", "off", "host01") == (0, "", "")
+    assert len(shown()) == 2
+    assert not any("host01" in line for line in shown())
     assert run(two.name, "rate", "off") == (0, "", "")
     assert shown() == []
 

@@ -46,7 +46,9 @@ def report(file: Path, picture: Path | None) -> None:
         # In which memory is touched and modules are loaded for the first time.
         title = f"{title}, without the first"
         found = [iterations[1:] for iterations in found]
-    summary = summarize(found, [None] * len(found), len(set(timeline.hosts.values())))
+    summary = summarize(
+        found, [None] * len(found), [host for _, host in sorted(timeline.hosts.items())]
+    )
     # Only now, so that other commands start at once.
     from chainermn.timeline.table import print_table
 

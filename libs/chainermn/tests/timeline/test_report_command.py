@@ -55,7 +55,7 @@ def test_a_table_the_efficiency_and_advice(tmp_path: Path, name: str) -> None:
     text = " ".join(result.output.split())
     assert "parallel efficiency: 80%" in text
     assert "- 100% of rank 1's iterations wait for data" in text
-    assert "rank 1 keeps the others waiting for 20 ms of an iteration" in text
+    assert "rank 1 on host1 keeps the others waiting for 20 ms of an iteration" in text
 
 
 def test_waits_are_in_the_file(tmp_path: Path) -> None:

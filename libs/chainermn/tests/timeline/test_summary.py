@@ -92,6 +92,14 @@ def test_advice_on_a_rank_that_computes_slowly_leads_to_the_doctor() -> None:
     assert "chainermn doctor" in found
 
 
+def test_host_of_the_straggler_is_named() -> None:
+    ranks, clocks = [rank(), rank(late=20), rank()], [None] * 3
+    (found,) = summarize(ranks, clocks, ["host00", "host01", "host01"]).advice()
+    assert found.startswith("rank 1 on host01 keeps the others waiting for 20 ms")
+    (found,) = summarize(ranks, clocks, ["host00"] * 3).advice()
+    assert found.startswith("rank 1 keeps the others waiting for 20 ms")
+
+
 def test_advice_on_an_extension_that_keeps_the_others_waiting() -> None:
     late = rank(late=20, extensions=40)
     late[0].extensions.update({"LogReport": 10 * MS, "PlotReport": 70 * MS})
@@ -129,7 +137,7 @@ def test_advice_on_what_takes_much_of_the_time(part: str) -> None:
 
 def test_advice_on_the_exchange_between_hosts() -> None:
     ranks = [rank(exchange=40), rank(exchange=40)]
-    (found,) = summarize(ranks, [None, None], n_hosts=2).advice()
+    (found,) = summarize(ranks, [None, None], ["a", "b"]).advice()
     assert found.startswith(
         "40% of the time goes into the exchange of gradients: try overlap=True"
     )

@@ -86,7 +86,7 @@ class SharedGathering:
         iterations, of_hosts = zip(*everywhere, strict=True)
         if not all(iterations):
             return None
-        return summarize(iterations, of_hosts, len(set(self._peers.hosts)))
+        return summarize(iterations, of_hosts, self._peers.hosts)
 
     def stop(self) -> None:
         """Sum up no more. Not collective."""

@@ -83,6 +83,8 @@ class Straggler:
         What takes it longer than others.
     seconds, others : float
         Seconds of an iteration that it takes for that, and that the others take on average.
+    host : str
+        Host of the rank; empty if all ranks are on one.
     """
 
     rank: int
@@ -90,11 +92,14 @@ class Straggler:
     part: str
     seconds: float
     others: float
+    host: str = ""
 
     def __str__(self) -> str:
+        where = f" on {self.host}" if self.host else ""
         return (
-            f"rank {self.rank} keeps the others waiting for {_ms(self.delay)} of an iteration: "
-            f"{_NAME_OF[self.part]} takes it {_ms(self.seconds)}, the others {_ms(self.others)}"
+            f"rank {self.rank}{where} keeps the others waiting for {_ms(self.delay)} of an "
+            f"iteration: {_NAME_OF[self.part]} takes it {_ms(self.seconds)}, "
+            f"the others {_ms(self.others)}"
         )
 
 
@@ -115,7 +120,8 @@ class Summary:
     """Where the time of all ranks goes."""
 
     ranks: Sequence[RankSummary]
-    n_hosts: int = 1
+    #: The host of each rank; empty if all are on one.
+    hosts: Sequence[str] = ()
 
     @property
     def iteration(self) -> float:
@@ -153,7 +159,8 @@ class Summary:
         own = self.ranks[rank].seconds
         usual = {part: _mean([one[part] for one in others]) for part in _NAME_OF}
         part = max(_NAME_OF, key=lambda part: own[part] - usual[part])
-        return Straggler(rank, delays[rank], part, own[part], usual[part])
+        host = self.hosts[rank] if self.hosts else ""
+        return Straggler(rank, delays[rank], part, own[part], usual[part], host)
 
     def advice(self) -> list[str]:
         """Return what takes much time, and what to do about it."""
@@ -174,7 +181,7 @@ class Summary:
                 "other, now for one and now for another: give them batches that take equally "
                 "long, and cores of their own"
             )
-        advices = _ADVICE | (_ADVICE_BETWEEN_HOSTS if self.n_hosts > 1 else {})
+        advices = _ADVICE | (_ADVICE_BETWEEN_HOSTS if self.hosts else {})
         for part, advice in advices.items():
             share = self.mean(part) / self.iteration
             if share > _MUCH[part]:
@@ -183,7 +190,9 @@ class Summary:
 
 
 def summarize(
-    ranks: Sequence[Sequence[Iteration]], clocks: Sequence[Clock | None], n_hosts: int = 1
+    ranks: Sequence[Sequence[Iteration]],
+    clocks: Sequence[Clock | None],
+    hosts: Sequence[str] = (),
 ) -> Summary:
     """Return where the time of all ranks goes.
 
@@ -193,8 +202,8 @@ def summarize(
         Of each rank; at least one iteration.
     clocks : sequence of Clock or None
         Of each rank's host; None if its times are those of a clock that all share.
-    n_hosts : int
-        On how many hosts the ranks are.
+    hosts : sequence of str
+        Host of each rank; may be left out if all are on one.
     """
     marked = [[call for one in of_rank for call in one.calls] for of_rank in ranks]
     calls = [
@@ -214,7 +223,7 @@ def summarize(
             _summarize(of_rank, waiting[rank], caused[rank] / n_others)
             for rank, of_rank in enumerate(ranks)
         ],
-        n_hosts,
+        hosts if len(set(hosts)) > 1 else (),
     )
 
 
