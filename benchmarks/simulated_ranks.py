@@ -26,8 +26,8 @@ from chainermn.failures.wait import as_ranges
 
 #: Seconds of silence or waiting, where that is all that can be seen.
 STALL_LIMIT = 6.0
-#: Within these, or after the stall limit, the watch promises to end a job.
-PROMISED = 10.0
+# Ten times what the watch promises.
+_PATIENCE = 10 * (10.0 + STALL_LIMIT)
 CPU = "% of a core"
 MEMORY, GROWTH = "MiB", "KiB more at the end"
 PLACE = (
@@ -115,7 +115,10 @@ class Monitored:
 
     def wait_for(self, text: str, report: Callable[[int, int], None] | None = None) -> float:
         """Go on until the monitor has said something; return when, by ``time.monotonic``."""
-        self.ranks.train(lambda: text in self.said(), report)
+        is_too_late = after(_PATIENCE)
+        self.ranks.train(lambda: text in self.said() or is_too_late(), report)
+        if text not in self.said():
+            raise RuntimeError(f"the monitor has not said {text!r}, but {self.said()!r}")
         return time.monotonic()
 
     def seconds_of_cpu(self) -> float:

@@ -11,7 +11,7 @@ from benchmarks.simulated_ranks import CPU, MEMORY, WRONG
 @pytest.mark.parametrize("name", WRONG)
 def test_monitor_says_what_is_wrong(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulated_ranks, "STALL_LIMIT", 1.0)
-    assert WRONG[name](3) > -1.0  # otherwise it waits forever
+    WRONG[name](3)  # or it raises
 
 
 def test_monitor_is_content_while_all_goes_well() -> None:

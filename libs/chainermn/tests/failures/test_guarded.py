@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -11,6 +10,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -188,14 +188,13 @@ def holding(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 @pytest.fixture
-def file(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
+def file(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, FileIO]]:
     """Return both ends of what stands in for the connection to MPICH's process manager."""
-    reader, writer = os.pipe()
-    monkeypatch.setenv("PMI_FD", str(writer))
-    yield reader, writer
+    reader, number = os.pipe()
+    monkeypatch.setenv("PMI_FD", str(number))
+    with FileIO(number, "w") as writer:
+        yield reader, writer
     os.close(reader)
-    with contextlib.suppress(OSError):
-        os.close(writer)
 
 
 def is_open(reader: int) -> bool:
@@ -204,12 +203,12 @@ def is_open(reader: int) -> bool:
 
 
 def test_files_are_released_by_a_rank_that_ends(
-    holding: threading.Event, file: tuple[int, int]
+    holding: threading.Event, file: tuple[int, FileIO]
 ) -> None:
     reader, writer = file
     connection = hold_files()
     assert connection is not None
-    os.close(writer)
+    writer.close()
     assert is_open(reader)
     release_files(connection)
     assert not is_open(reader)
@@ -217,19 +216,19 @@ def test_files_are_released_by_a_rank_that_ends(
 
 
 def test_files_stay_open_when_a_rank_is_gone(
-    holding: threading.Event, file: tuple[int, int]
+    holding: threading.Event, file: tuple[int, FileIO]
 ) -> None:
     reader, writer = file
     connection = hold_files()
     assert connection is not None
-    os.close(writer)
+    writer.close()
     connection.close()
     assert holding.wait(TIMEOUT)
     assert is_open(reader)
 
 
 def test_files_stay_open_when_a_rank_is_gone_whose_child_lives(
-    holding: threading.Event, file: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    holding: threading.Event, file: tuple[int, FileIO], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader, writer = file
     connection = hold_files()
@@ -239,9 +238,9 @@ def test_files_stay_open_when_a_rank_is_gone_whose_child_lives(
     child = os.fork()
     if child == 0:
         watch._stop_in_child()
-        os.close(writer)
+        writer.close()
         signal.pause()
-    os.close(writer)
+    writer.close()
     connection.close()
     was_noticed = holding.wait(TIMEOUT)
     os.kill(child, signal.SIGKILL)
@@ -259,12 +258,12 @@ def test_files_are_held_on_several_hosts_by_mpich_only(
     local_size: str,
     is_held: bool,
     holding: threading.Event,
-    file: tuple[int, int],
+    file: tuple[int, FileIO],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MPI_LOCALNRANKS", local_size)
     if pmi_fd == "closed":
-        os.close(file[1])
+        file[1].close()
     elif pmi_fd == "none":
         monkeypatch.setenv("PMI_FD", "none")
     connection = hold_files()
@@ -276,7 +275,7 @@ def test_files_are_held_on_several_hosts_by_mpich_only(
 
 
 def test_no_files_are_held_where_no_guard_can_be_had(
-    file: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    file: tuple[int, FileIO], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse() -> None:
         raise BlockingIOError("Resource temporarily unavailable")
