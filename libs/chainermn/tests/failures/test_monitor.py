@@ -130,6 +130,8 @@ class Running:
         for key in list(selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
         selector.close()
+        if self._monitor._ends is not None:
+            self._monitor._ends.close()
 
 
 Start = Callable[..., Running]

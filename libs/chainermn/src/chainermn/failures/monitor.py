@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import select
 import selectors
 import socket
 import subprocess
+import sys
 import time
 from typing import Any, NamedTuple
 
@@ -102,6 +104,8 @@ class Monitor:
         self._starter = starter
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
+        # Tells of connections that are closed, and of nothing else; only Linux has it.
+        self._ends = select.epoll() if sys.platform == "linux" else None
         self._clock = AwakeClock(2 * invitation.period)
         self._members: dict[Channel, RankState] = {}
         self._warned_at: dict[str, float] = {}
@@ -136,9 +140,18 @@ class Monitor:
                     self._broadcast({"kind": "tick"})
                 self._judge()
             if ready and are_members:
-                time.sleep(self._invitation.period * _PAUSE)
+                self._let_messages_collect()
         if self._is_ending and not self._is_told:  # all ended by themselves
             self._end_mpiexec()
+
+    def _let_messages_collect(self) -> None:
+        """Wait a little, unless a rank is gone, because of which others may be ended at once."""
+        if self._ends is None:
+            return
+        for file, _ in self._ends.poll(self._invitation.period * _PAUSE):
+            for channel in [member for member in self._members if member.fileno() == file]:
+                while channel in self._members:
+                    self._hear(channel)
 
     @property
     def _is_ending(self) -> bool:
@@ -154,6 +167,8 @@ class Monitor:
             while True:
                 connection, _ = self._listener.accept()
                 self._selector.register(Channel(connection), selectors.EVENT_READ)
+                if self._ends is not None:
+                    self._ends.register(connection.fileno(), select.EPOLLRDHUP)
 
     def _hear(self, channel: Channel) -> None:
         try:
