@@ -432,8 +432,8 @@ def test_batch_script_starts_an_app_again_that_goes_on_by_itself(tmp_path):
     """That it does is tested beside it, in apps/imagenet."""
     stubs = {
         ".venv/bin/activate": "",
-        "bin/srun": "#!/bin/sh\nprintf 'node02\\nnode01\\nnode02\\n'\n",
-        "bin/chainermn": '#!/bin/sh\ncat "$3"\necho "$*"\n',
+        "bin/scontrol": '#!/bin/sh\necho "$*"\n',
+        "bin/chainermn": '#!/bin/sh\necho "$*"\nexit 75\n',
     }
     for name, text in stubs.items():
         path = tmp_path / name
@@ -442,11 +442,14 @@ def test_batch_script_starts_an_app_again_that_goes_on_by_itself(tmp_path):
         path.chmod(0o755)
     path = os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])
     env = {**os.environ, "PATH": path, "SLURM_JOB_ID": "7"}
-    script = pages.read(EXAMPLES / "train.sbatch")
-    *hosts, launch = output_of_shell(script, tmp_path, env).splitlines()
-    assert hosts == ["node01 slots=1", "node02 slots=2"]
-    app = re.fullmatch(r"launch --hostfile hosts-7 --max-restarts \d+ (\S+)", launch)[1]
+    script = ["bash", EXAMPLES / "train.sbatch"]
+    ended = subprocess.run(script, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (75, "")
+    launch, requeue = ended.stdout.splitlines()
+    assert requeue == "requeue 7"
+    app = re.fullmatch(r"launch --max-restarts \d+ (\S+)", launch)[1]
     assert "snapshot.resume(trainer" in pages.read(ROOT / app)
+    assert "StopOnSignal(comm, " in pages.read(ROOT / app)
 
 
 # Names and files
