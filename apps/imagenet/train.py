@@ -20,7 +20,6 @@ from chainermn.extensions import (
     AllreducePersistent,
     DistributedReport,
     StepSeed,
-    StopOnSignal,
     multi_node_snapshot,
     record_run,
 )
@@ -79,9 +78,7 @@ def main() -> None:
     interval = training.EpochOrInterval(args.checkpoint)
     trainer.extend(snapshot, trigger=interval)
     # What batch normalization counts differs from rank to rank, and a snapshot has one for all.
-    persistent = AllreducePersistent(model, comm)
-    trainer.extend(persistent, trigger=interval)
-    trainer.extend(StopOnSignal(comm, lambda trainer: [persistent(trainer), snapshot(trainer)]))
+    trainer.extend(AllreducePersistent(model, comm), trigger=interval)
     with exit_together(comm):
         if not args.test:
             snapshot.resume(trainer, args.resume)

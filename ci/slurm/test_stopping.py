@@ -54,9 +54,9 @@ def documented(shared_path: Path) -> Path:
     line = f'chainermn() {{ exec {shlex.join(LAUNCH[:-1])} "$@"; }}'
     (shared_path / ".venv/bin/activate").write_text(line)
     text = DOCUMENTED.read_text()
-    assert text.count("apps/imagenet/train.py") == 1
+    assert text.count(" train.py ") == 1
     script = shared_path / "train.sbatch"
-    script.write_text(text.replace("apps/imagenet/train.py", TRAIN))
+    script.write_text(text.replace(" train.py ", f" {TRAIN} "))
     return script
 
 

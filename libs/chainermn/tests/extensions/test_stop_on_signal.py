@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,6 +89,17 @@ def test_handlers_are_put_back(handlers: None) -> None:
     extension.finalize()
     after = [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)]
     assert before == after
+
+
+@pytest.mark.mpi(1)
+def test_processes_that_a_rank_starts_live_on(handlers: None) -> None:
+    extension = StopOnSignal(chainermn.create_communicator("naive"), print)
+    with subprocess.Popen(["sleep", "600"]) as child:
+        child.send_signal(signal.SIGUSR1)
+        child.send_signal(signal.SIGTERM)
+    extension.finalize()
+    assert child.returncode == -signal.SIGTERM
+    assert signal.SIGUSR1 not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 @pytest.mark.mpi(1, 3)

@@ -25,11 +25,14 @@ class StopOnSignal(Extension):
     """Writes a checkpoint and ends the program once any rank gets a signal.
 
     Slurm sends signals before a time limit and when another job takes the nodes. Create this
-    extension early, on every rank: until then the signals end the program at once. ::
+    extension early, on every rank, and before iterators that start processes: until then the
+    signals end the program at once, and in those processes also later. ::
 
         checkpointer = create_multi_node_checkpointer("job", comm)
+        stop = StopOnSignal(comm, checkpointer)
+        ...  # iterators, updater, trainer
         trainer.extend(checkpointer, trigger=(1000, "iteration"))
-        trainer.extend(StopOnSignal(comm, checkpointer))
+        trainer.extend(stop)
         checkpointer.maybe_load(trainer)
         trainer.run()
 
@@ -67,6 +70,9 @@ class StopOnSignal(Extension):
     one small message per rank, and adds up to a second to the time from signal to checkpoint: have
     the signal sent early enough, as by ``--signal=USR1@90``.
 
+    Slurm and MPICH's ``mpiexec`` send signals to every process of a job. Those that a rank starts
+    after this extension was created ignore these signals, except SIGTERM, which ends them.
+
     ``mpiexec`` itself ends all ranks when it gets SIGTERM, so ranks can stop in order for SIGTERM
     only if it is sent to them, as by ``srun``. SIGUSR1 is passed on by either MPI.
     """
@@ -86,6 +92,7 @@ class StopOnSignal(Extension):
         self.comm, self.checkpoint = comm, checkpoint
         self._received: signal.Signals | None = None
         self._previous: dict[int, Any] = {}
+        self._mask: set[Any] | None = None
         self._next_check = 0
         self._last_check = 0, 0.0
 
@@ -98,6 +105,9 @@ class StopOnSignal(Extension):
             numbers = sorted(signal.Signals(number) for number in signals)
             for number in numbers:
                 self._previous[number] = signal.signal(number, self._note)
+            # What this process starts from now on inherits this. But SIGTERM ends its workers.
+            blocked = set(numbers) - {signal.SIGTERM, signal.SIGINT}
+            self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
             return numbers
 
         try:
@@ -119,6 +129,8 @@ class StopOnSignal(Extension):
         last, then = self._last_check
         self._last_check = iteration, time.monotonic()
         microseconds = int(1e6 * (self._last_check[1] - then))
+        for number in signal.sigpending() & self._previous.keys():
+            self._note(number, None)
         received = [] if self._received is None else [(self.comm.rank, self._received.name)]
         # Integers, so that every rank computes the same from the sum.
         total, everywhere = self.comm.allreduce_obj(_Sum((microseconds, received)))
@@ -131,6 +143,9 @@ class StopOnSignal(Extension):
 
     def finalize(self) -> None:
         """Leave the signals to whatever handled them before."""
+        if self._mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+            self._mask = None
         while self._previous:
             signal.signal(*self._previous.popitem())
 
