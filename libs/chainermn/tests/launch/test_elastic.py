@@ -190,27 +190,27 @@ def test_host_that_cannot_be_used_any_more(
     ]
 
 
-@pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize("is_said", [True, False])
 def test_mpiexec_that_waits_for_a_host_that_is_gone(
-    is_named: bool,
+    is_said: bool,
     states: dict[str, HostState],
     started: Any,
     wait_until: Callable[[Callable[[], bool]], bool],
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    gone = {} if is_named else {"b": "gone"}
+    gone = {} if is_said else {"b": "gone"}
     monkeypatch.setattr(elastic, "unreachable", lambda names: gone)
     seconds = {"_PERIOD": 0.05, "_PERIOD_OF_HOSTS": 0.1, "_GRACE": 0.2, "_PATIENCE": 0.2}
     for name, value in seconds.items():
         monkeypatch.setattr(elastic, name, value)
     # Neither obeys, nor ends what it has started.
-    words = "chainermn: rank 1 on b has been silent for 6 s" if is_named else ""
+    words = "The whole job is being ended." if is_said else ""
     script = f"echo '{words}' >&2; trap '' TERM; sleep 86400 & wait; wait"
     variables = {**started.environment, "CHAINERMN_STALL_LIMIT": "0.1"}
     variables.pop(elastic.MARK, None)
     assert run(script, HOSTS, **variables) == 128 + signal.SIGKILL
-    said = "b is lost, but mpiexec does not end; ending it"
+    said = "the job is over, but mpiexec does not end; ending it"
     assert said in notices(capfd.readouterr().err)
     assert wait_until(lambda: not started.processes()), started.processes()
 

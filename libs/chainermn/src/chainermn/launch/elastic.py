@@ -34,6 +34,7 @@ _ACCUSATION = re.compile(
     rb"(?:chainermn: (?:nothing has come from |[^:]*? on )|prterun noticed .* on node )([\w.-]+)"
 )
 _NO_ACCUSATION = (b" has waited for ", b" ended its script ")
+_END = b"he whole job is being ended"
 
 #: Takes hosts and variables to give to all ranks, and returns a command and its environment.
 MakeCommand = Callable[[list[Host], Mapping[str, str]], tuple[list[str], dict[str, str]]]
@@ -145,12 +146,13 @@ class _Accused:
     ----------
     name : str
         As the host calls itself; empty if none is named.
-    since : float
-        When it was named.
+    ended_at : float or None
+        When ranks have said that they end the job.
     """
 
     def __init__(self) -> None:
-        self.name, self.since = "", 0.0
+        self.name = ""
+        self.ended_at: float | None = None
         self._line = b""
 
     def listen(self, stream: IO[bytes]) -> None:
@@ -169,7 +171,9 @@ class _Accused:
         for line in lines:
             found = _ACCUSATION.match(line)
             if found and not self.name and not any(words in line for words in _NO_ACCUSATION):
-                self.name, self.since = found[1].decode(), time.monotonic()
+                self.name = found[1].decode()
+            if _END in line and self.ended_at is None:
+                self.ended_at = time.monotonic()
 
 
 def _listed(name: str, hosts: Iterable[Host], known: Mapping[str, HostState]) -> str:
@@ -187,7 +191,7 @@ def _lookout(
 ) -> Iterator[None]:
     """End ``mpiexec`` if it waits for a host that is gone, as Open MPI's does.
 
-    It has `_GRACE` seconds once ranks have named a host; if no rank can, ``limit`` seconds.
+    It has `_GRACE` seconds once ranks have ended the job; if no rank can, ``limit`` seconds.
     """
     over = threading.Event()
 
@@ -196,15 +200,15 @@ def _lookout(
         next_look = time.monotonic() + _PERIOD_OF_HOSTS
         while not over.wait(_PERIOD):
             now = time.monotonic()
-            lost = accused.name if accused.name and now - accused.since > _GRACE else ""
+            ended_at = accused.ended_at
+            is_over = ended_at is not None and now - ended_at > _GRACE
             if now > next_look:
                 next_look = now + _PERIOD_OF_HOSTS
                 gone_since = {name: gone_since.get(name, now) for name in unreachable(names)}
                 longest = min(gone_since, key=gone_since.__getitem__, default="")
-                if longest and now - gone_since[longest] > limit:
-                    lost = longest
-            if lost:
-                say(f"{lost} is lost, but mpiexec does not end; ending it")
+                is_over |= bool(longest) and now - gone_since[longest] > limit
+            if is_over:
+                say("the job is over, but mpiexec does not end; ending it")
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_PATIENCE)
