@@ -90,3 +90,16 @@ def test_dividing_rounds_once(dtype: str, divisor: int) -> None:
     quotients = numbers.copy()
     divide(quotients, divisor)
     np.testing.assert_array_equal(quotients, numbers / np.array(divisor, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("n_rows", [1, 2, 3, 8, 63, 200])
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 8, 31, 341])
+def test_rows_are_added_up_in_their_order(dtype: str, n_rows: int, n: int) -> None:
+    random = np.random.default_rng([n_rows, n])
+    scales = 10.0 ** random.integers(-2, 2, size=(n_rows, 1))
+    rows = (random.normal(size=(n_rows, n + 3)) * scales).astype(dtype)[:, :n]
+    first, second, one_by_one, at_once = random.normal(size=(4, n)).astype(dtype)
+    Adder().add_up([first, second, *rows[1:].copy()], one_by_one, 3)
+    Adder().add_up_rows(first, second, rows, at_once, 3)
+    np.testing.assert_array_equal(at_once, one_by_one)

@@ -63,6 +63,22 @@ class Adder:
             np.add(out, part, out)
         divide(out, divisor)
 
+    @np.errstate(all="ignore")  # a warning turned into an error would stop only one rank
+    def add_up_rows(
+        self, first: Array, second: Array, rows: Array, out: Array, divisor: int = 1
+    ) -> None:
+        """Do as `add_up` with two arrays and the rows of a matrix after its first, which is free.
+
+        However many rows there are, it takes two calls of NumPy.
+        """
+        # NumPy adds up the rows of a matrix in their order, except if it has a single column.
+        if len(rows) < 2 or out.size < 2 or out.dtype.itemsize == 2:
+            self.add_up([first, second, *rows[1:]], out, divisor)
+            return
+        np.add(first, second, rows[0])
+        np.add.reduce(rows, axis=0, out=out)
+        divide(out, divisor)
+
     def _add_up_in_float32(self, parts: Sequence[Array], out: Array, divisor: int) -> None:
         total, addend = self._sums[:, : out.size]
         self.copy(parts[0], total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import tempfile
@@ -42,16 +43,21 @@ def _ring(size: int) -> tuple[int, int]:
 
     With many ranks chunks are smaller than is good, because all are held in `_MOST_BYTES`.
     """
-    each = _MOST_BYTES // size
+    each = _MOST_BYTES // _chunks_in_slot(size)
     chunk = min(_CHUNK_BYTES, max(each // _N_SLOTS, _LEAST_CHUNK_BYTES), each // _LEAST_SLOTS)
     chunk = max(chunk, 16 * size) // 128 * 128
     return max(_LEAST_SLOTS, min(_N_SLOTS, each // chunk)), chunk
 
 
+def _chunks_in_slot(size: int) -> int:
+    """Return how many chunks are as long as a slot: one for each rank, and one for sums."""
+    return size + 1 if size > 2 else 2
+
+
 def bytes_needed(size: int) -> int:
     """Return the size of the memory that ``size`` ranks share: a little over 16 MiB."""
     n_slots, chunk = _ring(size)
-    return barrier.bytes_needed(size) + n_slots * size * chunk
+    return barrier.bytes_needed(size) + n_slots * _chunks_in_slot(size) * chunk
 
 
 def share_memory(mpi_comm: MPI.Intracomm) -> mmap.mmap | str:
@@ -112,7 +118,7 @@ class SharedMemoryReducer(Reducer):
         self._flags = Barrier(memory, self.rank, self.size, cores_of_job())
         n_slots, self._chunk_bytes = _ring(self.size)
         slots = np.frombuffer(memory, np.uint8, offset=barrier.bytes_needed(self.size))
-        self._slots = slots.reshape(n_slots, self.size * self._chunk_bytes)
+        self._slots = slots.reshape(n_slots, -1)
         self._turn = 0
         self._layouts: dict[tuple[int, int, Dtype], _Layout] = {}
 
@@ -141,7 +147,7 @@ class SharedMemoryReducer(Reducer):
 
     def _sum(self, array: Array, divisor: int, begin: int, end: int) -> Steps:
         """Replace ``array[begin:end]`` by the sum, divided by ``divisor``."""
-        add_up = self._adder.add_up
+        add_up = self._adder.add_up_rows
         # 16-bit sums are divided in float32, before they are rounded; all others are divided
         # while they are copied, which costs no extra time.
         is_narrow = array.itemsize == 2
@@ -155,12 +161,15 @@ class SharedMemoryReducer(Reducer):
                 layout = self._next_layout(chunk.size, array.dtype)
                 under_way.append((chunk, layout))
                 for where, slot in layout.given:
-                    slot[:] = chunk[where]
+                    slot[...] = chunk[where].reshape(slot.shape)
             if 1 <= step <= n_chunks:
                 chunk, layout = under_way[-1 if step == n_chunks else -2]
-                parts = layout.parts.copy()
-                parts[self.rank] = chunk[layout.own]
-                add_up(parts, layout.total, divisor if is_narrow else 1)
+                first, second, rows = layout.parts
+                if self.rank == 0:
+                    first = chunk[layout.own]
+                elif self.rank == 1:
+                    second = chunk[layout.own]
+                add_up(first, second, rows, layout.total, divisor if is_narrow else 1)
             if step >= 2:
                 chunk, layout = under_way.pop(0)
                 totals = layout.totals
@@ -240,16 +249,17 @@ class _Layout(NamedTuple):
     """Where the shards of a chunk lie in its slot.
 
     The chunks of ranks 0 and 1, which the sums overwrite, are whole. Of the other ranks' chunks,
-    all shards that one rank sums lie side by side. So what a rank reads is in one piece: pages
+    all shards that one rank sums are rows of a matrix. So what a rank reads is in one piece: pages
     around it are mapped too, which counts as memory of every rank.
     """
 
     #: Elements of the chunk that this rank sums.
     own: slice
-    #: Elements of the chunk that other ranks sum, and the shared memory to copy them to.
+    #: Elements of the chunk that are copied to shared memory, and that memory, which may be a
+    #: matrix. Ranks 0 and 1 keep what they sum themselves.
     given: list[tuple[slice, Array]]
-    #: Shared memory with each rank's elements of this rank's shard.
-    parts: list[Array]
+    #: This rank's shard of ranks 0 and 1; and a matrix, whose first row is free, of the others'.
+    parts: tuple[Array, Array, Array]
     #: Shared memory for this rank's sum: it overwrites the part of rank 0, or on rank 0 of rank 1.
     total: Array
     #: Elements of the chunk, and the shared memory that holds their sums.
@@ -258,28 +268,28 @@ class _Layout(NamedTuple):
     @classmethod
     def of(cls, slot: Array, length: int, n: int, rank: int, size: int) -> _Layout:
         """Divide a slot for chunks of ``length`` elements among the ``n`` of this chunk."""
-        shards = [slice(*bounds) for bounds in shard_bounds(n, size)]
         first, second = slot[:n], slot[length : length + n]
-
-        def part(source: int, owner: int) -> Array:
-            shard = shards[owner]
-            if source < 2:
-                return (first, second)[source][shard]
-            n_others = size - 2
-            start = 2 * length + (owner * n_others + source - 2) * (length // size)
-            return slot[start : start + shard.stop - shard.start]
-
-        own, rest = shards[rank], slice(shards[0].stop, n)
+        width = -(-n // size)
+        own = slice(min(rank * width, n), min((rank + 1) * width, n))
+        shape = size, _chunks_in_slot(size) - 2, length // size
+        matrices = slot[2 * length : 2 * length + math.prod(shape)].reshape(shape)
         if rank < 2:
             others = [slice(0, own.start), slice(own.stop, n)]
             given = [(it, (first, second)[rank][it]) for it in others]
         else:
-            given = [(shards[owner], part(rank, owner)) for owner in range(size) if owner != rank]
-        parts = [part(source, rank) for source in range(size)]
+            n_full = n // max(width, 1)
+            rest = slice(n_full * width, n)
+            given = [
+                (slice(0, rest.start), matrices[:n_full, rank - 1, :width]),
+                (rest, matrices[n_full : n_full + 1, rank - 1, : n - rest.start]),
+            ]
+        rows = matrices[rank, :, : own.stop - own.start]
+        parts = first[own], second[own], rows
+        of_rank_0, of_others = slice(0, min(width, n)), slice(min(width, n), n)
         return cls(
             own=own,
             given=[(where, to) for where, to in given if to.size],
             parts=parts,
             total=parts[1 if rank == 0 else 0],
-            totals=[(shards[0], second[shards[0]]), (rest, first[rest])],
+            totals=[(of_rank_0, second[of_rank_0]), (of_others, first[of_others])],
         )
