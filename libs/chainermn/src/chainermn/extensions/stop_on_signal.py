@@ -38,9 +38,9 @@ class StopOnSignal(Extension):
 
     All ranks stop at the end of the same iteration, even if only one rank gets the signal. The
     iteration counts as finished, so a resumed run equals one that was never stopped.
-    ``trainer.run()`` then raises SystemExit with the exit code 75 (``EX_TEMPFAIL``), which means "run
-    me again": a batch script can requeue the job, and ``chainermn launch`` does not restart it. A
-    signal that comes too late for that changes nothing, and training ends as usual.
+    ``trainer.run()`` then raises SystemExit with the exit code 75 (``EX_TEMPFAIL``), which means
+    "run me again": a batch script can requeue the job, and ``chainermn launch`` does not restart
+    it. A signal that comes too late for that changes nothing, and training ends as usual.
 
     Parameters
     ----------
