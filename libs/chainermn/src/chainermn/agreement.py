@@ -213,18 +213,22 @@ def agree(
     description: Hashable,
     flags: Sequence[bool],
     wait: Callable[[MPI.Request], object] | None = None,
+    maximum: Callable[[np.ndarray[Any, Any]], object] | None = None,
 ) -> tuple[bool, tuple[bool, ...]]:
     """Tell whether a description is the same on every rank, and which flags are true on any.
 
     One small all-reduce. Descriptions are compared by their ``repr``, and remembered, so that a
     long one that seldom changes costs little. Every rank gives as many flags. ``wait`` waits for
-    the all-reduce, while it may do other things; by default the all-reduce is a blocking one.
+    the all-reduce, while it may do other things; by default the all-reduce is a blocking one, or
+    ``maximum`` does it.
     """
     from mpi4py import MPI  # not `load_mpi`, which takes half as long as the rest
 
     digest = _digest(description)
     result = np.array([digest, -digest, *flags], np.int64)
-    if wait is None:
+    if maximum is not None:
+        maximum(result)
+    elif wait is None:
         mpi_comm.Allreduce(MPI.IN_PLACE, result, MPI.MAX)
     else:
         request = mpi_comm.Iallreduce(MPI.IN_PLACE, result, MPI.MAX)

@@ -20,7 +20,7 @@ import chainermn
 from chainermn.communicators import registered
 from chainermn.doctor import probes
 from chainermn.doctor.probe import Outcome, ask
-from chainermn.transport.host import shared_memory as library
+from chainermn.transport.host import sharing as library
 
 WORLD = MPI.COMM_WORLD
 

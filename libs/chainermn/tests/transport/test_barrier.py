@@ -7,14 +7,16 @@ from mpi4py import MPI
 
 from chainermn.transport.host import barrier
 from chainermn.transport.host.barrier import Barrier
-from chainermn.transport.host.shared_memory import bytes_needed, share_memory
+from chainermn.transport.host.futex import Futex
+from chainermn.transport.host.shared_memory import bytes_needed
+from chainermn.transport.host.sharing import share_memory
 
 WORLD = MPI.COMM_WORLD
 FEW, MANY = 1, 1000  # cores
 
 
 def shared() -> mmap.mmap:
-    memory = share_memory(WORLD)
+    memory = share_memory(WORLD, bytes_needed(WORLD.size))
     assert isinstance(memory, mmap.mmap), memory
     return memory
 
@@ -31,7 +33,7 @@ def test_nobody_passes_before_all_have_come(
     monkeypatch: pytest.MonkeyPatch, n_cores: int, has_futex: bool
 ) -> None:
     if not has_futex:
-        monkeypatch.setattr(barrier._Futex, "_NUMBERS", {})
+        monkeypatch.setattr(Futex, "_NUMBERS", {})
     memory = shared()
     meeting = Barrier(memory, WORLD.rank, WORLD.size, n_cores)
     begin = barrier.bytes_needed(WORLD.size)
@@ -47,7 +49,7 @@ def test_nobody_passes_before_all_have_come(
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize("n_cores", [FEW, MANY])
 def test_the_last_wakes_those_that_sleep(monkeypatch: pytest.MonkeyPatch, n_cores: int) -> None:
-    if not barrier._Futex._NUMBERS:
+    if not Futex.is_available():
         pytest.skip("this system has no futex")
     # Who is not woken misses the limit of this test.
     monkeypatch.setattr(barrier, "_SECONDS_OF_SLEEP", 3600.0)

@@ -16,11 +16,20 @@ import pytest
 from mpi4py import MPI
 
 import chainermn
-from chainermn.transport.host import barrier, mpi_reducer, shared_memory
+from chainermn.transport.host import (
+    barrier,
+    in_turn,
+    mpi_reducer,
+    reducers,
+    shared_memory,
+    sharing,
+)
 from chainermn.transport.host.arithmetic import Adder
+from chainermn.transport.host.in_turn import InTurnReducer
 from chainermn.transport.host.mpi_reducer import MpiReducer
 from chainermn.transport.host.reducers import SingleReducer
-from chainermn.transport.host.shared_memory import SharedMemoryReducer, share_memory
+from chainermn.transport.host.shared_memory import SharedMemoryReducer
+from chainermn.transport.host.sharing import share_memory
 from chainermn.transport.reducer import Reducer, Steps, shard_bounds
 from chainermn.transport.topology import Topology
 
@@ -37,12 +46,17 @@ def by_mpi(comm: MPI.Intracomm = WORLD) -> Reducer:
 
 
 def by_shared_memory(comm: MPI.Intracomm = WORLD) -> Reducer:
-    return SharedMemoryReducer(comm, share_memory(comm), Adder())
+    memory = share_memory(comm, shared_memory.bytes_needed(comm.size))
+    return SharedMemoryReducer(comm, memory, Adder())
+
+
+def in_turns(comm: MPI.Intracomm = WORLD) -> Reducer:
+    return InTurnReducer(comm, share_memory(comm, in_turn.bytes_needed(comm.size)), Adder())
 
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (mpi_reducer, shared_memory):
+    for module in (mpi_reducer, shared_memory, in_turn):
         monkeypatch.setattr(module, "_CHUNK_BYTES", 256)
     for name in "_SMALL_BYTES", "_SMALL_BYTES_OF_TWO":
         monkeypatch.setattr(mpi_reducer, name, 64)
@@ -82,7 +96,7 @@ def mean(parts: list[np.ndarray], wire: np.dtype) -> np.ndarray:
 
 @pytest.mark.mpi(2, 3, 4)
 @pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("make", [by_mpi, by_shared_memory])
+@pytest.mark.parametrize("make", [by_mpi, by_shared_memory, in_turns])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_allreduce(make: Callable[[], Reducer], dtype: str) -> None:
     reducer = make()
@@ -98,7 +112,7 @@ def test_allreduce(make: Callable[[], Reducer], dtype: str) -> None:
 
 @pytest.mark.mpi(2, 3, 4)
 @pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("make", [by_mpi, by_shared_memory])
+@pytest.mark.parametrize("make", [by_mpi, by_shared_memory, in_turns])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_parts_of_an_allreduce(make: Callable[[], Reducer], dtype: str) -> None:
     reducer = make()
@@ -124,7 +138,7 @@ def test_parts_of_an_allreduce(make: Callable[[], Reducer], dtype: str) -> None:
 
 
 @pytest.mark.mpi(2, 4)
-@pytest.mark.parametrize("make", [by_mpi, by_shared_memory])
+@pytest.mark.parametrize("make", [by_mpi, by_shared_memory, in_turns])
 @pytest.mark.parametrize("wire", ["float32", "float16"])
 def test_chunks_of_their_real_size(make: Callable[[], Reducer], wire: str) -> None:
     n = (3 << 18) + 101
@@ -138,7 +152,7 @@ def test_chunks_of_their_real_size(make: Callable[[], Reducer], wire: str) -> No
 
 @pytest.mark.mpi(2, 3)
 @pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("make", [by_mpi, by_shared_memory])
+@pytest.mark.parametrize("make", [by_mpi, by_shared_memory, in_turns])
 def test_two_under_way_in_turn(make: Callable[[MPI.Intracomm], Reducer]) -> None:
     parts = arrays(500, "float32")
     expected = mean(parts, np.dtype("f4"))
@@ -185,7 +199,7 @@ def test_one_rank() -> None:
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("make", [by_mpi, by_shared_memory])
+@pytest.mark.parametrize("make", [by_mpi, by_shared_memory, in_turns])
 @pytest.mark.parametrize("wire", ["float32", "float16", BFLOAT16])
 def test_nothing_is_allocated_again_and_again(
     make: Callable[[], Reducer], wire: str | np.dtype
@@ -235,7 +249,7 @@ def test_without_shared_memory(
     elif fault == "another system":
         monkeypatch.delattr(os, "posix_fallocate")
     elif WORLD.rank == 1:
-        monkeypatch.setattr(shared_memory, "_map_file", lambda path, n: os.stat(path / "none"))
+        monkeypatch.setattr(sharing, "_map_file", lambda path, n: os.stat(path / "none"))
     kind = type(chainermn.create_communicator("hierarchical"))
     comm = kind(WORLD, topology=Topology.from_hosts(hosts[: WORLD.size], WORLD.rank))
     parts = arrays(1000, "float64")
@@ -254,4 +268,51 @@ def test_without_shared_memory(
         assert reason in message
     else:
         assert messages == []
+    comm.finalize()
+
+
+@pytest.mark.mpi(2, 3, 4)
+def test_maxima_in_turns() -> None:
+    reducer = in_turns()
+    assert isinstance(reducer, InTurnReducer)
+    for number in range(300):
+        array = np.array([number * WORLD.rank, -WORLD.rank, number], np.int64)
+        reducer.maximum(array)
+        assert array.tolist() == [number * (WORLD.size - 1), 0, number]
+
+
+@pytest.mark.mpi(2, 3)
+def test_what_mpi_has_to_send_is_sent_while_ranks_wait() -> None:
+    reducer = in_turns()
+    assert isinstance(reducer, InTurnReducer)
+    # More than MPI takes before the receiver has had some.
+    sent = [np.full(1 << 13, number) for number in range(400)]
+    if WORLD.rank == 0:
+        requests = [WORLD.Isend(each, 1) for each in sent]
+    elif WORLD.rank == 1:
+        received = np.empty_like(sent[0])
+        for each in sent:
+            WORLD.Recv(received, 0)
+            np.testing.assert_array_equal(received, each)
+    reducer.maximum(np.zeros(1, np.int64))
+    if WORLD.rank == 0:
+        MPI.Request.Waitall(requests)
+    WORLD.Barrier()
+
+
+@pytest.mark.mpi(2, 3, 4)
+@pytest.mark.parametrize("kind", ["naive", "flat", "single_node", "hierarchical"])
+def test_ranks_that_outnumber_cores_by_far_take_turns(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(reducers, "cores_of_job", lambda: 0)
+    comm = chainermn.create_communicator(kind)
+    for n in (1, 100, 1 << 18):
+        parts = arrays(n, "float32")
+        own = parts[comm.rank].copy()
+        average(comm, own)
+        np.testing.assert_array_equal(own, mean(parts, np.dtype("f4")))
+    host = comm._gradients._host
+    made = [host.__dict__.get(name) for name in ("everyone", "intra")]
+    assert any(isinstance(reducer, InTurnReducer) for reducer in made)
     comm.finalize()

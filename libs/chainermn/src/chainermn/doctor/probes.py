@@ -70,9 +70,10 @@ def shared_memory() -> str | None:
     """Return the first reason why a rank of this host cannot share memory; empty if all can."""
     from mpi4py import MPI
 
-    from chainermn.transport.host.shared_memory import share_memory
+    from chainermn.transport.host.shared_memory import bytes_needed
+    from chainermn.transport.host.sharing import share_memory
 
-    memory = share_memory(MPI.COMM_WORLD)
+    memory = share_memory(MPI.COMM_WORLD, bytes_needed(MPI.COMM_WORLD.size))
     reasons = MPI.COMM_WORLD.gather(memory if isinstance(memory, str) else "")
     return None if reasons is None else next(filter(None, reasons), "")
 

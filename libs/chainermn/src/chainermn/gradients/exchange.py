@@ -155,7 +155,9 @@ class GradientExchange:
             On every rank; see `CommunicatorBase.multi_node_mean_grad`.
         """
         wire = self.wire_with(compressor)
-        agreed = agree_on_gradients(self.mpi_comm, model, zero_fill, wire.gpu, unless)
+        agreed = agree_on_gradients(
+            self.mpi_comm, model, zero_fill, wire.gpu, unless, maximum=self._host.maximum
+        )
         if any(agreed.unless) or (self.topology.size == 1 and compressor is None):
             return agreed.unless
         buckets = self._buckets_for(agreed, wire, compressor, model)

@@ -79,6 +79,31 @@ class Adder:
         np.add.reduce(rows, axis=0, out=out)
         divide(out, divisor)
 
+    @np.errstate(all="ignore")  # a warning turned into an error would stop only one rank
+    def add_to(self, total: Array, part: Array) -> None:
+        """Add an array to a sum, whose dtype is float32 if the elements have 16 bits."""
+        if part.dtype == total.dtype:
+            np.add(total, part, total)
+            return
+        for start in range(0, total.size, _BLOCK):
+            block = slice(start, start + _BLOCK)
+            addend = self._sums[0, : total[block].size]
+            self.copy(part[block], addend)
+            np.add(total[block], addend, total[block])
+
+    @np.errstate(all="ignore")  # a warning turned into an error would stop only one rank
+    def divide_into(self, total: Array, divisor: int, out: Array) -> None:
+        """Divide a sum, and round the quotient to the dtype of ``out``."""
+        operate, operand = division(divisor, total.dtype)
+        if out.dtype == total.dtype:
+            operate(total, operand, out)
+            return
+        for start in range(0, out.size, _BLOCK):
+            block = slice(start, start + _BLOCK)
+            quotient = self._sums[0, : out[block].size]
+            operate(total[block], operand, quotient)
+            self.copy(quotient, out[block])
+
     def _add_up_in_float32(self, parts: Sequence[Array], out: Array, divisor: int) -> None:
         total, addend = self._sums[:, : out.size]
         self.copy(parts[0], total)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import platform
-import sys
 import time
-from typing import ClassVar
+from collections.abc import Callable
+
+from chainermn.transport.host.futex import Futex
 
 #: On these processors, other cores see the writes of a core in the order in which it made them.
 KEEPS_ORDER = platform.machine() in ("x86_64", "AMD64", "i686")
@@ -42,9 +42,19 @@ class Barrier:
     n_cores : int
         Number of cores on which the ranks run. If there are more ranks, one that spins takes
         the core from those that it waits for: it sleeps at once.
+    meanwhile : callable
+        Called now and then by a rank that waits for long.
     """
 
-    def __init__(self, memory: mmap.mmap, rank: int, size: int, n_cores: int) -> None:
+    def __init__(
+        self,
+        memory: mmap.mmap,
+        rank: int,
+        size: int,
+        n_cores: int,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._meanwhile = meanwhile
         self._words = memoryview(memory)[: bytes_needed(size)].cast("q")
         stride = _LINE_BYTES // self._words.itemsize
         self._own = (rank + 1) * stride
@@ -52,7 +62,7 @@ class Barrier:
         self._looks = (
             (_LOOKS_BEFORE_YIELDING, _LOOKS_BEFORE_SLEEPING) if size <= n_cores else (1, 1)
         )
-        self._futex = _Futex.at(memory, _COMPLETED * self._words.itemsize)
+        self._futex = Futex.at(memory, _COMPLETED * self._words.itemsize)
         self._arrivals = 0
 
     def arrive(self) -> None:
@@ -81,6 +91,7 @@ class Barrier:
             looks += 1
             if looks > sleeping:
                 self._sleep()
+                self._meanwhile()
             elif looks > yielding:
                 os.sched_yield()
 
@@ -95,36 +106,3 @@ class Barrier:
         os.sched_yield()  # a system call: from here on, the others see what has been written
         if not self.Test():
             self._futex.wait(completed, _SECONDS_OF_SLEEP)
-
-
-class _Futex:
-    """Has processes sleep until the lower half of a word changes: futex(2)."""
-
-    _NUMBERS: ClassVar = {("linux", "x86_64"): 202}  # of the system call
-    _WAIT, _WAKE = 0, 1
-    _ALL = 2**31 - 1
-
-    def __init__(self, number: int, address: int) -> None:
-        self._call = ctypes.CDLL(None).syscall
-        self._number = ctypes.c_long(number)
-        self._address = ctypes.c_void_p(address)
-
-    @classmethod
-    def at(cls, memory: mmap.mmap, offset: int) -> _Futex | None:
-        """Return the one at this place; None if this system has none."""
-        number = cls._NUMBERS.get((sys.platform, platform.machine()))
-        if number is None or sys.maxsize < 2**32:
-            return None
-        return cls(number, ctypes.addressof(ctypes.c_char.from_buffer(memory, offset)))
-
-    def wait(self, word: int, seconds: float) -> None:
-        """Sleep until `wake`, unless the word has changed; at most this many seconds."""
-        whole, rest = divmod(seconds, 1)
-        limit = (ctypes.c_long * 2)(int(whole), int(rest * 1e9))
-        self._call(
-            self._number, self._address, self._WAIT, ctypes.c_uint32(word), ctypes.byref(limit)
-        )
-
-    def wake(self) -> None:
-        """Wake all that sleep."""
-        self._call(self._number, self._address, self._WAKE, self._ALL, None)

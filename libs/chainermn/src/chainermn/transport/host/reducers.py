@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from chainermn.process.cores import cores_of_job
+from chainermn.transport.host import in_turn, shared_memory
 from chainermn.transport.host.arithmetic import Adder, divide
+from chainermn.transport.host.futex import Futex
+from chainermn.transport.host.in_turn import InTurnReducer
+from chainermn.transport.host.mpi import load_mpi
 from chainermn.transport.host.mpi_reducer import MpiReducer
-from chainermn.transport.host.shared_memory import (
-    SharedMemoryReducer,
-    bytes_needed,
-    share_memory,
-)
+from chainermn.transport.host.shared_memory import SharedMemoryReducer
+from chainermn.transport.host.sharing import share_memory
 from chainermn.transport.reducer import Array, Dtype, Pending, Reducer, Reducers, Steps
 
 if TYPE_CHECKING:
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from chainermn.transport.topology import Topology
 
 _PIECE_BYTES = 1 << 22
+
+# With more, meetings of all ranks take longer than what they do in between.
+_RANKS_PER_CORE = 4
 
 
 class HostReducers(Reducers):
@@ -63,6 +68,15 @@ class HostReducers(Reducers):
         """What carries between all ranks what cannot be added up. Making it is not collective."""
         return MpiReducer(self.mpi_comm, self._adder)
 
+    def maximum(self, array: Array) -> None:
+        """Replace a few integers of 64 bits by their maxima over all ranks. Collective."""
+        everyone = self.__dict__.get("everyone")  # making it would be collective
+        if isinstance(everyone, InTurnReducer) and array.size <= in_turn.MOST_INTEGERS:
+            everyone.maximum(array)
+        else:
+            mpi = load_mpi()
+            self.mpi_comm.Allreduce(mpi.IN_PLACE, array, mpi.MAX)
+
     def pieces(self, buffer: Array) -> Iterator[Array]:
         """Divide a buffer into pieces of 4 MiB."""
         length = _PIECE_BYTES // buffer.itemsize
@@ -78,14 +92,20 @@ class HostReducers(Reducers):
         return SingleReducer() if mpi_comm.size == 1 else MpiReducer(mpi_comm, self._adder)
 
     def _by_shared_memory(self, mpi_comm: MPI.Intracomm) -> Reducer:
-        memory = "" if mpi_comm.size == 1 else share_memory(mpi_comm)
+        size = mpi_comm.size
+        # The first rank decides, as others might count other cores.
+        is_crowded = size > _RANKS_PER_CORE * cores_of_job()
+        takes_turns = mpi_comm.bcast(is_crowded and Futex.is_available())
+        n_bytes = (in_turn if takes_turns else shared_memory).bytes_needed(size)
+        memory = "" if size == 1 else share_memory(mpi_comm, n_bytes)
         reasons = self.mpi_comm.allgather(memory if isinstance(memory, str) else "")
         lacking = [(rank, reason) for rank, reason in enumerate(reasons) if reason]
         if lacking and self.mpi_comm.rank == 0:
-            _warn_of_fallback(*lacking[0], bytes_needed(self.topology.intra_size))
+            _warn_of_fallback(*lacking[0], n_bytes)
         if lacking or isinstance(memory, str):
             return self._by_mpi(mpi_comm)
-        return SharedMemoryReducer(mpi_comm, memory, self._adder)
+        kind = InTurnReducer if takes_turns else SharedMemoryReducer
+        return kind(mpi_comm, memory, self._adder)
 
 
 def _warn_of_fallback(rank: int, reason: str, n_bytes: int) -> None:

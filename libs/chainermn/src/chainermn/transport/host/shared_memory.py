@@ -1,14 +1,11 @@
-"""Reduction over the ranks of one host, through shared memory."""
+"""Reduction over the ranks of one host, each of which sums a shard in shared memory."""
 
 from __future__ import annotations
 
 import math
 import mmap
-import os
-import tempfile
-from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from typing_extensions import override
@@ -21,10 +18,6 @@ from chainermn.transport.reducer import Array, Dtype, Pending, Reducer, Steps, s
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-T = TypeVar("T")
-
-_DIRECTORY = "/dev/shm"
 
 # A ring of slots, three of which are in use at a time, each for a chunk of every rank. A chunk is
 # large enough to outweigh Python's overhead, and small enough to stay in the cache. By the time a
@@ -60,55 +53,14 @@ def bytes_needed(size: int) -> int:
     return barrier.bytes_needed(size) + n_slots * _chunks_in_slot(size) * chunk
 
 
-def share_memory(mpi_comm: MPI.Intracomm) -> mmap.mmap | str:
-    """Return memory that all ranks share, or the reason why this rank has none. Collective.
-
-    The kernel frees the memory as soon as the last rank unmaps it, even if ranks are killed.
-    """
-    n_bytes = bytes_needed(mpi_comm.size)
-    path: Path | str = ""
-    if mpi_comm.rank == 0:
-        path = _made_or_reason(lambda: _create_file(n_bytes))
-    path = cast("Path | str", mpi_comm.bcast(path))
-    memory = path if isinstance(path, str) else _made_or_reason(lambda: _map_file(path, n_bytes))
-    mpi_comm.Barrier()
-    if mpi_comm.rank == 0 and isinstance(path, Path):
-        path.unlink()
-    return memory
-
-
-def _made_or_reason(make: Callable[[], T]) -> T | str:
-    try:
-        return make()
-    except Exception as error:  # of any kind: the other ranks wait for the outcome
-        return str(error) or repr(error)
-
-
-def _create_file(n_bytes: int) -> Path:
-    descriptor, path = tempfile.mkstemp(prefix="chainermn-", dir=_DIRECTORY)
-    try:
-        # Otherwise writing to the memory on a full file system would kill the process.
-        os.posix_fallocate(descriptor, 0, n_bytes)
-    except Exception:
-        os.unlink(path)
-        raise
-    finally:
-        os.close(descriptor)
-    return Path(path)
-
-
-def _map_file(path: Path, n_bytes: int) -> mmap.mmap:
-    with path.open("r+b") as file:
-        return mmap.mmap(file.fileno(), n_bytes)
-
-
 class SharedMemoryReducer(Reducer):
     """Reduces over ranks of one host, chunk by chunk.
 
     In each step a rank copies one chunk into shared memory, sums its shard of the previous chunk,
     and copies the sums of the chunk before that back into its array. Then all ranks meet once.
 
-    There are at least two ranks, all on this host; ``memory`` is from `share_memory`.
+    There are at least two ranks, all on this host; ``memory`` is from `share_memory` and has
+    `bytes_needed` bytes.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, memory: mmap.mmap, adder: Adder) -> None:

@@ -1,0 +1,222 @@
+"""Reduction over ranks that outnumber the cores of their host: each adds in its turn."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Generator, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from typing_extensions import override
+
+from chainermn.transport.host import barrier
+from chainermn.transport.host.arithmetic import Adder
+from chainermn.transport.host.barrier import Barrier
+from chainermn.transport.host.futex import Futex
+from chainermn.transport.reducer import Array, Dtype, Pending, Reducer, Steps, shard_bounds
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# Chunks that are under way at a time: while one rank adds to the first, another one does to the
+# second, on another core.
+_N_SLOTS = 4
+_CHUNK_BYTES = 1 << 18
+
+# Each rank writes a line of its own, of two cache lines, since processors prefetch the second one.
+_LINE_BYTES = 128
+_WORD_BYTES = 8
+# Words of a line: how many chunks this rank has given, and how many it has taken.
+_GIVEN, _TAKEN = 0, 1
+_WORDS = _LINE_BYTES // _WORD_BYTES
+
+_PROBES = 32
+
+# Nobody who sleeps is forgotten: this is only the time after which a rank looks by itself.
+_SECONDS_OF_SLEEP = 1.0
+
+
+#: Number of integers of which `InTurnReducer.maximum` can find the maxima.
+MOST_INTEGERS = 8
+
+
+def bytes_needed(size: int) -> int:
+    """Return the size of the memory that ``size`` ranks share: a little over 1 MiB."""
+    integers = 2 * size * MOST_INTEGERS * _WORD_BYTES
+    counters = size * _LINE_BYTES
+    return barrier.bytes_needed(size) + counters + integers + _N_SLOTS * _CHUNK_BYTES
+
+
+class InTurnReducer(Reducer):
+    """Reduces over ranks of one host, which add to the sum one after the other.
+
+    Where ranks share cores, summing shards at the same time gains nothing, and each meeting of all
+    costs a turn of every rank. Here a rank has two turns for each chunk: it adds its elements to
+    the sum of the ranks before it, and it reads the sum of all. In between it sleeps.
+
+    There are at least two ranks, all on this host; ``memory`` is from `share_memory` and has
+    `bytes_needed` bytes. Needs `Futex.is_available`.
+    """
+
+    def __init__(self, mpi_comm: MPI.Intracomm, memory: mmap.mmap, adder: Adder) -> None:
+        super().__init__(mpi_comm.rank, mpi_comm.size)
+        self._adder = adder
+        self._mpi_comm = mpi_comm
+        self._barrier = Barrier(memory, self.rank, self.size, 1, self._let_mpi_send)
+        offset = barrier.bytes_needed(self.size)
+        self._counters = _Counters(memory, offset, self.rank, self.size)
+        offset += self.size * _LINE_BYTES
+        shape = 2, self.size, MOST_INTEGERS
+        integers = np.frombuffer(memory, np.int64, math.prod(shape), offset)
+        self._integers = integers.reshape(shape)
+        slots = np.frombuffer(memory, np.uint8, offset=offset + integers.nbytes)
+        self._slots = slots.reshape(_N_SLOTS, _CHUNK_BYTES)
+        self._n_maxima = 0
+        # How many chunks have gone by.
+        self._number = 0
+
+    @override
+    def allreduce(self, array: Array, divisor: int = 1, wire_dtype: Dtype | None = None) -> Steps:
+        """See `AllReducer.allreduce`. Ignores ``wire_dtype``, since nothing leaves the host."""
+        return self._sum(array, divisor, 0, array.size)
+
+    @override
+    def reduce(self, array: Array, divisor: int = 1) -> Steps:
+        return self._sum(array, divisor, 0, array.size if self.rank == 0 else 0)
+
+    @override
+    def reduce_scatter(self, array: Array, divisor: int = 1) -> Generator[Pending, None, Array]:
+        begin, end = shard_bounds(array.size, self.size)[self.rank]
+        yield from self._sum(array, divisor, begin, end)
+        return array[begin:end]
+
+    @override
+    def allgather(self, array: Array) -> Steps:
+        return self._distribute(array, *shard_bounds(array.size, self.size)[self.rank])
+
+    @override
+    def bcast(self, array: Array) -> Steps:
+        return self._distribute(array, 0, array.size if self.rank == 0 else 0)
+
+    def maximum(self, array: Array) -> None:
+        """Replace up to `MOST_INTEGERS` integers of 64 bits by their maxima over the ranks."""
+        # Others may still read those of the last time, but no longer those before.
+        self._n_maxima += 1
+        everywhere = self._integers[self._n_maxima % 2, :, : array.size]
+        everywhere[self.rank] = array
+        self._barrier.arrive()
+        self._barrier.Wait()
+        np.max(everywhere, axis=0, out=array)
+
+    def _let_mpi_send(self) -> None:
+        """Have MPI go on with messages of this rank that others may be waiting for.
+
+        They have not come to `maximum` yet, and MPI sends little with each call.
+        """
+        for _ in range(_PROBES):
+            self._mpi_comm.Iprobe()
+
+    def _sum(self, array: Array, divisor: int, begin: int, end: int) -> Steps:
+        """Replace ``array[begin:end]`` by the sum, divided by ``divisor``."""
+        # The sum of 16-bit elements is in float32 until all are added.
+        dtype = np.dtype(np.float32) if array.itemsize == 2 else array.dtype
+        chunks = _chunks(array.size, dtype)
+        lag = _N_SLOTS - 1
+        first = self._number + 1
+        for number in range(first, first + len(chunks) + lag):
+            if number < first + len(chunks):
+                where = chunks[number - first]
+                yield from self._add(array[where], number, dtype)
+            if number - lag >= first:
+                where = chunks[number - lag - first]
+                low, high = max(where.start, begin), max(where.start, min(where.stop, end))
+                yield from self._wait_for(_GIVEN, [self.size - 1], number - lag)
+                if low < high:
+                    total = self._slot(number - lag, dtype)
+                    part = total[low - where.start : high - where.start]
+                    self._adder.divide_into(part, divisor, array[low:high])
+                self._counters.set(_TAKEN, number - lag)
+
+    def _add(self, chunk: Array, number: int, dtype: Dtype) -> Steps:
+        """Add a chunk to what the ranks before this one have added."""
+        self._number = number
+        total = self._slot(number, dtype)[: chunk.size]
+        if self.rank == 0:
+            yield from self._wait_until_free(number)
+            self._adder.copy(chunk, total)
+        else:
+            yield from self._wait_for(_GIVEN, [self.rank - 1], number)
+            self._adder.add_to(total, chunk)
+        self._counters.set(_GIVEN, number)
+
+    def _distribute(self, array: Array, begin: int, end: int) -> Steps:
+        """Give the others ``array[begin:end]``, and fill the rest with theirs."""
+        for where in _chunks(array.size, array.dtype):
+            self._number = number = self._number + 1
+            common = self._slot(number, array.dtype)
+            chunk = array[where]
+            low, high = np.clip([begin - where.start, end - where.start], 0, chunk.size)
+            yield from self._wait_until_free(number)
+            common[low:high] = chunk[low:high]
+            self._counters.set(_GIVEN, number)
+            yield from self._wait_for(_GIVEN, range(self.size), number)
+            chunk[:low] = common[:low]
+            chunk[high:] = common[high : chunk.size]
+            self._counters.set(_TAKEN, number)
+
+    def _slot(self, number: int, dtype: Dtype) -> Array:
+        return self._slots[number % _N_SLOTS].view(dtype)
+
+    def _wait_until_free(self, number: int) -> Steps:
+        """Wait until all have taken what was in the slot of a chunk before."""
+        return self._wait_for(_TAKEN, range(self.size), number - _N_SLOTS)
+
+    def _wait_for(self, word: int, ranks: Iterable[int], number: int) -> Steps:
+        reached = _Reached(self._counters, [rank * _WORDS + word for rank in ranks], number)
+        if not reached.Test():
+            yield reached
+
+
+def _chunks(n: int, dtype: Dtype) -> list[slice]:
+    length = _CHUNK_BYTES // dtype.itemsize
+    return [slice(start, min(start + length, n)) for start in range(0, n, length)]
+
+
+class _Counters:
+    """Words in shared memory, of which each rank writes some, and which only grow."""
+
+    def __init__(self, memory: mmap.mmap, offset: int, rank: int, size: int) -> None:
+        self.words = memoryview(memory)[offset : offset + size * _LINE_BYTES].cast("q")
+        places = [rank * _WORDS + word for rank in range(size) for word in (_GIVEN, _TAKEN)]
+        futexes = {place: Futex.at(memory, offset + place * _WORD_BYTES) for place in places}
+        self.futexes = {place: futex for place, futex in futexes.items() if futex is not None}
+        self._own = rank * _WORDS
+
+    def set(self, word: int, number: int) -> None:
+        """Set a word of this rank, and wake those that wait for it."""
+        place = self._own + word
+        self.words[place] = number
+        self.futexes[place].wake()
+
+
+class _Reached:
+    """Completes when all of some words have reached a number."""
+
+    def __init__(self, counters: _Counters, places: Sequence[int], number: int) -> None:
+        self._counters, self._places, self._number = counters, places, number
+
+    def Test(self) -> bool:
+        """Tell whether they have."""
+        words, number = self._counters.words, self._number
+        for place in self._places:  # noqa: SIM110 - faster than all()
+            if words[place] < number:
+                return False
+        return True
+
+    def Wait(self) -> None:
+        """Sleep until they have."""
+        words, number = self._counters.words, self._number
+        for place in self._places:
+            while (word := words[place]) < number:
+                self._counters.futexes[place].wait(word, _SECONDS_OF_SLEEP)
