@@ -353,3 +353,28 @@ def test_all_are_gone_at_once(
         if not is_killed:  # that of Open MPI needs no help
             process.communicate(b"\n")
         assert process.wait(TIMEOUT) == (-signal.SIGKILL if is_killed else 0)
+
+
+def test_a_rank_has_joined_only_when_the_monitor_says_so() -> None:
+    # Otherwise ranks that end early would be taken for all there are.
+    said: list[bytes] = []
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        for _ in range(2):
+            said.append(connection.recv(1 << 12))
+            time.sleep(0.3)
+            said.append(b"welcome")
+            connection.send(b'{"kind": "welcome"}\n')
+
+    with listen() as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        port = listener.getsockname()[1]
+        invitation = Invitation("here", ["127.0.0.1"], port, "secret", 10.0, PERIOD)
+        channel = invitation.accept(3)
+        assert channel is not None
+        assert said[1::2] == [b"welcome"] * 2
+        assert b'"rank": 3' in said[2]
+        thread.join()
+        channel.close()

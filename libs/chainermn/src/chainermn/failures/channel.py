@@ -24,7 +24,10 @@ _SIOCGIFADDR = 0x8915
 
 
 class Channel:
-    """Messages over a socket that may still be connecting, each a line of JSON."""
+    """Messages over a socket that may still be connecting, each a line of JSON.
+
+    Only `ask` waits for the peer.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -79,6 +82,11 @@ class Channel:
         if len(self._incoming) > _MOST_BYTES or not all(isinstance(m, dict) for m in messages):
             raise ConnectionError("not a message")
         return messages
+
+    def ask(self, question: Message) -> bool:
+        """Send a message, and tell whether an answer comes before the timeout."""
+        self.send(question)
+        return _first_to_answer([self]) is not None
 
     def close(self) -> None:
         """Close the connection."""

@@ -57,10 +57,12 @@ class Invitation(NamedTuple):
         """Connect a rank to the monitor; return None if that cannot be reached."""
         hello = {"token": self.token}
         channel = connect(self.addresses, self.port, hello)
-        if channel is not None:
-            me = {"rank": rank, "host": socket.gethostname(), "pid": os.getpid()}
-            channel.send({**hello, **me})
-        return channel
+        me = {"rank": rank, "host": socket.gethostname(), "pid": os.getpid()}
+        # Until all have been welcomed, the monitor would take those that leave for all ranks.
+        if channel is None or channel.ask({**hello, **me}):
+            return channel
+        channel.close()
+        return None
 
 
 def start_monitor(size: int, limit: float) -> tuple[Invitation, subprocess.Popen[bytes]]:
