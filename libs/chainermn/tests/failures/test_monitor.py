@@ -361,11 +361,12 @@ def test_a_rank_has_joined_only_when_the_monitor_says_so() -> None:
 
     def answer() -> None:
         connection, _ = listener.accept()
-        for _ in range(2):
-            said.append(connection.recv(1 << 12))
-            time.sleep(0.3)
-            said.append(b"welcome")
-            connection.send(b'{"kind": "welcome"}\n')
+        with connection:
+            for _ in range(2):
+                said.append(connection.recv(1 << 12))
+                time.sleep(0.3)
+                said.append(b"welcome")
+                connection.send(b'{"kind": "welcome"}\n')
 
     with listen() as listener:
         thread = threading.Thread(target=answer)
