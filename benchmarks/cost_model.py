@@ -19,7 +19,7 @@ from dataclasses import astuple, dataclass
 import numpy as np
 
 from benchmarks.networks import link_seconds
-from chainermn.transport.host import mpi_reducer, shared_memory
+from chainermn.transport.host import in_turn, mpi_reducer, reducers, shared_memory
 
 # From so many bytes on, MPICH gathers by a ring and not by doublings.
 _RING = 2**19
@@ -79,7 +79,11 @@ def counts_of(job: Job) -> Counts:
     # as long on average. First of all they agree, by an all-reduce.
     doublings = math.ceil(math.log2(ranks))
     turns, messages, sent = doublings / 2, math.log2(job.hosts), leaving_bytes(job) / job.per_host
-    if job.hosts == 1:
+    if _takes_turns(job):
+        # They agree without MPI. All add a chunk, and all read it; the next one follows at once.
+        turns = 1 + chunks + 1
+        local = 2 * n
+    elif job.hosts == 1:
         turns += chunks + 1
         local = (1 + 2 * others) * n
     elif _is_small(job):
@@ -134,7 +138,13 @@ def fit(jobs: Sequence[Job], seconds: Sequence[float]) -> Counts:
     return Counts(*map(float, found))
 
 
+def _takes_turns(job: Job) -> bool:
+    return job.hosts == 1 and job.ranks > reducers._RANKS_PER_CORE * job.cores
+
+
 def _chunk_bytes(job: Job) -> int:
+    if _takes_turns(job):
+        return in_turn._CHUNK_BYTES
     return shared_memory._ring(job.ranks)[1] if job.hosts == 1 else mpi_reducer._CHUNK_BYTES
 
 

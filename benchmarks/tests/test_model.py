@@ -47,8 +47,10 @@ def test_a_byte_for_the_same_host_is_copied_and_not_sent() -> None:
 
 def test_ranks_with_cores_of_their_own_do_not_wait_for_one() -> None:
     assert cost_model.counts_of(Job(4e5, 1, 8, 8)).turns == 0
-    # Three doublings to agree, each for half of them, and two meetings.
-    assert cost_model.counts_of(Job(4e5, 1, 8, 2)).turns == 3.5
+    # Three doublings to agree, each for half of them; then three meetings for two chunks.
+    assert cost_model.counts_of(Job(4e5, 1, 8, 2)).turns == 4.5
+    # So many that each adds in its turn: they agree, add two chunks, and read.
+    assert cost_model.counts_of(Job(4e5, 1, 64, 2)).turns == 4
 
 
 def test_ranks_that_share_a_core_take_turns() -> None:
