@@ -163,6 +163,9 @@ class _Accused:
             with contextlib.suppress(OSError):  # nobody reads it any more
                 while part:
                     part = part[os.write(2, part) :]
+        if self._line:  # as after the last words of Open MPI's mpiexec
+            with contextlib.suppress(OSError):
+                os.write(2, b"\n")
 
     def hear(self, part: bytes) -> None:
         """Look for a host in the lines that are complete now."""
