@@ -137,6 +137,18 @@ def test_exit_codes_and_restarts(
 
 
 @pytest.mark.parametrize(
+    "words", ["The whole job is being ended.", "and therefore will terminate the job."]
+)
+def test_success_after_a_loss_is_none(
+    states: dict[str, HostState], words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = f"echo >>{tmp_path}/attempts; test -e {tmp_path}/again && exit"
+    assert run(f"{script}; touch {tmp_path}/again; echo '{words}' >&2", HOSTS, 3) == 0
+    assert len((tmp_path / "attempts").read_text()) == 2
+    assert "attempt 1 of 4 ended with exit code 70" in notices(capfd.readouterr().err)
+
+
+@pytest.mark.parametrize(
     ("line", "culprit"),
     [
         ("chainermn: rank 1 on b.example.org (process 5) is the first to be gone", "b"),

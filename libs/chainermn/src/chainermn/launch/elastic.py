@@ -34,7 +34,7 @@ _ACCUSATION = re.compile(
     rb"(?:chainermn: (?:nothing has come from |[^:]*? on )|prterun noticed .* on node )([\w.-]+)"
 )
 _NO_ACCUSATION = (b" has waited for ", b" ended its script ")
-_END = b"he whole job is being ended"
+_ENDS = b"he whole job is being ended", b"therefore will terminate the job"
 
 #: Takes hosts and variables to give to all ranks, and returns a command and its environment.
 MakeCommand = Callable[[list[Host], Mapping[str, str]], tuple[list[str], dict[str, str]]]
@@ -129,6 +129,9 @@ def _run_once(
     reader.join(_PATIENCE)
     if not reader.is_alive():
         process.stderr.close()
+    if code == 0 and accused.ended_at is not None:
+        # As Open MPI's mpiexec sometimes says after it has lost a host (5.0.11).
+        return os.EX_SOFTWARE
     return code
 
 
@@ -147,7 +150,7 @@ class _Accused:
     name : str
         As the host calls itself; empty if none is named.
     ended_at : float or None
-        When ranks have said that they end the job.
+        When ranks, or Open MPI, have said that they end the job.
     """
 
     def __init__(self) -> None:
@@ -175,7 +178,7 @@ class _Accused:
             found = _ACCUSATION.match(line)
             if found and not self.name and not any(words in line for words in _NO_ACCUSATION):
                 self.name = found[1].decode()
-            if _END in line and self.ended_at is None:
+            if self.ended_at is None and any(words in line for words in _ENDS):
                 self.ended_at = time.monotonic()
 
 
