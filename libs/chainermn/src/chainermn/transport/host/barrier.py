@@ -9,12 +9,10 @@ import time
 from collections.abc import Callable
 
 from chainermn.transport.host.futex import Futex
+from chainermn.transport.host.sharing import LINE_BYTES
 
 #: On these processors, other cores see the writes of a core in the order in which it made them.
 KEEPS_ORDER = platform.machine() in ("x86_64", "AMD64", "i686")
-
-# One cache line per rank, and the adjacent one, which processors prefetch along with it.
-_LINE_BYTES = 128
 
 _LOOKS_BEFORE_YIELDING = 64
 _LOOKS_BEFORE_SLEEPING = 4096
@@ -28,7 +26,7 @@ _COMPLETED, _SLEEPERS = 0, 1
 
 def bytes_needed(size: int) -> int:
     """Return the size of the memory for a barrier of ``size`` ranks."""
-    return (size + 1) * _LINE_BYTES
+    return (size + 1) * LINE_BYTES
 
 
 class Barrier:
@@ -56,7 +54,7 @@ class Barrier:
     ) -> None:
         self._meanwhile = meanwhile
         self._words = memoryview(memory)[: bytes_needed(size)].cast("q")
-        stride = _LINE_BYTES // self._words.itemsize
+        stride = LINE_BYTES // self._words.itemsize
         self._own = (rank + 1) * stride
         self._others = [(other + 1) * stride for other in range(size) if other != rank]
         self._looks = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +14,8 @@ from chainermn.transport.host import barrier
 from chainermn.transport.host.arithmetic import Adder
 from chainermn.transport.host.barrier import Barrier
 from chainermn.transport.host.futex import Futex
-from chainermn.transport.reducer import Array, Dtype, Pending, Reducer, Steps, shard_bounds
+from chainermn.transport.host.sharing import LINE_BYTES, SharingReducer
+from chainermn.transport.reducer import Array, Dtype, Steps
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -24,12 +25,10 @@ if TYPE_CHECKING:
 _N_SLOTS = 4
 _CHUNK_BYTES = 1 << 18
 
-# Each rank writes a line of its own, of two cache lines, since processors prefetch the second one.
-_LINE_BYTES = 128
 _WORD_BYTES = 8
-# Words of a line: how many chunks this rank has given, and how many it has taken.
+# Words of the line that a rank writes: how many chunks it has given, and how many taken.
 _GIVEN, _TAKEN = 0, 1
-_WORDS = _LINE_BYTES // _WORD_BYTES
+_WORDS = LINE_BYTES // _WORD_BYTES
 
 _PROBES = 32
 
@@ -44,11 +43,11 @@ MOST_INTEGERS = 8
 def bytes_needed(size: int) -> int:
     """Return the size of the memory that ``size`` ranks share: a little over 1 MiB."""
     integers = 2 * size * MOST_INTEGERS * _WORD_BYTES
-    counters = size * _LINE_BYTES
+    counters = size * LINE_BYTES
     return barrier.bytes_needed(size) + counters + integers + _N_SLOTS * _CHUNK_BYTES
 
 
-class InTurnReducer(Reducer):
+class InTurnReducer(SharingReducer):
     """Reduces over ranks of one host, which add to the sum one after the other.
 
     Where ranks share cores, summing shards at the same time gains nothing, and each meeting of all
@@ -66,7 +65,7 @@ class InTurnReducer(Reducer):
         self._barrier = Barrier(memory, self.rank, self.size, 1, self._let_mpi_send)
         offset = barrier.bytes_needed(self.size)
         self._counters = _Counters(memory, offset, self.rank, self.size)
-        offset += self.size * _LINE_BYTES
+        offset += self.size * LINE_BYTES
         shape = 2, self.size, MOST_INTEGERS
         integers = np.frombuffer(memory, np.int64, math.prod(shape), offset)
         self._integers = integers.reshape(shape)
@@ -75,29 +74,6 @@ class InTurnReducer(Reducer):
         self._n_maxima = 0
         # How many chunks have gone by.
         self._number = 0
-
-    @override
-    def allreduce(self, array: Array, divisor: int = 1, wire_dtype: Dtype | None = None) -> Steps:
-        """See `AllReducer.allreduce`. Ignores ``wire_dtype``, since nothing leaves the host."""
-        return self._sum(array, divisor, 0, array.size)
-
-    @override
-    def reduce(self, array: Array, divisor: int = 1) -> Steps:
-        return self._sum(array, divisor, 0, array.size if self.rank == 0 else 0)
-
-    @override
-    def reduce_scatter(self, array: Array, divisor: int = 1) -> Generator[Pending, None, Array]:
-        begin, end = shard_bounds(array.size, self.size)[self.rank]
-        yield from self._sum(array, divisor, begin, end)
-        return array[begin:end]
-
-    @override
-    def allgather(self, array: Array) -> Steps:
-        return self._distribute(array, *shard_bounds(array.size, self.size)[self.rank])
-
-    @override
-    def bcast(self, array: Array) -> Steps:
-        return self._distribute(array, 0, array.size if self.rank == 0 else 0)
 
     def maximum(self, array: Array) -> None:
         """Replace up to `MOST_INTEGERS` integers of 64 bits by their maxima over the ranks."""
@@ -117,8 +93,8 @@ class InTurnReducer(Reducer):
         for _ in range(_PROBES):
             self._mpi_comm.Iprobe()
 
+    @override
     def _sum(self, array: Array, divisor: int, begin: int, end: int) -> Steps:
-        """Replace ``array[begin:end]`` by the sum, divided by ``divisor``."""
         # The sum of 16-bit elements is in float32 until all are added.
         dtype = np.dtype(np.float32) if array.itemsize == 2 else array.dtype
         chunks = _chunks(array.size, dtype)
@@ -150,8 +126,8 @@ class InTurnReducer(Reducer):
             self._adder.add_to(total, chunk)
         self._counters.set(_GIVEN, number)
 
+    @override
     def _distribute(self, array: Array, begin: int, end: int) -> Steps:
-        """Give the others ``array[begin:end]``, and fill the rest with theirs."""
         for where in _chunks(array.size, array.dtype):
             self._number = number = self._number + 1
             common = self._slot(number, array.dtype)
@@ -187,7 +163,7 @@ class _Counters:
     """Words in shared memory, of which each rank writes some, and which only grow."""
 
     def __init__(self, memory: mmap.mmap, offset: int, rank: int, size: int) -> None:
-        self.words = memoryview(memory)[offset : offset + size * _LINE_BYTES].cast("q")
+        self.words = memoryview(memory)[offset : offset + size * LINE_BYTES].cast("q")
         places = [rank * _WORDS + word for rank in range(size) for word in (_GIVEN, _TAKEN)]
         futexes = {place: Futex.at(memory, offset + place * _WORD_BYTES) for place in places}
         self.futexes = {place: futex for place, futex in futexes.items() if futex is not None}

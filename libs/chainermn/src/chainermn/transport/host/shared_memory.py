@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -14,7 +14,8 @@ from chainermn.process.cores import cores_of_job
 from chainermn.transport.host import barrier
 from chainermn.transport.host.arithmetic import Adder, division
 from chainermn.transport.host.barrier import Barrier
-from chainermn.transport.reducer import Array, Dtype, Pending, Reducer, Steps, shard_bounds
+from chainermn.transport.host.sharing import SharingReducer
+from chainermn.transport.reducer import Array, Dtype, Steps
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -53,7 +54,7 @@ def bytes_needed(size: int) -> int:
     return barrier.bytes_needed(size) + n_slots * _chunks_in_slot(size) * chunk
 
 
-class SharedMemoryReducer(Reducer):
+class SharedMemoryReducer(SharingReducer):
     """Reduces over ranks of one host, chunk by chunk.
 
     In each step a rank copies one chunk into shared memory, sums its shard of the previous chunk,
@@ -75,30 +76,7 @@ class SharedMemoryReducer(Reducer):
         self._layouts: dict[tuple[int, int, Dtype], _Layout] = {}
 
     @override
-    def allreduce(self, array: Array, divisor: int = 1, wire_dtype: Dtype | None = None) -> Steps:
-        """See `AllReducer.allreduce`. Ignores ``wire_dtype``, since nothing leaves the host."""
-        return self._sum(array, divisor, 0, array.size)
-
-    @override
-    def reduce(self, array: Array, divisor: int = 1) -> Steps:
-        return self._sum(array, divisor, 0, array.size if self.rank == 0 else 0)
-
-    @override
-    def reduce_scatter(self, array: Array, divisor: int = 1) -> Generator[Pending, None, Array]:
-        begin, end = shard_bounds(array.size, self.size)[self.rank]
-        yield from self._sum(array, divisor, begin, end)
-        return array[begin:end]
-
-    @override
-    def allgather(self, array: Array) -> Steps:
-        return self._distribute(array, *shard_bounds(array.size, self.size)[self.rank])
-
-    @override
-    def bcast(self, array: Array) -> Steps:
-        return self._distribute(array, 0, array.size if self.rank == 0 else 0)
-
     def _sum(self, array: Array, divisor: int, begin: int, end: int) -> Steps:
-        """Replace ``array[begin:end]`` by the sum, divided by ``divisor``."""
         add_up = self._adder.add_up_rows
         # 16-bit sums are divided in float32, before they are rounded; all others are divided
         # while they are copied, which costs no extra time.
@@ -136,8 +114,8 @@ class SharedMemoryReducer(Reducer):
             if step <= n_chunks:
                 yield from self._barrier()
 
+    @override
     def _distribute(self, array: Array, begin: int, end: int) -> Steps:
-        """Give the others ``array[begin:end]``, and fill the rest with theirs."""
         length = self._length(array.dtype)
         n_chunks = -(-array.size // length)
         before: tuple[Array, Array, int, int] | None = None

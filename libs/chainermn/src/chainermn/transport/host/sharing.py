@@ -1,13 +1,18 @@
-"""Memory that the ranks of a host share."""
+"""Memory that the ranks of a host share, and what reducers through it have in common."""
 
 from __future__ import annotations
 
 import mmap
 import os
 import tempfile
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
+
+from typing_extensions import override
+
+from chainermn.transport.reducer import Array, Dtype, Pending, Reducer, Steps, shard_bounds
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -15,6 +20,47 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _DIRECTORY = "/dev/shm"
+
+#: What a rank writes for others to wait for has a cache line for itself, and the adjacent one,
+#: which processors prefetch along with it.
+LINE_BYTES = 128
+
+
+class SharingReducer(Reducer):
+    """A reducer over ranks of one host, by the sum and the distribution that a subclass has.
+
+    Nothing leaves the host, so nothing is rounded to a wire dtype.
+    """
+
+    @override
+    def allreduce(self, array: Array, divisor: int = 1, wire_dtype: Dtype | None = None) -> Steps:
+        return self._sum(array, divisor, 0, array.size)
+
+    @override
+    def reduce(self, array: Array, divisor: int = 1) -> Steps:
+        return self._sum(array, divisor, 0, array.size if self.rank == 0 else 0)
+
+    @override
+    def reduce_scatter(self, array: Array, divisor: int = 1) -> Generator[Pending, None, Array]:
+        begin, end = shard_bounds(array.size, self.size)[self.rank]
+        yield from self._sum(array, divisor, begin, end)
+        return array[begin:end]
+
+    @override
+    def allgather(self, array: Array) -> Steps:
+        return self._distribute(array, *shard_bounds(array.size, self.size)[self.rank])
+
+    @override
+    def bcast(self, array: Array) -> Steps:
+        return self._distribute(array, 0, array.size if self.rank == 0 else 0)
+
+    @abstractmethod
+    def _sum(self, array: Array, divisor: int, begin: int, end: int) -> Steps:
+        """Replace ``array[begin:end]`` by the sum, divided by ``divisor``."""
+
+    @abstractmethod
+    def _distribute(self, array: Array, begin: int, end: int) -> Steps:
+        """Give the others ``array[begin:end]``, and fill the rest with theirs."""
 
 
 def share_memory(mpi_comm: MPI.Intracomm, n_bytes: int) -> mmap.mmap | str:
