@@ -14,16 +14,20 @@ import functools
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+    from numpy.typing import NDArray
 
 __all__ = ["check_equal", "check_root", "exit_together", "run_on_root", "run_together"]
 
 T = TypeVar("T")
+
+#: Replaces integers by their maxima over the ranks.
+Maximum: TypeAlias = "Callable[[NDArray[np.int64]], object]"
 
 # The exceptions that mean the same on a rank that only hears of them.
 _PORTABLE = (TypeError, ValueError, IndexError, KeyError)
@@ -212,33 +216,39 @@ def agree(
     mpi_comm: MPI.Intracomm,
     description: Hashable,
     flags: Sequence[bool],
-    wait: Callable[[MPI.Request], object] | None = None,
-    maximum: Callable[[np.ndarray[Any, Any]], object] | None = None,
+    maximum: Maximum | None = None,
 ) -> tuple[bool, tuple[bool, ...]]:
     """Tell whether a description is the same on every rank, and which flags are true on any.
 
     One small all-reduce. Descriptions are compared by their ``repr``, and remembered, so that a
-    long one that seldom changes costs little. Every rank gives as many flags. ``wait`` waits for
-    the all-reduce, while it may do other things; by default the all-reduce is a blocking one, or
-    ``maximum`` does it.
+    long one that seldom changes costs little. Every rank gives as many flags. ``maximum`` does the
+    all-reduce; by default, MPI's blocking one does.
     """
     from mpi4py import MPI  # not `load_mpi`, which takes half as long as the rest
 
     digest = _digest(description)
     result = np.array([digest, -digest, *flags], np.int64)
-    if maximum is not None:
-        maximum(result)
-    elif wait is None:
+    if maximum is None:
         mpi_comm.Allreduce(MPI.IN_PLACE, result, MPI.MAX)
     else:
-        request = mpi_comm.Iallreduce(MPI.IN_PLACE, result, MPI.MAX)
+        maximum(result)
+    largest, negated, *found = result.tolist()
+    return largest == -negated, tuple(map(bool, found))
+
+
+def maximum_by(mpi_comm: MPI.Intracomm, wait: Callable[[MPI.Request], object]) -> Maximum:
+    """Return an all-reduce for `agree` during which ``wait`` may do other things."""
+    from mpi4py import MPI
+
+    def maximum(integers: NDArray[np.int64]) -> None:
+        request = mpi_comm.Iallreduce(MPI.IN_PLACE, integers, MPI.MAX)
         try:
             wait(request)
         except BaseException:
-            _unfinished.append((request, result))
+            _unfinished.append((request, integers))
             raise
-    largest, negated, *found = result.tolist()
-    return largest == -negated, tuple(map(bool, found))
+
+    return maximum
 
 
 def any_true(mpi_comm: MPI.Intracomm, flag: bool) -> bool:

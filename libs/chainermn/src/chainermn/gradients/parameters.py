@@ -12,6 +12,7 @@ from chainer.backends import cuda
 
 from chainermn.agreement import (
     InputError,
+    Maximum,
     agree,
     any_true,
     attempt,
@@ -75,8 +76,7 @@ def agree_on_gradients(
     wire_dtype: object,
     unless: Sequence[bool] = (),
     flags: Sequence[bool] = (),
-    wait: Callable[[MPI.Request], object] | None = None,
-    maximum: Callable[[np.ndarray[Any, Any]], object] | None = None,
+    maximum: Maximum | None = None,
 ) -> Agreement:
     """Agree on the parameters whose gradients are to be exchanged. One small all-reduce.
 
@@ -92,8 +92,8 @@ def agree_on_gradients(
         Value of the setting ``allreduce_grad_dtype``.
     unless, flags : sequence of bool
         Reasons to exchange nothing, and further flags of this rank.
-    wait, maximum : callable, optional
-        How to wait for the all-reduce, or how to do it; see `chainermn.agreement.agree`.
+    maximum : callable, optional
+        How to do the all-reduce; see `chainermn.agreement.agree`.
 
     Raises
     ------
@@ -104,7 +104,7 @@ def agree_on_gradients(
     pairs, own = _describe_all(model, assume_grad=zero_fill)
     debug = chainer.is_debug()
     settings = f"allreduce_grad_dtype={wire_dtype}, zero_fill={zero_fill}, debug={debug}"
-    is_agreed, found = agree(mpi_comm, (settings, own), (*unless, *flags), wait, maximum)
+    is_agreed, found = agree(mpi_comm, (settings, own), (*unless, *flags), maximum)
     reasons, found = found[: len(unless)], found[len(unless) :]
     if any(reasons):
         return Agreement([], own, reasons, found)

@@ -22,7 +22,7 @@ import chainer
 from chainer.variable import VariableNode
 
 from chainermn import spans
-from chainermn.agreement import any_true
+from chainermn.agreement import any_true, maximum_by
 from chainermn.failures.activity import collective
 from chainermn.gradients.buckets import AnyBucket, Wire
 from chainermn.gradients.compressor import Compressor
@@ -126,7 +126,7 @@ class OverlappedExchange:
         flags = has_begun, is_stale, needs_plan
         agreed = agree_on_gradients(
             *(exchange.mpi_comm, model, zero_fill, wire.gpu),
-            *(unless, flags, self._engine.wait_for_mpi),
+            *(unless, flags, maximum_by(exchange.mpi_comm, self._engine.wait_for_mpi)),
         )
         if any(agreed.unless):
             return agreed.unless
