@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 
 #: Environment variable: seconds of silence or waiting that count as a failure; 0 for no limit.
 STALL_LIMIT = "CHAINERMN_STALL_LIMIT"
-_DEFAULT_LIMIT = 300.0
+DEFAULT_LIMIT = 300.0
 _SECONDS_FOR_EACH = 0.3
 
 
@@ -31,11 +32,11 @@ class AwakeClock:
         return self._seconds
 
 
-def stall_limit() -> float:
+def stall_limit(environment: Mapping[str, str] = os.environ) -> float:
     """Return `STALL_LIMIT` in seconds; raise ValueError if it is not a number of seconds."""
-    text = os.environ.get(STALL_LIMIT, "")
+    text = environment.get(STALL_LIMIT, "")
     try:
-        limit = float(text or _DEFAULT_LIMIT)
+        limit = float(text or DEFAULT_LIMIT)
     except ValueError:
         limit = -1.0
     if not 0 <= limit < float("inf"):

@@ -12,7 +12,7 @@ from typing import Any
 import chainermn
 from chainermn.failures.processes import launchers_of, numbers_in
 from chainermn.launch.connections import JOB, Listener
-from chainermn.launch.hosts import Host, fill_hosts, parse_hosts
+from chainermn.launch.hosts import Host, fill_hosts, parse_hosts, show_places
 from chainermn.launch.job import started
 from chainermn.launch.mpiexec import launch_environment, mpiexec_command, own_variables
 from chainermn.launch.pickles import dump_call
@@ -130,7 +130,7 @@ def _parsed(hosts: str | Iterable[Host]) -> list[Host]:
         return parse_hosts(hosts)
     try:
         pairs = [(name, places) for name, places in hosts]
-        return parse_hosts(",".join(f"{name}:{places}" for name, places in pairs))
+        return parse_hosts(show_places(pairs))
     except (TypeError, ValueError):
         raise ValueError(
             f"run: hosts must be as 'a:2,b:2' or [('a', 2), ('b', 2)], got {hosts!r}"

@@ -13,11 +13,12 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO
 
-from chainermn.launch.hosts import Host, count_ranks
+from chainermn.failures.clock import DEFAULT_LIMIT, stall_limit
+from chainermn.launch.hosts import Host, count_ranks, show_places
 from chainermn.launch.job import end_marked
-from chainermn.launch.membership import Discover, Membership, say, shown
+from chainermn.launch.membership import Discover, Membership
 from chainermn.launch.reachable import HostState, examine_hosts, unreachable
-from chainermn.launch.restarts import STOPPED, SignalsToChild
+from chainermn.launch.restarts import STOPPED, SignalsToChild, say
 
 #: Every process of a job that `run_elastic` starts has this variable, on whatever host.
 MARK = "CHAINERMN_LAUNCH"
@@ -25,7 +26,6 @@ MARK = "CHAINERMN_LAUNCH"
 _PERIOD, _PERIOD_OF_HOSTS = 1.0, 10.0
 # For mpiexec to end, once ranks have said that they end the job.
 _GRACE = 15.0
-_DEFAULT_STALL_LIMIT = 300.0
 # For mpiexec to obey a signal.
 _PATIENCE = 5.0
 # What ranks say before they end the job, and Open MPI of one that a signal has ended. Those that
@@ -90,7 +90,7 @@ def run_elastic(
                 break
             without = "".join(f"; {name}: {why}" for name, why in membership.left_out.items())
             number = f"attempt {attempt} of {max_restarts + 1}"
-            say(f"{number}: {count_ranks(hosts)} ranks on {shown(hosts)}{without}")
+            say(f"{number}: {count_ranks(hosts)} ranks on {show_places(hosts)}{without}")
             command, environment = make_command(hosts, {MARK: mark})
             start = time.monotonic()
             accused = _Accused()
@@ -137,9 +137,9 @@ def _run_once(
 
 def _stall_limit(environment: Mapping[str, str]) -> float:
     try:
-        return float(environment["CHAINERMN_STALL_LIMIT"]) or _DEFAULT_STALL_LIMIT
-    except (KeyError, ValueError):  # the ranks say what is wrong with it
-        return _DEFAULT_STALL_LIMIT
+        return stall_limit(environment) or DEFAULT_LIMIT
+    except ValueError:  # the ranks say what is wrong with it
+        return DEFAULT_LIMIT
 
 
 class _Accused:

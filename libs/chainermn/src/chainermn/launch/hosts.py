@@ -57,10 +57,9 @@ def fill_hosts(hosts: Iterable[Host], ranks: int) -> list[Host]:
         filled.append((name, min(left, places)))
         left -= min(left, places)
     if left:
-        offered = ",".join(f"{name}:{places}" for name, places in hosts)
         raise ValueError(
-            f"{ranks} ranks do not fit on the hosts {offered}, which take {ranks - left}; "
-            "ask for fewer, or give the hosts more places, as in a:2,b:2"
+            f"{ranks} ranks do not fit on the hosts {show_places(hosts)}, which take "
+            f"{ranks - left}; ask for fewer, or give the hosts more places, as in a:2,b:2"
         )
     return [(name, places) for name, places in filled if places]
 
@@ -79,6 +78,11 @@ def is_this_host(name: str) -> bool:
     except OSError:
         return False
     return any(_is_own(family, address[0]) for family, *_, address in found)
+
+
+def show_places(hosts: Iterable[Host]) -> str:
+    """Return hosts and their places as ``--host`` takes them: ``a:2,b:2``."""
+    return ",".join(f"{name}:{places}" for name, places in hosts)
 
 
 def show_hosts(names: Iterable[str]) -> str:

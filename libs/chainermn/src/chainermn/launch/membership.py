@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import click
 
-from chainermn.launch.hosts import Host, count_ranks, fill_hosts, parse_lines
+from chainermn.launch.hosts import Host, count_ranks, fill_hosts, parse_lines, show_places
+from chainermn.launch.restarts import say
 
 # A host that fails twice in a row is left out for so many seconds, then for twice as many.
 BACKOFF = 30.0
@@ -142,17 +143,7 @@ class Membership:
         ranks = count_ranks(usable)
         if ranks < self._min_ranks:
             without = ", ".join(self.left_out) or "none"
-            offered = shown(usable) or "no host"
+            offered = show_places(usable) or "no host"
             lack = f"at least {self._min_ranks} ranks are needed, and there is {offered}"
             return [], f"{lack} (left out: {without})"
         return fill_hosts(usable, min(ranks, self._max_ranks or ranks)), ""
-
-
-def shown(hosts: Iterable[Host]) -> str:
-    """Return hosts as ``--host`` takes them."""
-    return ",".join(f"{name}:{places}" for name, places in hosts)
-
-
-def say(message: str) -> None:
-    """Tell the user something in one line."""
-    click.echo(f"chainermn launch: {message}", err=True)

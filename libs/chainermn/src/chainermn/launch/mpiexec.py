@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from chainermn import remedies
-from chainermn.launch.hosts import Host, fill_hosts
+from chainermn.launch.hosts import Host, fill_hosts, show_places
 
 # By default, Open MPI refuses to run as root, warns about fabrics that a laptop lacks, and spins
 # while it waits, which starves the other ranks if there are more ranks than cores.
@@ -199,7 +199,7 @@ def mpiexec_command(
     if hosts is not None:
         option = {"openmpi": "--host", "mpich": "-hosts"}[flavour]
         filled = fill_hosts(hosts, ranks)
-        placement = [option, ",".join(f"{name}:{places}" for name, places in filled)]
+        placement = [option, show_places(filled)]
     elif flavour == "openmpi":
         # Without this, it refuses to start more ranks than cores.
         placement = ["--host", f"localhost:{ranks}"]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from chainermn.launch.hosts import Host, is_this_host, show_by_host
+from chainermn.launch.hosts import Host, is_this_host, show_by_host, show_places
 from chainermn.launch.mpiexec import SSH_OPTIONS, starts_by_ssh
 
 _SECONDS = 4.0
@@ -38,7 +38,7 @@ def check_reachable(hosts: Sequence[Host]) -> None:
     """Raise ConnectionError if ssh cannot reach one of the hosts."""
     obstacles = unreachable(name for name, _ in hosts)
     if obstacles:
-        named = ",".join(f"{name}:{places}" for name, places in hosts if name in obstacles)
+        named = show_places(host for host in hosts if host[0] in obstacles)
         raise ConnectionError(
             f"{show_by_host(obstacles)}. Find out more with: chainermn doctor --host {named}"
         )

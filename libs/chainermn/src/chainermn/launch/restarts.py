@@ -29,10 +29,15 @@ def run_to_end(command: Sequence[str], environment: Mapping[str, str], max_resta
         while (code := signals.run(command, environment)) and not signals.received:
             if code == STOPPED or attempt > max_restarts:
                 break
-            message = f"attempt {attempt} of {max_restarts + 1} ended with exit code {code}"
-            click.echo(f"chainermn launch: {message}; starting again", err=True)
+            number = f"attempt {attempt} of {max_restarts + 1}"
+            say(f"{number} ended with exit code {code}; starting again")
             attempt += 1
         return code
+
+
+def say(message: str) -> None:
+    """Tell the user something in one line."""
+    click.echo(f"chainermn launch: {message}", err=True)
 
 
 class SignalsToChild:
