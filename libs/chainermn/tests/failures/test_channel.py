@@ -46,6 +46,20 @@ def test_answer_may_take_longer_than_the_connection(monkeypatch: pytest.MonkeyPa
     found.close()
 
 
+def test_what_follows_an_answer_is_kept() -> None:
+    with listen() as listener:
+        address = ("127.0.0.1", listener.getsockname()[1])
+        rank = Channel(socket.create_connection(address))
+        monitor = Channel(listener.accept()[0])
+        for kind in ("welcome", "welcome", "end"):
+            monitor.send({"kind": kind})
+        assert rank.ask({"token": "x"})
+        assert rank.ask({"token": "x", "rank": 1})
+        assert rank.receive() == [{"kind": "end"}]
+        rank.close()
+        monitor.close()
+
+
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "_SECONDS_TO_ANSWER", 0.2)
     with listen() as listener:

@@ -53,6 +53,7 @@ class Peer:
         assert self.hear() == {"token": "secret"}
         self.channel.send({"kind": "welcome"})
         self.joined = self.hear()
+        self.channel.send({"kind": "welcome"})
 
     def hear(self) -> Message:
         """Wait for the next message."""

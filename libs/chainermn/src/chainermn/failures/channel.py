@@ -61,13 +61,13 @@ class Channel:
             while self._outgoing:
                 self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
 
-    def receive(self) -> list[Message]:
-        """Return the messages that have arrived.
+    def receive(self, most_bytes: int = 1 << 16) -> list[Message]:
+        """Return the messages that ``most_bytes`` of what has arrived complete.
 
         Raises ConnectionError if the connection is closed, or anything except messages comes.
         """
         try:
-            part = self._socket.recv(1 << 16)
+            part = self._socket.recv(most_bytes)
         except BlockingIOError:
             return []
         except OSError as error:
@@ -147,7 +147,8 @@ def _first_to_answer(candidates: list[Channel]) -> Channel | None:
                 channel.flush()
                 selector.modify(channel, selectors.EVENT_READ)
                 try:
-                    if events & selectors.EVENT_READ and channel.receive():
+                    # Byte by byte: what follows the answer is for those who read later.
+                    if events & selectors.EVENT_READ and channel.receive(1):
                         return channel
                 except ConnectionError:
                     selector.unregister(channel)
