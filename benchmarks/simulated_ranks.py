@@ -21,7 +21,7 @@ from typing import Any
 import click
 
 from chainermn.failures.channel import Channel, connect
-from chainermn.failures.monitor import Invitation, start_monitor
+from chainermn.failures.invitation import Invitation, start_monitor
 from chainermn.failures.wait import as_ranges
 
 #: Seconds of silence or waiting, where that is all that can be seen.

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from chainermn.extensions import create_multi_node_checkpointer, create_multi_node_evaluator
     from chainermn.iterators import create_multi_node_iterator, create_synchronized_iterator
     from chainermn.links import MultiNodeChainList
-    from chainermn.observation import record_timeline
+    from chainermn.observation.timeline_file import record_timeline
     from chainermn.optimizers import create_multi_node_optimizer
 
 __version__ = VERSION
@@ -97,7 +97,7 @@ _DEFINED_IN = {
     "create_synchronized_iterator": "iterators",
     "get_epoch_trigger": "datasets",
     "get_n_iterations_for_one_epoch": "datasets",
-    "record_timeline": "observation",
+    "record_timeline": "observation.timeline_file",
     "scatter_dataset": "datasets",
     "scatter_index": "datasets",
 }

@@ -17,7 +17,8 @@ import pytest
 
 from chainermn.failures import monitor
 from chainermn.failures.channel import Message, connect, listen
-from chainermn.failures.monitor import Invitation, Monitor
+from chainermn.failures.invitation import Invitation
+from chainermn.failures.monitor import Monitor
 from chainermn.failures.processes import Process, find
 
 STREAM = "communicator 1 of ranks 0-1"

@@ -19,8 +19,8 @@ import pytest
 from chainermn.failures import main_thread, watch
 from chainermn.failures.activity import waiting
 from chainermn.failures.channel import Channel, Message, listen
+from chainermn.failures.invitation import Invitation
 from chainermn.failures.main_thread import Interrupts
-from chainermn.failures.monitor import Invitation
 from chainermn.failures.watch import Watch
 
 HOST = socket.gethostname()

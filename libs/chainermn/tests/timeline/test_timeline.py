@@ -16,7 +16,7 @@ import pytest
 import chainermn
 from chainermn import spans
 from chainermn.extensions import Timeline, create_multi_node_checkpointer
-from chainermn.observation.timeline_file import ITERATIONS, LAYERS, VARIABLE, Settings
+from chainermn.observation.settings import ITERATIONS, LAYERS, VARIABLE, Settings
 from chainermn.spans import MAIN, Span
 from chainermn.timeline import recording, trace
 from chainermn.timeline.clocks import Clock, Offset

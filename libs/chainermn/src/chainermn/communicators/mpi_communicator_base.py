@@ -28,10 +28,7 @@ from chainermn.communicators.messages import (
     as_tuple,
 )
 from chainermn.failures.activity import Group, collective, receives, sends
-from chainermn.gradients.background import BackgroundExchange
-from chainermn.gradients.compressor import Compressor
 from chainermn.gradients.exchange import Algorithm, GradientExchange
-from chainermn.gradients.overlap.exchange import OverlappedExchange
 from chainermn.gradients.parameters import bcast_parameters
 from chainermn.gradients.wire_dtype import as_wire_dtype
 from chainermn.transport.gpu.available import why_no_nccl
@@ -50,6 +47,9 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from chainermn.compression.compression import Compression
+    from chainermn.gradients.background import BackgroundExchange
+    from chainermn.gradients.compressor import Compressor
+    from chainermn.gradients.overlap.exchange import OverlappedExchange
 
 
 class MpiCommunicatorBase(CommunicatorBase):
@@ -346,6 +346,8 @@ class MpiCommunicatorBase(CommunicatorBase):
     def create_compressor(self, compression: Compression) -> Compressor:
         if self._has_mean_grad_of_a_user():
             return super().create_compressor(compression)
+        from chainermn.gradients.compressor import Compressor
+
         return Compressor(compression)
 
     @collective("update")
@@ -357,10 +359,14 @@ class MpiCommunicatorBase(CommunicatorBase):
     def create_overlapped_exchange(
         self, compressor: Compressor | None = None
     ) -> OverlappedExchange:
+        from chainermn.gradients.overlap.exchange import OverlappedExchange
+
         return OverlappedExchange(self._gradients, compressor)
 
     @collective
     def create_background_exchange(self) -> BackgroundExchange:
+        from chainermn.gradients.background import BackgroundExchange
+
         return BackgroundExchange(self._gradients)
 
     # ---- messages ----

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-
 from chainermn.communicators.dummy_communicator import DummyCommunicator
 from chainermn.communicators.flat_communicator import FlatCommunicator
 from chainermn.communicators.hierarchical_communicator import HierarchicalCommunicator
@@ -67,6 +65,8 @@ def class_named(name: str) -> type[MpiCommunicatorBase]:
     """Return the class that is registered under a name."""
     if name in _classes:
         return _classes[name]
+    import difflib
+
     similar = difflib.get_close_matches(str(name), _classes, n=1, cutoff=0.8)
     question = f" (did you mean {similar[0]!r}?)" if similar else ""
     known = ", ".join(registered())

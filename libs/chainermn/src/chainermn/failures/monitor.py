@@ -12,16 +12,15 @@ import resource
 import select
 import selectors
 import socket
-import subprocess
 import sys
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
-from chainermn.failures.channel import Channel, Message, connect, encode, listen, own_addresses
+from chainermn.failures.channel import Channel, Message, encode
 from chainermn.failures.clock import AwakeClock
 from chainermn.failures.ending import SECONDS_FOR_OUTPUT, print_at_once
 from chainermn.failures.guard import SECONDS_HELD
-from chainermn.failures.helper import start_helper
+from chainermn.failures.invitation import Invitation
 from chainermn.failures.judgement import Judge, RankState
 from chainermn.failures.processes import Process, find, launchers_of
 from chainermn.failures.wait import Wait
@@ -33,55 +32,6 @@ _SECONDS_FOR_MPIEXEC = 1.0
 _PAUSE = 0.05
 # For ranks to end.
 _SECONDS_FOR_RANKS = 15.0
-
-
-class Invitation(NamedTuple):
-    """How a rank reaches the monitor."""
-
-    host: str
-    addresses: list[str]
-    port: int
-    #: Secret of the job: messages from anybody who does not know it are ignored.
-    token: str
-    #: Seconds of silence or waiting that count as a failure; 0 for no limit.
-    limit: float
-    #: Seconds between two reports.
-    period: float
-
-    @property
-    def seconds_between_ticks(self) -> float:
-        """After how many seconds a rank hears again that the monitor is there."""
-        return max(self.period, self.limit / 10)
-
-    def accept(self, rank: int) -> Channel | None:
-        """Connect a rank to the monitor; return None if that cannot be reached."""
-        hello = {"token": self.token}
-        channel = connect(self.addresses, self.port, hello)
-        me = {"rank": rank, "host": socket.gethostname(), "pid": os.getpid()}
-        # Until all have been welcomed, the monitor would take those that leave for all ranks.
-        if channel is None or channel.ask({**hello, **me}):
-            return channel
-        channel.close()
-        return None
-
-
-def start_monitor(size: int, limit: float) -> tuple[Invitation, subprocess.Popen[bytes]]:
-    """Start a monitor for ``size`` ranks; return also its process, which ends with the last rank.
-
-    Raises OSError if no socket or process can be had.
-    """
-    with listen() as listener:
-        invitation = Invitation(
-            socket.gethostname(),
-            own_addresses(),
-            listener.getsockname()[1],
-            os.urandom(16).hex(),
-            limit,
-            # One process handles this many reports per second with ease.
-            max(min(1.0, limit / 10) if limit else 1.0, size / 500),
-        )
-        arguments = {"listener": listener.fileno(), "invitation": invitation, "pid": os.getpid()}
-        return invitation, start_helper("monitor", arguments, [listener.fileno()])
 
 
 def main(listener: int, invitation: list[Any], pid: int) -> None:

@@ -23,8 +23,8 @@ from chainermn.failures.channel import Channel
 from chainermn.failures.clock import AwakeClock, stall_limit, turn
 from chainermn.failures.ending import SECONDS_FOR_THE_FIRST, end_job
 from chainermn.failures.guarded import hold_files, release_files
+from chainermn.failures.invitation import Invitation, start_monitor
 from chainermn.failures.main_thread import Interrupts, place
-from chainermn.failures.monitor import Invitation, start_monitor
 from chainermn.failures.wait import Wait, as_ranges
 
 if TYPE_CHECKING:

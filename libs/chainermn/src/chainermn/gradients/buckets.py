@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from chainermn.gradients.batched_copy import BatchedCopy
-from chainermn.gradients.compressor import CompressedBucket, Compressor
 from chainermn.gradients.embeddings import EmbeddingBucket
 from chainermn.transport.collectives import Collectives
 from chainermn.transport.gpu.device import on_gpu, the_gpu
@@ -17,6 +16,8 @@ from chainermn.transport.reducer import Array, Steps, padded_length
 if TYPE_CHECKING:
     import chainer
     from chainer.variable import VariableNode
+
+    from chainermn.gradients.compressor import CompressedBucket, Compressor
 
 
 AnyBucket: TypeAlias = "Bucket | CompressedBucket | EmbeddingBucket"
@@ -191,7 +192,7 @@ def make_buckets(
     def make(members: list[int], kind: _Kind) -> AnyBucket:
         of_bucket = [parameters[index] for index in members]
         if kind.is_taken and compressor is not None:
-            return CompressedBucket(members, of_bucket, compressor, buffers is None)
+            return compressor.bucket(members, of_bucket, may_be_discarded=buffers is None)
         if kind.has_rows:
             return EmbeddingBucket(members, of_bucket[0], wire.host)
         return Bucket(members, of_bucket, kind.dtype, n_ranks, buffers)

@@ -78,6 +78,16 @@ class Compressor:
                 memory.load(loaded)
         return name, memory
 
+    def bucket(
+        self,
+        members: Sequence[int],
+        parameters: Sequence[chainer.Parameter],
+        *,
+        may_be_discarded: bool,
+    ) -> CompressedBucket:
+        """Return a bucket whose gradients this compresses; see `CompressedBucket`."""
+        return CompressedBucket(members, parameters, self, may_be_discarded)
+
     def commit(
         self, buckets: Sequence[AnyBucket], parameters: Iterable[chainer.Parameter]
     ) -> None:

@@ -19,7 +19,6 @@ from chainermn.gradients.buckets import (
     gpu_zeros,
     make_buckets,
 )
-from chainermn.gradients.compressor import Compressor
 from chainermn.gradients.embeddings import embeddings_of
 from chainermn.gradients.parameters import Agreement, agree_on_gradients, check_overflow
 from chainermn.transport.collectives import Collectives
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from chainer.variable import VariableNode
     from mpi4py import MPI
 
+    from chainermn.gradients.compressor import Compressor
     from chainermn.transport.topology import Topology
 
 # Measured: on one host, larger buckets only take longer to copy; over a link of 1 Gbit/s, smaller

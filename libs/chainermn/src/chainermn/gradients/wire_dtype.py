@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chainermn.transport.host.arithmetic import BFLOAT16
-
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
@@ -25,7 +23,12 @@ def as_wire_dtype(dtype: DTypeLike | None) -> np.dtype[Any] | None:
     if dtype is None:
         return None
     try:
-        wire = BFLOAT16 if isinstance(dtype, str) and dtype == "bfloat16" else np.dtype(dtype)
+        if isinstance(dtype, str) and dtype == "bfloat16":
+            import ml_dtypes  # NumPy itself knows no such name
+
+            wire = np.dtype(ml_dtypes.bfloat16)
+        else:
+            wire = np.dtype(dtype)
     except TypeError:
         wire = None
     if wire is None or wire.name not in _NAMES:

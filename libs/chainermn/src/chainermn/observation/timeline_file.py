@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +15,7 @@ from chainermn import failures, spans
 from chainermn.agreement import run_on_root
 from chainermn.gradients.parameters import is_on_gpu
 from chainermn.observation.layers import layers_observed
+from chainermn.observation.settings import VARIABLE, Settings
 from chainermn.observation.trainers import observe
 from chainermn.timeline import trace
 from chainermn.timeline.gpu_streams import GpuStreams
@@ -27,53 +26,8 @@ from chainermn.transport.host.mpi import load_mpi
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-#: The file to write; in an environment where it is set, every job records a timeline.
-VARIABLE = "CHAINERMN_TIMELINE"
-#: If set to 1, also the layers of the model.
-LAYERS = "CHAINERMN_TIMELINE_LAYERS"
-#: The first and the last iteration to record, as in ``100-120``.
-ITERATIONS = "CHAINERMN_TIMELINE_ITERATIONS"
-
 _timeline_of_job: TimelineFile | None = None
 _until_the_end = contextlib.ExitStack()
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What to record, and where to write it.
-
-    Raises ValueError if the window is none.
-    """
-
-    path: str
-    with_layers: bool = False
-    window: tuple[int, int] | None = None
-
-    def __post_init__(self) -> None:
-        if self.window is not None and not 1 <= self.window[0] <= self.window[1]:
-            raise ValueError(
-                "iterations must be the first and the last to record, counted from 1, got "
-                f"{self.window}"
-            )
-
-    @classmethod
-    def from_environment(cls) -> Settings | None:
-        """Return what the environment asks for; None if it asks for nothing.
-
-        Raises ValueError if it is not clear what it asks for.
-        """
-        path = os.environ.get(VARIABLE)
-        if not path:
-            return None
-        iterations = os.environ.get(ITERATIONS, "")
-        found = re.fullmatch(r"(\d+)-(\d+)", iterations)
-        if iterations and not (found and 1 <= int(found[1]) <= int(found[2])):
-            raise ValueError(
-                f"{ITERATIONS} must be the first and the last iteration, as in 100-120, "
-                f"got {iterations!r}"
-            )
-        window = (int(found[1]), int(found[2])) if found else None
-        return cls(path, os.environ.get(LAYERS, "0") not in ("", "0"), window)
 
 
 class TimelineFile:
@@ -191,19 +145,19 @@ def record_timeline(
     timeline.write()
 
 
-def record_if_asked(mpi_comm: MPI.Intracomm, settings: Settings | None) -> None:
-    """Record the whole job if its environment says so. Collective.
+def record_job(mpi_comm: MPI.Intracomm, settings: Settings) -> None:
+    """Record the whole job, as its environment says. Collective.
 
     It is recorded from the time on when the first communicator of all ranks has been created.
 
     Parameters
     ----------
     mpi_comm : mpi4py.MPI.Intracomm
-    settings : Settings or None
+    settings : Settings
         The same on all ranks.
     """
     global _timeline_of_job
-    if settings is None or _timeline_of_job is not None:
+    if _timeline_of_job is not None:
         return
     world = load_mpi().COMM_WORLD
     if mpi_comm.size < world.size:

@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import threadpoolctl
-
 from chainermn.notes import note_once
 from chainermn.process import THREAD_VARIABLES
 
@@ -32,6 +30,8 @@ def divide_cores(mpi_comm: MPI.Intracomm, host: int) -> None:
         note_once(note)
     if mpi_comm.size == 1 or any(variable in os.environ for variable in THREAD_VARIABLES):
         return
+    import threadpoolctl  # takes a while, and is often not needed
+
     sharers = Counter(core for node, _, theirs in peers if node == host for core in theirs)
     share = sum(1 / sharers[core] for core in cores)
     threadpoolctl.threadpool_limits(max(1, int(share + 1e-6)))

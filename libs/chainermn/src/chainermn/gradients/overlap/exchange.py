@@ -25,7 +25,6 @@ from chainermn import spans
 from chainermn.agreement import any_true, maximum_by
 from chainermn.failures.activity import collective
 from chainermn.gradients.buckets import AnyBucket, Wire
-from chainermn.gradients.compressor import Compressor
 from chainermn.gradients.overlap.lanes import GpuLane, exchange_of
 from chainermn.gradients.overlap.plan import EarlyExchange, Plan
 from chainermn.gradients.overlap.progress import Exchange, ProgressEngine
@@ -35,6 +34,7 @@ from chainermn.transport.host.mpi import thread_support
 from chainermn.transport.reducer import Array
 
 if TYPE_CHECKING:
+    from chainermn.gradients.compressor import Compressor
     from chainermn.gradients.exchange import GradientExchange
 
 # While one bucket waits for other ranks, another is reduced.

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import chainer
 import numpy as np
 from chainer.variable import VariableNode
 
 from chainermn.gradients.buckets import AnyBucket, Wire, flat_gradients, make_buckets
-from chainermn.gradients.compressor import Compressor
 from chainermn.gradients.overlap.progress import Exchange, ProgressEngine
 from chainermn.transport.gpu.device import on_gpu, the_gpu
 from chainermn.transport.reducer import Array
+
+if TYPE_CHECKING:
+    from chainermn.gradients.compressor import Compressor
 
 # Measured at 1 Gbit/s: smaller buckets have more overhead, larger ones leave more to exchange
 # after backward.

@@ -11,14 +11,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from chainermn.transport.reducer import Array, Dtype
 
 FLOAT16: Dtype = np.dtype(np.float16)
-BFLOAT16: Dtype = np.dtype(ml_dtypes.bfloat16)
 
 # Elements per block. Together with the scratch memory, a block fits in the second-level cache.
 _BLOCK = 1 << 15

@@ -1,0 +1,52 @@
+"""What to record into a timeline, and where to write it."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+#: The file to write; in an environment where it is set, every job records a timeline.
+VARIABLE = "CHAINERMN_TIMELINE"
+#: If set to 1, also the layers of the model.
+LAYERS = "CHAINERMN_TIMELINE_LAYERS"
+#: The first and the last iteration to record, as in ``100-120``.
+ITERATIONS = "CHAINERMN_TIMELINE_ITERATIONS"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to record, and where to write it.
+
+    Raises ValueError if the window is none.
+    """
+
+    path: str
+    with_layers: bool = False
+    window: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is not None and not 1 <= self.window[0] <= self.window[1]:
+            raise ValueError(
+                "iterations must be the first and the last to record, counted from 1, got "
+                f"{self.window}"
+            )
+
+    @classmethod
+    def from_environment(cls) -> Settings | None:
+        """Return what the environment asks for; None if it asks for nothing.
+
+        Raises ValueError if it is not clear what it asks for.
+        """
+        path = os.environ.get(VARIABLE)
+        if not path:
+            return None
+        iterations = os.environ.get(ITERATIONS, "")
+        found = re.fullmatch(r"(\d+)-(\d+)", iterations)
+        if iterations and not (found and 1 <= int(found[1]) <= int(found[2])):
+            raise ValueError(
+                f"{ITERATIONS} must be the first and the last iteration, as in 100-120, "
+                f"got {iterations!r}"
+            )
+        window = (int(found[1]), int(found[2])) if found else None
+        return cls(path, os.environ.get(LAYERS, "0") not in ("", "0"), window)
