@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from chainermn import global_except_hook
+from chainermn.process.garbage import no_garbage_collection
 from chainermn.version import VERSION
 
 if TYPE_CHECKING:
@@ -106,7 +107,8 @@ _DEFINED_IN = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'chainermn' has no attribute {name!r}")
-    module = importlib.import_module(f"chainermn.{_DEFINED_IN.get(name, name)}")
+    with no_garbage_collection():
+        module = importlib.import_module(f"chainermn.{_DEFINED_IN.get(name, name)}")
     return getattr(module, name) if name in _DEFINED_IN else module
 
 

@@ -252,6 +252,32 @@ def test_import_does_not_initialise_mpi() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_what_most_jobs_never_use_is_not_imported(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys, chainer, chainermn, numpy as np\n"
+        "comm = chainermn.create_communicator('naive')\n"
+        "model = chainer.links.Linear(2, 3)\n"
+        "model.cleargrads()\n"
+        "model.W.grad = np.ones((3, 2), 'f')\n"
+        "comm.multi_node_mean_grad(model)\n"
+        "os.write(1, ' '.join(sys.modules).encode() + b'\\n')\n"
+    )
+    result = run_job(2, [script], env={"OMP_NUM_THREADS": "1"})
+    assert result.returncode == 0, result.stderr
+    imported = set(result.stdout.split())
+    assert "chainermn.gradients.exchange" in imported
+    unused = {
+        "chainermn.compression",
+        "chainermn.failures.monitor",
+        "chainermn.gradients.overlap",
+        "chainermn.timeline",
+        "ml_dtypes",
+        "threadpoolctl",
+    }
+    assert imported & unused == set()
+
+
 def test_mpiexec_of_another_mpi_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     variable = {"mpich": "OMPI_COMM_WORLD_SIZE", "openmpi": "PMI_SIZE"}[mpi_flavour()]
     monkeypatch.setenv(variable, "2")

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 
-from chainermn import remedies
 from chainermn.failures.processes import numbers_in
 from chainermn.process.cores import cores_of_job
+from chainermn.process.garbage import no_garbage_collection
+from chainermn.process.waking import wake_up_rarely
 from chainermn.transport.reducer import Array
 
 if TYPE_CHECKING:
@@ -58,11 +59,15 @@ def load_mpi() -> ModuleType:
     """
     os.environ.setdefault(*_EAGER_LIMIT)
     numbers = numbers_in(os.environ)
-    if numbers is not None and numbers.local_size > cores_of_job():
+    if numbers is not None and numbers.local_size > (n_cores := cores_of_job()):
         os.environ.update({**_TAKING_TURNS, **os.environ})
+        wake_up_rarely(numbers.local_size / n_cores)
     try:
-        from mpi4py import MPI
+        with no_garbage_collection():
+            from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
+        from chainermn import remedies
+
         raise RuntimeError(
             f"mpi4py cannot load an MPI library: {error}\n"
             f"Give it one that it can load: {remedies.load_mpi(str(error))}"
