@@ -61,13 +61,15 @@ class Channel:
             while self._outgoing:
                 self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
 
-    def receive(self, most_bytes: int = 1 << 16) -> list[Message]:
-        """Return the messages that ``most_bytes`` of what has arrived complete.
+    def receive(self, *, only_first: bool = False) -> list[Message]:
+        """Return the messages that have arrived, or at most the first one.
 
         Raises ConnectionError if the connection is closed, or anything except messages comes.
         """
         try:
-            part = self._socket.recv(most_bytes)
+            part = self._socket.recv(1 << 16, socket.MSG_PEEK if only_first else 0)
+            if only_first:
+                part = self._socket.recv(part.find(b"\n") + 1 or len(part))
         except BlockingIOError:
             return []
         except OSError as error:
@@ -147,8 +149,8 @@ def _first_to_answer(candidates: list[Channel]) -> Channel | None:
                 channel.flush()
                 selector.modify(channel, selectors.EVENT_READ)
                 try:
-                    # Byte by byte: what follows the answer is for those who read later.
-                    if events & selectors.EVENT_READ and channel.receive(1):
+                    # What follows the answer is for those who read later.
+                    if events & selectors.EVENT_READ and channel.receive(only_first=True):
                         return channel
                 except ConnectionError:
                     selector.unregister(channel)

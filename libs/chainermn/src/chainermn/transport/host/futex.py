@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import platform
 import sys
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class Futex:
@@ -17,7 +18,7 @@ class Futex:
     _ALL = 2**31 - 1
 
     def __init__(self, number: int, address: int) -> None:
-        self._call = ctypes.CDLL(None).syscall
+        self._call = _system_call()
         self._number = ctypes.c_long(number)
         self._address = ctypes.c_void_p(address)
 
@@ -45,3 +46,8 @@ class Futex:
     def wake(self) -> None:
         """Wake all that sleep."""
         self._call(self._number, self._address, self._WAKE, self._ALL, None)
+
+
+@functools.cache
+def _system_call() -> Any:
+    return ctypes.CDLL(None).syscall

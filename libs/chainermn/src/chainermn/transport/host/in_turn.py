@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from typing_extensions import override
@@ -164,16 +164,22 @@ class _Counters:
 
     def __init__(self, memory: mmap.mmap, offset: int, rank: int, size: int) -> None:
         self.words = memoryview(memory)[offset : offset + size * LINE_BYTES].cast("q")
-        places = [rank * _WORDS + word for rank in range(size) for word in (_GIVEN, _TAKEN)]
-        futexes = {place: Futex.at(memory, offset + place * _WORD_BYTES) for place in places}
-        self.futexes = {place: futex for place, futex in futexes.items() if futex is not None}
+        self._memory, self._offset = memory, offset
+        self._futexes: dict[int, Futex] = {}
         self._own = rank * _WORDS
 
     def set(self, word: int, number: int) -> None:
         """Set a word of this rank, and wake those that wait for it."""
         place = self._own + word
         self.words[place] = number
-        self.futexes[place].wake()
+        self.futex_at(place).wake()
+
+    def futex_at(self, place: int) -> Futex:
+        """Return the futex of a word. Most ranks ever wait for a few of them only."""
+        if place not in self._futexes:
+            futex = Futex.at(self._memory, self._offset + place * _WORD_BYTES)
+            self._futexes[place] = cast(Futex, futex)
+        return self._futexes[place]
 
 
 class _Reached:
@@ -195,4 +201,4 @@ class _Reached:
         words, number = self._counters.words, self._number
         for place in self._places:
             while (word := words[place]) < number:
-                self._counters.futexes[place].wait(word, _SECONDS_OF_SLEEP)
+                self._counters.futex_at(place).wait(word, _SECONDS_OF_SLEEP)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
 from typing_extensions import override
 
 from chainermn.process.cores import cores_of_job
@@ -93,22 +94,26 @@ class HostReducers(Reducers):
 
     def _by_shared_memory(self, mpi_comm: MPI.Intracomm) -> Reducer:
         size = mpi_comm.size
-        # The first rank decides, as others might count other cores.
-        is_crowded = size > _RANKS_PER_CORE * cores_of_job()
-        takes_turns = mpi_comm.bcast(is_crowded and Futex.is_available())
+        takes_turns = size > _RANKS_PER_CORE * cores_of_job() and Futex.is_available()
         n_bytes = (in_turn if takes_turns else shared_memory).bytes_needed(size)
         memory = "" if size == 1 else share_memory(mpi_comm, n_bytes)
-        reasons = self.mpi_comm.allgather(memory if isinstance(memory, str) else "")
-        lacking = [(rank, reason) for rank, reason in enumerate(reasons) if reason]
-        if lacking and self.mpi_comm.rank == 0:
-            _warn_of_fallback(*lacking[0], n_bytes)
-        if lacking or isinstance(memory, str):
+        is_lacking = np.array([isinstance(memory, str) and size > 1])
+        mpi = load_mpi()
+        self.mpi_comm.Allreduce(mpi.IN_PLACE, is_lacking, mpi.LOR)
+        if is_lacking.any():
+            reasons = self.mpi_comm.allgather(memory if isinstance(memory, str) else "")
+            if self.mpi_comm.rank == 0:
+                _warn_of_fallback(reasons, n_bytes)
+        if is_lacking.any() or isinstance(memory, str):
             return self._by_mpi(mpi_comm)
+        # The first rank has decided, as others might count other cores.
+        takes_turns = len(memory) == in_turn.bytes_needed(size)
         kind = InTurnReducer if takes_turns else SharedMemoryReducer
         return kind(mpi_comm, memory, self._adder)
 
 
-def _warn_of_fallback(rank: int, reason: str, n_bytes: int) -> None:
+def _warn_of_fallback(reasons: Sequence[str], n_bytes: int) -> None:
+    rank, reason = next((rank, reason) for rank, reason in enumerate(reasons) if reason)
     warnings.warn(
         f"rank {rank} cannot share memory with the other ranks of its host: {reason}. "
         "Gradients travel by MPI instead, which is slower. "

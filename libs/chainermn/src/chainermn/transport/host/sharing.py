@@ -66,7 +66,7 @@ class SharingReducer(Reducer):
 def share_memory(mpi_comm: MPI.Intracomm, n_bytes: int) -> mmap.mmap | str:
     """Return memory that all ranks share, or the reason why this rank has none. Collective.
 
-    It is zero at first.
+    It is zero at first. Rank 0 decides about its size: `len` tells.
 
     The kernel frees the memory as soon as the last rank unmaps it, even if ranks are killed.
     """
@@ -74,7 +74,7 @@ def share_memory(mpi_comm: MPI.Intracomm, n_bytes: int) -> mmap.mmap | str:
     if mpi_comm.rank == 0:
         path = _made_or_reason(lambda: _create_file(n_bytes))
     path = cast("Path | str", mpi_comm.bcast(path))
-    memory = path if isinstance(path, str) else _made_or_reason(lambda: _map_file(path, n_bytes))
+    memory = path if isinstance(path, str) else _made_or_reason(lambda: _map_file(path))
     mpi_comm.Barrier()
     if mpi_comm.rank == 0 and isinstance(path, Path):
         path.unlink()
@@ -101,6 +101,6 @@ def _create_file(n_bytes: int) -> Path:
     return Path(path)
 
 
-def _map_file(path: Path, n_bytes: int) -> mmap.mmap:
+def _map_file(path: Path) -> mmap.mmap:
     with path.open("r+b") as file:
-        return mmap.mmap(file.fileno(), n_bytes)
+        return mmap.mmap(file.fileno(), 0)
