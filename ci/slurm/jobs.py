@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -17,6 +18,7 @@ _MARKED = Path(__file__).resolve().parents[1] / "multinode/marked.py"
 _ENDED = {"CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
 #: Seconds after which something hangs, on however busy a machine.
 LIMIT = 400.0
+_ATTEMPTS = 10
 
 
 class BatchJob:
@@ -54,7 +56,7 @@ class BatchJob:
 
     def records(self) -> list[dict[str, str]]:
         """Return what Slurm knows of it; of every task, if it is an array."""
-        shown = run("scontrol", "show", "job", "--oneliner", str(self.id))
+        shown = ask("scontrol", "show", "job", "--oneliner", str(self.id))
         return [dict(re.findall(r"(\S+?)=(\S*)", line)) for line in shown.splitlines()]
 
     def has_ended(self) -> bool:
@@ -113,6 +115,21 @@ class BatchJob:
     def __repr__(self) -> str:
         outputs = {path.name: path.read_text() for path in self.folder.glob(f"{self.id}*.log")}
         return f"job {self.id}: {self.records()}, {outputs}"
+
+
+def ask(*command: str) -> str:
+    """Return what a command prints that asks Slurm, whose controller drops a call now and then.
+
+    Raises
+    ------
+    AssertionError
+        If it fails again and again.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        with contextlib.suppress(AssertionError):
+            return run(*command)
+        time.sleep(1.0)
+    return run(*command)
 
 
 def run(*command: str, env: Mapping[str, str] | None = None) -> str:
