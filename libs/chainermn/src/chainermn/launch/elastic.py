@@ -184,11 +184,16 @@ class _Accused:
 
 def _listed(name: str, hosts: Iterable[Host], known: Mapping[str, HostState]) -> str:
     """Return how a host that calls itself ``name`` is listed; empty if it is not known."""
-    for listed, _ in hosts if name else ():
-        own = known[listed].name if listed in known else ""
-        if name in (listed, own) or name.partition(".")[0] == listed.partition(".")[0]:
+    if not name:
+        return ""
+    names = [listed for listed, _ in hosts]
+    for listed in names:
+        if name in (listed, known[listed].name if listed in known else ""):
             return listed
-    return ""
+    # The first part of an address is no name of a host.
+    short = name.partition(".")[0]
+    alike = [it for it in names if it.partition(".")[0] == short and not short.isdigit()]
+    return alike[0] if len(alike) == 1 else ""
 
 
 @contextlib.contextmanager
