@@ -78,8 +78,15 @@ def test_job_goes_on_with_what_is_left(tmp_path: Path) -> None:
     assert second == "attempt 2 of 11: 2 ranks on localhost:2"
 
 
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGUSR1, 75)]
+)
 def test_signal_while_there_are_too_few_hosts(
-    started: Any, wait_until: Callable[[Callable[[], bool]], bool], tmp_path: Path
+    started: Any,
+    wait_until: Callable[[Callable[[], bool]], bool],
+    tmp_path: Path,
+    number: signal.Signals,
+    code: int,
 ) -> None:
     said = tmp_path / "said"
     with said.open("w") as file:
@@ -91,8 +98,8 @@ def test_signal_while_there_are_too_few_hosts(
             start_new_session=True,
         )
     assert wait_until(lambda: "waiting for at most 600 s" in said.read_text())
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(LIMIT) == 128 + signal.SIGTERM
+    process.send_signal(number)
+    assert process.wait(LIMIT) == code
     assert not started.processes()
 
 

@@ -86,7 +86,7 @@ def run_elastic(
         )
         for attempt in range(1, max_restarts + 2):
             hosts = membership.choose()
-            if hosts is None:
+            if hosts is None or signals.received:
                 break
             without = "".join(f"; {name}: {why}" for name, why in membership.left_out.items())
             number = f"attempt {attempt} of {max_restarts + 1}"
