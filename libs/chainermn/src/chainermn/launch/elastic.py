@@ -55,6 +55,7 @@ def run_elastic(
     Parameters
     ----------
     make_command : callable
+        See `MakeCommand`.
     discover : callable
         Returns the hosts that there are now.
     program : str
@@ -62,11 +63,17 @@ def run_elastic(
     min_ranks, max_ranks, patience
         See `Membership`.
     max_restarts : int
+        Number of attempts after the first one.
 
     Returns
     -------
     int
-        The exit code of the last attempt.
+        The exit code of the last attempt; if a signal came while none ran, that of the signal.
+
+    Raises
+    ------
+    click.ClickException
+        If there are too few hosts for longer than ``patience``.
     """
     mark = uuid.uuid4().hex
     known: dict[str, HostState] = {}
