@@ -212,7 +212,8 @@ def multinode_tests(session: nox.Session, mpi: str) -> None:
 def slurm_tests(session: nox.Session, mpi: str) -> None:
     """Run the tests of jobs under Slurm: Debian's, on three emulated hosts.
 
-    They need what emulated hosts need, and ``apt install slurmctld slurmd munge libpmix2``.
+    They need what emulated hosts need, and Debian's packages slurmctld, slurmd, slurm-client,
+    munge and libpmix2.
     """
     check_cluster(session, "--slurm")
     install_for_tests(session, mpi)

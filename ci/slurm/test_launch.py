@@ -36,7 +36,7 @@ def test_ranks_are_the_tasks(
     assert sorted(job.output().split("\n")) == ["", *expected]
 
 
-def test_exit_code_and_files_are_those_of_the_job(
+def test_exit_code_is_that_of_the_ranks(
     submit: Callable[..., BatchJob], shared_path: Path
 ) -> None:
     script = shared_path / "fails.py"

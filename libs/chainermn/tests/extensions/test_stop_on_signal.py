@@ -111,6 +111,7 @@ def test_wrong_arguments(handlers: None) -> None:
     cases: list[tuple[Any, Any, str]] = [
         (None if last else print, [signal.SIGUSR1], "checkpoint must be a checkpointer"),
         (print, [9999 if last else signal.SIGUSR1], "9999 is not a valid Signals"),
+        (print, [signal.SIGKILL if last else signal.SIGUSR1], "no program can handle SIGKILL"),
     ]
     if comm.size > 1:
         cases.append((print, [signal.SIGUSR2 if last else signal.SIGUSR1], "the ranks disagree"))

@@ -223,6 +223,13 @@ def test_mpiexec_that_is_still_starting_ranks(
     assert said() == ""
 
 
+def test_rank_that_has_been_killed_before_it_could_connect(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "_SECONDS_FOR_THE_FIRST", 0.0)
+    watch({}, 2, 2)
+
+
 def test_other_users_are_not_listened_to(
     start_job: Any, watch: Watch, said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,8 +78,15 @@ def test_job_goes_on_with_what_is_left(tmp_path: Path) -> None:
     assert second == "attempt 2 of 11: 2 ranks on localhost:2"
 
 
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGUSR1, 75)]
+)
 def test_signal_while_there_are_too_few_hosts(
-    started: Any, wait_until: Callable[[Callable[[], bool]], bool], tmp_path: Path
+    started: Any,
+    wait_until: Callable[[Callable[[], bool]], bool],
+    tmp_path: Path,
+    number: signal.Signals,
+    code: int,
 ) -> None:
     said = tmp_path / "said"
     with said.open("w") as file:
@@ -91,8 +98,8 @@ def test_signal_while_there_are_too_few_hosts(
             start_new_session=True,
         )
     assert wait_until(lambda: "waiting for at most 600 s" in said.read_text())
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(LIMIT) == 128 + signal.SIGTERM
+    process.send_signal(number)
+    assert process.wait(LIMIT) == code
     assert not started.processes()
 
 
@@ -154,7 +161,7 @@ def test_success_after_a_loss_is_none(
         ("chainermn: rank 1 on b.example.org (process 5) is the first to be gone", "b"),
         ("chainermn: rank 2 of 3 on c.example.org failed; the whole job is being ended. ", "c"),
         ("chainermn: nothing has come from a.example.org for 6 s. Reported by rank 1 on b", "a"),
-        ("chainermn: of the 4 ranks on b all but [1] ended before create_communicator", "b"),
+        ("chainermn: of the 4 ranks on b all except 1 ended before create_communicator", "b"),
         ("chainermn: the process that watches over the job on a has been killed. Reported", "a"),
         ("prterun noticed that process rank 1 with PID 9 on node b exited on", "b"),
         ("chainermn: rank 0 on a has waited for 6 s in create_communicator for ranks", ""),
@@ -227,6 +234,23 @@ def test_mpiexec_that_waits_for_a_host_that_is_gone(
     assert wait_until(lambda: not started.processes()), started.processes()
 
 
+@pytest.mark.parametrize(
+    ("name", "names", "listed"),
+    [
+        ("10.0.0.2", ["10.0.0.1", "10.0.0.2"], "10.0.0.2"),
+        ("10.0.0.3", ["10.0.0.1", "10.0.0.2"], ""),
+        ("gpu.b", ["gpu.a", "gpu.b"], "gpu.b"),
+        ("gpu", ["gpu.a", "gpu.b"], ""),
+        ("gpu", ["cpu.a", "gpu.a"], "gpu.a"),
+        ("a.example.org", ["cpu", "a"], "a"),
+    ],
+)
+def test_host_is_found_under_the_name_that_it_gives_itself(
+    name: str, names: list[str], listed: str
+) -> None:
+    assert elastic._listed(name, [(it, 1) for it in names], {}) == listed
+
+
 WRONG = {
     "no hosts": (["--min-ranks", "2"], "--min-ranks needs --host, --hostfile or --discover"),
     "both": (["--discover", "true", "--host", "a"], "either hosts or --discover, not both"),
@@ -244,10 +268,18 @@ def test_what_is_wrong_is_said(case: str) -> None:
     assert message in " ".join(result.output.split())
 
 
+def dry_run(hosts: str, *options: str) -> str:
+    Path("discover.py").write_text(f"print({hosts!r})")
+    words = ["launch", *options, "--discover", "discover.py", "--dry-run", "hostname"]
+    printed = CliRunner().invoke(main, words)
+    assert (printed.exit_code == 0) == bool(hosts), printed.output
+    return printed.output
+
+
 def test_dry_run_asks_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "discover.py").write_text("print('localhost:2')")
     monkeypatch.chdir(tmp_path)
-    options = ["--discover", "discover.py", "--dry-run", "hostname"]
-    printed = CliRunner().invoke(main, ["launch", *options])
-    assert printed.exit_code == 0, printed.output
-    assert "localhost:2 -n 2" in printed.output
+    assert "localhost:2 -n 2" in dry_run("localhost:2")
+    assert "localhost:1 -n 1" in dry_run("localhost:2", "-n", "1")
+    # The largest number of ranks, as in a run.
+    assert "localhost:2 -n 2" in dry_run("localhost:2", "-n", "8")
+    assert "no host" in dry_run("")

@@ -76,6 +76,34 @@ def test_a_test_wakes_too(monkeypatch: pytest.MonkeyPatch) -> None:
         meeting.Wait()
 
 
+def test_who_sleeps_at_the_next_meeting_is_not_forgotten_because_of_who_is_late() -> None:
+    if not Futex.is_available():
+        pytest.skip("this system has no futex")
+    memory = mmap.mmap(-1, barrier.bytes_needed(3))
+    calls: list[str] = []
+
+    class NobodySleeps:
+        def wait(self, word: int, seconds: float) -> None:
+            calls.append("wait")
+
+        def wake(self) -> None:
+            calls.append("wake")
+
+    first, late, last = (Barrier(memory, rank, 3, FEW) for rank in range(3))
+    for rank in (first, late, last):
+        rank._futex = NobodySleeps()  # type: ignore[assignment]
+        rank.arrive()
+    assert first.Test()
+    first.arrive()
+    first._sleep()
+    late._sleep()  # it has looked before the others came
+    assert calls == ["wait"]
+    for rank in (late, last):
+        rank.arrive()
+    assert last.Test()
+    assert calls == ["wait", "wake"]
+
+
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize("n_cores", [FEW, MANY])
 def test_who_waits_for_long_does_not_compute(n_cores: int) -> None:

@@ -103,6 +103,8 @@ class StopOnSignal(Extension):
                     f"of the trainer, got {checkpoint!r:.80}"
                 )
             numbers = sorted(signal.Signals(number) for number in signals)
+            if {signal.SIGKILL, signal.SIGSTOP} & {*numbers}:
+                raise ValueError("no program can handle SIGKILL or SIGSTOP")
             for number in numbers:
                 self._previous[number] = signal.signal(number, self._note)
             # What this process starts from now on inherits this. But SIGTERM ends its workers.
@@ -112,7 +114,7 @@ class StopOnSignal(Extension):
 
         try:
             check_equal(comm, run_together(comm, where, install), where)
-        except ValueError:
+        except Exception:  # of any kind, on a rank that only hears of it
             self.finalize()
             raise
 

@@ -33,6 +33,8 @@ from chainermn.failures.wait import as_ranges
 _PERIOD = 0.25
 # mpiexec may still be starting ranks, or be about to end the job by itself.
 _SECONDS_TO_BE_SURE = 1.5
+# For the rank that has started the guard to connect; it may have been killed first.
+_SECONDS_FOR_THE_FIRST = 60.0
 #: How long files are held after the death of their rank.
 SECONDS_HELD = 0.5
 
@@ -83,7 +85,9 @@ class Guard:
         """Listen and look until no rank is connected any more, or the job ends."""
         next_look = _PERIOD
         while not self._is_over:
-            for key, _ in self._selector.select(_PERIOD if self._waiting else None):
+            # Without a rank to look at, whatever comes is heard, and nothing else is to be done.
+            patience = _PERIOD if self._waiting else _SECONDS_FOR_THE_FIRST
+            for key, _ in self._selector.select(patience):
                 if key.fileobj is self._listener:
                     self._accept()
                 else:

@@ -135,6 +135,9 @@ def launch(
             hosts = find_hosts()
         except DiscoveryError as error:
             raise click.ClickException(str(error)) from error
+        if not hosts:
+            raise click.ClickException(f"{discover} names no host")
+        ranks = min(ranks or count_ranks(hosts), count_ranks(hosts))
     if ranks is None:
         if hosts is None:
             raise click.UsageError("say how many ranks, as in -n 4, or name hosts")

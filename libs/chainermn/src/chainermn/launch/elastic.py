@@ -55,6 +55,7 @@ def run_elastic(
     Parameters
     ----------
     make_command : callable
+        See `MakeCommand`.
     discover : callable
         Returns the hosts that there are now.
     program : str
@@ -62,11 +63,17 @@ def run_elastic(
     min_ranks, max_ranks, patience
         See `Membership`.
     max_restarts : int
+        Number of attempts after the first one.
 
     Returns
     -------
     int
-        The exit code of the last attempt.
+        The exit code of the last attempt; if a signal came while none ran, that of the signal.
+
+    Raises
+    ------
+    click.ClickException
+        If there are too few hosts for longer than ``patience``.
     """
     mark = uuid.uuid4().hex
     known: dict[str, HostState] = {}
@@ -86,7 +93,7 @@ def run_elastic(
         )
         for attempt in range(1, max_restarts + 2):
             hosts = membership.choose()
-            if hosts is None:
+            if hosts is None or signals.received:
                 break
             without = "".join(f"; {name}: {why}" for name, why in membership.left_out.items())
             number = f"attempt {attempt} of {max_restarts + 1}"
@@ -184,11 +191,16 @@ class _Accused:
 
 def _listed(name: str, hosts: Iterable[Host], known: Mapping[str, HostState]) -> str:
     """Return how a host that calls itself ``name`` is listed; empty if it is not known."""
-    for listed, _ in hosts if name else ():
-        own = known[listed].name if listed in known else ""
-        if name in (listed, own) or name.partition(".")[0] == listed.partition(".")[0]:
+    if not name:
+        return ""
+    names = [listed for listed, _ in hosts]
+    for listed in names:
+        if name in (listed, known[listed].name if listed in known else ""):
             return listed
-    return ""
+    # The first part of an address is no name of a host.
+    short = name.partition(".")[0]
+    alike = [it for it in names if it.partition(".")[0] == short and not short.isdigit()]
+    return alike[0] if len(alike) == 1 else ""
 
 
 @contextlib.contextmanager

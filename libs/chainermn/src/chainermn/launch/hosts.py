@@ -87,20 +87,22 @@ def show_places(hosts: Iterable[Host]) -> str:
 
 def show_hosts(names: Iterable[str]) -> str:
     """Return the names in brief, as Slurm writes them: ``host[00-62,64], other``."""
-    numbers: dict[tuple[str, str], list[list[str]]] = {}
+    numbers: dict[tuple[str, ...], list[list[str]]] = {}
     for name in names:
         found = _NUMBERED.fullmatch(name)
-        before, number, after = found.groups() if found else (name, "", "")
-        runs = numbers.setdefault((before, after), [])
+        # `node` is none of `node[1-2]`.
+        key = found.group(1, 3) if found else (name,)
+        number = found[2] if found else ""
+        runs = numbers.setdefault(key, [])
         if runs and number and number == _next(runs[-1][-1]):
             runs[-1].append(number)
         else:
             runs.append([number])
     shown = []
-    for (before, after), runs in numbers.items():
+    for (before, *after), runs in numbers.items():
         parts = [run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
         part = runs[0][0] if len(runs) == len(runs[0]) == 1 else f"[{','.join(parts)}]"
-        shown.append(f"{before}{part}{after}")
+        shown.append(f"{before}{part}{''.join(after)}")
     return ", ".join(shown)
 
 

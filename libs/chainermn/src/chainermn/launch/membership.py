@@ -61,6 +61,7 @@ class Membership:
     discover : callable
         Returns the hosts that there are now.
     find_unusable : callable
+        See `FindUnusable`.
     min_ranks : int
         Wait until the hosts take so many ranks.
     max_ranks : int or None

@@ -43,12 +43,12 @@ def say(message: str) -> None:
 class SignalsToChild:
     """Pass signals on to the process that it runs, and upon SIGINT and SIGTERM make sure it ends.
 
-    SIGUSR1 asks training to stop by itself.
+    SIGUSR1 asks training to stop by itself; if none runs, there is nothing to be started any more.
     """
 
     def __init__(self) -> None:
         self.received = False
-        #: The exit code of a process that the signal ends.
+        #: The exit code of a process that the signal ends; `STOPPED` if none ran.
         self.code = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._handlers: dict[int, Any] = {}
@@ -90,8 +90,10 @@ class SignalsToChild:
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         process = self._process
         if number == signal.SIGUSR1:
-            if process is not None:
+            if process is not None and process.poll() is None:
                 process.send_signal(number)
+            else:
+                self.received, self.code = True, STOPPED
             return
         self.received, self.code = True, 128 + number
         if process is None:

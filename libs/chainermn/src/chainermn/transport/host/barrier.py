@@ -20,8 +20,9 @@ _LOOKS_BEFORE_SLEEPING = 4096
 _SECONDS_OF_SLEEP = 0.05
 _SECONDS_WITHOUT_FUTEX = 5e-5
 
-# Words of the first line, each of 8 bytes.
-_COMPLETED, _SLEEPERS = 0, 1
+# Words of the first line, each of 8 bytes. A rank may already sleep at the next meeting while
+# another one still writes that it sleeps at this one, so these two have a word each.
+_COMPLETED, _SLEEPERS = 0, (1, 2)
 
 
 def bytes_needed(size: int) -> int:
@@ -77,7 +78,7 @@ class Barrier:
             if words[other] < arrivals:
                 return False
         words[_COMPLETED] = arrivals
-        if self._futex and words[_SLEEPERS] >= arrivals:
+        if self._futex and words[_SLEEPERS[arrivals % 2]] >= arrivals:
             self._futex.wake()
         return True
 
@@ -100,7 +101,7 @@ class Barrier:
             return
         words = self._words
         completed = words[_COMPLETED]
-        words[_SLEEPERS] = self._arrivals
+        words[_SLEEPERS[self._arrivals % 2]] = self._arrivals
         os.sched_yield()  # a system call: from here on, the others see what has been written
         if not self.Test():
             self._futex.wait(completed, _SECONDS_OF_SLEEP)
