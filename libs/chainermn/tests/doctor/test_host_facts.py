@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from chainermn.doctor import host_facts, report, setup
-from chainermn.doctor.probe import Outcome
+from chainermn.doctor.probe import TAKING_TURNS, Outcome
 from chainermn.doctor.setup import Answer, Setup
 from chainermn.launch.mpiexec import find_mpiexec, mpiexec_version
 
@@ -38,6 +38,7 @@ def test_this_host(tmp_path: Path) -> None:
     assert found["files"][str(script)].startswith("5 bytes (sha256 ")
     assert found["files"][str(tmp_path)].startswith("1 entries (sha256 ")
     assert 1 <= found["cores"] <= (os.cpu_count() or 1)
+    assert found["machine"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def test_it_runs_without_chainermn(tmp_path: Path) -> None:
@@ -54,6 +55,29 @@ def test_it_runs_without_chainermn(tmp_path: Path) -> None:
     assert said["host"] == socket.gethostname()
     assert said["files"] == {str(tmp_path): host_facts.contents(str(tmp_path))}
     assert said["software"]["mpiexec"] == "none"
+
+
+def test_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for path, text in {
+        "first/nvidia_nccl_cu12-2.27.3.dist-info/METADATA": "Version: 2.27.3\n\nVersion: 0",
+        "first/chainer_compat-8.0.0.dist-info/METADATA": "Metadata-Version: 2.1\nVersion: 8.0.0",
+        "first/mpich_else-1.dist-info/METADATA": "Version: 1",
+        "second/chainer.egg-info/PKG-INFO": "Version: 7.8.1",
+        "second/chainer_compat-7.dist-info/METADATA": "Version: 7",
+        "second/numpy-1.24.2.egg-info": "Version: 1.24.2",
+        "second/cupy_cuda12x-13.dist-info/RECORD": "",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    monkeypatch.setattr(sys, "path", ["/nowhere", str(first), str(second)])
+    assert host_facts.packages() == {
+        "chainer": "7.8.1",
+        "chainer-compat": "8.0.0",  # the first is the one that is imported
+        "cupy-cuda12x": "unknown",
+        "numpy": "1.24.2",
+        "nvidia-nccl-cu12": "2.27.3",
+    }
 
 
 @pytest.mark.parametrize(
@@ -155,6 +179,43 @@ def test_probes_run_on_every_rank_and_once(monkeypatch: pytest.MonkeyPatch) -> N
         (5, hosts, *of_all, "settings"),
         (2, hosts[:1], "ranks", "communicators"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("machines", "cores", "ranks", "takes_turns"),
+    [
+        ("abc", [2, 2, 2], [2, 2, 2], False),
+        ("abc", [2, 2, 2], [2, 3, 2], True),
+        ("aab", [4, 2, 2], [2, 2, 2], False),
+        ("aab", [4, 2, 2], [2, 3, 2], True),
+    ],
+)
+def test_ranks_that_share_cores_take_turns(
+    machines: str,
+    cores: list[int],
+    ranks: list[int],
+    takes_turns: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Containers on one machine have names of their own, but its cores."""
+    monkeypatch.delenv(*TAKING_TURNS, raising=False)
+    told: list[bool] = []
+
+    def ask(*asked: object) -> dict[str, Outcome]:
+        environment = asked[-1]
+        assert isinstance(environment, dict)
+        told.append(environment.items() >= TAKING_TURNS.items())
+        return {"ranks": Outcome()}
+
+    monkeypatch.setattr(setup, "ask", ask)
+    hosts = [(f"host{place}", number) for place, number in enumerate(ranks)]
+    examined = Setup(hosts=hosts)
+    examined.facts = {
+        name: Answer({"machine": machine, "cores": number})
+        for (name, _), machine, number in zip(hosts, machines, cores, strict=True)
+    }
+    examined._run(["ranks"], sum(ranks), hosts)
+    assert told == [takes_turns]
 
 
 def test_versions_where_there_is_no_mpi(monkeypatch: pytest.MonkeyPatch) -> None:

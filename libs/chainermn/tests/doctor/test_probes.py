@@ -19,7 +19,7 @@ from mpi4py import MPI
 import chainermn
 from chainermn.communicators import registered
 from chainermn.doctor import probes
-from chainermn.doctor.probe import Outcome, ask
+from chainermn.doctor.probe import TAKING_TURNS, Outcome, ask
 from chainermn.transport.host import sharing as library
 
 WORLD = MPI.COMM_WORLD
@@ -126,10 +126,12 @@ def test_communicators_that_do_not_fit_the_hosts_are_left_out(
 def test_communicator_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     create = chainermn.create_communicator
 
-    def create_or_fail(name: str) -> Any:
+    def create_or_fail(name: str, **options: Any) -> Any:
         if name == "flat":
             raise RuntimeError("no flat now")
-        return create(name)
+        return create(name, **options)
+
+    probes._communicator.cache_clear()
 
     monkeypatch.setattr(chainermn, "create_communicator", create_or_fail)
     results = probes.communicators()
@@ -222,6 +224,20 @@ def test_last_answer_of_a_job_that_ends_badly_is_not_relied_on() -> None:
     command = [sys.executable, "-c", ANSWERS + "raise SystemExit(3)", "a", "b"]
     failed = Outcome(7, "ended with exit code 3 and no answer")
     assert ask(command, ["a", "b"], 60) == {"a": Outcome(7), "b": failed}
+
+
+ASK = """\
+from chainermn.doctor import probe, probes
+probes.slack = lambda: int(open("/proc/self/timerslack_ns").read())
+probe._run_here("slack", "60")
+"""
+
+
+@pytest.mark.parametrize(("turns", "slack"), [({}, 50_000), (TAKING_TURNS, 1_000_000)])
+def test_process_that_takes_turns_sleeps_longer(turns: dict[str, str], slack: int) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in TAKING_TURNS}
+    answers = ask([sys.executable, "-c", ASK], ["slack"], 60, {**environment, **turns})
+    assert answers == {"slack": Outcome(slack)}
 
 
 @pytest.mark.mpi(3)

@@ -6,9 +6,11 @@ On several ranks, the answer is that of rank 0; the others return None.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import socket
 import time
+from time import sleep
 from typing import Any
 
 #: Seconds that are not measured again: chance has little part in them.
@@ -52,6 +54,17 @@ def public_names() -> int:
 # ---- MPI ----
 
 
+def _meet(world: Any) -> None:
+    """Wait for all ranks, which may still be importing, and leave the cores to them.
+
+    In other collectives MPI takes a core while it waits: of hosts that share a machine, that
+    slows down those that are waited for.
+    """
+    request = world.Ibarrier()
+    while not request.Test():
+        sleep(0.01)
+
+
 def ranks() -> list[dict[str, Any]] | None:
     """Return what each rank of a job sees, in the order of the ranks."""
     from mpi4py import MPI
@@ -63,6 +76,7 @@ def ranks() -> list[dict[str, Any]] | None:
         "environment": dict(os.environ),
         "thread level": levels[MPI.Query_thread()],
     }
+    _meet(MPI.COMM_WORLD)
     return MPI.COMM_WORLD.gather(mine)
 
 
@@ -80,9 +94,7 @@ def shared_memory() -> str | None:
 
 def communicators() -> dict[str, str] | None:
     """Return what is wrong on any rank with the means of each communicator, if anything is."""
-    import chainermn
-
-    world = chainermn.create_communicator("naive")
+    world = _communicator("naive")
     everywhere = world.gather_obj({name: _try_out(name) for name in usable(world.mpi_comm)})
     if everywhere is None:
         return None
@@ -105,11 +117,21 @@ def usable(mpi_comm: Any) -> list[str]:
     ]
 
 
-def _try_out(name: str) -> str:
+@functools.cache
+def _communicator(name: str, dtype: str | None = None) -> Any:
+    """Create a communicator, once for all probes: on many hosts that takes long."""
+    from mpi4py import MPI
+
     import chainermn
 
+    create = chainermn.create_communicator  # imports Chainer
+    _meet(MPI.COMM_WORLD)
+    return create(name, allreduce_grad_dtype=dtype)
+
+
+def _try_out(name: str) -> str:
     try:
-        wrong = _wrong_means(chainermn.create_communicator(name))
+        wrong = _wrong_means(_communicator(name))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return f"wrong means of {', '.join(wrong)}" if wrong else ""
@@ -139,12 +161,13 @@ def speeds() -> dict[str, list[float]] | None:
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    numbers = np.linspace(0, 1, 250_000)
+    numbers = np.linspace(0, 1, 100_000)
     computing = []
     for _ in range(20):
         start = time.perf_counter()
         np.sin(numbers)
         computing.append(time.perf_counter() - start)
+    _meet(world)
     names = world.allgather(socket.gethostname())
     firsts = [names.index(name) for name in dict.fromkeys(names)]
     network = _network_seconds(world, firsts) if world.rank in firsts else 0.0
@@ -182,13 +205,12 @@ def exchange() -> dict[str, Any] | None:
 
     In bfloat16, only those of the default and of the one that is fastest in float32.
     """
-    import chainermn
     from chainermn.communicators.registry import default_on_cpu
     from chainermn.transport.topology import Topology
 
-    world = chainermn.create_communicator("naive")
+    world = _communicator("naive")
     names = usable(world.mpi_comm)
-    seconds = {name: {"float32": _seconds(world, 512, name, "float32")} for name in names}
+    seconds = {name: {"float32": _seconds(world, 512, name)} for name in names}
     default = default_on_cpu(Topology.of(world.mpi_comm))
     fastest = world.bcast_obj(min(names, key=lambda name: seconds[name]["float32"]))
     for name in dict.fromkeys((default, fastest)):
@@ -198,18 +220,17 @@ def exchange() -> dict[str, Any] | None:
 
 def settings() -> dict[str, list[tuple[int, float]]] | None:
     """Return seconds for few and for many gradients by setting, with the default on CPU."""
-    import chainermn
     from chainermn.communicators.registry import default_on_cpu
     from chainermn.compression import PowerSGD
     from chainermn.transport.topology import Topology
 
-    world = chainermn.create_communicator("naive")
+    world = _communicator("naive")
     name = default_on_cpu(Topology.of(world.mpi_comm))
     # So many that they take longer than latency and noise, even compressed.
-    tried: dict[str, tuple[int, str, Any]] = {
-        "float32": (1024, "float32", None),
+    tried: dict[str, tuple[int, str | None, Any]] = {
+        "float32": (1024, None, None),
         "allreduce_grad_dtype='bfloat16'": (1024, "bfloat16", None),
-        "compression=chainermn.compression.PowerSGD(rank=4)": (2048, "float32", PowerSGD(rank=4)),
+        "compression=chainermn.compression.PowerSGD(rank=4)": (2048, None, PowerSGD(rank=4)),
     }
     seconds = {
         setting: [(side**2, _seconds(world, side, name, *how)) for side in (32, many)]
@@ -218,14 +239,14 @@ def settings() -> dict[str, list[tuple[int, float]]] | None:
     return seconds if world.rank == 0 else None
 
 
-def _seconds(world: Any, side: int, name: str, dtype: str, compression: Any = None) -> float:
+def _seconds(
+    world: Any, side: int, name: str, dtype: str | None = None, compression: Any = None
+) -> float:
     """Return how long the gradient of a square matrix takes."""
     import chainer
     import numpy as np
 
-    import chainermn
-
-    comm = chainermn.create_communicator(name, allreduce_grad_dtype=dtype)
+    comm = _communicator(name, dtype)
     model = chainer.Chain()
     with model.init_scope():
         model.weight = chainer.Parameter(np.zeros((side, side), np.float32))
@@ -237,9 +258,9 @@ def _seconds(world: Any, side: int, name: str, dtype: str, compression: Any = No
         start = time.perf_counter()
         comm.mean_grad_unless([], model, compressor=compressor)
         taken.append(time.perf_counter() - start)
-        if len(taken) > 1 and world.bcast_obj(taken[-1] > _LONG):
+        if world.bcast_obj(taken[-1] > _LONG):
             break
-    return min(taken[1:])  # the first sets up connections and buffers
+    return min(taken[1:] or taken)  # the first sets up buffers
 
 
 # ---- GPUs ----

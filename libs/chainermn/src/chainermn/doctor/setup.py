@@ -7,6 +7,7 @@ import shlex
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from chainermn.doctor.probe import Outcome, ask, probe_command
+from chainermn.doctor.probe import TAKING_TURNS, Outcome, ask, probe_command
 from chainermn.launch.hosts import Host, is_this_host
 from chainermn.launch.mpiexec import SSH_OPTIONS, find_mpiexec, launch_environment, mpiexec_command
 
@@ -77,9 +78,21 @@ class Setup:
                 ranks, program, python=False, hosts=hosts, forward=self.forward
             )
             environment = launch_environment(hosts, network=self.network)
+            if hosts and self._share_cores(hosts):
+                environment = {**TAKING_TURNS, **environment}
             return ask(command, names, self.limit, environment)
         except (OSError, RuntimeError, ValueError) as error:
             return dict.fromkeys(names, Outcome(failure=str(error)))
+
+    def _share_cores(self, hosts: Sequence[Host]) -> bool:
+        """Tell whether ranks outnumber the cores of a machine, which several hosts may share."""
+        ranks, cores = Counter[str](), Counter[str]()
+        for host, number in hosts:
+            facts = self.facts[host].facts
+            if facts:
+                ranks[facts["machine"]] += number
+                cores[facts["machine"]] = max(cores[facts["machine"]], facts["cores"])
+        return any(ranks[machine] > cores[machine] for machine in ranks)
 
     @property
     def places(self) -> Sequence[Host]:
