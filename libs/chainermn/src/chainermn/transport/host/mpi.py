@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal, cast
@@ -52,16 +53,14 @@ def load_mpi() -> ModuleType:
     """Import ``mpi4py.MPI``, which initialises MPI, and return it.
 
     Before that it sets in the environment how Open MPI sends messages to other hosts, and how
-    ranks wait if there are more of them than cores. Variables that are set stay as they are.
+    ranks wait if there are more of them than cores. Variables that are set stay as they are. If
+    the script has initialised MPI, it is too late for that.
 
     Raises a RuntimeError if no MPI library can be loaded, or if ``mpiexec`` belongs to a different
     MPI, or ``srun`` was not told which: each process would then be a job of its own.
     """
-    os.environ.setdefault(*_EAGER_LIMIT)
-    numbers = numbers_in(os.environ)
-    if numbers is not None and numbers.local_size > (n_cores := cores_of_job()):
-        os.environ.update({**_TAKING_TURNS, **os.environ})
-        wake_up_rarely(numbers.local_size / n_cores)
+    if "mpi4py.MPI" not in sys.modules:
+        _prepare()
     try:
         with no_garbage_collection():
             from mpi4py import MPI
@@ -75,6 +74,15 @@ def load_mpi() -> ModuleType:
     if MPI.COMM_WORLD.size == 1:
         _check_alone(MPI)
     return MPI
+
+
+def _prepare() -> None:
+    os.environ.setdefault(*_EAGER_LIMIT)
+    numbers = numbers_in(os.environ)
+    if numbers is not None and numbers.local_size > (n_cores := cores_of_job()):
+        for variable, value in _TAKING_TURNS.items():
+            os.environ.setdefault(variable, value)
+        wake_up_rarely(numbers.local_size / n_cores)
 
 
 def _check_alone(mpi: ModuleType) -> None:
