@@ -79,7 +79,7 @@ def counts_of(job: Job) -> Counts:
     # as long on average. First of all they agree, by an all-reduce.
     doublings = math.ceil(math.log2(ranks))
     turns, messages, sent = doublings / 2, math.log2(job.hosts), leaving_bytes(job) / job.per_host
-    if _takes_turns(job):
+    if takes_turns(job):
         # They agree without MPI. All add a chunk, and all read it; the next one follows at once.
         turns = 1 + chunks + 1
         local = 2 * n
@@ -138,12 +138,13 @@ def fit(jobs: Sequence[Job], seconds: Sequence[float]) -> Counts:
     return Counts(*map(float, found))
 
 
-def _takes_turns(job: Job) -> bool:
+def takes_turns(job: Job) -> bool:
+    """Tell whether each rank adds to the sum in its turn."""
     return job.hosts == 1 and job.ranks > reducers._RANKS_PER_CORE * job.cores
 
 
 def _chunk_bytes(job: Job) -> int:
-    if _takes_turns(job):
+    if takes_turns(job):
         return in_turn._CHUNK_BYTES
     return shared_memory._ring(job.ranks)[1] if job.hosts == 1 else mpi_reducer._CHUNK_BYTES
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from benchmarks import cost_model, report
 from benchmarks.cost_model import Job
@@ -14,11 +14,16 @@ TITLE = "The cost model"
 SIZES = (4_000, 64_000, 400_000, 4_000_000)
 #: Hosts and ranks on each by which costs are found, without a limit of the links; and those on
 #: which the model has to prove itself, with 1 Gbit/s.
-FITTED = ((1, 2), (1, 4), (1, 8), (2, 1), (4, 1), (8, 1))
+FITTED = ((1, 2), (1, 4), (1, 8), (1, 10), (1, 16), (2, 1), (4, 1), (8, 1))
 CHECKED = ((1, 32), (1, 64), (16, 1), (16, 2))
 #: Above this error, a prediction has failed.
 MOST = 0.15
-KINDS = {"one host": True, "several hosts": False}
+#: What has costs of its own, because the ranks do something else.
+KINDS: dict[str, Callable[[Job], bool]] = {
+    "one host": lambda job: job.hosts == 1 and not cost_model.takes_turns(job),
+    "one host, where each rank adds in its turn": cost_model.takes_turns,
+    "several hosts": lambda job: job.hosts > 1,
+}
 
 
 def measure(settings: Settings) -> Iterator[Group | str]:
@@ -57,8 +62,8 @@ def write(part: str, title: str) -> None:
     for content in load(part).values():
         lines += [*report.describe_run(content), ""]
         measured = list(points(content["groups"]))
-        for kind, is_one in KINDS.items():
-            jobs = [(job, seconds) for job, seconds in measured if (job.hosts == 1) == is_one]
+        for kind, is_of_kind in KINDS.items():
+            jobs = [(job, seconds) for job, seconds in measured if is_of_kind(job)]
             if any(is_fitted(job) for job, _ in jobs):
                 lines += [f"## {kind.capitalize()}", "", *describe(jobs), ""]
     report.write_page(part, title, lines)
