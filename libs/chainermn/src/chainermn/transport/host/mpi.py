@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -59,11 +60,12 @@ def load_mpi() -> ModuleType:
     Raises a RuntimeError if no MPI library can be loaded, or if ``mpiexec`` belongs to a different
     MPI, or ``srun`` was not told which: each process would then be a job of its own.
     """
-    if "mpi4py.MPI" not in sys.modules:
-        _prepare()
     try:
-        with no_garbage_collection():
-            from mpi4py import MPI
+        if "mpi4py.MPI" not in sys.modules:
+            _prepare()
+            with no_garbage_collection():
+                importlib.import_module("mpi4py.MPI")
+        from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         from chainermn import remedies
 
