@@ -137,7 +137,8 @@ def launch(
             raise click.ClickException(str(error)) from error
         if not hosts:
             raise click.ClickException(f"{discover} names no host")
-        ranks = min(ranks or count_ranks(hosts), count_ranks(hosts))
+        places = count_ranks(hosts)
+        ranks = min(ranks or places, places)
     if ranks is None:
         if hosts is None:
             raise click.UsageError("say how many ranks, as in -n 4, or name hosts")

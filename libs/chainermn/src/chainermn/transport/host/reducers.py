@@ -97,9 +97,8 @@ class HostReducers(Reducers):
         takes_turns = size > _RANKS_PER_CORE * cores_of_job() and Futex.is_available()
         n_bytes = (in_turn if takes_turns else shared_memory).bytes_needed(size)
         memory = "" if size == 1 else share_memory(mpi_comm, n_bytes)
-        is_lacking = np.array([isinstance(memory, str) and size > 1])
-        mpi = load_mpi()
-        self.mpi_comm.Allreduce(mpi.IN_PLACE, is_lacking, mpi.LOR)
+        is_lacking = np.array([isinstance(memory, str) and size > 1], np.int64)
+        self.maximum(is_lacking)
         if is_lacking.any():
             reasons = self.mpi_comm.allgather(memory if isinstance(memory, str) else "")
             if self.mpi_comm.rank == 0:
@@ -107,9 +106,9 @@ class HostReducers(Reducers):
         if is_lacking.any() or isinstance(memory, str):
             return self._by_mpi(mpi_comm)
         # The first rank has decided, as others might count other cores.
-        takes_turns = len(memory) == in_turn.bytes_needed(size)
-        kind = InTurnReducer if takes_turns else SharedMemoryReducer
-        return kind(mpi_comm, memory, self._adder)
+        if len(memory) == in_turn.bytes_needed(size):
+            return InTurnReducer(mpi_comm, memory, self._adder)
+        return SharedMemoryReducer(mpi_comm, memory, self._adder)
 
 
 def _warn_of_fallback(reasons: Sequence[str], n_bytes: int) -> None:
