@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import os
 import signal
@@ -33,17 +34,50 @@ def steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.mpi(2)
-def test_exchange_is_timed_in_both_dtypes(steady_clock: None) -> None:
+def test_exchange_is_timed_and_that_of_choice_in_bfloat16_too(steady_clock: None) -> None:
     answer = probes.exchange()
     if WORLD.rank:
         assert answer is None
         return
     assert answer is not None
-    assert answer["default"] == "single_node"
+    assert answer["use"] == "single_node"
     seconds = answer["seconds"]
     assert {"flat", "hierarchical", "naive", "two_dimensional"} <= set(seconds)
     assert {by["float32"] for by in seconds.values()} == {1.0}
-    assert seconds["single_node"]["bfloat16"] == 1.0
+    assert {name: by["bfloat16"] for name, by in seconds.items() if "bfloat16" in by} == {
+        "single_node": 1.0
+    }
+
+
+@pytest.mark.parametrize(
+    ("seconds", "choice"),
+    [
+        pytest.param((0.080, 0.090), "hierarchical", id="another is not clearly faster"),
+        pytest.param((0.008, 0.010), "hierarchical", id="just as long as it may take"),
+        pytest.param((0.071, 0.090), "flat", id="another is clearly faster"),
+        pytest.param((0.090, 0.080), "hierarchical", id="it is the fastest"),
+    ],
+)
+def test_choice_of_a_communicator(seconds: tuple[float, float], choice: str) -> None:
+    measured = dict(zip(("flat", "hierarchical"), seconds, strict=True))
+    assert probes.choose(measured, default="hierarchical") == choice
+
+
+@pytest.mark.mpi(2)
+def test_communicators_are_created_once_for_all_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    created: list[tuple[str, str | None]] = []
+    create = chainermn.create_communicator
+
+    def counted(name: str, *, allreduce_grad_dtype: str | None) -> Any:
+        created.append((name, allreduce_grad_dtype))
+        return create(name, allreduce_grad_dtype=allreduce_grad_dtype)
+
+    monkeypatch.setattr(chainermn, "create_communicator", counted)
+    monkeypatch.setattr(probes, "_communicator", functools.cache(probes._communicator.__wrapped__))
+    probes.communicators()
+    probes.exchange()
+    assert {"naive", "flat"} <= {name for name, _ in created}
+    assert len(created) == len(set(created))
 
 
 @pytest.mark.mpi(2)

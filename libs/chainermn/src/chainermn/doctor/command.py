@@ -77,6 +77,7 @@ def doctor(
         network=network,
         parameters=parameters,
     )
+    setup.ask_hosts()
     versions = report.versions()
     rows: Iterable[report.Row] = run_checks(CHECKS, setup)
     if as_json:

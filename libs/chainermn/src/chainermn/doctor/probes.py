@@ -10,11 +10,14 @@ import functools
 import os
 import socket
 import time
+from collections.abc import Mapping
 from time import sleep
 from typing import Any
 
 #: Seconds that are not measured again: chance has little part in them.
 _LONG = 0.2
+#: Another communicator or dtype must take less than this part of the time to be worth it.
+WORTH_IT = 0.8
 NO_DEVICE = 100  # an error of the CUDA driver
 
 
@@ -97,7 +100,7 @@ def shared_memory() -> str | None:
 
 def communicators() -> dict[str, str] | None:
     """Return what is wrong on any rank with the means of each communicator, if anything is."""
-    world = _communicator("naive")
+    world = _communicator("naive", None)
     everywhere = world.gather_obj({name: _try_out(name) for name in usable(world.mpi_comm)})
     if everywhere is None:
         return None
@@ -121,7 +124,7 @@ def usable(mpi_comm: Any) -> list[str]:
 
 
 @functools.cache
-def _communicator(name: str, dtype: str | None = None) -> Any:
+def _communicator(name: str, dtype: str | None) -> Any:
     """Create a communicator, once for all probes: on many hosts that takes long."""
     from mpi4py import MPI
 
@@ -134,7 +137,7 @@ def _communicator(name: str, dtype: str | None = None) -> Any:
 
 def _try_out(name: str) -> str:
     try:
-        wrong = _wrong_means(_communicator(name))
+        wrong = _wrong_means(_communicator(name, None))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return f"wrong means of {', '.join(wrong)}" if wrong else ""
@@ -204,21 +207,26 @@ def _network_seconds(world: Any, ranks: list[int]) -> float:
 
 
 def exchange() -> dict[str, Any] | None:
-    """Return seconds for 1 MiB of gradients by communicator and wire dtype, and the default.
+    """Return seconds for 1 MiB of gradients by communicator and wire dtype, and what to use.
 
-    In bfloat16, only those of the default and of the one that is fastest in float32.
+    Only the communicator to use is measured in bfloat16, too.
     """
     from chainermn.communicators.registry import default_on_cpu
     from chainermn.transport.topology import Topology
 
-    world = _communicator("naive")
+    world = _communicator("naive", None)
     names = usable(world.mpi_comm)
     seconds = {name: {"float32": _seconds(world, 512, name)} for name in names}
     default = default_on_cpu(Topology.of(world.mpi_comm))
-    fastest = world.bcast_obj(min(names, key=lambda name: seconds[name]["float32"]))
-    for name in dict.fromkeys((default, fastest)):
-        seconds[name]["bfloat16"] = _seconds(world, 512, name, "bfloat16")
-    return {"default": default, "seconds": seconds} if world.rank == 0 else None
+    use = world.bcast_obj(choose({name: seconds[name]["float32"] for name in names}, default))
+    seconds[use]["bfloat16"] = _seconds(world, 512, use, "bfloat16")
+    return {"use": use, "seconds": seconds} if world.rank == 0 else None
+
+
+def choose(seconds: Mapping[str, float], default: str) -> str:
+    """Return the fastest, or the default if that is not clearly slower."""
+    fastest = min(seconds, key=lambda name: seconds[name])
+    return fastest if seconds[fastest] < WORTH_IT * seconds[default] else default
 
 
 def settings() -> dict[str, list[tuple[int, float]]] | None:
@@ -227,7 +235,7 @@ def settings() -> dict[str, list[tuple[int, float]]] | None:
     from chainermn.compression import PowerSGD
     from chainermn.transport.topology import Topology
 
-    world = _communicator("naive")
+    world = _communicator("naive", None)
     name = default_on_cpu(Topology.of(world.mpi_comm))
     # So many that they take longer than latency and noise, even compressed.
     tried: dict[str, tuple[int, str | None, Any]] = {

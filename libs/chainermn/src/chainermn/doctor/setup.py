@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,8 @@ from chainermn.launch.mpiexec import SSH_OPTIONS, find_mpiexec, launch_environme
 NO_SSH = "there is no ssh on this host"
 _SSH_FAILED = 255
 _SSH_LIMIT = 30.0
+# Each imports what the one before has imported, and is of use only if that has succeeded.
+_IMPORTING = ("compat", "chainer_computes", "public_names")
 _HOST_FACTS = Path(__file__).with_name("host_facts.py")
 
 
@@ -48,11 +50,13 @@ class Setup:
     limit: float = 60.0  # seconds that one probe may take
     # What became of each probe so far, by its name, and by ``(name, "hosts")``.
     outcomes: dict[str | tuple[str, str], Outcome] = field(default_factory=dict)
+    _asked: dict[str, Future[Answer]] = field(default_factory=dict, init=False)
 
     def probe(self, name: str, ranks: int = 0) -> Outcome:
         """Run a probe, once: in one process, or on ranks of this host."""
         if name not in self.outcomes:
-            self.outcomes[name] = self._run([name], ranks, None)[name]
+            names = _IMPORTING if name in _IMPORTING else (name,)
+            self.outcomes.update(self._run(names, ranks, None))
         return self.outcomes[name]
 
     def probe_hosts(self, name: str) -> Outcome:
@@ -101,7 +105,13 @@ class Setup:
 
     @cached_property
     def facts(self) -> dict[str, Answer]:
-        """What each host says about itself; all are asked at once."""
+        """What each host says about itself."""
+        if not self._asked:
+            self.ask_hosts()
+        return {host: answer.result() for host, answer in self._asked.items()}
+
+    def ask_hosts(self) -> None:
+        """Begin to ask all hosts for `facts`, which takes long, and do not wait for them."""
         try:
             mpiexec = str(find_mpiexec())
         except (OSError, RuntimeError):
@@ -109,8 +119,8 @@ class Setup:
         paths = [str(path.absolute()) for path in (self.script, self.data) if path]
         python = [sys.executable, "-", json.dumps({"paths": paths, "mpiexec": mpiexec})]
         names = [name for name, _ in self.places]
-        with ThreadPoolExecutor(len(names)) as pool:
-            return dict(zip(names, pool.map(lambda name: _ask(name, python), names), strict=True))
+        pool = ThreadPoolExecutor(len(names))
+        self._asked = {name: pool.submit(_ask, name, python) for name in names}
 
 
 def _ask(host: str, python: list[str]) -> Answer:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from chainermn.doctor.checks.mpi import judge_means
+from chainermn.doctor.probes import WORTH_IT
 from chainermn.doctor.registry import Finding, bad, check, good, not_tried
 from chainermn.doctor.setup import NO_SSH, Setup
 from chainermn.launch.hosts import show_by_host, show_hosts
@@ -17,8 +18,6 @@ VARIABLES = re.compile(
     r"LD_LIBRARY_PATH|PYTHON(PATH|HOME|HASHSEED)|CHAINER.*|CUDA_.*|CUPY_.*|NCCL_.*|MPICH_.*|MV2_.*|FI_.*|UCX_.*"
     r"|.*_NUM_THREADS"
 )
-#: Another communicator or dtype must take less than this part of the time to be worth it.
-WORTH_IT = 0.8
 #: A host is slow that takes so many times as long as the median.
 SLOW = 2.5
 #: How many hosts there have to be: of two, nobody can tell which one makes a link slow.
@@ -158,11 +157,7 @@ def network(setup: Setup) -> Finding:
     if outcome.failure:
         return bad(outcome.failure, "see what a firewall or a second network card drops")
     seconds: dict[str, dict[str, float]] = outcome.answer["seconds"]
-    # The one that create_communicator() chooses for these hosts, unless another is clearly faster.
-    name = outcome.answer["default"]
-    fastest = min(seconds, key=lambda each: seconds[each]["float32"])
-    if seconds[fastest]["float32"] < WORTH_IT * seconds[name]["float32"]:
-        name = fastest
+    name = outcome.answer["use"]
     arguments = repr(name)
     if seconds[name]["bfloat16"] < WORTH_IT * seconds[name]["float32"]:
         arguments += ", allreduce_grad_dtype='bfloat16'"
