@@ -22,8 +22,8 @@ from chainermn.launch.mpiexec import SSH_OPTIONS, find_mpiexec, launch_environme
 NO_SSH = "there is no ssh on this host"
 _SSH_FAILED = 255
 _SSH_LIMIT = 30.0
-# Each imports what the one before has imported, and is of use only if that has succeeded.
-_IMPORTING = ("compat", "chainer_computes", "public_names")
+# One process answers both: the second imports what the first has, and needs its success.
+_IMPORTING = ("chainer_computes", "public_names")
 _HOST_FACTS = Path(__file__).with_name("host_facts.py")
 
 
