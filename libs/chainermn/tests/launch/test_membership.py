@@ -101,10 +101,10 @@ def test_host_that_keeps_failing_is_left_out_for_longer_and_longer(
 ) -> None:
     world = World()
     membership = world.membership(min_ranks=2)
-    membership.note_failure(["b"], 5)
+    membership.note_failure("abc", "b", 5)
     assert membership.choose() == HOSTS
     for seconds in (30, 60, 120):
-        membership.note_failure(["b"], 5)
+        membership.note_failure("abc", "b", 5)
         assert membership.choose() == [("a", 2), ("c", 2)]
         world.now += seconds - 1
         assert membership.choose() == [("a", 2), ("c", 2)]
@@ -115,15 +115,29 @@ def test_host_that_keeps_failing_is_left_out_for_longer_and_longer(
     said = "chainermn launch: b has failed 2 times in a row, and is left out for 30 s"
     assert capsys.readouterr().err.splitlines()[0] == said
     # Not in a row, after a long time in which all went well.
-    membership.note_failure(["b"], 10_000)
+    membership.note_failure("abc", "b", 10_000)
     assert membership.choose() == HOSTS
+
+
+def test_failures_between_which_others_failed_are_not_in_a_row() -> None:
+    world = World()
+    membership = world.membership()
+    membership.note_failure("abc", "b", 5)
+    membership.note_failure("abc", "c", 5)
+    membership.note_failure("abc", "", 5)
+    membership.note_failure("abc", "bc", 5)
+    assert membership.choose() == HOSTS
+    # An attempt without it says nothing about a host.
+    membership.note_failure("ac", "", 5)
+    membership.note_failure("abc", "bc", 5)
+    assert membership.choose() == [("a", 2), ("c", 2)]
 
 
 def test_failing_host_is_waited_for_if_there_are_no_others() -> None:
     world = World([("a", 2)])
     membership = world.membership()
-    membership.note_failure(["a"], 5)
-    membership.note_failure(["a"], 5)
+    membership.note_failure("a", "a", 5)
+    membership.note_failure("a", "a", 5)
     assert membership.choose() == [("a", 2)]
     assert sum(world.pauses) >= 30
 

@@ -28,12 +28,19 @@ _PERIOD, _PERIOD_OF_HOSTS = 1.0, 10.0
 _GRACE = 15.0
 # For mpiexec to obey a signal.
 _PATIENCE = 5.0
-# What ranks say before they end the job, and Open MPI of one that a signal has ended. Those that
-# have waited are not those that failed.
+# What ranks say of a host or a rank that is lost, and Open MPI of one that a signal has ended. If
+# the script raises or ranks wait for each other, no host is to blame.
 _ACCUSATION = re.compile(
     rb"(?:chainermn: (?:nothing has come from |[^:]*? on )|prterun noticed .* on node )([\w.-]+)"
 )
-_NO_ACCUSATION = (b" has waited for ", b" ended its script ")
+_LOSSES = (
+    b" is the first to be gone",
+    b" has been silent for ",
+    b" ended before create_communicator",
+    b"nothing has come from ",
+    b"the process that watches over the job ",
+    b"prterun noticed ",
+)
 _ENDS = b"he whole job is being ended", b"therefore will terminate the job"
 
 #: Takes hosts and variables to give to all ranks, and returns a command and its environment.
@@ -101,17 +108,18 @@ def run_elastic(
             command, environment = make_command(hosts, {MARK: mark})
             start = time.monotonic()
             accused = _Accused()
-            code = _run_once(signals, command, environment, [name for name, _ in hosts], accused)
+            names = [name for name, _ in hosts]
+            code = _run_once(signals, command, environment, names, accused)
             if code in (0, STOPPED) or signals.received:
                 return code
             named = _listed(accused.name, hosts, known)
-            culprits = find_unusable([name for name, _ in hosts])
+            culprits = find_unusable(names)
             if named:
                 culprits.setdefault(named, "named above")
             because = "; ".join(f"{name}: {why}" for name, why in culprits.items())
             say(f"{number} ended with exit code {code}" + (f"; {because}" if because else ""))
             if attempt <= max_restarts:
-                membership.note_failure(culprits, time.monotonic() - start)
+                membership.note_failure(names, culprits, time.monotonic() - start)
         else:
             return code
     return signals.code
@@ -150,12 +158,12 @@ def _stall_limit(environment: Mapping[str, str]) -> float:
 
 
 class _Accused:
-    """Passes on what a job writes to standard error, and remembers the first host that it names.
+    """Passes on what a job writes to standard error, and remembers which host it says is lost.
 
     Attributes
     ----------
     name : str
-        As the host calls itself; empty if none is named.
+        As the host calls itself, the first one; empty if none is named.
     ended_at : float or None
         When ranks, or Open MPI, have said that they end the job.
     """
@@ -182,10 +190,12 @@ class _Accused:
         *lines, self._line = (self._line + part).split(b"\n")
         self._line = self._line[-4096:]
         for line in lines:
+            if self.ended_at is not None:
+                return  # ranks that die from here on are ended
             found = _ACCUSATION.match(line)
-            if found and not self.name and not any(words in line for words in _NO_ACCUSATION):
+            if found and not self.name and any(words in line for words in _LOSSES):
                 self.name = found[1].decode()
-            if self.ended_at is None and any(words in line for words in _ENDS):
+            if any(words in line for words in _ENDS):
                 self.ended_at = time.monotonic()
 
 

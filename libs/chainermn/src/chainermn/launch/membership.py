@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 import click
 
@@ -116,11 +116,11 @@ class Membership:
                 return None
             seconds = min(2 * seconds, _LONGEST_PAUSE)
 
-    def note_failure(self, culprits: Iterable[str], seconds: float) -> None:
-        """Remember which hosts have failed in an attempt that took so many seconds."""
-        for name in culprits:
-            number = 1 if seconds > _LONG_RUN else self._n_failures.get(name, 0) + 1
-            self._n_failures[name] = number
+    def note_failure(self, hosts: Iterable[str], culprits: Container[str], seconds: float) -> None:
+        """Remember which of the hosts of a failed attempt, which took so many seconds, failed."""
+        for name in hosts:
+            earlier = 0 if seconds > _LONG_RUN else self._n_failures.get(name, 0)
+            self._n_failures[name] = number = earlier + 1 if name in culprits else 0
             if number > 1:
                 backoff = min(BACKOFF * 2 ** (number - 2), _LONGEST_BACKOFF)
                 self._left_out_until[name] = self._clock() + backoff
