@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -228,6 +230,27 @@ def test_folders_of_the_hosts(shared_tmp_path: Path) -> None:
         if comm:
             save(comm, folders[comm.rank], [1, 2])
     assert load(world, folders[(world.rank + 1) % 4]) == 2
+
+
+@pytest.mark.mpi(3)
+def test_file_for_another_rank_that_cannot_be_read(
+    shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = chainermn.create_communicator("naive")
+    folders = [shared_tmp_path / f"host{rank}" for rank in range(3)]
+    save(world, folders[world.rank], [1])
+
+    def read_bytes(path: Path) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    if world.rank == 1:
+        monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    expected = r"Input/output error: '.*/host2/x\.2\.1'"
+    error: type[Exception] = OSError
+    if world.rank != 1:
+        error, expected = RuntimeError, rf"^maybe_load: rank 1: OSError: .*{expected}"
+    with pytest.raises(error, match=expected):
+        load(world, folders[(world.rank + 1) % 3])
 
 
 @pytest.mark.mpi(4)

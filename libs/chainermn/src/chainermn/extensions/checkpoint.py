@@ -171,6 +171,8 @@ class MultiNodeCheckpointer(Extension):
         ValueError
             On every rank, if the newest checkpoint was written by another number of ranks, whose
             parameters differ.
+        OSError
+            On a rank that cannot read the file of another one; the others raise RuntimeError.
         RuntimeError
             On every rank, if there are checkpoints but none fits ``trainer``, part of which may
             have been loaded by then. A UserWarning names each file that is skipped: damaged, of
@@ -235,14 +237,26 @@ class MultiNodeCheckpointer(Extension):
     def _read_own(self, checkpoint: Checkpoint, target: Any) -> Any:
         """Return the file of this rank, or a copy of what another host has."""
         own: Any = str(self._files.path(checkpoint.iteration))
+        failures: list[Exception] = []
         for writer, reader in checkpoint.readers.items():
             if reader == writer:
                 continue
             path = self._files.path(checkpoint.iteration, writer)
             if reader == self.comm.rank:
-                self.comm.send_obj(path.read_bytes(), writer)
+                try:
+                    contents = path.read_bytes()
+                except Exception as error:
+                    contents = b""  # because its rank waits
+                    failures.append(error)
+                self.comm.send_obj(contents, writer)
             elif writer == self.comm.rank:
                 own = io.BytesIO(self.comm.recv_obj(reader))
+
+        def check() -> None:
+            for failure in failures:
+                raise failure
+
+        run_together(self.comm, _WHERE, check)
         return own
 
     def _read_first(self, checkpoint: Checkpoint, target: Any) -> bytes:
