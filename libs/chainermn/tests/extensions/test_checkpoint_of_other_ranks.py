@@ -147,6 +147,12 @@ def nothing() -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
+def damage(file: Path) -> None:
+    contents = bytearray(file.read_bytes())
+    contents[70] ^= 1  # behind the header of the first array
+    file.write_bytes(contents)
+
+
 @pytest.mark.mpi(4)
 @pytest.mark.parametrize("victim", range(WRITERS))
 def test_damaged_file_of_any_rank(victim: int, shared_tmp_path: Path) -> None:
@@ -156,14 +162,45 @@ def test_damaged_file_of_any_rank(victim: int, shared_tmp_path: Path) -> None:
             save(comm, shared_tmp_path, [1, 2])
     file = shared_tmp_path / f"x.{victim}.2"
     if world.rank == 0:
-        contents = bytearray(file.read_bytes())
-        contents[70] ^= 1  # behind the header of the first array
-        file.write_bytes(contents)
+        damage(file)
     with first_ranks(world, 2) as comm:
         if comm:
             reads = comm.rank == victim % 2
             with pytest.warns(UserWarning, match="wrong checksum") if reads else nothing():
                 assert load(comm, shared_tmp_path) == 1
+
+
+@pytest.mark.mpi(4)
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_damaged_file_that_a_larger_job_has_left(is_empty: bool, shared_tmp_path: Path) -> None:
+    world = chainermn.create_communicator("naive")
+    save(world, shared_tmp_path, [1, 2])
+    with first_ranks(world, 2) as comm:
+        if comm:
+            checkpointer = create_multi_node_checkpointer("x", comm, path=shared_tmp_path)
+            checkpointer.save(counter(20), 2)
+    file = shared_tmp_path / "x.3.2"
+    if world.rank == 0:
+        file.write_bytes(b"") if is_empty else damage(file)
+    world.allgather_obj(None)
+    message = r"skipping checkpoint .*x\.3\.2: "
+    with pytest.warns(UserWarning, match=message) if world.rank == 3 else nothing():
+        assert load(world, shared_tmp_path) == 20
+
+
+@pytest.mark.mpi(4)
+@pytest.mark.filterwarnings("ignore:skipping checkpoint")  # by whom depends on which is first
+@pytest.mark.parametrize("victim", range(4))
+def test_two_jobs_of_the_same_iteration(victim: int, shared_tmp_path: Path) -> None:
+    """Each has the folders of two hosts, and one has a damaged file."""
+    world = chainermn.create_communicator("naive")
+    folder = shared_tmp_path / f"host{world.rank}"
+    job = world.split(world.rank // 2, world.rank)
+    checkpointer = create_multi_node_checkpointer("x", job, path=folder)
+    checkpointer.save(counter(world.rank // 2), 1)
+    if world.rank == victim:
+        damage(folder / f"x.{job.rank}.1")
+    assert load(world, folder) == 1 - victim // 2
 
 
 @pytest.mark.mpi(4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,26 +83,28 @@ class CheckpointFiles:
     def complete(self) -> Iterator[Checkpoint]:
         """Yield the checkpoints that are complete, newest first. Collective.
 
-        A UserWarning names each file that is skipped.
+        A UserWarning names each file that is skipped. A damaged one spoils the checkpoint of the
+        job that wrote it, and no other one.
         """
+        size = self._comm.size
         seen = self._comm.allgather_obj({iteration for _, iteration in self._present()})
         for iteration in sorted(set().union(*seen), reverse=True):
-            own, fault = self._examine(iteration, self._comm.rank)
-            if not self._are_usable(iteration, fault):
+            own, fault = self._examine(iteration)
+            everywhere = set(self._comm.allgather_obj((own, fault)))
+            if len(everywhere) == 1 and own is not None and own.n_ranks == size and not fault:
+                yield Checkpoint(iteration, {rank: rank for rank in range(size)})
                 continue
-            jobs = set(self._comm.allgather_obj(own))
-            if len(jobs) == 1 and own is not None and own.n_ranks == self._comm.size:
-                yield Checkpoint(iteration, {rank: rank for rank in range(self._comm.size)})
-            elif found := self._gather(iteration):
-                if self._are_usable(iteration, self._damage_of_others(found)):
-                    yield found
-            elif own is not None and own.n_ranks != self._comm.size:
-                self._are_usable(iteration, f"the other files of {own.n_ranks} ranks are missing")
-            else:
-                self._are_usable(iteration, "")
+            spoiled = {job for job, damage in everywhere if damage}
+            found = self._gather(iteration, spoiled)
+            if not found and own is not None and own.n_ranks != size and own not in spoiled:
+                fault = f"the other files of {own.n_ranks} ranks are missing"
+            self._are_usable(iteration, fault)
+            for checkpoint in found:
+                if self._are_usable(iteration, self._damage_of_others(checkpoint)):
+                    yield checkpoint
 
-    def _gather(self, iteration: int) -> Checkpoint | None:
-        """Find the files of a checkpoint, wherever they are. Collective."""
+    def _gather(self, iteration: int, spoiled: Container[Job | None]) -> list[Checkpoint]:
+        """Find the files of checkpoints that are not spoiled, wherever they are. Collective."""
         readable = {}
         for rank, number in self._present():
             if number == iteration:
@@ -113,17 +115,18 @@ class CheckpointFiles:
         for reader, jobs in enumerate(self._comm.allgather_obj(readable)):
             for rank, job in jobs.items():
                 found[job][rank].append(reader)
-        for job, by_rank in sorted(found.items()):
-            if by_rank.keys() == set(range(job.n_ranks)):
-                # A file is read by its own rank if that can, and reading is shared out.
-                return Checkpoint(
-                    iteration,
-                    {
-                        rank: rank if rank in able else able[rank % len(able)]
-                        for rank, able in by_rank.items()
-                    },
-                )
-        return None
+        return [
+            # A file is read by its own rank if that can, and reading is shared out.
+            Checkpoint(
+                iteration,
+                {
+                    rank: rank if rank in able else able[rank % len(able)]
+                    for rank, able in by_rank.items()
+                },
+            )
+            for job, by_rank in sorted(found.items())
+            if job not in spoiled and by_rank.keys() == set(range(job.n_ranks))
+        ]
 
     def _damage_of_others(self, checkpoint: Checkpoint) -> str:
         """Examine the files that this rank reads, except its own, which has been examined."""
@@ -137,18 +140,18 @@ class CheckpointFiles:
     def _are_usable(self, iteration: int, fault: str) -> bool:
         return is_usable_everywhere(self._comm, f"checkpoint {self.path(iteration)}", fault)
 
-    def _examine(self, iteration: int, rank: int) -> tuple[Job | None, str]:
-        """Return which job wrote a file, if it is there, and what is wrong with it."""
-        path = self.path(iteration, rank)
+    def _examine(self, iteration: int) -> tuple[Job | None, str]:
+        """Return which job wrote the file of this rank, if it is there, and what is wrong."""
+        path = self.path(iteration)
         if not path.exists():
             return None, ""
-        if damage := find_damage(path):
-            return None, damage
-        return self._label(iteration, rank)
+        job, fault = self._label(iteration, self._comm.rank)
+        return job, find_damage(path) or fault
 
     def _label(self, iteration: int, rank: int) -> tuple[Job | None, str]:
         try:
-            with np.load(self.path(iteration, rank)) as arrays:
+            # NumPy leaves a truncated file open.
+            with self.path(iteration, rank).open("rb") as file, np.load(file) as arrays:
                 n_ranks, *place, run = arrays[LABEL].tolist()
         except Exception:  # zipfile, zlib and NumPy each raise their own
             return None, "it is no checkpoint"
