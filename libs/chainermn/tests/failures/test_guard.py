@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import resource
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
@@ -153,6 +155,46 @@ def test_ranks_have_not_come_within_the_limit(
         "CHAINERMN_STALL_LIMIT sets"
     ) in said()
     wait_for_the_end_of(*job.ranks, job.launcher)
+
+
+def test_rank_has_ended_and_the_limit_is_over_and_one_is_said(
+    start_job: Any, watch: Watch, said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = start_job(3)
+    job.end(1)
+    seconds = itertools.count(0, 10)
+    monkeypatch.setattr(guard.AwakeClock, "read", lambda clock: float(next(seconds)))
+    # As if it took its time to die.
+    monkeypatch.setattr(Process, "kill", lambda process: None)
+    watch({2: job.ranks[2]}, 3, 3, limit=15.0)  # over at the second look
+    message = said()
+    assert f"chainermn: rank 1 on {HOST} ended before create_communicator" in message
+    assert message.count("The whole job is being ended.") == 1
+
+
+def test_guard_that_can_open_no_more_files(
+    start_job: Any, watch: Watch, said: Callable[[], str]
+) -> None:
+    job = start_job(3)
+    late = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def before_look(connections: dict[int, socket.socket]) -> None:
+        late.connect(connections[0].getpeername())
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+
+    try:
+        watch({0: job.ranks[0]}, 3, 3, before_look=before_look)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        late.close()
+    message = said()
+    assert f"guards the ranks on {HOST} while they start cannot open" in message
+    assert "ulimit -n" in message
+    assert message.count("The whole job is being ended.") == 1
+    wait_for_the_end_of(job.ranks[0])
 
 
 def test_ranks_of_another_host_have_not_come_within_the_limit(

@@ -11,6 +11,7 @@ no rank of the host needs it.
 from __future__ import annotations
 
 import os
+import resource
 import selectors
 import socket
 import struct
@@ -102,7 +103,11 @@ class Guard:
         time.sleep(SECONDS_HELD)
 
     def _accept(self) -> None:
-        connection, _ = self._listener.accept()
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:
+            self._end_for_lack_of_files(error)
+            return
         if _peer_of(connection)[1] == os.getuid():
             self._selector.register(connection, selectors.EVENT_READ)
         else:
@@ -144,17 +149,18 @@ class Guard:
                 gone = [other for other in range(size) if other not in self._left]
                 absent = f"rank{'s'[: len(gone) > 1]} {as_ranges(gone)} on {self._host}"
             self._end(
-                first,
+                first.process,
                 f"{absent} ended before create_communicator, in which rank {first.rank} on "
                 f"{self._host} waits. Any output above may say why.",
             )
+            return
         longest = min(self._waiting.values(), key=lambda waiting: waiting.since)
         if now - longest.since > self._limit:
             come = {waiting.rank for waiting in self._waiting.values()}
             late = as_ranges([other for other in sorted(self._here) if other not in come])
             here = as_ranges(sorted(self._here)) or "unknown"
             self._end(
-                longest,
+                longest.process,
                 f"rank {longest.rank} on {self._host} has waited for {now - longest.since:.0f} s "
                 "in create_communicator for ranks that have not called it. Running on this host: "
                 f"ranks {here}, of {size}{late and f'; not yet in create_communicator: {late}'}. "
@@ -185,13 +191,35 @@ class Guard:
                     found[numbers.rank] = process
         return found
 
-    def _end(self, waiting: Waiting, text: str, after: float = 0.0) -> None:
+    def _end_for_lack_of_files(self, error: OSError) -> None:
+        """End the job, as a rank that cannot connect would wait unguarded."""
+        self._is_over = True
+        self._waiting.clear()
+        pids = []
+        for key in self._selector.get_map().values():
+            assert isinstance(key.fileobj, socket.socket)
+            if key.fileobj is not self._listener:
+                pids.append(_peer_of(key.fileobj)[0])
+                key.fileobj.close()  # because ending the job takes files, too
+        rank = next(filter(None, map(find, pids)), None)
+        if rank is None:
+            raise error
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._end(
+            rank,
+            f"the process that guards the ranks on {self._host} while they start cannot open "
+            f"another file ({error.strerror}). It needs up to two for each of the "
+            f"{self._numbers.local_size} ranks, and may open {most}. Raise the limit on that "
+            "host, for example by ulimit -n 4096, or start fewer ranks there.",
+        )
+
+    def _end(self, rank: Process, text: str, after: float = 0.0) -> None:
         time.sleep(after)
-        if waiting.process.is_alive():  # nobody else was first
+        if rank.is_alive():  # nobody else was first
             self._is_over = True
             print_at_once(f"chainermn: {text}\nThe whole job is being ended.")
-            start_reaper(waiting.process.pid)
-            waiting.process.kill()  # upon which mpiexec ends the others
+            start_reaper(rank.pid)
+            rank.kill()  # upon which mpiexec ends the others
 
 
 def _peer_of(connection: socket.socket) -> tuple[int, int]:
