@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,9 +24,10 @@ def timers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, signal.Signals]
     made: list[tuple[float, signal.Signals]] = []
 
     class Timer(threading.Thread):
-        def __init__(self, seconds: float, function: object, arguments: list[signal.Signals]):
+        def __init__(self, seconds: float, function: Any, arguments: list[signal.Signals]):
             super().__init__(target=lambda: None)
-            made.append((seconds, *arguments))
+            if function.__self__.returncode is None:  # the process is running
+                made.append((seconds, *arguments))
 
     monkeypatch.setattr(restarts.threading, "Timer", Timer)
     return made
@@ -107,7 +109,40 @@ def test_signal_that_comes_before_the_process(number: signal.Signals) -> None:
     with restarts.SignalsToChild() as signals:
         os.kill(os.getpid(), number)
         assert signals.received
-        assert signals.run(["sleep", "600"], os.environ) == 128 + signal.SIGTERM
+        assert signals.run(["sleep", "600"], os.environ) == 128 + number
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGINT, 128 + signal.SIGINT),
+        (signal.SIGTERM, 128 + signal.SIGTERM),
+        (signal.SIGUSR1, restarts.STOPPED),
+    ],
+)
+def test_signal_while_the_process_is_being_started(
+    number: signal.Signals,
+    code: int,
+    attempt: int,
+    timers: list[tuple[float, signal.Signals]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Popen(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, command: list[str], **options: Any) -> None:
+            is_last = len(started) + 1 == attempt
+            super().__init__(command if is_last else ["false"], **options)
+            started.append(self)
+            if is_last:
+                os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(restarts.subprocess, "Popen", Popen)
+    assert run_to_end(["sleep", "600"], os.environ, max_restarts=3) == code
+    assert len(started) == attempt
+    assert started[-1].returncode == -signal.SIGTERM
+    assert timers == [(5.0, signal.SIGTERM), (10.0, signal.SIGKILL)]
 
 
 # In a session of its own, whose terminal is what it opens first.

@@ -48,9 +48,11 @@ class SignalsToChild:
 
     def __init__(self) -> None:
         self.received = False
-        #: The exit code of a process that the signal ends; `STOPPED` if none ran.
+        #: The exit code that the signal makes; `STOPPED` after SIGUSR1 if no process ran.
         self.code = 0
         self._process: subprocess.Popen[bytes] | None = None
+        # Whether a signal has come while there was no process, or one was being started.
+        self._is_too_early = False
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> SignalsToChild:
@@ -69,15 +71,20 @@ class SignalsToChild:
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], **options: Any
     ) -> subprocess.Popen[bytes]:
-        """Start a process, which gets the signals from now on."""
+        """Start a process, which gets the signals from now on; one that has come ends it."""
         self._process = process = subprocess.Popen(command, env=environment, **options)
-        if self.received:  # when there was no process yet
+        if self._is_too_early:
             process.terminate()
+            _insist_on_end(process)
         return process
 
     def wait(self, process: subprocess.Popen[bytes]) -> int:
         """Wait for the end of a process; return its exit code as in a shell."""
         code = process.wait()
+        # From here on, signals are too early for the next one.
+        is_doomed, self._process = self._is_too_early, None
+        if is_doomed:
+            return self.code
         return code if code >= 0 else 128 - code
 
     def pause(self, seconds: float) -> bool:
@@ -89,23 +96,26 @@ class SignalsToChild:
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         process = self._process
-        if number == signal.SIGUSR1:
-            if process is not None and process.poll() is None:
-                process.send_signal(number)
-            else:
-                self.received, self.code = True, STOPPED
-            return
-        self.received, self.code = True, 128 + number
-        if process is None:
-            return
-        # A terminal also interrupts mpiexec itself, for which a second interrupt means more.
-        if number != signal.SIGINT or not _in_foreground():
+        is_request = number == signal.SIGUSR1
+        if is_request and process is not None and process.poll() is None:
             process.send_signal(number)
-        # Ranks inside an MPI call do not see an interrupt.
-        for patience, stronger in ((1, signal.SIGTERM), (2, signal.SIGKILL)):
-            timer = threading.Timer(patience * _PATIENCE, process.send_signal, [stronger])
-            timer.daemon = True
-            timer.start()
+            return
+        self.received, self.code = True, STOPPED if is_request else 128 + number
+        if process is None:
+            self._is_too_early = True
+        elif not is_request:
+            # A terminal also interrupts mpiexec itself, for which a second interrupt means more.
+            if number != signal.SIGINT or not _in_foreground():
+                process.send_signal(number)
+            _insist_on_end(process)
+
+
+def _insist_on_end(process: subprocess.Popen[bytes]) -> None:
+    """Send a process stronger signals after a while: ranks in an MPI call see no interrupt."""
+    for patience, stronger in ((1, signal.SIGTERM), (2, signal.SIGKILL)):
+        timer = threading.Timer(patience * _PATIENCE, process.send_signal, [stronger])
+        timer.daemon = True
+        timer.start()
 
 
 def _in_foreground() -> bool:
