@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from chainermn.testing.mpiexec import mpi_flavour
 from ci.slurm.jobs import BatchJob, run
 from ci.slurm.test_launch import LAUNCH
 
@@ -71,6 +72,24 @@ def test_time_limit(submit: Submit, documented: Path) -> None:
     """Slurm sends the signal a minute before, or up to half a minute earlier."""
     job = submit(documented, "--time=4", "--signal=B:USR1@60")
     check_that_it_went_on(job, 4)
+
+
+@pytest.mark.skipif(mpi_flavour() == "openmpi", reason="its mpiexec ends the ranks at once")
+def test_cancelled_documented_script(submit: Submit, documented: Path) -> None:
+    check_checkpoint_of_cancelled(submit(documented))
+
+
+def test_cancelled_ranks_of_srun(submit: Submit, srun: Sequence[str]) -> None:
+    line = shlex.join([*srun, sys.executable, TRAIN])
+    check_checkpoint_of_cancelled(submit(line, "--nodes=3", "--ntasks=4"))
+
+
+def check_checkpoint_of_cancelled(job: BatchJob) -> None:
+    """Cancel a job that trains, and see that it writes a checkpoint before it is over."""
+    job.wait_for("one iteration")
+    run("scancel", str(job.id))
+    job.wait(state="CANCELLED")
+    assert re.search(r"got SIGTERM: the checkpoint of iteration \d+ is written", job.output())
 
 
 def test_array(submit: Submit, shared_path: Path) -> None:

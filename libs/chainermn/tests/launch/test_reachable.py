@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from chainermn.__main__ import main
 from chainermn.launch import command, run
 from chainermn.launch.mpiexec import OTHER_LAUNCHERS
-from chainermn.launch.reachable import HostState, examine_hosts, unreachable
+from chainermn.launch.reachable import HostState, check_hosts, examine_hosts, unreachable
 
 
 @pytest.fixture(autouse=True)
@@ -113,26 +113,44 @@ def test_host_is_examined(
     left = subprocess.Popen(["sleep", "86400"], env=started.environment)
     name = os.uname().nodename
     hosts = ["alias", "localhost"]
-    assert examine_hosts(hosts, sys.executable, f"{mark}=1") == {
+    assert examine_hosts(hosts, [sys.executable], f"{mark}=1") == {
         "alias": HostState("", name),
         "localhost": HostState("", name),
     }
     assert left.wait() == -signal.SIGKILL
-    assert examine_hosts(["alias"], "/no/python", f"{mark}=1") == {
-        "alias": HostState("it has no /no/python", name)
-    }
+
+
+def test_first_file_that_a_host_lacks_is_named(ssh: Callable[..., None], port: int) -> None:
+    greeting = "echo Welcome = to this host; "
+    ssh("echo hostname 127.0.0.1", f"echo port {port}", other=greeting + RUN)
+    needed = [sys.executable, "/no/script with a space", "/no/other"]
+    lack = "it has no /no/script with a space"
+    assert examine_hosts(["alias"], needed) == {"alias": HostState(lack, os.uname().nodename)}
+    with pytest.raises(ConnectionError, match=f"^alias: {lack}. Find out more with: chainermn"):
+        check_hosts([("alias", 2)], needed)
+    check_hosts([("alias", 2)], needed[:1])
+
+
+def test_nothing_is_ended_without_a_mark(
+    ssh: Callable[..., None], port: int, started: Any
+) -> None:
+    ssh("echo hostname 127.0.0.1", f"echo port {port}", other=RUN)
+    with subprocess.Popen(["sleep", "86400"], env=started.environment) as other:
+        examine_hosts(["alias"], [])
+        assert other.poll() is None
+        other.kill()
 
 
 def test_host_that_refuses(ssh: Callable[..., None], port: int) -> None:
     refuse = "{ echo Permission denied >&2; exit 255; }"
     ssh("echo hostname 127.0.0.1", f"echo port {port}", other=refuse)
-    found = examine_hosts(["alias"], sys.executable, "A=1")
+    found = examine_hosts(["alias"], [sys.executable], "A=1")
     assert found == {"alias": HostState("ssh fails: Permission denied")}
 
 
 def test_host_without_a_name_is_not_examined(ssh: Callable[..., None]) -> None:
     ssh('echo "hostname $3"')
-    found = examine_hosts(["nosuchhost"], sys.executable, "A=1")
+    found = examine_hosts(["nosuchhost"], [sys.executable], "A=1")
     assert found["nosuchhost"].obstacle.startswith("there is no host of this name")
 
 
@@ -141,7 +159,7 @@ def test_other_launchers_examine_nothing(
 ) -> None:
     ssh("exit 255")
     monkeypatch.setenv("SLURM_JOB_ID", "1")
-    assert examine_hosts(["a"], "/no/python", "A=1") == {"a": HostState("")}
+    assert examine_hosts(["a"], ["/no/python"]) == {"a": HostState("")}
 
 
 def test_launch_says_it_in_one_line(

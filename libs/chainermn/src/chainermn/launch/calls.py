@@ -14,10 +14,15 @@ from chainermn.failures.processes import launchers_of, numbers_in
 from chainermn.launch.connections import JOB, Listener
 from chainermn.launch.hosts import Host, fill_hosts, parse_hosts, show_places
 from chainermn.launch.job import started
-from chainermn.launch.mpiexec import launch_environment, mpiexec_command, own_variables
+from chainermn.launch.mpiexec import (
+    find_mpiexec,
+    launch_environment,
+    mpiexec_command,
+    own_variables,
+)
 from chainermn.launch.pickles import dump_call
 from chainermn.launch.ranks import Ranks
-from chainermn.launch.reachable import check_reachable
+from chainermn.launch.reachable import check_hosts
 
 # Ranks use the caller's copy of this library, wherever it has been found.
 _WORKER = (
@@ -93,7 +98,7 @@ def run(
     _refuse_on_a_rank()
     call = dump_call(function, args)
     if places is not None:
-        check_reachable(places)
+        check_hosts(places, [str(find_mpiexec()), sys.executable, str(chainermn.__file__)])
     with (
         Listener(places) as listener,
         started(*_mpiexec(ranks, places, listener.environment), mark=JOB) as mpiexec,

@@ -50,7 +50,7 @@ MakeCommand = Callable[[list[Host], Mapping[str, str]], tuple[list[str], dict[st
 def run_elastic(
     make_command: MakeCommand,
     discover: Discover,
-    program: str,
+    files: Sequence[str],
     *,
     min_ranks: int,
     max_ranks: int | None,
@@ -65,8 +65,8 @@ def run_elastic(
         See `MakeCommand`.
     discover : callable
         Returns the hosts that there are now.
-    program : str
-        Path of what each host must be able to execute.
+    files : sequence of str
+        Paths of what each host must have.
     min_ranks, max_ranks, patience
         See `Membership`.
     max_restarts : int
@@ -86,7 +86,7 @@ def run_elastic(
     known: dict[str, HostState] = {}
 
     def find_unusable(names: Sequence[str]) -> dict[str, str]:
-        known.update(examine_hosts(names, program, f"{MARK}={mark}"))
+        known.update(examine_hosts(names, files, f"{MARK}={mark}"))
         return {name: known[name].obstacle for name in names if known[name].obstacle}
 
     with SignalsToChild() as signals:
@@ -122,6 +122,8 @@ def run_elastic(
                 membership.note_failure(names, culprits, time.monotonic() - start)
         else:
             return code
+    if signals.code == STOPPED:
+        say("stopped by SIGUSR1 while no attempt ran; the job can be started again")
     return signals.code
 
 

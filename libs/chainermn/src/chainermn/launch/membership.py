@@ -143,8 +143,7 @@ class Membership:
         usable = [(name, places) for name, places in there if name not in self.left_out]
         ranks = count_ranks(usable)
         if ranks < self._min_ranks:
-            without = ", ".join(self.left_out) or "none"
-            offered = show_places(usable) or "no host"
-            lack = f"at least {self._min_ranks} ranks are needed, and there is {offered}"
-            return [], f"{lack} (left out: {without})"
+            offered = f"{show_places(usable)} take {ranks}" if usable else "there is no host"
+            lack = f"at least {self._min_ranks} ranks are needed, but {offered}"
+            return [], lack + (f" (left out: {', '.join(self.left_out)})" if self.left_out else "")
         return fill_hosts(usable, min(ranks, self._max_ranks or ranks)), ""

@@ -1,4 +1,7 @@
-"""Find hosts that ssh cannot reach, and say so in one line where mpiexec takes thirty."""
+"""Find hosts that cannot take ranks, and say why in one line where mpiexec takes thirty, or none.
+
+MPICH, for one, waits for the ranks of a host that has no such script.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,17 @@ _SECONDS = 4.0
 _SECONDS_TO_EXAMINE = 60.0
 _AT_ONCE = 32
 
-# The arguments are NAME=VALUE and a program.
+# The arguments are NAME=VALUE, or nothing, and files.
 _EXAMINE = """
-for file in $(grep -lsF "$1" /proc/[0-9]*/environ); do
+[ -z "$1" ] || for file in $(grep -lsF "$1" /proc/[0-9]*/environ); do
     pid=${file#/proc/}
     kill -KILL "${pid%/environ}" 2>/dev/null
 done
-uname -n
-test -x "$2"
+echo "host=$(uname -n)"
+shift
+for file; do
+    test -e "$file" || { echo "lacks=$file"; break; }
+done
 """
 
 
@@ -34,9 +40,10 @@ class HostState(NamedTuple):
     name: str = ""
 
 
-def check_reachable(hosts: Sequence[Host]) -> None:
-    """Raise ConnectionError if ssh cannot reach one of the hosts."""
-    obstacles = unreachable(name for name, _ in hosts)
+def check_hosts(hosts: Sequence[Host], files: Sequence[str]) -> None:
+    """Raise ConnectionError if ssh cannot enter one of the hosts, or a file is missing there."""
+    states = examine_hosts([name for name, _ in hosts], files)
+    obstacles = {name: state.obstacle for name, state in states.items() if state.obstacle}
     if obstacles:
         named = show_places(host for host in hosts if host[0] in obstacles)
         raise ConnectionError(
@@ -58,30 +65,32 @@ def unreachable(hosts: Iterable[str]) -> dict[str, str]:
         return {name: reason for name, reason in reasons if reason}
 
 
-def examine_hosts(names: Sequence[str], program: str, mark: str) -> dict[str, HostState]:
+def examine_hosts(
+    names: Sequence[str], files: Sequence[str], mark: str = ""
+) -> dict[str, HostState]:
     """Return which hosts can be used, and end what an earlier job has left on them.
 
     Parameters
     ----------
     names : sequence of str
-    program : str
-        Path of what a host must be able to execute.
+    files : sequence of str
+        Paths of what a host must have.
     mark : str
         ``NAME=VALUE``: processes that have inherited this variable are killed.
     """
     if not starts_by_ssh():
         return dict.fromkeys(names, HostState(""))
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        states = pool.map(lambda name: _examine(name, program, mark), names)
+        states = pool.map(lambda name: _examine(name, files, mark), names)
         return dict(zip(names, states, strict=True))
 
 
-def _examine(name: str, program: str, mark: str) -> HostState:
+def _examine(name: str, files: Sequence[str], mark: str) -> HostState:
     if is_this_host(name):
         return HostState("", socket.gethostname())
     if obstacle := _obstacle(name):
         return HostState(obstacle)
-    script = shlex.join(["sh", "-c", _EXAMINE, "sh", mark, program])
+    script = shlex.join(["sh", "-c", _EXAMINE, "sh", mark, *files])
     try:
         shown = subprocess.run(
             ["ssh", *SSH_OPTIONS, "--", name, script],
@@ -92,10 +101,12 @@ def _examine(name: str, program: str, mark: str) -> HostState:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return HostState(f"ssh fails: {error}")
-    if shown.returncode == 255:  # ssh's own
-        lines = shown.stderr.strip().splitlines() or ["exit code 255"]
+    if shown.returncode:
+        lines = shown.stderr.strip().splitlines() or [f"exit code {shown.returncode}"]
         return HostState(f"ssh fails: {lines[-1]}")
-    return HostState(f"it has no {program}" if shown.returncode else "", shown.stdout.strip())
+    said = dict(line.partition("=")[::2] for line in shown.stdout.splitlines())
+    lacks = said.get("lacks")
+    return HostState(f"it has no {lacks}" if lacks else "", said.get("host", ""))
 
 
 def _obstacle(name: str) -> str:
