@@ -10,7 +10,7 @@ from chainer.training import extensions
 import data
 import training
 from chainermn.agreement import exit_together, run_on_root
-from chainermn.extensions import DistributedReport, multi_node_snapshot, record_run
+from chainermn.extensions import DistributedReport, StopOnSignal, multi_node_snapshot, record_run
 from chainermn.progress import silence
 from model import load_weights
 from reports import add_reports, print_summary
@@ -37,6 +37,7 @@ def main() -> None:
         snapshot = extensions.snapshot(n_retains=3)
         snapshot = multi_node_snapshot(comm, snapshot, [], settings=settings)
         trainer.extend(snapshot)
+        trainer.extend(StopOnSignal(comm, snapshot))
         with exit_together(comm):
             snapshot.resume(trainer, args.resume)
             record_run(comm, vars(args), args.out)

@@ -11,7 +11,13 @@ from chainer.training import extensions
 import chainermn
 import data
 from chainermn.agreement import exit_together, run_on_root
-from chainermn.extensions import DistributedReport, StepSeed, multi_node_snapshot, record_run
+from chainermn.extensions import (
+    DistributedReport,
+    StepSeed,
+    StopOnSignal,
+    multi_node_snapshot,
+    record_run,
+)
 from chainermn.links import create_mnbn_model
 from chainermn.progress import silence
 from evaluation import DistanceEvaluator, create_reference
@@ -65,6 +71,7 @@ def main() -> None:
     settings["images"] = data.digest(train)
     snapshot = multi_node_snapshot(comm, extensions.snapshot(n_retains=3), [], settings=settings)
     trainer.extend(snapshot)
+    trainer.extend(StopOnSignal(comm, snapshot))
     with exit_together(comm):
         snapshot.resume(trainer, args.resume)
         record_run(comm, vars(args), args.out)

@@ -3,6 +3,7 @@
 
 import argparse
 import copy
+import signal
 
 import chainer
 from chainer.training import extensions
@@ -20,6 +21,7 @@ from chainermn.extensions import (
     AllreducePersistent,
     DistributedReport,
     StepSeed,
+    StopOnSignal,
     multi_node_snapshot,
     record_run,
 )
@@ -78,7 +80,15 @@ def main() -> None:
     interval = training.EpochOrInterval(args.checkpoint)
     trainer.extend(snapshot, trigger=interval)
     # What batch normalization counts differs from rank to rank, and a snapshot has one for all.
-    trainer.extend(AllreducePersistent(model, comm), trigger=interval)
+    average_statistics = AllreducePersistent(model, comm)
+    trainer.extend(average_statistics, trigger=interval)
+
+    def stop_with(trainer: chainer.training.Trainer) -> None:
+        average_statistics(trainer)
+        snapshot(trainer)
+
+    # Not for SIGTERM: sent to all processes, it ends the workers, which training would wait for.
+    trainer.extend(StopOnSignal(comm, stop_with, [signal.SIGUSR1]))
     with exit_together(comm):
         if not args.test:
             snapshot.resume(trainer, args.resume)

@@ -547,7 +547,7 @@ def test_scripts_differ_in_nothing_but_the_tutorial():
         "snapshot.resume(trainer, args.resume)",
         "print_summary(trainer)",
     ]
-    assert len(added) == 30
+    assert len(added) == 31
 
 
 def test_readme_shows_how_the_scripts_differ():

@@ -11,7 +11,7 @@ from chainer.training import extensions
 import chainermn
 import data
 from chainermn.agreement import exit_together
-from chainermn.extensions import multi_node_snapshot, record_run
+from chainermn.extensions import StopOnSignal, multi_node_snapshot, record_run
 from chainermn.progress import silence
 from model import MODELS, load_weights
 from reports import ACCURACY, add_reports, print_summary
@@ -66,6 +66,7 @@ def main() -> None:
     settings = {key: vars(args)[key] for key in ("dataset", "model", "unit", "batchsize", "seed")}
     snapshot = multi_node_snapshot(comm, snapshot, [], settings=settings)
     trainer.extend(snapshot)
+    trainer.extend(StopOnSignal(comm, snapshot))
     with exit_together(comm):
         snapshot.resume(trainer, args.resume)
         record_run(comm, vars(args), args.out)

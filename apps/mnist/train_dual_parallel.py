@@ -11,7 +11,7 @@ from chainer.training import extensions
 import chainermn
 import data
 from chainermn.agreement import exit_together
-from chainermn.extensions import multi_node_snapshot, record_run
+from chainermn.extensions import StopOnSignal, multi_node_snapshot, record_run
 from chainermn.progress import silence
 from model import MLP, load_weights
 from parts import Unite, input_of, part_of
@@ -77,6 +77,7 @@ def main() -> None:
     replica_sets = [range(rank, comm.size, 2) for rank in (0, 1)]
     snapshot = multi_node_snapshot(comm, snapshot, replica_sets, settings=settings)
     trainer.extend(snapshot)
+    trainer.extend(StopOnSignal(comm, snapshot))
     with exit_together(comm):
         snapshot.resume(trainer, args.resume)
         record_run(comm, vars(args), args.out)

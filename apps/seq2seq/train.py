@@ -19,6 +19,7 @@ from chainermn.extensions import (
     BestModel,
     DistributedReport,
     StepSeed,
+    StopOnSignal,
     TensorBoardReport,
     TerminalReport,
     Throughput,
@@ -76,6 +77,7 @@ def main() -> None:
         comm, extensions.snapshot(n_retains=3), [], settings(args, text)
     )
     trainer.extend(snapshot)
+    trainer.extend(StopOnSignal(comm, snapshot))
     with exit_together(comm):
         if comm.rank == 0:
             add_reports(args, trainer, model, comm.size)

@@ -13,7 +13,7 @@ import saved
 import training
 from batches import BucketIterator, to_batch
 from chainermn.agreement import exit_together
-from chainermn.extensions import multi_node_snapshot, record_run
+from chainermn.extensions import StopOnSignal, multi_node_snapshot, record_run
 from chainermn.functions import pseudo_connect, recv, send
 from chainermn.links import create_multi_node_n_step_rnn
 from chainermn.optimizers import GradientClipping
@@ -83,6 +83,7 @@ def main() -> None:
     snapshot = extensions.snapshot(n_retains=3)
     snapshot = multi_node_snapshot(comm, snapshot, [DECODER, ENCODER], settings(args, text))
     trainer.extend(snapshot)
+    trainer.extend(StopOnSignal(comm, snapshot))
     with exit_together(comm):
         if comm.rank == 0:
             add_reports(args, trainer, whole, size=1)

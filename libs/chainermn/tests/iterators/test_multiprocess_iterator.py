@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import re
@@ -154,6 +155,18 @@ def test_workers_end_with_a_rank_that_is_killed(announcement: str, tmp_path: Pat
     assert not result.timed_out
     assert not result.left_behind
     assert result.returncode != 0
+
+
+def test_signal_that_asks_ranks_to_stop_does_not_end_workers(tmp_path: Path) -> None:
+    job = start(tmp_path, seconds=0.1, announce=True)
+    wait_for((tmp_path / "worker").exists)
+    for rank in ranks_of(job):
+        for process in rank.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGUSR1)
+    result = job.wait(LIMIT)
+    assert (result.returncode, result.stderr) == (0, ""), result
+    assert result.stdout.split() == ["fine", "fine"]
 
 
 @pytest.mark.each_mpi

@@ -71,7 +71,9 @@ class StopOnSignal(Extension):
     the signal sent early enough, as by ``--signal=USR1@90``.
 
     Slurm and MPICH's ``mpiexec`` send signals to every process of a job. Those that a rank starts
-    after this extension was created ignore these signals, except SIGTERM, which ends them.
+    after this extension was created, or by `start_forkserver`, ignore these signals, except
+    SIGTERM, which ends them. A rank whose iterators have worker processes would then wait for them
+    forever: give it ``[signal.SIGUSR1]``.
 
     ``mpiexec`` itself ends all ranks when it gets SIGTERM, so ranks can stop in order for SIGTERM
     only if it is sent to them, as by ``srun``. SIGUSR1 is passed on by either MPI.

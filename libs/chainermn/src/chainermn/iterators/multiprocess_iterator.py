@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections import deque
 from collections.abc import Sequence
 from multiprocessing import forkserver
@@ -19,12 +20,17 @@ from chainermn.process.workers import is_worker, set_up_worker
 # has been read and copied, and meanwhile some of them wait.
 _IN_FLIGHT = 3
 
+# They ask a rank to stop, and may be sent to every process of a job.
+_FOR_RANKS = (signal.SIGUSR1, signal.SIGUSR2)
+
 
 def start_forkserver(preload: Sequence[str] = ("__main__", "chainer", "PIL.Image")) -> None:
     """Start the process of which all workers of this rank will be copies.
 
     Call it before `create_communicator`: what MPI has set up in a process must not be copied into
     another one, so a rank must not fork once MPI is initialised.
+
+    Workers ignore SIGUSR1 and SIGUSR2, which ask a rank to stop; see `StopOnSignal`.
 
     Parameters
     ----------
@@ -34,7 +40,11 @@ def start_forkserver(preload: Sequence[str] = ("__main__", "chainer", "PIL.Image
     """
     multiprocessing.set_start_method("forkserver", force=True)
     multiprocessing.set_forkserver_preload(list(preload))
-    forkserver.ensure_running()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_RANKS)  # workers inherit it
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 class MultiprocessIterator(chainer.iterators.MultiprocessIterator):
