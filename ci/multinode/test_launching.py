@@ -82,6 +82,18 @@ def test_host_that_does_not_answer(
     assert silent_host in job.output()[1]
 
 
+def test_script_that_one_host_lacks(
+    run_command: RunCommand, hosts: Hosts, local_path: Path
+) -> None:
+    first, second = hosts.names[:2]
+    script = local_path / "train.py"
+    script.write_text("")
+    where = ["--host", f"{first}:1,{second}:1"]
+    job = run_command([sys.executable, "-m", "chainermn", "launch", *where, str(script)])
+    assert job.returncode == 1
+    assert f"Error: {second}: it has no {script}. Find out more with: " in job.stderr
+
+
 def test_interface_with_the_same_address_on_all_hosts(
     run_command: RunCommand, hosts: Hosts, duplicate_interface: None
 ) -> None:

@@ -99,6 +99,8 @@ def test_signal_while_there_are_too_few_hosts(
     assert wait_until(lambda: "waiting for at most 600 s" in said.read_text())
     process.send_signal(number)
     assert process.wait(LIMIT) == code
+    is_told = "stopped by SIGUSR1 while no attempt ran" in said.read_text()
+    assert is_told == (number == signal.SIGUSR1)
     assert not started.processes()
 
 

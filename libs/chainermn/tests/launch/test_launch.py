@@ -174,6 +174,7 @@ WRONG = {
     "wrong list": (["--host", "a:x", "hostname"], "expected a host as in a:2"),
     "no hostfile": (["--hostfile", "/nowhere", "hostname"], "No such file"),
     "no script": (["-n", "2", "nothing.py"], "nothing.py: neither a script"),
+    "no program of its own": (["-n", "2", "{hosts}"], "hosts may not be executed; try: chmod +x "),
     "no variable": (["-n", "2", "--forward", "NOT_SET", "hostname"], "--forward NOT_SET"),
 }
 

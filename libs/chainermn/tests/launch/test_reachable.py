@@ -121,8 +121,8 @@ def test_host_is_examined(
 
 
 def test_first_file_that_a_host_lacks_is_named(ssh: Callable[..., None], port: int) -> None:
-    greeting = "echo Welcome = to this host; "
-    ssh("echo hostname 127.0.0.1", f"echo port {port}", other=greeting + RUN)
+    greet_and_run = f"{{ echo Welcome = to this host; {RUN}; }}"
+    ssh("echo hostname 127.0.0.1", f"echo port {port}", other=greet_and_run)
     needed = [sys.executable, "/no/script with a space", "/no/other"]
     lack = "it has no /no/script with a space"
     assert examine_hosts(["alias"], needed) == {"alias": HostState(lack, os.uname().nodename)}
@@ -177,6 +177,26 @@ def test_launch_says_it_in_one_line(
     )
     assert CliRunner().invoke(main, [*hosts[:2], "localhost:2", *hosts[3:]]).exit_code == 0
     assert len(started) == 1
+
+
+def test_launch_names_a_host_without_the_script(
+    ssh: Callable[..., None], port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "run_to_end", lambda *arguments: 0)
+    script = tmp_path / "train.py"
+    script.touch()
+    absent = '{ eval "last=\\${$#}"; exec sh -c "$(echo "$last" | sed s:train.py:absent:)"; }'
+    ssh("echo hostname 127.0.0.1", f"echo port {port}", other=absent)
+    options = ["launch", "--host", "localhost:1,alias:2"]
+    result = CliRunner().invoke(main, [*options, str(script)])
+    assert (result.exit_code, result.output) == (
+        1,
+        f"Error: alias: it has no {tmp_path / 'absent'}. "
+        "Find out more with: chainermn doctor --host alias:2\n",
+    )
+    # An argument of another program is no file that hosts must have.
+    for others in (["cat", script], [sys.executable, "-c", "pass", script], ["-m", script]):
+        assert CliRunner().invoke(main, [*options, *map(str, others)]).exit_code == 0
 
 
 def test_function_is_not_sent_to_a_host_that_there_is_not(ssh: Callable[..., None]) -> None:

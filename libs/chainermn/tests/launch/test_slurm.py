@@ -64,7 +64,8 @@ def test_too_little_is_known(scontrol: None, nodes: str, tasks: str, message: st
     [
         ([], 3, "n1:2,n2:1"),
         (["-n", "2"], 2, "n1:2"),
-        (["--host", "other:4"], 4, "other:4"),
+        (["--host", "n2:4"], 4, "n2:4"),
+        (["--host", "n2.example.com:4"], 4, "n2.example.com:4"),
     ],
 )
 def test_launch_in_an_allocation(
@@ -77,6 +78,23 @@ def test_launch_in_an_allocation(
     option = {"mpich": "-hosts", "openmpi": "--host"}[mpi_flavour()]
     assert f"{find_mpiexec()} {option} {hosts} " in shown.output
     assert f" -n {ranks} " in shown.output
+
+
+def test_hosts_outside_of_the_allocation(scontrol: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SLURM_JOB_ID": "1", **allocation("n[1-3],login")}.items():
+        monkeypatch.setenv(name, value)
+    arguments = ["--host", "n3:1,n4:1,n5:1,localhost:1", "--dry-run", "true"]
+    refused = CliRunner().invoke(launch, arguments)
+    assert (refused.exit_code, refused.output) == (
+        1,
+        "Error: n[4-5], localhost: not in this allocation of Slurm's, which has n[1-3], login; "
+        "name hosts of it, or none to use all\n",
+    )
+    # MPICH is told to start ranks by ssh, or nobody can tell the names of the hosts.
+    for name, value in {"HYDRA_LAUNCHER": "ssh", "SLURM_JOB_NODELIST": "unknown[1-2]"}.items():
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert CliRunner().invoke(launch, arguments).exit_code == 0
 
 
 def test_more_ranks_than_tasks(monkeypatch: pytest.MonkeyPatch) -> None:

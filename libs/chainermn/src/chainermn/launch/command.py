@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import shutil
@@ -15,9 +16,14 @@ from chainermn.launch import slurm
 from chainermn.launch.elastic import run_elastic
 from chainermn.launch.hosts import Host, count_ranks, fill_hosts
 from chainermn.launch.membership import Discover, DiscoveryError, discover_by
-from chainermn.launch.mpiexec import launch_settings, mpiexec_command
+from chainermn.launch.mpiexec import (
+    find_mpiexec,
+    launch_settings,
+    mpiexec_command,
+    starts_by_srun,
+)
 from chainermn.launch.options import forwarded, host_options, one_of
-from chainermn.launch.reachable import check_reachable
+from chainermn.launch.reachable import check_hosts
 from chainermn.launch.restarts import run_to_end
 
 
@@ -88,30 +94,11 @@ def launch(
     With --min-ranks or --discover, -n is the largest number of ranks, and a restart leaves out
     hosts that cannot be reached or that keep failing.
     """
-    hosts = one_of(host, hostfile) or (None if discover else slurm_hosts())
+    hosts = _in_allocation(one_of(host, hostfile)) or (None if discover else slurm_hosts())
     find_hosts = _discovery(hosts, discover, ranks, min_ranks)
     arguments = _found(program, module)
     own = {} if stall_limit is None else {"CHAINERMN_STALL_LIMIT": f"{stall_limit:g}"}
-
-    def prepare(
-        hosts: list[Host] | None, ranks: int, own: Mapping[str, str]
-    ) -> tuple[list[str], dict[str, str]]:
-        """Return the command, and the variables to add to the environment."""
-        names = forwarded(forward, {**os.environ, **own})
-        try:
-            command = mpiexec_command(
-                ranks,
-                arguments,
-                python=False,
-                hosts=hosts,
-                forward=names if hosts else (),
-            )
-            settings = launch_settings(hosts, network=network)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise click.ClickException(str(error)) from error
-        # Variables that the user has set win.
-        return command, {n: settings[n] for n in settings if n not in os.environ} | dict(own)
-
+    prepare = functools.partial(_prepare, arguments, network, forward)
     if find_hosts and not dry_run:
 
         def make_command(
@@ -123,7 +110,7 @@ def launch(
         code = run_elastic(
             make_command,
             find_hosts,
-            arguments[0],
+            _files(arguments),
             min_ranks=min_ranks or 1,
             max_ranks=ranks,
             max_restarts=max_restarts,
@@ -131,14 +118,8 @@ def launch(
         )
         sys.exit(code)
     if find_hosts:
-        try:
-            hosts = find_hosts()
-        except DiscoveryError as error:
-            raise click.ClickException(str(error)) from error
-        if not hosts:
-            raise click.ClickException(f"{discover} names no host")
-        places = count_ranks(hosts)
-        ranks = min(ranks or places, places)
+        hosts = _hosts_now(find_hosts, discover)
+        ranks = min(ranks or count_ranks(hosts), count_ranks(hosts))
     if ranks is None:
         if hosts is None:
             raise click.UsageError("say how many ranks, as in -n 4, or name hosts")
@@ -150,10 +131,50 @@ def launch(
         return
     if hosts:
         try:
-            check_reachable(fill_hosts(hosts, ranks))
+            check_hosts(fill_hosts(hosts, ranks), _files(arguments))
         except ConnectionError as error:
             raise click.ClickException(str(error)) from error
     sys.exit(run_to_end(command, {**os.environ, **added}, max_restarts))
+
+
+def _prepare(
+    arguments: Sequence[str],
+    network: str | None,
+    forward: Sequence[str],
+    hosts: list[Host] | None,
+    ranks: int,
+    own: Mapping[str, str],
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command of mpiexec, and the variables to add to the environment."""
+    names = forwarded(forward, {**os.environ, **own})
+    try:
+        command = mpiexec_command(
+            ranks, arguments, python=False, hosts=hosts, forward=names if hosts else ()
+        )
+        settings = launch_settings(hosts, network=network)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    # Variables that the user has set win.
+    return command, {n: settings[n] for n in settings if n not in os.environ} | dict(own)
+
+
+def _files(arguments: Sequence[str]) -> list[str]:
+    """Return what each host must have for this command to run there."""
+    # The arguments of other programs may be files that only one rank reads.
+    scripts = [Path(it) for it in arguments[1:2] if arguments[0] == sys.executable]
+    needed = [str(script) for script in scripts if script.is_absolute() and script.is_file()]
+    return [str(find_mpiexec()), arguments[0], *needed]
+
+
+def _hosts_now(find_hosts: Discover, discover: str | None) -> list[Host]:
+    """Return the hosts of an attempt that would begin now."""
+    try:
+        hosts = find_hosts()
+    except DiscoveryError as error:
+        raise click.ClickException(str(error)) from error
+    if not hosts:
+        raise click.ClickException(f"{discover} names no host")
+    return hosts
 
 
 def _discovery(
@@ -182,6 +203,16 @@ def _found(program: Sequence[str], module: bool) -> list[str]:
         raise click.ClickException(str(error)) from error
 
 
+def _in_allocation(hosts: list[Host] | None) -> list[Host] | None:
+    """Return the hosts; if Slurm is to start the ranks, it would wait for others than its own."""
+    if hosts and starts_by_srun():
+        try:
+            slurm.check_allocated([name for name, _ in hosts], os.environ)
+        except RuntimeError as error:
+            raise click.ClickException(str(error)) from error
+    return hosts
+
+
 def slurm_hosts() -> list[Host] | None:
     """Return the hosts of the Slurm allocation, if this is inside one."""
     try:
@@ -201,6 +232,8 @@ def find_program(program: Sequence[str], module: bool) -> list[str]:
         return [sys.executable, str(path), *arguments]
     if found := shutil.which(name):
         return [os.path.abspath(found), *arguments]
+    if path.is_file():
+        raise FileNotFoundError(f"{name} may not be executed; try: chmod +x {shlex.quote(name)}")
     raise FileNotFoundError(f"{name}: neither a script in this folder nor a command on PATH")
 
 

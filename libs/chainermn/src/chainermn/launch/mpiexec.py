@@ -32,11 +32,13 @@ _WITHOUT_SSH = {"openmpi": {"PRTE_MCA_plm_ssh_agent": "/bin/false"}, "mpich": {}
 #: asks for a password.
 SSH_OPTIONS = ("-o", "ConnectTimeout=4", "-o", "BatchMode=yes")
 _SSH_VARIABLE = {"openmpi": "PRTE_MCA_plm_ssh_args", "mpich": "HYDRA_LAUNCHER_EXTRA_ARGS"}
-#: If one of these is set, ranks on other hosts may be started by something other than ssh.
-OTHER_LAUNCHERS = (
+# How users tell mpiexec what starts ranks on other hosts.
+_CHOICES = (
     *("HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP", "HYDRA_BOOTSTRAP_EXEC"),
-    *("PRTE_MCA_plm", "PRTE_MCA_plm_ssh_agent", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"),
+    *("PRTE_MCA_plm", "PRTE_MCA_plm_ssh_agent"),
 )
+#: If one of these is set, ranks on other hosts may be started by something other than ssh.
+OTHER_LAUNCHERS = (*_CHOICES, "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 
 # Words by which an mpiexec or a library shows whose it is.
 _SIGNS = {
@@ -178,6 +180,11 @@ def own_variables(environment: Mapping[str, str]) -> list[str]:
 def starts_by_ssh() -> bool:
     """Tell whether mpiexec starts ranks on other hosts by ssh."""
     return not any(os.environ.get(name) for name in OTHER_LAUNCHERS)
+
+
+def starts_by_srun() -> bool:
+    """Tell whether mpiexec starts ranks on other hosts by Slurm's srun."""
+    return "SLURM_JOB_ID" in os.environ and not any(map(os.environ.get, _CHOICES))
 
 
 def mpiexec_command(

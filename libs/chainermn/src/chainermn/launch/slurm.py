@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from chainermn.launch.hosts import Host
+from chainermn.launch.hosts import Host, show_hosts
 
 _NODES, _TASKS = "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE"
 # As in 2(x3),1: two tasks on each of three nodes, then one on another.
@@ -43,6 +43,24 @@ def allocated_hosts(environment: Mapping[str, str]) -> list[Host] | None:
             "or a heterogeneous job; say it by --host a:2,b:1"
         )
     return list(zip(names, tasks, strict=True))
+
+
+def check_allocated(names: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Raise RuntimeError if hosts are not in the allocation that a process is in.
+
+    Without ``scontrol``, it may not be known which hosts are.
+    """
+    try:
+        nodes = [name for name in _expand(environment.get(_NODES, "")) if name]
+    except RuntimeError:
+        return
+    known = {name.partition(".")[0] for name in nodes}
+    strange = [name for name in names if name.partition(".")[0] not in known]
+    if nodes and strange:
+        raise RuntimeError(
+            f"{show_hosts(strange)}: not in this allocation of Slurm's, which has "
+            f"{show_hosts(nodes)}; name hosts of it, or none to use all"
+        )
 
 
 def _parse_tasks(text: str) -> list[int]:
