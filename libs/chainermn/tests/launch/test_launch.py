@@ -192,9 +192,10 @@ def test_mpiexec_of_another_mpi_is_refused(
     flavour: str, only_mpiexec: Callable[[str], Path]
 ) -> None:
     only_mpiexec("echo " + {"mpich": "Open MPI", "openmpi": "HYDRA"}[flavour])
-    result = invoke("-n", 2, sys.executable)
-    assert result.exit_code == 1
-    assert "put the mpiexec of that MPI on PATH" in " ".join(result.output.split())
+    for options in (["-n", 2], ["--host", "localhost:2", "--min-ranks", 2]):
+        result = invoke(*options, sys.executable)
+        assert result.exit_code == 1
+        assert "put the mpiexec of that MPI on PATH" in " ".join(result.output.split())
 
 
 def test_command_starts_where_chainer_compat_is_off() -> None:

@@ -163,7 +163,10 @@ def _files(arguments: Sequence[str]) -> list[str]:
     # The arguments of other programs may be files that only one rank reads.
     scripts = [Path(it) for it in arguments[1:2] if arguments[0] == sys.executable]
     needed = [str(script) for script in scripts if script.is_absolute() and script.is_file()]
-    return [str(find_mpiexec()), arguments[0], *needed]
+    try:
+        return [str(find_mpiexec()), arguments[0], *needed]
+    except (OSError, RuntimeError) as error:
+        raise click.ClickException(str(error)) from error
 
 
 def _hosts_now(find_hosts: Discover, discover: str | None) -> list[Host]:
