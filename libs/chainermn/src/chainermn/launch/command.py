@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -130,11 +131,18 @@ def launch(
         click.echo(" ".join([*assignments, shlex.join(command)]))
         return
     if hosts:
-        try:
+        with _in_one_line(ConnectionError):
             check_hosts(fill_hosts(hosts, ranks), _files(arguments))
-        except ConnectionError as error:
-            raise click.ClickException(str(error)) from error
     sys.exit(run_to_end(command, {**os.environ, **added}, max_restarts))
+
+
+@contextlib.contextmanager
+def _in_one_line(*kinds: type[Exception]) -> Iterator[None]:
+    """End the program with the message of errors that its user can mend."""
+    try:
+        yield
+    except kinds as error:
+        raise click.ClickException(str(error)) from error
 
 
 def _prepare(
@@ -147,13 +155,11 @@ def _prepare(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command of mpiexec, and the variables to add to the environment."""
     names = forwarded(forward, {**os.environ, **own})
-    try:
+    with _in_one_line(OSError, RuntimeError, ValueError):
         command = mpiexec_command(
             ranks, arguments, python=False, hosts=hosts, forward=names if hosts else ()
         )
         settings = launch_settings(hosts, network=network)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
     # Variables that the user has set win.
     return command, {n: settings[n] for n in settings if n not in os.environ} | dict(own)
 
@@ -163,18 +169,14 @@ def _files(arguments: Sequence[str]) -> list[str]:
     # The arguments of other programs may be files that only one rank reads.
     scripts = [Path(it) for it in arguments[1:2] if arguments[0] == sys.executable]
     needed = [str(script) for script in scripts if script.is_absolute() and script.is_file()]
-    try:
+    with _in_one_line(OSError, RuntimeError):
         return [str(find_mpiexec()), arguments[0], *needed]
-    except (OSError, RuntimeError) as error:
-        raise click.ClickException(str(error)) from error
 
 
 def _hosts_now(find_hosts: Discover, discover: str | None) -> list[Host]:
     """Return the hosts of an attempt that would begin now."""
-    try:
+    with _in_one_line(DiscoveryError):
         hosts = find_hosts()
-    except DiscoveryError as error:
-        raise click.ClickException(str(error)) from error
     if not hosts:
         raise click.ClickException(f"{discover} names no host")
     return hosts
@@ -200,28 +202,22 @@ def _discovery(
 
 
 def _found(program: Sequence[str], module: bool) -> list[str]:
-    try:
+    with _in_one_line(FileNotFoundError):
         return find_program(program, module)
-    except FileNotFoundError as error:
-        raise click.ClickException(str(error)) from error
 
 
 def _in_allocation(hosts: list[Host] | None) -> list[Host] | None:
     """Return the hosts; if Slurm is to start the ranks, it would wait for others than its own."""
     if hosts and starts_by_srun():
-        try:
+        with _in_one_line(RuntimeError):
             slurm.check_allocated([name for name, _ in hosts], os.environ)
-        except RuntimeError as error:
-            raise click.ClickException(str(error)) from error
     return hosts
 
 
 def slurm_hosts() -> list[Host] | None:
     """Return the hosts of the Slurm allocation, if this is inside one."""
-    try:
+    with _in_one_line(RuntimeError):
         return slurm.allocated_hosts(os.environ)
-    except RuntimeError as error:
-        raise click.ClickException(str(error)) from error
 
 
 def find_program(program: Sequence[str], module: bool) -> list[str]:
