@@ -171,7 +171,7 @@ def test_each_cause_is_told_once(
     assert shown.stderr == ""
     rows = json.loads(shown.stdout)["checks"]
     bad = {row["name"]: row for row in rows if row["status"] == "bad"}
-    assert set(bad) - DEPENDS_ON_THE_MACHINE == set(causes)
+    assert set(bad) - DEPENDS_ON_THE_MACHINE == set(causes), [row["found"] for row in bad.values()]
     assert all(row["remedy"] for row in bad.values())
 
     # What takes packages from an index is tried in test_typed_remedies.py.

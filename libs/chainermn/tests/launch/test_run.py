@@ -418,6 +418,7 @@ def test_traceback_shows_lines_of_a_notebook() -> None:
 
 # No guard: were it imported by the ranks, each would start a job.
 SCRIPT = """\
+import ctypes
 import signal
 import subprocess
 import sys
@@ -432,6 +433,8 @@ def wait(folder):
     comm = chainermn.create_communicator()
     subprocess.Popen(["sleep", "1000"], start_new_session=True)
     Path(folder, f"rank{comm.rank}").write_text(Path("/proc/self/maps").read_text())
+    if comm.rank == 1:  # it holds the GIL, so that it cannot end anything itself
+        ctypes.PyDLL(None).sleep(1000)
     comm.recv_obj(source=comm.rank)
 
 print("at the top", flush=True)

@@ -124,6 +124,11 @@ def family_of(pid: int) -> list[Process]:
     return family
 
 
+def inheriting(name: str, value: str) -> list[Process]:
+    """Return the processes of this host that have inherited a variable of this value."""
+    return [each for each in all_processes() if environment_of(each.pid).get(name) == value]
+
+
 def environment_of(pid: int) -> dict[str, str]:
     """Return the variables with which a process was started; none if they cannot be read."""
     try:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from chainermn.failures.processes import Process, all_processes, environment_of
+from chainermn.failures.processes import inheriting
 
 # Seconds for mpiexec to end its ranks, on all hosts, and then for its daemons to end.
 _PATIENCE = 3.0
@@ -50,16 +50,11 @@ def end_marked(name: str, value: str) -> None:
     """Wait for the end of all processes here that have inherited a variable; kill those left."""
     deadline = time.monotonic() + _PATIENCE
     # What the kernel holds cannot be killed.
-    while (strays := _marked(name, value)) and time.monotonic() < deadline + _PATIENCE:
+    while (strays := inheriting(name, value)) and time.monotonic() < deadline + _PATIENCE:
         if time.monotonic() > deadline:
             for stray in strays:
                 stray.kill()
         time.sleep(0.02)
-
-
-def _marked(name: str, value: str) -> list[Process]:
-    """Return the processes on this host that have inherited a variable."""
-    return [each for each in all_processes() if environment_of(each.pid).get(name) == value]
 
 
 @contextlib.contextmanager

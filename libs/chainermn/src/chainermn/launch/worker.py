@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from chainermn.failures import stop_watching
-from chainermn.failures.processes import family_of, numbers_in
-from chainermn.launch.connections import Invitation
+from chainermn.failures.processes import find, inheriting, numbers_in
+from chainermn.launch.connections import JOB, Invitation
 from chainermn.launch.failure import Failure
 from chainermn.launch.pickles import dumps
 
@@ -40,7 +40,7 @@ def main() -> None:
     except (EOFError, OSError):  # the caller has ended, or other ranks have not started
         return
     surroundings.take_over()
-    watcher = threading.Thread(target=_end_with, args=(caller,), daemon=True)
+    watcher = threading.Thread(target=_end_with, args=(caller, os.environ[JOB]), daemon=True)
     watcher.start()
     outcome = _outcome(rank, call)
     caller.send(outcome)
@@ -56,8 +56,8 @@ def _redirect(stream: str, connection: Connection) -> None:
     getattr(sys, stream).reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
-def _end_with(caller: Connection) -> None:
-    """End this process and its descendants when the caller has ended, or wants no more of it."""
+def _end_with(caller: Connection, job: str) -> None:
+    """End this process, and what ranks of this host have started, when the caller says or ends."""
     with contextlib.suppress(EOFError, OSError):
         caller.recv_bytes()
     # MPICH 5.0.2 leaves it unless all ranks leave MPI.
@@ -65,9 +65,12 @@ def _end_with(caller: Connection) -> None:
         for path in set(_MPICH_MEMORY.findall(Path("/proc/self/maps").read_text())):
             os.unlink(path)
     stop_watching()
-    for descendant in reversed(family_of(os.getpid())[1:]):
-        if not descendant.is_helper:  # other ranks would miss the one that watches them
-            descendant.kill()
+    # Also what other ranks have started: mpiexec may kill them before they get here.
+    for process in inheriting(JOB, job):
+        parent = find(process.parent)
+        is_rank = parent is not None and parent.is_launcher
+        if not (is_rank or process.is_launcher or process.is_helper):
+            process.kill()
     # From a signal mpiexec knows that the job has failed, not always from an exit code.
     os.kill(os.getpid(), signal.SIGKILL)
 
