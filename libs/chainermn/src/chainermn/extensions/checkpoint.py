@@ -237,7 +237,7 @@ class MultiNodeCheckpointer(Extension):
     def _read_own(self, checkpoint: Checkpoint, target: Any) -> Any:
         """Return the file of this rank, or a copy of what another host has."""
         own: Any = str(self._files.path(checkpoint.iteration))
-        failures: list[Exception] = []
+        failure: Exception | None = None
         for writer, reader in checkpoint.readers.items():
             if reader == writer:
                 continue
@@ -247,13 +247,13 @@ class MultiNodeCheckpointer(Extension):
                     contents = path.read_bytes()
                 except Exception as error:
                     contents = b""  # because its rank waits
-                    failures.append(error)
+                    failure = failure or error
                 self.comm.send_obj(contents, writer)
             elif writer == self.comm.rank:
                 own = io.BytesIO(self.comm.recv_obj(reader))
 
         def check() -> None:
-            for failure in failures:
+            if failure is not None:
                 raise failure
 
         run_together(self.comm, _WHERE, check)

@@ -57,7 +57,7 @@ def _redirect(stream: str, connection: Connection) -> None:
 
 
 def _end_with(caller: Connection, job: str) -> None:
-    """End this process, and what ranks of this host have started, when the caller says or ends."""
+    """End this process, and what ranks of this host have started, once the caller hangs up."""
     with contextlib.suppress(EOFError, OSError):
         caller.recv_bytes()
     # MPICH 5.0.2 leaves it unless all ranks leave MPI.
