@@ -49,7 +49,7 @@ class Hosts:
         """
         if host != self.names[0]:
             line = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(command)}"
-            command = ["ssh", *SSH_OPTIONS, host, line]
+            command = ["ssh", *SSH_OPTIONS, "--", host, line]
         ended = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
         )

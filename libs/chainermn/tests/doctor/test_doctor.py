@@ -134,6 +134,12 @@ def test_check_that_raises_is_a_finding() -> None:
     assert "report it with this output" in finding.remedy
 
 
+def test_control_characters_of_others_are_shown() -> None:
+    checks = [check_that("says", bad("host \x1b[2J:", "see\a", "ssh \x9b"))]
+    ((_, finding),) = run_checks(checks, Setup())
+    assert finding == bad(r"host \x1b[2J:", r"see\x07", r"ssh \x9b")
+
+
 def test_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):  # as in a pipe
         monkeypatch.delenv(name, raising=False)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import re
+import string
+from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chainermn.doctor.command import doctor
+from chainermn.launch import hosts, run
 from chainermn.launch.command import launch
 from chainermn.launch.hosts import (
     fill_hosts,
     parse_hosts,
+    printable,
     read_hostfile,
     show_by_host,
     show_hosts,
@@ -36,10 +44,86 @@ def test_list(text: str, hosts: list[tuple[str, int]]) -> None:
     assert parse_hosts(text) == hosts
 
 
-@pytest.mark.parametrize("text", ["", "a,,b", "a:", "a:many", "a:2:3", ":2", "a b"])
+@pytest.mark.parametrize("text", ["", "a,,b", "a:", "a:many", "a:2:3", ":2", "a b", "::1"])
 def test_wrong_list(text: str) -> None:
     with pytest.raises(ValueError, match="expected a host as in a:2 or 'a slots=2', got"):
         parse_hosts(text)
+
+
+# What ssh, srun, scontrol or an mpiexec would take for an option, a pattern or a shell's word.
+NO_NAMES = [
+    *("-oProxyCommand=touch", "-", "--", "-x", ".a", "@a", "a@-b", "-a@b", "a@b@c", "a/b", "a;b"),
+    *("$(id)", "`id`", "a|b", "'a'", "a\\b", "n[1-3]", "+n1", "a*", "a=b", "%h", "~", "[a]"),
+    *("\x1b[31m", "a\0", "\u202ea", "\u0430", "\u0664", "a" * 256),
+]
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
+def test_what_no_host_is_called(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(f"fine:2\n{name}\n")
+    reading: dict[str, Callable[[], object]] = {
+        "": lambda: parse_hosts(f"fine:2,{name}"),
+        f"{path}, line 2: ": lambda: read_hostfile(path),
+        "run: hosts must be as .*: ": lambda: run(print, hosts=[("fine", 2), (name, 1)]),
+    }
+    for begin, read in reading.items():
+        with pytest.raises(ValueError, match=f"^{begin}expected a host's name of let") as raised:
+            read()
+        assert str(raised.value).isprintable()
+    for command in (launch, doctor):
+        for options in (["--host", f"fine,{name}"], ["--hostfile", str(path)]):
+            context = ["-n", "1", *options] + (["hostname"] if command is launch else [])
+            with pytest.raises(click.BadParameter, match="expected a host's name of letters"):
+                command.make_context("", context)
+
+
+@given(st.text() | st.from_regex(r"[-\w.@:,]*", fullmatch=True))
+def test_of_any_text_come_names_or_a_clear_error(text: str) -> None:
+    try:
+        found = parse_hosts(text)
+    except ValueError as error:
+        assert str(error).startswith("expected ")
+        assert str(error).isprintable()
+    else:
+        for name, places in found:
+            assert {*name} <= {*string.ascii_letters, *string.digits, *".-_@"}
+            assert name[0] not in ".-@"
+            assert 1 <= places <= 999_999
+
+
+@pytest.mark.parametrize("places", ["0", "000", "1000000", "99999999999", "9" * 4000])
+def test_number_that_no_host_takes(places: str, tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    for entry in (f"a:{places}", f"a slots={places}"):
+        path.write_text(f"fine:2\n{entry}\n")
+        expected = f"{path}, line 2: expected 1 to 999,999 ranks on a host, got {entry[:80]!r}"
+        with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
+            read_hostfile(path)
+
+
+def test_hosts_take_no_more_than_mpi_counts() -> None:
+    with pytest.raises(ValueError, match=r"^expected at most 999,999 ranks .*, got 1,000,000$"):
+        parse_hosts("a:999999,b:000001")
+
+
+def test_file_that_is_no_hostfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "hosts"
+    for content, message in {
+        b"fine # caf\xe9\n\x7fELF\xff\0": r"2: expected a host's name of .*, got '\\x7fELF",
+        b"fine\n" + b"a" * 5000: "2: expected at most 4,096 bytes in a line",
+    }.items():
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=f"^{path}, line {message}"):
+            read_hostfile(path)
+    with pytest.raises(ValueError, match=r"^/dev/zero, line 1: expected at most 4,096 bytes"):
+        read_hostfile("/dev/zero")
+    monkeypatch.setattr(hosts, "_MOST_LINES", 2)
+    path.write_text("a\n# of two\n")
+    assert read_hostfile(path) == [("a", 1)]
+    path.write_text("a\n\na\na\n")
+    with pytest.raises(ValueError, match=f"^{path}, line 3: expected at most 2 lines$"):
+        read_hostfile(path)
 
 
 def test_hostfile(tmp_path: Path) -> None:
@@ -122,3 +206,8 @@ def test_hosts_of_which_the_same_is_said() -> None:
     texts = {"a1": "up", "a2": "down", "a3": "up", "a4": "up"}
     assert show_by_host(texts) == "a[1,3-4]: up; a2: down"
     assert show_by_host({}) == ""
+
+
+def test_control_characters_are_shown() -> None:
+    text = "caf\xe9 \u4e2d\n\x1b[2J\r\x9b\x7f\u202e\udcff"
+    assert printable(text) == "caf\xe9 \u4e2d\n" + r"\x1b[2J\r\x9b\x7f\u202e\udcff"

@@ -175,6 +175,10 @@ WRONG = {
     "no hostfile": (["--hostfile", "/nowhere", "hostname"], "No such file"),
     "no script": (["-n", "2", "nothing.py"], "nothing.py: neither a script"),
     "no program of its own": (["-n", "2", "{hosts}"], "hosts may not be executed; try: chmod +x "),
+    "another program": (
+        ["-n", "1", "hostname", ":", "-n", "1", "hostname"],
+        "mpiexec takes an argument ':' for the beginning of another program",
+    ),
     "no variable": (["-n", "2", "--forward", "NOT_SET", "hostname"], "--forward NOT_SET"),
 }
 

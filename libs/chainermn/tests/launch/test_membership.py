@@ -159,6 +159,8 @@ def test_script_names_hosts(tmp_path: Path) -> None:
     [
         ("sys.exit(3)", "ended with exit code 3"),
         ('print("a:x")', "line 1: expected a host as in a:2"),
+        ('print("a\\n-oProxyCommand=x")', "line 2: expected a host's name of letters"),
+        (r'sys.stdout.buffer.write(b"\xff\0")', r"line 1: .*, got '\\\\xff\\x00'"),
     ],
 )
 def test_script_that_fails(line: str, expected: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -43,7 +44,8 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def put(*lines: str, other: str = "exit 255") -> None:
         path = tmp_path / "ssh"
         # As `ssh -G -- name`, which writes the settings for the name.
-        path.write_text("\n".join(["#!/bin/sh", f'[ "$1 $2" = "-G --" ] || {other}', *lines, ""]))
+        text = "\n".join(["#!/bin/sh", f'[ "$1 $2" = "-G --" ] || {other}', *lines, ""])
+        path.write_text(text, errors="surrogateescape")
         path.chmod(0o755)
 
     return put
@@ -148,6 +150,21 @@ def test_host_that_refuses(ssh: Callable[..., None], port: int) -> None:
     assert found == {"alias": HostState("ssh fails: Permission denied")}
 
 
+def test_control_characters_of_a_host_do_not_reach_the_terminal(
+    ssh: Callable[..., None], port: int
+) -> None:
+    answers = ["host=a\x1b]0;title\a", "lacks=\x1b[2J\xff\x9b5m"]
+    written = [line.encode("latin-1").decode("utf-8", "surrogateescape") for line in answers]
+    for name, other in {
+        "it has no": f"{{ printf '%s\\n' {shlex.join(written)}; exit; }}",
+        "ssh fails:": f"{{ printf '%s\\n' {shlex.quote(written[1])} >&2; exit 255; }}",
+    }.items():
+        ssh("echo hostname 127.0.0.1", f"echo port {port}", other=other)
+        obstacle = examine_hosts(["alias"], ["/file"])["alias"].obstacle
+        assert obstacle.startswith(name)
+        assert obstacle.endswith(r"\x1b[2J\udcff\udc9b5m")
+
+
 def test_host_without_a_name_is_not_examined(ssh: Callable[..., None]) -> None:
     ssh('echo "hostname $3"')
     found = examine_hosts(["nosuchhost"], [sys.executable], "A=1")
@@ -185,7 +202,7 @@ def test_launch_names_a_host_without_the_script(
     monkeypatch.setattr(command, "run_to_end", lambda *arguments: 0)
     script = tmp_path / "train.py"
     script.touch()
-    absent = '{ eval "last=\\${$#}"; exec sh -c "$(echo "$last" | sed s:train.py:absent:)"; }'
+    absent = "{ sed s:train.py:absent: | exec sh; }"
     ssh("echo hostname 127.0.0.1", f"echo port {port}", other=absent)
     options = ["launch", "--host", "localhost:1,alias:2"]
     result = CliRunner().invoke(main, [*options, str(script)])

@@ -50,6 +50,11 @@ def test_inside(scontrol: None, nodes: str, tasks: str, hosts: list[tuple[str, i
     [
         ("n1,n2", "2", r"=n1,n2 are 2 hosts, .*=2 are 1, .*; say it by --host a:2,b:1"),
         ("n1", "many", r"expected SLURM_TASKS_PER_NODE as in 2\(x3\),1, got 'many'"),
+        ("n1", "0", r"expected 1 to 999,999 ranks on a host, got 'n1:0'"),
+        ("n1", "1(x99999999999)", r"expected SLURM_TASKS_PER_NODE as in 2\(x3\),1, got"),
+        ("-oProxyCommand=x", "", r"SLURM_JOB_NODELIST, .*: expected a host's name of letters"),
+        ("--help[1-2]", "1(x2)", r"expected hosts in SLURM_JOB_NODELIST as in .*, got '--help\["),
+        ("n[1-2]\n", "1(x2)", r"expected hosts in SLURM_JOB_NODELIST as in .*, got 'n\[1-2\]\\n'"),
         ("n[1-2]", "1(x2)", r"scontrol show hostnames n\[1-2\]: .*name the hosts by --host"),
     ],
 )

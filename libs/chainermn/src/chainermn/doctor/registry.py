@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import TypeAlias
 
 from chainermn.doctor.setup import Setup
+from chainermn.launch.hosts import printable
 
 
 class Status(StrEnum):
@@ -64,7 +65,14 @@ def run_checks(checks: Iterable[Check], setup: Setup) -> Iterator[tuple[Check, F
     """Run checks in turn, but tell each cause only once."""
     findings: dict[str, Finding] = {}
     for each in checks:
-        findings[each.name] = _run_check(each, setup, findings)
+        finding = _run_check(each, setup, findings)
+        # Hosts and programs of others have had a say in these.
+        findings[each.name] = replace(
+            finding,
+            found=printable(finding.found),
+            remedy=printable(finding.remedy),
+            command=printable(finding.command),
+        )
         yield each, findings[each.name]
 
 

@@ -124,13 +124,14 @@ class Setup:
 
 
 def _ask(host: str, python: list[str]) -> Answer:
-    remotely = ["ssh", *SSH_OPTIONS, host, shlex.join(python)]
+    remotely = ["ssh", *SSH_OPTIONS, "--", host, shlex.join(python)]
     try:
         shown = subprocess.run(
             python if is_this_host(host) else remotely,
             input=_HOST_FACTS.read_text(),
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=_SSH_LIMIT,
         )
     except FileNotFoundError:

@@ -12,7 +12,7 @@ from typing import Any
 import chainermn
 from chainermn.failures.processes import launchers_of, numbers_in
 from chainermn.launch.connections import JOB, Listener
-from chainermn.launch.hosts import Host, fill_hosts, parse_hosts, show_places
+from chainermn.launch.hosts import Host, fill_hosts, parse_hosts, parse_pairs
 from chainermn.launch.job import started
 from chainermn.launch.mpiexec import (
     find_mpiexec,
@@ -131,14 +131,11 @@ def _about_keywords(
 
 
 def _parsed(hosts: str | Iterable[Host]) -> list[Host]:
-    if isinstance(hosts, str):
-        return parse_hosts(hosts)
     try:
-        pairs = [(name, places) for name, places in hosts]
-        return parse_hosts(show_places(pairs))
-    except (TypeError, ValueError):
+        return parse_hosts(hosts) if isinstance(hosts, str) else parse_pairs(hosts)
+    except (TypeError, ValueError) as error:
         raise ValueError(
-            f"run: hosts must be as 'a:2,b:2' or [('a', 2), ('b', 2)], got {hosts!r}"
+            f"run: hosts must be as 'a:2,b:2' or [('a', 2), ('b', 2)], got {hosts!r}: {error}"
         ) from None
 
 

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import socket
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TypeAlias
 
 #: Name of a host, and the number of ranks that it takes.
 Host: TypeAlias = tuple[str, int]
 
-_NAME = re.compile(r"([^\s:=]+)(?::(\d+))?")
+# Nothing that ssh, srun or an mpiexec takes for an option, for several hosts or for a pattern.
+_NAME = re.compile(r"(?:\w[\w.-]*@)?\w[\w.-]*", re.ASCII)
+_LONGEST_NAME = 255
 # The documentation of ChainerMN 1 wrote cpu=4, as did Open MPI at that time.
-_SLOTS = re.compile(r"(?:slots|cpus?)=(\d+)")
+_SLOTS = re.compile(r"(?:slots|cpus?)=(.*)")
+_PLACES = re.compile(r"0*[1-9][0-9]{0,5}")
+_MOST_RANKS = 999_999
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)")
-_IGNORED = re.compile(r"max[_-]slots=\d+")
+_IGNORED = re.compile(r"max[_-]slots=[0-9]+")
+# Of a file that is no hostfile, little is read.
+_MOST_LINES, _LONGEST_LINE = 1_000_000, 4096
+_SHOWN = 80
 
 
 def parse_hosts(text: str) -> list[Host]:
@@ -30,24 +37,35 @@ def read_hostfile(path: str | os.PathLike[str]) -> list[Host]:
     ``cpu=4`` means the same as ``slots=4``. ``#`` begins a comment. A host without a number takes
     one rank. The numbers of a host that is named several times add up. ``max_slots=4`` is ignored.
     """
-    if hosts := parse_lines(Path(path).read_text().splitlines(), os.fspath(path)):
-        return hosts
+    with open(path, "rb") as file:
+        lines = iter(functools.partial(file.readline, _LONGEST_LINE + 1), b"")
+        if hosts := parse_lines(lines, os.fspath(path)):
+            return hosts
     raise ValueError(f"{path} names no host")
 
 
-def parse_lines(lines: Iterable[str], source: str) -> list[Host]:
+def parse_lines(lines: Iterable[bytes], source: str) -> list[Host]:
     """Return the hosts that the lines of a hostfile name; there may be none.
 
     ``source`` is where the lines are from, for the message of the ValueError.
     """
     hosts = []
     for number, line in enumerate(lines, 1):
-        if entry := line.partition("#")[0].strip():
-            try:
+        try:
+            if number > _MOST_LINES:
+                raise ValueError(f"expected at most {_MOST_LINES:,} lines")
+            if len(line) > _LONGEST_LINE:
+                raise ValueError(f"expected at most {_LONGEST_LINE:,} bytes in a line")
+            if entry := line.partition(b"#")[0].decode(errors="backslashreplace").strip():
                 hosts.append(_parse_host(entry))
-            except ValueError as error:
-                raise ValueError(f"{source}, line {number}: {error}") from None
+        except ValueError as error:
+            raise ValueError(f"{source}, line {number}: {error}") from None
     return _merge(hosts)
+
+
+def parse_pairs(pairs: Iterable[tuple[str, int]]) -> list[Host]:
+    """Return the hosts of pairs of a name and a number of ranks."""
+    return _merge(_parse_host(f"{name}:{places}") for name, places in pairs)
 
 
 def fill_hosts(hosts: Iterable[Host], ranks: int) -> list[Host]:
@@ -114,6 +132,17 @@ def show_by_host(texts: Mapping[str, str]) -> str:
     return "; ".join(f"{show_hosts(names)}: {text}" for text, names in alike.items())
 
 
+def printable(text: str) -> str:
+    """Return a text from elsewhere with its control characters, to which a terminal obeys, shown.
+
+    Of those, only ends of lines stay.
+    """
+    return "".join(
+        each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode()
+        for each in text
+    )
+
+
 def _next(number: str) -> str:
     """Return the number that follows, with as many zeros in front."""
     return str(int(number) + 1).zfill(len(number))
@@ -129,18 +158,29 @@ def _is_own(family: int, address: object) -> bool:
 
 
 def _parse_host(entry: str) -> Host:
+    shown = f"{entry[:_SHOWN]!r}"
     first, *words = entry.split() or [""]
-    name = _NAME.fullmatch(first)
+    name, colon, number = first.partition(":")
     slots = [found[1] for word in words if (found := _SLOTS.fullmatch(word))]
     ignored = [word for word in words if _IGNORED.fullmatch(word)]
-    places = [name[2], *slots] if name and name[2] else slots
-    if not name or len(places) > 1 or len(slots) + len(ignored) < len(words):
-        raise ValueError(f"expected a host as in a:2 or 'a slots=2', got {entry!r}")
-    return name[1], int(places[0]) if places else 1
+    places = [number, *slots] if colon else slots
+    is_known = len(slots) + len(ignored) == len(words) and len(places) <= 1
+    if not name or not is_known or not all(re.fullmatch("[0-9]+", each) for each in places):
+        raise ValueError(f"expected a host as in a:2 or 'a slots=2', got {shown}")
+    if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
+        raise ValueError(
+            f"expected a host's name of letters, digits, '.', '-' and '_', which begins with a "
+            f"letter or digit, got {shown}"
+        )
+    if not all(map(_PLACES.fullmatch, places)):
+        raise ValueError(f"expected 1 to {_MOST_RANKS:,} ranks on a host, got {shown}")
+    return name, int(places[0]) if places else 1
 
 
 def _merge(hosts: Iterable[Host]) -> list[Host]:
     merged: dict[str, int] = {}
     for name, places in hosts:
         merged[name] = merged.get(name, 0) + places
+    if (ranks := count_ranks(merged.items())) > _MOST_RANKS:
+        raise ValueError(f"expected at most {_MOST_RANKS:,} ranks on all hosts, got {ranks:,}")
     return list(merged.items())

@@ -34,7 +34,6 @@ def discover_by(command: Sequence[str]) -> Discover:
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                text=True,
                 timeout=_SECONDS_FOR_SCRIPT,
             )
         except (OSError, subprocess.TimeoutExpired) as error:

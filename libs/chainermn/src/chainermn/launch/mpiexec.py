@@ -212,6 +212,11 @@ def mpiexec_command(
         placement = ["--host", f"localhost:{ranks}"]
     exports = [part for name in forward for part in ("-x", name)] if flavour == "openmpi" else []
     program = [sys.executable, *arguments] if python else arguments
+    if ":" in program:
+        raise ValueError(
+            "mpiexec takes an argument ':' for the beginning of another program; have yours take "
+            "it as a part of another argument, as in --between=:"
+        )
     command = [find_mpiexec(), *placement, *exports, "-n", str(ranks), *program]
     return [os.fspath(part) for part in command]
 

@@ -12,14 +12,15 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from chainermn.launch.hosts import Host, is_this_host, show_by_host, show_places
+from chainermn.launch.hosts import Host, is_this_host, printable, show_by_host, show_places
 from chainermn.launch.mpiexec import SSH_OPTIONS, starts_by_ssh
 
 _SECONDS = 4.0
 _SECONDS_TO_EXAMINE = 60.0
 _AT_ONCE = 32
 
-# The arguments are NAME=VALUE, or nothing, and files.
+# The arguments are NAME=VALUE, or nothing, and files. It is given to sh as its input, since the
+# shell that ssh starts may be another one, which would take lines or quotes in its own way.
 _EXAMINE = """
 [ -z "$1" ] || for file in $(grep -lsF "$1" /proc/[0-9]*/environ); do
     pid=${file#/proc/}
@@ -90,23 +91,23 @@ def _examine(name: str, files: Sequence[str], mark: str) -> HostState:
         return HostState("", socket.gethostname())
     if obstacle := _obstacle(name):
         return HostState(obstacle)
-    script = shlex.join(["sh", "-c", _EXAMINE, "sh", mark, *files])
     try:
         shown = subprocess.run(
-            ["ssh", *SSH_OPTIONS, "--", name, script],
+            ["ssh", *SSH_OPTIONS, "--", name, "sh"],
+            input=f"set -- {shlex.join([mark, *files])}\n{_EXAMINE}",
             capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
+            encoding="utf-8",
+            errors="surrogateescape",
             timeout=_SECONDS_TO_EXAMINE,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return HostState(f"ssh fails: {error}")
     if shown.returncode:
         lines = shown.stderr.strip().splitlines() or [f"exit code {shown.returncode}"]
-        return HostState(f"ssh fails: {lines[-1]}")
+        return HostState(f"ssh fails: {printable(lines[-1])}")
     said = dict(line.partition("=")[::2] for line in shown.stdout.splitlines())
     lacks = said.get("lacks")
-    return HostState(f"it has no {lacks}" if lacks else "", said.get("host", ""))
+    return HostState(f"it has no {printable(lacks)}" if lacks else "", said.get("host", ""))
 
 
 def _obstacle(name: str) -> str:

@@ -6,11 +6,13 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from chainermn.launch.hosts import Host, show_hosts
+from chainermn.launch.hosts import Host, parse_pairs, show_hosts
 
 _NODES, _TASKS = "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE"
+# As in node[01-03],login, which scontrol must not take for an option.
+_LIST = re.compile(r"\w[\w.,\[\]-]*", re.ASCII)
 # As in 2(x3),1: two tasks on each of three nodes, then one on another.
-_REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_REPEATED = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?")
 
 
 def allocated_hosts(environment: Mapping[str, str]) -> list[Host] | None:
@@ -42,7 +44,10 @@ def allocated_hosts(environment: Mapping[str, str]) -> list[Host] | None:
             f"hosts, {_TASKS}={environment[_TASKS]} are {len(tasks)}, as in a step of some tasks "
             "or a heterogeneous job; say it by --host a:2,b:1"
         )
-    return list(zip(names, tasks, strict=True))
+    try:
+        return parse_pairs(zip(names, tasks, strict=True))
+    except ValueError as error:
+        raise RuntimeError(f"{_NODES}, {_TASKS}: {error}") from None
 
 
 def check_allocated(names: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -77,6 +82,8 @@ def _expand(nodes: str) -> list[str]:
     """Return the names of a list of nodes such as ``node[01-03],login``."""
     if "[" not in nodes:
         return nodes.split(",")
+    if not _LIST.fullmatch(nodes):
+        raise RuntimeError(f"expected hosts in {_NODES} as in node[01-03],login, got {nodes!r}")
     command = ["scontrol", "show", "hostnames", nodes]
     try:
         shown = subprocess.run(
