@@ -8,8 +8,8 @@ from mpi4py import MPI
 from chainermn.transport.host import barrier
 from chainermn.transport.host.barrier import Barrier
 from chainermn.transport.host.futex import Futex
+from chainermn.transport.host.memory import share_memory
 from chainermn.transport.host.shared_memory import bytes_needed
-from chainermn.transport.host.sharing import share_memory
 
 WORLD = MPI.COMM_WORLD
 FEW, MANY = 1, 1000  # cores

@@ -6,7 +6,6 @@ import errno
 import os
 import tracemalloc
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import chainer
@@ -19,17 +18,17 @@ import chainermn
 from chainermn.transport.host import (
     barrier,
     in_turn,
+    memory,
     mpi_reducer,
     reducers,
     shared_memory,
-    sharing,
 )
 from chainermn.transport.host.arithmetic import Adder
 from chainermn.transport.host.in_turn import InTurnReducer
+from chainermn.transport.host.memory import share_memory
 from chainermn.transport.host.mpi_reducer import MpiReducer
 from chainermn.transport.host.reducers import SingleReducer
 from chainermn.transport.host.shared_memory import SharedMemoryReducer
-from chainermn.transport.host.sharing import share_memory
 from chainermn.transport.reducer import Reducer, Steps, shard_bounds
 from chainermn.transport.topology import Topology
 
@@ -218,23 +217,6 @@ def test_nothing_is_allocated_again_and_again(
     assert peak < 1 << 18
 
 
-@pytest.mark.mpi(2)
-def test_no_file_stays() -> None:
-    def held() -> set[str]:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-        return {line.partition("/")[2] for line in lines if "/dev/shm/chainermn-" in line}
-
-    before = held()
-    comm = chainermn.create_communicator("naive")
-    average(comm, np.ones(3, "f"))
-    comm.mpi_comm.Barrier()
-    # Other jobs on this machine may be about to remove theirs.
-    (path,) = held() - before
-    assert path.endswith(" (deleted)")
-    assert not os.path.exists("/" + path.removesuffix(" (deleted)"))
-    comm.finalize()
-
-
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize("fault", ["elsewhere", "full", "another system"])
 @pytest.mark.parametrize("hosts", ["aaa", "aab"])
@@ -249,7 +231,7 @@ def test_without_shared_memory(
     elif fault == "another system":
         monkeypatch.delattr(os, "posix_fallocate")
     elif WORLD.rank == 1:
-        monkeypatch.setattr(sharing, "_map_file", lambda path: os.stat(path / "none"))
+        monkeypatch.setattr(memory, "_receive", lambda asking: os.stat("/none"))
     kind = type(chainermn.create_communicator("hierarchical"))
     comm = kind(WORLD, topology=Topology.from_hosts(hosts[: WORLD.size], WORLD.rank))
     parts = arrays(1000, "float64")

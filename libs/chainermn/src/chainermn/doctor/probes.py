@@ -90,8 +90,8 @@ def shared_memory() -> str | None:
     """Return the first reason why a rank of this host cannot share memory; empty if all can."""
     from mpi4py import MPI
 
+    from chainermn.transport.host.memory import share_memory
     from chainermn.transport.host.shared_memory import bytes_needed
-    from chainermn.transport.host.sharing import share_memory
 
     memory = share_memory(MPI.COMM_WORLD, bytes_needed(MPI.COMM_WORLD.size))
     reasons = MPI.COMM_WORLD.gather(memory if isinstance(memory, str) else "")

@@ -130,8 +130,8 @@ def shared_memory(setup: Setup) -> Finding:
     if why := outcome.failure or outcome.answer:
         return bad(
             f"{ranks} ranks cannot share memory: {why}",
-            "remove old files from /dev/shm; start containers with docker run --shm-size=1g, or "
-            "--ipc=host",
+            "start the containers of a host with docker run --network=host, and with "
+            "--shm-size=1g for MPI itself",
         )
     return good(f"{ranks} ranks share memory")
 

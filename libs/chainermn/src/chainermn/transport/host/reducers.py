@@ -15,10 +15,10 @@ from chainermn.transport.host import in_turn, shared_memory
 from chainermn.transport.host.arithmetic import Adder, divide
 from chainermn.transport.host.futex import Futex
 from chainermn.transport.host.in_turn import InTurnReducer
+from chainermn.transport.host.memory import share_memory
 from chainermn.transport.host.mpi import load_mpi
 from chainermn.transport.host.mpi_reducer import MpiReducer
 from chainermn.transport.host.shared_memory import SharedMemoryReducer
-from chainermn.transport.host.sharing import share_memory
 from chainermn.transport.reducer import Array, Dtype, Pending, Reducer, Reducers, Steps
 
 if TYPE_CHECKING:
@@ -116,8 +116,8 @@ def _warn_of_fallback(reasons: Sequence[str], n_bytes: int) -> None:
     warnings.warn(
         f"rank {rank} cannot share memory with the other ranks of its host: {reason}. "
         "Gradients travel by MPI instead, which is slower. "
-        f"Each communicator needs {n_bytes / 2**20:.1f} MiB in /dev/shm; "
-        "in Docker raise --shm-size, or set --ipc if the ranks are in different containers",
+        f"Each communicator needs {n_bytes / 2**20:.1f} MiB of memory that ranks of a host share; "
+        "if they are in different containers, start these by docker run --network=host",
         RuntimeWarning,
         stacklevel=2,
     )

@@ -1,25 +1,13 @@
-"""Memory that the ranks of a host share, and what reducers through it have in common."""
+"""What reducers through memory that the ranks of a host share have in common."""
 
 from __future__ import annotations
 
-import mmap
-import os
-import tempfile
 from abc import abstractmethod
-from collections.abc import Callable, Generator
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from collections.abc import Generator
 
 from typing_extensions import override
 
 from chainermn.transport.reducer import Array, Dtype, Pending, Reducer, Steps, shard_bounds
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
-T = TypeVar("T")
-
-_DIRECTORY = "/dev/shm"
 
 #: What a rank writes for others to wait for has a cache line for itself, and the adjacent one,
 #: which processors prefetch along with it.
@@ -61,46 +49,3 @@ class SharingReducer(Reducer):
     @abstractmethod
     def _distribute(self, array: Array, begin: int, end: int) -> Steps:
         """Give the others ``array[begin:end]``, and fill the rest with theirs."""
-
-
-def share_memory(mpi_comm: MPI.Intracomm, n_bytes: int) -> mmap.mmap | str:
-    """Return memory that all ranks share, or the reason why this rank has none. Collective.
-
-    It is zero at first. Rank 0 decides about its size: `len` tells.
-
-    The kernel frees the memory as soon as the last rank unmaps it, even if ranks are killed.
-    """
-    path: Path | str = ""
-    if mpi_comm.rank == 0:
-        path = _made_or_reason(lambda: _create_file(n_bytes))
-    path = cast("Path | str", mpi_comm.bcast(path))
-    memory = path if isinstance(path, str) else _made_or_reason(lambda: _map_file(path))
-    mpi_comm.Barrier()
-    if mpi_comm.rank == 0 and isinstance(path, Path):
-        path.unlink()
-    return memory
-
-
-def _made_or_reason(make: Callable[[], T]) -> T | str:
-    try:
-        return make()
-    except Exception as error:  # of any kind: the other ranks wait for the outcome
-        return str(error) or repr(error)
-
-
-def _create_file(n_bytes: int) -> Path:
-    descriptor, path = tempfile.mkstemp(prefix="chainermn-", dir=_DIRECTORY)
-    try:
-        # Otherwise writing to the memory on a full file system would kill the process.
-        os.posix_fallocate(descriptor, 0, n_bytes)
-    except Exception:
-        os.unlink(path)
-        raise
-    finally:
-        os.close(descriptor)
-    return Path(path)
-
-
-def _map_file(path: Path) -> mmap.mmap:
-    with path.open("r+b") as file:
-        return mmap.mmap(file.fileno(), 0)

@@ -1,0 +1,139 @@
+"""Memory that the ranks of a host share, and nobody else: it has no name at any time."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import secrets
+import socket
+import tempfile
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+T = TypeVar("T")
+
+_DIRECTORY = "/dev/shm"
+
+
+def share_memory(mpi_comm: MPI.Intracomm, n_bytes: int) -> mmap.mmap | str:
+    """Return memory that all ranks share, or the reason why this rank has none. Collective.
+
+    It is zero at first. Rank 0 decides about its size: `len` tells.
+
+    Rank 0 hands out its descriptor through a socket of this host, so there is no file that could
+    be opened by others or left behind: the kernel frees the memory as soon as the last rank is
+    gone, even if ranks are killed.
+    """
+    return _offer(mpi_comm, n_bytes) if mpi_comm.rank == 0 else _take(mpi_comm)
+
+
+class _Invitation(NamedTuple):
+    """Where ranks ask for the memory, and what they show there.
+
+    Any user of the host can list the address and connect to it, but MPI alone tells the token.
+    """
+
+    address: bytes
+    token: bytes
+
+
+class _Offer(NamedTuple):
+    descriptor: int
+    memory: mmap.mmap
+    door: socket.socket
+    invitation: _Invitation
+
+
+def _offer(mpi_comm: MPI.Intracomm, n_bytes: int) -> mmap.mmap | str:
+    with contextlib.ExitStack() as stack:
+        offer = _made_or_reason(lambda: _prepare(n_bytes, stack))
+        mpi_comm.bcast(offer if isinstance(offer, str) else offer.invitation)
+        if isinstance(offer, str):
+            return offer
+        mpi_comm.Barrier()  # all have asked
+        memory = _made_or_reason(lambda: _hand_out(offer, mpi_comm.size - 1))
+        mpi_comm.Barrier()
+        return memory
+
+
+def _take(mpi_comm: MPI.Intracomm) -> mmap.mmap | str:
+    invitation = cast("_Invitation | str", mpi_comm.bcast(None))
+    if isinstance(invitation, str):
+        return invitation
+    with contextlib.ExitStack() as stack:
+        asking = _made_or_reason(lambda: _ask(invitation, stack))
+        mpi_comm.Barrier()
+        mpi_comm.Barrier()  # it has been handed out
+        return asking if isinstance(asking, str) else _made_or_reason(lambda: _receive(asking))
+
+
+def _made_or_reason(make: Callable[[], T]) -> T | str:
+    try:
+        return make()
+    except Exception as error:  # of any kind: the other ranks wait for the outcome
+        return str(error) or repr(error)
+
+
+def _prepare(n_bytes: int, stack: contextlib.ExitStack) -> _Offer:
+    descriptor = _open_memory()
+    stack.callback(os.close, descriptor)
+    os.fchmod(descriptor, 0o600)
+    # Otherwise writing to the memory would kill the process where there is too little.
+    os.posix_fallocate(descriptor, 0, n_bytes)
+    door = stack.enter_context(socket.socket(socket.AF_UNIX))
+    door.setblocking(False)  # nobody, of whatever kind, is waited for
+    # In the abstract namespace, which has no files.
+    invitation = _Invitation(
+        f"\0chainermn-{secrets.token_hex(16)}".encode(), secrets.token_bytes(32)
+    )
+    door.bind(invitation.address)
+    door.listen(socket.SOMAXCONN)
+    return _Offer(descriptor, mmap.mmap(descriptor, 0), door, invitation)
+
+
+def _open_memory() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("chainermn")
+    # A Python that was built for older systems, as conda's.
+    with tempfile.TemporaryFile(dir=_DIRECTORY) as file:
+        return os.dup(file.fileno())
+
+
+def _hand_out(offer: _Offer, n_ranks: int) -> mmap.mmap:
+    _, _, door, (_, token) = offer
+    with contextlib.suppress(BlockingIOError):  # a rank that has not asked says why
+        while n_ranks:
+            asking, _ = door.accept()
+            with asking:
+                asking.setblocking(False)
+                if _is_shown(token, asking):
+                    socket.send_fds(asking, [b"\0"], [offer.descriptor])
+                    n_ranks -= 1
+    return offer.memory
+
+
+def _is_shown(token: bytes, asking: socket.socket) -> bool:
+    try:
+        return secrets.compare_digest(asking.recv(len(token)), token)
+    except OSError:
+        return False
+
+
+def _ask(invitation: _Invitation, stack: contextlib.ExitStack) -> socket.socket:
+    asking = stack.enter_context(socket.socket(socket.AF_UNIX))
+    asking.setblocking(False)
+    asking.connect(invitation.address)
+    asking.sendall(invitation.token)
+    return asking
+
+
+def _receive(asking: socket.socket) -> mmap.mmap:
+    _, descriptors, _, _ = socket.recv_fds(asking, 1, 1)
+    if not descriptors:
+        raise OSError("rank 0 has handed out nothing")
+    with open(descriptors[0], "r+b", buffering=0) as file:
+        return mmap.mmap(file.fileno(), 0)
