@@ -157,7 +157,7 @@ def duplicate_interface(hosts: Hosts) -> Iterator[None]:
 def local_path(hosts: Hosts) -> Iterator[Path]:
     """Return the path of an empty folder that each host has for itself, until the test ends."""
     path = Path("/dev/shm") / f"chainermn-{uuid.uuid4().hex}"
-    hosts.check_all("mkdir", str(path))
+    hosts.check_all("mkdir", "-m", "700", str(path))
     yield path
     hosts.check_all("rm", "-r", str(path))
 

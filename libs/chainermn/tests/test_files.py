@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -58,10 +59,35 @@ def test_words_of_the_block_stay_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux")
-def test_full_disk_is_named(tmp_path: Path) -> None:
+def test_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_to_full_disk(descriptor: int) -> None:
+        with open("/dev/full", "wb", buffering=0) as full:
+            full.write(b"new")
+
+    monkeypatch.setattr(os, "fsync", write_to_full_disk)
     path = tmp_path / "file"
-    (tmp_path / f".file.{os.getpid()}.tmp").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left") as raised, atomic_write(path) as file:
         file.write("new")
     assert raised.value.filename == str(path)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("mode", ["w", "wb"])
+def test_link_that_somebody_has_put_there_is_not_followed(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secrets, "token_hex", lambda n_bytes: "guessed")
+    own = tmp_path / "own"
+    own.write_text("precious")
+    (tmp_path / ".file.guessed.tmp").symlink_to(own)
+    with pytest.raises(FileExistsError), atomic_write(tmp_path / "file", mode):
+        pass
+    assert own.read_text() == "precious"
+
+
+def test_names_cannot_be_guessed(tmp_path: Path) -> None:
+    names = set()
+    for _ in range(2):
+        with atomic_write(tmp_path / "file"):
+            names |= {*os.listdir(tmp_path)} - {"file"}
+    assert len(names) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -28,10 +29,12 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
         With the name of the file, also if the disk is full.
     """
     path = Path(path)
-    # With the number of the process: several may write the same file.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Several may write the same file. Nobody else may have put a link there before.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open(mode, encoding=None if "b" in mode else "utf-8") as file:
+        with temporary.open(
+            mode.replace("w", "x"), encoding=None if "b" in mode else "utf-8"
+        ) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -1,0 +1,35 @@
+"""Ranks that are killed while they begin to share memory leave none of it behind."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from chainermn.testing.mpiexec import JobResult
+from ci.multinode.hosts import Hosts
+
+SCRIPT = Path(__file__).with_name("scripts") / "die_while_sharing.py"
+# What the MPIs themselves leave of ranks that are killed.
+OF_MPI = re.compile(r"mpich_shm_.*|sm_segment\..*|vader_segment\..*|ompi.*|prte.*|pmix.*")
+LONG = "CHAINERMN_LONG_TESTS" in os.environ
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_nothing_is_left(run_job: Callable[..., JobResult], hosts: Hosts, rank: int) -> None:
+    if not hosts.emulated:
+        pytest.skip("others may use the memory of real machines")
+    for number in itertools.count(1) if LONG else (12,):
+        job = run_job((2,), [SCRIPT, str(rank), str(number)])
+        names = hosts.check(hosts.names[0], "ls", "-A", "/dev/shm").split()
+        assert [name for name in names if not OF_MPI.fullmatch(name)] == []
+        assert (job.timed_out, job.left_behind) == (False, [])
+        if job.returncode == 0:
+            break
+    # It has got to the end only if it was killed at all lines before.
+    assert number > 10
+    assert (job.returncode == 0) == LONG
