@@ -133,9 +133,9 @@ def show_by_host(texts: Mapping[str, str]) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text from elsewhere with its control characters, to which a terminal obeys, shown.
+    """Return text from elsewhere with control characters escaped, so that no terminal obeys them.
 
-    Of those, only ends of lines stay.
+    Ends of lines stay.
     """
     return "".join(
         each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode()
@@ -158,7 +158,7 @@ def _is_own(family: int, address: object) -> bool:
 
 
 def _parse_host(entry: str) -> Host:
-    shown = f"{entry[:_SHOWN]!r}"
+    shown = repr(entry[:_SHOWN])
     first, *words = entry.split() or [""]
     name, colon, number = first.partition(":")
     slots = [found[1] for word in words if (found := _SLOTS.fullmatch(word))]
@@ -169,7 +169,7 @@ def _parse_host(entry: str) -> Host:
         raise ValueError(f"expected a host as in a:2 or 'a slots=2', got {shown}")
     if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
         raise ValueError(
-            f"expected a host's name of letters, digits, '.', '-' and '_', which begins with a "
+            "expected a host's name of letters, digits, '.', '-' and '_', which begins with a "
             f"letter or digit, got {shown}"
         )
     if not all(map(_PLACES.fullmatch, places)):
