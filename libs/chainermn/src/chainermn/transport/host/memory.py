@@ -98,7 +98,7 @@ def _prepare(n_bytes: int, stack: contextlib.ExitStack) -> _Offer:
 def _open_memory() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("chainermn")
-    # A Python that was built for older systems, as conda's.
+    # A Python that was built for systems with a glibc before 2.27.
     with tempfile.TemporaryFile(dir=_DIRECTORY) as file:
         return os.dup(file.fileno())
 
