@@ -243,12 +243,13 @@ def benchmarks(session: nox.Session, mpi: str) -> None:
 
 @nox.session(python=PYTHONS)
 def lint(session: nox.Session) -> None:
-    """Check style, formatting, types, and that imports go down the layers of the library."""
+    """Check style, types, imports between layers, and advisories about locked releases."""
     install(session, "--group", "lint")
     session.run("ruff", "check")
     session.run("ruff", "format", "--check", "--diff")
     session.run("lint-imports", "--no-logo", env={"PYTHONPATH": "libs/chainermn/src"})
     session.run("mypy")
+    session.run("python", "ci/audit.py")
 
 
 @nox.session(python=PYTHONS, default=False)
