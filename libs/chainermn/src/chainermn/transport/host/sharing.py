@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_DIRECTORY = "/dev/shm"
+# A file there has a random name, is for this user alone, and is unlinked once all have it open.
+_DIRECTORY = "/dev/shm"  # noqa: S108
 
 #: What a rank writes for others to wait for has a cache line for itself, and the adjacent one,
 #: which processors prefetch along with it.
