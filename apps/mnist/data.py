@@ -1,6 +1,7 @@
 """Pictures of handwritten digits, each with the digit that it shows."""
 
 import gzip
+import hashlib
 import math
 import urllib.request
 import zlib
@@ -20,6 +21,14 @@ IDX_FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
+# Of the gzipped files; any other content is refused.
+SHA256 = {
+    "train-images-idx3-ubyte": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "train-labels-idx1-ubyte": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "t10k-images-idx3-ubyte": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "t10k-labels-idx1-ubyte": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+}
+LARGEST = 9_912_422  # bytes of the largest of them
 
 Raw = dict[str, np.ndarray]  # as in Chainer's cache: images "x" (n, pixels), labels "y" (n,)
 
@@ -157,13 +166,18 @@ def _load_cached(part: str) -> Raw:
 def _download(part: str) -> Raw:
     failures = []
     for mirror in MIRRORS:
-        urls = [f"{mirror}{name}.gz" for name in IDX_FILES[part]]
         try:
             contents = []
-            for url in urls:
+            for name in IDX_FILES[part]:
+                url = f"{mirror}{name}.gz"
                 print("downloading", url, flush=True)
-                with urllib.request.urlopen(url, timeout=30) as response:
-                    contents.append((response.read(), url))
+                # All URLs begin as MIRRORS says.
+                with urllib.request.urlopen(url, timeout=30) as response:  # noqa: S310
+                    content = response.read(LARGEST + 1)
+                digest = hashlib.sha256(content).hexdigest()
+                if digest != SHA256[name]:
+                    raise ValueError(f"{name}.gz: expected SHA-256 {SHA256[name]}, got {digest}")
+                contents.append((content, url))
             return _decode(*contents)
         except (OSError, HTTPException, ValueError) as error:
             failures.append(f"  {mirror}: {error}")

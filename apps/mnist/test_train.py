@@ -1,7 +1,10 @@
 """Train on a few ranks and check what comes out."""
 
+import contextlib
 import difflib
+import functools
 import gzip
+import hashlib
 import json
 import math
 import os
@@ -10,7 +13,10 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
 
@@ -495,13 +501,63 @@ def test_mnist_is_downloaded_into_the_cache_of_chainer(empty_cache, tmp_path, mo
     from chainer.datasets import get_mnist
 
     absent = (tmp_path / "absent").as_uri() + "/"
-    mirror = write_mnist(tmp_path / "mirror", gzipped=True).as_uri() + "/"
-    monkeypatch.setattr(data, "MIRRORS", (absent, mirror))
+    files = write_mnist(tmp_path / "mirror", gzipped=True)
+    monkeypatch.setattr(data, "SHA256", digests_of(files))
+    monkeypatch.setattr(data, "MIRRORS", (absent, files.as_uri() + "/"))
     assert_is_what_was_written(data.load("mnist"))
 
     monkeypatch.setattr(data, "MIRRORS", ())
     assert_is_what_was_written(data.load("mnist"))
     assert_is_what_was_written(get_mnist())
+
+
+def digests_of(files: Path) -> dict[str, str]:
+    return {
+        path.stem: hashlib.sha256(path.read_bytes()).hexdigest() for path in files.glob("*.gz")
+    }
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Path], str]]:
+    """Serve folders over HTTP; the function that does returns a folder's URL."""
+    with contextlib.ExitStack() as stack:
+
+        def start(folder: Path) -> str:
+            handler = functools.partial(SimpleHTTPRequestHandler, directory=folder)
+            server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), handler))
+            threading.Thread(target=server.serve_forever, args=[0.01]).start()
+            stack.callback(server.shutdown)
+            return f"http://127.0.0.1:{server.server_address[1]}/"
+
+        yield start
+
+
+def test_a_mirror_with_another_file_is_not_believed(empty_cache, serve, tmp_path, monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    right = write_mnist(tmp_path / "right", gzipped=True)
+    other = write_mnist(tmp_path / "other", gzipped=True, train=91)
+    expected, got = digests_of(right), digests_of(other)
+    monkeypatch.setattr(data, "SHA256", expected)
+    monkeypatch.setattr(data, "MIRRORS", [serve(other)])
+    with pytest.raises(ConnectionError) as caught:
+        data.load("mnist")
+    name = "train-images-idx3-ubyte"
+    refusal = f"{name}.gz: expected SHA-256 {expected[name]}, got {got[name]}"
+    assert refusal in str(caught.value)
+    assert not list(empty_cache.iterdir())
+
+    monkeypatch.setattr(data, "MIRRORS", [*data.MIRRORS, serve(right)])
+    assert_is_what_was_written(data.load("mnist"))
+
+
+def test_a_mirror_that_never_ends_is_not_read_to_the_end(empty_cache, tmp_path, monkeypatch):
+    files = write_mnist(tmp_path, gzipped=True)
+    monkeypatch.setattr(data, "SHA256", digests_of(files))
+    monkeypatch.setattr(data, "MIRRORS", [files.as_uri() + "/"])
+    size = (files / "train-images-idx3-ubyte.gz").stat().st_size
+    monkeypatch.setattr(data, "LARGEST", size - 2)
+    with pytest.raises(ConnectionError, match="expected SHA-256"):
+        data.load("mnist")
 
 
 def test_error_without_a_network_names_two_other_ways(empty_cache, monkeypatch):

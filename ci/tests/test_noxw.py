@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-NOXW = Path(__file__).resolve().parents[2] / "noxw"
+ROOT = Path(__file__).resolve().parents[2]
+LOCK = "ci/constraints/nox.txt"
 NOXFILE = """
 import nox
 
@@ -40,7 +42,9 @@ def checkout(tmp_path: Path) -> Path:
     """Return a fresh checkout, in a folder with a space in its name."""
     root = tmp_path / "a checkout"
     root.mkdir()
-    shutil.copyfile(NOXW, root / "noxw")  # which can be written, whether the original can or not
+    (root / LOCK).parent.mkdir(parents=True)
+    for name in ("noxw", LOCK):  # the copies can be written, whether the originals can or not
+        shutil.copyfile(ROOT / name, root / name)
     (root / "noxfile.py").write_text(NOXFILE)
     return root
 
@@ -156,7 +160,7 @@ def test_runs_after_an_interrupted_installation(
 def test_without_a_network(checkout: Path, tmp_path: Path, offline: dict[str, str]) -> None:
     error = only_error(noxw(checkout, env={**offline, "PIP_FIND_LINKS": str(tmp_path)}))
     assert "is there a network" in error
-    assert "No matching distribution found for nox==" in error
+    assert "No matching distribution found for " in error
     assert installed(checkout) == []
 
 
@@ -165,9 +169,23 @@ def test_installs_another_nox_when_the_pin_changes(
     checkout: Path, offline: dict[str, str]
 ) -> None:
     assert noxw(checkout, "-s", "echo", env=offline).returncode == 0
-    copy = checkout / "noxw"
-    copy.write_text(copy.read_text().replace('NOX = "nox==', 'NOX = "nox==1!'))
+    lock = checkout / LOCK
+    lock.write_text(lock.read_text().replace("\nnox==", "\nnox==1!"))
     assert "nox==1!" in only_error(noxw(checkout, "-s", "echo", env=offline))
+
+
+@pytest.mark.venv
+def test_refuses_a_file_with_another_hash(checkout: Path, offline: dict[str, str]) -> None:
+    lock = checkout / LOCK
+    lock.write_text(re.sub("sha256:.{8}", "sha256:00000000", lock.read_text()))
+    error = only_error(noxw(checkout, "-s", "echo", env=offline))
+    assert "DO NOT MATCH THE HASHES" in error
+    assert installed(checkout) == []
+
+
+def test_without_its_lock(checkout: Path) -> None:
+    (checkout / LOCK).unlink()
+    assert f"cannot read {checkout / LOCK}" in only_error(noxw(checkout, env=os.environ))
 
 
 @pytest.mark.venv

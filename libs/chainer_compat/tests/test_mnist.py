@@ -30,7 +30,10 @@ NAMES = [
     "t10k-labels-idx1-ubyte.gz",
 ]
 # Where Chainer caches a file: the MD5 of the URL by which it asks for it.
-CACHED = {name: hashlib.md5((mnist.HOST + name).encode()).hexdigest() for name in NAMES}
+CACHED = {
+    name: hashlib.md5((mnist.HOST + name).encode(), usedforsecurity=False).hexdigest()
+    for name in NAMES
+}
 PIXELS = np.random.RandomState(0).randint(0, 256, (5, 784)).astype(np.uint8)
 LABELS = np.array([3, 1, 4, 1, 5], np.uint8)
 
@@ -211,6 +214,13 @@ def test_a_file_with_another_digest_is_refused(files, root, monkeypatch):
     assert got in str(caught.value)
     assert cache_of(root).keys() == {CACHED[NAMES[0]]}
     assert list(root.rglob("*.npz")) == []
+
+
+def test_no_more_is_read_than_the_largest_file_has(files, monkeypatch):
+    monkeypatch.setattr(mnist, "MIRRORS", (f"{files.as_uri()}/",))
+    monkeypatch.setattr(mnist, "LARGEST", 9)
+    with pytest.raises(OSError, match="got 10 bytes with"):
+        get_mnist()
 
 
 def test_a_disk_that_fills_up_leaves_no_part_of_a_file_in_the_cache(files, root, python):

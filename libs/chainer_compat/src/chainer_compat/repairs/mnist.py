@@ -32,6 +32,7 @@ SHA256 = {
         "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"
     ),
 }
+LARGEST = 9_912_422  # bytes of the largest of them
 SECONDS_WITHOUT_AN_ANSWER = 30
 
 
@@ -51,7 +52,8 @@ def fetch_from_mirrors(module: ModuleType) -> None:
     @functools.wraps(own)
     def cached_download(url: str) -> str:
         root = Path(module.get_dataset_root()).absolute()
-        cached = root / "_dl_cache" / hashlib.md5(url.encode()).hexdigest()
+        name_there = hashlib.md5(url.encode(), usedforsecurity=False).hexdigest()
+        cached = root / "_dl_cache" / name_there
         name = url.removeprefix(HOST)
         if url == HOST + name and name in SHA256:
             cached.parent.mkdir(parents=True, exist_ok=True)
@@ -79,8 +81,9 @@ def _fetch(name: str, root: Path) -> bytes:
     for source in _sources():
         _announce(source)
         try:
-            with urlopen(source + name, timeout=SECONDS_WITHOUT_AN_ANSWER) as response:
-                content: bytes = response.read()
+            # Users may name file: URLs too.
+            with urlopen(source + name, timeout=SECONDS_WITHOUT_AN_ANSWER) as response:  # noqa: S310
+                content: bytes = response.read(LARGEST + 1)
         except (OSError, HTTPException, ValueError) as error:
             failures.append(f"{source}{name}: {error}")
             continue

@@ -38,7 +38,7 @@ class Failure(NamedTuple):
         if self.pickled is not None:
             # Its class may not be here, or may take other arguments than it keeps.
             with contextlib.suppress(BaseException):
-                unpickled, args = pickle.loads(self.pickled)
+                unpickled, args = pickle.loads(self.pickled)  # noqa: S301  # of a rank of ours
                 if unpickled.args == args:  # else its class has made a message of the message
                     error = unpickled
         if not isinstance(error, BaseException):

@@ -22,7 +22,7 @@ from chainermn.launch.failure import Failure
 from chainermn.launch.pickles import dumps
 
 # Memory that the ranks of a host share.
-_MPICH_MEMORY = re.compile(r"/dev/shm/mpich_shm_\w+$", re.MULTILINE)
+_MPICH_MEMORY = re.compile(r"/dev/shm/mpich_shm_\w+$", re.MULTILINE)  # noqa: S108  # as MPICH calls it
 
 
 def main() -> None:
@@ -79,7 +79,7 @@ def _outcome(rank: int, call: bytes) -> bytes | Failure:
     """Return the pickled result of a call, or how it has failed."""
     try:
         try:
-            function, arguments = pickle.loads(call)
+            function, arguments = pickle.loads(call)  # noqa: S301  # from who has started this
         except Exception as error:
             raise RuntimeError(
                 f"rank {rank} cannot load the function or its arguments: "
