@@ -319,7 +319,7 @@ def test_features_are_kept_and_known_by_their_images(app, tmp_path, monkeypatch)
         app.evaluation.load_features(tmp_path, images[1])
     (path,) = tmp_path.iterdir()
     path.write_bytes(b"?")
-    with pytest.raises(ValueError, match=f"{path.name} is damaged"):
+    with pytest.raises(ValueError, match=f"{path.name} cannot be used"):
         app.evaluation.load_features(tmp_path, images[0])
 
 
@@ -359,7 +359,7 @@ def test_pictures_of_a_trained_generator(app, two_ranks, tmp_path, monkeypatch, 
 
     monkeypatch.setattr(sys, "argv", ["generate.py", str(out / "log")])
     assert app.generate.main() == 1
-    assert re.match(r"error: .*log is damaged, or not a generator", capsys.readouterr().err)
+    assert re.match(r"error: .*log is no NPZ file", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

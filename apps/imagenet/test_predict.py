@@ -122,7 +122,7 @@ def test_unreadable_files_are_named_and_counted(app, place, predict):
         (["--model", "result/nin.npz"], "does not have the weights of this network"),
         (["--model", "damaged/best.npz"], "model.json: expected the file that train.py writes"),
         (["--model", "images/a.jpg"], "No such file or directory: 'images/model.json'"),
-        (["--model", "result/a.jpg"], "result/a.jpg is damaged, or not an NPZ file"),
+        (["--model", "result/a.jpg"], "result/a.jpg is no NPZ file"),
         (["--csv", "missing/t.csv"], "No such file or directory: 'missing/t.csv'"),
         (["damaged"], "damaged contains no image"),
     ],

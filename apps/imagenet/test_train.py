@@ -297,7 +297,7 @@ def test_bad_input_ends_all_ranks_with_one_message(two_ranks, drawn_lists, drawn
         "mlpconv1/0/b, mlpconv1/1/W, mlpconv1/1/b, mlpconv1/2/W and 19 more; it also has"
     )
     cases = [
-        (["--resume", snapshot, "--arch", "nin"], f"{snapshot} is damaged, or does not fit"),
+        (["--resume", snapshot, "--arch", "nin"], f"{snapshot} does not fit"),
         (["--initmodel", model, "--arch", "nin"], f"{model} {other}"),
         (["--initmodel", model, "--arch", "nin", "--finetune"], f"{model} {other}"),
         (["--evaluate", model, "--arch", "nin"], f"{model} {other}"),

@@ -312,7 +312,8 @@ class MultiNodeSnapshot(Extension):
         first, passed_over = by_rank[min(by_rank)], ""
         for name in sorted(common, key=lambda name: (first[name], _numbers(name)), reverse=True):
             path = directory / f"{name}.{self.comm.rank}"
-            fault = find_damage(path) if self.is_master else ""
+            find = partial(find_damage, path) if self.is_master else str
+            fault = run_together(self.comm, _WHERE, find)
             if not is_usable_everywhere(self.comm, f"snapshot {path}", fault):
                 continue
             differs = run_together(self.comm, _WHERE, partial(self._difference, path))
