@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import pickle
 import random
 import struct
@@ -14,17 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from chainermn.testing.traps import Trap
+
 Members = dict[str, bytes]
-
-
-class Trap:
-    """Makes a folder when it is unpickled."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = str(folder)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (self.folder,)
 
 
 def trapped_array(folder: Path) -> np.ndarray:
