@@ -159,23 +159,20 @@ class NpzArrays(Mapping[str, NDArray[Any]]):
                     pass
 
     def _read(self, key: str, header: _Header) -> NDArray[Any]:
-        with self._open(key) as stream:
-            _read_exactly(stream, header.offset)
-            if not header.dtype.hasobject:
+        try:
+            with self._open(key) as stream:
+                _read_exactly(stream, header.offset)
+                if header.dtype.hasobject:
+                    return _read_objects(stream, header.size)
                 order: Any = "F" if header.fortran_order else "C"
                 array: NDArray[Any] = numpy.empty(header.shape, header.dtype, order)
                 _fill(array, stream)
                 return array
-            try:
-                if header.size > _LARGEST_PICKLE:
-                    raise NotPlainError(f"{header.size} bytes (at most {_LARGEST_PICKLE})")
-                content = _read_exactly(stream, header.size)
-                return read_array(content)
-            except NotPlainError as error:
-                refuse(
-                    f"{self._place(key)} is a pickle of more than None, numbers and strings: it "
-                    f"has {error}. Loading it could run any program"
-                )
+        except NotPlainError as error:
+            refuse(
+                f"{self._place(key)} is a pickle of more than None, numbers and strings: it has "
+                f"{error}. Loading it could run any program"
+            )
         with self._archive.open(self._members[key]) as stream:
             stream.read(header.offset)
             return pickle.load(stream)
@@ -211,7 +208,7 @@ def _explained(place: str) -> Iterator[None]:
     """Turn all that zipfile, zlib and NumPy raise for damaged files into one type."""
     try:
         yield
-    except (DamagedFileError, UnsafeFileError):
+    except (DamagedFileError, NotPlainError):
         raise
     except Exception as error:
         # Where a damaged file leads to a place that cannot be, the system says EINVAL.
@@ -301,6 +298,12 @@ def _fill(array: NDArray[Any], stream: IO[bytes]) -> None:
     for start in range(0, len(content), _CHUNK):
         part = content[start : start + _CHUNK]
         part[:] = numpy.frombuffer(_read_exactly(stream, len(part)), numpy.uint8)
+
+
+def _read_objects(stream: IO[bytes], size: int) -> NDArray[Any]:
+    if size > _LARGEST_PICKLE:
+        raise NotPlainError(f"{size} bytes (at most {_LARGEST_PICKLE})")
+    return read_array(_read_exactly(stream, size))
 
 
 def _read_exactly(stream: IO[bytes], size: int) -> bytes:
