@@ -7,6 +7,8 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
+from chainer_compat.npz import open_npz
+
 
 class Block(chainer.Chain):
     """Two convolutions, whose result is added to the input (He et al., 2016, section 3.3).
@@ -92,13 +94,14 @@ def load_weights(content: bytes, path: Path, network: chainer.Chain) -> None:
 
     Raises
     ------
-    ValueError
+    OSError, ValueError
         If it is something else, or has the weights of another network.
     """
     try:
-        chainer.serializers.load_npz(io.BytesIO(content), network)
-    except Exception as error:  # zipfile, pickle and NumPy each have their own
+        with open_npz(io.BytesIO(content), str(path)) as arrays:
+            chainer.serializers.NpzDeserializer(arrays).load(network)
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path} is damaged, or has the weights of another network: --dataset and --unit must "
-            f"be those that it was trained with ({type(error).__name__}: {error})"
+            f"{path} has the weights of another network: --dataset and --unit must be those that "
+            f"it was trained with ({error})"
         ) from None

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from chainer.backends import cuda
 
 from chainermn.testing.in_turn import run_in_turn
 from chainermn.testing.mpiexec import direct_environment, mpiexec_command
+from chainermn.testing.traps import set_traps
 
 HERE = Path(__file__).resolve().parent
 ACCURACY = "validation/main/accuracy"
@@ -103,19 +105,35 @@ def test_evaluation_on_ranks_that_do_not_divide_the_images(two_ranks, start):
 
 def test_weights_of_another_network_are_refused(two_ranks, app):
     path = two_ranks[1] / "best.npz"
-    with pytest.raises(ValueError, match=r"best.npz is damaged, or has the weights of another"):
+    with pytest.raises(ValueError, match=r"best.npz has the weights of another network"):
         app.model.load_weights(path.read_bytes(), path, app.model.ResNet(4, 10, 0))
-    with pytest.raises(ValueError, match=r"best.npz is damaged, or has the weights of another"):
+    with pytest.raises(OSError, match=r"best.npz is damaged"):
         app.model.load_weights(path.read_bytes()[:-500], path, app.model.ResNet(8, 10, 0))
 
 
-def test_input_that_is_missing_ends_the_job_with_one_line(tmp_path):
+def test_weights_of_strangers_run_nothing(two_ranks, app, tmp_path, monkeypatch, capsys):
+    set_traps(two_ranks[1] / "best.npz", tmp_path / "best.npz", tmp_path / "trapped")
+    shutil.copy(two_ranks[1] / "run.json", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["predict.py", str(tmp_path / "best.npz")])
+    assert app.predict.main() == 1
+    assert re.match(r"error: .* in .*best\.npz is a pickle of more than", capsys.readouterr().err)
+    assert not (tmp_path / "trapped").exists()
+
+
+def test_input_that_is_wrong_ends_the_job_with_one_line(two_ranks, tmp_path):
+    snapshot, best = next(two_ranks[1].glob("snapshot_*.0")), two_ranks[1] / "best.npz"
+    (tmp_path / "strange").mkdir()
+    set_traps(snapshot, tmp_path / "snapshot.0", tmp_path / "trapped")
+    set_traps(best, tmp_path / "strange/best.npz", tmp_path / "trapped")
     cases = [
         (["--dataset", "cifar10", "--data", "nowhere"], "No such file or directory: 'nowhere'"),
         (["--evaluate"], "No such file or directory: 'result/best.npz'"),
+        (["--evaluate", "--out", "strange"], "in strange/best.npz is a pickle of more than None"),
+        (["--resume", "snapshot.0"], "in snapshot.0 is a pickle of more than None, numbers and"),
     ]
     runs = [[*TINY, *options] for options, _ in cases]
     jobs = run_in_turn(2, HERE / "train.py", runs, cwd=tmp_path)
+    assert not (tmp_path / "trapped").exists()
     for (_, message), job in zip(cases, jobs, strict=True):
         assert job.returncode != 0, job
         (line,) = (line for line in job.stderr.splitlines() if line.startswith("error: "))

@@ -104,9 +104,9 @@ def load_features(folder: Path, images: np.ndarray) -> FeatureNetwork:
     network = FeatureNetwork(*images.shape[1:3])
     try:
         chainer.serializers.load_npz(path, network)
-    except Exception as error:  # zipfile, pickle and NumPy each have their own
+    except (KeyError, OSError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path} is damaged ({type(error).__name__}: {error}). Delete it, and it is made anew"
+            f"{path} cannot be used ({error}). Delete it, and it is made anew"
         ) from None
     return network
 

@@ -5,6 +5,7 @@ Convolutional Generative Adversarial Networks", ICLR 2016. Each has one more con
 at full size, because images of 8x8 pixels can be halved only once.
 """
 
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,8 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
+
+from chainer_compat.npz import open_npz
 
 N_LATENT = 100
 WEIGHTS = chainer.initializers.Normal(0.02)
@@ -109,6 +112,16 @@ def pyramid(size: int, n_units: int) -> tuple[int, list[int]]:
     return size, widths
 
 
+def weights_of(channels: int, size: int, n_units: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the names and shapes of what makes a generator large."""
+    side, widths = pyramid(size, n_units)
+    widths.reverse()
+    yield "project/W", (widths[0] * side**2, N_LATENT)
+    for i, pair in enumerate(pairwise(widths)):
+        yield f"double/{i}/W", (*pair, 4, 4)
+    yield "draw/W", (channels, n_units, 3, 3)
+
+
 def draw_latents(n: int, xp: ModuleType = np) -> np.ndarray:
     """Draw what `Generator` takes from the global random generator of NumPy or CuPy."""
     return xp.random.standard_normal((n, N_LATENT)).astype(chainer.get_dtype())
@@ -148,15 +161,15 @@ def load_generator(path: Path, expected: tuple[int, ...] | None = None) -> Gener
         If the file cannot be read, or does not have the weights of such a generator.
     """
     try:
-        with np.load(path) as saved:
-            generator = Generator(*saved["settings"].tolist())
-        chainer.serializers.load_npz(path, generator)
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # zipfile, pickle and NumPy each have their own
-        raise ValueError(
-            f"{path} is damaged, or not a generator ({type(error).__name__}: {error})"
-        ) from None
+        with open_npz(path) as saved:
+            settings = saved.read_for("settings", np.zeros(3, np.int64)).tolist()
+            # A file of a few bytes cannot ask for a network that fills the memory.
+            if any(saved.header(name).shape != shape for name, shape in weights_of(*settings)):
+                raise ValueError(f"its weights are not those of settings {settings}")
+            generator = Generator(*settings)
+            chainer.serializers.NpzDeserializer(saved).load(generator)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is not a generator ({error})") from None
     found = tuple(generator.settings[:2].tolist())
     if expected not in (None, found):
         raise ValueError(

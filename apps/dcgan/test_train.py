@@ -22,6 +22,7 @@ import chainermn
 from chainermn.testing.in_turn import run_in_turn
 from chainermn.testing.modules import import_modules
 from chainermn.testing.mpiexec import JobResult, run_job
+from chainermn.testing.traps import set_traps
 
 HERE = Path(__file__).resolve().parent
 DISTANCE = "validation/distance"
@@ -178,12 +179,22 @@ def assert_one_line(job: JobResult, message: str) -> None:
 def test_input_that_is_wrong_ends_all_ranks_with_one_line(two_ranks, tmp_path):
     cases = [
         (["--evaluate", "--out", "absent"], "No such file or directory: 'absent/best.npz'"),
+        (
+            ["--evaluate", "--out", "strange"],
+            r"in strange/best\.npz is a pickle of more than",
+        ),
+        (["--resume", "snapshot.0"], r"in snapshot\.0 is a pickle of more than None, numbers and"),
         (["--unit", "20"], r"with other settings \(unit: 32, now 20\)"),
         (["--dataset", "images", "--data", "."], "at least 100 image files in .*, got 0"),
     ]
     (tmp_path / "result").symlink_to(two_ranks[1])
+    (tmp_path / "strange").mkdir()
+    snapshot, best = next(two_ranks[1].glob("snapshot_*.0")), two_ranks[1] / "best.npz"
+    set_traps(snapshot, tmp_path / "snapshot.0", tmp_path / "trapped")
+    set_traps(best, tmp_path / "strange/best.npz", tmp_path / "trapped")
     runs = [["--out", tmp_path / "result", *options] for options, _ in cases]
     jobs = run_in_turn(2, HERE / "train.py", runs, cwd=tmp_path)
+    assert not (tmp_path / "trapped").exists()
     for (_, message), job in zip(cases, jobs, strict=True):
         assert job.returncode != 0, job
         assert_one_line(job, message)
@@ -318,8 +329,14 @@ def test_features_are_kept_and_known_by_their_images(app, tmp_path, monkeypatch)
     with pytest.raises(TypeError):
         app.evaluation.load_features(tmp_path, images[1])
     (path,) = tmp_path.iterdir()
+    strange = tmp_path / "strange"
+    set_traps(path, strange, tmp_path / "trapped")
+    strange.replace(path)
+    with pytest.raises(ValueError, match=r"cannot be used \(.* is a pickle of more than None"):
+        app.evaluation.load_features(tmp_path, images[0])
+    assert not (tmp_path / "trapped").exists()
     path.write_bytes(b"?")
-    with pytest.raises(ValueError, match=f"{path.name} is damaged"):
+    with pytest.raises(ValueError, match=f"{path.name} cannot be used"):
         app.evaluation.load_features(tmp_path, images[0])
 
 
@@ -359,7 +376,24 @@ def test_pictures_of_a_trained_generator(app, two_ranks, tmp_path, monkeypatch, 
 
     monkeypatch.setattr(sys, "argv", ["generate.py", str(out / "log")])
     assert app.generate.main() == 1
-    assert re.match(r"error: .*log is damaged, or not a generator", capsys.readouterr().err)
+    assert re.match(r"error: .*log is no NPZ file", capsys.readouterr().err)
+
+    strange = tmp_path / "strange.npz"
+    set_traps(out / "best.npz", strange, tmp_path / "trapped")
+    monkeypatch.setattr(sys, "argv", ["generate.py", str(strange)])
+    assert app.generate.main() == 1
+    assert re.match(r"error: .* in .*strange\.npz is a pickle of more", capsys.readouterr().err)
+    assert not (tmp_path / "trapped").exists()
+
+
+def test_file_that_asks_for_a_network_it_does_not_hold(app, tmp_path):
+    path = tmp_path / "best.npz"
+    generator = app.model.Generator(1, 8, 4)
+    generator.settings[2] = 10**9  # units, which would fill any memory
+    chainer.serializers.save_npz(path, generator)
+    message = r"best\.npz is not a generator \(its weights are not those of settings"
+    with pytest.raises(ValueError, match=message):
+        app.model.load_generator(path)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

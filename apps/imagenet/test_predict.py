@@ -13,6 +13,8 @@ import pytest
 from chainer.backends import cuda
 from PIL import Image
 
+from chainermn.testing.traps import set_traps
+
 CLASSES = ["ant", "bee", "cat", "dog", "eel", "fox"]
 MEAN, DEVIATION = [120.0, 110.0, 100.0], [60.0, 50.0, 40.0]
 FILES = ["a.jpg", "b/c.png", "b/d.gif", "b/e/f.webp", "g.bmp"]
@@ -122,7 +124,8 @@ def test_unreadable_files_are_named_and_counted(app, place, predict):
         (["--model", "result/nin.npz"], "does not have the weights of this network"),
         (["--model", "damaged/best.npz"], "model.json: expected the file that train.py writes"),
         (["--model", "images/a.jpg"], "No such file or directory: 'images/model.json'"),
-        (["--model", "result/a.jpg"], "result/a.jpg is damaged, or not an NPZ file"),
+        (["--model", "result/strange.npz"], "in result/strange.npz is a pickle of more than None"),
+        (["--model", "result/a.jpg"], "result/a.jpg is no NPZ file"),
         (["--csv", "missing/t.csv"], "No such file or directory: 'missing/t.csv'"),
         (["damaged"], "damaged contains no image"),
     ],
@@ -133,7 +136,9 @@ def test_wrong_input_gives_one_line(app, place, predict, arguments, message):
     (place / "damaged").mkdir()
     (place / "damaged" / "model.json").write_text('{"arch": "small", "mean": [1, 2, 3]}')
     (place / "result" / "a.jpg").write_bytes(Path("images/a.jpg").read_bytes())
+    set_traps(place / "result" / "best.npz", place / "result" / "strange.npz", place / "trapped")
     status, out, _ = predict("images", *arguments)
+    assert not (place / "trapped").exists()
     assert status.startswith("error: ")
     assert message in status
     assert "\n" not in status

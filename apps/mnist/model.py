@@ -87,10 +87,8 @@ def load_weights(path: Path, network: chainer.Chain) -> None:
     """
     try:
         chainer.serializers.load_npz(path, network)
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # zipfile, pickle and NumPy each have their own
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path} is damaged, or has the weights of another network: --model and --unit must "
-            f"be those that it was trained with ({type(error).__name__}: {error})"
+            f"{path} has the weights of another network: --model and --unit must be those that it "
+            f"was trained with ({error})"
         ) from None

@@ -31,6 +31,7 @@ from sklearn.datasets import load_digits
 from chainermn.testing.in_turn import run_in_turn
 from chainermn.testing.modules import import_modules
 from chainermn.testing.mpiexec import JobResult, direct_environment, mpiexec_command, run_job
+from chainermn.testing.traps import set_traps
 
 HERE = Path(__file__).resolve().parent
 ACCURACY = "validation/main/accuracy"
@@ -305,6 +306,8 @@ def test_input_that_is_wrong_ends_all_ranks_with_one_line(two_ranks, tmp_path):
         (["--evaluate", "--model", "cnn"], "weights of another network: --model and --unit must"),
         (["--evaluate", "--out", "absent"], "No such file or directory: 'absent/best.npz'"),
         (["--resume", "absent"], "No such file or directory: 'absent'"),
+        (["--resume", "snapshot.0"], "in snapshot.0 is a pickle of more than None, numbers and"),
+        (["--evaluate", "--out", "strange"], "in strange/best.npz is a pickle of more than None"),
         (["--unit", "20"], "was written with other settings (unit: 200, now 20). Use those again"),
         (["--out", "file/result"], "file/result"),
         (["--quiet", "--data", "."], "only --dataset mnist is read from a folder"),
@@ -312,8 +315,13 @@ def test_input_that_is_wrong_ends_all_ranks_with_one_line(two_ranks, tmp_path):
     ]
     (tmp_path / "result").symlink_to(two_ranks[1])
     (tmp_path / "file").touch()
+    (tmp_path / "strange").mkdir()
+    snapshot, best = next(two_ranks[1].glob("snapshot_*.0")), two_ranks[1] / "best.npz"
+    set_traps(snapshot, tmp_path / "snapshot.0", tmp_path / "trapped")
+    set_traps(best, tmp_path / "strange/best.npz", tmp_path / "trapped")
     runs = [["--epoch", "7", *options] for options, _ in cases]
     jobs = run_in_turn(2, HERE / "train.py", runs, cwd=tmp_path)
+    assert not (tmp_path / "trapped").exists()
     for (_, message), job in zip(cases, jobs, strict=True):
         assert job.returncode != 0, job
         assert job.stderr.count("error: ") == 1, job
@@ -346,6 +354,13 @@ def test_predictions_wrong_ones_first(two_ranks, predict, monkeypatch, tmp_path,
     monkeypatch.setattr(sys, "argv", [*command, "--model", "cnn"])
     assert predict.main() == 1
     assert "has the weights of another network" in capsys.readouterr().err
+
+    strange = tmp_path / "strange.npz"
+    set_traps(out / "best.npz", strange, tmp_path / "trapped")
+    monkeypatch.setattr(sys, "argv", ["predict.py", str(strange)])
+    assert predict.main() == 1
+    assert re.match(r"error: .* in .*strange\.npz is a pickle of more", capsys.readouterr().err)
+    assert not (tmp_path / "trapped").exists()
 
 
 def stop(process: subprocess.Popen) -> None:

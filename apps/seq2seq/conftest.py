@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 LIMIT = 600
 NAMES = ["batches", "catalogues", "corpus", "evaluation", "generated", "index", "models"]
 NAMES += ["models.transformer", "neighbours", "prepare", "saved", "subwords"]
-NAMES += ["training", "vocabulary"]
+NAMES += ["training", "translate", "vocabulary"]
 
 # The threads of a BLAS wait for each other for long where other programs use the cores too.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}

@@ -67,10 +67,8 @@ def load_parameters(path: Path, model: Translator) -> None:
     """
     try:
         chainer.serializers.load_npz(path, model)
-    except OSError:
-        raise
-    except Exception as error:  # NumPy, zipfile and pickle have their own
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path} does not hold the parameters of this network: was it trained with other "
-            f"options, or on other text? ({type(error).__name__}: {error})"
+            f"options, or on other text? ({error})"
         ) from None

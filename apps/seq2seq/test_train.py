@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from sacrebleu.metrics import BLEU, CHRF
 
 from chainermn.testing.in_turn import run_in_turn
 from chainermn.testing.mpiexec import JobResult
+from chainermn.testing.traps import set_traps
 
 HERE = Path(__file__).resolve().parent
 EXACT = "validation/main/exact"
@@ -92,6 +94,15 @@ def test_translate(run_script, two_ranks, dates):
         assert empty == ""
         assert len(found) == 60
         assert sum(map(str.__eq__, found, wanted)) > 0.4 * 60
+
+
+def test_network_of_a_stranger_runs_nothing(app, two_ranks, monkeypatch, tmp_path):
+    set_traps(two_ranks[1] / "best.npz", tmp_path / "best.npz", tmp_path / "trapped")
+    shutil.copy(two_ranks[1] / "model.json", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["translate.py", str(tmp_path / "best.npz")])
+    with pytest.raises(SystemExit, match=r"^error: .* in .*best\.npz is a pickle of more than"):
+        app.translate.main()
+    assert not (tmp_path / "trapped").exists()
 
 
 def test_scores_are_equal_on_1_and_3_ranks_and_in_sacrebleu(start, two_ranks, tmp_path):
@@ -362,14 +373,19 @@ def test_every_rank_ends_with_one_clear_error(train, dates, tmp_path):
     other = tmp_path / "other"
     train(1, other, *corpus_options(dates), *SMALL, "--max-vocabulary", "30", "--epoch", "1")
     snapshot = next(other.glob("snapshot_iter_*.0"))
+    strange, strange_model = tmp_path / "strange.0", tmp_path / "strange.npz"
+    set_traps(snapshot, strange, tmp_path / "trapped")
+    set_traps(other / "best.npz", strange_model, tmp_path / "trapped")
     cases = [
         ((tmp_path / "absent", dates[1]), [], "No such file or directory: '.*absent'"),
         ((damaged, dates[1]), [], "damaged.gz: damaged gzip file"),
         (dates, ["--subwords", damaged], "damaged.gz is not a model of subwords"),
         (dates, ["--subwords", empty], "empty is not a model of subwords"),
-        (dates, ["--resume", snapshot], f"{snapshot} is damaged, or does not fit"),
-        (dates, ["--resume", dates[0]], f"{dates[0]} is damaged, or does not fit"),
-        (dates, ["--evaluate", dates[0]], "dates.source does not hold the parameters"),
+        (dates, ["--resume", snapshot], f"{snapshot} does not fit"),
+        (dates, ["--resume", strange], f"{strange} is a pickle of more than None, numbers and"),
+        (dates, ["--evaluate", strange_model], f"{strange_model} is a pickle of more than None"),
+        (dates, ["--resume", dates[0]], f"{dates[0]} is no NPZ file"),
+        (dates, ["--evaluate", dates[0]], "dates.source is no NPZ file"),
         (dates, ["--evaluate"], "No such file or directory: .*best.npz"),
         (dates, ["--model", "transformer", "--unit", "10"], "got 10 units and 4 heads"),
         (dates, ["--validation-target", dates[1]], "source and --validation-target belong tog"),
@@ -381,6 +397,7 @@ def test_every_rank_ends_with_one_clear_error(train, dates, tmp_path):
         for files, options, _ in cases
     ]
     jobs = run_in_turn(2, HERE / "train.py", runs, cwd=tmp_path)
+    assert not (tmp_path / "trapped").exists()
     for (_, _, message), job in zip(cases, jobs, strict=True):
         assert job.returncode != 0, job
         assert re.search(f"error: .*{message}", job.stderr), job

@@ -330,6 +330,54 @@ def _():
         assert load("none", "") is None
 
 
+@check("hdf5-own-content")
+def _():
+    import h5py
+    from chainer.serializers import HDF5Deserializer
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "secret").write_bytes(b"secret")
+        with h5py.File(Path(folder, "f"), "w") as file:
+            secret = [(str(Path(folder, "secret")), 0, 6)]
+            file.create_dataset("x", (6,), "u1", external=secret)
+            try:
+                HDF5Deserializer(file)("x", None)
+            except OSError as error:
+                assert str(error).startswith(f"'x' in {Path(folder, 'f')} has its data in")
+            else:
+                raise AssertionError("it was read")
+
+
+@check("npz-no-code")
+def _():
+    import numpy
+    from chainer.serializers import NpzDeserializer, load_npz
+
+    array = numpy.array([Path("a path is neither None nor a number nor a string")])
+    with tempfile.TemporaryDirectory() as folder:
+        numpy.savez(Path(folder, "f.npz"), x=array)
+        with numpy.load(Path(folder, "f.npz"), allow_pickle=True) as file:
+            refused = [
+                lambda: NpzDeserializer(file)("x", None),
+                lambda: load_npz(Path(folder, "f.npz"), _Loads("x")),
+            ]
+            for load in refused:
+                try:
+                    load()
+                except OSError as error:
+                    assert str(error).startswith(f"'x' in {Path(folder, 'f.npz')} is a pickle")
+                else:
+                    raise AssertionError("it was unpickled")
+
+
+class _Loads:
+    def __init__(self, key):
+        self.key = key
+
+    def serialize(self, serializer):
+        return serializer(self.key, None)
+
+
 @check("caffe-protobuf")
 def _():
     from chainer.links.caffe.protobuf3 import caffe_pb2

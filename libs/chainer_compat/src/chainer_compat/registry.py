@@ -16,6 +16,7 @@ from chainer_compat.repairs import (
     nep50,
     numpy2,
     passes,
+    serializers,
     setuptools82,
     starting,
     workers,
@@ -244,6 +245,20 @@ REPAIRS = (
         "h5py 3 returns texts as bytes",
         libraries.h5py_returns_bytes,
         libraries.decode_strings,
+    ),
+    Repair(
+        "hdf5-own-content",
+        "chainer.serializers.hdf5",
+        "an HDF5 file can lead to other files, and promise more than it has",
+        serializers.files_can_reach_others,
+        serializers.read_hdf5_safely,
+    ),
+    Repair(
+        "npz-no-code",
+        "chainer.serializers.npz",
+        "an NPZ file can hold pickles, which run what they name",
+        serializers.files_can_run_code,
+        serializers.read_npz_safely,
     ),
     Repair(
         "caffe-protobuf",

@@ -6,6 +6,8 @@ import os
 CUDNN = "CHAINER_COMPAT_CUDNN"
 # ``CHAINER_COMPAT_MNIST=FOLDER-OR-URL``: take the files of MNIST from there and nowhere else.
 MNIST = "CHAINER_COMPAT_MNIST"
+# ``CHAINER_COMPAT_TRUST_FILES=1``: read files as Chainer did, which can run what they hold.
+TRUST_FILES = "CHAINER_COMPAT_TRUST_FILES"
 
 
 def disabled() -> bool:
@@ -27,6 +29,11 @@ def skipped() -> frozenset[str]:
 def mnist() -> str:
     """``CHAINER_COMPAT_MNIST``; empty if MNIST comes from the mirrors."""
     return os.environ.get(MNIST, "")
+
+
+def trusts_files() -> bool:
+    """``CHAINER_COMPAT_TRUST_FILES=1``; off by default."""
+    return is_on(TRUST_FILES)
 
 
 def is_on(variable: str) -> bool:

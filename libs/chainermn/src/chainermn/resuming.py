@@ -23,8 +23,8 @@ def explain(error: BaseException) -> None:
     """Add a note to an error if it means that an iterator does not fit the snapshot.
 
     A snapshot holds the order of the examples of one rank. With another number of ranks, each has
-    another number of examples, and NumPy refuses to copy one order to the other. The frames of the
-    error's traceback tell which.
+    another number of examples, and chainer_compat refuses to read one order for the other. The
+    frames of the error's traceback tell which.
     """
     if not isinstance(error, ValueError):
         return  # reading `f_locals` of a frame would keep its objects alive
@@ -41,8 +41,8 @@ def _note(error: BaseException) -> str:
             file = local["file"]
         elif hasattr(local.get("self"), "get_all_optimizers"):
             ranks = _ranks_of(local["self"])
-        elif ranks and "dataset" in local and _ORDER.fullmatch(local["key"]):
-            saved, own = len(local["dataset"]), len(local["value"])
+        elif ranks and frame.f_code.co_name == "read_for" and _ORDER.fullmatch(local["key"]):
+            (saved,), own = local["shape"], len(local["value"])
             return _compare(_saved_ranks(file), saved, ranks, own)
     return ""
 
@@ -56,9 +56,9 @@ def _ranks_of(updater: Any) -> int | None:
 
 def _saved_ranks(file: Any) -> int | None:
     """Return the number of ranks of the job that wrote a snapshot; None if it is not saved."""
-    import numpy as np  # so that commands which load no snapshot start quickly
+    from chainer_compat.npz import open_npz  # so that commands which load nothing start quickly
 
-    with np.load(file) as saved:
+    with open_npz(file) as saved:
         key = next((key for key in saved if key.endswith(f"/{N_RANKS}")), None)
         return None if key is None else int(saved[key])
 

@@ -166,7 +166,7 @@ def test_damaged_file_of_any_rank(victim: int, shared_tmp_path: Path) -> None:
     with first_ranks(world, 2) as comm:
         if comm:
             reads = comm.rank == victim % 2
-            with pytest.warns(UserWarning, match="wrong checksum") if reads else nothing():
+            with pytest.warns(UserWarning, match="Bad CRC-32") if reads else nothing():
                 assert load(comm, shared_tmp_path) == 1
 
 

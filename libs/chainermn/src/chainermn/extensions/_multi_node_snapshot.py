@@ -68,7 +68,8 @@ def multi_node_snapshot(
     Notes
     -----
     With ``autoload=True``, or by `MultiNodeSnapshot.resume`, all sets load the newest snapshot
-    that every set has, skipping damaged files. You can resume with another number of ranks if the
+    that every set has, skipping damaged files. A file that could run code is not skipped, but
+    refused on every rank. You can resume with another number of ranks if the
     same ranks write. An iterator's shuffled order fits only the number of examples that a rank
     had. If a rank now has another number, its iterator resumes at the same fraction of the epoch,
     in its own order. With `create_distributed_sampler`, or another order sampler that has a method
@@ -146,9 +147,10 @@ class MultiNodeSnapshot(Extension):
     def initialize(self, trainer: chainer.training.Trainer) -> None:
         """Load the newest snapshot, if ``autoload`` is on; then this is collective.
 
-        Raises on every rank if the snapshot does not fit the trainer of any. Warns of each damaged
-        snapshot, which is skipped; and, on rank 0, if nothing is loaded because the ranks that
-        write now have no snapshot in common.
+        Raises on every rank if the snapshot does not fit the trainer of any, or holds pickles of
+        more than None, numbers and strings, which could run code. Warns of each damaged snapshot,
+        which is skipped; and, on rank 0, if nothing is loaded because the ranks that write now
+        have no snapshot in common.
         """
         autoload, self.snapshot.autoload = self.snapshot.autoload, False
         if self.is_master:
@@ -200,7 +202,8 @@ class MultiNodeSnapshot(Extension):
         ------
         OSError, ValueError, RuntimeError
             On every rank, if the folder has snapshots, but none with the same settings; if
-            ``path`` cannot be read by any rank that writes; or if the snapshot does not fit the
+            ``path`` cannot be read by any rank that writes; if the snapshot holds pickles of more
+            than None, numbers and strings, which could run code; or if it does not fit the
             trainer of any, part of which may have been loaded by then.
         """
         if path is None:
@@ -312,7 +315,8 @@ class MultiNodeSnapshot(Extension):
         first, passed_over = by_rank[min(by_rank)], ""
         for name in sorted(common, key=lambda name: (first[name], _numbers(name)), reverse=True):
             path = directory / f"{name}.{self.comm.rank}"
-            fault = find_damage(path) if self.is_master else ""
+            find = partial(find_damage, path) if self.is_master else str
+            fault = run_together(self.comm, _WHERE, find)
             if not is_usable_everywhere(self.comm, f"snapshot {path}", fault):
                 continue
             differs = run_together(self.comm, _WHERE, partial(self._difference, path))

@@ -172,7 +172,9 @@ class MultiNodeCheckpointer(Extension):
             On every rank, if the newest checkpoint was written by another number of ranks, whose
             parameters differ.
         OSError
-            On a rank that cannot read the file of another one; the others raise RuntimeError.
+            On a rank that cannot read the file of another one, or whose file holds pickles of
+            more than None, numbers and strings, which could run code; the others raise
+            RuntimeError.
         RuntimeError
             On every rank, if there are checkpoints but none fits ``trainer``, part of which may
             have been loaded by then. A UserWarning names each file that is skipped: damaged, of

@@ -6,16 +6,20 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from chainer_compat.npz import open_npz
+from chainermn.agreement import run_together
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions.npz_files import find_damage, is_usable_everywhere, write_npz
 
 #: The array that tells who wrote a file. Loading ignores arrays that it does not know.
 LABEL = "chainermn_checkpoint"
+_WHERE = "maybe_load"
 
 
 class Job(NamedTuple):
@@ -89,7 +93,7 @@ class CheckpointFiles:
         size = self._comm.size
         seen = self._comm.allgather_obj({iteration for _, iteration in self._present()})
         for iteration in sorted(set().union(*seen), reverse=True):
-            own, fault = self._examine(iteration)
+            own, fault = run_together(self._comm, _WHERE, partial(self._examine, iteration))
             everywhere = set(self._comm.allgather_obj((own, fault)))
             if len(everywhere) == 1 and own is not None and own.n_ranks == size and not fault:
                 yield Checkpoint(iteration, {rank: rank for rank in range(size)})
@@ -100,7 +104,8 @@ class CheckpointFiles:
                 fault = f"the other files of {own.n_ranks} ranks are missing"
             self._are_usable(iteration, fault)
             for checkpoint in found:
-                if self._are_usable(iteration, self._damage_of_others(checkpoint)):
+                find = partial(self._damage_of_others, checkpoint)
+                if self._are_usable(iteration, run_together(self._comm, _WHERE, find)):
                     yield checkpoint
 
     def _gather(self, iteration: int, spoiled: Container[Job | None]) -> list[Checkpoint]:
@@ -125,7 +130,7 @@ class CheckpointFiles:
                 },
             )
             for job, by_rank in sorted(found.items())
-            if job not in spoiled and by_rank.keys() == set(range(job.n_ranks))
+            if job not in spoiled and len(by_rank) == job.n_ranks == 1 + max(by_rank)
         ]
 
     def _damage_of_others(self, checkpoint: Checkpoint) -> str:
@@ -150,10 +155,10 @@ class CheckpointFiles:
 
     def _label(self, iteration: int, rank: int) -> tuple[Job | None, str]:
         try:
-            # NumPy leaves a truncated file open.
-            with self.path(iteration, rank).open("rb") as file, np.load(file) as arrays:
-                n_ranks, *place, run = arrays[LABEL].tolist()
-        except Exception:  # zipfile, zlib and NumPy each raise their own
+            with open_npz(self.path(iteration, rank)) as arrays:
+                label = arrays.read_for(LABEL, np.zeros(4, np.int64))
+            n_ranks, *place, run = label.astype(np.int64, casting="safe").tolist()
+        except (OSError, KeyError, TypeError, ValueError):
             return None, "it is no checkpoint"
         if place != [rank, iteration]:
             return None, f"by its label it is of rank and iteration {place}"

@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import re
-from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from typing import Any
 import chainer
 import numpy as np
 from numpy.typing import NDArray
+
+from chainer_compat.npz import open_npz
 
 _SHOWN = 4  # differences between settings, at most
 LABEL = "chainermn_settings"  # the array that holds a snapshot's settings
@@ -30,17 +31,19 @@ def load(path: Path, contents: bytes, target: Any) -> None:
 
     Raises
     ------
-    ValueError
-        If the file is damaged or does not fit; part of it may have been loaded by then.
+    OSError, ValueError
+        If the file is damaged or unsafe, or does not fit; part may have been loaded by then.
     """
     try:
-        with np.load(io.BytesIO(contents), allow_pickle=True) as saved:
-            fitted = _fit_iterators(saved, target)
-            chainer.serializers.NpzDeserializer(ChainMap(fitted, saved)).load(target)
-    except Exception as error:  # zipfile, NumPy and everything that is loaded have their own
+        with open_npz(io.BytesIO(contents), str(path)) as saved:
+            saved.replace(_fit_iterators(saved, target))
+            chainer.serializers.NpzDeserializer(saved).load(target)
+    except OSError:  # says itself what is wrong with the file
+        raise
+    except Exception as error:  # everything that is loaded has its own
         raise ValueError(
-            f"{path} is damaged, or does not fit: was it written with other settings, or by "
-            f"another script? ({type(error).__name__}: {error})"
+            f"{path} does not fit: was it written with other settings, or by another script? "
+            f"({type(error).__name__}: {error})"
         ) from error
 
 
@@ -48,11 +51,13 @@ def difference(path: Path, label: str | None) -> str:
     """Tell how the settings of a snapshot differ from those of this run; ``''`` if they do not."""
     if label is None:
         return ""
-    with np.load(path) as saved:
-        found = next((str(saved[key]) for key in saved if key.endswith(f"/{LABEL}")), None)
-    if found is None:
+    with open_npz(path) as saved:
+        found = next((str(saved[key]) for key in saved if key.endswith(f"/{LABEL}")), "")
+    now = json.loads(label)
+    try:
+        then = dict(json.loads(found))
+    except (TypeError, ValueError):
         return f"{path} does not say with which settings it was written"
-    then, now = json.loads(found), json.loads(label)
     differing = [
         f"{name}: {then.get(name)!r}, now {now.get(name)!r}"
         for name in sorted({*then, *now})
@@ -88,7 +93,7 @@ def digests_of_model(path: Path, target: Any) -> dict[str, bytes]:
         optimizers = target.updater.get_all_optimizers().items()
         links = {f"updater/model:{name}/": optimizer.target for name, optimizer in optimizers}
     digests = {}
-    with np.load(path, allow_pickle=True) as saved:
+    with open_npz(path) as saved:
         for prefix, link in links.items():
             persistent = _persistent_values(link)
             for key in saved:

@@ -1,0 +1,313 @@
+"""Read NPZ files of which nobody knows who made them.
+
+`numpy.load` allocates what a header promises, and with ``allow_pickle=True``, which Chainer needs
+for None, it runs what a file holds. Here a file is read as far as it is what it says, and runs
+nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import math
+import os
+import pickle
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, NamedTuple
+
+import numpy
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from chainer_compat import settings
+from chainer_compat.pickles import NotPlainError, read_array
+
+_CHUNK = 2**20
+_LONGEST_HEADER = 2**14  # NumPy itself accepts 10,000 characters
+_LARGEST_PICKLE = 2**20
+DEFLATE = 1032  # times, at most, can its output be as long as its input
+
+
+class DamagedFileError(OSError, zipfile.BadZipFile):
+    """A file is not of its format, or is not what it says of itself."""
+
+
+class UnsafeFileError(OSError):
+    """A file holds what could run a program, or reach another file."""
+
+
+@contextlib.contextmanager
+def open_npz(
+    file: str | os.PathLike[str] | IO[bytes], name: str | None = None
+) -> Iterator[NpzArrays]:
+    """Open an NPZ file for reading.
+
+    Parameters
+    ----------
+    file : path or file
+        A file has to be seekable.
+    name : str, optional
+        What to call it in errors; by default the path or the file's own name.
+
+    Yields
+    ------
+    NpzArrays
+
+    Raises
+    ------
+    DamagedFileError, UnsafeFileError, OSError
+    """
+    with contextlib.ExitStack() as stack:
+        if hasattr(file, "read"):
+            opened: Any = file
+        else:
+            opened = stack.enter_context(open(file, "rb"))
+        name = name or getattr(opened, "name", None) or "the file"
+        with _explained(str(name)):
+            _check_kind(opened, str(name))
+            archive = stack.enter_context(zipfile.ZipFile(opened))
+        yield NpzArrays(archive, str(name))
+
+
+class NpzArrays(Mapping[str, NDArray[Any]]):
+    """The arrays of an open NPZ file, each read when it is asked for.
+
+    An array of objects may hold None, numbers and strings. ``CHAINER_COMPAT_TRUST_FILES=1``
+    unpickles the others, too.
+
+    Parameters
+    ----------
+    archive : zipfile.ZipFile
+    name : str
+        What to call the file in errors.
+
+    Raises
+    ------
+    DamagedFileError
+        Also by all methods.
+    UnsafeFileError
+        By the methods that read.
+    """
+
+    def __init__(self, archive: zipfile.ZipFile, name: str) -> None:
+        self._archive = archive
+        self._name = name
+        with _explained(name):
+            self._members = _list_members(archive)
+        self._headers: dict[str, _Header] = {}
+        self._replaced: dict[str, NDArray[Any]] = {}
+
+    @property
+    def files(self) -> list[str]:
+        """The keys, as NumPy's NpzFile calls them."""
+        return list(self._members)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._members
+
+    def __getitem__(self, key: str) -> NDArray[Any]:
+        if key in self._replaced:
+            return self._replaced[key]
+        return self._read(key, self.header(key))
+
+    def replace(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """From now on, give these arrays instead of those in the file."""
+        self._replaced.update(arrays)
+
+    def header(self, key: str) -> _Header:
+        """Return what a member says of itself, once that is known to be possible."""
+        if key not in self._members:
+            raise KeyError(f"{key} is not a file in the archive")
+        if key not in self._headers:
+            with self._open(key) as stream:
+                self._headers[key] = _read_header(stream, self._members[key].file_size)
+        return self._headers[key]
+
+    def read_for(self, key: str, value: Any) -> NDArray[Any]:
+        """Read an array that is to replace a value; it is not read if it does not fit.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As Chainer does, if a number or an array is to be replaced by something larger.
+        """
+        if key in self._replaced:
+            return self._replaced[key]
+        shape, dtype, *_ = header = self.header(key)
+        if not dtype.hasobject:
+            _check_fits(self._place(key), value, shape, dtype)
+        return self._read(key, header)
+
+    def verify(self) -> None:
+        """Read everything and keep nothing: raise if an array is damaged or unsafe."""
+        for key in self:
+            header = self.header(key)
+            if header.dtype.hasobject:
+                self._read(key, header)
+                continue
+            with self._open(key) as stream:
+                while stream.read(_CHUNK):
+                    pass
+
+    def _read(self, key: str, header: _Header) -> NDArray[Any]:
+        try:
+            with self._open(key) as stream:
+                _read_exactly(stream, header.offset)
+                if header.dtype.hasobject:
+                    return _read_objects(stream, header.size)
+                order: Any = "F" if header.fortran_order else "C"
+                array: NDArray[Any] = numpy.empty(header.shape, header.dtype, order)
+                _fill(array, stream)
+                return array
+        except NotPlainError as error:
+            refuse(
+                f"{self._place(key)} is a pickle of more than None, numbers and strings: it has "
+                f"{error}. Loading it could run any program"
+            )
+        with self._archive.open(self._members[key]) as stream:
+            stream.read(header.offset)
+            return pickle.load(stream)
+
+    @contextlib.contextmanager
+    def _open(self, key: str) -> Iterator[IO[bytes]]:
+        with _explained(self._place(key)), self._archive.open(self._members[key]) as stream:
+            yield stream
+
+    def _place(self, key: str) -> str:
+        return f"{key!r} in {self._name}"
+
+
+def refuse(fault: str) -> None:
+    """Raise UnsafeFileError, or only warn if the user trusts the makers of files."""
+    if not settings.trusts_files():
+        raise UnsafeFileError(
+            f"{fault}. If you trust whoever made the file, {settings.TRUST_FILES}=1 reads it"
+        )
+    warnings.warn(f"{fault}. It is read, as {settings.TRUST_FILES} is set", stacklevel=2)
+
+
+class _Header(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: numpy.dtype[Any]
+    fortran_order: bool
+    offset: int  # of the data, in bytes
+    size: int
+
+
+@contextlib.contextmanager
+def _explained(place: str) -> Iterator[None]:
+    """Turn all that zipfile, zlib and NumPy raise for damaged files into one type."""
+    try:
+        yield
+    except (DamagedFileError, NotPlainError):
+        raise
+    except Exception as error:
+        # Where a damaged file leads to a place that cannot be, the system says EINVAL.
+        is_of_the_system = isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
+        if is_of_the_system:
+            raise
+        reason = str(error) or type(error).__name__
+        raise DamagedFileError(f"{place} is damaged: {reason}") from error
+
+
+def _check_kind(file: IO[bytes], name: str) -> None:
+    start = file.read(4)
+    file.seek(-len(start), os.SEEK_CUR)
+    if start not in (b"PK\3\4", b"PK\5\6"):
+        is_pickle = start[:1] == b"\x80" and start[1:2] <= b"\5"
+        raise DamagedFileError(
+            f"{name} is no NPZ file" + (", but a pickle, which can run any program" * is_pickle)
+        )
+
+
+def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """Return the members of an archive by the names of arrays, once their sizes are possible."""
+    members: dict[str, zipfile.ZipInfo] = {}
+    for info in archive.infolist():
+        name = info.filename.removesuffix(".npy")
+        if name in members:
+            raise ValueError(f"{name!r} is there twice")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{name!r} is compressed in a way that NumPy never uses")
+        stored = info.compress_type == zipfile.ZIP_STORED
+        most = info.compress_size * (1 if stored else DEFLATE)
+        if info.file_size > most:
+            raise ValueError(
+                f"{name!r} promises {info.file_size} bytes, but has at most {most} of them"
+            )
+        members[name] = info
+    assert archive.fp is not None
+    length = archive.fp.seek(0, os.SEEK_END)
+    if sum(info.compress_size for info in members.values()) > length:
+        raise ValueError("its members overlap")  # so that a few bytes would unpack to many
+    return members
+
+
+def _read_header(stream: IO[bytes], length: int) -> _Header:
+    start = io.BytesIO(stream.read(_LONGEST_HEADER))
+    version = npy.read_magic(start)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError(f"its version is {version}")
+    # The third version differs by the characters in the names of fields.
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, fortran_order, dtype = read(start)
+    size = length - start.tell()
+    expected = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or (dtype.itemsize == 0 and math.prod(shape) > 1):
+        raise ValueError(f"its shape cannot be {shape}")
+    if not dtype.hasobject and size != expected:
+        raise ValueError(
+            f"an array of {dtype} of shape {shape} has {expected} bytes, but here are {size}"
+        )
+    return _Header(shape, dtype, fortran_order, start.tell(), size)
+
+
+def _check_fits(place: str, value: Any, shape: tuple[int, ...], dtype: numpy.dtype[Any]) -> None:
+    if hasattr(value, "shape") and not isinstance(value, numpy.generic):
+        if not _can_broadcast(shape, value.shape):
+            raise ValueError(f"{place}: could not broadcast shape {shape} to {value.shape}")
+        if dtype.itemsize > 32 and not numpy.can_cast(dtype, value.dtype, "same_kind"):
+            raise TypeError(f"{place}: cannot cast from {dtype} to {value.dtype}")
+    elif isinstance(value, (int, float, complex)) and math.prod(shape) != 1:
+        raise TypeError(f"{place}: an array of shape {shape} is no {type(value).__name__}")
+
+
+def _can_broadcast(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Tell whether `numpy.copyto` copies one shape to the other."""
+    while shape[:1] == (1,) and len(shape) > len(target):
+        shape = shape[1:]
+    try:
+        return numpy.broadcast_shapes(shape, target) == target
+    except ValueError:
+        return False
+
+
+def _fill(array: NDArray[Any], stream: IO[bytes]) -> None:
+    if array.nbytes == 0:
+        return
+    content = array.ravel(order="K").view(numpy.uint8)
+    for start in range(0, len(content), _CHUNK):
+        part = content[start : start + _CHUNK]
+        part[:] = numpy.frombuffer(_read_exactly(stream, len(part)), numpy.uint8)
+
+
+def _read_objects(stream: IO[bytes], size: int) -> NDArray[Any]:
+    if size > _LARGEST_PICKLE:
+        raise NotPlainError(f"{size} bytes (at most {_LARGEST_PICKLE})")
+    return read_array(_read_exactly(stream, size))
+
+
+def _read_exactly(stream: IO[bytes], size: int) -> bytes:
+    content = stream.read(size)
+    if len(content) < size:
+        raise EOFError("it ends too early")
+    return content
