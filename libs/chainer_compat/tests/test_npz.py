@@ -450,7 +450,18 @@ def test_members_that_are_no_arrays(content, reason, tmp_path):
         (pickle.dumps(bytearray(9), 5), "BYTEARRAY8"),
         (b"\x80\x05\x96" + struct.pack("<Q", 10**13) + b".", ""),
         (b"\x80\x05\x8e" + struct.pack("<Q", 10**13) + b".", ""),
+        (b"\x80\x04" + b"(" * 500_000 + b"t" * 500_000 + b".", "a value of type tuple"),
+        # One text, of which each of many short instructions makes another copy.
+        (
+            b"\x80\x02X\xff\xff\0\0"
+            + b"x" * 0xFFFF
+            + b"q\0c_codecs\nencode\nq\1X\6\0\0\0latin1q\2"
+            + b"h\1h\0h\2\x86R" * 100_000
+            + b".",
+            "characters in",
+        ),
     ],
+    ids=[*map(str, range(11))],
 )
 def test_pickles_that_are_no_arrays_of_plain_values(pickle_, what, tmp_path):
     path = npz(tmp_path / "x.npz", x=object_array(pickle_))

@@ -42,6 +42,7 @@ def read_array(pickle: bytes) -> NDArray[Any]:
     stack: list[Any] = []
     memo: dict[int, Any] = {}
     argument: Any
+    n_made = 0
     for code, argument, _ in pickletools.genops(pickle):
         match code.name:
             case "PROTO" | "FRAME" | "STOP":
@@ -79,7 +80,10 @@ def read_array(pickle: bytes) -> NDArray[Any]:
                 stack.append(memo[argument])
             case "REDUCE":
                 arguments = stack.pop()
-                stack[-1] = _call(stack[-1], arguments)
+                stack[-1] = made = _call(stack[-1], arguments)
+                n_made += len(made) if isinstance(made, (bytes, str)) else 0
+                if n_made > len(pickle):  # the same text again and again
+                    raise NotPlainError(f"{n_made} characters in {len(pickle)} bytes")
             case "BUILD":
                 state = stack.pop()
                 stack[-1] = _build(stack[-1], state)
@@ -166,10 +170,10 @@ def _array(shape: tuple[Any, ...], items: list[Any]) -> NDArray[Any]:
 
 
 def _pop_to_mark(stack: list[Any]) -> list[Any]:
-    mark = max(i for i, item in enumerate(stack) if item is _MARK)
-    items = stack[mark + 1 :]
-    del stack[mark:]
-    return items
+    items = []
+    while (item := stack.pop()) is not _MARK:
+        items.append(item)
+    return items[::-1]
 
 
 def _last_list(stack: list[Any]) -> list[Any]:

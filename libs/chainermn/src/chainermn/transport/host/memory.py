@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_DIRECTORY = "/dev/shm"
+_DIRECTORY = "/dev/shm"  # noqa: S108  # for files without a name
 
 
 def share_memory(mpi_comm: MPI.Intracomm, n_bytes: int) -> mmap.mmap | str:
