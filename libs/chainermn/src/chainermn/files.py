@@ -1,12 +1,21 @@
-"""Files that are complete or absent, however a process ends."""
+"""Files: written completely or not at all, and read as if a stranger had made them.
+
+What reads takes no more memory than its caller says, never waits for a pipe, and names the file,
+and the line or the key, in its errors.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import reprlib
+import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from types import UnionType
+from typing import IO, Any, BinaryIO, NoReturn
 
 
 @contextlib.contextmanager
@@ -49,3 +58,164 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def open_regular(path: str | os.PathLike[str], most: int | None = None) -> BinaryIO:
+    """Open a file for reading bytes.
+
+    Parameters
+    ----------
+    path : path
+    most : int, optional
+        Bytes that the file may have.
+
+    Raises
+    ------
+    OSError
+        If there is no such file.
+    ValueError
+        If it is a pipe or a device, which may never end, or has more bytes.
+    """
+
+    def open_at_once(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK)  # a pipe would wait for who writes into it
+
+    with contextlib.ExitStack() as on_error:
+        file = on_error.enter_context(open(path, "rb", opener=open_at_once))
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{path}: expected a regular file, got a pipe or a device")
+        if most is not None and status.st_size > most:
+            raise ValueError(f"{path}: expected at most {most} bytes, got {status.st_size}")
+        on_error.pop_all()
+        return file
+
+
+def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
+    """Return the content of a file of at most so many bytes. Raises what `open_regular` does."""
+    with open_regular(path, most) as file:
+        return file.read()
+
+
+def read_lines(
+    lines: BinaryIO, name: str | os.PathLike[str], most: int = 1_000_000
+) -> Iterator[bytes]:
+    """Yield the lines of a binary file.
+
+    Parameters
+    ----------
+    lines : binary file
+        Need not be regular, nor have an end.
+    name : path
+        What to call it in errors.
+    most : int
+        Bytes that a line may have.
+
+    Raises
+    ------
+    ValueError
+        If a line has more; before more is read.
+    """
+    number = 0
+    while line := lines.readline(most + 1):
+        number += 1
+        if len(line) > most:
+            raise ValueError(f"{name}:{number}: expected a line of at most {most} bytes")
+        yield line
+
+
+def read_json(path: str | os.PathLike[str], form: object, most: int = 1 << 26) -> Any:
+    """Return the content of a JSON file, of at most so many bytes, once it has the right form.
+
+    Parameters
+    ----------
+    path : path
+    form : object
+        See `check_form`.
+    most : int
+
+    Raises
+    ------
+    OSError
+        If there is no such file.
+    ValueError
+        If it is something else, has another form, or NaN or Infinity for a number.
+    """
+    return parse_json(read_bytes(path, most), path, form)
+
+
+def parse_json(content: bytes, name: str | os.PathLike[str], form: object) -> Any:
+    """Return what JSON says, once it has the right form; see `read_json`."""
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is no number")
+
+    try:
+        found = json.loads(content, parse_constant=refuse)
+    except RecursionError:
+        raise ValueError(f"{name}: nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"{name}: no JSON ({error})") from None
+    check_form(found, form, f"{name}")
+    return found
+
+
+def check_form(value: Any, form: Any, where: str) -> None:
+    """Check the types of what JSON or the like has said.
+
+    Parameters
+    ----------
+    value : object
+    form : object
+        A type; ``float`` is any finite number, and no number is a ``bool``. A range of integers.
+        A set of the values to choose from. A list with the form of all items, a tuple with that
+        of each. A dict with the forms of keys, beside which there may be others; the key ``str``
+        stands for all keys.
+    where : str
+        What begins the message of the error; the place in ``value`` follows.
+
+    Raises
+    ------
+    ValueError
+    """
+    if isinstance(form, dict):
+        _check(isinstance(value, dict), value, "an object", where)
+        for key in value if str in form else form:
+            if key not in value:
+                raise ValueError(f"{where}: {key!r} is missing")
+            check_form(value[key], form[str if str in form else key], f"{where}: {_short(key)}")
+    elif isinstance(form, (list, tuple)):
+        n = len(form) if isinstance(form, tuple) else None
+        is_right = isinstance(value, list) and n in (None, len(value))
+        _check(is_right, value, "a list" if n is None else f"a list of {n}", where)
+        for i, item in enumerate(value):
+            check_form(item, form[0 if n is None else i], f"{where}[{i}]")
+    elif isinstance(form, range):
+        is_right = type(value) is int and value in form
+        _check(is_right, value, f"an integer from {form[0]} to {form[-1]}", where)
+    elif isinstance(form, (set, frozenset)):
+        is_right = isinstance(value, (str, int)) and value in form
+        _check(is_right, value, f"one of {', '.join(map(str, sorted(form)))}", where)
+    elif form is float:
+        is_right = type(value) in (int, float) and abs(value) <= sys.float_info.max
+        _check(is_right, value, "a finite number", where)
+    else:
+        is_right = isinstance(value, form) and (form is bool or not isinstance(value, bool))
+        _check(is_right or form is object, value, _name_of(form), where)
+
+
+def _check(is_right: bool, value: object, expected: str, where: str) -> None:
+    if not is_right:
+        raise ValueError(f"{where}: expected {expected}, got {_short(value)}")
+
+
+def _name_of(form: Any) -> str:
+    if isinstance(form, UnionType):
+        return " or ".join(map(_name_of, form.__args__))
+    names = {str: "a string", int: "an integer", bool: "true or false", type(None): "null"}
+    return names.get(form, str(form))
+
+
+def _short(value: object) -> str:
+    """Return a value as one short line, whatever it is."""
+    return reprlib.repr(value)
