@@ -156,11 +156,11 @@ def parse_json(content: bytes, name: str | os.PathLike[str], form: object) -> An
         raise ValueError(f"{name}: nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"{name}: no JSON ({error})") from None
-    check_form(found, form, f"{name}")
+    check_form(found, form, str(name))
     return found
 
 
-def check_form(value: Any, form: Any, where: str) -> None:
+def check_form(value: Any, form: Any, name: str, *place: str | int) -> None:
     """Check the types of what JSON or the like has said.
 
     Parameters
@@ -171,49 +171,57 @@ def check_form(value: Any, form: Any, where: str) -> None:
         A set of the values to choose from. A list with the form of all items, a tuple with that
         of each. A dict with the forms of keys, beside which there may be others; the key ``str``
         stands for all keys.
-    where : str
-        What begins the message of the error; the place in ``value`` follows.
+    name : str
+        What to call the whole in errors.
+    *place : str or int
+        Keys and indices that led to the value.
 
     Raises
     ------
     ValueError
     """
+
+    def check(is_right: bool, expected: str) -> None:
+        if not is_right:
+            raise ValueError(f"{_shown(name, place)}: expected {expected}, got {_short(value)}")
+
     if isinstance(form, dict):
-        _check(isinstance(value, dict), value, "an object", where)
+        check(isinstance(value, dict), "an object")
         for key in value if str in form else form:
             if key not in value:
-                raise ValueError(f"{where}: {key!r} is missing")
-            check_form(value[key], form[str if str in form else key], f"{where}: {_short(key)}")
-    elif isinstance(form, (list, tuple)):
-        n = len(form) if isinstance(form, tuple) else None
-        is_right = isinstance(value, list) and n in (None, len(value))
-        _check(is_right, value, "a list" if n is None else f"a list of {n}", where)
+                raise ValueError(f"{_shown(name, place)}: {key!r} is missing")
+            check_form(value[key], form[str if str in form else key], name, *place, key)
+    elif isinstance(form, list):
+        check(isinstance(value, list), "a list")
         for i, item in enumerate(value):
-            check_form(item, form[0 if n is None else i], f"{where}[{i}]")
+            check_form(item, form[0], name, *place, i)
+    elif isinstance(form, tuple):
+        check(isinstance(value, list) and len(value) == len(form), f"a list of {len(form)}")
+        for i, item in enumerate(value):
+            check_form(item, form[i], name, *place, i)
     elif isinstance(form, range):
         is_right = type(value) is int and value in form
-        _check(is_right, value, f"an integer from {form[0]} to {form[-1]}", where)
+        check(is_right, f"an integer from {form[0]} to {form[-1]}")
     elif isinstance(form, (set, frozenset)):
         is_right = isinstance(value, (str, int)) and value in form
-        _check(is_right, value, f"one of {', '.join(map(str, sorted(form)))}", where)
+        check(is_right, f"one of {', '.join(map(str, sorted(form)))}")
     elif form is float:
         is_right = type(value) in (int, float) and abs(value) <= sys.float_info.max
-        _check(is_right, value, "a finite number", where)
-    else:
+        check(is_right, "a finite number")
+    elif form is not object:
         is_right = isinstance(value, form) and (form is bool or not isinstance(value, bool))
-        _check(is_right or form is object, value, _name_of(form), where)
+        check(is_right, _name_of(form))
 
 
-def _check(is_right: bool, value: object, expected: str, where: str) -> None:
-    if not is_right:
-        raise ValueError(f"{where}: expected {expected}, got {_short(value)}")
+def _shown(name: str, place: tuple[str | int, ...]) -> str:
+    return name + "".join(f"[{p}]" if isinstance(p, int) else f": {_short(p)}" for p in place)
 
 
 def _name_of(form: Any) -> str:
     if isinstance(form, UnionType):
         return " or ".join(map(_name_of, form.__args__))
-    names = {str: "a string", int: "an integer", bool: "true or false", type(None): "null"}
-    return names.get(form, str(form))
+    names = {str: "a string", int: "an integer", bool: "true or false", dict: "an object"}
+    return names.get(form, "null")
 
 
 def _short(value: object) -> str:
