@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from chainermn.files import atomic_write, open_regular, read_bytes, read_json, read_lines
+from chainermn.files import (
+    atomic_write,
+    open_regular,
+    read_bytes,
+    read_json,
+    read_lines,
+    read_text,
+)
 
 KILLED = """
 import os, signal, sys
@@ -89,6 +96,11 @@ def test_file_of_at_most_so_many_bytes(tmp_path: Path) -> None:
     os.truncate(path, 1 << 40)
     with pytest.raises(ValueError, match=f"{path}: expected at most 5 bytes, got 1099511627776"):
         read_bytes(path, 5)
+    path.write_bytes(b"\xc3\xa4")
+    assert read_text(path) == "ä"
+    path.write_bytes(b"ab\xff")
+    with pytest.raises(ValueError, match=f"{path}: no UTF-8 .* 0xff in position 2"):
+        read_text(path)
     with pytest.raises(IsADirectoryError, match=str(tmp_path)):
         read_bytes(tmp_path, 5)
 

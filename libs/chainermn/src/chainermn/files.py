@@ -7,6 +7,7 @@ and the line or the key, in its errors.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import reprlib
@@ -60,7 +61,9 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
             os.close(descriptor)
 
 
-def open_regular(path: str | os.PathLike[str], most: int | None = None) -> BinaryIO:
+def open_regular(
+    path: str | os.PathLike[str], most: int | None = None, buffering: int = -1
+) -> BinaryIO:
     """Open a file for reading bytes.
 
     Parameters
@@ -68,6 +71,8 @@ def open_regular(path: str | os.PathLike[str], most: int | None = None) -> Binar
     path : path
     most : int, optional
         Bytes that the file may have.
+    buffering : int
+        As for Python's `open`.
 
     Raises
     ------
@@ -81,7 +86,7 @@ def open_regular(path: str | os.PathLike[str], most: int | None = None) -> Binar
         return os.open(name, flags | os.O_NONBLOCK)  # a pipe would wait for who writes into it
 
     with contextlib.ExitStack() as on_error:
-        file = on_error.enter_context(open(path, "rb", opener=open_at_once))
+        file = on_error.enter_context(open(path, "rb", buffering, opener=open_at_once))
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise ValueError(f"{path}: expected a regular file, got a pipe or a device")
@@ -95,6 +100,20 @@ def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
     """Return the content of a file of at most so many bytes. Raises what `open_regular` does."""
     with open_regular(path, most) as file:
         return file.read()
+
+
+def read_text(path: str | os.PathLike[str], most: int = 1 << 26) -> str:
+    """Return the text of a file of at most so many bytes of UTF-8.
+
+    Raises
+    ------
+    OSError, ValueError
+        As `open_regular` does; or if it is no UTF-8.
+    """
+    try:
+        return read_bytes(path, most).decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: no UTF-8 ({error})") from None
 
 
 def read_lines(
@@ -116,9 +135,8 @@ def read_lines(
     ValueError
         If a line has more; before more is read.
     """
-    number = 0
-    while line := lines.readline(most + 1):
-        number += 1
+    pieces = iter(functools.partial(lines.readline, most + 1), b"")
+    for number, line in enumerate(pieces, 1):
         if len(line) > most:
             raise ValueError(f"{name}:{number}: expected a line of at most {most} bytes")
         yield line
