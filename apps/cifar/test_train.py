@@ -1,6 +1,7 @@
 """Train on a few ranks and check what comes out."""
 
 import argparse
+import gzip
 import json
 import os
 import re
@@ -92,7 +93,20 @@ def test_predicting_says_what_is_missing(tmp_path, monkeypatch, capsys, app):
     assert "run.json" in capsys.readouterr().err
     (tmp_path / "run.json").write_text("{")
     assert app.predict.main() == 1
-    assert "run.json: damaged" in capsys.readouterr().err
+    assert "run.json: no JSON" in capsys.readouterr().err
+    right = {"dataset": "shapes", "data": None, "examples": None, "unit": 8, "dropout": 0.1}
+    for change, message in [
+        ({"unit": 10**12}, "'unit': expected an integer from 1 to 1024, got 1000000000000"),
+        ({"dataset": 5}, "'dataset': expected one of cifar10, cifar100, shapes, got 5"),
+        ({"data": []}, "'data': expected a string or null, got []"),
+        ({"examples": 10**12}, "expected at most 1000000 examples, got more"),
+        ({"dropout": "x"}, "'dropout': expected a finite number, got 'x'"),
+    ]:
+        (tmp_path / "run.json").write_text(json.dumps({"arguments": right | change}))
+        assert app.predict.main() == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: {tmp_path}/run.json")
+        assert line.endswith(message)
 
 
 def test_evaluation_on_ranks_that_do_not_divide_the_images(two_ranks, start):
@@ -112,8 +126,13 @@ def test_weights_of_another_network_are_refused(two_ranks, app):
 def test_input_that_is_missing_ends_the_job_with_one_line(tmp_path):
     cases = [
         (["--dataset", "cifar10", "--data", "nowhere"], "No such file or directory: 'nowhere'"),
+        (
+            ["--dataset", "cifar10", "--data", "bomb"],
+            "bomb: damaged, or no .tar.gz (more than dat",
+        ),
         (["--evaluate"], "No such file or directory: 'result/best.npz'"),
     ]
+    (tmp_path / "bomb").write_bytes(gzip.compress(bytes(1 << 24)) * 17)
     runs = [[*TINY, *options] for options, _ in cases]
     jobs = run_in_turn(2, HERE / "train.py", runs, cwd=tmp_path)
     for (_, message), job in zip(cases, jobs, strict=True):
