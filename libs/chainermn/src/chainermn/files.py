@@ -128,7 +128,7 @@ def read_lines(
     name : path
         What to call it in errors.
     most : int
-        Bytes that a line may have.
+        Bytes that a line may have, with its line break.
 
     Raises
     ------
