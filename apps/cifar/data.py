@@ -3,9 +3,9 @@
 import gzip
 import io
 import tarfile
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 import chainer
@@ -13,10 +13,12 @@ import numpy as np
 from chainer.datasets import TransformDataset, TupleDataset
 
 import shapes
+from chainermn.files import open_regular, read_bytes
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
 DATASETS = ("shapes", "cifar10", "cifar100")
+MOST_BYTES = 1 << 28  # of a file, or of all in an archive; CIFAR has 185 million
 # How far a crop at random may be off.
 PADDING = 4
 
@@ -88,11 +90,21 @@ def load(dataset: str, path: str | None = None, examples: int | None = None) -> 
         train, test = shapes.draw(examples or 5000, seed=1), shapes.draw(1000, seed=2)
         return _divided(train, test, shapes.CLASSES)
     files, read = FILES[dataset], _reader(Path(path))
-    classes = read(files.classes).decode().split()
+    classes = _class_names(read(files.classes), files.classes)
     parts = [decode(read(name), files.n_labels, len(classes), name) for name in files.train]
     images, labels = (np.concatenate(arrays)[:examples] for arrays in zip(*parts, strict=True))
     test = decode(read(files.test), files.n_labels, len(classes), files.test)
     return _divided((images, labels), test, classes)
+
+
+def _class_names(content: bytes, name: str) -> list[str]:
+    try:
+        classes = content.decode().split()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name}: expected UTF-8 ({error})") from None
+    if not 1 <= len(classes) <= 256:  # a class is a byte
+        raise ValueError(f"{name}: expected 1 to 256 names, got {len(classes)}")
+    return classes
 
 
 def decode(
@@ -181,7 +193,7 @@ def _reader(path: Path) -> Callable[[str], bytes]:
     The function raises FileNotFoundError if there is no such file.
     """
     if path.is_dir():
-        contents = {file.name: file.read_bytes for file in path.iterdir()}
+        contents = {file.name: partial(read_bytes, file, MOST_BYTES) for file in path.iterdir()}
     else:
         contents = {name: (lambda content=content: content) for name, content in _unpack(path)}
 
@@ -202,12 +214,18 @@ def _reader(path: Path) -> Callable[[str], bytes]:
 def _unpack(path: Path) -> list[tuple[str, bytes]]:
     try:
         # Tarfile alone does not look at the checksum of the whole.
-        content = io.BytesIO(gzip.decompress(path.read_bytes()))
-        with tarfile.open(fileobj=content) as archive:
+        with open_regular(path) as packed, gzip.GzipFile(fileobj=packed) as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise ValueError(f"more than data.MOST_BYTES = {MOST_BYTES} bytes in it")
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
             return [
                 (PurePosixPath(member.name).name, archive.extractfile(member).read())
                 for member in archive
-                if member.isfile()
+                # A sparse one can have more bytes than the archive.
+                if member.isfile() and not member.issparse()
             ]
-    except (EOFError, gzip.BadGzipFile, tarfile.TarError, zlib.error) as error:
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # gzip, zlib and tarfile raise what they like
         raise ValueError(f"{path}: damaged, or no .tar.gz ({error})") from None

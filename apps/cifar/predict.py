@@ -2,7 +2,6 @@
 """Look at the test images with a trained network, and draw what it takes them for."""
 
 import argparse
-import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -12,9 +11,19 @@ import chainer
 import numpy as np
 
 import data
+from chainermn.files import read_json
 from model import ResNet, load_weights
 
 N_COLUMNS, N_ROWS = 12, 3
+# Of what train.py was given, what is used here.
+ARGUMENTS = {
+    "dataset": set(data.DATASETS),
+    "data": str | None,
+    "examples": int | None,
+    "unit": range(1, 1025),
+    "dropout": float,
+}
+MOST_EXAMPLES = 1_000_000  # are drawn
 
 
 def main() -> int:
@@ -61,13 +70,13 @@ def read_arguments(weights: Path) -> dict[str, Any]:
     Raises
     ------
     OSError, ValueError
-        If it is not there, or damaged.
+        If it is not there, damaged, or of another form.
     """
     record = weights.with_name("run.json")
-    try:
-        return json.loads(record.read_text())["arguments"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{record}: damaged ({error})") from None
+    arguments = read_json(record, {"arguments": ARGUMENTS})["arguments"]
+    if (arguments["examples"] or 0) > MOST_EXAMPLES:
+        raise ValueError(f"{record}: expected at most {MOST_EXAMPLES} examples, got more")
+    return arguments
 
 
 def predict(

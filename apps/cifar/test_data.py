@@ -1,7 +1,11 @@
 """The images: drawn, read from files, divided, and changed at random."""
 
+import gzip
 import io
+import os
 import re
+import subprocess
+import sys
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -10,6 +14,7 @@ import numpy as np
 import pytest
 from chainer.datasets import TupleDataset
 
+HERE = Path(__file__).resolve().parent
 CLASSES = 10
 
 
@@ -132,6 +137,85 @@ def test_damaged_archives_are_refused(app, tmp_path):
         (tmp_path / "spoilt.tar.gz").write_bytes(spoilt)
         with pytest.raises(ValueError, match=r"spoilt.tar.gz: damaged, or no .tar.gz"):
             app.data.load("cifar10", tmp_path / "spoilt.tar.gz")
+
+
+READ_ARCHIVE = """
+import resource, sys
+sys.path.insert(0, sys.argv[1])
+import data
+
+data.MOST_BYTES = 1 << 26  # to be quicker
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+try:
+    data.load("cifar10", sys.argv[2])
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_archive_that_unpacks_to_gigabytes(tmp_path):
+    path = tmp_path / "bomb.tar.gz"
+    path.write_bytes(gzip.compress(bytes(1 << 24)) * 128)
+    command = [sys.executable, "-c", READ_ARCHIVE, HERE, path]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    reason = "more than data.MOST_BYTES = 67108864 bytes in it"
+    assert done.stdout == f"{path}: damaged, or no .tar.gz ({reason})\n"
+
+
+def test_links_devices_and_holes_in_an_archive_are_not_read(app, tmp_path):
+    write_cifar10(tmp_path / "cifar")
+    missing = tmp_path / "cifar/test_batch.bin"
+    secret = tmp_path / "secret"
+    missing.rename(secret)
+    for kind in ("link", "hard link", "device", "hole"):
+        with tarfile.open(tmp_path / "cifar.tar.gz", "w:gz") as archive:
+            archive.add(tmp_path / "cifar", "cifar")
+            member = tarfile.TarInfo("cifar/test_batch.bin")
+            if kind == "device":
+                member.type, member.devmajor, member.devminor = tarfile.CHRTYPE, 1, 5
+            elif kind == "hole":
+                member.type = tarfile.REGTYPE
+                member.pax_headers = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(1 << 40)}
+            else:
+                member.type = tarfile.SYMTYPE if kind == "link" else tarfile.LNKTYPE
+                member.linkname = str(secret)
+            archive.addfile(member)
+        with pytest.raises(FileNotFoundError, match=r"contains no test_batch.bin$"):
+            app.data.load("cifar10", tmp_path / "cifar.tar.gz")
+
+
+def pipe(folder: Path) -> None:
+    (folder / "test_batch.bin").unlink()
+    os.mkfifo(folder / "test_batch.bin")
+
+
+def terabytes(folder: Path) -> None:
+    os.truncate(folder / "data_batch_5.bin", 1 << 40)
+
+
+def many_classes(folder: Path) -> None:
+    (folder / "batches.meta.txt").write_text("a\n" * 257)
+
+
+def no_text(folder: Path) -> None:
+    (folder / "batches.meta.txt").write_bytes(b"\xff")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (pipe, r"test_batch\.bin: expected a regular file, got a pipe or a device"),
+        (terabytes, r"data_batch_5\.bin: expected at most 268435456 bytes, got 1099511627776"),
+        (many_classes, r"batches\.meta\.txt: expected 1 to 256 names, got 257"),
+        (no_text, r"batches\.meta\.txt: expected UTF-8"),
+    ],
+)
+def test_files_that_may_do_harm_are_refused(spoil, message, app, tmp_path):
+    write_cifar10(tmp_path / "cifar")
+    spoil(tmp_path / "cifar")
+    with pytest.raises(ValueError, match=message):
+        app.data.load("cifar10", tmp_path / "cifar")
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,20 @@ def test_predicting_says_what_is_missing(tmp_path, monkeypatch, capsys, app):
     assert "run.json" in capsys.readouterr().err
     (tmp_path / "run.json").write_text("{")
     assert app.predict.main() == 1
-    assert "run.json: damaged" in capsys.readouterr().err
+    assert "run.json: no JSON" in capsys.readouterr().err
+    right = {"dataset": "shapes", "data": None, "examples": None, "unit": 8, "dropout": 0.1}
+    for change, message in [
+        ({"unit": 10**12}, "'unit': expected an integer from 1 to 1024, got 1000000000000"),
+        ({"dataset": 5}, "'dataset': expected one of cifar10, cifar100, shapes, got 5"),
+        ({"data": []}, "'data': expected a string or null, got []"),
+        ({"examples": 10**12}, "expected at most 1000000 examples, got more"),
+        ({"dropout": "x"}, "'dropout': expected a finite number, got 'x'"),
+    ]:
+        (tmp_path / "run.json").write_text(json.dumps({"arguments": right | change}))
+        assert app.predict.main() == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: {tmp_path}/run.json")
+        assert line.endswith(message)
 
 
 def test_evaluation_on_ranks_that_do_not_divide_the_images(two_ranks, start):
@@ -127,10 +140,12 @@ def test_input_that_is_wrong_ends_the_job_with_one_line(two_ranks, tmp_path):
     set_traps(best, tmp_path / "strange/best.npz", tmp_path / "trapped")
     cases = [
         (["--dataset", "cifar10", "--data", "nowhere"], "No such file or directory: 'nowhere'"),
+        (["--dataset", "cifar10", "--data", "pipe"], "pipe: expected a regular file, got a pipe"),
         (["--evaluate"], "No such file or directory: 'result/best.npz'"),
         (["--evaluate", "--out", "strange"], "in strange/best.npz is a pickle of more than None"),
         (["--resume", "snapshot.0"], "in snapshot.0 is a pickle of more than None, numbers and"),
     ]
+    os.mkfifo(tmp_path / "pipe")
     runs = [[*TINY, *options] for options, _ in cases]
     jobs = run_in_turn(2, HERE / "train.py", runs, cwd=tmp_path)
     assert not (tmp_path / "trapped").exists()

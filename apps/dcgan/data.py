@@ -1,7 +1,8 @@
 """Images to learn from, all of one size, without labels."""
 
 import gzip
-import math
+import io
+import warnings
 import zlib
 from importlib.metadata import distribution
 from pathlib import Path
@@ -11,11 +12,23 @@ import chainer
 import numpy as np
 from PIL import Image, ImageOps
 
+from chainermn.files import open_regular, read_bytes
 from chainermn.progress import Progress
 
 IDX_FILES = "train-images-idx3-ubyte", "t10k-images-idx3-ubyte"
 HELD_OUT = 0.1  # share of the files in a folder
 FEWEST_FILES = 100
+MOST_BYTES = 1 << 30  # of a file and of what is in it; MNIST's largest has 47 million
+
+# The only formats that are read, whatever a file is called. Pillow knows many more, and runs other
+# programs for some.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+
+# Of an image, as its file says; a file of a few bytes can claim billions.
+MOST_PIXELS = 128_000_000
+# Pillow warns of larger images than this, and refuses those that are twice as large.
+Image.MAX_IMAGE_PIXELS = MOST_PIXELS // 2
+warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
 
 def load(dataset: str, directory: str | None, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -82,23 +95,27 @@ def read_idx(content: bytes, name: str) -> np.ndarray:
         If it is something else, has been cut off, or its images are not square. The message
         begins with ``name``.
     """
-    if content.startswith(b"\x1f\x8b"):
-        try:
-            content = gzip.decompress(content)
-        except (EOFError, OSError, zlib.error) as error:
-            raise ValueError(f"{name}: damaged gzip file ({error})") from None
-    if content[:4] != b"\0\0\x08\x03":
+    packed = io.BytesIO(content)
+    file = gzip.GzipFile(fileobj=packed) if content.startswith(b"\x1f\x8b") else packed
+    try:
+        header = file.read(16)
+        if header[:4] != b"\0\0\x08\x03":
+            raise ValueError(
+                f"{name}: expected an IDX file of images, which starts with 00 00 08 03, got "
+                f"{header[:4].hex(' ') or 'nothing'}"
+            )
+        n, height, width = (int.from_bytes(header[i : i + 4], "big") for i in (4, 8, 12))
+        size = n * height * width
+        # No more than it promises, nor more than there can be: it may unpack to gigabytes.
+        pixels = file.read(min(size, MOST_BYTES) + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{name}: damaged gzip file ({error})") from None
+    if not 0 < size <= MOST_BYTES or len(pixels) != size or height != width:
+        found = f"{'at least ' if len(pixels) > size else ''}{len(header) + len(pixels)}"
         raise ValueError(
-            f"{name}: expected an IDX file of images, which starts with 00 00 08 03, got "
-            f"{content[:4].hex(' ') or 'nothing'}"
+            f"{name}: expected square images, got {found} bytes for {n} of {height}x{width} pixels"
         )
-    n, height, width = (int.from_bytes(content[i : i + 4], "big") for i in (4, 8, 12))
-    if len(content) != 16 + math.prod((n, height, width)) or height != width:
-        raise ValueError(
-            f"{name}: expected square images, got {len(content)} bytes for {n} of "
-            f"{height}x{width} pixels"
-        )
-    return np.frombuffer(content, np.uint8, offset=16).reshape(n, 1, height, width)
+    return np.frombuffer(pixels, np.uint8).reshape(n, 1, height, width)
 
 
 def _load_digits() -> tuple[np.ndarray, np.ndarray]:
@@ -115,12 +132,11 @@ def _load_idx(directory: Path, name: str) -> np.ndarray:
     found = next((path for path in candidates if path.is_file()), None)
     if found is None:
         raise FileNotFoundError(f"{directory.resolve()} contains neither {name} nor {name}.gz")
-    return read_idx(found.read_bytes(), str(found))
+    return read_idx(read_bytes(found, MOST_BYTES), str(found))
 
 
 def _load_files(directory: Path, size: int) -> tuple[np.ndarray, np.ndarray]:
-    formats = Image.registered_extensions()
-    endings = {ending for ending, name in formats.items() if name in Image.OPEN}
+    endings = {e for e, name in Image.registered_extensions().items() if name in FORMATS}
     paths = sorted(path for path in directory.rglob("*") if path.suffix.lower() in endings)
     if len(paths) < FEWEST_FILES:
         raise ValueError(
@@ -139,8 +155,9 @@ def _load_files(directory: Path, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _read(path: Path, size: int) -> np.ndarray:
     try:
-        with Image.open(path) as image:
-            upright = ImageOps.exif_transpose(image).convert("RGB")
+        with open_regular(path, MOST_BYTES) as file, Image.open(file, formats=FORMATS) as image:
+            ImageOps.exif_transpose(image, in_place=True)
+            upright = image.convert("RGB")
     except Exception as error:  # Pillow's decoders each have their own
         raise ValueError(
             f"{path} cannot be read as an image ({type(error).__name__}: {error})"

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import re
 import shutil
 import sys
@@ -178,6 +179,7 @@ def assert_one_line(job: JobResult, message: str) -> None:
 
 def test_input_that_is_wrong_ends_all_ranks_with_one_line(two_ranks, tmp_path):
     cases = [
+        (["--dataset", "images", "--data", "bombs"], "00.png cannot be .*exceeds limit of 12800"),
         (["--evaluate", "--out", "absent"], "No such file or directory: 'absent/best.npz'"),
         (
             ["--evaluate", "--out", "strange"],
@@ -185,8 +187,12 @@ def test_input_that_is_wrong_ends_all_ranks_with_one_line(two_ranks, tmp_path):
         ),
         (["--resume", "snapshot.0"], r"in snapshot\.0 is a pickle of more than None, numbers and"),
         (["--unit", "20"], r"with other settings \(unit: 32, now 20\)"),
-        (["--dataset", "images", "--data", "."], "at least 100 image files in .*, got 0"),
+        (["--dataset", "images", "--data", "empty"], "at least 100 image files in .*, got 0"),
     ]
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bombs").mkdir()
+    for i in range(100):
+        (tmp_path / f"bombs/{i:02}.png").write_bytes(b"P6 40000 40000 255\n")
     (tmp_path / "result").symlink_to(two_ranks[1])
     (tmp_path / "strange").mkdir()
     snapshot, best = next(two_ranks[1].glob("snapshot_*.0")), two_ranks[1] / "best.npz"
@@ -458,6 +464,12 @@ VALID = idx(np.zeros((2, 3, 3), np.uint8))
         (b"\0\0\x08\x01", "got 00 00 08 01"),
         (VALID[:-1], "expected square images, got 33 bytes for 2 of 3x3 pixels"),
         (VALID[:8], "expected square images"),
+        (VALID + b"\0", "expected square images, got at least 35 bytes for 2 of 3x3 pixels"),
+        (VALID[:4] + b"\0\1" * 6 + VALID, r"got 50 bytes for 65537 of 65537x65537 pixels"),
+        (
+            gzip.compress(VALID) + gzip.compress(bytes(1 << 20)),
+            "got at least 35 bytes for 2 of 3x3 pixels",
+        ),
         (idx(np.zeros((2, 3, 4), np.uint8)), "got 40 bytes for 2 of 3x4 pixels"),
         (gzip.compress(VALID, mtime=0)[:-4], "images: damaged gzip file"),
     ],
@@ -472,6 +484,22 @@ def test_error_for_a_file_that_is_no_image(app, tmp_path):
         (tmp_path / f"{i:02d}.png").write_bytes(b"?")
     with pytest.raises(ValueError, match=r"00.png cannot be read as an image \(UnidentifiedImage"):
         app.data.load("images", tmp_path, 32)
+
+
+@pytest.mark.parametrize("kind", ["claims much", "pipe", "other format"])
+def test_images_that_may_do_harm(app, kind, tmp_path):
+    path = tmp_path / "a.png"
+    if kind == "pipe":
+        os.mkfifo(path)
+        message = "ValueError: .*expected a regular file, got a pipe or a device"
+    elif kind == "other format":
+        Image.new("RGB", (9, 9)).save(path, "EPS")
+        message = "UnidentifiedImageError"
+    else:
+        path.write_bytes(b"P6 40000 40000 255\n")
+        message = r"DecompressionBombError: Image size \(1600000000 pixels\) exceeds limit of 128"
+    with pytest.raises(ValueError, match=f"{path} cannot be read as an image .{message}"):
+        app.data._read(path, 32)
 
 
 @pytest.mark.parametrize(

@@ -17,16 +17,25 @@ from shards import Shards
 Source = data.ImageList | Shards
 
 
-def load(path: str | Path, root: Path, comm: chainermn.CommunicatorBase) -> Source:
+def load(
+    path: str | Path, root: Path, comm: chainermn.CommunicatorBase, allow_outside: bool = False
+) -> Source:
     """Return the images of a list, or those of a folder of shards. Every host must see them.
+
+    The paths of a list start from ``root``, and lead out of it only if they may.
 
     Raises
     ------
     OSError, ValueError, RuntimeError
         On all ranks, if something is missing on any host, or damaged.
     """
-    read = Shards.read if Path(path).is_dir() else data.ImageList.read
-    source = run_on_root(comm, 0, "images", lambda: read(path))
+
+    def read() -> Source:
+        if Path(path).is_dir():
+            return Shards.read(path)
+        return data.ImageList.read(path, None if allow_outside else root)
+
+    source = run_on_root(comm, 0, "images", read)
     if isinstance(source, Shards):
         run_together(comm, "images", lambda: source.check(comm.intra_rank, comm.intra_size))
     else:

@@ -1,7 +1,6 @@
 """Labelled image files: their list, the examples made of them, and batches of these."""
 
 import hashlib
-import json
 import os
 import socket
 import sys
@@ -18,11 +17,17 @@ from chainer.dataset import DatasetMixin
 import chainermn
 import images
 from chainermn.agreement import run_together
+from chainermn.files import open_regular, read_json, read_lines
 from chainermn.global_except_hook import exit_job
 from chainermn.iterators import MultiprocessIterator
 
 # Of the side of a validation image, what is cut out of its middle: 224 of 256 pixels.
 CENTRE = 0.875
+
+# A list with more is taken for a mistake, before there is a network of so many.
+MOST_CLASSES = 100_000
+# Bytes of a list's line: no path has more than 4096, and int() takes as many digits.
+LONGEST_LINE = 4200
 
 
 class ImageList:
@@ -35,33 +40,64 @@ class ImageList:
     ----------
     pairs : sequence of (str, int)
         Path and class.
+    confined : bool
+        Whether no path may lead out of the folder that all start from.
+    source : str
+        File that has a line for each, for errors.
+    first : int
+        Line of the first.
     """
 
-    def __init__(self, pairs: Sequence[tuple[str, int]]) -> None:
+    def __init__(
+        self,
+        pairs: Sequence[tuple[str, int]],
+        confined: bool = True,
+        source: str = "",
+        first: int = 1,
+    ) -> None:
         encoded = [os.fsencode(path) for path, _ in pairs]
         self.text = np.frombuffer(b"".join(encoded), np.uint8)
         self.ends = np.cumsum([len(path) for path in encoded], dtype=np.int64)
         self.labels = np.array([label for _, label in pairs], np.int32)
+        self.confined, self.source, self.first = confined, source, first
 
     @classmethod
-    def read(cls, path: str | Path) -> "ImageList":
+    def read(cls, path: str | Path, root: str | Path | None = None) -> "ImageList":
         """Read a file with a line ``path label`` for each image.
+
+        Parameters
+        ----------
+        path : path
+        root : path, optional
+            Folder that no path may lead out of. Of links only those of folders are followed here:
+            to look at each file would take minutes on a network disk. `Images` does when it
+            opens one.
 
         Raises
         ------
         ValueError
-            If a line is something else, or there is none.
+            If a line is something else or leads out, or there is none.
         """
-        pairs = []
-        with open(path, "rb") as lines:
-            for number, line in enumerate(map(os.fsdecode, lines), 1):
-                name, _, label = line.strip().rpartition(" ")
-                if not name or not label.isdecimal():
-                    raise ValueError(f"{path}:{number}: expected 'path label', got {line!r}")
+        pairs, seen = [], set()
+        root = None if root is None else Path(root).resolve()
+        with open_regular(path) as file:
+            for number, line in enumerate(read_lines(file, path, LONGEST_LINE), 1):
+                name, _, label = os.fsdecode(line).strip().rpartition(" ")
+                if not name or not label.isdecimal() or "\0" in name:
+                    raise ValueError(f"{path}:{number}: expected 'path label', got {line!r:.200}")
                 pairs.append((name.strip(), int(label)))
+                if pairs[-1][1] >= MOST_CLASSES:
+                    expected = f"less than data.MOST_CLASSES = {MOST_CLASSES}"
+                    raise ValueError(f"{path}:{number}: expected a class {expected}, got {label}")
+                folder = name[: name.rfind("/") + 1]
+                if folder not in seen:
+                    if root and images.leads_out(folder, root):
+                        reason = f"{name!r} leads out of {root}; {images.HINT}"
+                        raise ValueError(f"{path}:{number}: {reason}")
+                    seen.add(folder)
         if not pairs:
             raise ValueError(f"{path}: names no image")
-        return cls(pairs)
+        return cls(pairs, root is not None, str(path))
 
     @property
     def n_classes(self) -> int:
@@ -76,7 +112,12 @@ class ImageList:
 
     def part(self, begin: int, end: int) -> "ImageList":
         """Return the images from ``begin`` to before ``end``."""
-        return ImageList([self[i] for i in range(begin, end)])
+        pairs = [self[i] for i in range(begin, end)]
+        return ImageList(pairs, self.confined, self.source, self.first + begin)
+
+    def where(self, i: int) -> str:
+        """Return the line of an image, for errors; empty if the list is from no file."""
+        return self.source and f"{self.source}:{self.first + i}"
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -138,9 +179,12 @@ class Images(DatasetMixin):
         So the same ``i`` is always the same example, whichever worker makes it, and also in a
         run that has been resumed.
         """
-        path, label = self.listed[i % len(self)]
-        file = self.root / path
-        return make_example(file, str(file), label, i, self.size, self.seed, self.least)
+        n = i % len(self)
+        path, label = self.listed[n]
+        file, where = self.root / path, self.listed.where(n)
+        name = f"{file} ({where})" if where else str(file)
+        root = self.root if self.listed.confined else None
+        return make_example(file, name, label, i, self.size, self.seed, self.least, root)
 
     @property
     def example_bytes(self) -> int:
@@ -156,6 +200,7 @@ def make_example(
     size: int,
     seed: int | None = None,
     least: float = 0.08,
+    root: Path | None = None,
 ) -> tuple[np.ndarray, np.ndarray] | Unreadable:
     """Return an example; see `Images`. It depends on nothing else than what is given."""
     random = None if seed is None else np.random.default_rng([seed, number])
@@ -164,7 +209,7 @@ def make_example(
     else:
         choose = partial(images.random_box, random=random, least=least)
     try:
-        image = images.read_image(file, size, choose)
+        image = images.read_image(file, size, choose, root)
     except Exception as error:  # Pillow's decoders raise what they like
         return Unreadable(name, f"{type(error).__name__}: {error}", size)
     if random is not None and random.random() < 0.5:
@@ -261,13 +306,18 @@ def check_files(listed: ImageList, root: str | Path, comm: chainermn.Communicato
 
     Raises
     ------
-    FileNotFoundError, RuntimeError
-        On all ranks, if one is missing on any host.
+    FileNotFoundError, RuntimeError, ValueError
+        On all ranks, if one is missing on any host, or outside of the folder and may not be.
     """
     some = np.linspace(0, len(listed) - 1, min(len(listed), 20)).astype(int)
 
     def check() -> None:
-        for path in (Path(root, listed[i][0]).resolve() for i in some):
+        real_root = Path(root).resolve()
+        for i in some:
+            path = (real_root / listed[i][0]).resolve()
+            if listed.confined and not path.is_relative_to(real_root):
+                reason = f"{listed[i][0]!r} leads out of {real_root}; {images.HINT}"
+                raise ValueError(f"{listed.where(i)}: {reason}")
             if not path.is_file():
                 raise FileNotFoundError(
                     f"host {socket.gethostname()} has no file {path}. Every host must see the "
@@ -292,13 +342,15 @@ def read_statistics(path: Path) -> dict[str, list[float]]:
     OSError, ValueError
     """
     if path.suffix != ".npy":
-        try:
-            content = json.loads(path.read_text())
-            return {name: content[name] for name in ("mean", "deviation")}
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path}: expected mean and deviation ({error})") from None
+        numbers = (float,) * 3
+        found = read_json(path, {"mean": numbers, "deviation": numbers})
+        if min(found["deviation"]) <= 0:
+            raise ValueError(f"{path}: expected deviations above 0, got {found['deviation']}")
+        return {name: found[name] for name in ("mean", "deviation")}
+    open_regular(path).close()
     try:
-        image = np.load(path)
+        # Mapped, it takes no memory before there is something in it.
+        image = np.load(path, mmap_mode="r")
     except (EOFError, ValueError) as error:
         raise ValueError(f"{path}: expected an array in NumPy's format ({error})") from None
     if image.ndim != 3 or len(image) != 3 or image.dtype.kind not in "fiu":

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from chainermn.files import open_regular
 from chainermn.progress import Progress
 from layouts import DataSet
 
 PARTS = {"train": "train", "val": "t10k"}
+MOST_BYTES = 1 << 30  # of an array; MNIST's have 47 million
 IMAGES, LABELS = "{}-images-idx3-ubyte", "{}-labels-idx1-ubyte"
 
 
@@ -75,15 +77,24 @@ def read_array(folder: Path, name: str, ndim: int) -> np.ndarray:
     path = folder / name
     if not path.exists() and not (path := folder / f"{name}.gz").exists():
         raise FileNotFoundError(f"{folder} contains neither {name} nor {name}.gz")
-    content = path.read_bytes()
-    if path.suffix == ".gz":
-        try:
-            content = gzip.decompress(content)
-        except (EOFError, OSError, zlib.error) as error:
-            raise ValueError(f"{path} is damaged ({error})") from None
-    header = 4 * (1 + ndim)
-    magic, *shape = (int.from_bytes(content[i : i + 4], "big") for i in range(0, header, 4))
-    if magic != 0x800 + ndim or len(content) != header + math.prod(shape):
+    try:
+        with open_regular(path) as packed:
+            file = gzip.GzipFile(fileobj=packed) if path.suffix == ".gz" else packed
+            header = file.read(4 * (1 + ndim)).ljust(4 * (1 + ndim), b"\0")
+            magic, *shape = np.frombuffer(header, ">u4").tolist()
+            size = math.prod(shape)
+            if magic == 0x800 + ndim and size > MOST_BYTES:
+                expected = f"at most idx.MOST_BYTES = {MOST_BYTES} bytes"
+                raise ValueError(f"{path}: expected {expected}, got an array of {size}")
+            # Not all that there is, as a small file can unpack to gigabytes.
+            content = file.read(size + 1) if magic == 0x800 + ndim else b""
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is damaged ({error})") from None
+    if magic != 0x800 + ndim:
         expected = f"an IDX file of unsigned bytes with {ndim} dimensions"
-        raise ValueError(f"{path}: expected {expected}, got {len(content)} other bytes")
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+        raise ValueError(f"{path}: expected {expected}, got something else")
+    if len(content) != size:
+        found = "more" if len(content) > size else len(content)
+        expected = f"{size} bytes for an array of shape {tuple(shape)}"
+        raise ValueError(f"{path}: expected {expected}, got {found}")
+    return np.frombuffer(content, np.uint8).reshape(shape)

@@ -4,6 +4,9 @@ import csv
 import re
 from pathlib import Path
 
+from chainermn.files import open_regular, read_text
+
+MOST_BYTES = 1 << 24  # of meta.mat
 SYNSET = re.compile(r"n\d{8}")
 GROUND_TRUTHS = (
     "val.txt",
@@ -35,12 +38,14 @@ def read_ground_truth(path: Path, names: list[str], numbers: dict[str, int]) -> 
     """
     if path.suffix == ".csv":
         try:
-            with open(path, newline="") as file:
-                rows = {row["ImageId"]: row["PredictionString"] for row in csv.DictReader(file)}
-            return [numbers[rows[Path(name).stem].split()[0]] for name in names]
+            file = csv.DictReader(read_text(path).splitlines())
+            rows = {row["ImageId"]: f"{row['PredictionString']} " for row in file}
+            return [numbers[rows[Path(name).stem].split(" ")[0]] for name in names]
         except KeyError as error:
             raise ValueError(f"{path} does not fit the images: {error} is missing") from None
-    lines = [line.split() for line in path.read_text().splitlines() if line.strip()]
+        except csv.Error as error:
+            raise ValueError(f"{path}: {error}") from None
+    lines = [line.split() for line in read_text(path).splitlines() if line.strip()]
     if len(lines) != len(names):
         raise ValueError(f"{path} has {len(lines)} lines for {len(names)} images")
     if all(len(line) > 1 for line in lines):
@@ -50,10 +55,12 @@ def read_ground_truth(path: Path, names: list[str], numbers: dict[str, int]) -> 
         last = [by_name[name] for name in names]
     else:
         last = [line[0] for line in lines]
-        if all(word.isdecimal() for word in last):
-            synsets = read_development_kit(path.with_name("meta.mat"))
-            last = [synsets[int(word)] for word in last]
+    synsets = {}
+    if all(len(line) == 1 and line[0].isdecimal() for line in lines):
+        synsets = read_development_kit(path.with_name("meta.mat"))
     try:
+        if synsets:
+            last = [synsets[int(word)] for word in last]
         labels = [numbers[word] if SYNSET.fullmatch(word) else int(word) for word in last]
     except (KeyError, ValueError) as error:
         raise ValueError(f"{path}: {error} is no class of the training images") from None
@@ -66,5 +73,9 @@ def read_development_kit(path: Path) -> dict[int, str]:
     """Return the synsets by the development kit's own numbers, ``ILSVRC2012_ID``."""
     from scipy.io import loadmat
 
-    synsets = loadmat(path, squeeze_me=True)["synsets"]
-    return {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
+    open_regular(path, MOST_BYTES).close()
+    try:
+        synsets = loadmat(path, squeeze_me=True)["synsets"]
+        return {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
+    except Exception as error:  # SciPy raises what it likes
+        raise ValueError(f"{path}: no meta.mat of ILSVRC2012 ({error!r})") from None

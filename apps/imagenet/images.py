@@ -1,6 +1,8 @@
 """Image files as arrays of red, green and blue."""
 
 import math
+import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -8,34 +10,74 @@ from typing import BinaryIO
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
+from chainermn.files import open_regular
+
 Box = tuple[float, float, float, float]  # left, upper, right, lower, in pixels
 Chooser = Callable[[int, int], Box]  # from width and height to the box to cut out
 
-# A photograph of ILSVRC2012 has half a million pixels; a file of a few bytes can claim billions.
-Image.MAX_IMAGE_PIXELS = 200_000_000
+# The only formats that are read, whatever a file is called. Pillow knows many more, and runs other
+# programs for some.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
-# Pillow recognises them, but decodes none.
-WITHOUT_DECODER = {"BUFR", "GRIB", "HDF5", "MPEG"}
+# Of an image, as its file says; a file of a few bytes can claim billions. The memory that it takes
+# is a few times three bytes for each.
+MOST_PIXELS = 128_000_000
+# Of a file: with 16 bits for each of four colours.
+MOST_BYTES = 8 * MOST_PIXELS
+
+HINT = "--allow-outside takes paths and links that lead out of --root"
+
+# Pillow warns of larger images than this, and refuses those that are twice as large.
+Image.MAX_IMAGE_PIXELS = MOST_PIXELS // 2
+warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
 
 def endings() -> set[str]:
-    """Return what names of the files that Pillow reads end with, such as ``.jpg``."""
-    formats = Image.registered_extensions()
-    return {e for e, f in formats.items() if f in Image.OPEN and f not in WITHOUT_DECODER}
+    """Return what names of the files that are read end with, such as ``.jpg``."""
+    return {ending for ending, name in Image.registered_extensions().items() if name in FORMATS}
 
 
-def read_image(path: str | Path | BinaryIO, size: int, choose: Chooser) -> np.ndarray:
+def leads_out(path: str | Path, root: Path) -> bool:
+    """Tell whether a path, relative to a folder without links, is of something outside of it."""
+    return not Path(os.path.realpath(root / path)).is_relative_to(root)
+
+
+def open_image(path: str | Path, root: Path | None = None) -> BinaryIO:
+    """Open an image file, which must be in a folder without links if one is given.
+
+    Raises
+    ------
+    OSError, ValueError
+        Also if it is a device or pipe, or has more than `MOST_BYTES`.
+    """
+    file = open_regular(path, MOST_BYTES)
+    if root is not None:
+        try:  # Linux says where an open file is; to follow a path takes longer than to open it
+            is_inside = os.readlink(f"/proc/self/fd/{file.fileno()}").startswith(f"{root}/")
+        except OSError:
+            is_inside = False
+        if not is_inside and leads_out(path, root):
+            file.close()
+            raise ValueError(f"it leads out of {root}; {HINT}")
+    return file
+
+
+def read_image(
+    path: str | Path | BinaryIO, size: int, choose: Chooser, root: Path | None = None
+) -> np.ndarray:
     """Read a part of an image, scaled to a square.
 
     Parameters
     ----------
     path : path or binary file
-        In any format that Pillow reads, of any mode: grey, with a palette, transparent
+        In any of `FORMATS`, of any mode: grey, with a palette, transparent
         (put on white), CMYK, 16 bits. It is turned upright if its EXIF data say how.
     size : int
         Height and width of the result.
     choose : callable
         ``choose(width, height)`` of the upright image is the box to cut out.
+    root : path, optional
+        Folder without links that the file must be in, also by its own links.
 
     Returns
     -------
@@ -45,9 +87,12 @@ def read_image(path: str | Path | BinaryIO, size: int, choose: Chooser) -> np.nd
     Raises
     ------
     OSError, ValueError, SyntaxError
-        Or what else Pillow raises, if the file is damaged or no image.
+        Or what else Pillow raises, if the file is damaged, no image, or too large.
     """
-    with Image.open(path) as image:
+    if isinstance(path, (str, Path)):
+        with open_image(path, root) as file:
+            return read_image(file, size, choose)
+    with Image.open(path, formats=FORMATS) as image:
         turned = _is_turned(image)
         width, height = image.size[::-1] if turned else image.size
         left, upper, right, lower = choose(width, height)
@@ -57,7 +102,8 @@ def read_image(path: str | Path | BinaryIO, size: int, choose: Chooser) -> np.nd
             math.ceil(height * size / (lower - upper)),
         )
         image.draft(None, enough[::-1] if turned else enough)
-        upright = to_rgb(ImageOps.exif_transpose(image))
+        ImageOps.exif_transpose(image, in_place=True)
+        upright = to_rgb(image)
         x, y = upright.width / width, upright.height / height
         box = left * x, upper * y, min(right * x, upright.width), min(lower * y, upright.height)
         pixels = upright.resize((size, size), Image.Resampling.BILINEAR, box)
@@ -70,7 +116,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
         return image
     if image.mode.startswith("I"):
         # Pillow would cut off all that is brighter than 255.
-        image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).astype(np.uint8))
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")

@@ -1,7 +1,6 @@
 """What a training is made of: ranks, images, network and optimizer, as the arguments say."""
 
 import argparse
-import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import generated
 import training
 import weights
 from chainermn.agreement import exit_together, run_on_root
+from chainermn.files import read_json, read_text
 from chainermn.links import create_mnbn_model
 from chainermn.optimizers import GradientClipping
 from models import ARCHITECTURES
@@ -47,7 +47,9 @@ def load_lists(
     """
     if args.drawn:
         generated.provide(args.root, comm)
-    train, validation = (batches.load(path, args.root, comm) for path in (args.train, args.val))
+    train, validation = (
+        batches.load(path, args.root, comm, args.allow_outside) for path in (args.train, args.val)
+    )
     about = run_on_root(comm, 0, "lists", lambda: describe(args, train))
     if validation.n_classes > len(about["classes"]):
         raise ValueError(
@@ -64,7 +66,10 @@ def describe(args: argparse.Namespace, train: batches.Source) -> dict[str, Any]:
     means = [args.mean] if args.mean else [folder / "mean.json", folder / "mean.npy"]
     mean = next((path for path in means if args.mean or path.exists()), None)
     has_names = classes.exists() or args.classes
-    names = classes.read_text(encoding="utf-8").splitlines() if has_names else []
+    names = read_text(classes).splitlines() if has_names else []
+    if len(names) > data.MOST_CLASSES:
+        expected = f"at most data.MOST_CLASSES = {data.MOST_CLASSES}"
+        raise ValueError(f"{classes}: expected {expected} lines, got {len(names)}")
     about = {"mean": [128] * 3, "deviation": [64] * 3}
     if mean:
         about = data.read_statistics(mean)
@@ -100,7 +105,7 @@ def create_network(
 def check_classes(path: Path, classes: list[str]) -> None:
     """Raise ValueError if weights are of other classes, as the description beside them says."""
     description = path.with_name("model.json")
-    if description.exists() and json.loads(description.read_text())["classes"] != classes:
+    if description.exists() and read_json(description, {"classes": [str]})["classes"] != classes:
         raise ValueError(
             f"{path} was trained with other classes than these lists have: give the lists, --root "
             "and --arch of its training"

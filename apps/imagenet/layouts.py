@@ -115,8 +115,11 @@ def list_classes(folders: list[Path], numbers: dict[str, int]) -> Labelled:
 def list_images(folder: Path) -> list[Path]:
     """Return the images in a folder and the folders in it, sorted, without hidden ones."""
     endings = images.endings()
-    found = []
+    found, seen = [], set()
     for place, inner, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            raise ValueError(f"{place} is a link to {real}, which is there already")
+        seen.add(real)
         inner[:] = [name for name in inner if not name.startswith(".")]
         found += [
             Path(place, name)

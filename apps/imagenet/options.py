@@ -22,6 +22,7 @@ NO_SETTINGS = {
     "gpu",
     "loaderjob",
     "skip_unreadable",
+    "allow_outside",
     "out",
     "resume",
     "evaluate",
@@ -73,6 +74,8 @@ def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     add("--gpu", "-g", action="store_true", help="train on GPU")
     add("--loaderjob", "-j", type=int, help="processes that read images, of a rank; 0: itself")
     add("--skip-unreadable", action="store_true", help="do not end at images that are damaged")
+    outside = "take paths of the lists, and links, that lead out of --root"
+    add("--allow-outside", action="store_true", help=outside)
     add("--seed", type=int, default=0, help="of the first weights and of all shuffling")
     add("--out", "-o", metavar="DIR", default="result", help="for log, pictures and snapshots")
     add("--initmodel", "-i", metavar="FILE", help="start from the weights in this model.npz")

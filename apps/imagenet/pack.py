@@ -4,7 +4,6 @@
 import argparse
 import json
 import shutil
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +43,8 @@ def parse_arguments() -> argparse.Namespace:
     source = "list of lines 'path label', or folder of tar files that are to be indexed"
     add("source", metavar="LIST", type=Path, help=source)
     add("--root", "-R", metavar="DIR", type=Path, default=Path(), help="as for train.py")
+    outside = "take paths of LIST, and links, that lead out of --root"
+    add("--allow-outside", action="store_true", help=outside)
     add("--out", "-o", metavar="DIR", type=Path, help="folder for the shards of LIST")
     add("--images", type=int, default=1000, help="of a shard; default: %(default)s")
     args = parser.parse_args()
@@ -64,7 +65,7 @@ def prepare(args: argparse.Namespace, comm: chainermn.CommunicatorBase) -> tuple
     """Return the paths of the shards, and a function that writes one of them."""
 
     def read() -> ImageList:
-        listed = ImageList.read(args.source)
+        listed = ImageList.read(args.source, None if args.allow_outside else args.root)
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / shards.INDEX).unlink(missing_ok=True)  # is written when all is complete
         return listed
@@ -74,17 +75,14 @@ def prepare(args: argparse.Namespace, comm: chainermn.CommunicatorBase) -> tuple
     order = np.random.default_rng(0).permutation(len(listed))
     paths = [args.out / f"{i:06}.tar" for i in range(-(-len(listed) // args.images))]
 
+    root = args.root.resolve()
+
     def write(path: Path) -> None:
         begin = int(path.stem) * args.images
         numbers = order[begin : begin + args.images].tolist()
         pairs = [listed[i] for i in numbers]
-        shards.write_shard(
-            path,
-            (
-                (f"{i:08}", args.root / name, n)
-                for i, (name, n) in zip(numbers, pairs, strict=True)
-            ),
-        )
+        images = ((f"{i:08}", root / name, n) for i, (name, n) in zip(numbers, pairs, strict=True))
+        shards.write_shard(path, images, root if listed.confined else None)
 
     return paths, write
 
@@ -94,12 +92,9 @@ def work(paths: list[Path], write: Any, comm: chainermn.CommunicatorBase) -> lis
     show = Progress(len(paths), "shards") if comm.rank == 0 else None
     rows = []
     for path in paths:
-        try:
-            if write:
-                write(path)
-            rows.append(shards.describe_shard(path))
-        except tarfile.TarError as error:
-            raise OSError(f"{path}: {error}") from None
+        if write:
+            write(path)
+        rows.append(shards.describe_shard(path))
         if show:
             show.step()
     return rows

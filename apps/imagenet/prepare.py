@@ -19,6 +19,7 @@ import idx
 import images
 import layouts
 from chainermn.agreement import exit_together, run_on_root, run_together
+from chainermn.files import read_text
 from chainermn.progress import Progress
 from data import ImageList, Sums
 
@@ -35,7 +36,7 @@ def main() -> None:
             train, root = on_root(lambda: write_lists(found, args)), args.out
         else:
             train, root = on_root(lambda: write_lists(find(args), args)), args.folder
-        sums, unreadable = add_up(train, root, args.size, comm)
+        sums, unreadable = add_up(train, root.resolve(), args.size, comm)
         if unreadable and not args.skip_unreadable:
             hint = "--skip-unreadable leaves them out"
             raise OSError("\n".join(["cannot read", *unreadable, hint]))
@@ -46,6 +47,7 @@ def main() -> None:
         files = [args.out / "train.txt", args.out / "val.txt"]
         train_py = Path(__file__).with_name("train.py")
         command = ["mpiexec", "-n", comm.size, train_py, *files, "--root", root]
+        command += ["--allow-outside"] * args.allow_outside
         print("next:", shlex.join(map(str, command)))
 
 
@@ -61,6 +63,8 @@ def parse_arguments() -> argparse.Namespace:
     add("--classes", metavar="FILE", type=Path, help="names, a line for each class, in order")
     add("--out", "-o", type=Path, metavar="DIR", default=Path(), help="default: current folder")
     add("--size", type=int, default=256, help="pixels of a side that images are scaled to")
+    outside = "take links that lead out of DIR"
+    add("--allow-outside", action="store_true", help=outside)
     add("--skip-unreadable", action="store_true", help="do not end at images that are damaged")
     return parser.parse_args()
 
@@ -75,7 +79,7 @@ def write_lists(found: layouts.DataSet, args: argparse.Namespace) -> ImageList:
     """Write ``train.txt``, ``val.txt`` and ``classes.txt``; return the training images."""
     names = found.classes
     if args.classes:
-        names = args.classes.read_text(encoding="utf-8").splitlines()
+        names = read_text(args.classes).splitlines()
         if len(names) != len(found.classes):
             raise ValueError(
                 f"{args.classes} has {len(names)} lines for {len(found.classes)} classes"
@@ -84,9 +88,13 @@ def write_lists(found: layouts.DataSet, args: argparse.Namespace) -> ImageList:
     for part, pairs in (("train", found.train), ("val", found.val)):
         relative = ((os.path.relpath(path, found.root), label) for path, label in pairs)
         lines = [f"{Path(path).as_posix()} {label}\n" for path, label in relative]
+        if broken := next((line for line in lines if line.count("\n") > 1), None):
+            raise ValueError(f"{found.root}: no list can name {broken!r}, which has a line break")
         (args.out / f"{part}.txt").write_bytes(os.fsencode("".join(lines)))
         print(f"{part}: {len(lines)} images of {len(names)} classes", flush=True)
-    return ImageList.read(args.out / "train.txt")
+    root = None if args.allow_outside else found.root
+    train, _ = (ImageList.read(args.out / f"{part}.txt", root) for part in ("train", "val"))
+    return train
 
 
 def add_up(
@@ -108,7 +116,7 @@ def add_up(
     for i in range(begin, end):
         path = root / listed[i][0]
         try:
-            sums.add(images.read_image(path, size, choose))
+            sums.add(images.read_image(path, size, choose, root if listed.confined else None))
         except Exception as error:  # Pillow's decoders raise what they like
             host = socket.gethostname()
             unreadable.append(f"{path} on {host} ({type(error).__name__}: {error})")

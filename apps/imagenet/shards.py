@@ -18,8 +18,20 @@ from typing import Any
 
 import numpy as np
 
+from chainermn.files import open_regular, read_json
+from data import MOST_CLASSES
+from images import MOST_BYTES, open_image
+
 INDEX = "index.json"
+# What a row of it has.
+ROW = {
+    "name": str,
+    "images": range(1, 1 << 32),
+    "bytes": range(1 << 60),
+    "classes": range(1, MOST_CLASSES + 1),
+}
 NO_IMAGES = {"cls", "json", "txt"}
+WHAT_TARFILE_RAISES = tarfile.TarError, OSError, ValueError, MemoryError, RecursionError
 BYTES_READ_AT_ONCE = 1 << 20
 
 
@@ -55,14 +67,18 @@ class Shards:
         path = Path(folder, INDEX)
         if not path.exists():
             raise FileNotFoundError(f"{path} is missing: pack.py {folder} makes it for tar files")
-        try:
-            rows = json.loads(path.read_text())
-            names, counts, sizes, n_classes = (
-                [row[key] for row in rows] for key in ("name", "images", "bytes", "classes")
-            )
-            return cls(Path(folder), names, np.array(counts, np.int64), sizes, max(n_classes))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path}: expected an index of shards ({error})") from None
+        rows = read_json(path, [ROW])
+        for row in rows:
+            name, n_images, size = row["name"], row["images"], row["bytes"]
+            if name in ("", "..") or name != Path(name).name:
+                raise ValueError(f"{path}: expected names of files in this folder, got {name!r}")
+            # A tar file has a block for each member and one for its content.
+            if n_images * 4 * tarfile.BLOCKSIZE > size:
+                raise ValueError(f"{path}: {n_images} images in the {size} bytes of {name}")
+        names, counts, sizes, n_classes = ([row[key] for row in rows] for key in ROW)
+        if not rows:
+            raise ValueError(f"{path}: names no shard")
+        return cls(Path(folder), names, np.array(counts, np.int64), sizes, max(n_classes))
 
     def __len__(self) -> int:
         return int(self.counts.sum())
@@ -115,28 +131,33 @@ class Shards:
         for shard, group in itertools.groupby(zip(shards, numbers, strict=True), lambda p: p[0]):
             places = [int(number - starts[shard]) for _, number in group]
             path = self.folder / self.names[shard]
-            for place, found in zip(places, read_shard(path, places), strict=True):
+            read = read_shard(path, places, self.n_classes)
+            for place, found in zip(places, read, strict=True):
                 yield int(starts[shard]) + place, *found
 
 
-def read_shard(path: Path, places: Sequence[int]) -> Iterator[tuple[bytes, str, int]]:
+def read_shard(
+    path: Path, places: Sequence[int], n_classes: int = MOST_CLASSES
+) -> Iterator[tuple[bytes, str, int]]:
     """Yield file, name and class of images of a shard, whose places ascend."""
     left = deque(places)
     try:
         with (
-            open(path, "rb", buffering=BYTES_READ_AT_ONCE) as file,
+            open_regular(path, buffering=BYTES_READ_AT_ONCE) as file,
             tarfile.open(fileobj=file, mode="r:") as archive,
         ):
             for place, members in enumerate(_group(archive)):
                 if left and place == left[0]:
                     left.popleft()
-                    label = int(_content(archive, members["cls"]))
+                    label = int(_content(archive, members["cls"], 20))
+                    if not 0 <= label < n_classes:
+                        raise ValueError(f"expected a class below {n_classes}, got {label}")
                     image, *_ = (m for ending, m in members.items() if ending not in NO_IMAGES)
-                    yield _content(archive, image), f"{path}/{image.name}", label
+                    yield _content(archive, image, MOST_BYTES), f"{path}/{image.name}", label
                 if not left:
                     return
             raise ValueError(f"it ends before image {left[0]}")
-    except (KeyError, OSError, ValueError, tarfile.TarError) as error:
+    except (*WHAT_TARFILE_RAISES, KeyError) as error:
         raise OSError(
             f"shard {path} on {socket.gethostname()} is damaged, or not in webdataset's format "
             f"({type(error).__name__}: {error})"
@@ -155,19 +176,26 @@ def _group(archive: tarfile.TarFile) -> Iterator[dict[str, tarfile.TarInfo]]:
         yield {member.name[len(key) + 1 :].lower(): member for member in members}
 
 
-def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, most: int) -> bytes:
+    # A sparse member has more bytes than the archive.
+    if member.size > most or member.issparse():
+        raise ValueError(f"{member.name} has {member.size} bytes, at most {most} are expected")
     return archive.extractfile(member).read()
 
 
-def write_shard(path: Path, images: Iterable[tuple[str, Path, int]]) -> None:
-    """Write a shard of images: their keys, files and classes. Files are taken as they are."""
+def write_shard(
+    path: Path, images: Iterable[tuple[str, Path, int]], root: Path | None = None
+) -> None:
+    """Write a shard of images: their keys, files and classes. Files are taken as they are.
+
+    With a root, a folder without links, they must be in there.
+    """
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
-        for key, file, label in images:
-            ending = file.suffix.lower() or ".jpg"
-            for name, content in (
-                (f"{key}{ending}", file.read_bytes()),
-                (f"{key}.cls", str(label).encode()),
-            ):
+        for key, path_of_image, label in images:
+            ending = path_of_image.suffix.lower() or ".jpg"
+            with open_image(path_of_image, root) as file:
+                image = file.read()
+            for name, content in ((f"{key}{ending}", image), (f"{key}.cls", b"%d" % label)):
                 member = tarfile.TarInfo(name)
                 member.size = len(content)
                 archive.addfile(member, io.BytesIO(content))
@@ -181,8 +209,11 @@ def describe_shard(path: Path) -> dict[str, Any]:
     OSError
         If it has no image, or is not in webdataset's format.
     """
-    with tarfile.open(path, "r:") as archive:
-        n_images = sum(1 for _ in _group(archive))
+    try:
+        with open_regular(path) as file, tarfile.open(fileobj=file, mode="r:") as archive:
+            n_images = sum(1 for _ in _group(archive))
+    except WHAT_TARFILE_RAISES as error:
+        raise OSError(f"{path}: {error}") from None
     labels = [label for _, _, label in read_shard(path, range(max(n_images, 1)))]
     return {
         "name": path.name,

@@ -1,9 +1,14 @@
 """Image files become the examples that they should."""
 
+import io
 import json
 import os
 import re
+import subprocess
+import sys
+import zlib
 from functools import partial
+from pathlib import Path
 
 import chainer
 import numpy as np
@@ -12,6 +17,7 @@ from PIL import Image
 
 from chainermn.datasets import DistributedOrderSampler
 
+HERE = Path(__file__).resolve().parent
 RED, GREEN, BLUE, WHITE = (220, 20, 30), (20, 200, 30), (20, 30, 210), (255, 255, 255)
 
 
@@ -115,6 +121,96 @@ def test_decoding_at_reduced_size_changes_little(app, tmp_path):
     assert np.abs(small.astype(int) - whole).mean() < 3
 
 
+def claims(path: Path, side: int) -> Path:
+    """Return a file of a few bytes for an image of so many pixels a side."""
+    name, sides = path.suffix[1:], side.to_bytes(2, "big") * 2
+    written = io.BytesIO()
+    Image.new("L", (64, 64)).save(written, {"jpg": "JPEG", "tif": "TIFF"}.get(name, name))
+    content = bytearray(written.getvalue())
+    if name == "png":
+        header = b"IHDR" + side.to_bytes(4, "big") * 2 + content[24:29]
+        content[12:33] = header + zlib.crc32(header).to_bytes(4, "big")
+    elif name == "jpg":
+        place = content.index(b"\xff\xc0") + 5
+        content[place : place + 4] = sides
+    elif name == "gif":
+        content[6:10] = side.to_bytes(2, "little") * 2
+    elif name == "webp":
+        place = content.index(b"\x9d\x01\x2a") + 3
+        content[place : place + 4] = min(side, 16383).to_bytes(2, "little") * 2
+    elif name == "bmp":
+        content[18:26] = side.to_bytes(4, "little") * 2
+    elif name == "ppm":
+        content = b"P6 %d %d 255\n" % (side, side)
+    elif name == "tif":
+        for tag in (256, 257):
+            place = content.index(tag.to_bytes(2, "little") + b"\x04\0") + 8
+            content[place : place + 4] = side.to_bytes(4, "little")
+    path.write_bytes(content)
+    return path
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    checksum = zlib.crc32(kind + content).to_bytes(4, "big")
+    return len(content).to_bytes(4, "big") + kind + content + checksum
+
+
+READ_IMAGES = """
+import resource, sys
+from functools import partial
+sys.path.insert(0, sys.argv[1])
+import images
+
+images.Image.preinit()
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+for path in sys.argv[2:]:
+    try:
+        images.read_image(path, 32, partial(images.centre_box, share=1))
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_images_that_take_gigabytes(tmp_path):
+    endings = ["png", "jpg", "gif", "webp", "bmp", "ppm", "tif"]
+    paths = [claims(tmp_path / f"a.{ending}", 40000) for ending in endings]
+    comment = zlib.compress(bytes(1 << 27), 1)
+    text = tmp_path / "text.png"
+    Image.new("L", (9, 9)).save(text)
+    content = text.read_bytes()
+    text.write_bytes(content[:33] + chunk(b"zTXt", b"Comment\0\0" + comment) + content[33:])
+    hole = tmp_path / "hole.webp"
+    hole.write_bytes(paths[3].read_bytes())
+    os.truncate(hole, 1 << 40)
+    command = [sys.executable, "-c", READ_IMAGES, HERE, *paths, text, hole]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    *too_large, of_text, of_hole = done.stdout.splitlines()
+    assert len(too_large) == len(paths)
+    for line in too_large:
+        reason = "pixels) exceeds limit of 128000000 pixels"
+        assert line.startswith("DecompressionBombError Image size (") and reason in line
+    assert of_text == "ValueError Decompressed data too large for PngImagePlugin.MAX_TEXT_CHUNK"
+    assert of_hole == (f"ValueError {hole}: expected at most 1024000000 bytes, got {1 << 40}")
+
+
+def test_as_many_pixels_as_can_be_are_read(app, monkeypatch, tmp_path):
+    monkeypatch.setattr(app.images.Image, "MAX_IMAGE_PIXELS", 2400 // 2)
+    Image.new("RGB", (60, 40), RED).save(tmp_path / "a.png")
+    Image.new("RGB", (60, 41), RED).save(tmp_path / "b.png")
+    with pytest.warns(Image.DecompressionBombWarning):
+        assert (read(app, tmp_path / "a.png")[0] == 220).all()
+    with pytest.raises(Image.DecompressionBombError, match=r"2460 pixels\) exceeds limit of 2400"):
+        read(app, tmp_path / "b.png")
+
+
+@pytest.mark.parametrize("kind", ["EPS", "SGI", "TGA", "PCX"])
+def test_other_formats_are_not_read(app, kind, tmp_path):
+    Image.new("RGB", (20, 20)).save(tmp_path / "a.png", kind)
+    with pytest.raises(OSError, match="cannot identify image file"):
+        read(app, tmp_path / "a.png")
+
+
 def test_list_file(app, tmp_path):
     path = tmp_path / "list.txt"
     lines = "a/b.jpg 3\nname with spaces.jpg 0\nü.jpg\t7\n".replace("\t", " ")
@@ -129,15 +225,91 @@ def test_list_file(app, tmp_path):
     ("content", "message"),
     [
         ("", "names no image"),
-        ("a.jpg 1\nb.jpg\n", "list.txt:2: expected 'path label', got 'b.jpg"),
+        ("a.jpg 1\nb.jpg\n", "list.txt:2: expected 'path label', got b'b.jpg"),
         ("a.jpg -1\n", "list.txt:1"),
         ("a.jpg 1\n\n", "list.txt:2"),
+        ("a\0.jpg 1\n", "list.txt:1: expected 'path label', got b'a.x00.jpg 1"),
+        ("a.jpg 100000\n", "list.txt:1: expected a class less than .* 100000, got 100000"),
+        (f"a.jpg {'9' * 4190}\n", "list.txt:1: expected a class less than .* 100000, got 9"),
+        (f"b.jpg 1\n{'a' * 4200} 1\n", "list.txt:2: expected a line of at most 4200 bytes"),
     ],
 )
 def test_error_for_what_is_no_list(app, content, message, tmp_path):
     (tmp_path / "list.txt").write_text(content)
     with pytest.raises(ValueError, match=message):
         app.data.ImageList.read(tmp_path / "list.txt")
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    """Return a folder with an image and links, beside another one."""
+    for name in ("root/a/x.png", "outside/y.png"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True)
+        Image.new("RGB", (30, 30), RED).save(path)
+    (tmp_path / "root/link").symlink_to("../outside")
+    (tmp_path / "root/inner").symlink_to("a")
+    (tmp_path / "root/a/link.png").symlink_to(tmp_path / "outside/y.png")
+    os.mkfifo(tmp_path / "root/a/pipe.png")
+    return tmp_path / "root"
+
+
+@pytest.mark.parametrize(
+    "path", ["../outside/y.png", "a/../../outside/y.png", "{root}/../outside/y.png", "link/y.png"]
+)
+def test_list_must_not_lead_out_of_the_root(app, root, path, tmp_path):
+    path = path.format(root=root)
+    source = tmp_path / "list.txt"
+    source.write_text(f"a/x.png 1\n{path} 2\n")
+    with pytest.raises(ValueError) as caught:
+        app.data.ImageList.read(source, root)
+    assert str(caught.value) == (
+        f"{source}:2: {path!r} leads out of {root}; --allow-outside takes paths and links that "
+        "lead out of --root"
+    )
+    listed = app.data.ImageList.read(source)
+    assert listed[1] == (path, 2)
+    assert app.data.Images(listed, root, 24)[1][1] == 2
+
+
+def test_list_may_lead_round_within_the_root(app, root, tmp_path):
+    (tmp_path / "alias").symlink_to(root)
+    lines = f"a/../a/x.png 0\n{root}/a/x.png 1\ninner/x.png 2\n{tmp_path}/alias/a/x.png 3\n"
+    (tmp_path / "list.txt").write_text(lines)
+    for name in ("root", "alias"):
+        listed = app.data.ImageList.read(tmp_path / "list.txt", tmp_path / name)
+        assert [label for _, label in app.data.Images(listed, tmp_path / name, 24)[:]] == [
+            0,
+            1,
+            2,
+            3,
+        ]
+
+
+def test_files_that_are_links_or_pipes(app, root, tmp_path):
+    source = tmp_path / "list.txt"
+    source.write_text("a/x.png 0\na/link.png 1\na/pipe.png 2\n")
+    listed = app.data.ImageList.read(source, root)
+    for part, first in ((listed, 0), (listed.part(1, 3), 1)):
+        link, pipe = app.data.Images(part, root, 24)[1 - first : 3 - first]
+        assert link.path == f"{root}/a/link.png ({source}:2)"
+        assert link.reason.startswith(f"ValueError: it leads out of {root}; --allow-outside")
+        assert pipe.path == f"{root}/a/pipe.png ({source}:3)"
+        assert "expected a regular file, got a pipe or a device" in pipe.reason
+    free = app.data.Images(app.data.ImageList.read(source), root, 24)
+    assert free[1][1] == 1
+
+
+def test_mean_image_that_promises_terabytes(app, tmp_path):
+    with open(tmp_path / "mean.npy", "wb") as file:
+        about = {"descr": "<f4", "fortran_order": False, "shape": (3, 1 << 20, 1 << 20)}
+        np.lib.format.write_array_header_1_0(file, about)
+    with pytest.raises(ValueError, match=r"mean\.npy: expected an array .* greater than file si"):
+        app.data.read_statistics(tmp_path / "mean.npy")
+    (tmp_path / "mean.npy").unlink()
+    os.mkfifo(tmp_path / "mean.npy")
+    with pytest.raises(ValueError, match=r"mean\.npy: expected a regular file"):
+        app.data.read_statistics(tmp_path / "mean.npy")
 
 
 def test_example_depends_on_epoch_and_seed_alone(app, drawn):
@@ -200,12 +372,20 @@ def test_error_for_what_is_not_a_mean_image(app, array, message, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
-    [("mean.npy", ""), ("mean.npy", "text"), ("mean.json", "{}"), ("mean.json", "[")],
+    ("name", "content", "message"),
+    [
+        ("mean.npy", "", "expected an array"),
+        ("mean.npy", "text", "expected an array"),
+        ("mean.json", "{}", "'mean' is missing"),
+        ("mean.json", "[", "no JSON"),
+        ("mean.json", '{"mean": [1, 2, NaN], "deviation": [1, 2, 3]}', "no JSON .NaN is no num"),
+        ("mean.json", '{"mean": [1, 2, 3], "deviation": [1, 2]}', "'deviation': expected a list"),
+        ("mean.json", '{"mean": [1, 2, 3], "deviation": [1, 2, 0]}', "expected deviations above"),
+    ],
 )
-def test_error_for_other_statistics(app, name, content, tmp_path):
+def test_error_for_other_statistics(app, name, content, message, tmp_path):
     (tmp_path / name).write_text(content)
-    with pytest.raises(ValueError, match=rf"{name}: expected"):
+    with pytest.raises(ValueError, match=rf"{name}: {message}"):
         app.data.read_statistics(tmp_path / name)
 
 

@@ -117,12 +117,34 @@ def test_unreadable_files_are_named_and_counted(app, place, predict):
 
 
 @pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"arch": "other"}, "'arch': expected one of alex, googlenet, googlenetbn, nin, resnet50"),
+        ({"classes": "abc"}, "'classes': expected a list, got 'abc'"),
+        ({"classes": []}, "expected 1 to data.MOST_CLASSES = 100000 classes, got 0"),
+        ({"classes": ["a"] * 100_001}, "data.MOST_CLASSES = 100000 classes, got 100001"),
+        ({"classes": ["a", 1]}, "'classes'[1]: expected a string, got 1"),
+        ({"insize": 10**12}, "'insize': expected an integer from 1 to 1024, got 1000000000000"),
+        ({"mean": [1, 2]}, "'mean': expected a list of 3, got [1, 2]"),
+        ({"deviation": [1, 2, None]}, "'deviation'[2]: expected a finite number, got None"),
+    ],
+)
+def test_other_description_gives_one_line(app, place, predict, change, message):
+    path = Path("result/model.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    status, _, err = predict("images")
+    assert status.startswith(f"error: {path}: ")
+    assert message in status
+    assert err == ""
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--model", "other/best.npz"], "No such file or directory: 'other/model.json'"),
         (["--model", "result/missing.npz"], "No such file or directory: 'result/missing.npz'"),
         (["--model", "result/nin.npz"], "does not have the weights of this network"),
-        (["--model", "damaged/best.npz"], "model.json: expected the file that train.py writes"),
+        (["--model", "damaged/best.npz"], "model.json: 'classes' is missing"),
         (["--model", "images/a.jpg"], "No such file or directory: 'images/model.json'"),
         (["--model", "result/strange.npz"], "in result/strange.npz is a pickle of more than None"),
         (["--model", "result/a.jpg"], "result/a.jpg is no NPZ file"),

@@ -3,6 +3,7 @@
 import gzip
 import json
 import shlex
+from argparse import Namespace
 from functools import partial
 from pathlib import Path
 
@@ -266,12 +267,35 @@ def test_error_for_a_class_that_is_not_trained(app, animals):
         app.layouts.find_images(animals)
 
 
+def test_links_that_lead_round_in_a_circle(app, animals):
+    (animals / "zebra/again").symlink_to("../zebra")
+    with pytest.raises(ValueError, match=r"again is a link to .*zebra, which is there already"):
+        app.layouts.list_images(animals / "zebra")
+
+
+def test_names_that_would_be_two_lines(app, animals, tmp_path):
+    file = animals / "cat 0\n/etc/a.png"  # a relative path and an absolute one
+    write_image(file, 1)
+    args = Namespace(classes=None, out=tmp_path, allow_outside=False)
+    found = app.layouts.DataSet(animals, ["x"], [(file, 0)], [(file, 0)])
+    with pytest.raises(ValueError, match=r"no list can name 'cat 0\\n/etc/a.png 0\\n', which has"):
+        app.prepare.write_lists(found, args)
+
+
 def test_error_for_idx_files(app, clothes):
     images, labels = (clothes / f"t10k-{what}-ubyte" for what in ("images-idx3", "labels-idx1"))
     whole = images.read_bytes()
-    for damaged in (whole[:-1], labels.read_bytes(), b""):
+    ten_terabytes = whole[:4] + 2 * (1 << 20).to_bytes(4, "big") + (10).to_bytes(4, "big")
+    for damaged, message in [
+        (whole[:-1], "expected 210 bytes .* of shape .7, 6, 5., got 209"),
+        (whole + b"x", "expected 210 bytes .*, got more"),
+        (ten_terabytes, "expected at most .* 1073741824 bytes, got an array of 10995116277760"),
+        (labels.read_bytes(), "expected an IDX file .* with 3 dimensions, got something else"),
+        (b"P5", "expected an IDX file .* with 3 dimensions, got something else"),
+        (b"", "expected an IDX file .* with 3 dimensions, got something else"),
+    ]:
         images.write_bytes(damaged)
-        with pytest.raises(ValueError, match=f"expected an IDX file .* got {len(damaged)} other"):
+        with pytest.raises(ValueError, match=f"{images}: {message}"):
             app.idx.read_part(clothes, "t10k")
     images.unlink()
     (clothes / f"{images.name}.gz").write_bytes(gzip.compress(whole)[:-9])

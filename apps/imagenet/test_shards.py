@@ -2,8 +2,11 @@
 
 import io
 import json
+import os
+import re
 import shutil
 import socket
+import subprocess
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -216,13 +219,74 @@ def test_image_without_a_class(app, tmp_path):
         app.shards.describe_shard(path)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '[{"name": "a"}]'])
-def test_error_for_what_is_no_index(app, content, tmp_path):
+ROW = {"name": "a.tar", "images": 3, "bytes": 10240, "classes": 2}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "no JSON"),
+        ("[]", "names no shard"),
+        ("{}", "expected a list, got {}"),
+        ('[{"name": "a"}]', "[0]: 'images' is missing"),
+        ([ROW | {"name": "../a.tar"}], "expected names of files in this folder, got '../a.tar'"),
+        ([ROW | {"name": "/a.tar"}], "expected names of files in this folder, got '/a.tar'"),
+        ([ROW | {"name": ".."}], "expected names of files in this folder, got '..'"),
+        ([ROW | {"classes": 10**12}], "[0]: 'classes': expected an integer from 1 to 100000, got"),
+        ([ROW, ROW | {"images": -1}], "[1]: 'images': expected an integer from 1"),
+        ([ROW | {"images": 10**9}], "1000000000 images in the 10240 bytes of a.tar"),
+    ],
+)
+def test_error_for_what_is_no_index(app, content, message, tmp_path):
+    content = content if isinstance(content, str) else json.dumps(content)
     with pytest.raises(FileNotFoundError, match=r"index\.json is missing: pack\.py .* makes it"):
         app.shards.Shards.read(tmp_path)
     (tmp_path / "index.json").write_text(content)
-    with pytest.raises(ValueError, match=r"index\.json: expected an index of shards"):
+    with pytest.raises(ValueError, match=rf"index\.json(: )?{re.escape(message)}"):
         app.shards.Shards.read(tmp_path)
+
+
+def test_only_images_of_the_folder_are_packed(app, tmp_path):
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "root").mkdir()
+    link = tmp_path / "root/a.jpg"
+    link.symlink_to("../secret")
+    for file in (link, tmp_path / "root/../secret"):
+        with pytest.raises(ValueError, match=r"it leads out of .*root; --allow-outside"):
+            app.shards.write_shard(tmp_path / "a.tar", [("0", file, 0)], tmp_path / "root")
+    app.shards.write_shard(tmp_path / "a.tar", [("0", link, 0)])
+    ((content, *_),) = app.shards.read_shard(tmp_path / "a.tar", [0])
+    assert content == b"secret"
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        (b"4", "ValueError: expected a class below 4, got 4"),
+        (b"-1", "ValueError: expected a class below 4, got -1"),
+        (b"1" * 21, "ValueError: a.cls has 21 bytes, at most 20 are expected"),
+    ],
+)
+def test_class_that_no_network_has(app, tmp_path, label, message):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name, content in (("a.jpg", b"image"), ("a.cls", label)):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    with pytest.raises(OSError, match=rf"a\.tar on .* \({message}\)"):
+        list(app.shards.read_shard(tmp_path / "a.tar", [0], 4))
+
+
+def test_sparse_file_in_a_shard(app, tmp_path):
+    (tmp_path / "a.jpg").touch()
+    os.truncate(tmp_path / "a.jpg", 1 << 40)  # a hole, which takes no place
+    (tmp_path / "a.cls").write_text("0")
+    command = ["tar", "-cSf", "a.tar", "a.jpg", "a.cls"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    assert (tmp_path / "a.tar").stat().st_size < 100_000
+    reason = "a.jpg has 1099511627776 bytes, at most 1024000000 are expected"
+    with pytest.raises(OSError, match=reason):
+        app.shards.describe_shard(tmp_path / "a.tar")
 
 
 # Training

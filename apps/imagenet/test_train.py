@@ -301,7 +301,20 @@ def test_bad_input_ends_all_ranks_with_one_message(two_ranks, drawn_lists, drawn
     set_traps(snapshot, strange, tmp_path / "trapped")
     set_traps(model, strange_model, tmp_path / "trapped")
     refusal = "is a pickle of more than None, numbers and strings: it has a call of posix.mkdir"
+    leading = tmp_path / "leading.txt"
+    leading.write_text("val/heart-00009.jpg 1\n../../etc/passwd 0\n")
+    links = tmp_path / "links"
+    links.mkdir()
+    (links / "a.jpg").symlink_to(drawn / "val/heart-00009.jpg")
+    linked = links / "list.txt"
+    linked.write_text("a.jpg 1\n")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
     cases = [
+        (["--train", leading], f"{leading}:2: '../../etc/passwd' leads out of {drawn}; --allow-o"),
+        (["--train", linked, "--root", links], f"{linked}:1: 'a.jpg' leads out of {links}; --al"),
+        (["--train", pipe], f"{pipe}: expected a regular file, got a pipe or a device"),
+        (["--mean", pipe], f"{pipe}: expected a regular file, got a pipe or a device"),
         (["--resume", strange], f"in {strange} {refusal}"),
         (["--initmodel", strange_model], f"in {strange_model} {refusal}"),
         (["--initmodel", strange_model, "--finetune"], f"in {strange_model} {refusal}"),
@@ -356,7 +369,7 @@ def test_first_epochs_on_one_rank_with_other_options(train, drawn, tmp_path):
 
 @pytest.fixture
 def damaged(drawn, tmp_path) -> Path:
-    """Return a tenth of the data set, with one file cut off."""
+    """Return a tenth of the data set, as links, with one file cut off."""
     root = tmp_path / "damaged"
     root.mkdir()
     for name in ("train", "val"):
@@ -373,9 +386,10 @@ def damaged(drawn, tmp_path) -> Path:
 
 
 def test_damaged_file_ends_the_job_or_is_skipped(train, damaged, tmp_path):
-    options = ["--epoch", "1", "--batchsize", "30", "--loaderjob", "1"]
+    options = ["--epoch", "1", "--batchsize", "30", "--loaderjob", "1", "--allow-outside"]
     job = train(2, damaged, tmp_path / "result", *options, fails=True)
-    message = f"cannot read {damaged}/train/circle-00110.jpg on {socket.gethostname()} "
+    where = f"{damaged}/train/circle-00110.jpg ({damaged}/train.txt:12)"
+    message = f"cannot read {where} on {socket.gethostname()} "
     (line,) = (line for line in job.stderr.splitlines() if line.startswith("error: "))
     assert line.startswith(f"error: {message}")
     assert re.search(r"--skip-unreadable goes on .*\(rank [01] of 2 on .* ends the job\)$", line)

@@ -1,6 +1,5 @@
 """A network that train.py has trained, with all that has to be known to use it."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,10 +7,19 @@ import chainer
 import chainer.functions as F
 import numpy as np
 
+from chainermn.files import read_json
+from data import MOST_CLASSES
 from models import ARCHITECTURES
 from weights import load_weights
 
 DEFAULTS = (Path("result/best.npz"), Path("result/model.npz"))
+FORM = {
+    "arch": set(ARCHITECTURES),
+    "classes": [str],
+    "insize": range(1, 1025),
+    "mean": (float,) * 3,
+    "deviation": (float,) * 3,
+}
 SHOWN = 5  # classes of an image
 
 
@@ -84,13 +92,12 @@ def load(weights: Path | None = None) -> Trained:
     """
     weights = weights or next((path for path in DEFAULTS if path.exists()), DEFAULTS[0])
     about = weights.with_name("model.json")
-    try:
-        known = json.loads(about.read_text(encoding="utf-8"))
-        network = ARCHITECTURES[known["arch"]](len(known["classes"]))
-        recogniser = Recogniser(network, known["mean"], known["deviation"])
-        trained = Trained(recogniser, int(known["insize"]), known["classes"])
-    except (KeyError, TypeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{about}: expected the file that train.py writes ({reason})") from None
+    known = read_json(about, FORM)
+    if not 1 <= len(known["classes"]) <= MOST_CLASSES:
+        expected = f"1 to data.MOST_CLASSES = {MOST_CLASSES}"
+        raise ValueError(f"{about}: expected {expected} classes, got {len(known['classes'])}")
+    network = ARCHITECTURES[known["arch"]](len(known["classes"]))
+    recogniser = Recogniser(network, known["mean"], known["deviation"])
+    trained = Trained(recogniser, known["insize"], known["classes"])
     load_weights(weights, network)
     return trained

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import io
 import math
 import urllib.request
 import zlib
@@ -13,10 +14,13 @@ import numpy as np
 from chainer.dataset import cache_or_load_file, get_dataset_directory
 from chainer.datasets import TupleDataset
 
+from chainermn.files import open_regular, read_bytes
+
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
 )
+MOST_BYTES = 1 << 30  # of a file and of what is in it; MNIST's largest has 47 million
 IDX_FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
@@ -95,25 +99,29 @@ def read_idx(content: bytes, ndim: int, name: str) -> np.ndarray:
     ValueError
         If it is something else, or has been cut off.
     """
-    if content.startswith(b"\x1f\x8b"):
-        try:
-            content = gzip.decompress(content)
-        except (EOFError, OSError, zlib.error) as error:
-            raise ValueError(f"{name}: damaged gzip file ({error})") from None
+    packed = io.BytesIO(content)
+    file = gzip.GzipFile(fileobj=packed) if content.startswith(b"\x1f\x8b") else packed
     magic = bytes([0, 0, 8, ndim])
-    if content[:4] != magic:
+    try:
+        header = file.read(4 + 4 * ndim)
+        if header[:4] != magic:
+            raise ValueError(
+                f"{name}: expected an IDX file that starts with {magic.hex(' ')} "
+                f"({ndim} dimensions of unsigned bytes), got {header[:4].hex(' ') or 'nothing'}"
+            )
+        shape = [int.from_bytes(header[i : i + 4], "big") for i in range(4, 4 + 4 * ndim, 4)]
+        size = math.prod(shape)
+        # No more than it promises, nor more than there can be: it may unpack to gigabytes.
+        pixels = file.read(min(size, MOST_BYTES) + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{name}: damaged gzip file ({error})") from None
+    if len(header) < 4 + 4 * ndim or len(pixels) != size or size > MOST_BYTES:
+        found = len(header) + len(pixels)
         raise ValueError(
-            f"{name}: expected an IDX file that starts with {magic.hex(' ')} "
-            f"({ndim} dimensions of unsigned bytes), got {content[:4].hex(' ') or 'nothing'}"
+            f"{name}: expected {4 + 4 * ndim + size} bytes for an array of shape {tuple(shape)}, "
+            f"got {'at least ' if len(pixels) > size else ''}{found}"
         )
-    header = 4 + 4 * ndim
-    shape = [int.from_bytes(content[i : i + 4], "big") for i in range(4, header, 4)]
-    if len(content) != header + math.prod(shape):
-        raise ValueError(
-            f"{name}: expected {header + math.prod(shape)} bytes for an array of shape "
-            f"{tuple(shape)}, got {len(content)}"
-        )
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+    return np.frombuffer(pixels, np.uint8).reshape(shape)
 
 
 def _load_digits() -> tuple[TupleDataset, TupleDataset]:
@@ -142,7 +150,7 @@ def _load_idx(part: str, directory: str) -> Raw:
             raise FileNotFoundError(
                 f"{Path(directory).resolve()} contains neither {name} nor {name}.gz"
             )
-        contents.append((found.read_bytes(), str(found)))
+        contents.append((read_bytes(found, MOST_BYTES), str(found)))
     return _decode(*contents)
 
 
@@ -150,6 +158,8 @@ def _decode(images: tuple[bytes, str], labels: tuple[bytes, str]) -> Raw:
     x, y = read_idx(images[0], 3, images[1]), read_idx(labels[0], 1, labels[1])
     if len(x) != len(y):
         raise ValueError(f"{images[1]} has {len(x)} images, but {labels[1]} has {len(y)} labels")
+    if y.max(initial=0) > 9:
+        raise ValueError(f"{labels[1]}: expected digits, got the label {y.max()}")
     return {"x": x.reshape(len(x), -1), "y": y}
 
 
@@ -160,7 +170,27 @@ def _load_cached(part: str) -> Raw:
         return raw
 
     path = Path(get_dataset_directory("pfnet/chainer/mnist"), f"{part}.npz")
-    return cache_or_load_file(str(path), create, lambda path: dict(np.load(path)))
+    return cache_or_load_file(str(path), create, _read_cache)
+
+
+def _read_cache(path: str) -> Raw:
+    """Return what is in a file of the cache, which may have been copied from elsewhere."""
+    try:
+        with open_regular(path) as file, np.load(file) as arrays:
+            if sum(member.file_size for member in arrays.zip.infolist()) > MOST_BYTES:
+                raise ValueError(f"expected at most {MOST_BYTES} bytes")
+            x, y = arrays["x"], arrays["y"]
+        if (x.dtype, x.ndim, y.dtype, y.ndim) != (np.uint8, 2, np.uint8, 1):
+            raise ValueError(
+                f"expected unsigned bytes, got {x.dtype} {x.shape}, {y.dtype} {y.shape}"
+            )
+        if len(x) != len(y) or y.max(initial=0) > 9:
+            raise ValueError(f"expected {len(x)} digits, got {len(y)} labels up to {y.max()}")
+    except Exception as error:  # zipfile and NumPy each have their own
+        raise ValueError(
+            f"{path} is damaged: delete it to have it made again ({type(error).__name__}: {error})"
+        ) from None
+    return {"x": x, "y": y}
 
 
 def _download(part: str) -> Raw:

@@ -311,6 +311,7 @@ def test_input_that_is_wrong_ends_all_ranks_with_one_line(two_ranks, tmp_path):
         (["--unit", "20"], "was written with other settings (unit: 200, now 20). Use those again"),
         (["--out", "file/result"], "file/result"),
         (["--quiet", "--data", "."], "only --dataset mnist is read from a folder"),
+        (["--dataset", "mnist", "--data", "bomb"], "t10k-labels-idx1-ubyte.gz: expected 38 bytes"),
         (["--dataset", "mnist", "--data", "."], "contains neither train-images-idx3-ubyte nor"),
     ]
     (tmp_path / "result").symlink_to(two_ranks[1])
@@ -319,6 +320,9 @@ def test_input_that_is_wrong_ends_all_ranks_with_one_line(two_ranks, tmp_path):
     snapshot, best = next(two_ranks[1].glob("snapshot_*.0")), two_ranks[1] / "best.npz"
     set_traps(snapshot, tmp_path / "snapshot.0", tmp_path / "trapped")
     set_traps(best, tmp_path / "strange/best.npz", tmp_path / "trapped")
+    write_mnist(tmp_path / "bomb", gzipped=True)
+    path = tmp_path / "bomb/t10k-labels-idx1-ubyte.gz"
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + bytes(1 << 20)))
     runs = [["--epoch", "7", *options] for options, _ in cases]
     jobs = run_in_turn(2, HERE / "train.py", runs, cwd=tmp_path)
     assert not (tmp_path / "trapped").exists()
@@ -473,15 +477,85 @@ VALID = idx(np.zeros((2, 3)))
         (b"<html>", "expected an IDX file that starts with 00 00 08 02 .* got 3c 68 74 6d"),
         (idx(np.zeros(6)), "got 00 00 08 01"),
         (VALID[:-1], r"expected 18 bytes for an array of shape \(2, 3\), got 17"),
-        (VALID + b"\0", r"expected 18 bytes for an array of shape \(2, 3\), got 19"),
+        (VALID + b"\0", r"expected 18 bytes for an array of shape \(2, 3\), got at least 19"),
         (VALID[:8], "expected 12 bytes"),
+        (VALID[:4] + b"\x7f" * 8, r"expected \d{19} bytes .*, got 12"),
         (gzip.compress(VALID, mtime=0)[:-4], "labels: damaged gzip file"),
-        (gzip.compress(VALID, mtime=0)[:12] + b"?" * 20, "labels: damaged gzip file"),
+        (gzip.compress(VALID, mtime=0)[:12] + b"?" * 20, "labels: expected an IDX file"),
     ],
 )
 def test_error_for_what_is_not_an_idx_file(content, message):
     with pytest.raises(ValueError, match=message):
         data.read_idx(content, 2, "labels")
+
+
+READ_IDX = """
+import gzip, pathlib, resource, sys
+sys.path.insert(0, sys.argv[1])
+import data
+
+content = pathlib.Path(sys.argv[2]).read_bytes()
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+try:
+    data.read_idx(content, 2, "labels")
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_idx_file_that_unpacks_to_gigabytes(tmp_path):
+    parts = [gzip.compress(VALID), *[gzip.compress(bytes(1 << 24))] * 64]
+    (tmp_path / "bomb").write_bytes(b"".join(parts))
+    command = [sys.executable, "-c", READ_IDX, HERE, tmp_path / "bomb"]
+    env = {**os.environ, **ONE_THREAD}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    expected = "labels: expected 18 bytes for an array of shape (2, 3), got at least 19\n"
+    assert done.stdout == expected
+
+
+def test_file_of_terabytes(tmp_path):
+    write_mnist(tmp_path, gzipped=False)
+    os.truncate(tmp_path / "train-images-idx3-ubyte", 1 << 40)
+    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte: expected at most 1073741824"):
+        data.load("mnist", tmp_path)
+
+
+def test_error_for_labels_that_are_no_digits(tmp_path):
+    write_mnist(tmp_path, gzipped=False)
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.full(90, 10)))
+    with pytest.raises(ValueError, match=r"train-labels-idx1-ubyte: expected digits, got the la"):
+        data.load("mnist", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.zeros((3, 4), np.uint8)}, "KeyError: 'y is not a file in the archive'"),
+        ({"x": np.zeros((3, 4)), "y": np.zeros(3, np.uint8)}, "got float64 (3, 4), uint8 (3,)"),
+        (
+            {"x": np.zeros((3, 4), np.uint8), "y": np.array([1, 2, 10], np.uint8)},
+            "ValueError: expected 3 digits, got 3 labels up to 10",
+        ),
+        (
+            {"x": np.zeros((3, 4), np.uint8), "y": np.zeros(2, np.uint8)},
+            "ValueError: expected 3 digits, got 2 labels up to 0",
+        ),
+        ({"x": np.array([None]), "y": np.zeros(1, np.uint8)}, "Object arrays cannot be loaded"),
+        ({"x": np.zeros((3, 4), np.uint8), "y": np.zeros(1 << 20)}, "expected at most 1048576 by"),
+        (None, "BadZipFile"),
+    ],
+)
+def test_cache_of_something_else(arrays, message, empty_cache, monkeypatch):
+    monkeypatch.setattr(data, "MOST_BYTES", 1 << 20)
+    empty_cache.mkdir(parents=True)
+    path = empty_cache / "train.npz"
+    if arrays is None:
+        path.write_bytes(b"PK\3\4")
+    else:
+        np.savez_compressed(path, **arrays)
+    with pytest.raises(ValueError, match=re.escape(f"{path} is damaged: delete it")) as caught:
+        data.load("mnist")
+    assert message in str(caught.value)
 
 
 def test_error_for_a_missing_file(tmp_path):

@@ -11,7 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chainermn.files import open_regular
+
 Pair = tuple[str, str]  # English, and its translation
+
+MOST_BYTES = 1 << 26  # of a catalogue; the largest of Debian have 3 million
 
 ACCELERATOR = re.compile(r"[_&](?=\w)(?!\w+;)")  # before a letter of a menu, but not in &lt;
 LETTER = re.compile(r"[^\W\d_]")
@@ -105,7 +109,7 @@ def find_catalogues(paths: Iterable[Path], language: str) -> Iterator[list[tuple
                 files = _of_language(path, language)
                 found += [(file, _package(file, language)) for file in files]
             else:
-                path.open("rb").close()  # raises where it cannot be read
+                open_regular(path).close()  # raises where it cannot be read
                 found.append((path, _package(path, language)))
         yield found
 
@@ -123,7 +127,8 @@ def _package(file: Path, language: str) -> str:
 
 def _unpack(package: Path, folder: Path) -> None:
     """Unpack the catalogues of a Debian package."""
-    command = ["dpkg-deb", "--fsys-tarfile", str(package)]
+    command = ["dpkg-deb", "--fsys-tarfile", str(package.resolve())]  # never begins with "-"
+    n_bytes = 0
     try:
         with (
             subprocess.Popen(
@@ -133,6 +138,9 @@ def _unpack(package: Path, folder: Path) -> None:
         ):
             for member in archive:
                 if member.isfile() and member.name.endswith((".mo", ".po")):
+                    n_bytes += member.size
+                    if member.size > MOST_BYTES or n_bytes > 100 * MOST_BYTES:
+                        raise ValueError(f"{package}: catalogues of {n_bytes} bytes and more")
                     archive.extract(member, folder, filter="data")
     except FileNotFoundError:
         raise ValueError(f"{package}: unpacking needs dpkg-deb; give unpacked folders") from None
@@ -146,9 +154,10 @@ def _open(path: Path) -> Any:
     except ModuleNotFoundError:
         raise ModuleNotFoundError("catalogues need polib: pip install polib") from None
     read = polib.mofile if path.suffix == ".mo" else polib.pofile
+    open_regular(path, MOST_BYTES).close()
     try:
         return read(str(path))
-    except (OSError, ValueError, IndexError, UnicodeDecodeError) as error:
+    except Exception as error:  # polib raises what it likes
         raise ValueError(f"{path}: not a catalogue of gettext ({error})") from None
 
 

@@ -17,7 +17,7 @@ from chainermn.testing.mpiexec import JobResult, run_job
 HERE = Path(__file__).resolve().parent
 # Seconds after which something hangs, on however busy a machine.
 LIMIT = 600
-NAMES = ["batches", "catalogues", "corpus", "evaluation", "generated", "index", "models"]
+NAMES = ["batches", "catalogues", "corpus", "evaluation", "files", "generated", "index", "models"]
 NAMES += ["models.transformer", "neighbours", "prepare", "saved", "subwords"]
 NAMES += ["training", "translate", "vocabulary"]
 

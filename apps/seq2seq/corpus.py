@@ -4,11 +4,11 @@ import gzip
 import hashlib
 import json
 import os
-import shutil
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from chainer.dataset import DatasetMixin
@@ -16,13 +16,18 @@ from chainer.dataset import DatasetMixin
 import chainermn
 import generated
 from chainermn.agreement import run_on_root, run_together
-from chainermn.files import atomic_write
+from chainermn.files import atomic_write, open_regular, read_json
+from files import LONGEST_LINE
 from index import SOURCE_AT, TARGET_AT, build_index
 from subwords import Subwords
 from vocabulary import Vocabulary, most_frequent, tokenize
 
 N_GENERATED = 21000
 WHERE = "input"  # in messages
+# Text is packed to a tenth or so. More than a gigabyte that was packed to a hundredth is refused.
+SMALL, MOST_TIMES = 1 << 30, 100
+# What JSON in the cache has.
+CACHED = {"about": dict, "vocabularies": ([str], [str]), "index": str, "skipped": {str: int}}
 
 Files = tuple[Path, Path]  # of the source and of the target
 
@@ -188,9 +193,9 @@ def _unpacked(path: Path, cache: Path) -> Path:
     """Return a file with the lines of ``path``, in which one can jump to any of them."""
     path = path.resolve()
     if path.suffix != ".gz":
-        path.open("rb").close()  # raises where it cannot be read
+        open_regular(path).close()  # raises where it cannot be read
         return path
-    with path.open("rb") as packed:
+    with open_regular(path) as packed:
         # Ends in a checksum of its lines. Times would differ from host to host.
         packed.seek(-min(8, path.stat().st_size), os.SEEK_END)
         mark = packed.read().hex()
@@ -198,10 +203,25 @@ def _unpacked(path: Path, cache: Path) -> Path:
     if not unpacked.exists():
         try:
             with gzip.open(path) as packed, atomic_write(unpacked, "wb") as lines:
-                shutil.copyfileobj(packed, lines)
+                _copy_text(packed, lines, path)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ValueError(f"{path}: damaged gzip file ({error})") from None
     return unpacked
+
+
+def _copy_text(packed: BinaryIO, lines: BinaryIO, path: Path) -> None:
+    """Copy what a gzip file has in it, unless that is no text but meant to fill the disk."""
+    n_lines, most = 0, max(SMALL, MOST_TIMES * path.stat().st_size)
+    while chunk := packed.read(LONGEST_LINE + 1):
+        if len(chunk) > LONGEST_LINE and b"\n" not in chunk:
+            where = f"{path}:{n_lines + 1}"
+            raise ValueError(f"{where}: expected a line of at most {LONGEST_LINE} bytes")
+        n_lines += chunk.count(b"\n")
+        lines.write(chunk)
+        if lines.tell() > most:
+            raise ValueError(
+                f"{path}: more than {most} bytes are in it: no text is packed so well"
+            )
 
 
 def _prepare(files: Files, cache: Path, settings: Settings) -> tuple[Corpus, np.ndarray]:
@@ -215,7 +235,7 @@ def _prepare(files: Files, cache: Path, settings: Settings) -> tuple[Corpus, np.
     key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:12]
     described, rows = cache / f"vocabulary-{key}.json", cache / f"index-{key}.npy"
     if described.exists() and rows.exists():
-        found = json.loads(described.read_text(encoding="utf-8"))
+        found = read_json(described, CACHED, most=1 << 30)
         if found["about"] == about:
             return _cached(files, settings, found, rows)
     index, counts, skipped = build_index(*files, settings.max_length, settings.splitter())
@@ -243,8 +263,18 @@ def _describe(settings: Settings) -> dict:
 def _cached(
     files: Files, settings: Settings, content: dict, rows: Path
 ) -> tuple[Corpus, np.ndarray]:
-    index, split = np.load(rows, mmap_mode="r"), settings.splitter()
-    first, second = (Vocabulary(tokens, split) for tokens in content["vocabularies"])
+    split = settings.splitter()
+    try:
+        index = np.load(rows, mmap_mode="r")
+        sizes = [path.stat().st_size for path in files]
+        most = [*(size - 1 for size in sizes), settings.max_length, settings.max_length]
+        if (index.dtype, index.ndim) != (np.int64, 2) or not len(index) or index.shape[1] != 4:
+            raise ValueError(f"expected rows of 4 integers, got {index.dtype} {index.shape}")
+        if (index.min(axis=0) < [0, 0, 1, 1]).any() or (index.max(axis=0) > most).any():
+            raise ValueError("it leads out of the files")
+        first, second = (Vocabulary(tokens, split) for tokens in content["vocabularies"])
+    except (EOFError, ValueError) as error:
+        raise ValueError(f"{rows}: not an index of these files; delete it ({error})") from None
     about = len(index), content["index"], content["skipped"]
     return Corpus(files, (first, second), *about, settings), index
 
@@ -276,7 +306,7 @@ class ParallelText(DatasetMixin):
         texts = []
         for file, at in zip(self._files, row[[SOURCE_AT, TARGET_AT]].tolist(), strict=True):
             file.seek(at)
-            texts.append(file.readline().decode().strip())
+            texts.append(file.readline(LONGEST_LINE).decode().strip())
         return texts[0], texts[1]
 
     def get_example(self, i: int) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ import chainer
 
 from chainermn.progress import Progress
 from evaluation import METRICS
-from files import read_lines
+from files import LONGEST_LINE, LONGEST_SENTENCE, read_lines
 from models import Translator
 from neighbours import nearest
 from saved import load_network
@@ -24,7 +24,7 @@ def main() -> None:
     device.use()
     try:
         model, *vocabularies = load_network(args.network)
-        sources, references = read_pairs(args.source, args.target)
+        sources, references = read_pairs(args.source, args.target, LONGEST_SENTENCE)
         train = read_pairs(args.train_source, args.train_target) if args.train_source else None
     except (ImportError, OSError, ValueError) as error:
         raise SystemExit(f"error: {error}") from None
@@ -64,15 +64,17 @@ def parse_arguments() -> argparse.Namespace:
     return args
 
 
-def read_pairs(source: Path, target: Path) -> tuple[list[str], list[str]]:
+def read_pairs(
+    source: Path, target: Path, longest: int = LONGEST_LINE
+) -> tuple[list[str], list[str]]:
     """Return the lines of two files.
 
     Raises
     ------
     OSError, ValueError
-        If they cannot be read, or are not translations line for line.
+        If they cannot be read, are not translations line for line, or have a line of more bytes.
     """
-    first, second = list(read_lines(source)), list(read_lines(target))
+    first, second = list(read_lines(source, longest)), list(read_lines(target))
     if len(first) != len(second) or not first:
         raise ValueError(
             f"the files must be translations line for line, but {source} has {len(first)} lines "

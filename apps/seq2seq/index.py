@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from chainermn.files import open_regular, read_lines
 from chainermn.progress import Progress
+from files import LONGEST_LINE
 from vocabulary import tokenize
 
 # Columns of an index, which has a row for each pair of lines.
@@ -37,7 +39,8 @@ def build_index(
     Raises
     ------
     OSError, ValueError
-        If the files cannot be read, have different numbers of lines, or fewer than two pairs.
+        If the files cannot be read, have different numbers of lines, fewer than two pairs, or a
+        line of more than a million bytes.
     """
     rows: list[np.ndarray] = []
     chunk: list[tuple[int, int, int, int]] = []
@@ -45,9 +48,13 @@ def build_index(
     skipped = {"empty": 0, "not UTF-8": 0, "too long": 0}
     bar = Progress(source.stat().st_size, "vocabulary")
     at, lines = [0, 0], [0, 0]
-    with source.open("rb") as sources, target.open("rb") as targets:
+    with open_regular(source) as sources, open_regular(target) as targets:
+        sides = (
+            read_lines(sources, source, LONGEST_LINE),
+            read_lines(targets, target, LONGEST_LINE),
+        )
         while True:
-            raw = sources.readline(), targets.readline()
+            raw = [next(side, b"") for side in sides]
             if not all(raw):
                 break
             try:
@@ -71,8 +78,8 @@ def build_index(
                 chunk = []
             bar.step(len(raw[0]))
         lines = [
-            n + sum(1 for _ in file) + bool(line)
-            for n, file, line in zip(lines, (sources, targets), raw, strict=True)
+            n + sum(1 for _ in side) + bool(line)
+            for n, side, line in zip(lines, sides, raw, strict=True)
         ]
     if lines[0] != lines[1]:
         raise ValueError(

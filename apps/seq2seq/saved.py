@@ -5,11 +5,17 @@ from pathlib import Path
 
 import chainer
 
-from chainermn.files import atomic_write
+from chainermn.files import atomic_write, check_form, read_json
 from corpus import Corpus
 from models import MODELS, Translator
 from subwords import Subwords
 from vocabulary import Vocabulary, tokenize
+
+# Forms of the description.
+ABOUT = {"model": set(MODELS), "sizes": dict, "subwords": bool, "vocabularies": ([str], [str])}
+_SIZES = {"n_units": range(1, 1 << 16), "n_layers": range(1, 1 << 10), "share_embedding": bool}
+SIZES = {"lstm": _SIZES, "transformer": {**_SIZES, "n_heads": range(1, 1 << 10)}}
+MOST_WEIGHTS = 10**9
 
 
 def describe(kind: str, sizes: dict[str, int | bool], corpus: Corpus) -> dict:
@@ -45,16 +51,39 @@ def load_network(path: Path) -> tuple[Translator, Vocabulary, Vocabulary]:
         If the file, or what has to lie beside it, cannot be used.
     """
     description = path.with_name("model.json")
-    about = json.loads(description.read_text(encoding="utf-8"))
+    about = read_description(description)
+    split = Subwords.read(path.with_name("subwords.model")) if about["subwords"] else tokenize
     try:
-        model = create(about)
-        has_subwords = about["subwords"]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{description} does not describe a network ({error})") from None
+        source, target = (Vocabulary(tokens, split) for tokens in about["vocabularies"])
+    except ValueError as error:
+        raise ValueError(f"{description}: {error}") from None
+    model = create(about)
     load_parameters(path, model)
-    split = Subwords.read(path.with_name("subwords.model")) if has_subwords else tokenize
-    source, target = (Vocabulary(tokens, split) for tokens in about["vocabularies"])
     return model, source, target
+
+
+def read_description(path: Path) -> dict:
+    """Return what `describe` has described.
+
+    Raises
+    ------
+    OSError, ValueError
+        If the file is something else, or describes a network of too many weights to be made.
+    """
+    about = read_json(path, ABOUT, most=1 << 28)
+    form = SIZES[about["model"]]
+    check_form(about["sizes"], form, str(path), "sizes")
+    sizes = about["sizes"] = {name: about["sizes"][name] for name in form}
+    source, target = about["vocabularies"]
+    if sizes["share_embedding"] and source != target:
+        raise ValueError(f"{path}: expected one vocabulary for a shared embedding, got two")
+    # A Transformer's layers of encoder and decoder; those of an LSTM have less.
+    n_units, n_layers = sizes["n_units"], sizes["n_layers"]
+    n_weights = n_units * (28 * n_layers * n_units + len(source) + 2 * len(target))
+    if n_weights > MOST_WEIGHTS:
+        expected = f"at most saved.MOST_WEIGHTS = {MOST_WEIGHTS}"
+        raise ValueError(f"{path}: expected {expected}, got about {n_weights}")
+    return about
 
 
 def load_parameters(path: Path, model: Translator) -> None:

@@ -7,6 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from chainermn.files import read_bytes
+
+MOST_BYTES = 1 << 26  # of a model; of 8000 subwords it has 0.4 million
+
 
 class Subwords:
     """Divides lines into subwords, which `vocabulary.detokenize` puts together again.
@@ -36,7 +40,7 @@ class Subwords:
         ValueError
             If the file is something else.
         """
-        model = path.read_bytes()
+        model = read_bytes(path, MOST_BYTES)
         with contextlib.suppress(RuntimeError):
             if model:  # sentencepiece takes an empty one for none at all
                 return cls(model)

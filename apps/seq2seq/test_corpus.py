@@ -1,5 +1,11 @@
 """Files of text: tokens, vocabularies, indices, batches."""
 
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +13,8 @@ from pathlib import Path
 import chainer
 import numpy as np
 import pytest
+
+HERE = Path(__file__).resolve().parent
 
 
 @pytest.mark.parametrize(
@@ -89,6 +97,129 @@ def test_cache_is_used_for_the_same_files_and_settings_only(
 def test_error_for_files_that_do_not_fit(prepare, source, target, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         prepare(write_files(tmp_path, source, target), tmp_path)
+
+
+READ = """
+import gzip, pathlib, resource, sys
+sys.path.insert(0, sys.argv[1])
+import chainer
+import corpus, files, index
+
+source, target = map(pathlib.Path, sys.argv[2:])
+packed = source.with_suffix(".gz")
+packed.write_bytes(gzip.compress(b"a\\nb\\n") + gzip.compress(bytes(1 << 24)) * 64)
+size = 1 << 30
+resource.setrlimit(resource.RLIMIT_AS, (size, size))
+for read in (
+    lambda: index.build_index(source, target, 50),
+    lambda: index.build_index(target, source, 50),
+    lambda: corpus._unpacked(packed, target.parent),
+    lambda: list(files.read_lines(source)),
+    lambda: list(files.read_lines(packed)),
+):
+    try:
+        read()
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_line_of_gigabytes(tmp_path):
+    source, target = write_files(tmp_path, b"a\nb\n", b"1\n2\n3\n4\n")
+    os.truncate(source, 1 << 30)  # a hole, which takes no place
+    command = [sys.executable, "-c", READ, HERE, source, target]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    shown = [line for line in done.stdout.splitlines() if not line.startswith("vocabulary: ")]
+    first, second, unpacked, third, fourth = shown
+    expected = ":3: expected a line of at most 1000000 bytes"
+    assert [first, second, third] == [f"{source}{expected}"] * 3
+    assert [unpacked, fourth] == [f"{tmp_path}/a.gz{expected}"] * 2
+    assert {path.name for path in tmp_path.iterdir()} == {"a.source", "a.target", "a.gz"}
+
+
+def test_longer_file_with_a_line_of_gigabytes(app, tmp_path):
+    files = write_files(tmp_path, b"a\nb\n", b"1\n2\n3\n")
+    os.truncate(files[1], 1 << 30)
+    with pytest.raises(ValueError, match=rf"{files[1]}:4: expected a line of at most 1000000 "):
+        app.index.build_index(*files, 50)
+
+
+def test_text_that_was_packed_too_well(app, tmp_path, monkeypatch):
+    monkeypatch.setattr(app.corpus, "SMALL", 1 << 20)
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(b"\n" * (1 << 21)))
+    with pytest.raises(ValueError, match=r"a\.gz: more than 1048576 bytes are in it: no text is"):
+        app.corpus._unpacked(path, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["a.gz"]
+
+
+@pytest.mark.parametrize("name", ["a", "a.gz"])
+def test_pipes_are_not_waited_for(app, name, tmp_path):
+    os.mkfifo(tmp_path / name)
+    for read in (
+        lambda path: app.corpus._unpacked(path, tmp_path),
+        lambda path: list(app.files.read_lines(path)),
+        app.subwords.Subwords.read,
+    ):
+        with pytest.raises(ValueError, match=f"{name}: expected a regular file, got a pipe or a"):
+            read(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda index: index + np.array([10**9, 0, 0, 0]), "it leads out of the files"),
+        (lambda index: index - [1, 0, 0, 0], "it leads out of the files"),
+        (lambda index: index + np.array([0, 0, 50, 0]), "it leads out of the files"),
+        (lambda index: index * [1, 1, 1, 0], "it leads out of the files"),
+        (lambda index: index[:, :3], r"expected rows of 4 integers, got int64 \(203, 3\)"),
+        (lambda index: index.astype(float), r"expected rows of 4 integers, got float64"),
+        (lambda index: index[:0], r"expected rows of 4 integers, got int64 \(0, 4\)"),
+        (lambda index: np.array([None]), "Array can't be memory-mapped: Python objects in dtype"),
+    ],
+)
+def test_cached_index_of_something_else(spoil, message, prepare, dates, tmp_path):
+    _, index = prepare(dates, tmp_path)
+    (path,) = tmp_path.glob("index-*.npy")
+    spoilt = spoil(np.array(index))
+    del index
+    np.save(path, spoilt)
+    message = f"{path}: not an index of these files; delete it .{message}"
+    with pytest.raises(ValueError, match=message):
+        prepare(dates, tmp_path)
+
+
+def test_cached_index_that_promises_terabytes(prepare, dates, tmp_path):
+    prepare(dates, tmp_path)
+    (path,) = tmp_path.glob("index-*.npy")
+    with path.open("wb") as file:
+        about = {"descr": "<i8", "fortran_order": False, "shape": (1 << 38, 4)}
+        np.lib.format.write_array_header_1_0(file, about)
+    with pytest.raises(ValueError, match=r"delete it \(mmap length is greater than file size"):
+        prepare(dates, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocabularies": [["<eos>", "<unk>"]]}, "'vocabularies': expected a list of 2"),
+        ({"vocabularies": [[], [1]]}, "'vocabularies'[1][0]: expected a string, got 1"),
+        (
+            {"vocabularies": [["a"], ["b"]]},
+            "a vocabulary that begins with <eos>, <unk>, got ['a']",
+        ),
+        ({"skipped": {"empty": "x"}}, "'skipped': 'empty': expected an integer, got 'x'"),
+        ({"index": None}, "'index': expected a string, got None"),
+    ],
+)
+def test_cached_vocabulary_of_something_else(change, message, prepare, dates, tmp_path):
+    prepare(dates, tmp_path)
+    (path,) = tmp_path.glob("vocabulary-*.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        prepare(dates, tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path}/")
 
 
 def test_progress_is_shown(prepare, capsys, dates, tmp_path):

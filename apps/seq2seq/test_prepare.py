@@ -124,7 +124,7 @@ def test_catalogues_are_found_by_language(app, folder, tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="dpkg-deb is not installed")
-def test_catalogues_of_a_debian_package(app, tmp_path):
+def test_catalogues_of_a_debian_package(app, tmp_path, monkeypatch):
     root = tmp_path / "root"
     write_catalogue(root / "usr/share/locale/de/LC_MESSAGES/x.mo", entries("x"))
     (root / "DEBIAN").mkdir()
@@ -136,6 +136,12 @@ def test_catalogues_of_a_debian_package(app, tmp_path):
         ((path, package),) = found
         assert path.read_bytes() == (root / "usr/share/locale/de/LC_MESSAGES/x.mo").read_bytes()
     assert package == "hello"
+    monkeypatch.setattr(app.catalogues, "MOST_BYTES", 1000)
+    with (
+        pytest.raises(ValueError, match=r"hello_1_all\.deb: catalogues of \d{4} bytes and more"),
+        app.catalogues.find_catalogues([file], "de"),
+    ):
+        pass
     file.write_bytes(b"something else")
     with (
         pytest.raises(ValueError, match=r"hello_1_all\.deb: not a Debian package"),
@@ -186,6 +192,7 @@ def test_messages_that_differ_by_punctuation_are_the_same(app):
     [
         (None, "No such file or directory: '.*a.mo'"),
         (b"something else", "a.mo: not a catalogue of gettext"),
+        (b"\xde\x12\x04\x95" + bytes(4) + b"\xff" * 16, "a.mo: not a catalogue of gettext"),
     ],
 )
 def test_error_for_catalogues_that_cannot_be_read(run_script, tmp_path, content, message):

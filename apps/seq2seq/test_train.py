@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import os
 import re
 import shutil
 import sys
@@ -365,11 +366,73 @@ def test_model_parallel_training_is_that_of_one_process(read_log, train, app, da
     assert last["validation/main/bleu"] > 0
 
 
+@pytest.fixture
+def described(app, tmp_path) -> dict:
+    """Write a small network, and return its description."""
+    tokens = ["<eos>", "<unk>", "▁a", "▁b"]
+    sizes = {"n_units": 8, "n_layers": 1, "share_embedding": False}
+    about = {"model": "lstm", "sizes": sizes, "subwords": False, "vocabularies": [tokens] * 2}
+    chainer.serializers.save_npz(tmp_path / "best.npz", app.saved.create(about))
+    (tmp_path / "model.json").write_text(json.dumps(about))
+    return about
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "other"}, "'model': expected one of lstm, transformer, got 'other'"),
+        ({"model": "transformer"}, "'sizes': 'n_heads' is missing"),
+        ({"sizes": {}}, "'sizes': 'n_units' is missing"),
+        ({"n_units": 10**12}, "'sizes': 'n_units': expected an integer from 1 to 65535"),
+        ({"n_units": True}, "'sizes': 'n_units': expected an integer from 1 to 65535, got True"),
+        ({"n_units": 8000}, "at most saved.MOST_WEIGHTS = 1000000000, got about 1792096000"),
+        ({"n_layers": 0}, "'sizes': 'n_layers': expected an integer from 1 to 1023, got 0"),
+        ({"share_embedding": 1}, "'sizes': 'share_embedding': expected true or false, got 1"),
+        ({"vocabularies": [[], []]}, "expected a vocabulary that begins with <eos>, <unk>, got"),
+        ({"vocabularies": [["<eos>"], 3]}, "'vocabularies'[1]: expected a list, got 3"),
+        ({"subwords": None}, "'subwords': expected true or false, got None"),
+    ],
+)
+def test_description_of_something_else(app, described, change, message, tmp_path):
+    for key, value in change.items():
+        place = described if key in described else described["sizes"]
+        place[key] = value
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps(described))
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        app.saved.load_network(tmp_path / "best.npz")
+    assert str(caught.value).startswith(f"{path}: ")
+
+
+def test_shared_embedding_of_two_vocabularies(app, described, tmp_path):
+    described["sizes"]["share_embedding"] = True
+    described["vocabularies"][1] = [*described["vocabularies"][0], "▁c"]
+    (tmp_path / "model.json").write_text(json.dumps(described))
+    with pytest.raises(ValueError, match="expected one vocabulary for a shared embedding, got tw"):
+        app.saved.load_network(tmp_path / "best.npz")
+
+
+def test_lines_that_are_too_long_to_translate(described, run_script, tmp_path):
+    shown = run_script("translate.py", tmp_path / "best.npz", text="a\n" + "b " * 2499 + "\n")
+    assert shown.count("\n") == 2
+    text = "a\n" + "b " * 2500 + "\na\n"
+    shown = run_script("translate.py", tmp_path / "best.npz", text=text, fails=True)
+    assert shown == "error: standard input:2: expected a line of at most 5000 bytes\n"
+    (tmp_path / "long").write_text(text)
+    options = ["--source", tmp_path / "long", "--target", tmp_path / "long"]
+    shown = run_script("evaluate.py", tmp_path / "best.npz", *options, fails=True)
+    assert shown == f"error: {tmp_path}/long:2: expected a line of at most 5000 bytes\n"
+
+
 def test_every_rank_ends_with_one_clear_error(train, dates, tmp_path):
     damaged = tmp_path / "damaged.gz"
     damaged.write_bytes(gzip.compress(dates[0].read_bytes())[:-30])
     empty = tmp_path / "empty"
     empty.touch()
+    pipe, hole = tmp_path / "pipe", tmp_path / "hole"
+    os.mkfifo(pipe)
+    hole.touch()
+    os.truncate(hole, 1 << 40)
     other = tmp_path / "other"
     train(1, other, *corpus_options(dates), *SMALL, "--max-vocabulary", "30", "--epoch", "1")
     snapshot = next(other.glob("snapshot_iter_*.0"))
@@ -379,6 +442,8 @@ def test_every_rank_ends_with_one_clear_error(train, dates, tmp_path):
     cases = [
         ((tmp_path / "absent", dates[1]), [], "No such file or directory: '.*absent'"),
         ((damaged, dates[1]), [], "damaged.gz: damaged gzip file"),
+        ((dates[0], pipe), [], "pipe: expected a regular file, got a pipe or a device"),
+        ((hole, dates[1]), [], "hole:1: expected a line of at most 1000000 bytes"),
         (dates, ["--subwords", damaged], "damaged.gz is not a model of subwords"),
         (dates, ["--subwords", empty], "empty is not a model of subwords"),
         (dates, ["--resume", snapshot], f"{snapshot} does not fit"),

@@ -9,6 +9,8 @@ from pathlib import Path
 import chainer
 
 from batches import pad
+from chainermn.files import read_lines
+from files import LONGEST_SENTENCE
 from models import Translator
 from saved import load_network
 from vocabulary import Vocabulary
@@ -23,11 +25,14 @@ def main() -> None:
     except (ImportError, OSError, ValueError) as error:
         raise SystemExit(f"error: {error}") from None
     model.to_device(device)
-    sys.stdin.reconfigure(encoding="utf-8", errors="replace")
     sys.stdout.reconfigure(encoding="utf-8")
-    for lines in batches(sys.stdin, args.batchsize):
-        for line in translate(model, source, target, lines, args.beam):
-            print(line, flush=True)
+    raw = read_lines(sys.stdin.buffer, "standard input", LONGEST_SENTENCE)
+    try:
+        for lines in batches((line.decode(errors="replace") for line in raw), args.batchsize):
+            for line in translate(model, source, target, lines, args.beam):
+                print(line, flush=True)
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from None
 
 
 def parse_arguments() -> argparse.Namespace:

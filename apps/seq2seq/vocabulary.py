@@ -49,7 +49,9 @@ class Vocabulary:
     ) -> None:
         self.tokens, self.split = tuple(tokens), split
         self._numbers = {token: number for number, token in enumerate(tokens)}
-        assert self.tokens[EOS : UNK + 1] == self.SPECIAL
+        if self.tokens[EOS : UNK + 1] != self.SPECIAL:
+            begin = ", ".join(self.SPECIAL)
+            raise ValueError(f"expected a vocabulary that begins with {begin}, got {tokens[:2]}")
 
     def __len__(self) -> int:
         return len(self.tokens)

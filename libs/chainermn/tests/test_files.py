@@ -1,8 +1,10 @@
-"""Files that are complete or absent: what is left when writing one fails."""
+"""Files: what is left when writing one fails, and how reading what a stranger has made ends."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -10,7 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from chainermn.files import atomic_write
+from chainermn.files import (
+    atomic_write,
+    open_regular,
+    read_bytes,
+    read_json,
+    read_lines,
+    read_text,
+)
 
 KILLED = """
 import os, signal, sys
@@ -91,3 +100,140 @@ def test_names_cannot_be_guessed(tmp_path: Path) -> None:
         with atomic_write(tmp_path / "file"):
             names |= {*os.listdir(tmp_path)} - {"file"}
     assert len(names) == 2
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "link to a device"])
+def test_what_may_never_end_is_not_read(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path = Path("/dev/zero")
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match=f"{path}: expected a regular file, got a pipe or a dev"):
+        open_regular(path)
+
+
+def test_file_of_at_most_so_many_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"12345")
+    assert read_bytes(path, 5) == b"12345"
+    os.truncate(path, 1 << 40)
+    with pytest.raises(ValueError, match=f"{path}: expected at most 5 bytes, got 1099511627776"):
+        read_bytes(path, 5)
+    path.write_bytes(b"\xc3\xa4")
+    assert read_text(path) == "ä"
+    path.write_bytes(b"ab\xff")
+    with pytest.raises(ValueError, match=f"{path}: no UTF-8 .* 0xff in position 2"):
+        read_text(path)
+    with pytest.raises(IsADirectoryError, match=str(tmp_path)):
+        read_bytes(tmp_path, 5)
+
+
+READ_LINES = """
+import resource, sys
+from pathlib import Path
+from chainermn.files import read_lines
+
+resource.setrlimit(resource.RLIMIT_AS, (300_000_000, 300_000_000))
+with open(sys.argv[1], "rb") as file:
+    try:
+        for line in read_lines(file, sys.argv[1]):
+            print(line)
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_line_that_takes_gigabytes(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"one\r\n\ntwo\n")
+    with path.open("rb") as file:
+        assert list(read_lines(file, path)) == [b"one\r\n", b"\n", b"two\n"]
+    os.truncate(path, 1 << 30)  # a hole, which takes no place
+    command = [sys.executable, "-c", READ_LINES, path]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    *lines, error = done.stdout.splitlines()
+    assert lines == [repr(line) for line in (b"one\r\n", b"\n", b"two\n")]
+    assert error == f"{path}:4: expected a line of at most 1000000 bytes"
+
+
+FORM = {
+    "name": str,
+    "flag": bool,
+    "size": range(1, 100),
+    "kind": {"a", "b"},
+    "rates": [float],
+    "pair": (int, int),
+    "counts": {str: int},
+    "maybe": str | None,
+}
+RIGHT = {"name": "a", "flag": True, "size": 99, "kind": "b", "rates": [1, 2.5], "pair": [1, 2]}
+RIGHT |= {"counts": {"x": 1}, "maybe": None}
+
+
+def as_json(**changes: str) -> str:
+    """Return JSON of the right content, of which some is replaced by other JSON."""
+    text = json.dumps(RIGHT)
+    for key, value in changes.items():
+        text = text.replace(f'"{key}": {json.dumps(RIGHT[key])}', f'"{key}": {value}')
+    return text
+
+
+def test_json_of_the_right_form(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({**RIGHT, "more": "is ignored"}))
+    assert read_json(path, FORM) == {**RIGHT, "more": "is ignored"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "no JSON (Expecting value: line 1 column 1 (char 0))"),
+        ("\x00", "no JSON (Expecting value: line 1 column 1 (char 0))"),
+        (
+            "{\n1: 2}",
+            "no JSON (Expecting property name enclosed in double quotes: line 2 column 1",
+        ),
+        ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
+        ("[1]", "expected an object, got [1]"),
+        ("{}", "'name' is missing"),
+        (as_json(name="5"), "'name': expected a string, got 5"),
+        (as_json(flag="1"), "'flag': expected true or false, got 1"),
+        (as_json(size="100"), "'size': expected an integer from 1 to 99, got 100"),
+        (as_json(size="0"), "'size': expected an integer from 1 to 99, got 0"),
+        (as_json(size="true"), "'size': expected an integer from 1 to 99, got True"),
+        (as_json(size="7.0"), "'size': expected an integer from 1 to 99, got 7.0"),
+        (as_json(kind='"c"'), "'kind': expected one of a, b, got 'c'"),
+        (as_json(kind="[]"), "'kind': expected one of a, b, got []"),
+        (as_json(rates="{}"), "'rates': expected a list, got {}"),
+        (as_json(rates="[1, true]"), "'rates'[1]: expected a finite number, got True"),
+        (as_json(rates="[NaN]"), "no JSON (NaN is no number)"),
+        (as_json(rates="[-1e999]"), "'rates'[0]: expected a finite number, got -inf"),
+        (as_json(rates=f"[1{'0' * 400}]"), "'rates'[0]: expected a finite number, got 1000"),
+        (as_json(rates=f"[1{'0' * 5000}]"), "no JSON (Exceeds the limit"),
+        (as_json(pair="[1]"), "'pair': expected a list of 2, got [1]"),
+        (as_json(counts='{"y": "z"}'), "'counts': 'y': expected an integer, got 'z'"),
+        (as_json(maybe="1"), "'maybe': expected a string or null, got 1"),
+        (
+            as_json(name=f"[{'9, ' * 10000} 9]"),
+            "'name': expected a string, got [9, 9, 9, 9, 9, 9, .",
+        ),
+    ],
+    ids=[*map(str, range(24))],
+)
+def test_json_of_another_form(content: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=re.escape(f"{path}: {message}")) as caught:
+        read_json(path, FORM)
+    assert len(str(caught.value)) < 300 + len(str(path))
+
+
+def test_json_of_gigabytes(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.touch()
+    os.truncate(path, 1 << 40)
+    with pytest.raises(ValueError, match=r"a\.json: expected at most 67108864 bytes"):
+        read_json(path, FORM)

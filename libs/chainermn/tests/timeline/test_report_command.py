@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +121,57 @@ def test_a_job_that_has_not_trained(tmp_path: Path) -> None:
     result = run(tmp_path / "trace.json")
     assert result.exit_code == 1
     assert "has no iterations of rank 0: either nothing was trained" in result.output
+
+
+def test_other_forms_are_refused_in_one_line(tmp_path: Path) -> None:
+    trace.write(tmp_path / "right.json", [recorded(0, late=0), recorded(1, late=20)])
+    right = (tmp_path / "right.json").read_text()
+    path = tmp_path / "a.json"
+    named = right.index('"iteration"')
+    before = right[:named].count('"name"') - right[:named].count('"args":{"name"') - 1
+    for old, new, reason in [
+        (
+            '"ts":0',
+            '"ts":"x"',
+            ": 'ts': expected an integer from 0 to 1152921504606846975, got 'x'",
+        ),
+        ('"dur":100000', '"dur":0', f"event {before} is an iteration that took no time"),
+        ('"args":{"stream"', '"args":5,"other":{"stream"', "'args': expected an object, got 5"),
+        ('"number":0', '"number":[]', "'number': expected an integer, got []"),
+        ('"pid":1,"tid":1,"ts"', '"pid":7,"tid":1,"ts"', "is of rank 7 and thread 1: not named"),
+        ('"0":"host0"', '"0":0', "'hosts': '0': expected a string, got 0"),
+        ('"0":"host0"', '"0":"\\u001b[2J"', r"of printable characters, got '\x1b[2J'"),
+        ('"0":"host0"', '"5":"host0"', "expected hosts of 2 ranks from 0 on, got others"),
+        ('{"traceEvents":', '{"traceEvents":' + 50_000 * "[", "content: nested too deeply"),
+    ]:
+        assert old in right
+        path.write_text(right.replace(old, new, 1))
+        result = run(path)
+        assert (result.exit_code, result.stdout) == (1, ""), result
+        start = f"Error: {path}: not a timeline that chainermn has written ("
+        (line,) = result.stderr.splitlines()
+        assert line.startswith(start)
+        assert reason in line
+
+
+READ = """
+import resource, sys
+from chainermn.timeline import trace
+
+trace._MOST_BYTES = 1 << 26  # to be quicker
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+try:
+    trace.read(sys.argv[1])
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_timeline_that_unpacks_to_gigabytes(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.json.gz"
+    path.write_bytes(gzip.compress(bytes(1 << 24)) * 64)
+    command = [sys.executable, "-c", READ, path]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    reason = "more than 67108864 bytes when unpacked"
+    expected = f"{path}: not a timeline that chainermn has written ({reason})\n"
+    assert done.stdout == expected

@@ -7,19 +7,33 @@ from __future__ import annotations
 
 import bisect
 import gzip
+import io
 import json
 import os
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from chainermn import spans
+from chainermn.files import check_form, parse_json, read_bytes
 from chainermn.spans import Span
 from chainermn.timeline.clocks import Clock
 from chainermn.timeline.waiting import Call, waits
 
 _FORMAT = "chainermn timeline 1"
+
+# What `read` takes at most, also unpacked: it is several times as much in memory.
+_MOST_BYTES = 1 << 29
+# Forms of the JSON that is read; see `files.check_form`.
+_CONTENT = {
+    "traceEvents": [{"name": str, "ph": str}],
+    "otherData": {"format": {_FORMAT}, "hosts": {str: str}},
+}
+_THREAD = {"pid": int, "tid": int, "args": {"name": str}}
+_SPAN = {"pid": int, "tid": int, "ts": range(1 << 60), "dur": range(1 << 60)}
+_CALL = {"stream": str, "number": int}
 
 #: What people can do about a timeline without iterations.
 WHY_NO_ITERATIONS = (
@@ -83,30 +97,54 @@ def read(path: str | os.PathLike[str]) -> Timeline:
 
     Raises
     ------
+    OSError
+        If there is no such file.
     ValueError
         If the file is not one of those.
     """
-    data = Path(path).read_bytes()
+    data = read_bytes(path, _MOST_BYTES)
     try:
-        content = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
-        if content["otherData"]["format"] != _FORMAT:
-            raise KeyError
-    except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
-        raise ValueError(f"{path}: not a timeline that chainermn has written") from error
+        if data.startswith(b"\x1f\x8b"):
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+                data = file.read(_MOST_BYTES + 1)
+            if len(data) > _MOST_BYTES:
+                raise ValueError(f"more than {_MOST_BYTES} bytes when unpacked")
+        return _timeline_of(parse_json(data, "content", _CONTENT))
+    except (ValueError, OSError, EOFError, zlib.error) as error:
+        message = f"{path}: not a timeline that chainermn has written ({error})"
+        raise ValueError(message) from error
+
+
+def _timeline_of(content: dict[str, Any]) -> Timeline:
+    hosts = content["otherData"]["hosts"]
+    ranks = range(len(hosts))
+    if set(hosts) != set(map(str, ranks)):
+        raise ValueError(f"expected hosts of {len(hosts)} ranks from 0 on, got others")
+    shown = [*hosts.values(), *(event["name"] for event in content["traceEvents"])]
+    if strange := next((name for name in shown if not name.isprintable()), None):
+        # On a terminal such characters can do more than show.
+        raise ValueError(f"expected names of printable characters, got {strange!r:.50}")
     names: dict[tuple[int, int], str] = {}
-    hosts = {int(rank): host for rank, host in content["otherData"]["hosts"].items()}
-    found: dict[int, list[Span]] = {rank: [] for rank in hosts}
-    for event in content["traceEvents"]:
+    found: dict[int, list[Span]] = {rank: [] for rank in ranks}
+    for i, event in enumerate(content["traceEvents"]):
         if event["name"] == "thread_name":
+            check_form(event, _THREAD, "content", "traceEvents", i)
             names[event["pid"], event["tid"]] = event["args"]["name"]
-    for event in content["traceEvents"]:
+    for i, event in enumerate(content["traceEvents"]):
         if event["ph"] == "X":
+            check_form(event, _SPAN, "content", "traceEvents", i)
+            details = event.setdefault("args", {})
+            check_form(event, {"args": dict}, "content", "traceEvents", i)
+            if "stream" in details:
+                check_form(details, _CALL, "content", "traceEvents", i)
+            if event["name"] == "iteration" and not event["dur"]:
+                raise ValueError(f"event {i} is an iteration that took no time")
+            rank, thread = event["pid"], event["tid"]
+            if (rank, thread) not in names or rank not in found:
+                raise ValueError(f"event {i} is of rank {rank} and thread {thread}: not named")
             start, end = 1000 * event["ts"], 1000 * (event["ts"] + event["dur"])
-            track = names[event["pid"], event["tid"]]
-            found[event["pid"]].append(
-                Span(event["name"], track, start, end, event.get("args", {}))
-            )
-    return Timeline(found, hosts)
+            found[rank].append(Span(event["name"], names[rank, thread], start, end, details))
+    return Timeline(found, {int(rank): host for rank, host in hosts.items()})
 
 
 def _in_microseconds(clock: Clock) -> dict[str, float]:
