@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import selectors
 import socket
 import threading
@@ -27,6 +26,7 @@ from chainermn.failures.messages import (
     decode,
     encode,
 )
+from libs.chainermn.tests.failures.strangers import visit
 
 TIMEOUT = 60.0
 # Longer than strangers may stay, and shorter.
@@ -439,32 +439,10 @@ def test_nobody_can_pass_on_what_a_listener_says(serving: Serving) -> None:
 
 
 def test_any_words(serving: Serving) -> None:
-    numbers = random.Random(1)
-    words = [encode(Hello("a nonce")), encode(Join(member(0), "00" * 32)), encode(Tick())]
-    for _ in range(300):
-        with Stranger(serving.entrance) as stranger:
-            try:
-                for _ in range(numbers.randrange(4)):
-                    stranger.socket.sendall(mutated(numbers.choice(words), numbers))
-            except (BrokenPipeError, ConnectionResetError):
-                pass  # it has been dropped
+    assert visit(serving.entrance.addresses[0], 300) == 0
     assert serving.joined == {}
     serving.enter(0).close()
     serving.enter(1).close()
-
-
-def mutated(words: bytes, numbers: random.Random) -> bytes:
-    """Return words in which some bytes are something else, are missing, or come twice."""
-    changed = bytearray(words)
-    for _ in range(numbers.randrange(5)):
-        at = numbers.randrange(len(changed)) if changed else 0
-        kind = numbers.randrange(4)
-        if kind == 0:
-            changed[at : at + 1] = numbers.randbytes(1)
-        elif kind == 1:
-            del changed[at : at + numbers.randrange(8)]
-        elif kind == 2:
-            changed[at:at] = changed[at : at + 40] * numbers.randrange(30)
-        else:
-            changed[at:at] = numbers.choice([b"\n", b"[", b'"', b"9" * 400, b"\xff", b"NaN"])
-    return bytes(changed)
+    while not is_refused(serving.entrance):
+        pass
+    assert visit(serving.entrance.addresses[0], 3) == 3
