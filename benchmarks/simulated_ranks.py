@@ -95,7 +95,7 @@ class Monitored:
         before = os.dup(2)
         os.dup2(writer, 2)
         try:
-            invitation, self.process = start_monitor(size, limit, is_one_host=True)
+            invitation, self.process = start_monitor(range(size), size, limit, is_one_host=True)
         finally:
             os.dup2(before, 2)
             os.close(before)

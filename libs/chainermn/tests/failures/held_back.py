@@ -1,9 +1,12 @@
-"""Two of three ranks train, which the last one joins late: ``held_back.py FOLDER``.
+"""The last rank comes late: ``held_back.py HOW FOLDER``.
 
-The file ``port`` says where the watch listens until then. The last rank comes once there is a file
-``come``, and training goes on until there is a file ``over``.
+``at the start``: it comes once there is a file ``come`` in the folder. A file ``all`` says that
+all train, until there is a file ``over``. ``with a part``: the others have a communicator of their
+own before it comes; then it is killed.
 """
 
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -11,26 +14,24 @@ from pathlib import Path
 import numpy as np
 
 import chainermn
-from chainermn.failures import watch
 
 
-def main(folder: Path) -> None:
+def main(how: str, folder: Path) -> None:
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    last = world.size - 1
-    part = world.Split(int(world.rank == last))
-    if world.rank == last:
-        while not (folder / "come").exists():
-            time.sleep(0.01)
-    else:
-        comm = chainermn.create_communicator("naive", part)
-        if comm.rank == 0:
-            assert watch._watch is not None
-            ((_, port),) = watch._watch.invitation.entrance.addresses
-            (folder / "writing").write_text(str(port))
-            (folder / "writing").rename(folder / "port")
-        train(comm, folder / "come")
+    is_last = world.rank == world.size - 1
+    if how == "with a part":
+        part = world.Split(int(is_last))
+        if not is_last:
+            train(chainermn.create_communicator("naive", part), folder)
+        comm = chainermn.create_communicator("naive")
+        train(comm, folder)
+        if is_last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        train(comm, folder / "never")
+    while is_last and not (folder / "come").exists():
+        time.sleep(0.01)
     comm = chainermn.create_communicator("naive")
     if comm.rank == 0:
         (folder / "all").touch()
@@ -48,4 +49,4 @@ def train(comm: chainermn.CommunicatorBase, until: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -13,27 +13,23 @@ from chainermn.failures.messages import (
     Hello,
     Join,
     Member,
+    Message,
     Report,
     Stop,
     encode,
 )
 from chainermn.failures.wait import Wait
 
-_WORDS = [
-    b"GET / HTTP/1.1\r\nHost: here\r\n\r\n",
-    *map(
-        encode,
-        (
-            Hello("a nonce"),
-            Join(Member(1, "watch", "here", 101), "00" * 32),
-            Report(Wait("a stream", 3, "allreduce", "0-1", 0.5), [], {"a stream": 3}, "", True),
-            Failing("a reason"),
-            Absent("0-1"),
-            Stop(),
-            End(0, ""),
-        ),
-    ),
+_MESSAGES: list[Message] = [
+    Hello("a nonce"),
+    Join(Member(1, "watch", "here", 101), "00" * 32),
+    Report(Wait("a stream", 3, "allreduce", "0-1", 0.5), [], {"a stream": 3}, "", True),
+    Failing("a reason"),
+    Absent("0-1"),
+    Stop(),
+    End(0, ""),
 ]
+_WORDS = [b"GET / HTTP/1.1\r\nHost: here\r\n\r\n", *map(encode, _MESSAGES)]
 _PIECES = [b"\n", b"[", b"]", b'"', b"9" * 400, b"\xff", b"\0", b"NaN", b"\\ud800", b"[" * 4000]
 # Of those who stay, so that there are always some.
 _CROWD = 30

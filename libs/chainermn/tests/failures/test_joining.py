@@ -16,6 +16,7 @@ from chainermn.failures import joining
 from chainermn.failures.channel import Channel
 from chainermn.failures.joining import LOOPBACK, Entrance, Listener, listen
 from chainermn.failures.messages import (
+    Address,
     Challenge,
     End,
     Hello,
@@ -45,7 +46,7 @@ class Serving:
         self.entrance = Entrance.to(sockets)
         self.joined: dict[Member, Channel] = {}
         self.now = 0.0
-        self.listener = Listener(sockets, self.entrance.key, size, ["watch"])
+        self.listener = Listener(sockets, self.entrance.key, range(size), ["watch"])
         self._is_over = False
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -169,7 +170,7 @@ def test_key_is_never_sent(monkeypatch: pytest.MonkeyPatch, serving: Serving) ->
 def test_first_of_several_addresses_that_knows_the_key(serving: Serving) -> None:
     (here,) = serving.entrance.addresses
     # Reserved for documentation, so nobody has it; and one of no network here.
-    nobody = [("192.0.2.1", 7), ("fe80::1%missing", 7)]
+    nobody = [Address("192.0.2.1", 7), Address("fe80::1%missing", 7)]
     channel = Entrance([*nobody, here], serving.entrance.key).enter(member(0))
     assert channel is not None
     channel.close()
@@ -221,7 +222,7 @@ def test_rank_that_lost_its_place_tries_again(
         entrance = Entrance.to([listening])
         on_rank = threads.submit(entrance.enter, member(0))
         listening.accept()[0].close()
-        listener = Listener([listening], entrance.key, 1, ["watch"])
+        listener = Listener([listening], entrance.key, [0], ["watch"])
         while not (joined := listener.serve(0.0)):
             pass
         ((ours, who),) = joined
@@ -373,7 +374,7 @@ def test_there_is_room_for_all_ranks_at_all_addresses(serve: Callable[..., Servi
 
 
 @contextmanager
-def answering(answer: Callable[[Channel, Hello], Any]) -> Iterator[tuple[str, int]]:
+def answering(answer: Callable[[Channel, Hello], Any]) -> Iterator[Address]:
     """Listen, and answer to the first words of one rank."""
 
     def run() -> None:
@@ -399,7 +400,7 @@ def answering(answer: Callable[[Channel, Hello], Any]) -> Iterator[tuple[str, in
     thread = threading.Thread(target=run)
     thread.start()
     with listening:
-        yield listening.getsockname()
+        yield joining._address_of(listening)
         thread.join(TIMEOUT)
     assert said == []
 

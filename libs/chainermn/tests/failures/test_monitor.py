@@ -22,9 +22,12 @@ from chainermn.failures.invitation import PURPOSE, Invitation
 from chainermn.failures.joining import LOOPBACK, Entrance, listen
 from chainermn.failures.messages import (
     Absent,
+    Address,
     End,
+    Expect,
     Failing,
     Go,
+    Listening,
     Member,
     Message,
     Report,
@@ -83,10 +86,12 @@ class Clock:
 class Running:
     """A monitor in a thread."""
 
-    def __init__(self, size: int, limit: float, starter: int, clock: Clock | None) -> None:
+    def __init__(
+        self, expected: int, size: int, limit: float, starter: int, clock: Clock | None
+    ) -> None:
         sockets = listen([LOOPBACK])
         self.entrance = Entrance.to(sockets)
-        invitation = Invitation("here", self.entrance, size, limit, PERIOD)
+        invitation = Invitation("here", self.entrance, f"0-{expected - 1}", size, limit, PERIOD)
         self._monitor = Monitor(sockets, invitation, find(starter))
         self._clock = clock
         if clock is not None:
@@ -174,12 +179,14 @@ def start(launchers: list[Process]) -> Iterator[Start]:
     started: list[Running] = []
 
     def begin(
-        size: int = 2,
+        expected: int = 2,
+        size: int | None = None,
         limit: float = 0.0,
         starter: int | None = None,
         clock: Clock | None = None,
     ) -> Running:
-        started.append(Running(size, limit, os.getpid() if starter is None else starter, clock))
+        parent = os.getpid() if starter is None else starter
+        started.append(Running(expected, size or expected, limit, parent, clock))
         return started[-1]
 
     yield begin
@@ -352,11 +359,12 @@ def test_nobody_can_connect_once_all_ranks_have_joined(start: Start) -> None:
     wait_until_nobody_can_connect(running)
 
 
-def wait_until_nobody_can_connect(running: Running) -> None:
+def wait_until_nobody_can_connect(running: Running, address: Address | None = None) -> None:
     is_open = True
     while is_open:
         with socket.socket() as stranger:
-            is_open = stranger.connect_ex(running.entrance.addresses[0]) != errno.ECONNREFUSED
+            refused = stranger.connect_ex(address or running.entrance.addresses[0])
+            is_open = refused != errno.ECONNREFUSED
 
 
 def test_ranks_that_cannot_connect_are_not_waited_for(start: Start) -> None:
@@ -366,6 +374,24 @@ def test_ranks_that_cannot_connect_are_not_waited_for(start: Start) -> None:
         first.channel.send(Absent("2-3"))
         assert stranger.recv(1) == b""
     wait_until_nobody_can_connect(running)
+
+
+def test_it_listens_again_for_ranks_that_come_later(start: Start) -> None:
+    running = start(2, size=4)
+    first, _ = running.join(2)
+    wait_until_nobody_can_connect(running)
+    first.channel.send(Expect("2-3"))
+    where = first.hear(Listening).addresses
+    entrance = running.entrance._replace(addresses=where)
+    third = Rank(entrance, 2)
+    first.channel.send(Expect("1-2"))  # these have joined
+    assert first.hear(Listening).addresses == where
+    third.report(left=True)
+    fourth = Rank(entrance, 3)
+    wait_until_nobody_can_connect(running, where[0])
+    for late in (third, fourth):
+        late.channel.send(Stop())
+        late.channel.close()
 
 
 @pytest.mark.parametrize(

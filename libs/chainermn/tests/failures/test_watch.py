@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -21,7 +22,18 @@ from chainermn.failures.activity import waiting
 from chainermn.failures.invitation import PURPOSE, Invitation
 from chainermn.failures.joining import LOOPBACK, Entrance, Listener, listen
 from chainermn.failures.main_thread import Interrupts
-from chainermn.failures.messages import End, Failing, Go, Message, Report, Stop, Tick
+from chainermn.failures.messages import (
+    Address,
+    End,
+    Expect,
+    Failing,
+    Go,
+    Listening,
+    Message,
+    Report,
+    Stop,
+    Tick,
+)
 from chainermn.failures.watch import Watch
 
 HOST = socket.gethostname()
@@ -39,9 +51,9 @@ class Peer:
     def __init__(self, limit: float) -> None:
         sockets = listen([LOOPBACK])
         entrance = Entrance.to(sockets)
-        self._listener = Listener(sockets, entrance.key, 4, [PURPOSE])
+        self._listener = Listener(sockets, entrance.key, range(4), [PURPOSE])
         self._messages: list[Message] = []
-        self.invitation = Invitation("there", entrance, 4, limit, period=0.05)
+        self.invitation = Invitation("there", entrance, "0-3", 4, limit, period=0.05)
         thread = threading.Thread(target=self._welcome, daemon=True)
         thread.start()
         channel = self.invitation.accept(3)
@@ -270,8 +282,20 @@ def test_rank_that_fails_and_hears_nothing_says_why(
 def test_monitor_that_cannot_be_reached() -> None:
     (listening,) = listen([LOOPBACK])
     with listening:
-        invitation = Invitation("there", Entrance.to([listening]), 4, 0.0, 0.05)
+        invitation = Invitation("there", Entrance.to([listening]), "0-3", 4, 0.0, 0.05)
     assert invitation.accept(3) is None
+
+
+def test_where_ranks_that_come_later_are_to_connect(meet: Meet) -> None:
+    peer = meet()
+    assert peer.watch is not None
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(peer.watch.entrance_for, [4, 5])
+        assert peer.hear_of(Expect) == Expect("4-5")
+        peer.channel.send(Listening([Address("127.0.0.1", 7)]))
+        entrance = found.result(TIMEOUT)
+    assert entrance == ([("127.0.0.1", 7)], peer.invitation.entrance.key)
+    peer.channel.send(Go())
 
 
 @pytest.mark.parametrize("line", [b"GET / HTTP/1.1\r\n", b'["Stop"]\n', b'["End", "1", ""]\n'])

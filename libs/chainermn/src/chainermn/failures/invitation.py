@@ -18,6 +18,7 @@ from chainermn.failures.joining import (
     own_addresses,
 )
 from chainermn.failures.messages import Member
+from chainermn.failures.wait import as_ranges
 
 PURPOSE = "watch"
 
@@ -27,7 +28,8 @@ class Invitation(NamedTuple):
 
     host: str
     entrance: Entrance
-    #: Number of ranks of the job.
+    #: Ranks that are expected, abbreviated by `as_ranges`, and number of ranks of the job.
+    ranks: str
     size: int
     #: Seconds of silence or waiting that count as a failure; 0 for no limit.
     limit: float
@@ -52,12 +54,12 @@ class Invitation(NamedTuple):
 
 
 def start_monitor(
-    size: int, limit: float, *, is_one_host: bool
+    ranks: Sequence[int], size: int, limit: float, *, is_one_host: bool
 ) -> tuple[Invitation, subprocess.Popen[bytes]]:
-    """Start a monitor for ``size`` ranks; return also its process, which ends with the last rank.
+    """Start a monitor for ranks; return also its process, which ends with the last of them.
 
-    If all ranks are on this host, no other one can connect. Raises OSError if no socket or process
-    can be had.
+    There are ``size`` ranks in the job. If all are on this host, no other one can connect. Raises
+    OSError if no socket or process can be had.
     """
     with ExitStack() as stack:
         sockets = [
@@ -67,6 +69,7 @@ def start_monitor(
         invitation = Invitation(
             socket.gethostname(),
             Entrance.to(sockets),
+            as_ranges(ranks),
             size,
             limit,
             # One process handles this many reports per second with ease.

@@ -22,7 +22,15 @@ from time import monotonic
 from typing import Any, NamedTuple, cast
 
 from chainermn.failures.channel import Channel, MalformedError
-from chainermn.failures.messages import Challenge, Hello, Join, Member, Message, Welcome
+from chainermn.failures.messages import (
+    Address,
+    Challenge,
+    Hello,
+    Join,
+    Member,
+    Message,
+    Welcome,
+)
 
 LOOPBACK = "127.0.0.1"
 # For a stranger to prove that it is none.
@@ -96,33 +104,51 @@ class _Exchange(NamedTuple):
 class Listener:
     """Lets in those who prove that they belong to the job, each rank once for each purpose.
 
-    It stops to listen, and drops all others, as soon as all ranks have joined. Until then,
-    strangers are dropped after 5 seconds or 4 KiB; as are those who have been there longest, if
-    there are more of them than ranks could be.
+    As soon as all ranks have joined, it stops listening and drops all others. Until then, it drops
+    strangers after 5 seconds or 4 KiB, and those who have been there longest if there are more of
+    them than ranks could be.
 
     Parameters
     ----------
     sockets : sequence of socket.socket
         As `listen` returns them.
     key : str
-    size : int
-        Number of ranks.
+    ranks : iterable of int
+        Who is expected.
     purposes : sequence of str
         What each rank connects for.
     """
 
     def __init__(
-        self, sockets: Sequence[socket.socket], key: str, size: int, purposes: Sequence[str]
+        self,
+        sockets: Sequence[socket.socket],
+        key: str,
+        ranks: Iterable[int],
+        purposes: Sequence[str],
     ) -> None:
-        self._sockets, self._key = sockets, key
-        self._expected = {(rank, purpose) for rank in range(size) for purpose in purposes}
-        # A rank tries all addresses at once.
-        self._most_strangers = max(_FEWEST_PLACES, len(self._expected) * len(sockets))
+        self._key, self._purposes = key, purposes
+        self._expected: set[tuple[int, str]] = set()
         self._strangers: dict[Channel, _Stranger] = {}
+        self._most_strangers = _FEWEST_PLACES
         self._selector = selectors.DefaultSelector()
-        for each in sockets:
-            each.setblocking(False)
-            self._selector.register(each, selectors.EVENT_READ)
+        self._sockets: list[socket.socket] = []
+        self._open(sockets)
+        self._hosts = [each.host for each in self.addresses]
+        self.expect(ranks)
+
+    @property
+    def addresses(self) -> list[Address]:
+        """Where it listens."""
+        return [_address_of(each) for each in self._sockets]
+
+    def expect(self, ranks: Iterable[int]) -> None:
+        """Let in these ranks as well, if need be by new sockets; raise OSError if none works."""
+        if not self._sockets:
+            self._open(listen(self._hosts))
+        self._expected |= {(rank, purpose) for rank in ranks for purpose in self._purposes}
+        # A rank tries all addresses at once.
+        places = len(self._expected) * len(self._sockets)
+        self._most_strangers = max(self._most_strangers, places)
 
     def fileno(self) -> int:
         """Return a file descriptor that can be read as soon as `serve` has something to do."""
@@ -155,10 +181,10 @@ class Listener:
 
     def stop(self) -> None:
         """Listen to nobody any more, except those who have joined."""
-        for each in self._sockets:
-            if each.fileno() != -1:
-                self._selector.unregister(each)
-                each.close()
+        while self._sockets:
+            listening = self._sockets.pop()
+            self._selector.unregister(listening)
+            listening.close()
         for channel in [*self._strangers]:
             self._drop(channel)
 
@@ -166,6 +192,12 @@ class Listener:
         """Stop, and free the file descriptor."""
         self.stop()
         self._selector.close()
+
+    def _open(self, sockets: Iterable[socket.socket]) -> None:
+        for each in sockets:
+            each.setblocking(False)
+            self._selector.register(each, selectors.EVENT_READ)
+            self._sockets.append(each)
 
     def _accept(self, listening: socket.socket, now: float) -> None:
         for _ in range(_AT_ONCE):
@@ -223,13 +255,13 @@ class Listener:
 class Entrance(NamedTuple):
     """Where ranks find a `Listener`, and the key of the job."""
 
-    addresses: list[tuple[str, int]]
+    addresses: list[Address]
     key: str
 
     @classmethod
     def to(cls, sockets: Iterable[socket.socket]) -> Entrance:
         """Return how to find the listener of these sockets, with a new key."""
-        return cls([each.getsockname()[:2] for each in sockets], os.urandom(32).hex())
+        return cls([_address_of(each) for each in sockets], os.urandom(32).hex())
 
     def enter(self, member: Member) -> Channel | None:
         """Join, by the first address whose listener knows the key; return None if none does."""
@@ -306,7 +338,7 @@ class _Patience:
                             yield channel, message
 
 
-def _connecting(addresses: Iterable[tuple[str, int]]) -> Iterator[tuple[Channel, str]]:
+def _connecting(addresses: Iterable[Address]) -> Iterator[tuple[Channel, str]]:
     for address, port in addresses:
         with contextlib.suppress(OSError):  # no such network here
             connection = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
@@ -317,6 +349,10 @@ def _connecting(addresses: Iterable[tuple[str, int]]) -> Iterator[tuple[Channel,
                 channel.close()
                 raise
             yield channel, address
+
+
+def _address_of(listening: socket.socket) -> Address:
+    return Address(*listening.getsockname()[:2])
 
 
 def _exchange(key: str, address: str, *nonces: str) -> _Exchange:

@@ -27,6 +27,13 @@ class Member(NamedTuple):
     pid: int
 
 
+class Address(NamedTuple):
+    """Where somebody listens."""
+
+    host: str
+    port: int
+
+
 class Hello(NamedTuple):
     """A rank's first words, to whoever listens on an address."""
 
@@ -78,6 +85,18 @@ class Absent(NamedTuple):
     ranks: str
 
 
+class Expect(NamedTuple):
+    """These ranks are about to join a job that others have joined before."""
+
+    ranks: str
+
+
+class Listening(NamedTuple):
+    """Where the monitor listens for those that a rank has told it to expect."""
+
+    addresses: list[Address]
+
+
 class Stop(NamedTuple):
     """The job is being ended by somebody who knows why."""
 
@@ -97,9 +116,9 @@ class End(NamedTuple):
     reason: str
 
 
-Message: TypeAlias = (
-    Hello | Challenge | Join | Welcome | Report | Failing | Absent | Stop | Tick | Go | End
-)
+_OfRank: TypeAlias = Hello | Join | Report | Failing | Expect | Absent | Stop
+_OfListener: TypeAlias = Challenge | Welcome | Listening | Tick | Go | End
+Message: TypeAlias = _OfRank | _OfListener
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Message)}
 
 

@@ -27,8 +27,10 @@ from chainermn.failures.judgement import Judge, RankState
 from chainermn.failures.messages import (
     Absent,
     End,
+    Expect,
     Failing,
     Go,
+    Listening,
     Member,
     Message,
     Report,
@@ -61,14 +63,14 @@ def main(sockets: list[int], invitation: list[Any], pid: int) -> None:
 class Monitor:
     """Receives the reports of all ranks, the first of which has started this process.
 
-    It listens until all ranks of the job have joined: nobody has a reason to come later.
+    It listens only until all ranks that it expects have joined: as a rule all of the job.
     """
 
     def __init__(
         self, sockets: Sequence[socket.socket], invitation: Invitation, starter: Process | None
     ) -> None:
         key = invitation.entrance.key
-        self._listener = Listener(sockets, key, invitation.size, [PURPOSE])
+        self._listener = Listener(sockets, key, from_ranges(invitation.ranks), [PURPOSE])
         self._invitation = invitation
         # None as soon as ranks have joined.
         self._starter = starter
@@ -144,7 +146,7 @@ class Monitor:
         reason = "without a word: it was killed, it has crashed, or it has called os._exit"
         try:
             for message in channel.receive():
-                self._take(self._members[channel], message)
+                self._take(channel, message)
             return
         except MalformedError as error:
             reason = f"as it does not speak as a rank does ({error})"
@@ -159,7 +161,8 @@ class Monitor:
                 _SECONDS_FOR_MPIEXEC,
             )
 
-    def _take(self, state: RankState, message: Message) -> None:
+    def _take(self, channel: Channel, message: Message) -> None:
+        state = self._members[channel]
         state.heard_at = now = self._clock.read()
         if isinstance(message, Report):
             self._note(state, message, now)
@@ -168,6 +171,12 @@ class Monitor:
                 self._end_at, self._first, self._reason = now, state.rank, message.reason
         elif isinstance(message, Stop):
             self._may_leave = True
+        elif isinstance(message, Expect):
+            self._check_ranks(message.ranks)
+            here = {member.rank for member in self._members.values()}
+            with contextlib.suppress(OSError):  # they are told to go nowhere
+                self._listener.expect({*from_ranges(message.ranks)} - here)
+            channel.send(Listening(self._listener.addresses))
         elif isinstance(message, Absent):
             self._check_ranks(message.ranks)
             self._listener.expect_no_more(from_ranges(message.ranks))

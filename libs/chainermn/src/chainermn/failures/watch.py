@@ -24,12 +24,16 @@ from chainermn.failures.clock import AwakeClock, stall_limit, turn
 from chainermn.failures.ending import SECONDS_FOR_THE_FIRST, end_job
 from chainermn.failures.guarded import hold_files, release_files
 from chainermn.failures.invitation import Invitation, start_monitor
+from chainermn.failures.joining import Entrance
 from chainermn.failures.main_thread import Interrupts, place
 from chainermn.failures.messages import (
     Absent,
+    Address,
     End,
+    Expect,
     Failing,
     Go,
+    Listening,
     Message,
     Report,
     Stop,
@@ -45,6 +49,8 @@ if TYPE_CHECKING:
 _SECONDS_FOR_AN_ANSWER = 1.0
 #: Reason of ranks that an interrupt ends, wherever they are.
 INTERRUPTED = "interrupted"
+# Seconds for the monitor to listen again.
+_SECONDS_FOR_LISTENING = 30.0
 # Seconds for the monitor to notice that all ranks are gone.
 _SECONDS_FOR_THE_MONITOR = 3.0
 # While a rank waits at its end, it gives MPI a chance to send messages this often.
@@ -75,22 +81,29 @@ def join(mpi_comm: MPI.Intracomm) -> None:
         is_one_host = numbers is not None and numbers.local_size == numbers.size
         with contextlib.suppress(OSError):
             new, monitor = start_monitor(
-                MPI.COMM_WORLD.size, stall_limit(), is_one_host=is_one_host
+                ranks, MPI.COMM_WORLD.size, stall_limit(), is_one_host=is_one_host
             )
     everywhere = mpi_comm.allgather((_has_joined, known, new))
-    have_all_joined = all(has_joined for has_joined, _, _ in everywhere)
-    invitation = next((it for _, it, _ in everywhere if it), None)
-    if monitor is not None and (have_all_joined or invitation is not None):
+    newcomers = [
+        rank for rank, (has_joined, _, _) in zip(ranks, everywhere, strict=True) if not has_joined
+    ]
+    watched = next((number for number, (_, it, _) in enumerate(everywhere) if it), None)
+    if monitor is not None and (watched is not None or not newcomers):
         monitor.kill()
         monitor.wait()
     elif monitor is not None:
         _monitor = monitor
-    if have_all_joined:
+    if not newcomers:
         return
+    invitation = everywhere[0][2]
+    if watched is not None:  # and its monitor has stopped listening
+        entrance = None
+        if _watch is not None and mpi_comm.rank == watched:
+            entrance = _watch.entrance_for(newcomers)
+        invitation = everywhere[watched][1]._replace(entrance=mpi_comm.bcast(entrance, watched))
     if not _has_joined:
         _has_joined = True
         rank = ranks[mpi_comm.rank]
-        invitation = invitation or everywhere[0][2]
         if channel := invitation and invitation.accept(rank):
             _watch = Watch(invitation, rank, channel)
             _watch.start()
@@ -184,6 +197,9 @@ class Watch(threading.Thread):
         self._counts: dict[str, int] = {}
         self._is_leaving = self._is_over = False
         self._released = threading.Event()
+        # Where the monitor listens for others, once asked to.
+        self._listening = threading.Event()
+        self._addresses: list[Address] = []
         # The rank that ends the job, and its reason.
         self._told_to_end = threading.Event()
         self._first: int | None = None
@@ -223,6 +239,13 @@ class Watch(threading.Thread):
         """See `stop_watching`."""
         self._channel.send(Stop())
         self._is_over = True
+
+    def entrance_for(self, ranks: Sequence[int]) -> Entrance:
+        """Have the monitor listen for these ranks, as others have joined before."""
+        self._listening.clear()
+        self._channel.send(Expect(as_ranges(ranks)))
+        self._listening.wait(_SECONDS_FOR_LISTENING)
+        return Entrance(self._addresses, self.invitation.entrance.key)
 
     def say_absent(self, ranks: Sequence[int]) -> None:
         """Announce that these ranks cannot join, so that nobody listens for them any more."""
@@ -278,6 +301,9 @@ class Watch(threading.Thread):
             self._told_to_end.set()
             is_first = self._first == self._rank
             end_job("", after=0 if is_first else SECONDS_FOR_THE_FIRST)
+        elif isinstance(message, Listening):
+            self._addresses = message.addresses
+            self._listening.set()
         elif not isinstance(message, Tick):
             raise MalformedError(f"{message} is no message of a monitor")
 

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from chainermn.failures import joining
 from chainermn.failures.channel import Channel
 from chainermn.failures.joining import LOOPBACK, Entrance, listen, own_addresses
-from chainermn.failures.messages import Member
+from chainermn.failures.messages import Address, Member
 
 #: Names the job: every process of it inherits this variable.
 JOB = "_CHAINERMN_RUN"
@@ -38,7 +38,7 @@ class Listener:
     def __init__(self, size: int, hosts: Sequence[object] | None) -> None:
         sockets = listen([LOOPBACK] if hosts is None else own_addresses())
         addresses, key = Entrance.to(sockets)
-        self._listener = joining.Listener(sockets, key, size, PURPOSES)
+        self._listener = joining.Listener(sockets, key, range(size), PURPOSES)
         places = [f"{address} {port}" for address, port in addresses]
         self.environment = {JOB: " ".join((secrets.token_hex(8), *places)), _KEY: key}
 
@@ -61,7 +61,7 @@ class Listener:
 def take_entrance(environment: MutableMapping[str, str]) -> Entrance:
     """Return what `Listener.environment` says, and remove the key, which no child needs."""
     _, *places = environment[JOB].split()
-    addresses = zip(places[::2], map(int, places[1::2]), strict=True)
+    addresses = map(Address, places[::2], map(int, places[1::2]))
     return Entrance([*addresses], environment.pop(_KEY))
 
 
