@@ -2,18 +2,22 @@
 
 ``at the start``: it comes once there is a file ``come`` in the folder. A file ``all`` says that
 all train, until there is a file ``over``. ``with a part``: the others have a communicator of their
-own before it comes; then it is killed.
+own before it comes; then it is killed. ``never``: it cannot connect to the watch.
 """
 
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import chainermn
+from chainermn.failures import watch
+from chainermn.failures.invitation import Invitation
 
 
 def main(how: str, folder: Path) -> None:
@@ -30,12 +34,25 @@ def main(how: str, folder: Path) -> None:
         if is_last:
             os.kill(os.getpid(), signal.SIGKILL)
         train(comm, folder / "never")
+    if how == "never":
+        if is_last:
+            Invitation.accept = lambda *_: None  # type: ignore[method-assign, assignment]
+        comm = chainermn.create_communicator("naive")
+        while comm.rank == 0 and is_open(watch._watch):
+            pass
+        return
     while is_last and not (folder / "come").exists():
         time.sleep(0.01)
     comm = chainermn.create_communicator("naive")
     if comm.rank == 0:
         (folder / "all").touch()
     train(comm, folder / "over")
+
+
+def is_open(watched: Any) -> bool:
+    """Tell whether the monitor of a watch listens."""
+    with socket.socket() as stranger:
+        return stranger.connect_ex(watched.invitation.entrance.addresses[0]) == 0
 
 
 def train(comm: chainermn.CommunicatorBase, until: Path) -> None:

@@ -68,8 +68,9 @@ def as_ranges(ranks: Sequence[int]) -> str:
 def from_ranges(ranges: str) -> tuple[int, ...]:
     """Return the ranks that `as_ranges` has abbreviated; raise ValueError if it has not."""
     bounds = [[int(rank) for rank in part.split("-")] for part in ranges.split(",")]
-    if sum(bound[-1] - bound[0] + 1 for bound in bounds) > _MOST_RANKS:
-        raise ValueError(f"more than {_MOST_RANKS} ranks")
+    lengths = [bound[-1] - bound[0] + 1 for bound in bounds]
+    if min(lengths) < 1 or sum(lengths) > _MOST_RANKS:
+        raise ValueError(f"expected at most {_MOST_RANKS} ranks as in 0-2,5")
     return tuple(rank for bound in bounds for rank in range(bound[0], bound[-1] + 1))
 
 
