@@ -243,6 +243,7 @@ class Watch(threading.Thread):
     def entrance_for(self, ranks: Sequence[int]) -> Entrance:
         """Have the monitor listen for these ranks, as others have joined before."""
         self._listening.clear()
+        self._addresses = []
         self._channel.send(Expect(as_ranges(ranks)))
         self._listening.wait(_SECONDS_FOR_LISTENING)
         return Entrance(self._addresses, self.invitation.entrance.key)
