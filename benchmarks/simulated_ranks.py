@@ -20,9 +20,10 @@ from typing import Any
 
 import click
 
-from chainermn.failures.channel import Channel, connect
-from chainermn.failures.invitation import Invitation, start_monitor
-from chainermn.failures.wait import as_ranges
+from chainermn.failures.channel import Channel
+from chainermn.failures.invitation import PURPOSE, Invitation, start_monitor
+from chainermn.failures.messages import Member, Report
+from chainermn.failures.wait import Wait, as_ranges
 
 #: Seconds of silence or waiting, where that is all that can be seen.
 STALL_LIMIT = 6.0
@@ -50,21 +51,20 @@ class Ranks:
         self.period = invitation.period
         self.members = as_ranges(range(size))
         self.stream = f"communicator 1 of ranks {self.members}"
-        hello = {"token": invitation.token}
         self.channels: list[Channel] = []
         self.reported_at: dict[int, float] = {}
         for rank in range(size):
-            channel = connect(["127.0.0.1"], invitation.port, hello)
+            member = Member(rank, PURPOSE, f"host{rank // 8:02}", rank)
+            channel = invitation.entrance.enter(member)
             assert channel is not None
-            channel.send({**hello, "rank": rank, "host": f"host{rank // 8:02}", "pid": rank})
             self.channels.append(channel)
 
     def report(self, rank: int, number: int, stream: str = "", **what: Any) -> None:
         """Let a rank say that it has been in a call for half a period."""
         stream = stream or self.stream
-        call = [stream, number, "allreduce", self.members, self.period / 2, ""]
-        usual = {"main": call, "others": [], "counts": {stream: number}, "left": False}
-        self.channels[rank].send({"kind": "report", "place": PLACE, **usual, **what})
+        call = Wait(stream, number, "allreduce", self.members, self.period / 2)
+        usual = Report(call, [], {stream: number}, PLACE, left=False)
+        self.channels[rank].send(usual._replace(**what))
         self.reported_at[rank] = time.monotonic()
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class Monitored:
         before = os.dup(2)
         os.dup2(writer, 2)
         try:
-            invitation, self.process = start_monitor(size, limit)
+            invitation, self.process = start_monitor(range(size), size, limit, is_one_host=True)
         finally:
             os.dup2(before, 2)
             os.close(before)
@@ -211,7 +211,7 @@ def deadlock(size: int) -> float:
 
     def report(rank: int, number: int) -> None:
         stream = f"communicator {2 + rank % 2} of ranks {it.ranks.members}"
-        call = [stream, 1, "allreduce", it.ranks.members, time.monotonic() - start, ""]
+        call = Wait(stream, 1, "allreduce", it.ranks.members, time.monotonic() - start)
         it.ranks.report(rank, 1, stream, main=call)
 
     with monitored(size, STALL_LIMIT) as it:

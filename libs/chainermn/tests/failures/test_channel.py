@@ -1,95 +1,92 @@
-"""Connections between ranks and the monitor."""
+"""Messages over a connection, whatever the other end sends."""
 
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
-from chainermn.failures import channel
-from chainermn.failures.channel import Channel, connect, listen
+from chainermn.failures.channel import Channel, MalformedError
+from chainermn.failures.messages import End, Failing
 
 
-@contextmanager
-def answering(listener: socket.socket, allowed: threading.Event) -> Iterator[None]:
-    """Accept a connection in the ``with`` block, and answer to it once that is allowed."""
-
-    def answer() -> None:
-        connection, _ = listener.accept()
-        with connection:
-            allowed.wait()
-            Channel(connection).send({"kind": "welcome"})
-
-    thread = threading.Thread(target=answer)
-    thread.start()
-    yield
-    thread.join()
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, socket.socket]]:
+    """Return a channel, and a socket that is its peer."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_connection(listening.getsockname()) as peer,
+    ):
+        channel = Channel(listening.accept()[0])
+        yield channel, peer
+        channel.close()
 
 
-def test_answer_may_take_longer_than_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    allowed = threading.Event()
-    at_first = iter([0.0, 0.0])
-
-    def clock() -> float:
-        if (now := next(at_first, None)) is not None:
-            return now
-        allowed.set()
-        return (channel._SECONDS_TO_CONNECT + channel._SECONDS_TO_ANSWER) / 2
-
-    monkeypatch.setattr(channel, "monotonic", clock)
-    with listen() as listener, answering(listener, allowed):
-        found = connect(["127.0.0.1"], listener.getsockname()[1], {"token": "x"})
-    assert found is not None
-    found.close()
+def receive(channel: Channel) -> list[object]:
+    """Wait for messages."""
+    while not (messages := channel.receive()):
+        pass
+    return [*messages]
 
 
-def test_what_follows_an_answer_is_kept() -> None:
-    with listen() as listener:
-        address = ("127.0.0.1", listener.getsockname()[1])
-        rank = Channel(socket.create_connection(address))
-        monitor = Channel(listener.accept()[0])
-        for kind in ("welcome", "welcome", "end"):
-            monitor.send({"kind": kind})
-        assert rank.ask({"token": "x"})
-        assert rank.ask({"token": "x", "rank": 1})
-        assert rank.receive() == [{"kind": "end"}]
-        rank.close()
-        monitor.close()
+def test_what_follows_the_first_message_is_kept(ends: tuple[Channel, socket.socket]) -> None:
+    channel, peer = ends
+    peer.sendall(b'["End", 1, ""]\n["Failing", "2"]\n["End", 3, ""]\n')
+    while not (first := channel.receive(only_first=True)):
+        pass
+    assert first == [End(1, "")]
+    assert channel.receive() == [Failing("2"), End(3, "")]
+    assert channel.receive() == []
 
 
-def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "_SECONDS_TO_ANSWER", 0.2)
-    with listen() as listener:
-        assert connect(["127.0.0.1"], listener.getsockname()[1], {"token": "x"}) is None
+def test_message_in_parts(ends: tuple[Channel, socket.socket]) -> None:
+    channel, peer = ends
+    peer.sendall(b'["End", 1')
+    while channel.receive():
+        pass
+    peer.sendall(b'2, ""]\n')
+    assert receive(channel) == [End(12, "")]
 
 
-def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    # If it waited, it would wait forever.
-    monkeypatch.setattr(channel, "monotonic", lambda: 0.0)
-    with listen() as listener:
-        port = listener.getsockname()[1]
-    assert connect(["127.0.0.1"], port, {"token": "x"}) is None
+def test_little_is_read_of_strangers(ends: tuple[Channel, socket.socket]) -> None:
+    channel, peer = ends
+    peer.sendall(b"x" * (1 << 16))
+    with pytest.raises(MalformedError, match="more than 4096 bytes of a stranger"):
+        while True:
+            channel.receive()
+    assert channel._n_received == 4096
 
 
-def test_first_of_several_addresses_to_answer() -> None:
-    allowed = threading.Event()
-    allowed.set()
-    with listen() as listener, answering(listener, allowed):
-        # The first one is reserved for documentation, so nobody has it.
-        addresses = ["192.0.2.1", "127.0.0.1"]
-        found = connect(addresses, listener.getsockname()[1], {"token": "x"})
-    assert found is not None
-    found.close()
+def test_ranks_may_send_much_but_no_endless_message(
+    ends: tuple[Channel, socket.socket],
+) -> None:
+    channel, peer = ends
+    channel.trust()
+    long = Failing("x" * 10_000)
+    theirs = Channel(peer.dup())
+    theirs.send(long)
+    assert receive(channel) == [long]
+    theirs.close()
+    peer.setblocking(False)
+    with pytest.raises(MalformedError, match="a message of more than 1048576 bytes"):
+        while True:
+            try:
+                peer.send(b"x" * (1 << 16))
+            except BlockingIOError:
+                channel.receive()
 
 
-def test_address_that_means_nothing_here() -> None:
-    allowed = threading.Event()
-    allowed.set()
-    with listen() as listener, answering(listener, allowed):
-        addresses = ["fe80::1%missing", "127.0.0.1"]
-        found = connect(addresses, listener.getsockname()[1], {"token": "x"})
-    assert found is not None
-    found.close()
+@pytest.mark.parametrize("line", [b"GET / HTTP/1.1\r\n", b'["End", "x"]\n'])
+def test_not_a_message(line: bytes, ends: tuple[Channel, socket.socket]) -> None:
+    channel, peer = ends
+    peer.sendall(line)
+    with pytest.raises(MalformedError, match="is no message"):
+        receive(channel)
+
+
+def test_closed_by_the_peer(ends: tuple[Channel, socket.socket]) -> None:
+    channel, peer = ends
+    peer.close()
+    with pytest.raises(ConnectionError, match="closed by the peer"):
+        receive(channel)

@@ -56,7 +56,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
             connection.connect(listener.getsockname())
             connection.send(guard.STARTING + str(rank).encode())
         opened.extend([*connections.values(), listener])
-        monkeypatch.setattr(guard, "_peer_of", lambda it: (pids[it.getpeername()], os.getuid()))
+        monkeypatch.setattr(guard, "peer_of", lambda it: (pids[it.getpeername()], os.getuid()))
         really_look = guard.Guard._look
 
         def look(self: guard.Guard, now: float) -> None:

@@ -8,6 +8,9 @@ import os
 import select
 import signal
 import socket
+import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from io import FileIO
@@ -141,6 +144,60 @@ def test_guard_that_is_killed_is_not_missed(guards: Guards) -> None:
     with guarded.guarded(2):
         guards.end()
     assert len(guards.started) == 1
+
+
+# Listens under a name as another user, tells when it does, then whether anything has come.
+OTHER_USER = """
+import os, socket, sys
+launcher, name, backlog = sys.argv[1:]
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+try:
+    open(f"/proc/{launcher}/auxv").close()
+except PermissionError:
+    print("cannot guess", flush=True)
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+    listener.bind("\\0" + name)
+    listener.listen(int(backlog))
+    print("listens", flush=True)
+    if int(backlog):
+        print(listener.accept()[0].recv(64), flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_other_user_has_the_name_of_the_guard(guards: Guards) -> None:
+    name = guarded._name_of_guard()
+    command = [sys.executable, "-c", OTHER_USER, str(os.getpid()), name[1:], "9"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stranger:
+        assert stranger.stdout is not None
+        assert stranger.stdout.readline() == b"cannot guess\n"
+        assert stranger.stdout.readline() == b"listens\n"
+        with pytest.raises(OSError, match="user 65534 has taken the name"), guarded.guarded(2):
+            pass
+        assert stranger.stdout.readline() == b"b''\n"  # nothing has been sent
+        stranger.communicate()
+    assert guards.started == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_other_user_has_the_name_and_accepts_nobody(
+    guards: Guards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarded, "_SECONDS_TO_CONNECT", struct.pack("ll", 0, 100_000))
+    name = guarded._name_of_guard()
+    command = [sys.executable, "-c", OTHER_USER, str(os.getpid()), name[1:], "0"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stranger:
+        assert stranger.stdout is not None
+        while stranger.stdout.readline() != b"listens\n":
+            pass
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as first:
+            first.connect(name)  # no other one fits
+            with pytest.raises(BlockingIOError), guarded.guarded(2):
+                pass
+        stranger.communicate()
 
 
 # ---- what keeps the files of a rank open ----

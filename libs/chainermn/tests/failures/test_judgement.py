@@ -218,3 +218,17 @@ def test_limit_that_is_no_number_of_seconds(text: str, monkeypatch: pytest.Monke
 def test_limit(text: str, limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHAINERMN_STALL_LIMIT", text)
     assert stall_limit() == limit
+
+
+def test_ranks_of_another_world_are_left_out() -> None:
+    assert as_ranges([0, 1, -32766, -32766, 2]) == "0-2"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "0-", "-1", "a", "2-1", "0-1048576", "0-9999999999,9999999999-0", "0-9," * 110_000 + "0"],
+    ids=lambda text: text[:30],
+)
+def test_no_ranks(text: str) -> None:
+    with pytest.raises(ValueError):
+        from_ranges(text)

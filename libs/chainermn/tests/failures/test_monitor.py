@@ -2,55 +2,71 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import selectors
 import signal
+import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from chainermn.failures import monitor
-from chainermn.failures.channel import Message, connect, listen
-from chainermn.failures.invitation import Invitation
+from chainermn.failures.invitation import PURPOSE, Invitation
+from chainermn.failures.joining import LOOPBACK, Entrance, listen
+from chainermn.failures.messages import (
+    Absent,
+    Address,
+    End,
+    Expect,
+    Failing,
+    Go,
+    Listening,
+    Member,
+    Message,
+    Report,
+    Stop,
+    Tick,
+    encode,
+)
 from chainermn.failures.monitor import Monitor
 from chainermn.failures.processes import Process, find
+from chainermn.failures.wait import Wait
 
 STREAM = "communicator 1 of ranks 0-1"
-TOKEN = {"token": "secret"}
 TIMEOUT = 60.0
 PERIOD = 0.05
+
+M = TypeVar("M")
 
 
 class Rank:
     """The connection of a rank that has joined."""
 
-    def __init__(self, port: int, number: int) -> None:
-        channel = connect(["127.0.0.1"], port, TOKEN)
+    def __init__(self, entrance: Entrance, number: int) -> None:
+        channel = entrance.enter(Member(number, PURPOSE, "here", 100 + number))
         assert channel is not None
         self.channel = channel
         self._heard: list[Message] = []
         self.all: list[Message] = []
-        channel.send({**TOKEN, "rank": number, "host": "here", "pid": 100 + number})
-        self.hear("welcome")
 
     def report(self, **what: Any) -> None:
-        nothing: Message = {"main": None, "others": [], "counts": {}, "place": "", "left": False}
-        self.channel.send({"kind": "report", **nothing, **what})
+        self.channel.send(Report(None, [], {}, "", False)._replace(**what))
 
-    def hear(self, kind: str) -> Message:
+    def hear(self, kind: type[M]) -> M:
         """Wait for the next message of this kind."""
         deadline = time.monotonic() + TIMEOUT
         with selectors.DefaultSelector() as selector:
             selector.register(self.channel, selectors.EVENT_READ)
             while True:
                 for number, message in enumerate(self._heard):
-                    if message["kind"] == kind:
+                    if isinstance(message, kind):
                         del self._heard[: number + 1]
                         return message
                 assert selector.select(deadline - time.monotonic()), kind
@@ -70,11 +86,13 @@ class Clock:
 class Running:
     """A monitor in a thread."""
 
-    def __init__(self, limit: float, starter: int, clock: Clock | None) -> None:
-        listener = listen()
-        self.port = listener.getsockname()[1]
-        invitation = Invitation("here", ["127.0.0.1"], self.port, "secret", limit, PERIOD)
-        self._monitor = Monitor(listener, invitation, find(starter))
+    def __init__(
+        self, expected: int, size: int, limit: float, starter: int, clock: Clock | None
+    ) -> None:
+        sockets = listen([LOOPBACK])
+        self.entrance = Entrance.to(sockets)
+        invitation = Invitation("here", self.entrance, f"0-{expected - 1}", size, limit, PERIOD)
+        self._monitor = Monitor(sockets, invitation, find(starter))
         self._clock = clock
         if clock is not None:
             self._monitor._clock = clock  # type: ignore[assignment]
@@ -91,7 +109,7 @@ class Running:
         self._ranks: list[Rank] = []
 
     def join(self, n_ranks: int) -> list[Rank]:
-        self._ranks = [Rank(self.port, number) for number in range(n_ranks)]
+        self._ranks = [Rank(self.entrance, number) for number in range(n_ranks)]
         return self._ranks
 
     def wait_until_heard(self, rank: int, at: float) -> None:
@@ -100,7 +118,7 @@ class Running:
         while (rank, at) not in [(m.rank, m.heard_at) for m in list(members.values())]:
             time.sleep(0.01)
 
-    def judge(self, reports: dict[int, Message]) -> None:
+    def judge(self, reports: dict[int, dict[str, Any]]) -> None:
         """Let ranks report, and the clock go on until that is noted and judged."""
         now = self.look_again()
         for rank, report in reports.items():
@@ -127,10 +145,10 @@ class Running:
         for rank in self._ranks:
             rank.channel.close()
         self.wait()
-        selector = self._monitor._selector
-        for key in list(selector.get_map().values()):
-            key.fileobj.close()  # type: ignore[union-attr]
-        selector.close()
+        for channel in self._monitor._members:
+            channel.close()
+        self._monitor._listener.close()
+        self._monitor._selector.close()
         if self._monitor._ends is not None:
             self._monitor._ends.close()
 
@@ -161,9 +179,14 @@ def start(launchers: list[Process]) -> Iterator[Start]:
     started: list[Running] = []
 
     def begin(
-        limit: float = 0.0, starter: int | None = None, clock: Clock | None = None
+        expected: int = 2,
+        size: int | None = None,
+        limit: float = 0.0,
+        starter: int | None = None,
+        clock: Clock | None = None,
     ) -> Running:
-        started.append(Running(limit, os.getpid() if starter is None else starter, clock))
+        parent = os.getpid() if starter is None else starter
+        started.append(Running(expected, size or expected, limit, parent, clock))
         return started[-1]
 
     yield begin
@@ -175,10 +198,10 @@ def test_ranks_may_go_once_all_have_left(start: Start, capfd: pytest.CaptureFixt
     running = start()
     first, second = running.join(2)
     first.report(left=True)
-    first.hear("tick")
+    first.hear(Tick)
     second.report(left=True)
-    first.hear("go")
-    second.hear("go")
+    first.hear(Go)
+    second.hear(Go)
     first.channel.close()
     second.channel.close()
     running.wait()
@@ -190,9 +213,9 @@ def test_ranks_may_be_ended_once_one_has_said_so(
 ) -> None:
     running = start()
     first, second = running.join(2)
-    second.channel.send({"kind": "stop"})
+    second.channel.send(Stop())
     second.channel.close()
-    assert first.hear("tick") == first.hear("tick") == {"kind": "tick"}
+    assert first.hear(Tick) == first.hear(Tick)
     first.channel.close()
     running.wait()
     assert capfd.readouterr().err == ""
@@ -204,20 +227,18 @@ def test_rank_that_is_gone_without_a_word(start: Start, capfd: pytest.CaptureFix
     second.channel.close()
     wait_for_stderr("rank 1 on here (process 101) is the first to be gone", capfd)
     clock.now = 1.0  # until then mpiexec may end the job by itself
-    assert first.hear("end")["first"] == 0
+    assert first.hear(End).first == 0
 
 
 def test_rank_that_says_what_has_failed_ends_the_job(
     start: Start, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    first, second, third = start().join(3)
-    third.channel.send({"kind": "failing", "reason": "that of 2"})
-    second.channel.send({"kind": "failing", "reason": "that of 1"})  # too late: not the first
-    ends = [rank.hear("end") for rank in (first, second, third)]
-    assert ends[0]["first"] in (1, 2)
-    for end in ends:
-        expected = {"first": ends[0]["first"], "reason": f"that of {ends[0]['first']}"}
-        assert end == {"kind": "end", **expected}
+    first, second, third = start(3).join(3)
+    third.channel.send(Failing("that of 2"))
+    second.channel.send(Failing("that of 1"))  # too late: not the first
+    ends = [rank.hear(End) for rank in (first, second, third)]
+    assert ends[0].first in (1, 2)
+    assert ends == [End(ends[0].first, f"that of {ends[0].first}")] * 3
     assert capfd.readouterr().err == ""
 
 
@@ -226,9 +247,9 @@ def test_rank_that_waits_for_one_that_has_left(
 ) -> None:
     first, second = start().join(2)
     second.report(left=True)
-    first.report(main=[STREAM, 3, "allreduce", "0-1", 0.5, ""], place="train.py:7")
-    first.hear("end")
-    second.hear("end")
+    first.report(main=Wait(STREAM, 3, "allreduce", "0-1", 0.5), place="train.py:7")
+    first.hear(End)
+    second.hear(End)
     said = capfd.readouterr().err
     assert "rank 1 on here has ended its script" in said
     assert "allreduce (call 3 on communicator 1 of ranks 0-1)" in said
@@ -239,7 +260,7 @@ def test_rank_that_waits_for_one_that_has_left(
 def test_same_thing_is_warned_of_once(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
     running = start(limit=1000.0, clock=Clock())
     running.join(2)
-    waits = {"main": [STREAM, 3, "allreduce", "0-1", 1500.0, ""]}
+    waits = {"main": Wait(STREAM, 3, "allreduce", "0-1", 1500.0)}
     for _ in range(3):
         running.judge({0: waits, 1: {"place": "train.py:7", "counts": {STREAM: 2}}})
     said = capfd.readouterr().err
@@ -251,25 +272,25 @@ def test_calls_of_other_threads_count(start: Start, capfd: pytest.CaptureFixture
     clock = Clock()
     running = start(clock=clock)
     first, _ = running.join(2)
-    call = [STREAM, 3, "allreduce", "0-1", 0.5, ""]
+    call = Wait(STREAM, 3, "allreduce", "0-1", 0.5)
     running.judge({1: {"left": True, "others": [call]}, 0: {"main": call}})
     running.judge({1: {"left": True, "counts": {STREAM: 3}}})
     assert capfd.readouterr().err == ""
-    first.report(main=[STREAM, 4, "bcast", "0-1", 0.5, ""])
+    first.report(main=Wait(STREAM, 4, "bcast", "0-1", 0.5))
     running.wait_until_heard(0, clock.now)
     clock.now += PERIOD
     wait_for_stderr("bcast (call 4 on", capfd)
 
 
 def test_ranks_hear_ten_times_within_the_limit_that_it_is_there(start: Start) -> None:
-    running = start(limit=100 * PERIOD, clock=Clock())
+    running = start(1, limit=100 * PERIOD, clock=Clock())
     running.look_again()  # the first tick, which nobody hears
     (rank,) = running.join(1)
     for _ in range(25):
         running.look_again()
     rank.report(left=True)
-    rank.hear("go")
-    assert [message["kind"] for message in rank.all].count("tick") == 2
+    rank.hear(Go)
+    assert [type(message) for message in rank.all].count(Tick) == 2
 
 
 @pytest.fixture
@@ -286,8 +307,8 @@ def test_one_of_512_ranks_is_named_in_a_short_message(
     start: Start, capfd: pytest.CaptureFixture[str]
 ) -> None:
     stream = "communicator 1 of ranks 0-511"
-    running = start(clock=Clock())
-    call = {"main": [stream, 3, "allreduce", "0-511", 0.5, ""], "counts": {stream: 3}}
+    running = start(512, clock=Clock())
+    call = {"main": Wait(stream, 3, "allreduce", "0-511", 0.5), "counts": {stream: 3}}
     running.join(512)
     running.judge({rank: call for rank in range(512) if rank != 300})
     assert capfd.readouterr().err == ""
@@ -315,18 +336,88 @@ def test_silent_rank_is_not_the_one_to_end_the_job(
         running.wait_until_heard(1, now)
     wait_for_stderr("rank 0 on here (process 100) has been silent for 3 s", capfd)
     clock.now = 3.5
-    assert second.hear("end")["first"] == 1
+    assert second.hear(End).first == 1
 
 
-def test_strangers_are_not_listened_to(start: Start) -> None:
-    running = start()
+# ---- strangers, and ranks that are not what they seem ----
+
+
+def test_strangers_neither_end_the_job_nor_are_missed(start: Start) -> None:
+    running = start(3)
     first, _ = running.join(2)
-    assert connect(["127.0.0.1"], running.port, {"token": "of another job"}) is None
-    assert connect(["127.0.0.1"], running.port, {"kind": "failing"}) is None
-    guest = connect(["127.0.0.1"], running.port, TOKEN)
-    assert guest is not None
-    guest.close()  # before it has joined: nobody misses it
-    assert first.hear("tick") == first.hear("tick") == {"kind": "tick"}
+    with socket.create_connection(running.entrance.addresses[0]) as stranger:
+        stranger.sendall(encode(Failing("a stranger's")))
+        assert stranger.recv(1) == b""
+    with socket.create_connection(running.entrance.addresses[0]):
+        assert first.hear(Tick) == first.hear(Tick)
+    assert first.hear(Tick) == first.hear(Tick)
+
+
+def test_nobody_can_connect_once_all_ranks_have_joined(start: Start) -> None:
+    running = start(2)
+    running.join(2)
+    wait_until_nobody_can_connect(running)
+
+
+def wait_until_nobody_can_connect(running: Running, address: Address | None = None) -> None:
+    is_open = True
+    while is_open:
+        with socket.socket() as stranger:
+            refused = stranger.connect_ex(address or running.entrance.addresses[0])
+            is_open = refused != errno.ECONNREFUSED
+
+
+def test_ranks_that_cannot_connect_are_not_waited_for(start: Start) -> None:
+    running = start(4)
+    first, _ = running.join(2)
+    with socket.create_connection(running.entrance.addresses[0]) as stranger:
+        first.channel.send(Absent("2-3"))
+        assert stranger.recv(1) == b""
+    wait_until_nobody_can_connect(running)
+
+
+def test_it_listens_again_for_ranks_that_come_later(start: Start) -> None:
+    running = start(2, size=4)
+    first, _ = running.join(2)
+    wait_until_nobody_can_connect(running)
+    first.channel.send(Expect("2-3"))
+    where = first.hear(Listening).addresses
+    entrance = running.entrance._replace(addresses=where)
+    third = Rank(entrance, 2)
+    first.channel.send(Expect("1-2"))  # these have joined
+    assert first.hear(Listening).addresses == where
+    third.report(left=True)
+    fourth = Rank(entrance, 3)
+    wait_until_nobody_can_connect(running, where[0])
+    for late in (third, fourth):
+        late.channel.send(Stop())
+        late.channel.close()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"GET / HTTP/1.1\r\n",
+        b"[" * 100_000 + b"\n",
+        encode(Tick()),
+        encode(Absent("0-2")),
+        encode(Absent("a")),
+        encode(Report(Wait(STREAM, 3, "allreduce", "0-99999999999", 0.5), [], {}, "", False)),
+        encode(Report(None, [Wait(STREAM, 3, "allreduce", "0-2", 0.5)], {}, "", False)),
+        encode(Report(Wait(STREAM, 3, "allreduce", "", 0.5), [], {}, "", False)),
+        encode(Report(None, [], {STREAM: -1}, "", False)),
+    ],
+    ids=lambda line: repr(line[:60]),
+)
+def test_rank_that_does_not_speak_as_ranks_do_ends_the_job(
+    line: bytes, start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock()
+    first, second = start(clock=clock).join(2)
+    second.channel.send_encoded(line)
+    wait_for_stderr("as it does not speak as a rank does (", capfd)
+    clock.now = 1.0
+    assert first.hear(End).first == 0
 
 
 def test_nobody_comes_and_the_rank_that_started_it_ends(start: Start) -> None:
@@ -354,29 +445,3 @@ def test_all_are_gone_at_once(
         if not is_killed:  # that of Open MPI needs no help
             process.communicate(b"\n")
         assert process.wait(TIMEOUT) == (-signal.SIGKILL if is_killed else 0)
-
-
-def test_a_rank_has_joined_only_when_the_monitor_says_so() -> None:
-    # Otherwise ranks that end early would be taken for all there are.
-    said: list[bytes] = []
-
-    def answer() -> None:
-        connection, _ = listener.accept()
-        with connection:
-            for _ in range(2):
-                said.append(connection.recv(1 << 12))
-                time.sleep(0.3)
-                said.append(b"welcome")
-                connection.send(b'{"kind": "welcome"}\n')
-
-    with listen() as listener:
-        thread = threading.Thread(target=answer)
-        thread.start()
-        port = listener.getsockname()[1]
-        invitation = Invitation("here", ["127.0.0.1"], port, "secret", 10.0, PERIOD)
-        channel = invitation.accept(3)
-        assert channel is not None
-        assert said[1::2] == [b"welcome"] * 2
-        assert b'"rank": 3' in said[2]
-        thread.join()
-        channel.close()

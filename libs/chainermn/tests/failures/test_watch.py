@@ -11,20 +11,34 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from chainermn.failures import main_thread, watch
 from chainermn.failures.activity import waiting
-from chainermn.failures.channel import Channel, Message, listen
-from chainermn.failures.invitation import Invitation
+from chainermn.failures.invitation import PURPOSE, Invitation
+from chainermn.failures.joining import LOOPBACK, Entrance, Listener, listen
 from chainermn.failures.main_thread import Interrupts
+from chainermn.failures.messages import (
+    Address,
+    End,
+    Expect,
+    Failing,
+    Go,
+    Listening,
+    Message,
+    Report,
+    Stop,
+    Tick,
+)
 from chainermn.failures.watch import Watch
 
 HOST = socket.gethostname()
 TIMEOUT = 60.0
+M = TypeVar("M")
 
 
 class Ended(BaseException):
@@ -35,10 +49,11 @@ class Peer:
     """The monitor's end of the connection of rank 3."""
 
     def __init__(self, limit: float) -> None:
-        self._listener = listen()
+        sockets = listen([LOOPBACK])
+        entrance = Entrance.to(sockets)
+        self._listener = Listener(sockets, entrance.key, range(4), [PURPOSE])
         self._messages: list[Message] = []
-        port = self._listener.getsockname()[1]
-        self.invitation = Invitation("there", ["127.0.0.1"], port, "secret", limit, period=0.05)
+        self.invitation = Invitation("there", entrance, "0-3", 4, limit, period=0.05)
         thread = threading.Thread(target=self._welcome, daemon=True)
         thread.start()
         channel = self.invitation.accept(3)
@@ -48,12 +63,9 @@ class Peer:
         thread.join(TIMEOUT)
 
     def _welcome(self) -> None:
-        connection, _ = self._listener.accept()
-        self.channel = Channel(connection)
-        assert self.hear() == {"token": "secret"}
-        self.channel.send({"kind": "welcome"})
-        self.joined = self.hear()
-        self.channel.send({"kind": "welcome"})
+        while not (joined := self._listener.serve(0.0)):
+            time.sleep(0.001)
+        ((self.channel, self.joined),) = joined
 
     def hear(self) -> Message:
         """Wait for the next message."""
@@ -64,12 +76,16 @@ class Peer:
                 self._messages = self.channel.receive()
         return self._messages.pop(0)
 
-    def report_of(self, expected: Callable[[Message], bool]) -> Message:
-        """Wait for a report of which something is true."""
+    def hear_of(self, kind: type[M], expected: Callable[[M], object] = bool) -> M:
+        """Wait for a message of this kind of which something is true."""
         deadline = time.monotonic() + TIMEOUT
-        while not expected(report := self.hear()):
-            assert time.monotonic() < deadline, report
-        return report
+        while not isinstance(message := self.hear(), kind) or not expected(message):
+            assert time.monotonic() < deadline, message
+        return message
+
+    def report_of(self, expected: Callable[[Report], object]) -> Report:
+        """Wait for a report of which something is true."""
+        return self.hear_of(Report, expected)
 
     def close(self) -> None:
         self._listener.close()
@@ -121,17 +137,17 @@ Meet = Callable[..., Peer]
 
 def test_what_a_rank_reports(meet: Meet, ends: list[tuple[str, float]]) -> None:
     peer = meet()
-    assert peer.joined == {"token": "secret", "rank": 3, "host": HOST, "pid": os.getpid()}
-    assert peer.report_of(lambda report: report["main"] is None)["left"] is False
+    assert peer.joined == (3, PURPOSE, HOST, os.getpid())
+    assert peer.report_of(lambda report: report.main is None).left is False
     call = ["communicator 9 of ranks 0-3", "allreduce", "0-3"]
     with waiting(*call):
-        report = peer.report_of(lambda it: it["main"] and "selectors.py" in it["place"])
-        assert [report["main"][i] for i in (0, 2, 3)] == call
-        assert report["place"].startswith(f"{__file__}:")
-        assert ", inside of it " in report["place"]
-        assert report["others"] == []
-    peer.report_of(lambda report: report["main"] is None)
-    peer.channel.send({"kind": "go"})
+        report = peer.report_of(lambda it: it.main and "selectors.py" in it.place)
+        assert [report.main[i] for i in (0, 2, 3)] == call
+        assert report.place.startswith(f"{__file__}:")
+        assert ", inside of it " in report.place
+        assert report.others == []
+    peer.report_of(lambda report: report.main is None)
+    peer.channel.send(Go())
     peer.close()
     assert ends == []
 
@@ -141,10 +157,10 @@ def test_calls_are_counted_once(meet: Meet) -> None:
     stream = "communicator 8 of ranks 0-3"
     for number in (1, 2):
         with waiting(stream, "bcast", "0-3"):
-            assert peer.report_of(lambda report: bool(report["main"]))["main"][1] == number
-        counted = peer.report_of(lambda report: report["main"] is None)["counts"]
+            assert peer.report_of(lambda report: report.main).main.number == number
+        counted = peer.report_of(lambda report: report.main is None).counts
         assert stream not in counted  # it has been told with the call
-    peer.channel.send({"kind": "go"})
+    peer.channel.send(Go())
 
 
 def test_rank_leaves_when_all_have(
@@ -160,11 +176,11 @@ def test_rank_leaves_when_all_have(
     assert peer.watch is not None
     leaving = threading.Thread(target=peer.watch.leave, daemon=True)
     leaving.start()
-    peer.report_of(lambda report: report["left"])
+    peer.report_of(lambda report: report.left)
     while len(probes) < 3:
         peer.hear()
     assert leaving.is_alive()
-    peer.channel.send({"kind": "go"})
+    peer.channel.send(Go())
     leaving.join(TIMEOUT)
     assert not leaving.is_alive()
     assert ends == []
@@ -185,11 +201,11 @@ def test_interrupt_while_a_rank_waits_at_its_end(
         peer.watch.leave()
     ((message, _),) = ends
     assert f"rank 3 on {HOST} was interrupted at its end" in message
-    told = peer.report_of(lambda message: message["kind"] == "failing")
+    told = peer.hear_of(Failing)
     # A rank that was interrupted elsewhere gives the same reason.
     assert peer.watch.say_failing(watch.INTERRUPTED)
-    assert peer.report_of(lambda it: it["kind"] == "failing") == told
-    peer.channel.send({"kind": "go"})
+    assert peer.hear_of(Failing) == told
+    peer.channel.send(Go())
 
 
 @pytest.mark.parametrize(("first", "seconds"), [(3, 0.0), (1, 2.0)])
@@ -197,8 +213,8 @@ def test_rank_is_told_to_end(
     first: int, seconds: float, meet: Meet, ends: list[tuple[str, float]]
 ) -> None:
     peer = meet()
-    peer.channel.send({"kind": "tick"})
-    peer.channel.send({"kind": "end", "first": first, "reason": ""})
+    peer.channel.send(Tick())
+    peer.channel.send(End(first, ""))
     peer.close()
     assert ends == [("", seconds)]  # whoever knows the reason says it
 
@@ -216,7 +232,7 @@ def test_rank_is_ended_by_somebody_who_knows_why(
     peer = meet()
     monkeypatch.setattr(watch, "_watch", peer.watch)
     watch.stop_watching()
-    peer.report_of(lambda message: message["kind"] == "stop")
+    peer.hear_of(Stop, lambda stop: True)
     assert peer.watch is not None
     peer.watch.join(TIMEOUT)
     peer.close()
@@ -246,9 +262,9 @@ def test_rank_that_fails_says_why_unless_another_one_has(
     watched = peer.watch
     thread = threading.Thread(target=lambda: says.append(watched.say_failing("mine")))
     thread.start()
-    told = peer.report_of(lambda message: message["kind"] == "failing")
-    reason = told["reason"] if first_reason == "the same" else "another"
-    peer.channel.send({"kind": "end", "first": first, "reason": reason})
+    told = peer.hear_of(Failing)
+    reason = told.reason if first_reason == "the same" else "another"
+    peer.channel.send(End(first, reason))
     thread.join(TIMEOUT)
     assert says == [is_to_say_it]
 
@@ -260,14 +276,38 @@ def test_rank_that_fails_and_hears_nothing_says_why(
     peer = meet()
     assert peer.watch is not None
     assert peer.watch.say_failing("mine")
-    peer.channel.send({"kind": "go"})
+    peer.channel.send(Go())
 
 
 def test_monitor_that_cannot_be_reached() -> None:
-    with listen() as listener:
-        port = listener.getsockname()[1]
-    invitation = Invitation("there", ["127.0.0.1"], port, "secret", 0.0, 0.05)
+    (listening,) = listen([LOOPBACK])
+    with listening:
+        invitation = Invitation("there", Entrance.to([listening]), "0-3", 4, 0.0, 0.05)
     assert invitation.accept(3) is None
+
+
+def test_where_ranks_that_come_later_are_to_connect(meet: Meet) -> None:
+    peer = meet()
+    assert peer.watch is not None
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(peer.watch.entrance_for, [4, 5])
+        assert peer.hear_of(Expect) == Expect("4-5")
+        peer.channel.send(Listening([Address("127.0.0.1", 7)]))
+        entrance = found.result(TIMEOUT)
+    assert entrance == ([("127.0.0.1", 7)], peer.invitation.entrance.key)
+    peer.channel.send(Go())
+
+
+@pytest.mark.parametrize("line", [b"GET / HTTP/1.1\r\n", b'["Stop"]\n', b'["End", "1", ""]\n'])
+def test_monitor_that_does_not_speak_as_monitors_do(
+    line: bytes, meet: Meet, ends: list[tuple[str, float]]
+) -> None:
+    peer = meet()
+    peer.channel.send_encoded(line)
+    assert peer.watch is not None
+    peer.watch.join(TIMEOUT)
+    ((message, _),) = ends
+    assert "watches over the job on there has sent something that it never says (" in message
 
 
 # ---- interrupts ----

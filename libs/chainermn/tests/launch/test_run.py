@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import errno
 import importlib
 import importlib.util
 import io
@@ -28,9 +29,9 @@ import numpy as np
 import pytest
 
 import chainermn
+from chainermn.launch import calls, run
 from chainermn.launch import ranks as launch_ranks
-from chainermn.launch import run
-from chainermn.launch.connections import JOB, Listener
+from chainermn.launch.connections import JOB
 from chainermn.launch.mpiexec import find_mpiexec
 from chainermn.launch.pickles import dumps
 
@@ -274,21 +275,30 @@ def test_process_that_the_function_leaves_behind(
     assert "not ended" not in capsys.readouterr().out
 
 
-def test_stranger_does_not_hold_up_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    accept, accepted = Listener.accept, []
+def test_nobody_can_connect_while_the_function_runs() -> None:
+    def connect() -> int:
+        _, address, port = os.environ[JOB].split()
+        with socket.socket() as stranger:
+            return stranger.connect_ex((address, int(port)))
 
-    def noted(listener: Listener) -> Any:
-        accepted.append(accept(listener))
-        return accepted[-1]
+    assert run(connect, ranks=2) == [errno.ECONNREFUSED] * 2
 
-    def connect() -> None:
-        port = int(os.environ[JOB].split()[1])
-        strangers.append(socket.create_connection(("127.0.0.1", port)))
 
+def test_strangers_do_not_hold_up_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come before the ranks, say nothing, and stay."""
     strangers: list[socket.socket] = []
-    monkeypatch.setattr(Listener, "accept", noted)
-    run(connect, ranks=1)
-    assert None not in accepted
+
+    def started(*arguments: Any, **options: Any) -> Any:
+        address, port = arguments[1][JOB].split()[1:]
+        strangers.extend(socket.create_connection((address, int(port))) for _ in range(200))
+        return really_started(*arguments, **options)
+
+    really_started = calls.started
+    monkeypatch.setattr(calls, "started", started)
+    assert run(os.getpid, ranks=2)[0] > 0
+    for stranger in strangers:
+        assert stranger.recv(1) == b""  # it has been dropped
+        stranger.close()
 
 
 def test_modules_of_the_working_directory_do_not_replace_others(

@@ -1,32 +1,29 @@
-"""Connections between the ranks and the monitor: TCP, because MPI may be stuck."""
+"""Messages over TCP, because MPI may be stuck."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
-import selectors
+import errno
+import os
 import socket
-import struct
 import threading
-from collections.abc import Iterable, Iterator
-from time import monotonic
-from typing import Any, TypeAlias, cast
 
-Message: TypeAlias = dict[str, Any]
+from chainermn.failures.messages import Message, decode, encode
 
 # Messages beyond this are dropped while the peer does not read.
 _MOST_BYTES = 1 << 20
-# The peer's kernel accepts a connection; only its process, which may be starting, answers.
-_SECONDS_TO_CONNECT = 3.0
-_SECONDS_TO_ANSWER = 30.0
-_SIOCGIFADDR = 0x8915
+# All that is read of a peer before it is trusted.
+_MOST_BYTES_OF_STRANGER = 1 << 12
+
+
+class MalformedError(ConnectionError):
+    """The peer has sent something other than the messages that are expected of it."""
 
 
 class Channel:
-    """Messages over a socket that may still be connecting, each a line of JSON.
+    """Messages over a socket that may still be connecting. It never waits for the peer.
 
-    Only `ask` waits for the peer.
+    Little is read of the peer until `trust` is called.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -34,15 +31,23 @@ class Channel:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
         self._incoming, self._outgoing = b"", b""
+        self._n_received, self._is_trusted = 0, False
         self._lock = threading.Lock()
 
     def fileno(self) -> int:
         """Return the file descriptor."""
         return self._socket.fileno()
 
-    def is_connected(self) -> bool:
-        """Tell whether connecting has succeeded; to be asked once it has ended."""
-        return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+    def check_connection(self) -> None:
+        """Raise ConnectionError if the connection has been lost, or ConnectionRefusedError."""
+        error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            is_lost = error in (errno.ECONNRESET, errno.EPIPE)
+            raise (ConnectionError if is_lost else ConnectionRefusedError)(os.strerror(error))
+
+    def trust(self) -> None:
+        """Let the peer send as much as it likes, as it belongs to the job."""
+        self._is_trusted = True
 
     def send(self, message: Message) -> None:
         """Send a message; never raises: `receive` does if the peer is gone."""
@@ -64,10 +69,16 @@ class Channel:
     def receive(self, *, only_first: bool = False) -> list[Message]:
         """Return the messages that have arrived, or at most the first one.
 
-        Raises ConnectionError if the connection is closed, or anything except messages comes.
+        Raises ConnectionError if the connection is closed, MalformedError if anything except
+        messages comes, or too much.
         """
+        most = 1 << 16
+        if not self._is_trusted:
+            most = _MOST_BYTES_OF_STRANGER - self._n_received
+            if most <= 0:
+                raise MalformedError(f"more than {_MOST_BYTES_OF_STRANGER} bytes of a stranger")
         try:
-            part = self._socket.recv(1 << 16, socket.MSG_PEEK if only_first else 0)
+            part = self._socket.recv(most, socket.MSG_PEEK if only_first else 0)
             if only_first:
                 part = self._socket.recv(part.find(b"\n") + 1 or len(part))
         except BlockingIOError:
@@ -76,90 +87,20 @@ class Channel:
             raise ConnectionError(str(error)) from error
         if not part:
             raise ConnectionError("closed by the peer")
+        self._n_received += len(part)
         *lines, self._incoming = (self._incoming + part).split(b"\n")
+        if len(self._incoming) > _MOST_BYTES:
+            raise MalformedError(f"a message of more than {_MOST_BYTES} bytes")
         try:
-            messages = [json.loads(line) for line in lines]
+            return [decode(line) for line in lines]
         except ValueError as error:
-            raise ConnectionError(f"not a message: {error}") from error
-        if len(self._incoming) > _MOST_BYTES or not all(isinstance(m, dict) for m in messages):
-            raise ConnectionError("not a message")
-        return messages
+            raise MalformedError(str(error)) from error
 
-    def ask(self, question: Message) -> bool:
-        """Send a message, and tell whether an answer comes before the timeout."""
-        self.send(question)
-        return _first_to_answer([self]) is not None
+    def detach(self) -> socket.socket:
+        """Return the socket, for something other than messages; ends this channel."""
+        self._socket.setblocking(True)
+        return self._socket
 
     def close(self) -> None:
         """Close the connection."""
         self._socket.close()
-
-
-def encode(message: Message) -> bytes:
-    """Return what travels for a message."""
-    return json.dumps(message).encode() + b"\n"
-
-
-def listen() -> socket.socket:
-    """Return a socket that accepts connections on all addresses of this host."""
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):
-            return socket.create_server(
-                ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
-            )
-    return socket.create_server(("", 0), backlog=1024)
-
-
-def own_addresses() -> list[str]:
-    """Return the addresses under which other hosts may reach this one."""
-    found = list(_interface_addresses())
-    with contextlib.suppress(OSError):
-        found += [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)]
-    return list(dict.fromkeys(found))
-
-
-def connect(addresses: Iterable[str], port: int, hello: Message) -> Channel | None:
-    """Connect to the first address that answers to ``hello``; return None if none does."""
-    candidates: list[Channel] = []
-    for address in addresses:
-        with contextlib.suppress(OSError):  # no such network here
-            connection = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-            candidates.append(Channel(connection))
-            connection.connect_ex((address, port))
-    for candidate in candidates:
-        candidate.send(hello)
-    winner = _first_to_answer(candidates)
-    for candidate in candidates:
-        if candidate is not winner:
-            candidate.close()
-    return winner
-
-
-def _first_to_answer(candidates: list[Channel]) -> Channel | None:
-    start = monotonic()
-    deadline = start + _SECONDS_TO_CONNECT
-    with selectors.DefaultSelector() as selector:
-        for channel in candidates:
-            selector.register(channel, selectors.EVENT_WRITE)
-        while selector.get_map() and (left := deadline - monotonic()) > 0:
-            for key, events in selector.select(left):
-                channel = cast(Channel, key.fileobj)
-                if channel.is_connected():
-                    deadline = start + _SECONDS_TO_ANSWER
-                channel.flush()
-                selector.modify(channel, selectors.EVENT_READ)
-                try:
-                    # What follows the answer is for those who read later.
-                    if events & selectors.EVENT_READ and channel.receive(only_first=True):
-                        return channel
-                except ConnectionError:
-                    selector.unregister(channel)
-    return None
-
-
-def _interface_addresses() -> Iterator[str]:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # an interface without an address
-                request = struct.pack("256s", name.encode()[:15])
-                yield socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24])

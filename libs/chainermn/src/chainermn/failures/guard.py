@@ -108,7 +108,7 @@ class Guard:
         except OSError as error:
             self._end_for_lack_of_files(error)
             return
-        if _peer_of(connection)[1] == os.getuid():
+        if peer_of(connection)[1] == os.getuid():
             self._selector.register(connection, selectors.EVENT_READ)
         else:
             connection.close()
@@ -119,7 +119,7 @@ class Guard:
         except OSError:
             message, files = b"", []
         if message.startswith(STARTING):
-            process = find(_peer_of(connection)[0])
+            process = find(peer_of(connection)[0])
             if process is not None:
                 rank = int(message.removeprefix(STARTING))
                 self._waiting[connection] = Waiting(rank, process, self._clock.read())
@@ -199,7 +199,7 @@ class Guard:
         for key in self._selector.get_map().values():
             assert isinstance(key.fileobj, socket.socket)
             if key.fileobj is not self._listener:
-                pids.append(_peer_of(key.fileobj)[0])
+                pids.append(peer_of(key.fileobj)[0])
                 key.fileobj.close()  # because ending the job takes files, too
         rank = next(filter(None, map(find, pids)), None)
         if rank is None:
@@ -222,8 +222,8 @@ class Guard:
             rank.kill()  # upon which mpiexec ends the others
 
 
-def _peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Return the process and the user that have connected."""
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Return the process and the user at the other end."""
     form = "3i"
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(form))
     pid, user, _ = struct.unpack(form, data)

@@ -5,19 +5,24 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import hashlib
 import os
 import socket
+import struct
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from chainermn.failures.clock import stall_limit
-from chainermn.failures.guard import HOLD, LEAVING, STARTING
+from chainermn.failures.guard import HOLD, LEAVING, STARTING, peer_of
 from chainermn.failures.helper import start_helper
 from chainermn.failures.processes import Numbers, launchers_of, numbers_in
 
 # Between two attempts, while another rank starts the guard, and how many there are.
 _SECONDS_BETWEEN = 0.01
 _MOST_ATTEMPTS = 1000
+# Ten seconds, for a guard to which many ranks connect at once.
+_SECONDS_TO_CONNECT = struct.pack("ll", 10, 0)
 
 
 @contextlib.contextmanager
@@ -68,19 +73,35 @@ def _connect() -> socket.socket:
     numbers = numbers_in(os.environ)
     if numbers is None:
         raise OSError(errno.ESRCH, "not started by mpiexec")
-    launchers = launchers_of(os.getpid())
-    job = f"{launchers[0].pid}-{launchers[0].started}" if launchers else f"{os.getpid()}"
-    name = f"\0chainermn-guard-{os.getuid()}-{job}"
+    name = _name_of_guard()
     for _ in range(_MOST_ATTEMPTS):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SECONDS_TO_CONNECT)
         try:
             connection.connect(name)
+            _, user = peer_of(connection)
+            if user != os.getuid():
+                raise OSError(errno.EADDRINUSE, f"user {user} has taken the name of the guard")
         except ConnectionRefusedError:  # there is none yet
             connection.close()
             _start_guard(name, numbers)
+        except OSError:
+            connection.close()
+            raise
         else:
             return connection
     raise OSError(errno.ETIMEDOUT, "another rank is still starting the guard")
+
+
+def _name_of_guard() -> str:
+    """Return a name that the ranks of this host know, and other users cannot take before them."""
+    launchers = launchers_of(os.getpid())
+    job = f"{launchers[0].pid}-{launchers[0].started}" if launchers else f"{os.getpid()}"
+    secret = hashlib.sha256(job.encode())
+    with contextlib.suppress(OSError):
+        # Addresses that the system has chosen at random. Only its user may read them.
+        secret.update(Path(f"/proc/{job.partition('-')[0]}/auxv").read_bytes())
+    return f"\0chainermn-guard-{os.getuid()}-{secret.hexdigest()}"
 
 
 def _start_guard(name: str, numbers: Numbers) -> None:

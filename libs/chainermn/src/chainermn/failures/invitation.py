@@ -5,24 +5,42 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-from typing import NamedTuple
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
 
-from chainermn.failures.channel import Channel, connect, listen, own_addresses
+from chainermn.failures.channel import Channel
 from chainermn.failures.helper import start_helper
+from chainermn.failures.joining import (
+    LOOPBACK,
+    Entrance,
+    listen,
+    own_addresses,
+)
+from chainermn.failures.messages import Member
+from chainermn.failures.wait import as_ranges
+
+PURPOSE = "watch"
 
 
 class Invitation(NamedTuple):
     """How a rank reaches the monitor."""
 
     host: str
-    addresses: list[str]
-    port: int
-    #: Secret of the job: messages from anybody who does not know it are ignored.
-    token: str
+    entrance: Entrance
+    #: Ranks that are expected, abbreviated by `as_ranges`, and number of ranks of the job.
+    ranks: str
+    size: int
     #: Seconds of silence or waiting that count as a failure; 0 for no limit.
     limit: float
     #: Seconds between two reports.
     period: float
+
+    @classmethod
+    def from_json(cls, fields: Sequence[Any]) -> Invitation:
+        """Return one that was JSON in between."""
+        host, entrance, *others = fields
+        return cls(host, Entrance(*entrance), *others)
 
     @property
     def seconds_between_ticks(self) -> float:
@@ -31,30 +49,32 @@ class Invitation(NamedTuple):
 
     def accept(self, rank: int) -> Channel | None:
         """Connect a rank to the monitor; return None if that cannot be reached."""
-        hello = {"token": self.token}
-        channel = connect(self.addresses, self.port, hello)
-        me = {"rank": rank, "host": socket.gethostname(), "pid": os.getpid()}
-        # Until all have been welcomed, the monitor would take those that leave for all ranks.
-        if channel is None or channel.ask({**hello, **me}):
-            return channel
-        channel.close()
-        return None
+        member = Member(rank, PURPOSE, socket.gethostname(), os.getpid())
+        return self.entrance.enter(member)
 
 
-def start_monitor(size: int, limit: float) -> tuple[Invitation, subprocess.Popen[bytes]]:
-    """Start a monitor for ``size`` ranks; return also its process, which ends with the last rank.
+def start_monitor(
+    ranks: Sequence[int], size: int, limit: float, *, is_one_host: bool
+) -> tuple[Invitation, subprocess.Popen[bytes]]:
+    """Start a monitor for ranks; return also its process, which ends with the last of them.
 
-    Raises OSError if no socket or process can be had.
+    There are ``size`` ranks in the job. If all are on this host, no other one can connect. Raises
+    OSError if no socket or process can be had.
     """
-    with listen() as listener:
+    with ExitStack() as stack:
+        sockets = [
+            stack.enter_context(each)
+            for each in listen([LOOPBACK] if is_one_host else own_addresses())
+        ]
         invitation = Invitation(
             socket.gethostname(),
-            own_addresses(),
-            listener.getsockname()[1],
-            os.urandom(16).hex(),
+            Entrance.to(sockets),
+            as_ranges(ranks),
+            size,
             limit,
             # One process handles this many reports per second with ease.
             max(min(1.0, limit / 10) if limit else 1.0, size / 500),
         )
-        arguments = {"listener": listener.fileno(), "invitation": invitation, "pid": os.getpid()}
-        return invitation, start_helper("monitor", arguments, [listener.fileno()])
+        files = [each.fileno() for each in sockets]
+        arguments = {"sockets": files, "invitation": invitation, "pid": os.getpid()}
+        return invitation, start_helper("monitor", arguments, files)

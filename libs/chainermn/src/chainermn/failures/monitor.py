@@ -14,16 +14,32 @@ import selectors
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from chainermn.failures.channel import Channel, Message, encode
+from chainermn.failures.channel import Channel, MalformedError
 from chainermn.failures.clock import AwakeClock
 from chainermn.failures.ending import SECONDS_FOR_OUTPUT, print_at_once
 from chainermn.failures.guard import SECONDS_HELD
-from chainermn.failures.invitation import Invitation
+from chainermn.failures.invitation import PURPOSE, Invitation
+from chainermn.failures.joining import Listener
 from chainermn.failures.judgement import Judge, RankState
+from chainermn.failures.messages import (
+    Absent,
+    End,
+    Expect,
+    Failing,
+    Go,
+    Listening,
+    Member,
+    Message,
+    Report,
+    Stop,
+    Tick,
+    encode,
+)
 from chainermn.failures.processes import Process, find, launchers_of
-from chainermn.failures.wait import Wait
+from chainermn.failures.wait import from_ranges, last_of
 
 # Once a rank is gone, mpiexec may end the job by itself, with the exit code that fits.
 _SECONDS_FOR_MPIEXEC = 1.0
@@ -34,28 +50,32 @@ _PAUSE = 0.05
 _SECONDS_FOR_RANKS = 15.0
 
 
-def main(listener: int, invitation: list[Any], pid: int) -> None:
+def main(sockets: list[int], invitation: list[Any], pid: int) -> None:
     """Run a monitor, in the process that `start_monitor` starts."""
     # A socket for each rank, and until it has joined one for each address that it tries.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    Monitor(socket.socket(fileno=listener), Invitation(*invitation), find(pid)).run()
+    listening = [socket.socket(fileno=each) for each in sockets]
+    Monitor(listening, Invitation.from_json(invitation), find(pid)).run()
 
 
 class Monitor:
-    """Receives the reports of all ranks, the first of which has started this process."""
+    """Receives the reports of all ranks, the first of which has started this process.
+
+    It listens only until all ranks that it expects have joined: as a rule all of the job.
+    """
 
     def __init__(
-        self, listener: socket.socket, invitation: Invitation, starter: Process | None
+        self, sockets: Sequence[socket.socket], invitation: Invitation, starter: Process | None
     ) -> None:
-        listener.setblocking(False)
-        self._listener = listener
+        key = invitation.entrance.key
+        self._listener = Listener(sockets, key, from_ranges(invitation.ranks), [PURPOSE])
         self._invitation = invitation
         # None as soon as ranks have joined.
         self._starter = starter
         self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(self._listener, selectors.EVENT_READ)
         # Tells of connections that are closed, and of nothing else; only Linux has it.
         self._ends = select.epoll() if sys.platform == "linux" else None
         self._clock = AwakeClock(2 * invitation.period)
@@ -79,9 +99,9 @@ class Monitor:
             for it in ready:
                 if isinstance(it, Channel):
                     self._hear(it)
-                else:
-                    self._accept()
             now = self._clock.read()
+            for channel, member in self._listener.serve(now):
+                self._welcome(channel, member)
             if self._is_ending:
                 if now >= self._end_at and not self._is_told:
                     self._tell_to_end()
@@ -89,7 +109,7 @@ class Monitor:
                 next_look = now + self._invitation.period
                 if now >= next_tick:
                     next_tick = now + self._invitation.seconds_between_ticks
-                    self._broadcast({"kind": "tick"})
+                    self._broadcast(Tick())
                 self._judge()
             if ready and are_members:
                 self._let_messages_collect()
@@ -114,64 +134,78 @@ class Monitor:
             return self._clock.read() > self._end_at + _SECONDS_FOR_RANKS
         return self._starter is None or not self._starter.is_alive()
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # there are no more
-            while True:
-                connection, _ = self._listener.accept()
-                self._selector.register(Channel(connection), selectors.EVENT_READ)
-                if self._ends is not None:
-                    self._ends.register(connection.fileno(), select.EPOLLRDHUP)
+    def _welcome(self, channel: Channel, member: Member) -> None:
+        now = self._clock.read()
+        self._members[channel] = RankState(member.rank, member.host, member.pid, heard_at=now)
+        self._starter = None
+        self._selector.register(channel, selectors.EVENT_READ)
+        if self._ends is not None:
+            self._ends.register(channel.fileno(), select.EPOLLRDHUP)
 
     def _hear(self, channel: Channel) -> None:
+        reason = "without a word: it was killed, it has crashed, or it has called os._exit"
         try:
             for message in channel.receive():
-                if channel in self._members:
-                    self._take(self._members[channel], message)
-                else:
-                    self._welcome(channel, message)
+                self._take(channel, message)
+            return
+        except MalformedError as error:
+            reason = f"as it does not speak as a rank does ({error})"
         except ConnectionError:
-            self._selector.unregister(channel)
-            channel.close()
-            lost = self._members.pop(channel, None)
-            if lost and not self._may_leave:
-                self._end(
-                    f"{lost.name} (process {lost.pid}) is the first to be gone, without a word: "
-                    "it was killed, it has crashed, or it has called os._exit.",
-                    _SECONDS_FOR_MPIEXEC,
-                )
+            pass
+        self._selector.unregister(channel)
+        channel.close()
+        lost = self._members.pop(channel)
+        if not self._may_leave:
+            self._end(
+                f"{lost.name} (process {lost.pid}) is the first to be gone, {reason}.",
+                _SECONDS_FOR_MPIEXEC,
+            )
 
-    def _welcome(self, channel: Channel, message: Message) -> None:
-        """Answer to a rank that tries an address, or joins."""
-        if message.pop("token", None) != self._invitation.token:
-            raise ConnectionError("not of this job")
-        if message:
-            self._members[channel] = RankState(**message, heard_at=self._clock.read())
-            self._starter = None
-        channel.send({"kind": "welcome"})
-
-    def _take(self, state: RankState, message: Message) -> None:
+    def _take(self, channel: Channel, message: Message) -> None:
+        state = self._members[channel]
         state.heard_at = now = self._clock.read()
-        if message["kind"] == "failing":  # the rank itself prints why
+        if isinstance(message, Report):
+            self._note(state, message, now)
+        elif isinstance(message, Failing):  # the rank itself prints why
             if not self._is_ending:
-                self._end_at, self._first, self._reason = now, state.rank, message["reason"]
-            return
-        if message["kind"] == "stop":
+                self._end_at, self._first, self._reason = now, state.rank, message.reason
+        elif isinstance(message, Stop):
             self._may_leave = True
-            return
+        elif isinstance(message, Expect):
+            self._check_ranks(message.ranks)
+            here = {member.rank for member in self._members.values()}
+            with contextlib.suppress(OSError):  # they are told to go nowhere
+                self._listener.expect({*from_ranges(message.ranks)} - here)
+            channel.send(Listening(self._listener.addresses))
+        elif isinstance(message, Absent):
+            self._check_ranks(message.ranks)
+            self._listener.expect_no_more(from_ranges(message.ranks))
+        else:
+            raise MalformedError(f"{message} is no message of a rank")
 
-        def heard(call: list[Any]) -> Wait:
-            wait = Wait(*call)
-            return wait._replace(since=now - wait.since)
-
-        state.main_wait = heard(message["main"]) if message["main"] else None
-        state.other_waits = [heard(call) for call in message["others"]]
-        state.counts.update(message["counts"])
-        state.place = message["place"]
-        if message["left"] and state.left_at is None:
+    def _note(self, state: RankState, report: Report, now: float) -> None:
+        calls = [*([report.main] if report.main else []), *report.others]
+        for call in calls:
+            self._check_ranks(call.members)
+        heard = [call._replace(since=now - call.since) for call in calls]
+        state.main_wait = heard.pop(0) if report.main else None
+        state.other_waits = heard
+        state.counts.update(report.counts)
+        state.place = report.place
+        if report.left and state.left_at is None:
             state.left_at = now
             if all(member.left_at is not None for member in self._members.values()):
                 self._may_leave = True
-                self._broadcast({"kind": "go"})
+                self._broadcast(Go())
+
+    def _check_ranks(self, ranges: str) -> None:
+        """Raise MalformedError unless these are ranks of the job."""
+        try:
+            is_right = last_of(ranges) < self._invitation.size
+        except ValueError:
+            is_right = False
+        if not is_right:
+            raise MalformedError(f"{ranges[:60]!r} are no ranks of {self._invitation.size}")
 
     def _judge(self) -> None:
         now, limit = self._clock.read(), self._invitation.limit
@@ -194,7 +228,7 @@ class Monitor:
             lately = self._clock.read() - 3 * self._invitation.period - _SECONDS_FOR_MPIEXEC
             able = [state.rank for state in self._members.values() if state.heard_at > lately]
             self._first = min(able, default=None)
-        self._broadcast({"kind": "end", "first": self._first, "reason": self._reason})
+        self._broadcast(End(self._first, self._reason))
         self._is_told = True
 
     def _end_mpiexec(self) -> None:

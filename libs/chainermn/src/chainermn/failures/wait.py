@@ -9,6 +9,9 @@ from typing import NamedTuple, TypeAlias
 #: Separates the communicator from the two ranks in the name of a stream of messages.
 MESSAGES = ", messages from rank "
 
+# More than any job has.
+_MOST_RANKS = 1 << 20
+
 #: Tells apart calls; see `Wait.key`.
 Key: TypeAlias = tuple[str, int, str]
 
@@ -51,9 +54,9 @@ class Wait(NamedTuple):
 
 
 def as_ranges(ranks: Sequence[int]) -> str:
-    """Abbreviate a list of ranks, as in ``0-2,5``."""
+    """Abbreviate a list of ranks, as in ``0-2,5``, without the negative ones of other worlds."""
     parts: list[list[int]] = []
-    for rank in ranks:
+    for rank in (each for each in ranks if each >= 0):
         if parts and rank == parts[-1][-1] + 1:
             parts[-1][1:] = [rank]
         else:
@@ -63,6 +66,15 @@ def as_ranges(ranks: Sequence[int]) -> str:
 
 @functools.lru_cache(1024)
 def from_ranges(ranges: str) -> tuple[int, ...]:
-    """Return the ranks that `as_ranges` has abbreviated."""
+    """Return the ranks that `as_ranges` has abbreviated; raise ValueError if it has not."""
     bounds = [[int(rank) for rank in part.split("-")] for part in ranges.split(",")]
+    lengths = [bound[-1] - bound[0] + 1 for bound in bounds]
+    if min(lengths) < 1 or sum(lengths) > _MOST_RANKS:
+        raise ValueError(f"expected at most {_MOST_RANKS} ranks as in 0-2,5")
     return tuple(rank for bound in bounds for rank in range(bound[0], bound[-1] + 1))
+
+
+@functools.lru_cache(1024)
+def last_of(ranges: str) -> int:
+    """Return the highest rank of those that `as_ranges` has abbreviated."""
+    return max(from_ranges(ranges))

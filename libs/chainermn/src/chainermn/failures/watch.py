@@ -14,17 +14,32 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from chainermn.failures import activity
 from chainermn.failures.activity import world_ranks
-from chainermn.failures.channel import Channel
+from chainermn.failures.channel import Channel, MalformedError
 from chainermn.failures.clock import AwakeClock, stall_limit, turn
 from chainermn.failures.ending import SECONDS_FOR_THE_FIRST, end_job
 from chainermn.failures.guarded import hold_files, release_files
 from chainermn.failures.invitation import Invitation, start_monitor
+from chainermn.failures.joining import Entrance
 from chainermn.failures.main_thread import Interrupts, place
+from chainermn.failures.messages import (
+    Absent,
+    Address,
+    End,
+    Expect,
+    Failing,
+    Go,
+    Listening,
+    Message,
+    Report,
+    Stop,
+    Tick,
+)
+from chainermn.failures.processes import numbers_in
 from chainermn.failures.wait import Wait, as_ranges
 
 if TYPE_CHECKING:
@@ -34,6 +49,8 @@ if TYPE_CHECKING:
 _SECONDS_FOR_AN_ANSWER = 1.0
 #: Reason of ranks that an interrupt ends, wherever they are.
 INTERRUPTED = "interrupted"
+# Seconds for the monitor to listen again.
+_SECONDS_FOR_LISTENING = 30.0
 # Seconds for the monitor to notice that all ranks are gone.
 _SECONDS_FOR_THE_MONITOR = 3.0
 # While a rank waits at its end, it gives MPI a chance to send messages this often.
@@ -58,22 +75,35 @@ def join(mpi_comm: MPI.Intracomm) -> None:
     # As few collectives as possible: they are slow where many ranks share a core.
     known, new, monitor = _watch and _watch.invitation, None, None
     if mpi_comm.rank == 0 and known is None:
+        from mpi4py import MPI
+
+        numbers = numbers_in(os.environ)
+        is_one_host = numbers is not None and numbers.local_size == numbers.size
         with contextlib.suppress(OSError):
-            new, monitor = start_monitor(len(ranks), stall_limit())
+            new, monitor = start_monitor(
+                ranks, MPI.COMM_WORLD.size, stall_limit(), is_one_host=is_one_host
+            )
     everywhere = mpi_comm.allgather((_has_joined, known, new))
-    have_all_joined = all(has_joined for has_joined, _, _ in everywhere)
-    invitation = next((it for _, it, _ in everywhere if it), None)
-    if monitor is not None and (have_all_joined or invitation is not None):
+    newcomers = [
+        rank for rank, (has_joined, _, _) in zip(ranks, everywhere, strict=True) if not has_joined
+    ]
+    watched = next((number for number, (_, it, _) in enumerate(everywhere) if it), None)
+    if monitor is not None and (watched is not None or not newcomers):
         monitor.kill()
         monitor.wait()
     elif monitor is not None:
         _monitor = monitor
-    if have_all_joined:
+    if not newcomers:
         return
+    invitation = everywhere[0][2]
+    if watched is not None:  # and its monitor has stopped listening
+        entrance = None
+        if _watch is not None and mpi_comm.rank == watched:
+            entrance = _watch.entrance_for(newcomers)
+        invitation = everywhere[watched][1]._replace(entrance=mpi_comm.bcast(entrance, watched))
     if not _has_joined:
         _has_joined = True
         rank = ranks[mpi_comm.rank]
-        invitation = invitation or everywhere[0][2]
         if channel := invitation and invitation.accept(rank):
             _watch = Watch(invitation, rank, channel)
             _watch.start()
@@ -83,6 +113,8 @@ def join(mpi_comm: MPI.Intracomm) -> None:
     is_watched = bytearray(len(ranks))
     mpi_comm.Allgather(bytes([_watch is not None]), is_watched)
     unwatched = [rank for rank, it in zip(ranks, is_watched, strict=True) if not it]
+    if unwatched and _watch is not None:
+        _watch.say_absent(unwatched)
     if unwatched and mpi_comm.rank == 0:
         warnings.warn(
             f"ranks {as_ranges(unwatched)} cannot connect to rank {ranks[0]} by TCP on any port, "
@@ -165,6 +197,9 @@ class Watch(threading.Thread):
         self._counts: dict[str, int] = {}
         self._is_leaving = self._is_over = False
         self._released = threading.Event()
+        # Where the monitor listens for others, once asked to.
+        self._listening = threading.Event()
+        self._addresses: list[Address] = []
         # The rank that ends the job, and its reason.
         self._told_to_end = threading.Event()
         self._first: int | None = None
@@ -196,14 +231,26 @@ class Watch(threading.Thread):
     def say_failing(self, reason: str) -> bool:
         """See `say_failing`. Must not run in the thread of the watch, which hears the answer."""
         digest = hashlib.sha256(reason.encode(errors="replace")).hexdigest()
-        self._channel.send({"kind": "failing", "reason": digest})
+        self._channel.send(Failing(digest))
         self._told_to_end.wait(_SECONDS_FOR_AN_ANSWER)
         return self._first == self._rank or self._reason != digest
 
     def stop(self) -> None:
         """See `stop_watching`."""
-        self._channel.send({"kind": "stop"})
+        self._channel.send(Stop())
         self._is_over = True
+
+    def entrance_for(self, ranks: Sequence[int]) -> Entrance:
+        """Have the monitor listen for these ranks, as others have joined before."""
+        self._listening.clear()
+        self._addresses = []
+        self._channel.send(Expect(as_ranges(ranks)))
+        self._listening.wait(_SECONDS_FOR_LISTENING)
+        return Entrance(self._addresses, self.invitation.entrance.key)
+
+    def say_absent(self, ranks: Sequence[int]) -> None:
+        """Announce that these ranks cannot join, so that nobody listens for them any more."""
+        self._channel.send(Absent(as_ranges(ranks)))
 
     def leave(self) -> None:
         """See `leave`."""
@@ -234,36 +281,44 @@ class Watch(threading.Thread):
 
     def _hear(self) -> None:
         try:
-            messages = self._channel.receive()
-        except ConnectionError:
+            for message in self._channel.receive():
+                self._take(message)
+        except ConnectionError as error:
+            how = "been killed"
+            if isinstance(error, MalformedError):
+                how = f"sent something that it never says ({error})"
             self._end(
-                f"the process that watches over the job on {self.invitation.host} has been "
-                f"killed. Reported by {self._me}.",
+                f"the process that watches over the job on {self.invitation.host} has {how}. "
+                f"Reported by {self._me}.",
                 after=turn(self._rank),
             )
         self._heard_at = self._clock.read()
-        for message in messages:
-            if message["kind"] == "go":
-                self._is_over = True
-            elif message["kind"] == "end":
-                self._first, self._reason = message["first"], message["reason"]
-                self._told_to_end.set()
-                is_first = self._first == self._rank
-                end_job("", after=0 if is_first else SECONDS_FOR_THE_FIRST)
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Go):
+            self._is_over = True
+        elif isinstance(message, End):
+            self._first, self._reason = message
+            self._told_to_end.set()
+            is_first = self._first == self._rank
+            end_job("", after=0 if is_first else SECONDS_FOR_THE_FIRST)
+        elif isinstance(message, Listening):
+            self._addresses = message.addresses
+            self._listening.set()
+        elif not isinstance(message, Tick):
+            raise MalformedError(f"{message} is no message of a monitor")
 
     def _report(self, now: float) -> None:
         waits, counts = activity.waits(), activity.counts()
         self._seen_at = {wait: self._seen_at.get(wait, now) for wait, _ in waits}
-        self._channel.send(
-            {
-                "kind": "report",
-                "main": next((self._aged(wait, now) for wait, is_main in waits if is_main), None),
-                "others": [self._aged(wait, now) for wait, is_main in waits if not is_main],
-                "counts": dict(counts.items() - self._counts.items()),
-                "place": place(),
-                "left": self._is_leaving,
-            }
+        report = Report(
+            main=next((self._aged(wait, now) for wait, is_main in waits if is_main), None),
+            others=[self._aged(wait, now) for wait, is_main in waits if not is_main],
+            counts=dict(counts.items() - self._counts.items()),
+            place=place(),
+            left=self._is_leaving,
         )
+        self._channel.send(report)
         self._counts = counts
 
     def _aged(self, wait: Wait, now: float) -> Wait:

@@ -100,7 +100,7 @@ def run(
     if places is not None:
         check_hosts(places, [str(find_mpiexec()), sys.executable, str(chainermn.__file__)])
     with (
-        Listener(places) as listener,
+        Listener(ranks, places) as listener,
         started(*_mpiexec(ranks, places, listener.environment), mark=JOB) as mpiexec,
         Ranks(ranks, listener, mpiexec) as workers,
     ):

@@ -99,7 +99,6 @@ class Ranks:
         if not self._has_started():
             self._end()
             raise self._error_of_start()
-        self._selector.unregister(self._listener)  # a stranger would hold up the ranks
         message = pickle.dumps((Surroundings.here(), call))
         for connection in self._connections.values():
             with contextlib.suppress(OSError):  # of a rank that has died, as is noticed below
@@ -146,6 +145,7 @@ class Ranks:
             ready = self._selector.select(_PERIOD)
             for key, _ in ready:
                 key.data()
+            self._accept()  # also drops strangers who say nothing
             if has_ended and not ready:
                 return
 
@@ -160,18 +160,15 @@ class Ranks:
         return self._mpiexec.poll() is not None and is_read and not self._outputs
 
     def _accept(self) -> None:
-        accepted = self._listener.accept()
-        if accepted is None:
-            return
-        connection, (rank, purpose, pid) = accepted
-        if purpose == "call":
-            self._connections[rank], self._pids[rank] = connection, pid
-            if self._is_over:  # it has come too late
-                hang_up(connection)
-            self._listen_to(connection, functools.partial(self._hear, rank, connection))
-        else:
-            self._outputs[connection] = Output(rank, purpose)
-            self._listen_to(connection, functools.partial(self._relay, connection))
+        for connection, (rank, purpose, _, pid) in self._listener.accept():
+            if purpose == "call":
+                self._connections[rank], self._pids[rank] = connection, pid
+                if self._is_over:  # it has come too late
+                    hang_up(connection)
+                self._listen_to(connection, functools.partial(self._hear, rank, connection))
+            else:
+                self._outputs[connection] = Output(rank, purpose)
+                self._listen_to(connection, functools.partial(self._relay, connection))
 
     def _hear(self, rank: int, caller: Connection) -> None:
         try:

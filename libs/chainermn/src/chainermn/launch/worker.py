@@ -17,7 +17,7 @@ from pathlib import Path
 
 from chainermn.failures import stop_watching
 from chainermn.failures.processes import find, inheriting, numbers_in
-from chainermn.launch.connections import JOB, Invitation
+from chainermn.launch.connections import JOB, connect, take_entrance
 from chainermn.launch.failure import Failure
 from chainermn.launch.pickles import dumps
 
@@ -30,10 +30,10 @@ def main() -> None:
     numbers = numbers_in(os.environ)
     assert numbers is not None, "only mpiexec starts this"
     rank = numbers.rank
-    invitation = Invitation.take_from(os.environ)
+    entrance = take_entrance(os.environ)
     for stream in ("stdout", "stderr"):
-        _redirect(stream, invitation.accept(rank, stream))
-    caller = invitation.accept(rank, "call")
+        _redirect(stream, connect(entrance, rank, stream))
+    caller = connect(entrance, rank, "call")
     os.register_at_fork(after_in_child=caller.close)
     try:
         surroundings, call = caller.recv()

@@ -1,0 +1,69 @@
+"""The last rank comes late: ``held_back.py HOW FOLDER``.
+
+``at the start``: it comes once there is a file ``come`` in the folder. A file ``all`` says that
+all train, until there is a file ``over``. ``with a part``: the others have a communicator of their
+own before it comes; then it is killed. ``never``: it cannot connect to the watch.
+"""
+
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import chainermn
+from chainermn.failures import watch
+from chainermn.failures.invitation import Invitation
+
+
+def main(how: str, folder: Path) -> None:
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    is_last = world.rank == world.size - 1
+    if how == "with a part":
+        part = world.Split(int(is_last))
+        if not is_last:
+            train(chainermn.create_communicator("naive", part), folder)
+        comm = chainermn.create_communicator("naive")
+        train(comm, folder)
+        if is_last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        train(comm, folder / "never")
+    if how == "never":
+        if is_last:
+            Invitation.accept = lambda *_: None  # type: ignore[method-assign, assignment]
+        comm = chainermn.create_communicator("naive")
+        while comm.rank == 0 and is_open(watch._watch):
+            pass
+        return
+    while is_last and not (folder / "come").exists():
+        time.sleep(0.01)
+    comm = chainermn.create_communicator("naive")
+    if comm.rank == 0:
+        (folder / "all").touch()
+    train(comm, folder / "over")
+
+
+def is_open(watched: Any) -> bool:
+    """Tell whether the monitor of a watch listens."""
+    with socket.socket() as stranger:
+        return stranger.connect_ex(watched.invitation.entrance.addresses[0]) == 0
+
+
+def train(comm: chainermn.CommunicatorBase, until: Path) -> None:
+    """Add up numbers until there is a file."""
+    number, is_over = 0, False
+    while not is_over:
+        number += 1
+        numbers = comm.allreduce(np.full(1000, number, np.float32))
+        assert (numbers == number * comm.size).all()
+        is_over = comm.bcast_obj(until.exists())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,449 @@
+"""Who joins a job: ranks that know its key, each once, and nobody else."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+
+from chainermn.failures import joining
+from chainermn.failures.channel import Channel
+from chainermn.failures.joining import LOOPBACK, Entrance, Listener, listen
+from chainermn.failures.messages import (
+    Address,
+    Challenge,
+    End,
+    Hello,
+    Join,
+    Member,
+    Message,
+    Tick,
+    decode,
+    encode,
+)
+from libs.chainermn.tests.failures.strangers import visit
+
+TIMEOUT = 60.0
+# Longer than strangers may stay, and shorter.
+TOO_LONG, NOT_TOO_LONG = 5.1, 4.9
+
+
+def member(rank: int, purpose: str = "watch") -> Member:
+    return Member(rank, purpose, "here", 100 + rank)
+
+
+class Serving:
+    """A listener of two ranks in a thread, whose clock goes on when a test says so."""
+
+    def __init__(self, size: int, addresses: list[str]) -> None:
+        sockets = listen(addresses)
+        self.entrance = Entrance.to(sockets)
+        self.joined: dict[Member, Channel] = {}
+        self.now = 0.0
+        self.listener = Listener(sockets, self.entrance.key, range(size), ["watch"])
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._is_over:
+            self.joined |= {who: channel for channel, who in self.listener.serve(self.now)}
+
+    def enter(self, rank: int) -> Channel:
+        channel = self.entrance.enter(member(rank))
+        assert channel is not None
+        return channel
+
+    def close(self) -> None:
+        self._is_over = True
+        self._thread.join(TIMEOUT)
+        self.listener.close()
+        for channel in self.joined.values():
+            channel.close()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Serving]]:
+    started: list[Serving] = []
+
+    def start(size: int = 2, addresses: list[str] | None = None) -> Serving:
+        started.append(Serving(size, addresses or [LOOPBACK]))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+@pytest.fixture
+def serving(serve: Callable[..., Serving]) -> Serving:
+    return serve()
+
+
+class Stranger:
+    """Anybody who connects."""
+
+    def __init__(self, entrance: Entrance) -> None:
+        self.socket = socket.create_connection(entrance.addresses[0], timeout=TIMEOUT)
+        self.address = self.socket.getpeername()[0]
+
+    def say(self, *messages: Message) -> None:
+        for message in messages:
+            self.socket.sendall(encode(message))
+
+    def hear(self) -> bytes:
+        """Return the next line; empty if the connection has been closed."""
+        with self.socket.makefile("rb", buffering=0) as lines:
+            try:
+                return lines.readline()
+            except ConnectionResetError:
+                return b""
+
+    def challenge(self, nonce: str) -> Challenge:
+        self.say(Hello(nonce))
+        found = decode(self.hear().strip())
+        assert isinstance(found, Challenge)
+        return found
+
+    def __enter__(self) -> Stranger:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.socket.close()
+
+
+def is_refused(entrance: Entrance) -> bool:
+    with socket.socket() as stranger:
+        return stranger.connect_ex(entrance.addresses[0]) != 0
+
+
+# ---- ranks ----
+
+
+def test_ranks_join_and_nobody_can_connect_any_more(serving: Serving) -> None:
+    first = serving.enter(0)
+    assert not is_refused(serving.entrance)
+    second = serving.enter(1)
+    while len(serving.joined) < 2 or not is_refused(serving.entrance):
+        pass
+    assert sorted(serving.joined) == [member(0), member(1)]
+    for channel, rank in ((first, 0), (second, 1)):
+        serving.joined[member(rank)].send(End(rank, ""))
+        while not (heard := channel.receive()):
+            pass
+        assert heard == [End(rank, "")]
+        channel.close()
+
+
+def test_rank_that_never_comes_is_not_waited_for(serving: Serving) -> None:
+    serving.enter(1).close()
+    serving.listener.expect_no_more([0])
+    while not is_refused(serving.entrance):
+        pass
+
+
+def test_key_is_never_sent(monkeypatch: pytest.MonkeyPatch, serving: Serving) -> None:
+    sent: list[bytes] = []
+    really_send = Channel.send_encoded
+
+    def note(self: Channel, data: bytes) -> None:
+        sent.append(data)
+        really_send(self, data)
+
+    monkeypatch.setattr(Channel, "send_encoded", note)
+    serving.enter(0).close()
+    assert [message.split(b'"')[1] for message in sent] == [
+        b"Hello",
+        b"Challenge",
+        b"Join",
+        b"Welcome",
+    ]
+    assert serving.entrance.key.encode() not in b"".join(sent)
+
+
+def test_first_of_several_addresses_that_knows_the_key(serving: Serving) -> None:
+    (here,) = serving.entrance.addresses
+    # Reserved for documentation, so nobody has it; and one of no network here.
+    nobody = [Address("192.0.2.1", 7), Address("fe80::1%missing", 7)]
+    channel = Entrance([*nobody, here], serving.entrance.key).enter(member(0))
+    assert channel is not None
+    channel.close()
+
+
+def test_one_socket_for_each_address_of_this_host() -> None:
+    sockets = listen(["127.0.0.1", "192.0.2.1", "127.0.0.2"])
+    assert [each.getsockname()[0] for each in sockets] == ["127.0.0.1", "127.0.0.2"]
+    for each in sockets:
+        each.close()
+    with pytest.raises(OSError, match="assign requested address"):
+        listen(["192.0.2.1"])
+
+
+def test_addresses_for_other_hosts_are_none_that_lead_back_there() -> None:
+    found = joining.own_addresses()
+    assert found == [LOOPBACK] or not [each for each in found if each.startswith("127.")]
+
+
+def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    # If it waited, it would wait forever.
+    monkeypatch.setattr(joining, "monotonic", lambda: 0.0)
+    (listening,) = listen([LOOPBACK])
+    with listening:
+        entrance = Entrance.to([listening])
+    assert entrance.enter(member(0)) is None
+
+
+def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "_SECONDS_TO_ANSWER", 0.2)
+    (listening,) = listen([LOOPBACK])
+    with listening:
+        assert Entrance.to([listening]).enter(member(0)) is None
+
+
+def test_answer_may_take_longer_than_the_connection(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_first = iter([0.0, 0.0])
+    monkeypatch.setattr(joining, "monotonic", lambda: next(at_first, 29.0))
+    serving.enter(0).close()
+
+
+def test_rank_that_lost_its_place_tries_again(
+    monkeypatch: pytest.MonkeyPatch, serve: Callable[..., Serving]
+) -> None:
+    (listening,) = listen([LOOPBACK])
+    with listening, ThreadPoolExecutor(1) as threads:
+        entrance = Entrance.to([listening])
+        on_rank = threads.submit(entrance.enter, member(0))
+        listening.accept()[0].close()
+        listener = Listener([listening], entrance.key, [0], ["watch"])
+        while not (joined := listener.serve(0.0)):
+            pass
+        ((ours, who),) = joined
+        assert who == member(0)
+        theirs = on_rank.result(TIMEOUT)
+        assert theirs is not None
+        for channel in (ours, theirs):
+            channel.close()
+        listener.close()
+
+
+# ---- strangers who connect ----
+
+
+def test_stranger_who_does_not_know_the_key(serving: Serving) -> None:
+    impostor = serving.entrance._replace(key="00" * 32)
+    assert impostor.enter(member(0)) is None
+    with Stranger(serving.entrance) as stranger:
+        stranger.challenge("a nonce")
+        stranger.say(Join(member(0), "00" * 32))
+        assert stranger.hear() == b""
+    assert serving.joined == {}
+    serving.enter(0).close()
+
+
+def test_what_a_rank_has_said_is_of_no_use_to_others(
+    monkeypatch: pytest.MonkeyPatch, serving: Serving
+) -> None:
+    sent: list[bytes] = []
+    really_send = Channel.send_encoded
+
+    def note(self: Channel, data: bytes) -> None:
+        sent.append(data)
+        really_send(self, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Channel, "send_encoded", note)
+        serving.enter(0).close()
+    hello, _, join, _ = sent
+    for recorded in (join, join.replace(b"[[0,", b"[[1,")):
+        with Stranger(serving.entrance) as stranger:
+            stranger.socket.sendall(hello)
+            assert stranger.hear().startswith(b'["Challenge"')
+            stranger.socket.sendall(recorded)
+            assert stranger.hear() == b""
+    assert [*serving.joined] == [member(0)]
+
+
+@pytest.mark.parametrize(
+    "other", [member(0), member(2), member(1, "stdout"), member((1 << 53) - 1)]
+)
+def test_nobody_joins_as_a_rank_that_has_joined_or_that_there_is_not(
+    other: Member, serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = serving.enter(0)
+    monkeypatch.setattr(joining, "_SECONDS_TO_ANSWER", 0.2)
+    assert serving.entrance.enter(other) is None
+    while not serving.joined:
+        pass
+    serving.joined[member(0)].send(End(7, ""))
+    while not (heard := first.receive()):
+        pass
+    assert heard == [End(7, "")]
+    assert [*serving.joined] == [member(0)]
+    first.close()
+
+
+def test_proof_of_one_member_is_none_of_another(serving: Serving) -> None:
+    with Stranger(serving.entrance) as rank:
+        challenge = rank.challenge("a nonce")
+        exchange = joining._exchange(
+            serving.entrance.key, rank.address, "a nonce", challenge.nonce
+        )
+        assert exchange.is_proved(challenge.proof, "listener")
+        rank.say(Join(member(1), exchange.proof("rank", *member(0))))
+        assert rank.hear() == b""
+
+
+def test_listener_does_not_prove_what_ranks_have_to(serving: Serving) -> None:
+    """Nor does it say who a rank is by a nonce that looks like that."""
+    with Stranger(serving.entrance) as mirror:
+        challenge = mirror.challenge("a nonce")
+        mirror.say(Join(member(0), challenge.proof))
+        assert mirror.hear() == b""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\n",
+        b"x" * 5000,
+        encode(Tick()),
+        encode(Join(member(0), "00" * 32)),
+        encode(Hello("a")) + encode(Hello("b")),
+        encode(Hello("a" * 5000)),
+        encode(Hello("\ud800")) + encode(Join(member(0), "\ud800\xff")),
+        b"[" * 4000 + b"\n",
+    ],
+    ids=lambda words: repr(words[:40]),
+)
+def test_stranger_who_says_something_else(words: bytes, serving: Serving) -> None:
+    with Stranger(serving.entrance) as stranger:
+        stranger.socket.sendall(words)
+        while stranger.hear():
+            pass
+    serving.enter(0).close()
+
+
+@pytest.mark.parametrize("words", [b"", b"[", encode(Hello("a"))])
+def test_stranger_who_stays_is_dropped_after_a_while(words: bytes, serving: Serving) -> None:
+    with Stranger(serving.entrance) as stranger:
+        stranger.socket.sendall(words)
+        if words.endswith(b"\n"):
+            stranger.hear()
+        while len(serving.listener._strangers) < 1:
+            pass
+        serving.now = NOT_TOO_LONG
+        serving.enter(0).close()  # it has gone on since
+        assert len(serving.listener._strangers) == 1
+        serving.now = TOO_LONG
+        assert stranger.hear() == b""
+
+
+def test_oldest_strangers_make_room(serving: Serving) -> None:
+    with ExitStack() as stack:
+        crowd = [stack.enter_context(Stranger(serving.entrance)) for _ in range(80)]
+        for stranger in crowd[:16]:
+            assert stranger.hear() == b""
+        assert len(serving.listener._strangers) in (63, 64)  # between two steps, one less
+        assert crowd[16].challenge("a nonce")
+        serving.enter(0).close()
+        serving.enter(1).close()
+        for stranger in crowd[17:]:  # all ranks are there
+            assert stranger.hear() == b""
+
+
+def test_there_is_room_for_all_ranks_at_all_addresses(serve: Callable[..., Serving]) -> None:
+    serving = serve(100, [f"127.0.0.{number}" for number in range(1, 4)])
+    with ExitStack() as stack:
+        for address in serving.entrance.addresses:
+            for _ in range(100):
+                stack.enter_context(socket.create_connection(address))
+        while len(serving.listener._strangers) < 300:
+            pass
+
+
+# ---- strangers who listen ----
+
+
+@contextmanager
+def answering(answer: Callable[[Channel, Hello], Any]) -> Iterator[Address]:
+    """Listen, and answer to the first words of one rank."""
+
+    def run() -> None:
+        connection, _ = listening.accept()
+        with connection:
+            selector = selectors.DefaultSelector()
+            selector.register(connection, selectors.EVENT_READ)
+            channel = Channel(connection)
+            while not (messages := channel.receive()):
+                selector.select(TIMEOUT)
+            (hello,) = messages
+            assert isinstance(hello, Hello)
+            answer(channel, hello)
+            while selector.select(TIMEOUT):
+                try:
+                    said.extend(channel.receive())
+                except ConnectionError:
+                    break
+            selector.close()
+
+    said: list[Message] = []
+    (listening,) = listen(["127.0.0.2"])
+    thread = threading.Thread(target=run)
+    thread.start()
+    with listening:
+        yield joining._address_of(listening)
+        thread.join(TIMEOUT)
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda channel, hello: None,
+        lambda channel, hello: channel.send_encoded(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
+        lambda channel, hello: channel.send_encoded(b"[" * (1 << 16)),
+        lambda channel, hello: channel.send(hello),
+        lambda channel, hello: channel.send(Challenge("a nonce", "00" * 32)),
+        lambda channel, hello: channel.send(Tick()),
+    ],
+    ids=["nothing", "HTTP", "too much", "an echo", "a wrong proof", "another message"],
+)
+def test_rank_tells_nothing_to_a_stranger_who_listens(answer: Any, serving: Serving) -> None:
+    with answering(answer) as strange:
+        places = [strange, *serving.entrance.addresses]
+        channel = Entrance(places, serving.entrance.key).enter(member(0))
+        assert channel is not None
+        channel.close()
+
+
+def test_nobody_can_pass_on_what_a_listener_says(serving: Serving) -> None:
+    """A stranger at another address asks the listener for its proof, and shows it to the rank."""
+
+    def relay(channel: Channel, hello: Hello) -> None:
+        with Stranger(serving.entrance) as stranger:
+            channel.send(stranger.challenge(hello.nonce))
+
+    with answering(relay) as strange:
+        assert Entrance([strange], serving.entrance.key).enter(member(0)) is None
+
+
+# ---- any words ----
+
+
+def test_any_words(serving: Serving) -> None:
+    assert visit(serving.entrance.addresses[0], 300) == 0
+    assert serving.joined == {}
+    serving.enter(0).close()
+    serving.enter(1).close()
+    while not is_refused(serving.entrance):
+        pass
+    assert visit(serving.entrance.addresses[0], 3) == 3
