@@ -179,13 +179,18 @@ def a_pickle(draw: random.Random, _: bytes, trap: Path) -> bytes:
     return pickle.dumps(Trap(trap), draw.randrange(6))
 
 
-MUTATIONS: list[Callable[[random.Random, bytes, Path], bytes]] = [
+Mutation = Callable[[random.Random, bytes, Path], bytes]
+#: After these, what loads is what was saved.
+ACCIDENTS: list[Mutation] = [
     truncated,
     with_flipped_bits,
     with_flipped_bits_in_lists,
     with_noise,
     with_bytes_moved,
     with_inflated_sizes,
+]
+MUTATIONS: list[Mutation] = [
+    *ACCIDENTS,
     promising_ten_terabytes,
     with_members_swapped,
     without_a_member,
