@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from chainermn.testing.mpiexec import Job, run_job
@@ -29,21 +31,18 @@ def job(tmp_path: Path) -> Iterator[Job]:
         running.kill()
 
 
-def listening_sockets(job: Job) -> dict[str, list[tuple[str, int]]]:
-    """Return where the processes of a job that belong to this library listen, by their names."""
-    found: dict[str, list[tuple[str, int]]] = {}
+def where_the_watch_listens(job: Job) -> list[tuple[str, int]]:
     for process in job.processes():
-        name = process.name()
-        if name.startswith("chainermn-"):
-            sockets = process.net_connections("tcp")
-            addresses = [(it.laddr.ip, it.laddr.port) for it in sockets if it.status == "LISTEN"]
-            found.setdefault(name, []).extend(addresses)
-    return found
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.name().startswith("chainermn-monit"):
+                sockets = process.net_connections("tcp")
+                return [(*it.laddr,) for it in sockets if it.status == psutil.CONN_LISTEN]
+    return []
 
 
 def test_job_among_strangers(job: Job, tmp_path: Path) -> None:
     deadline = time.monotonic() + TIMEOUT
-    while not (found := listening_sockets(job).get("chainermn-monit")):
+    while not (found := where_the_watch_listens(job)):
         assert job.process.poll() is None, job.wait(TIMEOUT)
         assert time.monotonic() < deadline
     ((host, port),) = found
@@ -54,6 +53,8 @@ def test_job_among_strangers(job: Job, tmp_path: Path) -> None:
         assert job.process.poll() is None, job.wait(TIMEOUT)
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    while not visit((host, port), 1):
+        assert time.monotonic() < deadline
     assert visit((host, port), VISITS) == VISITS
     (tmp_path / "over").touch()
     job.wait(TIMEOUT).check()

@@ -139,11 +139,8 @@ def decode(line: bytes) -> Message:
 
 def _as(form: Any, value: Any) -> Any:
     """Return a value from JSON as a type; raise ValueError if it is of another one."""
-    origin, parts = get_origin(form), get_args(form)
     if form is Any:
         return value
-    if origin is types.UnionType:
-        return None if value is None else _as(parts[0], value)
     if form is str and type(value) is str:
         return _printable(value)
     if form is bool and type(value) is bool:
@@ -152,12 +149,15 @@ def _as(form: Any, value: Any) -> Any:
         return value
     if form is float and type(value) in (int, float) and abs(value) < _MOST:
         return float(value)
+    if hasattr(form, "_fields") and type(value) is list:
+        return form(*(_as(part, each) for part, each in zip(_forms_of(form), value, strict=True)))
+    origin, parts = get_origin(form), get_args(form)
+    if origin is types.UnionType:
+        return None if value is None else _as(parts[0], value)
     if origin is list and type(value) is list:
         return [_as(parts[0], each) for each in value]
     if origin is dict and type(value) is dict:
         return {_as(parts[0], key): _as(parts[1], each) for key, each in value.items()}
-    if hasattr(form, "_fields") and type(value) is list:
-        return form(*(_as(part, each) for part, each in zip(_forms_of(form), value, strict=True)))
     raise ValueError(f"{value!r:.60} is no {form}")
 
 
