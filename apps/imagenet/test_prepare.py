@@ -107,6 +107,31 @@ def test_ground_truth_of_the_development_kit(app, tmp_path):
     assert app.ilsvrc.read_ground_truth(tmp_path / "truth.txt", NAMES, NUMBERS) == [2, 0]
 
 
+def test_development_kit_of_something_else(app, tmp_path):
+    pytest.importorskip("scipy.io")
+    (tmp_path / "truth.txt").write_text("7\n3\n")
+    for content, message in (
+        (b"", "meta.mat: no meta.mat of ILSVRC2012"),
+        (b"MATLAB 5.0 MAT-file" + bytes(200), "meta.mat: no meta.mat of ILSVRC2012"),
+        (bytes((1 << 24) + 1), "meta.mat: expected at most 16777216 bytes, got 16777217"),
+    ):
+        (tmp_path / "meta.mat").write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            app.ilsvrc.read_ground_truth(tmp_path / "truth.txt", NAMES, NUMBERS)
+
+
+def test_table_of_ground_truth_that_is_none(app, tmp_path):
+    path = tmp_path / "LOC_val_solution.csv"
+    for content, message in (
+        ("ImageId,PredictionString\nILSVRC2012_val_00000001\n", "'None' is missing"),
+        ("other\n1\n", "'ImageId' is missing"),
+        (f"ImageId,PredictionString\n{'a' * 200_000},b\n", "field larger than field limit"),
+    ):
+        path.write_text(content)
+        with pytest.raises(ValueError, match=f"{path}.*{message}"):
+            app.ilsvrc.read_ground_truth(path, NAMES, NUMBERS)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
