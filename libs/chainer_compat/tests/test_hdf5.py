@@ -110,6 +110,25 @@ def test_arrays_of_other_things_than_numbers(file):
         load_hdf5(file, Keeps())
 
 
+@pytest.mark.parametrize("value", [{}, np.dtype("f4")], ids=["a group", "a type"])
+def test_what_is_no_array(value, file):
+    with h5py.File(file, "w") as written:
+        if value:
+            written["part/x"] = value
+        else:
+            written.create_group("part/x")
+    with pytest.raises(DamagedFileError, match=r"'part/x' in .*\.h5 is no array"):
+        load_hdf5(file, Keeps())
+
+
+def test_a_small_array_that_was_never_written(file):
+    with h5py.File(file, "w") as written:
+        written.create_dataset("part/x", (3,), "f4", fillvalue=7)
+    loaded = Keeps()
+    load_hdf5(file, loaded)
+    assert loaded.x.tolist() == [7, 7, 7]
+
+
 def test_an_array_for_a_number_is_not_read(file):
     save_hdf5(file, {"part/x": np.zeros(1000)})
     with pytest.raises(TypeError, match=r"'part/x' in .*: an array of \(1000,\) is no float"):

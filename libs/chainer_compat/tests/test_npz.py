@@ -435,6 +435,19 @@ def test_members_that_are_no_arrays(content, reason, tmp_path):
         load_npz(path, Keeps())
 
 
+LONG_TEXT = b"\x80\x04X\xff\xff\0\0" + b"x" * 0xFFFF + b"q\0"
+LONG_NUMBER = b"\x8b" + struct.pack("<I", 5 * 10**5) + b"\x7f" * 5 * 10**5 + b"q\5"
+SHAPE = b"J" + struct.pack("<i", 5 * 10**5) + b"\x85"
+LONG_LIST = (
+    b"\x80\x04cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85C\1b\x87Rq\0"
+    + b"(K\1"
+    + SHAPE
+    + b"cnumpy\ndtype\n\x8c\1O\x85R\x89]("
+    + b"N" * 5 * 10**5
+    + b"etq\1"
+)
+
+
 @pytest.mark.parametrize(
     "pickle_, what",
     [
@@ -451,17 +464,22 @@ def test_members_that_are_no_arrays(content, reason, tmp_path):
         (b"\x80\x05\x96" + struct.pack("<Q", 10**13) + b".", ""),
         (b"\x80\x05\x8e" + struct.pack("<Q", 10**13) + b".", ""),
         (b"\x80\x04" + b"(" * 500_000 + b"t" * 500_000 + b".", "a value of type tuple"),
-        # One text, of which each of many short instructions makes another copy.
+        # A few bytes, of which each of many short instructions makes a lot.
         (
-            b"\x80\x02X\xff\xff\0\0"
-            + b"x" * 0xFFFF
-            + b"q\0c_codecs\nencode\nq\1X\6\0\0\0latin1q\2"
-            + b"h\1h\0h\2\x86R" * 100_000
-            + b".",
-            "characters in",
+            LONG_TEXT + b"c_codecs\nencode\nq\1X\6\0\0\0latin1q\2" + 9**5 * b"h\1h\0h\2\x86R",
+            "char",
+        ),
+        (LONG_TEXT + 9**5 * b"h\0h\0\x93", "no name of at most 100 characters"),
+        (LONG_LIST + 9**5 * b"h\0h\1b", "a second array"),
+        (
+            LONG_LIST[:-2]
+            .replace(SHAPE, b"(" + LONG_NUMBER + 8**5 * b"h\5" + b"t")
+            .replace(b"N" * 5 * 10**5, b"N")
+            + b"b.",
+            "objects in",
         ),
     ],
-    ids=[*map(str, range(11))],
+    ids=[*map(str, range(14))],
 )
 def test_pickles_that_are_no_arrays_of_plain_values(pickle_, what, tmp_path):
     path = npz(tmp_path / "x.npz", x=object_array(pickle_))
@@ -477,6 +495,15 @@ def test_a_list_that_promises_more_than_can_be_packed(tmp_path):
     promised(path, size=(24, 2**32 - 2))
     with pytest.raises(DamagedFileError, match="'x' promises 4294967294 bytes, but has at most"):
         load_npz(path, Keeps())
+
+
+def test_folders_among_the_members(tmp_path):
+    path = npz(tmp_path / "x.npz", x=npy(ARRAY))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.mkdir("part")
+    with open_npz(path) as arrays:
+        arrays.verify()
+        assert list(arrays) == ["x"]
 
 
 def test_members_that_overlap(tmp_path):

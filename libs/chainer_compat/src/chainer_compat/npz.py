@@ -233,6 +233,8 @@ def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """Return the members of an archive by the names of arrays, once their sizes are possible."""
     members: dict[str, zipfile.ZipInfo] = {}
     for info in archive.infolist():
+        if info.is_dir():  # NumPy writes none, but who packs a folder again does
+            continue
         name = info.filename.removesuffix(".npy")
         if name in members:
             raise ValueError(f"{name!r} is there twice")
@@ -302,7 +304,7 @@ def _fill(array: NDArray[Any], stream: IO[bytes]) -> None:
 
 def _read_objects(stream: IO[bytes], size: int) -> NDArray[Any]:
     if size > _LARGEST_PICKLE:
-        raise NotPlainError(f"{size} bytes (at most {_LARGEST_PICKLE})")
+        raise NotPlainError(f"{size} bytes, and at most {_LARGEST_PICKLE} are looked through")
     return read_array(_read_exactly(stream, size))
 
 

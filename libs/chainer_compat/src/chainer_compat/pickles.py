@@ -22,6 +22,8 @@ _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _LITERALS = re.compile(
     r"BININT[12]?|LONG[14]|BINFLOAT|(SHORT_)?BIN(UNICODE|BYTES|STRING)|BIN(UNICODE|BYTES)8"
 )
+_LONGEST_NAME = 100
+_MOST_AXES = 64  # as in NumPy
 _SCALAR_TYPE = re.compile(r"[biufcSU][0-9]{1,7}")
 
 
@@ -42,7 +44,7 @@ def read_array(pickle: bytes) -> NDArray[Any]:
     stack: list[Any] = []
     memo: dict[int, Any] = {}
     argument: Any
-    n_made = 0
+    n_made, is_built = 0, False
     for code, argument, _ in pickletools.genops(pickle):
         match code.name:
             case "PROTO" | "FRAME" | "STOP":
@@ -86,7 +88,10 @@ def read_array(pickle: bytes) -> NDArray[Any]:
                     raise NotPlainError(f"{n_made} characters in {len(pickle)} bytes")
             case "BUILD":
                 state = stack.pop()
-                stack[-1] = _build(stack[-1], state)
+                stack[-1] = made = _build(stack[-1], state)
+                if isinstance(made, numpy.ndarray) and is_built:
+                    raise NotPlainError("a second array")
+                is_built |= isinstance(made, numpy.ndarray)
             case name:
                 raise NotPlainError(f"the instruction {name}")
     (array,) = stack
@@ -105,7 +110,10 @@ class _Name:
     text: str
 
     @classmethod
-    def of(cls, module: str, name: str) -> _Name:
+    def of(cls, module: object, name: object) -> _Name:
+        for part in (module, name):
+            if not isinstance(part, str) or len(part) > _LONGEST_NAME:
+                raise NotPlainError(f"no name of at most {_LONGEST_NAME} characters")
         # NumPy 2 has put an underscore before a module of NumPy 1.
         return cls(f"{module}.{name}".replace("numpy.core.", "numpy._core."))
 
@@ -162,7 +170,9 @@ def _array(shape: tuple[Any, ...], items: list[Any]) -> NDArray[Any]:
     for item in items:
         if not isinstance(item, PLAIN):
             raise NotPlainError(_kind(item))
-    if not all(isinstance(n, int) and n >= 0 for n in shape) or math.prod(shape) != len(items):
+    # Of many large numbers the product takes for ever.
+    is_possible = all(isinstance(n, int) and 0 <= n < 2**63 for n in shape)
+    if not is_possible or len(shape) > _MOST_AXES or math.prod(shape) != len(items):
         raise NotPlainError(f"{len(items)} objects in an array of another shape")
     array = numpy.empty(len(items), object)
     array[:] = items
@@ -184,5 +194,5 @@ def _last_list(stack: list[Any]) -> list[Any]:
 
 def _kind(what: object) -> str:
     if isinstance(what, _Name):
-        return what.text
+        return ascii(what.text)[1:-1]
     return f"a value of type {type(what).__name__.strip('_').lower()}"
