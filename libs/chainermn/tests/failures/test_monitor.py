@@ -415,7 +415,7 @@ def test_rank_that_does_not_speak_as_ranks_do_ends_the_job(
     clock = Clock()
     first, second = start(clock=clock).join(2)
     second.channel.send_encoded(line)
-    wait_for_stderr("as it does not speak as a rank does (", capfd)
+    wait_for_stderr("does not speak as a rank does (", capfd)
     clock.now = 1.0
     assert first.hear(End).first == 0
 

@@ -143,23 +143,21 @@ class Monitor:
             self._ends.register(channel.fileno(), select.EPOLLRDHUP)
 
     def _hear(self, channel: Channel) -> None:
-        reason = "without a word: it was killed, it has crashed, or it has called os._exit"
         try:
             for message in channel.receive():
                 self._take(channel, message)
-            return
-        except MalformedError as error:
-            reason = f"as it does not speak as a rank does ({error})"
-        except ConnectionError:
-            pass
-        self._selector.unregister(channel)
-        channel.close()
-        lost = self._members.pop(channel)
-        if not self._may_leave:
-            self._end(
-                f"{lost.name} (process {lost.pid}) is the first to be gone, {reason}.",
-                _SECONDS_FOR_MPIEXEC,
+        except ConnectionError as error:
+            self._selector.unregister(channel)
+            channel.close()
+            lost = self._members.pop(channel)
+            text = (
+                f"{lost.name} (process {lost.pid}) is the first to be gone, without a word: "
+                "it was killed, it has crashed, or it has called os._exit."
             )
+            if isinstance(error, MalformedError):
+                text = f"{lost.name} (process {lost.pid}) does not speak as a rank does ({error})."
+            if not self._may_leave:
+                self._end(text, _SECONDS_FOR_MPIEXEC)
 
     def _take(self, channel: Channel, message: Message) -> None:
         state = self._members[channel]
