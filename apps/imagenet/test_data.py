@@ -311,12 +311,21 @@ def test_files_that_are_links_or_pipes(app, root, tmp_path):
     assert free[1][1] == 1
 
 
-def test_mean_image_that_promises_terabytes(app, tmp_path):
+def test_mean_image_that_may_do_harm(app, tmp_path):
     with open(tmp_path / "mean.npy", "wb") as file:
         about = {"descr": "<f4", "fortran_order": False, "shape": (3, 1 << 20, 1 << 20)}
         np.lib.format.write_array_header_1_0(file, about)
     with pytest.raises(ValueError, match=r"mean\.npy: expected an array .* greater than file si"):
         app.data.read_statistics(tmp_path / "mean.npy")
+    os.truncate(tmp_path / "mean.npy", 1 << 40)
+    with pytest.raises(ValueError, match=r"mean\.npy: expected at most 67108864 bytes, got 1099"):
+        app.data.read_statistics(tmp_path / "mean.npy")
+    np.savez(tmp_path / "mean.npz", mean=np.zeros((3, 9, 9)))
+    cut_off = b"\x93NUMPY\1\0\2\0{("  # NumPy raises TokenError
+    for content in (cut_off, (tmp_path / "mean.npz").read_bytes()):
+        (tmp_path / "mean.npy").write_bytes(content)
+        with pytest.raises(ValueError, match=r"mean\.npy: expected an array in NumPy's format"):
+            app.data.read_statistics(tmp_path / "mean.npy")
     (tmp_path / "mean.npy").unlink()
     os.mkfifo(tmp_path / "mean.npy")
     with pytest.raises(ValueError, match=r"mean\.npy: expected a regular file"):
