@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +12,7 @@ import numpy as np
 from chainer.datasets import TransformDataset, TupleDataset
 
 import shapes
-from chainermn.files import open_regular, read_bytes
+from chainermn.files import open_regular, open_tar, read_bytes
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
@@ -218,7 +217,7 @@ def _unpack(path: Path) -> list[tuple[str, bytes]]:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
             raise ValueError(f"more than data.MOST_BYTES = {MOST_BYTES} bytes in it")
-        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+        with open_tar(io.BytesIO(content)) as archive:
             return [
                 (PurePosixPath(member.name).name, archive.extractfile(member).read())
                 for member in archive

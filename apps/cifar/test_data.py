@@ -139,6 +139,16 @@ def test_damaged_archives_are_refused(app, tmp_path):
             app.data.load("cifar10", tmp_path / "spoilt.tar.gz")
 
 
+def test_archive_with_a_header_that_python_reads_slowly(app, tmp_path):
+    write_cifar10(tmp_path / "cifar")
+    path = tmp_path / "slow.tar.gz"
+    with tarfile.open(path, "w:gz", pax_headers={"comment": "1" * 5000}) as archive:
+        archive.add(tmp_path / "cifar", "cifar")
+    reason = r"damaged, or no \.tar\.gz \(an extended header of 5014 bytes\)"
+    with pytest.raises(ValueError, match=rf"slow\.tar\.gz: {reason}"):
+        app.data.load("cifar10", path)
+
+
 READ_ARCHIVE = """
 import resource, sys
 sys.path.insert(0, sys.argv[1])

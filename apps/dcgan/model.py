@@ -164,7 +164,8 @@ def load_generator(path: Path, expected: tuple[int, ...] | None = None) -> Gener
         with open_npz(path) as saved:
             settings = saved.read_for("settings", np.zeros(3, np.int64)).tolist()
             # A file of a few bytes cannot ask for a network that fills the memory.
-            if any(saved.header(name).shape != shape for name, shape in weights_of(*settings)):
+            headers = ((saved.header(name), shape) for name, shape in weights_of(*settings))
+            if any(h.shape != shape or h.dtype.hasobject for h, shape in headers):
                 raise ValueError(f"its weights are not those of settings {settings}")
             generator = Generator(*settings)
             chainer.serializers.NpzDeserializer(saved).load(generator)

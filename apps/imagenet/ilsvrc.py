@@ -1,12 +1,16 @@
 """What the validation images of ILSVRC2012 show: the files that say it."""
 
 import csv
+import io
 import re
+import struct
+import zlib
 from pathlib import Path
 
-from chainermn.files import open_regular, read_text
+from chainermn.files import read_bytes, read_text
 
-MOST_BYTES = 1 << 24  # of meta.mat
+MOST_BYTES = 1 << 23  # of meta.mat, and of what is in it
+COMPRESSED = 15  # the type of an element of a MAT file
 SYNSET = re.compile(r"n\d{8}")
 GROUND_TRUTHS = (
     "val.txt",
@@ -73,9 +77,28 @@ def read_development_kit(path: Path) -> dict[int, str]:
     """Return the synsets by the development kit's own numbers, ``ILSVRC2012_ID``."""
     from scipy.io import loadmat
 
-    open_regular(path, MOST_BYTES).close()
+    content = read_bytes(path, MOST_BYTES)
     try:
-        synsets = loadmat(path, squeeze_me=True)["synsets"]
+        file = io.BytesIO(_unpacked(content))
+        synsets = loadmat(file, variable_names=["synsets"], squeeze_me=True)["synsets"]
         return {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
     except Exception as error:  # SciPy raises what it likes
         raise ValueError(f"{path}: no meta.mat of ILSVRC2012 ({error!r})") from None
+
+
+def _unpacked(content: bytes) -> bytearray:
+    """Return a MAT file of version 5 without compression, since SciPy unpacks gigabytes."""
+    element = struct.Struct("<II" if content[126:128] == b"IM" else ">II")
+    unpacked, begin = bytearray(content[:128]), 128
+    while begin < len(content):
+        kind, size = element.unpack_from(content, begin)
+        end = begin + element.size + size
+        if kind == COMPRESSED:
+            packed = content[begin + element.size : end]
+            unpacked += zlib.decompressobj().decompress(packed, MOST_BYTES)
+        else:
+            unpacked += content[begin:end]
+        if len(unpacked) > MOST_BYTES:
+            raise ValueError(f"more than {MOST_BYTES} bytes in it")
+        begin = end
+    return unpacked

@@ -20,8 +20,8 @@ Chooser = Callable[[int, int], Box]  # from width and height to the box to cut o
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 # Of an image, as its file says; a file of a few bytes can claim billions. The memory that it takes
-# is a few times three bytes for each.
-MOST_PIXELS = 128_000_000
+# for each, with Pillow 13: up to 17 bytes as WebP, up to 13 in other formats; 5 as RGB.
+MOST_PIXELS = 100_000_000
 # Of a file: with 16 bits for each of four colours.
 MOST_BYTES = 8 * MOST_PIXELS
 
@@ -118,9 +118,11 @@ def to_rgb(image: Image.Image) -> Image.Image:
         # Pillow would cut off all that is brighter than 255.
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.has_transparency_data:
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(white, image).convert("RGB")
+        if image.mode != "RGBA":  # to convert would copy it
+            image = image.convert("RGBA")
+        upright = Image.new("RGB", image.size, "white")
+        upright.paste(image, mask=image)
+        return upright
     return image.convert("RGB")
 
 

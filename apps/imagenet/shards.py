@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from chainermn.files import open_regular, read_json
+from chainermn.files import open_regular, open_tar, read_json
 from data import MOST_CLASSES
 from images import MOST_BYTES, open_image
 
@@ -144,7 +144,7 @@ def read_shard(
     try:
         with (
             open_regular(path, buffering=BYTES_READ_AT_ONCE) as file,
-            tarfile.open(fileobj=file, mode="r:") as archive,
+            open_tar(file) as archive,
         ):
             for place, members in enumerate(_group(archive)):
                 if left and place == left[0]:
@@ -210,7 +210,7 @@ def describe_shard(path: Path) -> dict[str, Any]:
         If it has no image, or is not in webdataset's format.
     """
     try:
-        with open_regular(path) as file, tarfile.open(fileobj=file, mode="r:") as archive:
+        with open_regular(path) as file, open_tar(file) as archive:
             n_images = sum(1 for _ in _group(archive))
     except WHAT_TARFILE_RAISES as error:
         raise OSError(f"{path}: {error}") from None

@@ -102,9 +102,22 @@ def test_ground_truth_of_the_development_kit(app, tmp_path):
     scipy_io = pytest.importorskip("scipy.io")
     kind = [("ILSVRC2012_ID", "O"), ("WNID", "O")]
     rows = [(7, "n02066245"), (3, "n01440764"), (5, "n01443537")]
-    scipy_io.savemat(tmp_path / "meta.mat", {"synsets": np.array(rows, kind)})
     (tmp_path / "truth.txt").write_text("7\n3\n")
-    assert app.ilsvrc.read_ground_truth(tmp_path / "truth.txt", NAMES, NUMBERS) == [2, 0]
+    for is_compressed in (False, True):
+        variables = {"other": [1.0], "synsets": np.array(rows, kind)}
+        scipy_io.savemat(tmp_path / "meta.mat", variables, do_compression=is_compressed)
+        assert app.ilsvrc.read_ground_truth(tmp_path / "truth.txt", NAMES, NUMBERS) == [2, 0]
+
+
+def test_development_kit_that_unpacks_to_megabytes(app, tmp_path):
+    scipy_io = pytest.importorskip("scipy.io")
+    (tmp_path / "truth.txt").write_text("7\n3\n")
+    for size, message in ((1 << 22, "KeyError"), (1 << 23, "more than 8388608 bytes in it")):
+        variables = {"other": np.zeros(size, np.uint8)}
+        scipy_io.savemat(tmp_path / "meta.mat", variables, do_compression=True)
+        assert (tmp_path / "meta.mat").stat().st_size < 10_000
+        with pytest.raises(ValueError, match=rf"no meta\.mat of ILSVRC2012 .*{message}"):
+            app.ilsvrc.read_ground_truth(tmp_path / "truth.txt", NAMES, NUMBERS)
 
 
 def test_development_kit_of_something_else(app, tmp_path):
@@ -113,7 +126,7 @@ def test_development_kit_of_something_else(app, tmp_path):
     for content, message in (
         (b"", "meta.mat: no meta.mat of ILSVRC2012"),
         (b"MATLAB 5.0 MAT-file" + bytes(200), "meta.mat: no meta.mat of ILSVRC2012"),
-        (bytes((1 << 24) + 1), "meta.mat: expected at most 16777216 bytes, got 16777217"),
+        (bytes((1 << 23) + 1), "meta.mat: expected at most 8388608 bytes, got 8388609"),
     ):
         (tmp_path / "meta.mat").write_bytes(content)
         with pytest.raises(ValueError, match=message):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chainermn.files import open_regular
+from chainermn.files import open_regular, open_tar
 
 Pair = tuple[str, str]  # English, and its translation
 
@@ -134,7 +134,7 @@ def _unpack(package: Path, folder: Path) -> None:
             subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             ) as process,
-            tarfile.open(fileobj=process.stdout, mode="r|") as archive,
+            open_tar(process.stdout, "r|") as archive,
         ):
             for member in archive:
                 if member.isfile() and member.name.endswith((".mo", ".po")):

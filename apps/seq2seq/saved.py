@@ -1,10 +1,12 @@
 """What is saved of a network: its parameters (NPZ), and beside them ``model.json``."""
 
 import json
+import math
 from pathlib import Path
 
 import chainer
 
+from chainer_compat.npz import open_npz
 from chainermn.files import atomic_write, check_form, read_json
 from corpus import Corpus
 from models import MODELS, Translator
@@ -57,6 +59,7 @@ def load_network(path: Path) -> tuple[Translator, Vocabulary, Vocabulary]:
         source, target = (Vocabulary(tokens, split) for tokens in about["vocabularies"])
     except ValueError as error:
         raise ValueError(f"{description}: {error}") from None
+    _check_size(path, about)
     model = create(about)
     load_parameters(path, model)
     return model, source, target
@@ -77,13 +80,33 @@ def read_description(path: Path) -> dict:
     source, target = about["vocabularies"]
     if sizes["share_embedding"] and source != target:
         raise ValueError(f"{path}: expected one vocabulary for a shared embedding, got two")
-    # A Transformer's layers of encoder and decoder; those of an LSTM have less.
-    n_units, n_layers = sizes["n_units"], sizes["n_layers"]
-    n_weights = n_units * (28 * n_layers * n_units + len(source) + 2 * len(target))
+    n_weights = _count_weights(about)
     if n_weights > MOST_WEIGHTS:
         expected = f"at most saved.MOST_WEIGHTS = {MOST_WEIGHTS}"
-        raise ValueError(f"{path}: expected {expected}, got about {n_weights}")
+        raise ValueError(f"{path}: expected {expected}, got {n_weights}")
     return about
+
+
+def _count_weights(about: dict) -> int:
+    """Return how many weights the matrices of a network have; the vectors have few."""
+    sizes, (source, target) = about["sizes"], about["vocabularies"]
+    n_units, n_layers = sizes["n_units"], sizes["n_layers"]
+    matrices = 28 * n_layers if about["model"] == "transformer" else 16 * n_layers + 3
+    tokens = len(source) + (0 if sizes["share_embedding"] else 2 * len(target))
+    return n_units * (matrices * n_units + tokens)
+
+
+def _check_size(path: Path, about: dict) -> None:
+    """Check that a file has a network's weights before there is memory for them."""
+    with open_npz(path) as saved:
+        headers = map(saved.header, saved)
+        # An array of objects can promise any shape.
+        found = sum(math.prod(h.shape) for h in headers if not h.dtype.hasobject)
+    expected = _count_weights(about)
+    if found < expected:
+        raise ValueError(
+            f"{path} has {found} weights, the network of model.json {expected} or more"
+        )
 
 
 def load_parameters(path: Path, model: Translator) -> None:

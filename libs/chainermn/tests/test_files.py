@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import secrets
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from chainermn.files import (
     atomic_write,
     open_regular,
+    open_tar,
     read_bytes,
     read_json,
     read_lines,
@@ -237,3 +240,59 @@ def test_json_of_gigabytes(tmp_path: Path) -> None:
     os.truncate(path, 1 << 40)
     with pytest.raises(ValueError, match=r"a\.json: expected at most 67108864 bytes"):
         read_json(path, FORM)
+
+
+def member(name: str, content: bytes = b"", size: int | None = None, kind: bytes = b"0") -> bytes:
+    """Return a member as it is in a tar file; its header may lie about the size."""
+    info = tarfile.TarInfo(name)
+    info.size, info.type = len(content) if size is None else size, kind
+    header = info.tobuf(tarfile.GNU_FORMAT)
+    return header + content + bytes(-len(content) % tarfile.BLOCKSIZE)
+
+
+def pax(*records: str) -> bytes:
+    """Return records of extended headers, of a length of two digits."""
+    return b"".join(b"%d %s\n" % (len(record) + 4, record.encode()) for record in records)
+
+
+FILE = member("file", b"content")
+END = bytes(2 * tarfile.BLOCKSIZE)
+
+
+@pytest.mark.parametrize("mode", ["r:", "r|"])
+def test_members_of_a_tar_file(mode: str) -> None:
+    name = "long/" * 100
+    whole = member("L", name.encode() + b"\0", kind=b"L") + FILE
+    whole += member("x", pax("path=a/file", "comment=nothing"), kind=b"x") + FILE + END
+    with open_tar(io.BytesIO(whole), mode) as archive:
+        found = [(info.name, archive.extractfile(info).read()) for info in archive]
+    assert found == [(name, b"content"), ("a/file", b"content")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (FILE + member("back", size=-512), "'back' has a size of -512 bytes"),
+        (FILE + member("back", size=-1), "'back' has a size of -1 bytes"),
+        (member("x", pax("size=-1024"), kind=b"x") + FILE, "'file' has a size of -1024 bytes"),
+        (FILE + member("x", size=-512, kind=b"x"), "'x' has a size of -512 bytes"),
+        *(
+            (FILE + member("x", b"1" * 4097, kind=bytes([kind])), "an extended header of 4097")
+            for kind in b"xgXLK"
+        ),
+        (
+            b"".join(
+                member("g", pax(*(f"k{i}{j}=0123" for j in range(10, 20))), kind=b"g") + FILE
+                for i in range(11)
+            ),
+            "110 extended headers for all members",
+        ),
+    ],
+)
+def test_tar_file_that_never_ends_or_takes_long(content: bytes, message: str) -> None:
+    with (
+        pytest.raises(tarfile.ReadError, match=message),
+        open_tar(io.BytesIO(content + FILE + END)) as archive,
+    ):
+        for _, _ in zip(archive, range(100), strict=False):
+            pass

@@ -14,10 +14,17 @@ import reprlib
 import secrets
 import stat
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import UnionType
-from typing import IO, Any, BinaryIO, NoReturn
+from typing import IO, Any, BinaryIO, Literal, NoReturn
+
+# No extended header of a tar file has more bytes, as no path has. There may be as many of them as
+# there are members, except of those that are for all members.
+_LARGEST_TAR_HEADER = 1 << 12
+_MOST_FOR_ALL_MEMBERS = 100
+_EXTENDED = {b"x", b"g", b"X", b"L", b"K"}
 
 
 @contextlib.contextmanager
@@ -143,6 +150,50 @@ def read_lines(
         if len(line) > most:
             raise ValueError(f"{name}:{number}: expected a line of at most {most} bytes")
         yield line
+
+
+def open_tar(file: BinaryIO, mode: Literal["r:", "r|"] = "r:") -> tarfile.TarFile:
+    """Open a tar file, which is not compressed, for reading.
+
+    Parameters
+    ----------
+    file : binary file
+    mode : {'r:', 'r|'}
+        The latter is for a file that cannot seek.
+
+    Raises
+    ------
+    tarfile.TarError
+        Here and where members are read, also if the size of one is negative, which would lead
+        back to the same one for ever, or it has a large extended header, for which Python before
+        3.11.10 and 3.12.6 takes the square of its size in time. Others are raised as well.
+    """
+    return tarfile.open(fileobj=file, mode=mode, tarinfo=_Member)
+
+
+class _Member(tarfile.TarInfo):
+    """A member of a tar file, which is checked before tarfile goes on after it."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
+        """Read a header as it stands in the file."""
+        member = super().frombuf(buf, encoding, errors)
+        if member.type in _EXTENDED and member.size > _LARGEST_TAR_HEADER:
+            raise tarfile.ReadError(f"an extended header of {member.size} bytes")
+        return member._checked()
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> _Member:
+        """Read a header with the extended ones before it, which can say another size."""
+        member = super().fromtarfile(archive)
+        if len(archive.pax_headers) > _MOST_FOR_ALL_MEMBERS:
+            raise tarfile.ReadError(f"{len(archive.pax_headers)} extended headers for all members")
+        return member._checked()
+
+    def _checked(self) -> _Member:
+        if self.size < 0:
+            raise tarfile.ReadError(f"{self.name!r:.100} has a size of {self.size} bytes")
+        return self
 
 
 def read_json(path: str | os.PathLike[str], form: object, most: int = 1 << 26) -> Any:

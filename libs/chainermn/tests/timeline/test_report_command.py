@@ -141,6 +141,8 @@ def test_other_forms_are_refused_in_one_line(tmp_path: Path) -> None:
         ('"pid":1,"tid":1,"ts"', '"pid":7,"tid":1,"ts"', "is of rank 7 and thread 1: not named"),
         ('"0":"host0"', '"0":0', "'hosts': '0': expected a string, got 0"),
         ('"0":"host0"', '"0":"\\u001b[2J"', r"of printable characters, got '\x1b[2J'"),
+        (f'"name":"{MAIN}"', '"name":"\\u001b[2J"', r"of printable characters, got '\x1b[2J'"),
+        ('"stream":"', '"stream":"\\u001b', r"of printable characters, got '\x1b"),
         ('"0":"host0"', '"5":"host0"', "expected hosts of 2 ranks from 0 on, got others"),
         ('{"traceEvents":', '{"traceEvents":' + 50_000 * "[", "content: nested too deeply"),
     ]:

@@ -120,15 +120,13 @@ def _timeline_of(content: dict[str, Any]) -> Timeline:
     ranks = range(len(hosts))
     if set(hosts) != set(map(str, ranks)):
         raise ValueError(f"expected hosts of {len(hosts)} ranks from 0 on, got others")
-    shown = [*hosts.values(), *(event["name"] for event in content["traceEvents"])]
-    if strange := next((name for name in shown if not name.isprintable()), None):
-        # On a terminal such characters can do more than show.
-        raise ValueError(f"expected names of printable characters, got {strange!r:.50}")
+    _check_printable(*hosts.values(), *(event["name"] for event in content["traceEvents"]))
     names: dict[tuple[int, int], str] = {}
     found: dict[int, list[Span]] = {rank: [] for rank in ranks}
     for i, event in enumerate(content["traceEvents"]):
         if event["name"] == "thread_name":
             check_form(event, _THREAD, "content", "traceEvents", i)
+            _check_printable(event["args"]["name"])
             names[event["pid"], event["tid"]] = event["args"]["name"]
     for i, event in enumerate(content["traceEvents"]):
         if event["ph"] == "X":
@@ -137,6 +135,7 @@ def _timeline_of(content: dict[str, Any]) -> Timeline:
             check_form(event, {"args": dict}, "content", "traceEvents", i)
             if "stream" in details:
                 check_form(details, _CALL, "content", "traceEvents", i)
+                _check_printable(details["stream"])
             if event["name"] == "iteration" and not event["dur"]:
                 raise ValueError(f"event {i} is an iteration that took no time")
             rank, thread = event["pid"], event["tid"]
@@ -145,6 +144,12 @@ def _timeline_of(content: dict[str, Any]) -> Timeline:
             start, end = 1000 * event["ts"], 1000 * (event["ts"] + event["dur"])
             found[rank].append(Span(event["name"], names[rank, thread], start, end, details))
     return Timeline(found, {int(rank): host for rank, host in hosts.items()})
+
+
+def _check_printable(*names: str) -> None:
+    for name in names:
+        if not name.isprintable():  # on a terminal it can do more than show
+            raise ValueError(f"expected names of printable characters, got {name!r:.50}")
 
 
 def _in_microseconds(clock: Clock) -> dict[str, float]:
