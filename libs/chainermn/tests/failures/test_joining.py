@@ -234,6 +234,23 @@ def test_rank_that_lost_its_place_tries_again(
         listener.close()
 
 
+def test_rank_that_lost_its_place_tries_again_while_others_say_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(joining, "monotonic", lambda: 0.0)  # it has all the time
+    (listening,), (silent,) = listen([LOOPBACK]), listen(["127.0.0.2"])
+    listening.settimeout(TIMEOUT)
+    with ThreadPoolExecutor(1) as threads:
+        with listening, silent:
+            on_rank = threads.submit(Entrance.to([silent, listening]).enter, member(0))
+            listening.accept()[0].close()
+            with silent.accept()[0] as other, listening.accept()[0] as again:
+                assert decode(again.recv(100).strip()) == decode(other.recv(100).strip())
+                silent.close()
+                listening.close()
+        assert on_rank.result(TIMEOUT) is None
+
+
 # ---- strangers who connect ----
 
 

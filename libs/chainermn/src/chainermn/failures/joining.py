@@ -17,7 +17,7 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from time import monotonic
 from typing import Any, NamedTuple, cast
 
@@ -266,33 +266,26 @@ class Entrance(NamedTuple):
     def enter(self, member: Member) -> Channel | None:
         """Join, by the first address whose listener knows the key; return None if none does."""
         patience = _Patience()
-        while True:
-            channel = self._try(member, patience)
-            if channel is not None or not patience.may_try_again():
-                return channel
-            time.sleep(_SECONDS_BETWEEN)
-
-    def _try(self, member: Member, patience: _Patience) -> Channel | None:
-        nonce = _nonce()
-        candidates = dict(_connecting(self.addresses))
-        found = exchange = None
-        for channel, message in patience.answers(candidates, Hello(nonce)):
-            if isinstance(message, Challenge):
-                exchange = _exchange(self.key, candidates[channel], nonce, message.nonce)
-                if exchange.is_proved(message.proof, "listener"):
-                    found = channel
-                    break
-        for channel in candidates:
-            if channel is not found:
-                channel.close()
-        if found is None or exchange is None:
-            return None
-        join = Join(member, exchange.proof("rank", *member))
-        for channel, message in patience.answers([found], join):
-            if isinstance(message, Welcome):
+        while met := self._meet(patience):
+            channel, exchange = met
+            join = Join(member, exchange.proof("rank", *member))
+            if isinstance(patience.answer(channel, join), Welcome):
                 channel.trust()
                 return channel
-        found.close()
+            channel.close()
+            time.sleep(_SECONDS_BETWEEN)
+        return None
+
+    def _meet(self, patience: _Patience) -> tuple[Channel, _Exchange] | None:
+        """Connect to a listener that proves itself; return also what both ends know by then."""
+        nonce = _nonce()
+        with contextlib.closing(patience.answers(self.addresses, Hello(nonce))) as answers:
+            for channel, address, message in answers:
+                if isinstance(message, Challenge):
+                    exchange = _exchange(self.key, address.host, nonce, message.nonce)
+                    if exchange.is_proved(message.proof, "listener"):
+                        return channel, exchange
+                channel.close()
         return None
 
 
@@ -302,22 +295,21 @@ class _Patience:
     def __init__(self) -> None:
         self._start = monotonic()
         self._deadline = self._start + _SECONDS_TO_CONNECT
-        self._has_been_dropped = False
-
-    def may_try_again(self) -> bool:
-        """Tell whether somebody has closed a connection before an answer, and time is left."""
-        again = self._has_been_dropped and monotonic() < self._deadline
-        self._has_been_dropped = False
-        return again
 
     def answers(
-        self, candidates: Iterable[Channel], question: Message
-    ) -> Iterator[tuple[Channel, Message]]:
-        """Iterate over the first answer of each candidate."""
-        with selectors.DefaultSelector() as selector:
-            for channel in candidates:
-                selector.register(channel, selectors.EVENT_WRITE)
-            while selector.get_map() and (left := self._deadline - monotonic()) > 0:
+        self, addresses: Sequence[Address], question: Message
+    ) -> Generator[tuple[Channel, Address, Message], None, None]:
+        """Iterate over what those who listen say first, with the connections to them.
+
+        Where one is closed before that, another one is made, until somebody sends something else
+        than a message.
+        """
+        with selectors.DefaultSelector() as selector, _closing_all(selector):
+            lost = [*addresses]
+            while (lost or selector.get_map()) and (left := self._deadline - monotonic()) > 0:
+                for channel, address in _connecting(lost):
+                    selector.register(channel, selectors.EVENT_WRITE, address)
+                lost = []
                 for key, _ in selector.select(left):
                     channel = cast(Channel, key.fileobj)
                     try:
@@ -325,26 +317,49 @@ class _Patience:
                             channel.check_connection()
                             self._deadline = self._start + _SECONDS_TO_ANSWER
                             channel.send(question)
-                            selector.modify(channel, selectors.EVENT_READ)
+                            selector.modify(channel, selectors.EVENT_READ, key.data)
                         # What follows the answer is for those who read later.
                         messages = channel.receive(only_first=True)
                     except ConnectionError as error:
-                        is_refused = isinstance(error, (ConnectionRefusedError, MalformedError))
-                        self._has_been_dropped |= not is_refused
                         selector.unregister(channel)
+                        channel.close()
+                        if not isinstance(error, (ConnectionRefusedError, MalformedError)):
+                            lost.append(key.data)
                     else:
                         for message in messages:
                             selector.unregister(channel)
-                            yield channel, message
+                            yield channel, key.data, message
+                if lost:
+                    time.sleep(_SECONDS_BETWEEN)
+
+    def answer(self, channel: Channel, question: Message) -> Message | None:
+        """Return what somebody says next; None if the connection is closed, or time is up."""
+        channel.send(question)
+        with selectors.DefaultSelector() as selector, contextlib.suppress(ConnectionError):
+            selector.register(channel, selectors.EVENT_READ)
+            while (left := self._deadline - monotonic()) > 0:
+                if selector.select(left) and (messages := channel.receive(only_first=True)):
+                    return messages[0]
+        return None
 
 
-def _connecting(addresses: Iterable[Address]) -> Iterator[tuple[Channel, str]]:
-    for address, port in addresses:
+@contextlib.contextmanager
+def _closing_all(selector: selectors.BaseSelector) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for key in selector.get_map().values():
+            cast(Channel, key.fileobj).close()
+
+
+def _connecting(addresses: Iterable[Address]) -> Iterator[tuple[Channel, Address]]:
+    for address in addresses:
         with contextlib.suppress(OSError):  # no such network here
-            connection = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+            family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+            connection = socket.socket(family)
             channel = Channel(connection)
             try:
-                connection.connect_ex((address, port))
+                connection.connect_ex(address)
             except OSError:
                 channel.close()
                 raise
