@@ -17,6 +17,7 @@ import selectors
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from time import monotonic
 from typing import Any, NamedTuple, cast
@@ -35,10 +36,9 @@ from chainermn.failures.messages import (
 LOOPBACK = "127.0.0.1"
 # For a stranger to prove that it is none.
 _SECONDS_FOR_STRANGERS = 5.0
-# Places for strangers, even where few ranks are expected.
+# Places for strangers at each address, even where few ranks are expected; and how many come to one
+# before those who have come are heard.
 _FEWEST_PLACES = 64
-# Connections that are accepted before others are heard.
-_AT_ONCE = 64
 # The peer's kernel accepts a connection; only its process, which may be starting, answers.
 _SECONDS_TO_CONNECT = 3.0
 _SECONDS_TO_ANSWER = 30.0
@@ -75,8 +75,9 @@ def listen(addresses: Iterable[str]) -> list[socket.socket]:
 
 
 class _Stranger(NamedTuple):
-    #: When it has come, and to which of the listener's addresses.
+    #: When it has come, from where, and to which of the listener's addresses.
     since: float
+    origin: str
     address: str
     #: What it has to prove, once it has said hello.
     exchange: _Exchange | None = None
@@ -105,8 +106,9 @@ class Listener:
     """Lets in those who prove that they belong to the job, each rank once for each purpose.
 
     As soon as all ranks have joined, it stops listening and drops all others. Until then, it drops
-    strangers after 5 seconds or 4 KiB, and those who have been there longest if there are more of
-    them than ranks could be.
+    strangers after 5 seconds or 4 KiB. If there are more of them than ranks could be, it drops the
+    oldest from the address that has most. Those who speak as a rank have places of their own, so
+    that a flood of connections alone cannot take them.
 
     Parameters
     ----------
@@ -129,7 +131,7 @@ class Listener:
         self._key, self._purposes = key, purposes
         self._expected: set[tuple[int, str]] = set()
         self._strangers: dict[Channel, _Stranger] = {}
-        self._most_strangers = _FEWEST_PLACES
+        self._n_places = _FEWEST_PLACES
         self._selector = selectors.DefaultSelector()
         self._sockets: list[socket.socket] = []
         self._open(sockets)
@@ -147,8 +149,8 @@ class Listener:
             self._open(listen(self._hosts))
         self._expected |= {(rank, purpose) for rank in ranks for purpose in self._purposes}
         # A rank tries all addresses at once.
-        places = len(self._expected) * len(self._sockets)
-        self._most_strangers = max(self._most_strangers, places)
+        places = max(_FEWEST_PLACES, len(self._expected)) * len(self._sockets)
+        self._n_places = max(self._n_places, places)
 
     def fileno(self) -> int:
         """Return a file descriptor that can be read as soon as `serve` has something to do."""
@@ -160,15 +162,18 @@ class Listener:
         ``now`` is the time in seconds, by any clock.
         """
         joined = []
-        for key, _ in self._selector.select(0):
-            if isinstance(key.fileobj, socket.socket):
-                self._accept(key.fileobj, now)
-            elif (channel := cast(Channel, key.fileobj)) in self._strangers:
+        ready = [key.fileobj for key, _ in self._selector.select(0)]
+        # Those who speak are heard before they may have to make room for others.
+        for channel in ready:
+            if isinstance(channel, Channel) and channel in self._strangers:
                 try:
                     if member := self._hear(channel):
                         joined.append((channel, member))
                 except ConnectionError:
                     self._drop(channel)
+        for listening in ready:
+            if isinstance(listening, socket.socket):
+                self._accept(listening, now)
         while (oldest := self._oldest()) and now - oldest[1].since > _SECONDS_FOR_STRANGERS:
             self._drop(oldest[0])
         if not self._expected:
@@ -200,18 +205,18 @@ class Listener:
             self._sockets.append(each)
 
     def _accept(self, listening: socket.socket, now: float) -> None:
-        for _ in range(_AT_ONCE):
+        for _ in range(_FEWEST_PLACES):
             try:
-                connection, _ = listening.accept()
+                connection, (origin, *_) = listening.accept()
             except BlockingIOError:
                 return
             except OSError:  # perhaps no more files can be opened
-                self._drop_oldest()
+                self._drop_one_of(self._strangers)
                 return
-            if len(self._strangers) >= self._most_strangers:
-                self._drop_oldest()
+            self._make_room(has_greeted=False)
             channel = Channel(connection)
-            self._strangers[channel] = _Stranger(now, connection.getsockname()[0])
+            address = connection.getsockname()[0]
+            self._strangers[channel] = _Stranger(now, origin, address)
             self._selector.register(channel, selectors.EVENT_READ)
 
     def _hear(self, channel: Channel) -> Member | None:
@@ -219,6 +224,7 @@ class Listener:
             stranger = self._strangers[channel]
             exchange = stranger.exchange
             if isinstance(message, Hello) and exchange is None:
+                self._make_room(has_greeted=True)
                 exchange = _exchange(self._key, stranger.address, message.nonce, _nonce())
                 self._strangers[channel] = stranger._replace(exchange=exchange)
                 proof = exchange.proof("listener")
@@ -242,9 +248,21 @@ class Listener:
     def _oldest(self) -> tuple[Channel, _Stranger] | None:
         return next(iter(self._strangers.items()), None)
 
-    def _drop_oldest(self) -> None:
-        if oldest := self._oldest():
-            self._drop(oldest[0])
+    def _make_room(self, *, has_greeted: bool) -> None:
+        """Have a place for one more of those who have said hello, or of those who have not."""
+        if len(self._strangers) >= self._n_places:
+            crowd = {
+                channel: stranger
+                for channel, stranger in self._strangers.items()
+                if (stranger.exchange is not None) is has_greeted
+            }
+            if len(crowd) >= self._n_places:
+                self._drop_one_of(crowd)
+
+    def _drop_one_of(self, crowd: dict[Channel, _Stranger]) -> None:
+        """Drop the oldest from the address that most come from."""
+        for origin, _ in Counter(each.origin for each in crowd.values()).most_common(1):
+            self._drop(next(it for it, stranger in crowd.items() if stranger.origin == origin))
 
     def _drop(self, channel: Channel) -> None:
         self._selector.unregister(channel)
