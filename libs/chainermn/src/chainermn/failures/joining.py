@@ -1,9 +1,10 @@
 """How ranks connect to a process of their job, while strangers may reach the same addresses.
 
-Both ends prove that they know the key of the job, which never travels: each answers a random
-number of the other's (a nonce) with an HMAC-SHA256 of it. The proofs also hold the address, so
-nobody can pass them on between a rank and another address. They do not protect what follows from
-those who can change the packets of others, who could do the same to MPI.
+Both ends prove that they know the key of the job, which never travels on these connections (MPI
+and mpiexec, which are trusted, carry it): each answers a random number of the other's (a nonce)
+with an HMAC-SHA256 of it. The proofs also hold the address, so nobody can pass them on between a
+rank and another address. They do not protect what follows from those who can change the packets
+of others, who could do the same to MPI.
 """
 
 from __future__ import annotations
