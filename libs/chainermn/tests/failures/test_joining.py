@@ -237,6 +237,7 @@ def test_answer_may_take_longer_than_the_connection(
 ) -> None:
     at_first = iter([0.0, 0.0])
     monkeypatch.setattr(joining, "monotonic", lambda: next(at_first, 29.0))
+    monkeypatch.setattr(joining, "_SECONDS_TO_CONNECT_ONCE", TIMEOUT)
     serving.enter(0).close()
 
 
@@ -274,6 +275,31 @@ def test_rank_that_lost_its_place_tries_again_while_others_say_nothing(
                 assert decode(again.recv(100).strip()) == decode(other.recv(100).strip())
                 silent.close()
                 listening.close()
+        assert on_rank.result(TIMEOUT) is None
+
+
+def test_rank_for_whom_there_is_no_room_in_the_queue_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[Address] = []
+
+    def connecting(addresses: list[Address]) -> Any:
+        tried.extend(addresses)
+        return really_connecting(addresses)
+
+    really_connecting = joining._connecting
+    monkeypatch.setattr(joining, "_connecting", connecting)
+    monkeypatch.setattr(joining, "monotonic", lambda: 0.0)  # it has all the time
+    with ThreadPoolExecutor(1) as threads, ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server((LOOPBACK, 0), backlog=0))
+        entrance = Entrance.to([listening])
+        for _ in range(2):
+            stranger = stack.enter_context(socket.socket())
+            stranger.setblocking(False)
+            stranger.connect_ex(entrance.addresses[0])
+        on_rank = threads.submit(entrance.enter, member(0))
+        until(lambda: len(tried) >= 3)
+        stack.close()
         assert on_rank.result(TIMEOUT) is None
 
 

@@ -43,6 +43,9 @@ _FEWEST_PLACES = 64
 # The peer's kernel accepts a connection; only its process, which may be starting, answers.
 _SECONDS_TO_CONNECT = 3.0
 _SECONDS_TO_ANSWER = 30.0
+# After which a connection is tried anew. A flood fills the listener's queue, of which one learns
+# nothing; by itself, the kernel tries again after 1 s and 3 s.
+_SECONDS_TO_CONNECT_ONCE = 0.5
 # Between two attempts of a rank that lost its place to strangers.
 _SECONDS_BETWEEN = 0.1
 _SIOCGIFADDR = 0x8915
@@ -320,8 +323,8 @@ class _Patience:
     ) -> Generator[tuple[Channel, Address, Message], None, None]:
         """Iterate over what those who listen say first, with the connections to them.
 
-        Where one is closed before that, another one is made, until somebody sends something else
-        than a message.
+        Where one is closed before that, or not even made, another one is tried, unless it is
+        refused, or something comes that is no message.
         """
         with selectors.DefaultSelector() as selector, _closing_all(selector):
             lost = [*addresses]
@@ -329,7 +332,14 @@ class _Patience:
                 for channel, address in _connecting(lost):
                     selector.register(channel, selectors.EVENT_WRITE, address)
                 lost = []
-                for key, _ in selector.select(left):
+                ready = selector.select(min(left, _SECONDS_TO_CONNECT_ONCE))
+                if not ready:
+                    for key in [*selector.get_map().values()]:
+                        if key.events == selectors.EVENT_WRITE:
+                            selector.unregister(key.fileobj)
+                            cast(Channel, key.fileobj).close()
+                            lost.append(key.data)
+                for key, _ in ready:
                     channel = cast(Channel, key.fileobj)
                     try:
                         if key.events == selectors.EVENT_WRITE:
