@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import select
 import selectors
 import socket
+import termios
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -24,6 +28,7 @@ from chainermn.failures.messages import (
     Member,
     Message,
     Tick,
+    Welcome,
     decode,
     encode,
 )
@@ -36,6 +41,19 @@ TOO_LONG, NOT_TOO_LONG = 5.1, 4.9
 
 def member(rank: int, purpose: str = "watch") -> Member:
     return Member(rank, purpose, "here", 100 + rank)
+
+
+def until(is_true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def receive(channel: Channel) -> list[Message]:
+    heard: list[Message] = []
+    until(lambda: heard.extend(channel.receive()) or heard)
+    return heard
 
 
 class Serving:
@@ -97,6 +115,10 @@ class Stranger:
         for message in messages:
             self.socket.sendall(encode(message))
 
+    def has_been_delivered(self) -> bool:
+        """Tell whether all that has been said is where the listener can read it."""
+        return not any(fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4)))
+
     def hear(self) -> bytes:
         """Return the next line; empty if the connection has been closed."""
         with self.socket.makefile("rb", buffering=0) as lines:
@@ -110,6 +132,14 @@ class Stranger:
         found = decode(self.hear().strip())
         assert isinstance(found, Challenge)
         return found
+
+    def join(self, key: str, member: Member) -> bytes:
+        """Do what a rank does; return what the listener says to that."""
+        challenge = self.challenge("a nonce")
+        exchange = joining._exchange(key, self.address, "a nonce", challenge.nonce)
+        assert exchange.is_proved(challenge.proof, "listener")
+        self.say(Join(member, exchange.proof("rank", *member)))
+        return self.hear()
 
     def __enter__(self) -> Stranger:
         return self
@@ -130,22 +160,18 @@ def test_ranks_join_and_nobody_can_connect_any_more(serving: Serving) -> None:
     first = serving.enter(0)
     assert not is_refused(serving.entrance)
     second = serving.enter(1)
-    while len(serving.joined) < 2 or not is_refused(serving.entrance):
-        pass
+    until(lambda: len(serving.joined) == 2 and is_refused(serving.entrance))
     assert sorted(serving.joined) == [member(0), member(1)]
     for channel, rank in ((first, 0), (second, 1)):
         serving.joined[member(rank)].send(End(rank, ""))
-        while not (heard := channel.receive()):
-            pass
-        assert heard == [End(rank, "")]
+        assert receive(channel) == [End(rank, "")]
         channel.close()
 
 
 def test_rank_that_never_comes_is_not_waited_for(serving: Serving) -> None:
     serving.enter(1).close()
     serving.listener.expect_no_more([0])
-    while not is_refused(serving.entrance):
-        pass
+    until(lambda: is_refused(serving.entrance))
 
 
 def test_key_is_never_sent(monkeypatch: pytest.MonkeyPatch, serving: Serving) -> None:
@@ -211,6 +237,7 @@ def test_answer_may_take_longer_than_the_connection(
 ) -> None:
     at_first = iter([0.0, 0.0])
     monkeypatch.setattr(joining, "monotonic", lambda: next(at_first, 29.0))
+    monkeypatch.setattr(joining, "_SECONDS_TO_CONNECT_ONCE", TIMEOUT)
     serving.enter(0).close()
 
 
@@ -223,8 +250,8 @@ def test_rank_that_lost_its_place_tries_again(
         on_rank = threads.submit(entrance.enter, member(0))
         listening.accept()[0].close()
         listener = Listener([listening], entrance.key, [0], ["watch"])
-        while not (joined := listener.serve(0.0)):
-            pass
+        joined: list[tuple[Channel, Member]] = []
+        until(lambda: joined.extend(listener.serve(0.0)) or joined)
         ((ours, who),) = joined
         assert who == member(0)
         theirs = on_rank.result(TIMEOUT)
@@ -232,6 +259,48 @@ def test_rank_that_lost_its_place_tries_again(
         for channel in (ours, theirs):
             channel.close()
         listener.close()
+
+
+def test_rank_that_lost_its_place_tries_again_while_others_say_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(joining, "monotonic", lambda: 0.0)  # it has all the time
+    (listening,), (silent,) = listen([LOOPBACK]), listen(["127.0.0.2"])
+    listening.settimeout(TIMEOUT)
+    with ThreadPoolExecutor(1) as threads:
+        with listening, silent:
+            on_rank = threads.submit(Entrance.to([silent, listening]).enter, member(0))
+            listening.accept()[0].close()
+            with silent.accept()[0] as other, listening.accept()[0] as again:
+                assert decode(again.recv(100).strip()) == decode(other.recv(100).strip())
+                silent.close()
+                listening.close()
+        assert on_rank.result(TIMEOUT) is None
+
+
+def test_rank_for_whom_there_is_no_room_in_the_queue_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[Address] = []
+
+    def connecting(addresses: list[Address]) -> Any:
+        tried.extend(addresses)
+        return really_connecting(addresses)
+
+    really_connecting = joining._connecting
+    monkeypatch.setattr(joining, "_connecting", connecting)
+    monkeypatch.setattr(joining, "monotonic", lambda: 0.0)  # it has all the time
+    with ThreadPoolExecutor(1) as threads, ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server((LOOPBACK, 0), backlog=0))
+        entrance = Entrance.to([listening])
+        for _ in range(2):
+            stranger = stack.enter_context(socket.socket())
+            stranger.setblocking(False)
+            stranger.connect_ex(entrance.addresses[0])
+        on_rank = threads.submit(entrance.enter, member(0))
+        until(lambda: len(tried) >= 3)
+        stack.close()
+        assert on_rank.result(TIMEOUT) is None
 
 
 # ---- strangers who connect ----
@@ -275,18 +344,17 @@ def test_what_a_rank_has_said_is_of_no_use_to_others(
     "other", [member(0), member(2), member(1, "stdout"), member((1 << 53) - 1)]
 )
 def test_nobody_joins_as_a_rank_that_has_joined_or_that_there_is_not(
-    other: Member, serving: Serving, monkeypatch: pytest.MonkeyPatch
+    other: Member, serving: Serving
 ) -> None:
     first = serving.enter(0)
-    monkeypatch.setattr(joining, "_SECONDS_TO_ANSWER", 0.2)
-    assert serving.entrance.enter(other) is None
-    while not serving.joined:
-        pass
+    until(lambda: serving.joined)
+    with Stranger(serving.entrance) as twin:
+        assert twin.join(serving.entrance.key, other) == b""
     serving.joined[member(0)].send(End(7, ""))
-    while not (heard := first.receive()):
-        pass
-    assert heard == [End(7, "")]
-    assert [*serving.joined] == [member(0)]
+    assert receive(first) == [End(7, "")]
+    with Stranger(serving.entrance) as rank:
+        assert rank.join(serving.entrance.key, member(1)) == encode(Welcome())
+    until(lambda: [*serving.joined] == [member(0), member(1)])
     first.close()
 
 
@@ -327,8 +395,10 @@ def test_listener_does_not_prove_what_ranks_have_to(serving: Serving) -> None:
 def test_stranger_who_says_something_else(words: bytes, serving: Serving) -> None:
     with Stranger(serving.entrance) as stranger:
         stranger.socket.sendall(words)
-        while stranger.hear():
-            pass
+        for _ in range(3):  # at most a challenge comes before the end
+            if not (heard := stranger.hear()):
+                break
+        assert heard == b""
     serving.enter(0).close()
 
 
@@ -338,8 +408,7 @@ def test_stranger_who_stays_is_dropped_after_a_while(words: bytes, serving: Serv
         stranger.socket.sendall(words)
         if words.endswith(b"\n"):
             stranger.hear()
-        while len(serving.listener._strangers) < 1:
-            pass
+        until(lambda: serving.listener._strangers)
         serving.now = NOT_TOO_LONG
         serving.enter(0).close()  # it has gone on since
         assert len(serving.listener._strangers) == 1
@@ -360,14 +429,79 @@ def test_oldest_strangers_make_room(serving: Serving) -> None:
             assert stranger.hear() == b""
 
 
+class Stepping:
+    """A listener of two ranks that does a step when a test says so."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        sockets = listen([LOOPBACK])
+        self.entrance = Entrance.to(sockets)
+        self._listener = Listener(sockets, self.entrance.key, range(2), ["watch"])
+        self._stack = stack
+        stack.callback(self._listener.close)
+
+    def step(self) -> None:
+        for channel, _ in self._listener.serve(0.0):
+            self._stack.callback(channel.close)
+
+    def answer(self, stranger: Stranger, *words: Message) -> bytes:
+        """Return what the listener says to this."""
+        stranger.say(*words)
+        until(lambda: self.step() or select.select([stranger.socket], [], [], 0)[0])
+        return stranger.hear()
+
+    def join(self, rank: Stranger, challenge: bytes) -> None:
+        asked = decode(challenge.strip())
+        assert isinstance(asked, Challenge)
+        exchange = joining._exchange(self.entrance.key, rank.address, "a nonce", asked.nonce)
+        proof = exchange.proof("rank", *member(0))
+        assert self.answer(rank, Join(member(0), proof)) == encode(Welcome())
+
+    def connect(self, n_strangers: int, origin: str = LOOPBACK, words: bytes = b"") -> None:
+        for _ in range(n_strangers):
+            address = self.entrance.addresses[0]
+            connection = socket.create_connection(address, source_address=(origin, 0))
+            self._stack.enter_context(connection).sendall(words)
+
+
+@pytest.fixture
+def stepping() -> Iterator[Stepping]:
+    with ExitStack() as stack:
+        yield Stepping(stack)
+
+
+def test_flood_of_connections_does_not_keep_out_who_speaks(stepping: Stepping) -> None:
+    with Stranger(stepping.entrance) as rank:
+        stepping.connect(63)
+        stepping.step()
+        stepping.connect(64)
+        rank.say(Hello("a nonce"))  # at the last moment
+        until(rank.has_been_delivered)
+        stepping.step()
+        for _ in range(3):
+            stepping.connect(64)
+            stepping.step()
+        stepping.join(rank, rank.hear())
+
+
+@pytest.mark.parametrize("words", [b"", encode(Hello("a nonce"))], ids=["silent", "Hello"])
+def test_flood_from_elsewhere_does_not_keep_out_a_rank(words: bytes, stepping: Stepping) -> None:
+    with Stranger(stepping.entrance) as rank:
+        challenge = stepping.answer(rank, Hello("a nonce")) if words else b""
+        stepping.step()
+        for _ in range(4):
+            stepping.connect(50, "127.0.0.9", words)
+            stepping.step()
+            stepping.step()
+        stepping.join(rank, challenge or stepping.answer(rank, Hello("a nonce")))
+
+
 def test_there_is_room_for_all_ranks_at_all_addresses(serve: Callable[..., Serving]) -> None:
     serving = serve(100, [f"127.0.0.{number}" for number in range(1, 4)])
     with ExitStack() as stack:
         for address in serving.entrance.addresses:
             for _ in range(100):
                 stack.enter_context(socket.create_connection(address))
-        while len(serving.listener._strangers) < 300:
-            pass
+        until(lambda: len(serving.listener._strangers) == 300)
 
 
 # ---- strangers who listen ----
@@ -384,7 +518,7 @@ def answering(answer: Callable[[Channel, Hello], Any]) -> Iterator[Address]:
             selector.register(connection, selectors.EVENT_READ)
             channel = Channel(connection)
             while not (messages := channel.receive()):
-                selector.select(TIMEOUT)
+                assert selector.select(TIMEOUT)
             (hello,) = messages
             assert isinstance(hello, Hello)
             answer(channel, hello)
@@ -444,6 +578,4 @@ def test_any_words(serving: Serving) -> None:
     assert serving.joined == {}
     serving.enter(0).close()
     serving.enter(1).close()
-    while not is_refused(serving.entrance):
-        pass
-    assert visit(serving.entrance.addresses[0], 3) == 3
+    until(lambda: is_refused(serving.entrance))

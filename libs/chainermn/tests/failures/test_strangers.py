@@ -6,14 +6,17 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import pytest
 
 from chainermn.testing.mpiexec import Job, run_job
 from libs.chainermn.tests.failures.strangers import visit
+
+T = TypeVar("T")
 
 pytestmark = pytest.mark.each_mpi
 
@@ -31,31 +34,39 @@ def job(tmp_path: Path) -> Iterator[Job]:
         running.kill()
 
 
-def where_the_watch_listens(job: Job) -> list[tuple[str, int]]:
+def monitor_of(job: Job) -> psutil.Process | None:
     for process in job.processes():
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.name().startswith("chainermn-monit"):
-                sockets = process.net_connections("tcp")
-                return [(*it.laddr,) for it in sockets if it.status == psutil.CONN_LISTEN]
-    return []
+                return process
+    return None
 
 
-def test_job_among_strangers(job: Job, tmp_path: Path) -> None:
+def where_it_listens(monitor: psutil.Process) -> list[tuple[str, int]]:
+    sockets = monitor.net_connections("tcp")
+    return [(*it.laddr,) for it in sockets if it.status == psutil.CONN_LISTEN]
+
+
+def until(is_true: Callable[[], T], job: Job) -> T:
     deadline = time.monotonic() + TIMEOUT
-    while not (found := where_the_watch_listens(job)):
-        assert job.process.poll() is None, job.wait(TIMEOUT)
-        assert time.monotonic() < deadline
-    ((host, port),) = found
-    assert host == "127.0.0.1"
-    assert visit((host, port), VISITS) == 0
-    (tmp_path / "come").touch()
-    while not (tmp_path / "all").exists():
+    while not (found := is_true()):
         assert job.process.poll() is None, job.wait(TIMEOUT)
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    while not visit((host, port), 1):
-        assert time.monotonic() < deadline
-    assert visit((host, port), VISITS) == VISITS
+    return found
+
+
+def test_job_among_strangers(job: Job, tmp_path: Path) -> None:
+    monitor = until(lambda: monitor_of(job), job)
+    assert monitor is not None
+    (place,) = until(lambda: where_it_listens(monitor), job)
+    assert place[0] == "127.0.0.1"
+    assert visit(place, VISITS) == 0
+    (tmp_path / "come").touch()
+    until(lambda: (tmp_path / "all").exists(), job)
+    until(lambda: not where_it_listens(monitor), job)
+    visit(place, VISITS)  # refused, unless another process has got that port by now
+    assert where_it_listens(monitor) == []
     (tmp_path / "over").touch()
     job.wait(TIMEOUT).check()
 
@@ -69,3 +80,4 @@ def test_rank_that_comes_once_the_watch_has_stopped_listening_is_watched(tmp_pat
 def test_nobody_can_connect_although_a_rank_cannot_join(tmp_path: Path) -> None:
     result = run_job(3, [SCRIPT, "never", tmp_path], timeout=TIMEOUT).check(warns=True)
     assert "ranks 2 cannot connect to rank 0 by TCP on any port" in result.stderr
+    assert "docker run --network=host" in result.stderr

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from mpi4py import MPI
 
+from chainermn.transport.host import memory
 from chainermn.transport.host.memory import share_memory
 
 WORLD = MPI.COMM_WORLD
@@ -110,7 +111,7 @@ for address in addresses:
         try:
             asking[-1].connect("\\0" + address[1:])
             asking[-1].sendall(shown)
-        except BlockingIOError:
+        except OSError:  # it is full, or of another job, which is over by now
             pass
 opened = []
 for pid in pids if user else []:
@@ -187,6 +188,32 @@ def test_crowd_at_the_door_makes_nobody_wait(monkeypatch: pytest.MonkeyPatch) ->
     shared = share_memory(Entered(lambda: intruders.append(intrude(0, 50)), "bcast"), 1000)
     if WORLD.rank == 0:
         assert isinstance(shared, mmap.mmap)
+        intruders[0][0].communicate()
+    else:
+        assert shared == f"[Errno {errno.EAGAIN}] {os.strerror(errno.EAGAIN)}"
+
+
+@pytest.mark.mpi(2)
+def test_crowd_that_keeps_coming_makes_nobody_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    intruders: list[Any] = []
+    crowd: list[socket.socket] = []
+    really_shown = memory._is_shown
+
+    def is_shown(token: bytes, asking: socket.socket) -> bool:
+        assert len(crowd) < 1000
+        crowd.append(socket.socket(socket.AF_UNIX))
+        crowd[-1].setblocking(False)
+        crowd[-1].connect(asking.getsockname())
+        return really_shown(token, asking)
+
+    monkeypatch.setattr(memory, "_is_shown", is_shown)
+    monkeypatch.setattr(socket, "SOMAXCONN", 10)
+    shared = share_memory(Entered(lambda: intruders.append(intrude(0, 50)), "bcast"), 1000)
+    for stranger in crowd:
+        stranger.close()
+    if WORLD.rank == 0:
+        assert isinstance(shared, mmap.mmap), shared
+        assert len(crowd) == 11
         intruders[0][0].communicate()
     else:
         assert shared == f"[Errno {errno.EAGAIN}] {os.strerror(errno.EAGAIN)}"

@@ -1,9 +1,10 @@
 """How ranks connect to a process of their job, while strangers may reach the same addresses.
 
-Both ends prove that they know the key of the job, which never travels: each answers a random
-number of the other's (a nonce) with an HMAC-SHA256 of it. The proofs also hold the address, so
-nobody can pass them on between a rank and another address. They do not protect what follows from
-those who can change the packets of others, who could do the same to MPI.
+Both ends prove that they know the key of the job, which never travels on these connections (MPI
+and mpiexec, which are trusted, carry it): each answers a random number of the other's (a nonce)
+with an HMAC-SHA256 of it. The proofs also hold the address, so nobody can pass them on between a
+rank and another address. They do not protect what follows from those who can change the packets
+of others, who could do the same to MPI.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from time import monotonic
 from typing import Any, NamedTuple, cast
 
@@ -35,13 +37,15 @@ from chainermn.failures.messages import (
 LOOPBACK = "127.0.0.1"
 # For a stranger to prove that it is none.
 _SECONDS_FOR_STRANGERS = 5.0
-# Places for strangers, even where few ranks are expected.
+# Places for strangers at each address, even where few ranks are expected; and how many come to one
+# before those who have come are heard.
 _FEWEST_PLACES = 64
-# Connections that are accepted before others are heard.
-_AT_ONCE = 64
 # The peer's kernel accepts a connection; only its process, which may be starting, answers.
 _SECONDS_TO_CONNECT = 3.0
 _SECONDS_TO_ANSWER = 30.0
+# After which a connection is tried anew. A flood fills the listener's queue, of which one learns
+# nothing; by itself, the kernel tries again after 1 s and 3 s.
+_SECONDS_TO_CONNECT_ONCE = 0.5
 # Between two attempts of a rank that lost its place to strangers.
 _SECONDS_BETWEEN = 0.1
 _SIOCGIFADDR = 0x8915
@@ -75,8 +79,9 @@ def listen(addresses: Iterable[str]) -> list[socket.socket]:
 
 
 class _Stranger(NamedTuple):
-    #: When it has come, and to which of the listener's addresses.
+    #: When it has come, from where, and to which of the listener's addresses.
     since: float
+    origin: str
     address: str
     #: What it has to prove, once it has said hello.
     exchange: _Exchange | None = None
@@ -105,8 +110,9 @@ class Listener:
     """Lets in those who prove that they belong to the job, each rank once for each purpose.
 
     As soon as all ranks have joined, it stops listening and drops all others. Until then, it drops
-    strangers after 5 seconds or 4 KiB, and those who have been there longest if there are more of
-    them than ranks could be.
+    strangers after 5 seconds or 4 KiB. If there are more of them than ranks could be, it drops the
+    oldest from the address that has most. Those who speak as a rank have places of their own, so
+    that a flood of connections alone cannot take them.
 
     Parameters
     ----------
@@ -129,7 +135,7 @@ class Listener:
         self._key, self._purposes = key, purposes
         self._expected: set[tuple[int, str]] = set()
         self._strangers: dict[Channel, _Stranger] = {}
-        self._most_strangers = _FEWEST_PLACES
+        self._n_places = _FEWEST_PLACES
         self._selector = selectors.DefaultSelector()
         self._sockets: list[socket.socket] = []
         self._open(sockets)
@@ -147,8 +153,8 @@ class Listener:
             self._open(listen(self._hosts))
         self._expected |= {(rank, purpose) for rank in ranks for purpose in self._purposes}
         # A rank tries all addresses at once.
-        places = len(self._expected) * len(self._sockets)
-        self._most_strangers = max(self._most_strangers, places)
+        places = max(_FEWEST_PLACES, len(self._expected)) * len(self._sockets)
+        self._n_places = max(self._n_places, places)
 
     def fileno(self) -> int:
         """Return a file descriptor that can be read as soon as `serve` has something to do."""
@@ -160,15 +166,18 @@ class Listener:
         ``now`` is the time in seconds, by any clock.
         """
         joined = []
-        for key, _ in self._selector.select(0):
-            if isinstance(key.fileobj, socket.socket):
-                self._accept(key.fileobj, now)
-            elif (channel := cast(Channel, key.fileobj)) in self._strangers:
+        ready = [key.fileobj for key, _ in self._selector.select(0)]
+        # Those who speak are heard before they may have to make room for others.
+        for channel in ready:
+            if isinstance(channel, Channel) and channel in self._strangers:
                 try:
                     if member := self._hear(channel):
                         joined.append((channel, member))
                 except ConnectionError:
                     self._drop(channel)
+        for listening in ready:
+            if isinstance(listening, socket.socket):
+                self._accept(listening, now)
         while (oldest := self._oldest()) and now - oldest[1].since > _SECONDS_FOR_STRANGERS:
             self._drop(oldest[0])
         if not self._expected:
@@ -200,18 +209,18 @@ class Listener:
             self._sockets.append(each)
 
     def _accept(self, listening: socket.socket, now: float) -> None:
-        for _ in range(_AT_ONCE):
+        for _ in range(_FEWEST_PLACES):
             try:
-                connection, _ = listening.accept()
+                connection, (origin, *_) = listening.accept()
             except BlockingIOError:
                 return
             except OSError:  # perhaps no more files can be opened
-                self._drop_oldest()
+                self._drop_one_of(self._strangers)
                 return
-            if len(self._strangers) >= self._most_strangers:
-                self._drop_oldest()
+            self._make_room(has_greeted=False)
             channel = Channel(connection)
-            self._strangers[channel] = _Stranger(now, connection.getsockname()[0])
+            address = connection.getsockname()[0]
+            self._strangers[channel] = _Stranger(now, origin, address)
             self._selector.register(channel, selectors.EVENT_READ)
 
     def _hear(self, channel: Channel) -> Member | None:
@@ -219,6 +228,7 @@ class Listener:
             stranger = self._strangers[channel]
             exchange = stranger.exchange
             if isinstance(message, Hello) and exchange is None:
+                self._make_room(has_greeted=True)
                 exchange = _exchange(self._key, stranger.address, message.nonce, _nonce())
                 self._strangers[channel] = stranger._replace(exchange=exchange)
                 proof = exchange.proof("listener")
@@ -242,9 +252,21 @@ class Listener:
     def _oldest(self) -> tuple[Channel, _Stranger] | None:
         return next(iter(self._strangers.items()), None)
 
-    def _drop_oldest(self) -> None:
-        if oldest := self._oldest():
-            self._drop(oldest[0])
+    def _make_room(self, *, has_greeted: bool) -> None:
+        """Have a place for one more of those who have said hello, or of those who have not."""
+        if len(self._strangers) >= self._n_places:
+            crowd = {
+                channel: stranger
+                for channel, stranger in self._strangers.items()
+                if (stranger.exchange is not None) is has_greeted
+            }
+            if len(crowd) >= self._n_places:
+                self._drop_one_of(crowd)
+
+    def _drop_one_of(self, crowd: dict[Channel, _Stranger]) -> None:
+        """Drop the oldest from the address that most come from."""
+        for origin, _ in Counter(each.origin for each in crowd.values()).most_common(1):
+            self._drop(next(it for it, stranger in crowd.items() if stranger.origin == origin))
 
     def _drop(self, channel: Channel) -> None:
         self._selector.unregister(channel)
@@ -266,33 +288,26 @@ class Entrance(NamedTuple):
     def enter(self, member: Member) -> Channel | None:
         """Join, by the first address whose listener knows the key; return None if none does."""
         patience = _Patience()
-        while True:
-            channel = self._try(member, patience)
-            if channel is not None or not patience.may_try_again():
-                return channel
-            time.sleep(_SECONDS_BETWEEN)
-
-    def _try(self, member: Member, patience: _Patience) -> Channel | None:
-        nonce = _nonce()
-        candidates = dict(_connecting(self.addresses))
-        found = exchange = None
-        for channel, message in patience.answers(candidates, Hello(nonce)):
-            if isinstance(message, Challenge):
-                exchange = _exchange(self.key, candidates[channel], nonce, message.nonce)
-                if exchange.is_proved(message.proof, "listener"):
-                    found = channel
-                    break
-        for channel in candidates:
-            if channel is not found:
-                channel.close()
-        if found is None or exchange is None:
-            return None
-        join = Join(member, exchange.proof("rank", *member))
-        for channel, message in patience.answers([found], join):
-            if isinstance(message, Welcome):
+        while met := self._meet(patience):
+            channel, exchange = met
+            join = Join(member, exchange.proof("rank", *member))
+            if isinstance(patience.answer(channel, join), Welcome):
                 channel.trust()
                 return channel
-        found.close()
+            channel.close()
+            time.sleep(_SECONDS_BETWEEN)
+        return None
+
+    def _meet(self, patience: _Patience) -> tuple[Channel, _Exchange] | None:
+        """Connect to a listener that proves itself; return also what both ends know by then."""
+        nonce = _nonce()
+        with contextlib.closing(patience.answers(self.addresses, Hello(nonce))) as answers:
+            for channel, address, message in answers:
+                if isinstance(message, Challenge):
+                    exchange = _exchange(self.key, address.host, nonce, message.nonce)
+                    if exchange.is_proved(message.proof, "listener"):
+                        return channel, exchange
+                channel.close()
         return None
 
 
@@ -302,49 +317,78 @@ class _Patience:
     def __init__(self) -> None:
         self._start = monotonic()
         self._deadline = self._start + _SECONDS_TO_CONNECT
-        self._has_been_dropped = False
-
-    def may_try_again(self) -> bool:
-        """Tell whether somebody has closed a connection before an answer, and time is left."""
-        again = self._has_been_dropped and monotonic() < self._deadline
-        self._has_been_dropped = False
-        return again
 
     def answers(
-        self, candidates: Iterable[Channel], question: Message
-    ) -> Iterator[tuple[Channel, Message]]:
-        """Iterate over the first answer of each candidate."""
-        with selectors.DefaultSelector() as selector:
-            for channel in candidates:
-                selector.register(channel, selectors.EVENT_WRITE)
-            while selector.get_map() and (left := self._deadline - monotonic()) > 0:
-                for key, _ in selector.select(left):
+        self, addresses: Sequence[Address], question: Message
+    ) -> Generator[tuple[Channel, Address, Message], None, None]:
+        """Iterate over what those who listen say first, with the connections to them.
+
+        Where one is closed before that, or not even made, another one is tried, unless it is
+        refused, or something comes that is no message.
+        """
+        with selectors.DefaultSelector() as selector, _closing_all(selector):
+            lost = [*addresses]
+            while (lost or selector.get_map()) and (left := self._deadline - monotonic()) > 0:
+                for channel, address in _connecting(lost):
+                    selector.register(channel, selectors.EVENT_WRITE, address)
+                lost = []
+                ready = selector.select(min(left, _SECONDS_TO_CONNECT_ONCE))
+                if not ready:
+                    for key in [*selector.get_map().values()]:
+                        if key.events == selectors.EVENT_WRITE:
+                            selector.unregister(key.fileobj)
+                            cast(Channel, key.fileobj).close()
+                            lost.append(key.data)
+                for key, _ in ready:
                     channel = cast(Channel, key.fileobj)
                     try:
                         if key.events == selectors.EVENT_WRITE:
                             channel.check_connection()
                             self._deadline = self._start + _SECONDS_TO_ANSWER
                             channel.send(question)
-                            selector.modify(channel, selectors.EVENT_READ)
+                            selector.modify(channel, selectors.EVENT_READ, key.data)
                         # What follows the answer is for those who read later.
                         messages = channel.receive(only_first=True)
                     except ConnectionError as error:
-                        is_refused = isinstance(error, (ConnectionRefusedError, MalformedError))
-                        self._has_been_dropped |= not is_refused
                         selector.unregister(channel)
+                        channel.close()
+                        if not isinstance(error, (ConnectionRefusedError, MalformedError)):
+                            lost.append(key.data)
                     else:
                         for message in messages:
                             selector.unregister(channel)
-                            yield channel, message
+                            yield channel, key.data, message
+                if lost:
+                    time.sleep(_SECONDS_BETWEEN)
+
+    def answer(self, channel: Channel, question: Message) -> Message | None:
+        """Return what somebody says next; None if the connection is closed, or time is up."""
+        channel.send(question)
+        with selectors.DefaultSelector() as selector, contextlib.suppress(ConnectionError):
+            selector.register(channel, selectors.EVENT_READ)
+            while (left := self._deadline - monotonic()) > 0:
+                if selector.select(left) and (messages := channel.receive(only_first=True)):
+                    return messages[0]
+        return None
 
 
-def _connecting(addresses: Iterable[Address]) -> Iterator[tuple[Channel, str]]:
-    for address, port in addresses:
+@contextlib.contextmanager
+def _closing_all(selector: selectors.BaseSelector) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for key in selector.get_map().values():
+            cast(Channel, key.fileobj).close()
+
+
+def _connecting(addresses: Iterable[Address]) -> Iterator[tuple[Channel, Address]]:
+    for address in addresses:
         with contextlib.suppress(OSError):  # no such network here
-            connection = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+            family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+            connection = socket.socket(family)
             channel = Channel(connection)
             try:
-                connection.connect_ex((address, port))
+                connection.connect_ex(address)
             except OSError:
                 channel.close()
                 raise

@@ -118,8 +118,9 @@ def join(mpi_comm: MPI.Intracomm) -> None:
     if unwatched and mpi_comm.rank == 0:
         warnings.warn(
             f"ranks {as_ranges(unwatched)} cannot connect to rank {ranks[0]} by TCP on any port, "
-            "perhaps because of a firewall. If one of them fails in a way that MPI does not see, "
-            "the others will wait forever",
+            "perhaps because of a firewall, or because they are in containers with networks of "
+            "their own (docker run --network=host cures that). If one of them fails in a way that "
+            "MPI does not see, the others will wait forever",
             stacklevel=3,
         )
 

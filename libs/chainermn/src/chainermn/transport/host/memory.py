@@ -106,7 +106,10 @@ def _open_memory() -> int:
 def _hand_out(offer: _Offer, n_ranks: int) -> mmap.mmap:
     _, _, door, (_, token) = offer
     with contextlib.suppress(BlockingIOError):  # a rank that has not asked says why
-        while n_ranks:
+        # All that wait by now; strangers may keep coming.
+        for _ in range(socket.SOMAXCONN + 1):
+            if not n_ranks:
+                break
             asking, _ = door.accept()
             with asking:
                 asking.setblocking(False)
