@@ -99,9 +99,12 @@ def _count_weights(about: dict) -> int:
 def _check_size(path: Path, about: dict) -> None:
     """Check that a file has a network's weights before there is memory for them."""
     with open_npz(path) as saved:
-        headers = map(saved.header, saved)
-        # An array of objects can promise any shape.
-        found = sum(math.prod(h.shape) for h in headers if not h.dtype.hasobject)
+        headers = {name: saved.header(name) for name in saved}
+        found = sum(
+            # An array of objects can promise any shape.
+            saved[name].size if header.dtype.hasobject else math.prod(header.shape)
+            for name, header in headers.items()
+        )
     expected = _count_weights(about)
     if found < expected:
         raise ValueError(
