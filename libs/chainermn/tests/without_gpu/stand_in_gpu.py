@@ -1,4 +1,4 @@
-"""What stands in for a GPU and for NCCL where there is none: host memory, and MPI.
+"""What stands in for a GPU where there is none: host memory. For NCCL, see `stand_in_nccl`.
 
 Its arrays are NumPy's, of a class of their own, so that chainermn takes them for CuPy's. Pointers
 are real ones. What the default stream is given is done at once, as NumPy does; what other streams
@@ -9,7 +9,6 @@ always done at once.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import queue
 import threading
 from collections import deque
@@ -19,6 +18,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from mpi4py import MPI
+from stand_in_nccl import StandInNccl, at
 
 from chainermn.gradients.batched_copy import KINDS
 from chainermn.transport.gpu.device import Gpu
@@ -30,12 +30,6 @@ _KINDS = {number: np.dtype(getattr(ml_dtypes, name, name)) for name, number in K
 
 class GpuArray(np.ndarray):
     """An array in what stands in for GPU memory."""
-
-
-def at(pointer: int, n: int, dtype: np.dtype) -> np.ndarray:
-    """Return the memory at an address as an array."""
-    raw = (ctypes.c_char * (n * dtype.itemsize)).from_address(int(pointer))
-    return np.frombuffer(raw, dtype, n)
 
 
 class StandInGpu(Gpu):
@@ -212,151 +206,3 @@ class StandInEvent:
     def Wait(self) -> None:
         self.bring()
         self._gpu.waits += 1
-
-
-class StandInNccl:
-    """The part of CuPy's NCCL module that chainermn uses."""
-
-    NCCL_UINT8, NCCL_INT8, NCCL_INT32, NCCL_UINT32 = "uint8", "int8", "int32", "uint32"
-    NCCL_INT64, NCCL_UINT64 = "int64", "uint64"
-    NCCL_FLOAT16, NCCL_BFLOAT16, NCCL_FLOAT32 = "float16", "bfloat16", "float32"
-    NCCL_FLOAT64 = "float64"
-    NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN = np.add, np.multiply, np.maximum, np.minimum
-
-    class NcclError(RuntimeError):
-        pass
-
-    def __init__(self, gpu: StandInGpu) -> None:
-        self.gpu = gpu
-        self.group: list[Callable[[], Any]] | None = None
-        self.made = 0
-        self.open = 0
-        self.failing = ""
-        self.asynchronous_error = ""
-
-    def get_unique_id(self) -> tuple[int, int]:
-        if self.failing == "get_unique_id":
-            raise self.NcclError("NCCL_ERROR_SYSTEM_ERROR: no network")
-        self.made += 1
-        return WORLD.rank, self.made
-
-    def groupStart(self) -> None:
-        self.group = []
-
-    def groupEnd(self) -> None:
-        calls, self.group = self.group, None
-
-        def do() -> None:
-            for request in [call() for call in calls]:
-                if request is not None:
-                    request.Wait()
-
-        self.gpu.begin("a group", do)
-
-    def NcclCommunicator(self, size: int, identity: tuple[int, int], rank: int) -> Any:
-        if self.failing == "NcclCommunicator":
-            raise self.NcclError("NCCL_ERROR_INVALID_USAGE: duplicate GPU")
-        return StandInNcclCommunicator(self, size, identity, rank)
-
-
-class StandInNcclCommunicator:
-    def __init__(
-        self, library: StandInNccl, size: int, identity: tuple[int, int], rank: int
-    ) -> None:
-        self._library = library
-        first, number = identity
-        tag = 1000 + number % 1000
-        # Rank 0 tells the others who takes part: an NCCL communicator needs only those.
-        if rank == 0:
-            told = [WORLD.recv(source=MPI.ANY_SOURCE, tag=tag) for _ in range(size - 1)]
-            world_ranks = [world for _, world in sorted([(0, first), *told])]
-            for other in world_ranks[1:]:
-                WORLD.send(world_ranks, other, tag)
-        else:
-            WORLD.send((rank, WORLD.rank), first, tag)
-            world_ranks = WORLD.recv(source=first, tag=tag)
-        assert len(world_ranks) == size
-        self._comm = WORLD.Create_group(WORLD.group.Incl(world_ranks), tag)
-        assert (self._comm.rank, self._comm.size) == (rank, size)
-        library.open += 1
-
-    def destroy(self) -> None:
-        self._comm.Free()
-        self._library.open -= 1
-
-    def check_async_error(self) -> None:
-        if self._library.asynchronous_error:
-            raise self._library.NcclError(self._library.asynchronous_error)
-
-    def allReduce(self, send, recv, n, dtype, op, stream):
-        assert send == recv
-        self._do("allReduce", stream, lambda: self._total(send, n, dtype, op, range(self._size)))
-
-    def reduce(self, send, recv, n, dtype, op, root, stream):
-        assert send == recv
-        self._do("reduce", stream, lambda: self._total(send, n, dtype, op, [root]))
-
-    def bcast(self, pointer, n, dtype, root, stream):
-        self._do("bcast", stream, lambda: self._comm.Bcast(at(pointer, n, np.dtype(dtype)), root))
-
-    def reduceScatter(self, send, recv, n, dtype, op, stream):
-        assert recv == send + self._comm.rank * n * np.dtype(_number(dtype)).itemsize
-        rank = self._comm.rank
-
-        def reduce() -> None:
-            whole = at(send, n * self._size, _number(dtype))
-            own = self._sum(whole, op)
-            whole[: rank * n], whole[(rank + 1) * n :] = 99, 99  # NCCL may leave anything there
-            whole[rank * n : (rank + 1) * n] = own[rank * n : (rank + 1) * n]
-
-        self._do("reduceScatter", stream, reduce)
-
-    def allGather(self, send, recv, n, dtype, stream):
-        assert send == recv + self._comm.rank * n
-        whole = at(recv, n * self._size, np.dtype(dtype))
-        self._do("allGather", stream, lambda: self._comm.Allgather(MPI.IN_PLACE, whole))
-
-    def send(self, pointer, n, dtype, peer, stream):
-        data = at(pointer, n, np.dtype(dtype))
-        self._do("send", stream, lambda: self._comm.Isend(data, peer))
-
-    def recv(self, pointer, n, dtype, peer, stream):
-        data = at(pointer, n, np.dtype(dtype))
-        self._do("recv", stream, lambda: self._comm.Irecv(data, peer))
-
-    @property
-    def _size(self) -> int:
-        return self._comm.size
-
-    def _do(self, name: str, stream: int, call: Callable[[], Any]) -> None:
-        if self._library.failing == name:
-            raise self._library.NcclError("NCCL_ERROR_UNHANDLED_CUDA_ERROR: unhandled cuda error")
-        gpu = self._library.gpu
-        assert stream == gpu.stream()
-        if self._library.group is not None:
-            gpu.log.append(name)
-            self._library.group.append(call)
-            return
-
-        def do() -> None:
-            if (request := call()) is not None:
-                request.Wait()
-
-        gpu.begin(name, do)
-
-    def _total(self, pointer: int, n: int, dtype: str, op: Any, roots: Sequence[int]) -> None:
-        array = at(pointer, n, _number(dtype))
-        total = self._sum(array, op)
-        array[:] = total if self._comm.rank in roots else 99
-
-    def _sum(self, array: np.ndarray, op: Any) -> np.ndarray:
-        everywhere = self._comm.allgather(array.copy())
-        total = everywhere[0]
-        for part in everywhere[1:]:
-            with np.errstate(over="ignore"):
-                total = op(total, part)
-        return total
-
-
-def _number(dtype: str) -> np.dtype:
-    return np.dtype(getattr(ml_dtypes, dtype, dtype))
