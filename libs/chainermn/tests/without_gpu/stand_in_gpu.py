@@ -195,13 +195,17 @@ class StandInEvent:
         """Wait until the stream has done all that comes before the event."""
         self.Test()
         self.has_come.wait()
-        if self.stream is not None and self.stream.error is not None:
-            raise self.stream.error
+        self._check()
 
     def Test(self) -> bool:
         if self.stream is not None and not self.has_come.is_set():
             self.stream.come_to(self)
+        self._check()
         return self.has_come.is_set()
+
+    def _check(self) -> None:
+        if self.stream is not None and self.stream.error is not None:
+            raise self.stream.error
 
     def Wait(self) -> None:
         self.bring()

@@ -11,10 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chainermn.transport.host.mpi import host_name, load_mpi
 from chainermn.transport.reducer import Array, Dtype, Pending
 
 #: Threads per block of a kernel.
 THREADS = 256
+
+# cudaSuccess and cudaErrorNotReady, which CuPy does not name.
+_SUCCESS, _NOT_READY = 0, 600
 
 
 class Gpu:
@@ -105,15 +109,19 @@ class Gpu:
 
     def record(self) -> Pending:
         """Record an event on the stream: it is complete when all earlier work there is done."""
-        event = self._cupy.cuda.Event(disable_timing=True)
-        event.record()
-        return _Event(event)
+        return Event(self._recorded(disable_timing=True), self._cupy.cuda.runtime)
 
     def timed_event(self) -> TimedEvent:
         """Record an event on the stream that also tells when it was complete."""
-        event = self._cupy.cuda.Event()
+        cuda = self._cupy.cuda
+        return TimedEvent(self._recorded(), cuda.runtime, cuda.get_elapsed_time)
+
+    def _recorded(self, **settings: bool) -> Any:
+        # A thread that waits for the event sleeps; by default it would keep a core busy, which
+        # data loaders and MPI's other threads need.
+        event = self._cupy.cuda.Event(block=True, **settings)
         event.record()
-        return TimedEvent(event, self._cupy.cuda.get_elapsed_time)
+        return event
 
     def wait_for(self, event: Any) -> None:
         """Let the stream, not the host, wait for an event from `record`."""
@@ -129,22 +137,52 @@ class Gpu:
         return self._cupy.RawModule(code=source, options=("-std=c++17",))
 
 
-class _Event:
-    def __init__(self, event: Any) -> None:
+class Event:
+    """An event on a stream of the GPU: a `Pending`.
+
+    Raises
+    ------
+    RuntimeError
+        From both methods, if earlier work on the GPU has failed.
+    """
+
+    def __init__(self, event: Any, runtime: Any) -> None:
         self.event = event
+        self._runtime = runtime
 
     def Test(self) -> bool:
-        return bool(self.event.done)
+        """Tell whether the stream has come to the event."""
+        # CuPy's `Event.done` would stay false for ever after an error.
+        status = self._runtime.eventQuery(self.event.ptr)
+        if status not in (_SUCCESS, _NOT_READY):
+            raise _failed(self._runtime.CUDARuntimeError(status))
+        return bool(status == _SUCCESS)
 
     def Wait(self) -> None:
-        self.event.synchronize()
+        """Wait until the stream has come to the event."""
+        try:
+            self.event.synchronize()
+        except self._runtime.CUDARuntimeError as error:
+            raise _failed(error) from error
 
 
-class TimedEvent(_Event):
+def _failed(error: Exception) -> RuntimeError:
+    # CUDA tells of a failure in whichever call comes next, in any stream.
+    return RuntimeError(
+        f"earlier work on the GPU of rank {load_mpi().COMM_WORLD.rank}, on {host_name()}, has "
+        f"failed: {error}. To find which, run with CUDA_LAUNCH_BLOCKING=1 or under "
+        "compute-sanitizer. If it fails on this host alone, look for Xid errors in dmesg: the "
+        "GPU itself may be faulty"
+    )
+
+
+class TimedEvent(Event):
     """An event that is complete at a time."""
 
-    def __init__(self, event: Any, milliseconds_between: Callable[[Any, Any], float]) -> None:
-        super().__init__(event)
+    def __init__(
+        self, event: Any, runtime: Any, milliseconds_between: Callable[[Any, Any], float]
+    ) -> None:
+        super().__init__(event, runtime)
         self._milliseconds_between = milliseconds_between
 
     def nanoseconds_since(self, earlier: TimedEvent) -> float:

@@ -1,0 +1,62 @@
+"""What stands in for the part of CuPy that knows of events, and for errors of CUDA."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+_NAMES = {
+    600: "cudaErrorNotReady: device not ready",
+    700: "cudaErrorIllegalAddress: an illegal memory access was encountered",
+}
+
+
+class CUDARuntimeError(RuntimeError):
+    """As CuPy's, whose message is CUDA's name and description."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        super().__init__(_NAMES[status])
+
+
+class StandInCupy:
+    """A module whose GPU has a ``status``: of each query of an event, as CUDA's stays the same."""
+
+    class ndarray:
+        """No array is one."""
+
+    def __init__(self, status: int = 0) -> None:
+        self.status = status
+        self.n_queries = 0
+        runtime = SimpleNamespace(eventQuery=self._query, CUDARuntimeError=CUDARuntimeError)
+        self.cuda = SimpleNamespace(runtime=runtime, Event=self._event)
+        self.cuda.get_elapsed_time = lambda earlier, later: 0.25
+
+    def _event(self, block: bool = False, disable_timing: bool = False) -> Any:
+        return _Event(self, block, disable_timing)
+
+    def _query(self, pointer: int) -> int:
+        assert pointer == _Event.ptr
+        self.n_queries += 1
+        assert self.n_queries < 1000, "polled for ever"
+        return self.status  # CuPy returns whatever CUDA says
+
+
+class _Event:
+    ptr = 5
+
+    def __init__(self, cupy: StandInCupy, block: bool, disable_timing: bool) -> None:
+        self._cupy = cupy
+        self.block = block
+        self.disable_timing = disable_timing
+
+    def record(self) -> None:
+        pass
+
+    @property
+    def done(self) -> bool:
+        return self._cupy.cuda.runtime.eventQuery(self.ptr) == 0
+
+    def synchronize(self) -> None:
+        if self._cupy.status:
+            raise CUDARuntimeError(self._cupy.status)
