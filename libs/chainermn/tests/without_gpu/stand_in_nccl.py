@@ -15,6 +15,16 @@ if TYPE_CHECKING:
 
 WORLD = MPI.COMM_WORLD
 
+# CuPy 14.2's, which end here; NCCL has 7, ncclInProgress, and 8, ncclTimeout.
+_ERRORS = {
+    1: "NCCL_ERROR_UNHANDLED_CUDA_ERROR: unhandled cuda error",
+    2: "NCCL_ERROR_SYSTEM_ERROR: unhandled system error",
+    3: "NCCL_ERROR_INTERNAL_ERROR: internal error",
+    4: "NCCL_ERROR_INVALID_ARGUMENT: invalid argument",
+    5: "NCCL_ERROR_INVALID_USAGE: invalid usage",
+    6: "NCCL_ERROR_REMOTE_ERROR: remote process exited or there was a network error",
+}
+
 
 def at(pointer: int, n: int, dtype: np.dtype) -> np.ndarray:
     """Return the memory at an address as an array."""
@@ -32,19 +42,29 @@ class StandInNccl:
     NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN = np.add, np.multiply, np.maximum, np.minimum
 
     class NcclError(RuntimeError):
-        pass
+        """As CuPy's: making one raises a KeyError if CuPy has no name for it."""
+
+        def __init__(self, status: int) -> None:
+            self.status = status
+            super().__init__(_ERRORS[status])
 
     def __init__(self, gpu: StandInGpu) -> None:
         self.gpu = gpu
         self.group: list[Callable[[], Any]] | None = None
         self.made = 0
         self.open = 0
-        self.failing = ""
-        self.asynchronous_error = ""
+        self.ended: list[str] = []
+        self.before_destroying: Callable[[], Any] = lambda: None
+        self.failing: dict[str, int] = {}
+        self.asynchronous_error = 0
+
+    def check(self, name: str) -> None:
+        """Raise the error of the call of this name, if it is failing."""
+        if status := self.failing.get(name, 0):
+            raise self.NcclError(status)
 
     def get_unique_id(self) -> tuple[int, int]:
-        if self.failing == "get_unique_id":
-            raise self.NcclError("NCCL_ERROR_SYSTEM_ERROR: no network")
+        self.check("get_unique_id")
         self.made += 1
         return WORLD.rank, self.made
 
@@ -52,6 +72,7 @@ class StandInNccl:
         self.group = []
 
     def groupEnd(self) -> None:
+        self.check("groupEnd")
         calls, self.group = self.group, None
 
         def do() -> None:
@@ -62,8 +83,7 @@ class StandInNccl:
         self.gpu.begin("a group", do)
 
     def NcclCommunicator(self, size: int, identity: tuple[int, int], rank: int) -> Any:
-        if self.failing == "NcclCommunicator":
-            raise self.NcclError("NCCL_ERROR_INVALID_USAGE: duplicate GPU")
+        self.check("NcclCommunicator")
         return StandInNcclCommunicator(self, size, identity, rank)
 
 
@@ -89,12 +109,20 @@ class StandInNcclCommunicator:
         library.open += 1
 
     def destroy(self) -> None:
+        self._library.before_destroying()
         self._comm.Free()
+        self._end("destroy")
+
+    def abort(self) -> None:
+        self._end("abort")  # without the other ranks
+
+    def _end(self, how: str) -> None:
         self._library.open -= 1
+        self._library.ended.append(how)
 
     def check_async_error(self) -> None:
-        if self._library.asynchronous_error:
-            raise self._library.NcclError(self._library.asynchronous_error)
+        if status := self._library.asynchronous_error:
+            raise self._library.NcclError(status)
 
     def allReduce(self, send, recv, n, dtype, op, stream):
         assert send == recv
@@ -137,8 +165,7 @@ class StandInNcclCommunicator:
         return self._comm.size
 
     def _do(self, name: str, stream: int, call: Callable[[], Any]) -> None:
-        if self._library.failing == name:
-            raise self._library.NcclError("NCCL_ERROR_UNHANDLED_CUDA_ERROR: unhandled cuda error")
+        self._library.check(name)
         gpu = self._library.gpu
         assert stream == gpu.stream()
         if self._library.group is not None:

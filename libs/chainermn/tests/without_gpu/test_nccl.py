@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -130,10 +132,22 @@ def test_only_the_ranks_of_the_group_connect(stand_in: Any) -> None:
 
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize("where", ["get_unique_id", "NcclCommunicator"])
-def test_connection_that_fails_raises_on_all_ranks(stand_in: Any, where: str) -> None:
+@pytest.mark.parametrize(
+    ("status", "named"),
+    [
+        (5, "NcclError: NCCL_ERROR_INVALID_USAGE: invalid usage. NCCL_DEBUG=INFO shows more"),
+        (7, r"ncclInProgress \(7\).*; unset NCCL_COMM_BLOCKING"),
+        (8, r"ncclTimeout \(8\)\. NCCL_DEBUG=INFO shows more"),
+        (3, "internal error"),
+    ],
+)
+def test_connection_that_fails_raises_on_all_ranks(
+    stand_in: Any, where: str, status: int, named: str
+) -> None:
     # In the stand-in the other ranks would wait for one that fails; in NCCL they hear of it.
-    stand_in.library.failing = where
-    with pytest.raises(RuntimeError, match=r"NCCL cannot connect|rank 0 of them, on .*NCCL_ERROR"):
+    stand_in.library.failing = {where: status}
+    message = f"NCCL cannot connect {WORLD.size} ranks: rank 0 of them, on .*: {named}"
+    with pytest.raises(RuntimeError, match=message):
         NcclTransport(WORLD, stand_in)
 
 
@@ -142,16 +156,89 @@ def test_nccls_own_message_with_rank_and_host(stand_in: Any) -> None:
     transport = NcclTransport(WORLD, stand_in)
     array = stand_in.to_gpu(np.zeros(2, "f"))
     host = MPI.Get_processor_name()
-    stand_in.library.failing = "allReduce"
+    stand_in.library.failing = {"allReduce": 1}
     message = f"failed in allReduce on rank {WORLD.rank} of 2, on {host}: NCCL_ERROR_UNHANDLED"
     with pytest.raises(RuntimeError, match=message):
         transport.allreduce(array)
-    stand_in.library.asynchronous_error = "NCCL_ERROR_REMOTE_ERROR: a process has exited"
-    with pytest.raises(RuntimeError, match=r"an earlier call on rank \d of 2.*process has exited"):
+    stand_in.library.asynchronous_error = 6
+    with pytest.raises(RuntimeError, match=r"an earlier call on rank \d of 2.*process exited"):
         transport.bcast(array)
-    assert "process has exited" in str(transport.failure())
+    assert "process exited" in str(transport.failure())
     transport.close()
     assert transport.failure() is None
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("call", ["allReduce", "groupEnd"])
+@pytest.mark.parametrize(
+    ("status", "named"),
+    [
+        (7, r"ncclInProgress \(7\).*; unset NCCL_COMM_BLOCKING"),
+        (8, r"ncclTimeout \(8\)"),
+        (9, r"error 9"),
+    ],
+)
+def test_errors_that_cupy_cannot_name(stand_in: Any, call: str, status: int, named: str) -> None:
+    transport = NcclTransport(WORLD, stand_in)
+    array = stand_in.to_gpu(np.zeros(3, "f"))
+    stand_in.library.failing = {call: status}
+    message = rf"NCCL failed in .* on rank {WORLD.rank} of 2, on \S+: {named}"
+    with pytest.raises(RuntimeError, match=message):
+        transport.allreduce(array) if call == "allReduce" else transport.allgather(array)
+
+
+@pytest.mark.mpi(2)
+def test_earlier_call_that_is_still_under_way_has_not_failed(stand_in: Any) -> None:
+    transport = NcclTransport(WORLD, stand_in)
+    stand_in.library.asynchronous_error = 7
+    assert transport.failure() is None
+    transport.allreduce(stand_in.to_gpu(np.zeros(3, "f")))
+    stand_in.library.asynchronous_error = 8
+    assert re.search(
+        r"an earlier call on rank \d of 2, .*: ncclTimeout \(8\)", transport.failure()
+    )
+    transport.close()
+
+
+@pytest.mark.mpi(2)
+def test_only_what_has_not_failed_is_destroyed(stand_in: Any) -> None:
+    """For destroying waits for the other ranks."""
+    array = stand_in.to_gpu(np.zeros(3, "f"))
+    NcclTransport(WORLD, stand_in).close()
+    transport = NcclTransport(WORLD, stand_in)
+    stand_in.library.asynchronous_error = 6
+    transport.close()
+    stand_in.library.asynchronous_error = 0
+    transport = NcclTransport(WORLD, stand_in)
+    stand_in.library.failing = {"allReduce": 1}
+    with pytest.raises(RuntimeError, match="NCCL failed in allReduce"):
+        transport.allreduce(array)
+    transport.close()
+    assert stand_in.library.ended == ["destroy", "abort", "abort"]
+
+
+@pytest.mark.mpi(2)
+def test_watch_looks_at_others_while_one_is_destroyed(stand_in: Any) -> None:
+    """Which may take for ever, if a rank has died."""
+    looks: list[str | None] = []
+    one, other = NcclTransport(WORLD, stand_in), NcclTransport(WORLD, stand_in)
+
+    def look() -> None:
+        looks.append(one.failure())
+        stand_in.library.asynchronous_error = 6
+        looks.append(other.failure())
+
+    def before_destroying() -> None:
+        thread = threading.Thread(target=look, daemon=True)
+        thread.start()
+        thread.join(30)
+
+    stand_in.library.before_destroying = before_destroying
+    one.close()
+    other.close()  # or the watch of these ranks would end the job
+    first, second = looks
+    assert first is None
+    assert "process exited" in str(second)
 
 
 @pytest.mark.parametrize("how", ["error", "killed"])
@@ -161,7 +248,7 @@ def test_job_of_which_a_rank_waits_for_nccl_in_vain_ends(how: str) -> None:
     assert result.returncode != 0
     if how == "error":
         assert "NCCL failed in an earlier call on rank 0 of 2, on " in result.stderr
-        assert "NCCL_ERROR_REMOTE_ERROR: network" in result.stderr
+        assert "NCCL_ERROR_REMOTE_ERROR: remote process exited" in result.stderr
     else:
         assert "chainermn: rank 1 on " in result.stderr
         assert "The whole job is being ended" in result.stderr

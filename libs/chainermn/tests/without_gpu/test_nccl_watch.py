@@ -26,6 +26,8 @@ class Connection:
         look = next(self._looks, "?")
         if look == "?":
             raise Ended
+        if look == "!":
+            raise AttributeError("another CuPy")
         return "NCCL failed" if look == "x" else None
 
 
@@ -90,3 +92,15 @@ def test_one_watch_for_all(started: list[threading.Thread]) -> None:
     (thread,) = started
     assert thread.daemon
     assert nccl_watch._first_failure() == "NCCL failed"
+
+
+def test_watch_outlives_errors_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+    connections = [Connection("!."), Connection("..x"), Connection("...")]
+    for connection in connections:
+        nccl_watch.watch(connection)
+    assert nccl_watch._first_failure() is None
+    assert nccl_watch._first_failure() is None
+    assert nccl_watch._first_failure() == "NCCL failed"
+    told = capfd.readouterr().err
+    assert "a failure of NCCL could leave the job hanging from now on" in told
+    assert told.count("AttributeError: another CuPy") == 1

@@ -29,7 +29,7 @@ def main(how: str) -> None:
             comm.multi_node_mean_grad(model)
             if step == 2 and how == "error":
                 if comm.rank == 0:
-                    stand_in.library.asynchronous_error = "NCCL_ERROR_REMOTE_ERROR: network"
+                    stand_in.library.asynchronous_error = 6
                 threading.Event().wait()
             stand_in.record().Wait()
 

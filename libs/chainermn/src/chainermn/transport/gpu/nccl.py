@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 # Dtypes that NCCL lacks, or for which it rounds after each addition.
 _WIDER = {"float16": "float32", "bfloat16": "float32", "int16": "int32", "uint16": "uint32"}
 
+# Results of NCCL that have no name in CuPy 14.2: making its NcclError raises a KeyError.
+_UNNAMED = {7: "ncclInProgress", 8: "ncclTimeout"}
+_IN_PROGRESS = 7
+
 # Setting this lets several ranks share a GPU, with NCCL 2.30 and newer.
 _SHARED_GPU_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
 
@@ -78,6 +82,7 @@ class NcclTransport:
                     f"{each}. NCCL_DEBUG=INFO shows more"
                 )
         self._is_open = True
+        self._has_failed = False
         self._closing = threading.Lock()
         watch(self)
 
@@ -154,9 +159,14 @@ class NcclTransport:
             self.recv(into, source)
 
     def close(self) -> None:
-        """Destroy NCCL's communicator. The transport cannot be used afterwards."""
+        """End NCCL's communicator. The transport cannot be used afterwards."""
+        self._has_failed |= self.failure() is not None
         with self._closing:
             self._is_open = False
+        # The watch must not wait for this: destroying waits for the other ranks, even dead ones.
+        if self._has_failed:
+            self._comm.abort()
+        else:
             self._comm.destroy()
 
     def failure(self) -> str | None:
@@ -188,15 +198,24 @@ class NcclTransport:
 
     def _check_earlier_calls(self) -> None:
         """Raise the error, on this or another rank, that NCCL has found since an earlier call."""
-        self._check("an earlier call", self._comm.check_async_error)
+
+        def check() -> None:
+            try:
+                self._comm.check_async_error()
+            except KeyError as error:
+                if error.args != (_IN_PROGRESS,):
+                    raise
+
+        self._check("an earlier call", check)
 
     def _check(self, what: str, call: Callable[[], Any]) -> None:
         try:
             call()
-        except self._nccl.NcclError as error:
+        except (self._nccl.NcclError, KeyError) as error:
+            self._has_failed = True
             raise RuntimeError(
                 f"NCCL failed in {what} on rank {self.rank} of {self.size}, on {host_name()}: "
-                f"{error}. NCCL_DEBUG=INFO shows more"
+                f"{_name(error)}. NCCL_DEBUG=INFO shows more"
             ) from error
 
     def _dtype(self, array: Array) -> Any:
@@ -209,5 +228,20 @@ class NcclTransport:
 def _attempt(call: Callable[[], Any]) -> tuple[Any, str | None]:
     try:
         return call(), None
+    except KeyError as error:
+        return None, _name(error)
     except Exception as error:
         return None, f"{type(error).__name__}: {error}"
+
+
+def _name(error: Exception) -> str:
+    """Return the message of an NcclError, or of the KeyError in its place."""
+    if not isinstance(error, KeyError):
+        return str(error)
+    (status,) = error.args
+    if status == _IN_PROGRESS:
+        return (
+            f"{_UNNAMED[status]} ({status}): its calls return before they are over, but must "
+            "not; unset NCCL_COMM_BLOCKING"
+        )
+    return f"{_UNNAMED[status]} ({status})" if status in _UNNAMED else f"error {status}"

@@ -7,12 +7,15 @@ error. `chainermn.failures` detects processes that end.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import time
+import traceback
 import weakref
 from typing import TYPE_CHECKING
 
 from chainermn.failures import end_job
+from chainermn.transport.host.mpi import host_name
 
 if TYPE_CHECKING:
     from chainermn.transport.gpu.nccl import NcclTransport
@@ -54,4 +57,19 @@ def _run() -> None:
 def _first_failure() -> str | None:
     with _lock:
         watched = list(_watched)
-    return next((failure for each in watched if (failure := each.failure())), None)
+    return next((failure for each in watched if (failure := _failure_of(each))), None)
+
+
+def _failure_of(transport: NcclTransport) -> str | None:
+    try:
+        return transport.failure()
+    except Exception:
+        # It may keep a job from ending, but must not end one that works; others are still watched.
+        with _lock:
+            _watched.discard(transport)
+        print(
+            f"chainermn: on {host_name()}, a failure of NCCL could leave the job hanging from now "
+            f"on, because asking it for errors has failed:\n{traceback.format_exc()}",
+            file=sys.stderr,
+        )
+        return None
