@@ -363,25 +363,29 @@ def cupy_does_not_import(bench: Bench) -> Setup:
 FAKE_CUPY = """
 from types import SimpleNamespace
 import numpy
-from numpy import full
+from numpy import dtype, zeros_like
 
 __version__ = "14.2.0"
 
-class array(numpy.ndarray):
+class ndarray(numpy.ndarray):
     def get(self): return numpy.asarray(self)
 
-def arange(n):
-    return numpy.arange(n).view(array)
+def arange(n, dtype=None):
+    return numpy.arange(n, dtype=dtype).view(ndarray)
 
 class Device:
     def __init__(self, number): pass
     def use(self): {use}
 
-runtime = SimpleNamespace(runtimeGetVersion=lambda: 13000, getDeviceCount=lambda: 1)
-stream = SimpleNamespace(synchronize=lambda: None)
-cuda = SimpleNamespace(
-    runtime=runtime, Device=Device, get_current_stream=lambda: stream, {nccl}
+class Event:
+    def __init__(self, **settings): pass
+    def record(self): pass
+    def synchronize(self): pass
+
+runtime = SimpleNamespace(
+    runtimeGetVersion=lambda: 13000, getDeviceCount=lambda: 1, CUDARuntimeError=RuntimeError
 )
+cuda = SimpleNamespace(runtime=runtime, Device=Device, Event=Event, {nccl})
 """
 
 
@@ -404,7 +408,7 @@ def crashes(bench: Bench) -> Setup:
 
 
 @wrong("CUDA-aware MPI", "and get wrong numbers", "else: unset CHAINERMN_CUDA_AWARE")
-def adds_up_nonsense(bench: Bench) -> Setup:
+def moves_nonsense(bench: Bench) -> Setup:
     bench.patch.setenv("CHAINERMN_CUDA_AWARE", "1")
     return after(cuda=driver(), device_memory=Outcome(False))
 
@@ -643,10 +647,10 @@ def test_gpus_that_are_fine(bench: Bench) -> None:
     assert found["CuPy"].found == "cupy-cuda13x 14.2.0, CUDA 13.0"
     assert found["NCCL"].found == "2.27.5"
     assert found["CUDA-aware MPI"].found == (
-        "two ranks add up GPU memory; to let the library use that: export CHAINERMN_CUDA_AWARE=1"
+        "two ranks exchange GPU memory; to let the library use that: export CHAINERMN_CUDA_AWARE=1"
     )
     bench.patch.setenv("CHAINERMN_CUDA_AWARE", "1")
-    assert BY_NAME["CUDA-aware MPI"].examine(setup) == good("two ranks add up GPU memory")
+    assert BY_NAME["CUDA-aware MPI"].examine(setup) == good("two ranks exchange GPU memory")
 
 
 def test_mpi_need_not_be_cuda_aware(bench: Bench) -> None:

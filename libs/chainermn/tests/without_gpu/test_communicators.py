@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import chainer
@@ -16,6 +18,8 @@ import chainermn
 from chainermn.communicators import registered
 from chainermn.communicators.pure_nccl_communicator import PureNcclCommunicator
 from chainermn.communicators.single_node_communicator import SingleNodeCommunicator
+from chainermn.doctor.probes import device_memory
+from chainermn.transport.gpu.staging import CHUNK_BYTES
 from chainermn.transport.topology import Topology
 
 WORLD = MPI.COMM_WORLD
@@ -296,20 +300,70 @@ def test_mixed_memory_is_refused_on_all_ranks(stand_in: Any, name: str) -> None:
 
 
 @pytest.mark.mpi(2)
-def test_mpi_that_is_cuda_aware_gets_gpu_memory(
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", EXCHANGING)
+def test_mpi_that_is_cuda_aware_gets_gpu_memory_only_to_move_it(
+    stand_in: Any, monkeypatch: pytest.MonkeyPatch, name: str, dtype: str
+) -> None:
+    """Which the doctor tries before."""
+    import stand_in_mpi
+
+    monkeypatch.setenv("CHAINERMN_CUDA_AWARE", "1")
+    world = stand_in_mpi.CudaAwareMpi(WORLD)
+    world.log.clear()
+    hosts = "aa" if name == "single_node" else "ab"
+    comm = registered()[name](world, topology=Topology.from_hosts(hosts, WORLD.rank))
+    model = model_with(stand_in, {"a": np.full(5, comm.rank, dtype)})
+    comm.multi_node_mean_grad(model)
+    assert (model.a.grad == 0.5).all()
+    exchange = comm.create_background_exchange()
+    model.a.grad = stand_in.to_gpu(np.full(5, comm.rank, dtype))
+    exchange.start(model, False)
+    exchange.wait()
+    assert (model.a.grad == 0.5).all()
+    own = stand_in.to_gpu(np.full(3, comm.rank, dtype))
+    for op, expected in {"sum": 1, "max": 1, "min": 0, "mean": 0.5, "prod": 0}.items():
+        assert (comm.allreduce(own, op) == expected).all()
+    everywhere = [stand_in.to_gpu(np.full(3, rank, dtype)) for rank in range(2)]
+    for one, other in zip(comm.allgather(own), everywhere, strict=True):
+        assert (one == other).all()
+    assert (comm.alltoall(everywhere)[0] == comm.rank).all()
+    if comm.rank == 0:
+        comm.send(own, 1)
+    else:
+        assert (comm.recv(0) == 0).all()
+    comm.gather(own)
+    comm.bcast_data(model)
+    complex_sum = comm.allreduce(stand_in.to_gpu(np.full(3, 1j)))
+    assert (complex_sum == 2j).all()
+    comm.finalize()
+    given = set.union(*WORLD.allgather({call for call, _ in world.log}))
+    # pure_nccl uses MPI for messages and complex numbers alone.
+    of_name = {"pure_nccl": {"Send", "Recv"}, "non_cuda_aware": set()}
+    assert given == of_name.get(name, stand_in_mpi.TAKING)
+
+
+@pytest.mark.mpi(2, 3)
+def test_the_doctor_tries_what_a_cuda_aware_mpi_is_given(
     stand_in: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CHAINERMN_CUDA_AWARE", "1")
-    for name, is_direct in {"flat": True, "hierarchical": True, "non_cuda_aware": False}.items():
-        comm = make(name, "ab")
-        model = model_with(stand_in, {"a": np.full(5, comm.rank, "f")})
-        stand_in.log.clear()
-        comm.multi_node_mean_grad(model)
-        assert (model.a.grad == 0.5).all()
-        total = comm.allreduce(stand_in.to_gpu(np.ones(5, "f")))
-        assert (total == 2).all()
-        assert ("copy_to_host" in stand_in.log) == (not is_direct)
-        comm.finalize()
+    import stand_in_mpi
+
+    device = SimpleNamespace(use=lambda: None)
+    cupy: Any = ModuleType("cupy")
+    cupy.cuda = SimpleNamespace(
+        Device=lambda number: device, runtime=SimpleNamespace(getDeviceCount=lambda: 1)
+    )
+    cupy.dtype, cupy.zeros_like = np.dtype, np.zeros_like
+    cupy.arange = lambda n, dtype: stand_in.to_gpu(np.arange(n, dtype=dtype))
+    world = stand_in_mpi.CudaAwareMpi(WORLD)
+    world.log.clear()
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(MPI, "COMM_WORLD", world)
+    assert device_memory() is (True if WORLD.rank == 0 else None)
+    tried = set.union(*WORLD.allgather(world.log))
+    assert {call for call, _ in tried} == stand_in_mpi.TAKING
+    assert {size for _, size in tried} == {CHUNK_BYTES, CHUNK_BYTES // 2}
 
 
 @pytest.mark.mpi(2, 4)

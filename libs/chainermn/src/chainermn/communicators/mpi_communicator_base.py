@@ -87,7 +87,8 @@ class MpiCommunicatorBase(CommunicatorBase):
     #: Whether only the rows of embeddings' gradients are sent that are not zero, between hosts.
     sends_rows: ClassVar[bool] = True
 
-    #: Whether MPI is given GPU memory where ``CHAINERMN_CUDA_AWARE=1`` says that it takes it.
+    #: Whether MPI is given the GPU memory that it moves, but does not add up, where
+    #: ``CHAINERMN_CUDA_AWARE=1`` says that it takes it.
     may_be_cuda_aware: ClassVar[bool] = True
 
     def __init__(

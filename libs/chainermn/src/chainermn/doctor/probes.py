@@ -321,14 +321,34 @@ def cupy_and_nccl() -> dict[str, str]:
 
 
 def device_memory() -> bool | None:
-    """Return whether MPI adds up GPU memory right on all ranks; one that cannot may crash."""
+    """Return whether MPI moves GPU memory right on all ranks; one that cannot may crash.
+
+    By the very code that gives it to MPI where ``CHAINERMN_CUDA_AWARE=1`` is set.
+    """
     import cupy
     from mpi4py import MPI
 
+    from chainermn.transport.gpu.device import the_gpu
+    from chainermn.transport.gpu.staging import CHUNK_BYTES, Direct
+    from chainermn.transport.gpu.transports import GpuMpiTransport
+    from chainermn.transport.host.mpi import MpiTransport
+
     world = MPI.COMM_WORLD
     cupy.cuda.Device(world.rank % cupy.cuda.runtime.getDeviceCount()).use()
-    numbers = cupy.full(100_000, world.rank + 1, "float32")
-    cupy.cuda.get_current_stream().synchronize()
-    world.Iallreduce(MPI.IN_PLACE, numbers).Wait()
-    right = bool((numbers == sum(range(world.size + 1))).all())
-    return world.reduce(right, MPI.LAND)
+    transport = GpuMpiTransport(MpiTransport(world), Direct(the_gpu()))
+    right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    is_right = True
+    for dtype in "float32", "float64":
+        # Two chunks and a half.
+        numbers = cupy.arange(5 * CHUNK_BYTES // (2 * cupy.dtype(dtype).itemsize), dtype=dtype)
+        own, received = numbers + world.rank, cupy.zeros_like(numbers)
+        transport.sendrecv(own, right, received, left)
+        is_right &= bool((received == numbers + left).all())
+        transport.bcast(own)
+        is_right &= bool((own == numbers).all())
+        if world.rank == 0:
+            transport.send(own, right)
+        elif world.rank == 1:
+            transport.recv(received, left)
+            is_right &= bool((received == numbers).all())
+    return world.reduce(is_right, MPI.LAND)

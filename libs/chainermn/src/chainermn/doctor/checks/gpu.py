@@ -73,13 +73,13 @@ def nccl(setup: Setup) -> Finding:
 
 @check("GPU", "CUDA-aware MPI", needs=["CuPy", "two ranks"])
 def cuda_aware(setup: Setup) -> Finding:
-    """Check that CHAINERMN_CUDA_AWARE=1 is set only where MPI adds up GPU memory."""
+    """Check that CHAINERMN_CUDA_AWARE=1 is set only where MPI moves GPU memory."""
     outcome = setup.probe("device_memory", 2)
     wanted = is_cuda_aware()
     if outcome.answer and not outcome.failure:
         note = "" if wanted else "; to let the library use that: export CHAINERMN_CUDA_AWARE=1"
-        return good(f"two ranks add up GPU memory{note}")
-    why = outcome.failure or "two ranks add up GPU memory and get wrong numbers"
+        return good(f"two ranks exchange GPU memory{note}")
+    why = outcome.failure or "two ranks exchange GPU memory and get wrong numbers"
     if wanted:
         return bad(
             f"CHAINERMN_CUDA_AWARE=1 is set, but MPI cannot take GPU memory: {why}",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-#: If set to 1, arrays in GPU memory are passed to MPI directly; ``chainermn doctor`` verifies that
-#: MPI accepts them.
+#: If set to 1, MPI is given the address of arrays in GPU memory that it only moves; ``chainermn
+#: doctor`` tries the same calls.
 VARIABLE = "CHAINERMN_CUDA_AWARE"
 
 

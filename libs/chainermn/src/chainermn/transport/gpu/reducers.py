@@ -10,13 +10,10 @@ from typing_extensions import override
 
 from chainermn.transport.gpu.device import Gpu, the_gpu
 from chainermn.transport.gpu.nccl import NcclTransport
-from chainermn.transport.gpu.staging import Direct, Staging
-from chainermn.transport.host.mpi import load_mpi
+from chainermn.transport.gpu.staging import Staging
 from chainermn.transport.reducer import AllReducer, Array, Dtype, Pending, Reducer, Reducers, Steps
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from chainermn.transport.gpu.transports import GpuTransports
     from chainermn.transport.host.reducers import HostReducers
     from chainermn.transport.topology import Topology
@@ -47,7 +44,7 @@ class GpuReducers(Reducers):
         """The reducer among all ranks."""
         if self._everyone_by_nccl:
             return NcclReducer(self._transports.nccl)
-        return self._by_mpi(self._host.everyone, self.mpi_comm)
+        return GpuMpiReducer(self._host.everyone, the_gpu())
 
     @cached_property
     def intra(self) -> Reducer:
@@ -57,15 +54,11 @@ class GpuReducers(Reducers):
     @cached_property
     def inter(self) -> AllReducer:
         """The reducer among the ranks that have the same position on their hosts, by MPI."""
-        return self._by_mpi(self._host.inter, self._split(self.topology.intra_rank))
+        return GpuMpiReducer(self._host.inter, the_gpu())
 
     def pieces(self, buffer: Array) -> Iterator[Array]:
         """Return the buffer in one piece: these reducers need no scratch memory of its size."""
         yield buffer
-
-    def _by_mpi(self, host: AllReducer, mpi_comm: MPI.Intracomm) -> AllReducer:
-        cuda_aware = mpi_comm if self._transports.is_cuda_aware else None
-        return GpuMpiReducer(host, the_gpu(), cuda_aware)
 
 
 class NcclReducer(Reducer):
@@ -114,32 +107,21 @@ class NcclReducer(Reducer):
 class GpuMpiReducer(AllReducer):
     """All-reduces of arrays in GPU memory by MPI: through ``host``, a reducer in host memory.
 
-    Given ``cuda_aware``, a communicator of the same ranks, MPI sums 32-bit and 64-bit numbers in
-    GPU memory instead. It cannot sum 16-bit numbers.
+    MPI itself never adds up GPU memory. Open MPI that was built for CUDA crashes if a non-blocking
+    collective has to, and a blocking one, which also goes through host memory there, would keep
+    the other exchanges of the thread waiting.
     """
 
-    def __init__(
-        self, host: AllReducer, gpu: Gpu, cuda_aware: MPI.Intracomm | None = None
-    ) -> None:
+    def __init__(self, host: AllReducer, gpu: Gpu) -> None:
         super().__init__(host.rank, host.size)
         self._host = host
         self._staging = Staging(gpu)
-        self._direct = Direct(gpu)
-        self._cuda_aware = cuda_aware
-        self._in_place = load_mpi().IN_PLACE
 
     @override
     def allreduce(self, array: Array, divisor: int = 1, wire_dtype: Dtype | None = None) -> Steps:
-        is_rounded = (wire_dtype or array.dtype) != array.dtype
-        if self._cuda_aware is None or is_rounded or array.itemsize == 2:
-            for ready, chunk in self._staging.chunks(array):
-                yield ready
-                yield from self._host.allreduce(chunk, divisor, wire_dtype)
-            return
-        for ready, chunk in self._direct.chunks(array):
+        for ready, chunk in self._staging.chunks(array):
             yield ready
-            yield self._cuda_aware.Iallreduce(self._in_place, chunk)
-        _divide(array, divisor)
+            yield from self._host.allreduce(chunk, divisor, wire_dtype)
 
 
 def _divide(array: Array, divisor: int) -> None:

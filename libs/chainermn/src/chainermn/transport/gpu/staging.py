@@ -12,9 +12,9 @@ from typing_extensions import override
 from chainermn.transport.gpu.device import Gpu
 from chainermn.transport.reducer import Array, Pending
 
-# Not measured yet: large enough to outweigh the overhead of MPI and Python, small enough that
-# arrays have several chunks.
-_CHUNK_BYTES = 1 << 22
+#: Bytes of a chunk. Not measured yet: large enough to outweigh the overhead of MPI and Python,
+#: small enough that arrays have several chunks.
+CHUNK_BYTES = 1 << 22
 # While one chunk is copied to the host, MPI uses another, and a third is copied back.
 _N_SLOTS = 3
 
@@ -52,7 +52,7 @@ class Staging(Direct):
 
     @cached_property
     def _slots(self) -> list[NDArray[np.uint8]]:
-        return [self.gpu.pinned(_CHUNK_BYTES) for _ in range(_N_SLOTS)]
+        return [self.gpu.pinned(CHUNK_BYTES) for _ in range(_N_SLOTS)]
 
     @override
     def chunks(
@@ -84,5 +84,5 @@ class Staging(Direct):
 
 
 def _divide(array: Array) -> list[Array]:
-    length = _CHUNK_BYTES // array.itemsize
+    length = CHUNK_BYTES // array.itemsize
     return [array[start : start + length] for start in range(0, array.size, length)]

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class GpuTransports:
     """Transports of arrays in GPU memory among all ranks, each made when it is first used.
 
-    ``is_cuda_aware``, the same on all ranks, tells whether to pass GPU memory to MPI directly.
+    ``is_cuda_aware``, the same on all ranks, tells whether to pass GPU memory to MPI directly,
+    except for sums.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, *, is_cuda_aware: bool) -> None:
@@ -59,8 +60,9 @@ class GpuTransports:
 class GpuMpiTransport:
     """The collectives of `MpiTransport`, on arrays in GPU memory.
 
-    The host waits until an array has been sent. A received array is complete once the current
-    stream has finished its work.
+    Arrays that are only moved are given to MPI as ``access`` says; sums always go through host
+    memory: see `GpuMpiReducer`. The host waits until an array has been sent. A received array is
+    complete once the current stream has finished its work.
     """
 
     def __init__(self, transport: MpiTransport, access: Direct) -> None:
@@ -71,8 +73,7 @@ class GpuMpiTransport:
 
     def allreduce(self, array: Array, op: Op = "sum") -> None:
         """See `MpiTransport.allreduce`."""
-        access = self._staging if array.itemsize == 2 else self._access
-        for chunk in _ready(access, array):
+        for chunk in _ready(self._staging, array):
             self._mpi.allreduce(chunk, op)
 
     def bcast(self, array: Array, root: int = 0) -> None:
