@@ -75,7 +75,7 @@ class CommunicatorBase(Configurable, ABC):
     @property
     @abstractmethod
     def intra_rank(self) -> int:
-        """Position of this rank among the ranks of its host; also the GPU to use."""
+        """Position of this rank among the ranks of its host, from 0."""
 
     @property
     @abstractmethod
