@@ -12,6 +12,7 @@ from chainer.training import Extension, StandardUpdater, Trainer, extensions
 
 import chainermn
 import data
+from chainermn.agreement import exit_together
 from chainermn.extensions import StepSeed
 from chainermn.links import create_mnbn_model
 from model import ResNet
@@ -50,8 +51,8 @@ def start(args: argparse.Namespace) -> tuple[chainermn.CommunicatorBase, chainer
     if comm.rank == 0:
         kind = type(comm).__name__
         print(f"ranks: {comm.size}, hosts: {comm.inter_size}, communicator: {kind}", flush=True)
-    device = chainer.get_device(f"@cupy:{comm.intra_rank}" if args.gpu else "@numpy")
-    device.use()
+    with exit_together(comm):
+        device = chainermn.choose_device(comm, gpu=args.gpu)
     return comm, device
 
 

@@ -25,8 +25,8 @@ def main() -> None:
     if comm.rank == 0:
         kind = type(comm).__name__
         print(f"ranks: {comm.size}, hosts: {comm.inter_size}, communicator: {kind}", flush=True)
-    device = chainer.get_device(f"@cupy:{comm.intra_rank}" if args.gpu else "@numpy")
-    device.use()
+    with exit_together(comm):
+        device = chainermn.choose_device(comm, gpu=args.gpu)
     np.random.seed(args.seed)
     device.xp.random.seed(args.seed)
 

@@ -29,10 +29,9 @@ def main() -> None:
     with exit_together(comm):
         if comm.size % 2 != 0:
             raise ValueError(f"each replica takes 2 ranks: start an even number, not {comm.size}")
+        device = chainermn.choose_device(comm, gpu=args.gpu)
     replica = comm.split(comm.rank // 2, comm.rank)  # ranks 0 and 1, 2 and 3, ...: one network
     peers = comm.split(comm.rank % 2, comm.rank)  # ranks 0, 2, ... and 1, 3, ...: the same part
-    device = chainer.get_device(f"@cupy:{comm.intra_rank}" if args.gpu else "@numpy")
-    device.use()
     np.random.seed(args.seed)
     device.xp.random.seed(args.seed)
 

@@ -29,8 +29,7 @@ def main() -> None:
     with exit_together(comm):
         if comm.size != 2:
             raise ValueError(f"the network takes 2 ranks: start 2, not {comm.size}")
-    device = chainer.get_device(f"@cupy:{comm.intra_rank}" if args.gpu else "@numpy")
-    device.use()
+        device = chainermn.choose_device(comm, gpu=args.gpu)
     np.random.seed(args.seed)
     device.xp.random.seed(args.seed)
 

@@ -127,9 +127,10 @@ def compute_of(case: Case) -> Callable[[list[torch.Tensor]], torch.Tensor]:
 
 def device_of(on_gpu: bool) -> torch.device:
     """Return the CPU, or the GPU of this rank."""
-    device = torch.device("cuda", rank_and_size()[0]) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
+    if not on_gpu:
+        return torch.device("cpu")
+    device = torch.device("cuda", rank_and_size()[0] % torch.cuda.device_count())
+    torch.cuda.set_device(device)
     return device
 
 

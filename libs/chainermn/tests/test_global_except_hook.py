@@ -69,6 +69,20 @@ def test_one_rank_fails(tmp_path: Path, how: str) -> None:
     assert "before the failure" in result.stdout
 
 
+def test_a_gpu_that_is_not_there_has_a_remedy(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import chainermn\n"
+        "comm = chainermn.create_communicator('naive')\n"
+        "class CUDARuntimeError(RuntimeError): pass\n"
+        "raise CUDARuntimeError('cudaErrorInvalidDevice: invalid device ordinal')\n"
+    )
+    for ranks in (1, 2):
+        result = run_job(ranks, [script])
+        assert result.returncode != 0
+        assert result.stderr.count("Let chainermn.choose_device(comm) choose") == 1, result
+
+
 def test_alone_it_is_an_ordinary_traceback(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

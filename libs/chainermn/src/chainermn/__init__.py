@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         spans,
     )
     from chainermn.communicators import CommunicatorBase, create_communicator
+    from chainermn.communicators.devices import choose_device
     from chainermn.datasets import (
         DataSizeError,
         create_distributed_sampler,
@@ -53,6 +54,7 @@ __all__ = [
     "DataSizeError",
     "MultiNodeChainList",
     "agreement",
+    "choose_device",
     "communicators",
     "compression",
     "create_communicator",
@@ -88,6 +90,7 @@ _DEFINED_IN = {
     "CommunicatorBase": "communicators",
     "DataSizeError": "datasets",
     "MultiNodeChainList": "links",
+    "choose_device": "communicators.devices",
     "create_communicator": "communicators",
     "create_distributed_sampler": "datasets",
     "create_empty_dataset": "datasets",

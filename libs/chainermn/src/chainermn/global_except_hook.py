@@ -24,6 +24,14 @@ from chainermn.failures.main_thread import Place, users_places
 #: Setting either of them installs the hook when ``chainermn`` is imported.
 VARIABLES = ("CHAINERMN_FORCE_ABORT_ON_EXCEPTION", "CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS")
 
+# Of CuPy, from a script that takes the GPU of number `comm.intra_rank`.
+_NO_SUCH_GPU = "cudaErrorInvalidDevice"
+_CHOOSE_DEVICE = (
+    "There is no GPU of this number: each rank may see only its own, as number 0, or a host has "
+    "more ranks than GPUs. Let chainermn.choose_device(comm) choose, in place of "
+    "chainer.get_device_from_id(comm.intra_rank).use()."
+)
+
 _previous_hook = sys.__excepthook__
 _pid = 0
 
@@ -70,6 +78,8 @@ def _abort_job(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
     resuming.explain(error)
+    if _NO_SUCH_GPU in str(error):
+        error.add_note(_CHOOSE_DEVICE)
     rank, size = _rank_and_size()
     if size == 1:
         _previous_hook(kind, error, trace)

@@ -29,7 +29,27 @@ _KINDS = {number: np.dtype(getattr(ml_dtypes, name, name)) for name, number in K
 
 
 class GpuArray(np.ndarray):
-    """An array in what stands in for GPU memory."""
+    """An array in what stands in for GPU memory.
+
+    Counts how often the host looks at a value, for which it would wait until a GPU is idle.
+    """
+
+    looks = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return an array in GPU memory for a single element too, as CuPy does."""
+        found = super().__getitem__(key)
+        return found if isinstance(found, np.ndarray) else np.asarray(found).view(GpuArray)
+
+    def _look(name: str) -> Any:
+        def look(self: GpuArray, *args: Any) -> Any:
+            GpuArray.looks += 1
+            return getattr(np.ndarray, name)(self, *args)
+
+        return look
+
+    __bool__, __float__, __int__ = map(_look, ("__bool__", "__float__", "__int__"))
+    item, tolist = map(_look, ("item", "tolist"))
 
 
 class StandInGpu(Gpu):
@@ -142,6 +162,7 @@ class StandInGpu(Gpu):
         wire_dtype = np.dtype(getattr(ml_dtypes, wire, wire))
         *tables, length, buffer = arguments[:8]
         assert all(isinstance(table, GpuArray) for table in tables)
+        tables = [table.view(np.ndarray) for table in tables]
         pointers, kinds, sizes, offsets, block_arrays, block_starts = tables
         assert len(block_arrays) == len(block_starts) == n_blocks
         for number, start in zip(block_arrays, block_starts, strict=True):

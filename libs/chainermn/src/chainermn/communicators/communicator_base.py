@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 import numpy as np
 
+from chainermn.agreement import InputError, check_equal
 from chainermn.communicators.configuration import Configurable
-from chainermn.communicators.messages import Arrays
+from chainermn.communicators.messages import Arrays, describe_array
 from chainermn.transport.reducer import Array
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class CommunicatorBase(Configurable, ABC):
     @property
     @abstractmethod
     def intra_rank(self) -> int:
-        """Position of this rank among the ranks of its host; also the GPU to use."""
+        """Position of this rank among the ranks of its host, from 0."""
 
     @property
     @abstractmethod
@@ -234,6 +235,32 @@ class CommunicatorBase(Configurable, ABC):
         ndarray or tuple of ndarray
             New arrays, the same on every rank; float16 is added up in float32.
         """
+
+    def agree_to_add_up(self, like: Array, error: InputError | None, where: str) -> None:
+        """Raise on every rank if a rank has an error, or another layout: before :meth:`add_up`.
+
+        Where ``like`` is in GPU memory, the ranks ask each other only when they meet its layout
+        for the first time, since they would have to wait for each other. Thereafter an error
+        raises on its rank alone, and ends the job, unless it is caught.
+
+        Parameters
+        ----------
+        like : ndarray
+            Its shape, dtype and memory determine those of the arrays to add up.
+        error : InputError, optional
+            What is wrong with the input of this rank.
+        where : str
+            What the user called, for the message.
+        """
+        check_equal(self, error or describe_array(like), where)
+
+    def add_up(self, array: Array) -> Array:
+        """Return the sum of the arrays of all ranks, which may overwrite ``array``.
+
+        Otherwise as :meth:`allreduce`, but the ranks do not ask each other about the layout, on
+        which they agree by :meth:`agree_to_add_up`.
+        """
+        return cast(Array, self.allreduce(array))
 
     # ---- objects ----
 

@@ -15,6 +15,7 @@ import chainer
 import numpy as np
 from typing_extensions import override
 
+from chainermn.agreement import InputError, attempt
 from chainermn.transport.gpu.device import on_gpu, the_gpu
 from chainermn.transport.reducer import Array
 
@@ -150,6 +151,11 @@ class ObjectMessage(Message):
         stream, *buffers = self._parts
         # Ranks of a job trust each other.
         return pickle.loads(stream.data, buffers=buffers)  # noqa: S301
+
+
+def describe_array(array: Any) -> str | InputError:
+    """Return the dtype, shape and memory of an array, for an agreement of the ranks."""
+    return attempt(lambda: str(ArrayMessage(array)))
 
 
 def as_tuple(data: Arrays) -> tuple[Array, ...]:

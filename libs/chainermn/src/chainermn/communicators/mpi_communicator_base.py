@@ -26,6 +26,7 @@ from chainermn.communicators.messages import (
     Message,
     ObjectMessage,
     as_tuple,
+    describe_array,
 )
 from chainermn.failures.activity import Group, collective, receives, sends
 from chainermn.gradients.exchange import Algorithm, GradientExchange
@@ -105,6 +106,7 @@ class MpiCommunicatorBase(CommunicatorBase):
         #: The name of these ranks for the watch.
         self.group = Group(mpi_comm)
         self._split_off: MPI.Intracomm | None = None
+        self._agreed_layouts: set[str | InputError] = set()
         self._transport = MpiTransport(mpi_comm)
         may_be_cuda_aware = self.may_be_cuda_aware and is_cuda_aware()
         self._gpu_transports = GpuTransports(mpi_comm, is_cuda_aware=may_be_cuda_aware)
@@ -285,6 +287,25 @@ class MpiCommunicatorBase(CommunicatorBase):
                 flat.view(np.uint8) if flat.dtype == bool else flat, op
             )
         return results if isinstance(x, list | tuple) else results[0]
+
+    def agree_to_add_up(self, like: Array, error: InputError | None, where: str) -> None:
+        layout = describe_array(like)
+        if layout in self._agreed_layouts:
+            raise_errors_of({self.rank: error}, where)
+            return
+        self._agree_on_layout(error or layout, where)
+        if on_gpu(like):
+            self._agreed_layouts.add(layout)
+
+    @collective("allreduce")
+    def _agree_on_layout(self, layout: str | InputError, where: str) -> None:
+        check_equal(self.mpi_comm, layout, where)
+
+    @collective("allreduce")
+    def add_up(self, array: Array) -> Array:
+        flat = array.reshape(-1)
+        self._transport_of(flat).allreduce(flat)
+        return flat.reshape(array.shape)
 
     # ---- objects ----
 

@@ -7,7 +7,6 @@ over the ranks. Numbers of elements are summed too, so batches may differ in siz
 
 from __future__ import annotations
 
-import contextlib
 import math
 import warnings
 from typing import Any, Literal
@@ -17,7 +16,7 @@ import chainer.functions as F
 import numpy as np
 from chainer import backend
 
-from chainermn.agreement import InputError, attempt, raise_errors_of
+from chainermn.agreement import InputError, attempt
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.functions.collective_communication import allreduce
 from chainermn.functions.variables import as_variable
@@ -75,13 +74,13 @@ class MultiNodeBatchNormalization(chainer.FunctionNode):
         xp = backend.get_array_module(x)
         self._expand = tuple(None if i in self.axis else slice(None) for i in range(x.ndim))
         # Sums of many float16 numbers would lose most of their digits.
-        self._dtype = np.result_type(x.dtype, gamma.dtype, np.float32)
+        self._dtype = np.result_type(gamma.dtype, np.float32)
 
-        total, count = self._allreduce_with_count(x)
+        total, count = self._add_up_with_count(x)
         mean = total / count
         y = x - mean[self._expand]
-        squares: Any = self.comm.allreduce(xp.square(y).sum(axis=self.axis))
-        var = squares / count
+        squares = xp.square(y).sum(axis=self.axis).astype(self._dtype, copy=False)
+        var = self.comm.add_up(squares) / count
         inv_std = 1 / xp.sqrt(var + self.eps)
         self._count, self._mean, self._inv_std = count, mean, inv_std
         # In place from here on: a batch is large, and allocating another takes long.
@@ -93,34 +92,26 @@ class MultiNodeBatchNormalization(chainer.FunctionNode):
             self.running_mean += (1 - self.decay) * mean
         if self.running_var is not None:
             self.running_var *= self.decay
-            self.running_var += (1 - self.decay) * (count / max(count - 1, 1)) * var
+            unbiased = count / xp.maximum(count - 1, 1) * var
+            self.running_var += (1 - self.decay) * unbiased
         return (y.astype(x.dtype, copy=False),)
 
-    def _allreduce_with_count(self, x: Any) -> tuple[Any, float]:
-        """Return the sum and the number of the elements per channel, over all ranks."""
+    def _add_up_with_count(self, x: Any) -> tuple[Any, Any]:
+        """Return the sum and the number of the elements per channel, over all ranks.
+
+        The number is an array without axes, in the memory of ``x``: the host would have to wait
+        for the GPU to read it.
+        """
         xp = backend.get_array_module(x)
-        total = x.sum(axis=self.axis, dtype=self._dtype)
-        count = math.prod(x.shape[i] for i in self.axis)
-        packed: Any = xp.empty(total.size + 1, self._dtype)
+        total = x.sum(axis=self.axis, dtype=np.result_type(x.dtype, self._dtype))
+        own_count = math.prod(x.shape[i] for i in self.axis)
+        packed = xp.empty_like(total, self._dtype, shape=total.size + 1)
         packed[:-1] = total.ravel()
-        packed[-1] = count
-        try:
-            packed = self.comm.allreduce(packed)
-        except (TypeError, ValueError) as error:
-            raise type(error)(
-                "multi_node_batch_normalization: a rank refused its input, or the ranks have "
-                f"different channels or dtypes: {error}"
-            ) from error
-        count = float(packed[-1])
-        if count == 0:
-            raise ValueError("multi_node_batch_normalization: the batch is empty on every rank")
-        if count == 1:
-            warnings.warn(
-                "multi_node_batch_normalization: there is one sample on all ranks together, whose "
-                "normalized value is always zero. Is it the last batch of an epoch, or is "
-                "chainer.config.train on in evaluation?",
-                stacklevel=2,
-            )
+        packed[-1] = own_count
+        packed = self.comm.add_up(packed)
+        count = packed[-1:].reshape(())
+        if own_count <= 1:  # so it is on every rank, if the sum is
+            _check_count(float(count))
         return packed[:-1].reshape(total.shape), count
 
     def backward(
@@ -135,9 +126,10 @@ class MultiNodeBatchNormalization(chainer.FunctionNode):
         expand, size, count = self._expand, self.comm.size, self._count
         x_hat = x - self._mean[expand]
         x_hat *= self._inv_std[expand]
-        ggamma = (gy * x_hat).sum(axis=self.axis, dtype=self._dtype)
-        gbeta = gy.sum(axis=self.axis, dtype=self._dtype)
-        ggamma, gbeta = self.comm.allreduce(xp.stack((ggamma, gbeta)))
+        sums = xp.empty_like(self._mean, self._dtype, shape=(2, *self._mean.shape))
+        sums[0] = (gy * x_hat).sum(axis=self.axis, dtype=self._dtype)
+        sums[1] = gy.sum(axis=self.axis, dtype=self._dtype)
+        ggamma, gbeta = self.comm.add_up(sums)
         gx = x_hat
         gx *= (ggamma / -count)[expand]
         gx -= (gbeta / count)[expand]
@@ -216,24 +208,24 @@ def multi_node_batch_normalization(
     Returns
     -------
     chainer.Variable
-        Normalized batch, of the shape and dtype of ``x``. Statistics are at least float32.
+        Normalized batch, of the shape and dtype of ``x``. Statistics have the dtype of ``gamma``,
+        at least float32.
 
     Raises
     ------
     TypeError, ValueError
-        On every rank, if dtypes or shapes do not fit on any rank, ranks have different channels,
-        or the batch is empty on all ranks.
+        On every rank, if dtypes or shapes do not fit on any rank, ranks have different ``gamma``,
+        or the batch is empty on all ranks. In GPU memory, the ranks check each other's arguments
+        only the first time that they give a ``gamma`` of this shape and dtype, so that they need
+        not wait for each other in every call. Thereafter, what does not fit raises on its rank
+        alone, which ends the job, unless the script catches it.
     """
     if get_communication_backend(comm, communication_backend) == "mpi":
         comm = comm.over_mpi
-    checked: Any = attempt(lambda: _check(x, gamma, beta, axis))
-    if isinstance(checked, InputError):
-        # The other ranks are in the all-reduce of forward, which raises on all if one gives no
-        # array. So this needs no collective of its own in every iteration.
-        with contextlib.suppress(TypeError):
-            comm.allreduce(checked)  # type: ignore[arg-type]
-    raise_errors_of({comm.rank: checked}, "multi_node_batch_normalization")
-    inputs, axes = checked
+    checked = attempt(lambda: _check(x, gamma, beta, axis))
+    error = checked if isinstance(checked, InputError) else None
+    comm.agree_to_add_up(getattr(gamma, "array", gamma), error, "multi_node_batch_normalization")
+    inputs, axes = checked  # type: ignore[misc]  # an InputError has been raised
     node = MultiNodeBatchNormalization(comm, eps, running_mean, running_var, decay, axes)
     return node.apply(inputs)[0]
 
@@ -257,4 +249,19 @@ def _check(
             f"{x.shape} and is summed over the axes {axes}; got "
             f"{gamma.dtype}{list(gamma.shape)} and {beta.dtype}{list(beta.shape)}"
         )
+    if not chainer.is_arrays_compatible([variable.array for variable in inputs]):
+        kinds = ", ".join(str(type(variable.array)) for variable in inputs)
+        raise TypeError(f"expected x, gamma and beta in the same memory, got {kinds}")
     return inputs, axes
+
+
+def _check_count(count: float) -> None:
+    if count == 0:
+        raise ValueError("multi_node_batch_normalization: the batch is empty on every rank")
+    if count == 1:
+        warnings.warn(
+            "multi_node_batch_normalization: there is one sample on all ranks together, whose "
+            "normalized value is always zero. Is it the last batch of an epoch, or is "
+            "chainer.config.train on in evaluation?",
+            stacklevel=3,
+        )

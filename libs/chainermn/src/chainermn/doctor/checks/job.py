@@ -27,7 +27,7 @@ def cores_and_gpus(setup: Setup) -> Finding:
         return bad(
             show_by_host(crowded),
             "start at most one rank per core, and per GPU if there are any, which each rank "
-            "chooses by chainer.cuda.get_device_from_id(comm.intra_rank).use()",
+            "chooses by chainermn.choose_device(comm)",
         )
     return good(show_by_host(shown)) if shown else not_tried(_NO_ANSWER)
 

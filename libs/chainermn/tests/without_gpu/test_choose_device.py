@@ -1,0 +1,113 @@
+"""A device for each rank; one that refuses what CUDA would stands in for Chainer's."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import chainer
+import pytest
+from mpi4py import MPI
+
+import chainermn
+from chainermn.communicators import registered
+from chainermn.communicators.devices import _number_of_last
+from chainermn.transport.gpu import device as gpu
+from chainermn.transport.topology import Topology
+
+WORLD = MPI.COMM_WORLD
+
+
+class Device:
+    """Raises what CuPy does if there is no device of this number."""
+
+    in_use: str | None = None
+
+    def __init__(self, name: str, visible: int) -> None:
+        self.name = name
+        self._visible = visible
+
+    def use(self) -> None:
+        _, _, number = self.name.partition(":")
+        if number and int(number) >= self._visible:
+            raise RuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
+        Device.in_use = self.name
+
+
+@pytest.fixture(autouse=True)
+def devices(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Device, "in_use", None)
+    monkeypatch.setattr(chainer, "get_device", lambda name: Device(name, stand_in._visible))
+
+
+def comm_on(hosts: str) -> Any:
+    return registered()["naive"](WORLD, topology=Topology.from_hosts(hosts, WORLD.rank))
+
+
+@pytest.mark.mpi(1, 3)
+@pytest.mark.parametrize(
+    ("visible", "numbers"), [(1, [0, 0, 0]), (2, [0, 1, 0]), (3, [0, 1, 2]), (8, [0, 1, 2])]
+)
+def test_ranks_share_the_gpus_that_they_see(
+    stand_in: Any, visible: int, numbers: list[int]
+) -> None:
+    stand_in._visible = visible
+    device = chainermn.choose_device(comm_on("a" * WORLD.size))
+    assert device.name == Device.in_use == f"@cupy:{numbers[WORLD.rank]}"
+
+
+@pytest.mark.mpi(3)
+def test_each_host_has_its_own_gpus(stand_in: Any) -> None:
+    device = chainermn.choose_device(comm_on("aba"))
+    assert device.name == Device.in_use == ("@cupy:0", "@cupy:0", "@cupy:1")[WORLD.rank]
+
+
+@pytest.mark.mpi(3)
+def test_each_rank_sees_only_its_own(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in._visible = 1
+    monkeypatch.setattr(stand_in, "devices", lambda: [f"0000:{WORLD.rank:02}:00.0"])
+    assert chainermn.choose_device(comm_on("aaa")).name == "@cupy:0"
+
+
+@pytest.mark.parametrize(
+    ("visible", "taken"),
+    [
+        (["ab", "ab", "ab", "ab"], "abab"),
+        (["ab", "ab", "cd", "cd"], "abcd"),
+        (["abcd", "bcda", "cdab", "dabc"], "abcd"),  # its own one first
+        (["", "ab", "", "ab"], " a b"),  # some ranks compute on the CPU
+    ],
+)
+def test_ranks_take_what_the_others_leave(visible: list[str], taken: str) -> None:
+    for rank, expected in enumerate(taken):
+        number = _number_of_last(visible[: rank + 1])
+        assert (" " if number is None else visible[rank][number]) == expected
+
+
+@pytest.mark.mpi(2)
+def test_on_the_cpu_no_gpu_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu.use(None)
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    device = chainermn.choose_device(comm_on("aa"), gpu=False)
+    assert device.name == Device.in_use == "@numpy"
+
+
+@pytest.mark.mpi(2)
+def test_a_rank_without_a_gpu_makes_all_raise(stand_in: Any) -> None:
+    stand_in._visible = 1 - WORLD.rank
+    message = "no GPU can be used on .*: there is no CUDA device. Run `chainermn doctor` there"
+    with pytest.raises(RuntimeError, match=message) as caught:
+        chainermn.choose_device(comm_on("aa"))
+    told = [str(caught.value), *getattr(caught.value, "__notes__", ())]
+    assert any("rank 1" in each for each in told)
+    assert Device.in_use is None
+
+
+@pytest.mark.mpi(2)
+def test_a_gpu_that_refuses_makes_all_raise(
+    stand_in: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visible = 8 * WORLD.rank  # it has gone since rank 0 saw it
+    monkeypatch.setattr(chainer, "get_device", lambda name: Device(name, visible))
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        chainermn.choose_device(comm_on("aa"))
