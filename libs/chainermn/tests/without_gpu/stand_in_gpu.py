@@ -20,12 +20,11 @@ import numpy as np
 from mpi4py import MPI
 from stand_in_nccl import StandInNccl, at
 
-from chainermn.gradients.batched_copy import KINDS
+from chainermn.gradients.batched_copy import ALIGNMENT
 from chainermn.transport.gpu.device import Gpu
 
 WORLD = MPI.COMM_WORLD
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_KINDS = {number: np.dtype(getattr(ml_dtypes, name, name)) for name, number in KINDS.items()}
 
 
 class GpuArray(np.ndarray):
@@ -158,24 +157,21 @@ class StandInGpu(Gpu):
 
     def _copy(self, kernel: str, n_blocks: int, arguments: Sequence[Any]) -> None:
         """Do what the kernels in batched_copy.cu do, block by block."""
-        what, wire = kernel.split("_")
-        wire_dtype = np.dtype(getattr(ml_dtypes, wire, wire))
-        *tables, length, buffer = arguments[:8]
-        assert all(isinstance(table, GpuArray) for table in tables)
-        tables = [table.view(np.ndarray) for table in tables]
-        pointers, kinds, sizes, offsets, block_arrays, block_starts = tables
-        assert len(block_arrays) == len(block_starts) == n_blocks
-        for number, start in zip(block_arrays, block_starts, strict=True):
-            dtype = _KINDS[int(kinds[number])]
-            n = min(int(sizes[number] - start), int(length))
-            array = at(int(pointers[number]) + int(start) * dtype.itemsize, n, dtype)
-            first = int(offsets[number] + start)
-            part = at(int(buffer) + first * wire_dtype.itemsize, n, wire_dtype)
+        what, *names = kernel.split("_")
+        dtype, wire_dtype = (np.dtype(getattr(ml_dtypes, name, name)) for name in names)
+        pieces, pointers, buffer = arguments[:3]
+        assert all(isinstance(table, GpuArray) for table in (pieces, pointers))
+        assert len(pieces) == n_blocks
+        for index, start, n, position in pieces.view(np.ndarray).tolist():
+            array = at(int(pointers[index]) + start * dtype.itemsize, n, dtype)
+            address = int(buffer) + position * wire_dtype.itemsize
+            part = at(address, n, wire_dtype)
             wide = np.result_type(np.float32, *(d for d in (dtype, wire_dtype) if d != BFLOAT16))
             if what == "gather":
                 part[:] = array.astype(wide)
+                at(address, n + -n % ALIGNMENT, wire_dtype)[n:] = 0
             else:
-                array[:] = part.astype(wide) / wide.type(arguments[8])
+                array[:] = part.astype(wide) / wide.type(arguments[3])
 
 
 class StandInStream:

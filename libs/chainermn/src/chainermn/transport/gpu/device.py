@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chainermn.transport.gpu.compilation import one_rank_at_a_time
 from chainermn.transport.host.mpi import host_name, load_mpi
 from chainermn.transport.reducer import Array, Dtype, Pending
 
@@ -129,12 +130,14 @@ class Gpu:
 
     def run(self, source: str, kernel: str, n_blocks: int, arguments: Sequence[Any]) -> None:
         """Launch a kernel of CUDA source code, with `THREADS` threads per block."""
-        module = self._module(source, self._cupy.cuda.Device().id)
-        module.get_function(kernel)((n_blocks,), (THREADS,), tuple(arguments))
+        function = self._compiled(source, kernel, self._cupy.cuda.Device().id)
+        function((n_blocks,), (THREADS,), tuple(arguments))
 
-    @functools.lru_cache(8)  # noqa: B019 - there is one object of this class
-    def _module(self, source: str, device: int) -> Any:
-        return self._cupy.RawModule(code=source, options=("-std=c++17",))
+    @functools.lru_cache(64)  # noqa: B019 - there is one object of this class
+    def _compiled(self, source: str, kernel: str, device: int) -> Any:
+        with one_rank_at_a_time():
+            module = self._cupy.RawModule(code=source, options=("-std=c++17",))
+            return module.get_function(kernel)
 
 
 class Event:
