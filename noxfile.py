@@ -146,12 +146,15 @@ def mutants(session: nox.Session) -> None:
 def gpu_tests(session: nox.Session) -> None:
     """Run the tests that need a GPU, on this machine's; they skip, with the reason, without one.
 
-    ``--no-venv`` takes the CuPy, NCCL, MPI and Chainer that are installed.
+    ``-- --require-gpus 2`` fails if there are fewer, or if any test is skipped. ``--no-venv``
+    takes the CuPy, NCCL, MPI and Chainer that are installed.
     """
     if session.virtualenv.is_sandboxed:
         cuda = cuda_of_driver()
         if cuda is None:
-            session.skip("there is no NVIDIA driver (libcuda.so.1)")
+            is_required = any(option.startswith("--require-gpus") for option in session.posargs)
+            give_up = session.error if is_required else session.skip
+            give_up("there is no NVIDIA driver (libcuda.so.1)")
         compat = f"libs/chainer_compat[cudnn{cuda},test]"
         libs = [compat, f"libs/chainermn[cuda{cuda},mpich,testing]"]
         install(session, *libs, *test_requirements())

@@ -1,4 +1,4 @@
-"""On GPUs: the exchange of gradients, and whole iterations. Not run on a GPU yet."""
+"""On GPUs: the exchange of gradients, and whole iterations."""
 
 from __future__ import annotations
 

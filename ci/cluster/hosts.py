@@ -46,7 +46,12 @@ class Host:
 
     def is_ready(self) -> bool:
         """Return whether it answers to ssh, once it has a network."""
-        return Path(f"/proc/{self.pid}/root/run/sshd.pid").exists()
+        run = Path(f"/proc/{self.pid}/root/run")
+        try:
+            # Until it has mounted its own, it sees that of the host on which it is started.
+            return run.stat().st_dev != Path("/run").stat().st_dev and (run / "sshd.pid").exists()
+        except FileNotFoundError:  # it has ended
+            return False
 
     def processes(self) -> dict[int, str]:
         """Return pids, as this machine counts them, and command lines of all that runs here."""

@@ -9,12 +9,14 @@ without a password.
 from __future__ import annotations
 
 import os
+import socket
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from chainermn.launch.hosts import is_this_host
 from chainermn.testing.mpiexec import JOB_VARIABLE, JobResult, mpiexec_command
 from ci.cluster import links
 from ci.multinode.hosts import EMULATED_HOSTFILE, Hosts
@@ -29,7 +31,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--hostfile",
         type=Path,
         default=EMULATED_HOSTFILE,
-        help="real machines to test on, one a line; the first has to be this one",
+        metavar="FILE",
+        help="real machines to test on, one per line; the first has to be this one",
     )
 
 
@@ -39,7 +42,11 @@ def hosts(pytestconfig: pytest.Config) -> Hosts:
     hostfile = pytestconfig.getoption("--hostfile", EMULATED_HOSTFILE)
     if not hostfile.exists():
         pytest.fail(f"there is no {hostfile}; start these tests by: nox -s multinode_tests")
-    return Hosts(hostfile)
+    hosts = Hosts(hostfile)
+    if len(hosts.names) < 2 or not is_this_host(hosts.names[0]):
+        here = socket.gethostname()
+        pytest.fail(f"{hostfile}: expected {here}, which is here, and others, got {hosts.names}")
+    return hosts
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,9 @@ import pytest
 from chainermn.launch.hosts import Host
 from ci.cluster import requirements
 from ci.cluster.cluster import Cluster
+from ci.cluster.hosts import Host as EmulatedHost
+from ci.multinode.conftest import skip_unless_emulated
+from ci.multinode.hosts import Hosts
 from ci.multinode.scripts import many
 
 SCRIPT = Path(__file__).with_name("scripts") / "many.py"
@@ -68,6 +71,13 @@ def places(number: int, ranks: Sequence[int] = (1,), *, reverse: bool = False) -
     """Return hosts with these numbers of ranks, over and over."""
     found = [(f"host{index:02}", ranks[index % len(ranks)]) for index in range(number)]
     return found[::-1] if reverse else found
+
+
+def test_host_inside_a_host_is_not_ready_because_the_outer_one_is(hosts: Hosts) -> None:
+    """A process that has mounted nothing sees the files of the host that it runs on."""
+    skip_unless_emulated(hosts)
+    assert Path("/run/sshd.pid").exists()
+    assert not EmulatedHost("host00", os.getpid()).is_ready()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""The workflows run only code of others that is pinned, and may not write to the repository."""
+"""The workflows run only code of others that is pinned, and may not write to the repository.
+
+Those on machines of one's own do not run the code of strangers.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-WORKFLOWS = sorted((Path(__file__).resolve().parents[2] / ".github/workflows").glob("*.yml"))
+ROOT = Path(__file__).resolve().parents[2]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
 
 @pytest.fixture(params=WORKFLOWS, ids=lambda path: path.name)
@@ -34,3 +38,46 @@ def test_jobs_may_only_read(workflow: str) -> None:
 def test_checkouts_leave_no_credentials_to_the_code_that_runs_after_them(workflow: str) -> None:
     checkouts = re.findall(r"uses: actions/checkout@.*\n(.*)\n", workflow)
     assert {line.strip() for line in checkouts} == {"with: {persist-credentials: false}"}
+
+
+def jobs(workflow: str) -> dict[str, str]:
+    """Return the text of each job."""
+    _, _, text = workflow.partition("\njobs:\n")
+    return dict(re.findall(r"^  ([\w-]+):.*\n((?: {4}.*\n|\n)*)", text, re.MULTILINE))
+
+
+def test_sessions_are_there(workflow: str) -> None:
+    sessions = re.findall(
+        r"^def (\w+)\(session: ", (ROOT / "noxfile.py").read_text(), re.MULTILINE
+    )
+    called = re.findall(r"\./noxw -(?:s |k \")([\w-]+)", workflow)
+    assert len(called) == workflow.count("./noxw")
+    assert set(called) <= set(sessions)
+
+
+def test_own_machines_run_sessions_only_by_hand_and_at_night() -> None:
+    """Whoever opens a pull request would run code there, which outlives the job."""
+    found = {path.name: path.read_text() for path in WORKFLOWS}
+    assert [name for name, text in found.items() if "self-hosted" in text] == ["runners.yml"]
+    workflow = found["runners.yml"]
+    _, _, triggers = workflow.partition("\non:\n")
+    assert re.findall(r"^  (\w+):", triggers.partition("\npermissions:")[0], re.MULTILINE) == [
+        "schedule",
+        "workflow_dispatch",
+    ]
+    for steps in jobs(workflow).values():
+        commands = re.findall(r"\brun: (.+)", steps)
+        assert [command for command in commands if not command.startswith("./noxw -s ")] == []
+
+
+def test_each_job_on_an_own_machine_has_a_label_and_conditions_of_its_name() -> None:
+    workflow = (ROOT / ".github/workflows/runners.yml").read_text()
+    (choices,) = re.findall(r"options: \[(.+)\]", workflow)
+    assert list(jobs(workflow)) == choices.split(", ")
+    for name, text in jobs(workflow).items():
+        (condition,) = re.findall(r"if:(?: >-)?(.+?)\n    runs-on", text, re.DOTALL)
+        assert " ".join(condition.split()) == (
+            f"inputs.job == '{name}' || "
+            f"!inputs.job && contains(fromJSON(vars.RUNNERS || '[]'), '{name}')"
+        )
+        assert f"\n    runs-on: [self-hosted, {name}]\n" in text

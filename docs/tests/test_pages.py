@@ -627,6 +627,26 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
+def test_what_was_not_run_on_a_gpu_is_said_in_one_place():
+    """``docs/gpu_status.md``, so that it is true everywhere once something has been run."""
+    sentence = re.compile(
+        r"\b([Nn]ot|[Nn]ever|[Nn]othing|[Nn]one|[Nn]obody)\b[^.|]{0,80}\b(run|tried|tested)\b"
+        r"( yet)? on (one yet|((a|any|real) )*GPUs?\b)|--gpu`* (was|has) (not|never)\b"
+    )
+    folders = (ROOT / name for name in ("apps", "benchmarks", "ci", "docs", "libs"))
+    files = [*ROOT.glob("*.*"), *(path for folder in folders for path in folder.rglob("*.*"))]
+    found = {
+        str(path.relative_to(ROOT)): match[0]
+        for path in files
+        if path.suffix in (".md", ".py", ".ipynb")
+        and not {"_build", "jupyter_execute", "results"} & set(path.parts)
+        and (match := sentence.search(" ".join(pages.read(path).split())))
+    }
+    assert found.keys() == {"docs/gpu_status.md"}, found
+    (line,) = re.findall(r".*gpu_status\.md.*", pages.read(ROOT / "README.md"))
+    assert "tested only without one" in line
+
+
 def test_sessions_of_nox_are_there():
     tree = ast.parse((ROOT / "noxfile.py").read_bytes())
     sessions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}

@@ -1,9 +1,14 @@
-"""A GPU for each rank, or one for all where there is only one."""
+"""A GPU for each rank, or one for all where there is only one.
+
+``--require-gpus 2`` is for a machine whose purpose these tests are: they fail if it has fewer, or
+if any of them is skipped.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -77,8 +82,61 @@ def with_nccl(a_gpu: RealGpu, mpi_ranks: int) -> None:
             )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--require-gpus``."""
+    parser.addoption(
+        "--require-gpus",
+        type=int,
+        metavar="N",
+        help="fail if there are fewer GPUs, or if a test is skipped",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Let ranks that are started from here share a GPU, where this is what is tested."""
+    """Check how many GPUs there are; let ranks share one, where GPUs are what is tested."""
+    if (wanted := required(config)) > number_of_gpus():
+        found = why_no_nccl() or f"found {number_of_gpus()}"
+        raise pytest.UsageError(f"--require-gpus: expected at least {wanted}: {found}")
     if config.option.markexpr == "gpu":
         for name, value in SHARED_GPU.items():
             os.environ.setdefault(name, value)
+
+
+def required(config: pytest.Config) -> int:
+    """Return how many GPUs there have to be; 0 if a session without any is good."""
+    return config.getoption("--require-gpus", 0) or 0
+
+
+@functools.cache
+def number_of_gpus() -> int:
+    """Return how many GPUs this process sees; none without NCCL."""
+    return 0 if why_no_nccl() else len(the_gpu().devices())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what runs on several ranks on as many as there are GPUs, too, if these are more."""
+    marker = metafunc.definition.get_closest_marker("mpi")
+    if marker is not None and number_of_gpus() > max(marker.args):
+        more = pytest.mark.mpi(*marker.args, number_of_gpus(), **marker.kwargs)
+        metafunc.definition.add_marker(more, append=False)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail if GPUs are required and a test was skipped."""
+    if required(session.config) and skipped(session.config):
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Iterator[None]:
+    """Say at the very end that skipped tests show nothing."""
+    yield
+    if config.option.markexpr == "gpu" and (count := skipped(config)):
+        verdict = ", which --require-gpus takes for a failure" if required(config) else ""
+        terminalreporter.write_line(f"NOT TESTED on a GPU: {count} skipped{verdict}", yellow=True)
+
+
+def skipped(config: pytest.Config) -> int:
+    """Return how many tests were skipped."""
+    return len(config.pluginmanager.get_plugin("terminalreporter").stats.get("skipped", ()))

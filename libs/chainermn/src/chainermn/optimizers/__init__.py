@@ -56,8 +56,8 @@ def create_multi_node_optimizer(
         yourself, call `MultiNodeOptimizer.backward` instead. ``'auto'`` tries overlap on several
         hosts: some of the first iterations overlap and some do not, and the faster way is kept.
         On one host overlap costs more than it hides, because the ranks leave no core for it.
-        Gradients in GPU memory are exchanged on a separate stream, with ``True`` only; this has
-        not been run on a GPU yet. Double buffering already hides the exchange.
+        Gradients in GPU memory are exchanged on a separate stream, with ``True`` only. Double
+        buffering already hides the exchange.
     compression : Compression, optional
         How to send gradients in fewer bytes: one of the classes in ``chainermn.compression``. The
         means are then approximate, but the same on all ranks. What they lack is sent later.
