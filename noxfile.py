@@ -460,14 +460,24 @@ def busy_machine() -> Iterator[None]:
 
 
 def cuda_of_driver() -> int | None:
-    """Return 13, 12, or None if there is no NVIDIA driver: for which CUDA to install CuPy."""
+    """Return 13, 12, or None if there is no NVIDIA driver: for which CUDA to install CuPy.
+
+    CUDA 13 has no code for GPUs before Turing, of compute capability 7.5, so the oldest decides.
+    """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None
-    version = ctypes.c_int()
+    version, count, major, minor = (ctypes.c_int() for _ in range(4))
     driver.cuDriverGetVersion(ctypes.byref(version))
-    return 13 if version.value >= 13000 else 12
+    if driver.cuInit(0) == 0:
+        driver.cuDeviceGetCount(ctypes.byref(count))
+    capabilities = []
+    for device in range(count.value):
+        driver.cuDeviceGetAttribute(ctypes.byref(major), 75, device)
+        driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, device)
+        capabilities.append((major.value, minor.value))
+    return 13 if version.value >= 13000 and min(capabilities, default=(7, 5)) >= (7, 5) else 12
 
 
 def fill_wheelhouse(session: nox.Session) -> Path:

@@ -311,7 +311,8 @@ def job_fails_at_import(bench: Bench) -> Setup:
 
 # ---- GPUs ----
 
-DRIVER = {"cuda": "13.0", "error": "", "gpus": ["H200"]}
+DRIVER = {"cuda": "13.0", "error": "", "gpus": ["H200"], "capabilities": [90]}
+WITH_A_V100 = {"gpus": ["H200", "V100"], "capabilities": [90, 70]}
 
 
 def driver(**changes: Any) -> Outcome:
@@ -343,6 +344,18 @@ def driver_is_old(bench: Bench) -> Setup:
 def cupy_not_installed(bench: Bench) -> Setup:
     install_cupy(bench)
     return after(cuda=driver())
+
+
+@wrong("CuPy", "not installed", " install 'cupy-cuda12x[ctk]>=14'")
+def cupy_for_a_v100(bench: Bench) -> Setup:
+    install_cupy(bench)
+    return after(cuda=driver(**WITH_A_V100))
+
+
+@wrong("CuPy", "no code for the V100, of compute capability 7.0", "uninstall -y cupy-cuda13x && ")
+def cupy_without_code_for_a_v100(bench: Bench) -> Setup:
+    fake_cupy(bench)
+    return after(cuda=driver(**WITH_A_V100))
 
 
 def install_cupy(bench: Bench, *distributions: str) -> None:

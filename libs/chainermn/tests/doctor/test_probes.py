@@ -175,8 +175,9 @@ def test_communicator_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 class FakeDriver:
     """In the place of ``libcuda.so.1``."""
 
-    def __init__(self, code: int, names: list[str]) -> None:
+    def __init__(self, code: int, names: list[str], capabilities: list[int]) -> None:
         self._names = names
+        self._capabilities = capabilities
         self.cuInit = lambda flags: code
 
     def cuDriverGetVersion(self, version: Any) -> None:
@@ -189,20 +190,21 @@ class FakeDriver:
         assert length == len(buffer)
         buffer.value = self._names[number].encode()
 
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, number: int) -> None:
+        value._obj.value = divmod(self._capabilities[number], 10)[attribute - 75]
+
 
 @pytest.mark.parametrize(
-    ("code", "error", "gpus"),
-    [
-        (0, "", ["H200", "H100"]),
-        (probes.NO_DEVICE, "", []),
-        (803, "cuInit fails with error 803", []),
-    ],
+    ("code", "error"),
+    [(0, ""), (probes.NO_DEVICE, ""), (803, "cuInit fails with error 803")],
 )
-def test_cuda_driver(
-    code: int, error: str, gpus: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: FakeDriver(code, ["H200", "H100"]))
-    assert probes.cuda() == {"cuda": "13.2", "error": error, "gpus": gpus}
+def test_cuda_driver(code: int, error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus, capabilities = ["B300", "V100"], [103, 70]
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: FakeDriver(code, gpus, capabilities))
+    found = {"gpus": [], "capabilities": []}
+    if code == 0:
+        found = {"gpus": gpus, "capabilities": capabilities}
+    assert probes.cuda() == {"cuda": "13.2", "error": error, **found}
 
 
 # ---- asking ----

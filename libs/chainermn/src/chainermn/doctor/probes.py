@@ -19,6 +19,7 @@ _LONG = 0.2
 #: Another communicator or dtype must take less than this part of the time to be worth it.
 WORTH_IT = 0.8
 NO_DEVICE = 100  # an error of the CUDA driver
+CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76  # attributes of a GPU, for the CUDA driver
 
 
 def compat() -> dict[str, Any]:
@@ -278,9 +279,13 @@ def _seconds(
 
 
 def cuda() -> dict[str, Any]:
-    """Return the newest CUDA that the driver supports, its GPUs, and any error."""
+    """Return the newest CUDA that the driver supports, its GPUs, and any error.
+
+    Compute capabilities are those of the GPUs, such as 75 for 7.5.
+    """
     gpus: list[str] = []
-    answer = {"cuda": "", "error": "", "gpus": gpus}
+    capabilities: list[int] = []
+    answer = {"cuda": "", "error": "", "gpus": gpus, "capabilities": capabilities}
     try:  # by ctypes, because CuPy may be missing
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -295,6 +300,10 @@ def cuda() -> dict[str, Any]:
         name = ctypes.create_string_buffer(100)
         driver.cuDeviceGetName(name, 100, number)
         gpus.append(name.value.decode())
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        driver.cuDeviceGetAttribute(ctypes.byref(major), CAPABILITY_MAJOR, number)
+        driver.cuDeviceGetAttribute(ctypes.byref(minor), CAPABILITY_MINOR, number)
+        capabilities.append(10 * major.value + minor.value)
     return answer
 
 

@@ -12,6 +12,8 @@ from chainermn.transport.gpu.cuda_awareness import is_cuda_aware
 
 #: Those for which CuPy 14 is on the package index.
 OLDEST_CUDA, NEWEST_CUDA = 12, 13
+#: The first compute capability, of Turing, for which CUDA 13 has code.
+CUDA_13_FROM = 75
 
 
 @check("GPU", "GPUs")
@@ -46,13 +48,24 @@ def gpus(setup: Setup) -> Finding:
 
 @check("GPU", "CuPy", needs=["GPUs"])
 def cupy(setup: Setup) -> Finding:
-    """Check that CuPy is installed and computes."""
+    """Check that CuPy is installed, for a CUDA that has code for all GPUs, and computes."""
+    driver = setup.probe("cuda").answer
     # A driver also runs code made for an older CUDA.
-    major = min(NEWEST_CUDA, int(setup.probe("cuda").answer["cuda"].partition(".")[0]))
+    major = min(NEWEST_CUDA, int(driver["cuda"].partition(".")[0]))
+    oldest = min(driver["capabilities"])
+    if oldest < CUDA_13_FROM:
+        major = OLDEST_CUDA
     install = remedies.pip("install", f"cupy-cuda{major}x[ctk]>=14")
     name, *_ = metadata.packages_distributions().get("cupy", [""])
     if not name:
         return bad("not installed", "install it", install)
+    if oldest < CUDA_13_FROM and name == f"cupy-cuda{NEWEST_CUDA}x":
+        gpu = driver["gpus"][driver["capabilities"].index(oldest)]
+        return bad(
+            f"{name}: CUDA 13 has no code for the {gpu}, of compute capability {oldest / 10}",
+            "install the one for CUDA 12",
+            f"{remedies.pip('uninstall', '-y', name)} && {install}",
+        )
     outcome = setup.probe("cupy_and_nccl")
     if outcome.failure:
         found = f"{name}: {outcome.failure}"
