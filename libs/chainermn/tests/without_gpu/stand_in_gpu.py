@@ -56,6 +56,9 @@ class GpuArray(np.ndarray):
     def copy(self, order: Any = "C") -> GpuArray:
         return _uses(self).to_gpu(np.array(_plain(self), order=order))
 
+    def dot(self, other: Any) -> GpuArray:
+        return _uses(self, other).to_gpu(_plain(self).dot(_plain(other)))
+
     def astype(self, *args: Any, **kwds: Any) -> GpuArray:
         found = _plain(self).astype(*args, **kwds)
         shares = np.may_share_memory(found, self)
