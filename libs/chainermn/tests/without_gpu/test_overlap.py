@@ -32,6 +32,7 @@ Step = Callable[[Any, MultiNodeOptimizer, Place, int], None]
 @pytest.fixture(autouse=True)
 def _many_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "_BUCKET_BYTES", 40)
+    monkeypatch.setattr(rounds, "_GPU_BUCKET_BYTES", 40)
 
 
 class _Same(chainer.FunctionNode):
