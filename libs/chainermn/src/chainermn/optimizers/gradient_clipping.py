@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import chainer
@@ -53,30 +52,19 @@ class GradientClipping:
     def __call__(self, optimizer: chainer.Optimizer) -> None:
         """Scale the gradients."""
         parameters = [p for p in optimizer.target.params() if p.grad is not None]
-        squares = [gradient.dot(gradient) for gradient in map(_flat, parameters)]
-        is_on_gpu = squares and not any(isinstance(square, np.generic) for square in squares)
-        if is_on_gpu and self.comm is None:
-            self._scale_on_gpu(parameters, squares)
-            return
-        norm = math.sqrt(self._all(float(sum(squares))))
+        squares: Any = sum(gradient.dot(gradient) for gradient in map(_flat, parameters))
+        if self.comm is not None:
+            squares = self.comm.allreduce(np.array(float(squares)))
+        # With GPUs the host neither knows the norm nor waits for it.
+        xp = chainer.backend.get_array_module(squares)
+        norm = xp.sqrt(xp.asarray(squares, np.float64))
+        factor = self.threshold / xp.maximum(norm, self.threshold)
         # A step whose gradients overflow is skipped afterwards.
-        if self.threshold < norm < math.inf:
-            for parameter in parameters:
-                parameter.grad *= self.threshold / norm
-
-    def _scale_on_gpu(self, parameters: list[Any], squares: list[Any]) -> None:
-        """Scale the gradients by a factor that the host does not know and so does not wait for."""
-        norm = sum(squares).astype(np.float64) ** 0.5
-        xp = chainer.backend.get_array_module(norm)
-        factor = xp.where(norm < math.inf, self.threshold / xp.maximum(norm, self.threshold), 1)
+        factor = xp.where(xp.isfinite(norm), factor, 1.0)
+        if xp is np and factor == 1:
+            return
         for parameter in parameters:
-            parameter.grad *= factor.astype(parameter.dtype)
-
-    def _all(self, squares: float) -> float:
-        if self.comm is None:
-            return squares
-        total: Any = self.comm.allreduce(np.array(squares))
-        return float(total)
+            parameter.grad *= factor.astype(parameter.grad.dtype)
 
 
 def _flat(parameter: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-# NVRTC takes about a second. A rank that waits for longer compiles as well.
+# NVRTC takes much less. A rank that waits for longer compiles as well.
 _SECONDS_TO_WAIT = 10
 
 

@@ -82,7 +82,10 @@ class Gpu:
         return [str(self._cupy.cuda.Device(number).pci_bus_id) for number in range(count)]
 
     def upload(self, array: Array) -> Array:
-        """Return a copy, in GPU memory, of an array in host memory."""
+        """Return a copy, in GPU memory, of an array in host memory; the host does not wait for it.
+
+        CuPy copies from pinned memory, which it keeps until the stream has done so.
+        """
         return self._cupy.asarray(array)
 
     def copy_to_host(self, array: Any, host: Array) -> None:
