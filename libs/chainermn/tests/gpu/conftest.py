@@ -67,19 +67,19 @@ def a_gpu() -> RealGpu:
 
 
 @pytest.fixture
-def with_nccl(a_gpu: RealGpu, mpi_ranks: int) -> None:
-    """Skip unless NCCL takes as many ranks."""
+def with_nccl(a_gpu: RealGpu, mpi_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip unless NCCL takes as many ranks; let them share GPUs only if there are too few."""
     reason = why_no_nccl()
     if reason is not None:
         pytest.skip(reason)
     if mpi_ranks > a_gpu.count:
-        if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE", "0") == "0":
-            pytest.skip(f"{mpi_ranks} ranks, but GPUs: {a_gpu.count}; run with -m gpu to share")
         version = the_gpu().nccl().get_version()
         if version < _FIRST_NCCL_FOR_SHARED_GPU:
             pytest.skip(
                 f"{mpi_ranks} ranks, but GPUs: {a_gpu.count}; NCCL {version} takes no two on one"
             )
+        for name, value in SHARED_GPU.items():
+            monkeypatch.setenv(name, os.environ.get(name, value))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -93,13 +93,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Check how many GPUs there are; let ranks share one, where GPUs are what is tested."""
+    """Fail at once if there are too few GPUs."""
     if (wanted := required(config)) > number_of_gpus():
         found = why_no_nccl() or f"found {number_of_gpus()}"
         raise pytest.UsageError(f"--require-gpus: expected at least {wanted}: {found}")
-    if config.option.markexpr == "gpu":
-        for name, value in SHARED_GPU.items():
-            os.environ.setdefault(name, value)
 
 
 def required(config: pytest.Config) -> int:

@@ -15,6 +15,10 @@ import pytest
 
 CONFTEST = Path(__file__).resolve().parents[1] / "gpu/conftest.py"
 TWO_GPUS = """
+import sys
+from types import SimpleNamespace
+
+import numpy
 from chainermn.transport.gpu import device
 
 class Two(device.Gpu):
@@ -22,15 +26,21 @@ class Two(device.Gpu):
         pass
 
     def nccl(self):
-        pass
+        return SimpleNamespace(get_version=lambda: 23000)
 
     def devices(self):
         return ["0", "1"]
 
 device.use(Two())
+cuda = SimpleNamespace(
+    Device=lambda number: SimpleNamespace(use=lambda: None),
+    runtime=SimpleNamespace(getDeviceCount=lambda: 2),
+)
+sys.modules["cupy"] = SimpleNamespace(cuda=cuda, ndarray=numpy.ndarray)
 pytest_plugins = ["chainermn.testing.pytest_plugin"]
 """
 TESTS = """
+import os
 import pytest
 from mpi4py import MPI
 
@@ -39,6 +49,10 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.mpi(1, timeout=60)
 def test_ranks(mpi_ranks):
     assert MPI.COMM_WORLD.size == mpi_ranks
+
+@pytest.mark.mpi(1, 2, 3, timeout=60)
+def test_shares(with_nccl, mpi_ranks):
+    assert ("NCCL_MULTI_RANK_GPU_ENABLE" in os.environ) == (mpi_ranks > 2)
 
 @pytest.mark.mpi(1, timeout=60)
 def test_more(mpi_ranks):
@@ -69,23 +83,25 @@ def run(tmp_path: Path) -> Run:
     return run
 
 
-def test_runs_on_as_many_ranks_as_gpus(run: Run) -> None:
-    ended = run("--require-gpus", "2", "-k", "test_ranks")
-    assert ended.outcomes == {"test_ranks[n=1]": "PASSED", "test_ranks[n=2]": "PASSED"}, ended.text
+def test_ranks_and_gpus(run: Run) -> None:
+    """As many ranks as GPUs, too; ranks share GPUs only where these are too few."""
+    ended = run("--require-gpus", "2", "-k", "not test_more")
+    passed = ["ranks[n=1]", "ranks[n=2]", "shares[n=1]", "shares[n=2]", "shares[n=3]"]
+    assert ended.outcomes == {f"test_{name}": "PASSED" for name in passed}, ended.text
     assert ended.code == 0
     assert "NOT TESTED" not in ended.text
 
 
 def test_skipped_is_not_tested(run: Run) -> None:
-    ended = run("--mpi-ranks", "1")
-    assert ended.outcomes == {"test_ranks[n=1]": "PASSED", "test_more[n=1]": "SKIPPED"}, ended.text
+    ended = run("-k", "test_more", "--mpi-ranks", "1")
+    assert ended.outcomes == {"test_more[n=1]": "SKIPPED"}, ended.text
     assert ended.code == 0
     assert "\\nNOT TESTED on a GPU: 1 skipped\\n" in ended.text
 
 
 def test_skipped_is_a_failure_where_gpus_are_required(run: Run) -> None:
-    ended = run("--mpi-ranks", "1", "--require-gpus", "2")
-    assert ended.outcomes == {"test_ranks[n=1]": "PASSED", "test_more[n=1]": "SKIPPED"}, ended.text
+    ended = run("-k", "test_more", "--mpi-ranks", "1", "--require-gpus", "2")
+    assert ended.outcomes == {"test_more[n=1]": "SKIPPED"}, ended.text
     assert ended.code == 1
     assert "NOT TESTED on a GPU: 1 skipped, which --require-gpus takes for a failure" in ended.text
 
