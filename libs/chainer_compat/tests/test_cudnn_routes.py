@@ -513,6 +513,17 @@ def test_gpus_before_ampere_normalize_by_chainers_code(runner, cudnn):
     assert len(computed(cudnn)) == 3
 
 
+def test_gpus_before_turing_compute_by_chainers_code_alone(runner, cudnn):
+    runner.gpu.of_capability = 70
+    cudnn.failure = cudnn.cudnnGraphNotSupportedError("no kernel image for this device")
+    x, w = variables(draw((1, 2, 5, 5), (2, 2, 3, 3)), "float32")
+    y = F.convolution_2d(x, w)
+    F.sum(F.deconvolution_2d(y, w)).backward()
+    normalize(*of("f4", *normalization_arrays()))
+    assert computed(cudnn) == []
+    assert np.isfinite(w.grad).all()
+
+
 def test_arrays_in_host_memory_are_normalized_there(runner, cudnn, monkeypatch):
     monkeypatch.setattr(batch_normalization.cuda, "cupy", object())
     normalize(*of("f4", *normalization_arrays()))

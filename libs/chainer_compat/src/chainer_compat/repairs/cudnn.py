@@ -16,6 +16,9 @@ from typing import Any
 from chainer_compat.cudnn import graphs
 from chainer_compat.cudnn.runner import Runner, the_runner
 
+# Libraries of cuDNN 9.28 that convolutions need, libcudnn_cnn and libcudnn_ops, have code for
+# Turing and newer only. For Volta it makes plans all the same.
+CAPABILITY_TO_CONVOLVE = 75
 # cuDNN's kernels for batch normalisation begin with Ampere.
 CAPABILITY_TO_NORMALIZE = 80
 
@@ -117,7 +120,11 @@ def _route(own: Forward, runners: Runners, pose: Pose, names: tuple[str, str]) -
     @functools.wraps(own)
     def forward(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         problem = pose(self, inputs)
-        if problem is None or not problem.is_possible:
+        if (
+            problem is None
+            or not problem.is_possible
+            or runners().gpu.capability() < CAPABILITY_TO_CONVOLVE
+        ):
             return own(self, inputs)
         self.retain_inputs((0, 1))
         arrays = dict(zip(names, inputs[:2], strict=True))

@@ -19,6 +19,7 @@ from chainermn.agreement import (
     check_equal,
     raise_errors_of,
 )
+from chainermn.gradients.wire_dtype import why_not_on_gpu
 from chainermn.transport.gpu.device import on_gpu, the_gpu
 from chainermn.transport.reducer import Array
 
@@ -73,7 +74,7 @@ def agree_on_gradients(
     mpi_comm: MPI.Intracomm,
     model: chainer.Link,
     zero_fill: bool,
-    wire_dtype: object,
+    wire_dtype: np.dtype[Any] | None,
     unless: Sequence[bool] = (),
     flags: Sequence[bool] = (),
     maximum: Maximum | None = None,
@@ -88,8 +89,8 @@ def agree_on_gradients(
     model : chainer.Link
     zero_fill : bool
         Whether to set missing gradients of initialised parameters to zeros.
-    wire_dtype : object
-        Value of the setting ``allreduce_grad_dtype``.
+    wire_dtype : dtype or None
+        Dtype in which gradients in GPU memory are sent; None: their own.
     unless, flags : sequence of bool
         Reasons to exchange nothing, and further flags of this rank.
     maximum : callable, optional
@@ -102,6 +103,9 @@ def agree_on_gradients(
         settings differ between ranks; in Chainer's debug mode also if a gradient is not finite.
     """
     pairs, own = _describe_all(model, assume_grad=zero_fill)
+    reason = why_not_on_gpu(wire_dtype)
+    if reason and not isinstance(own, InputError) and any(each.on_gpu for each in own):
+        own = InputError(ValueError, reason)
     debug = chainer.is_debug()
     settings = f"allreduce_grad_dtype={wire_dtype}, zero_fill={zero_fill}, debug={debug}"
     is_agreed, found = agree(mpi_comm, (settings, own), (*unless, *flags), maximum)

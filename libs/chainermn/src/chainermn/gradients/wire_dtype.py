@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from chainermn import remedies
+
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
 _NAMES = ("float16", "bfloat16", "float32", "float64")
+# CuPy 14 takes no bfloat16 with an older NumPy.
+_NUMPY_FOR_BFLOAT16 = "2.1.2"
 
 
 def as_wire_dtype(dtype: DTypeLike | None) -> np.dtype[Any] | None:
@@ -37,3 +41,16 @@ def as_wire_dtype(dtype: DTypeLike | None) -> np.dtype[Any] | None:
             f"gradients), got {dtype!r}"
         )
     return wire
+
+
+def why_not_on_gpu(wire: np.dtype[Any] | None) -> str | None:
+    """Return why gradients in GPU memory cannot be sent in this dtype, or None if they can."""
+    if wire is None or wire.name != "bfloat16":
+        return None
+    if np.lib.NumpyVersion(np.__version__) >= _NUMPY_FOR_BFLOAT16:
+        return None
+    return (
+        f"in GPU memory, allreduce_grad_dtype='bfloat16' needs NumPy {_NUMPY_FOR_BFLOAT16} or "
+        f"newer, as CuPy does, and this is {np.__version__}: "
+        + remedies.pip("install", f"numpy>={_NUMPY_FOR_BFLOAT16}")
+    )
