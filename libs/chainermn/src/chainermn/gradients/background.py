@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import chainer
@@ -12,6 +13,7 @@ import chainer
 from chainermn.failures.activity import waiting_for
 from chainermn.gradients.parameters import is_on_gpu
 from chainermn.transport.gpu.device import the_gpu
+from chainermn.transport.gpu.nccl_turns import Turn
 from chainermn.transport.host.mpi import thread_support
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ class BackgroundExchange:
             self._stream = self._stream or gpu.new_stream()
             # The gradients are complete once the current stream has reached this point.
             computed = gpu.record()
+        # Without a thread, there is only the turn of the script itself.
+        turn = Turn() if gpu is not None and self._executor is not None else nullcontext()
 
         def average() -> None:
             self._thread = threading.get_ident()
@@ -57,7 +61,7 @@ class BackgroundExchange:
                 if gpu is None:
                     exchange.mean(model, zero_fill)
                     return
-                with gpu.on(self._stream):
+                with turn, gpu.on(self._stream):
                     gpu.wait_for(computed)
                     exchange.mean(model, zero_fill)
                     gpu.record().Wait()
