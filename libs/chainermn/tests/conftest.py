@@ -86,6 +86,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     device.use(found)
     yield found
     device.use(None)
+    assert not found.memory.races
 
 
 @pytest.fixture

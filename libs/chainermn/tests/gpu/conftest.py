@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,15 @@ class RealGpu:
 
     def holds(self, array: Any) -> bool:
         return isinstance(array, self._cupy.ndarray)
+
+    def free_memory(self) -> int:
+        self._cupy.get_default_memory_pool().free_all_blocks()
+        return int(self._cupy.cuda.runtime.memGetInfo()[0])
+
+    def hold(self, until: Callable[[], Any]) -> None:
+        """Let the current stream wait until ``until`` has returned; it must not use the GPU."""
+        stream = self._cupy.cuda.get_current_stream()
+        stream.launch_host_func(lambda _: until(), None)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Kernels, NCCL, and MPI on memory of a real GPU."""
+"""NCCL, and MPI on memory of a real GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from chainermn.gradients.batched_copy import BLOCK_LENGTH, KINDS, BatchedCopy
 from chainermn.transport.gpu.device import the_gpu
 from chainermn.transport.gpu.nccl import NcclTransport
 from chainermn.transport.gpu.staging import Staging
@@ -32,31 +31,6 @@ def wide(array: Any) -> np.ndarray:
 
 def parts(n: int, dtype: np.dtype) -> list[np.ndarray]:
     return [((np.arange(n) * (rank + 1)) % 5).astype(dtype) for rank in range(WORLD.size)]
-
-
-@pytest.mark.parametrize("wire", KINDS)
-def test_batched_copy(a_gpu: Any, wire: str) -> None:
-    gpu, wire_dtype = the_gpu(), dtype_of(wire)
-    dtypes = [dtype_of(name) for name in (*KINDS, *KINDS)]
-    sizes = [1, 0, BLOCK_LENGTH, 2 * BLOCK_LENGTH + 3, 300, 7, BLOCK_LENGTH - 1, 2]
-    given = [
-        np.random.default_rng(n).normal(size=n).astype(dtype)
-        for n, dtype in zip(sizes, dtypes, strict=True)
-    ]
-    arrays = [a_gpu.to_gpu(array) for array in given]
-    copy = BatchedCopy(gpu, sizes, dtypes, wire_dtype)
-    buffer = gpu.empty(sum(sizes), wire_dtype)
-    copy.gather(arrays, buffer)
-    expected = np.concatenate([array.astype(wire_dtype) for array in given])
-    np.testing.assert_array_equal(wide(a_gpu.to_host(buffer)), wide(expected))
-    copy.scatter(buffer, arrays, 3)
-    offset = 0
-    for array, dtype in zip(arrays, dtypes, strict=True):
-        part = expected[offset : offset + array.size]
-        offset += array.size
-        value = np.float64 if "float64" in (wire, dtype.name) else np.float32
-        quotient = (part.astype(value) / value(3)).astype(dtype)
-        np.testing.assert_array_equal(wide(a_gpu.to_host(array)), wide(quotient))
 
 
 @pytest.mark.mpi(1, 2, 3, timeout=120)

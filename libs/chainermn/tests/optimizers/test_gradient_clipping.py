@@ -59,6 +59,39 @@ def test_gradients_that_are_not_finite_are_left_to_the_optimizer(bad: float) -> 
     np.testing.assert_array_equal(gradients_of(optimizer)["a"], [1, bad])
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("scale", [None, 256.0])
+@pytest.mark.parametrize(
+    "gradient", [[3.0, 4.0], [0.3, 0.4], [0.0, 0.0], [np.inf, 1], [np.nan, 1]]
+)
+def test_in_gpu_memory_the_host_waits_for_nothing(
+    stand_in: Any,
+    dtype: Any,
+    scale: float | None,
+    gradient: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    in_host_memory, on_gpu = (
+        optimizer_with({"a": np.array(gradient), "b": np.zeros(2)}, dtype, scale) for _ in range(2)
+    )
+    for parameter in on_gpu.target.params():
+        parameter.array = stand_in.to_gpu(parameter.array)
+        if parameter.grad is not None:
+            parameter.grad = stand_in.to_gpu(parameter.grad)
+    clip = GradientClipping(0.75)
+    clip(in_host_memory)
+    with monkeypatch.context() as patch:
+        kind = type(stand_in.to_gpu(np.zeros(())))
+        for name in ("__float__", "__bool__", "item", "tolist"):
+            patch.setattr(kind, name, None, raising=False)
+        clip(on_gpu)
+    expected = gradients_of(in_host_memory)
+    for name, found in gradients_of(on_gpu).items():
+        assert stand_in.holds(found)
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(np.asarray(found), expected[name])
+
+
 @pytest.mark.mpi(1, 2, 3)
 def test_norm_of_parts_on_several_ranks() -> None:
     comm = chainermn.create_communicator("naive")

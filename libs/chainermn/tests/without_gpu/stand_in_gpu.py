@@ -18,22 +18,72 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from mpi4py import MPI
+from stand_in_memory import StreamMemory
 from stand_in_nccl import StandInNccl, at
 
-from chainermn.gradients.batched_copy import KINDS
+from chainermn.gradients.batched_copy import ALIGNMENT
+from chainermn.transport.gpu import device
 from chainermn.transport.gpu.device import Gpu
 
 WORLD = MPI.COMM_WORLD
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_KINDS = {number: np.dtype(getattr(ml_dtypes, name, name)) for name, number in KINDS.items()}
 
 
 class GpuArray(np.ndarray):
     """An array in what stands in for GPU memory."""
 
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **kwds: Any
+    ) -> Any:
+        gpu = _uses(*inputs, *out)
+        if out:
+            kwds["out"] = tuple(map(_plain, out))
+        kwds = {name: _plain(value) for name, value in kwds.items()}
+        found = getattr(ufunc, method)(*map(_plain, inputs), **kwds)
+        if out or found is None:
+            return out[0] if len(out) == 1 else out or None
+        return tuple(map(gpu.to_gpu, found)) if isinstance(found, tuple) else gpu.to_gpu(found)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func is np.zeros_like:
+            return _uses(*args).to_gpu(func(*map(_plain, args), **kwargs))
+        return super().__array_function__(func, types, args, kwargs)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        _uses(self, value)
+        super().__setitem__(key, value)
+
+    def copy(self, order: Any = "C") -> GpuArray:
+        return _uses(self).to_gpu(np.array(_plain(self), order=order))
+
+    def dot(self, other: Any) -> GpuArray:
+        return _uses(self, other).to_gpu(_plain(self).dot(_plain(other)))
+
+    def astype(self, *args: Any, **kwds: Any) -> GpuArray:
+        found = _plain(self).astype(*args, **kwds)
+        shares = np.may_share_memory(found, self)
+        return found.view(GpuArray) if shares else _uses(self).to_gpu(found)
+
+
+def _uses(*arrays: Any) -> StandInGpu:
+    """Note that the current stream uses those of the arrays that are in GPU memory."""
+    gpu = device.gpu()
+    assert isinstance(gpu, StandInGpu)
+    in_gpu_memory = [array for array in arrays if isinstance(array, GpuArray)]
+    gpu.memory.use(gpu.current(), *(array.ctypes.data for array in in_gpu_memory))
+    return gpu
+
+
+def _plain(array: Any) -> Any:
+    return array.view(np.ndarray) if isinstance(array, GpuArray) else array
+
 
 class StandInGpu(Gpu):
-    """Counts what it is asked to do: `log` has the names of copies, kernels and calls of NCCL."""
+    """Counts what it is asked to do.
+
+    ``log`` has the names of copies, kernels and calls of NCCL; ``waits`` is how often the main
+    thread has waited.
+    """
 
     def __init__(self, device: str | None = None, visible: int = 8) -> None:
         self.log: list[str] = []
@@ -43,16 +93,22 @@ class StandInGpu(Gpu):
         self._device = device or f"0000:{WORLD.rank:02}:00.0"
         self._visible = visible
         self.library = StandInNccl(self)
+        self.memory = StreamMemory()
 
-    @staticmethod
-    def to_gpu(array: Any) -> np.ndarray:
-        return np.array(array, order="C").view(GpuArray)
+    def to_gpu(self, array: Any) -> np.ndarray:
+        array = np.asarray(_plain(array))
+        found = self.memory.empty(self.current(), array.size, array.dtype)
+        found = found.reshape(array.shape)
+        found[...] = array
+        return found.view(GpuArray)
 
     def holds(self, array: object) -> bool:
         return isinstance(array, GpuArray)
 
     def empty(self, n: int, dtype: np.dtype) -> np.ndarray:
-        return np.full(n * np.dtype(dtype).itemsize, 0xAB, np.uint8).view(dtype).view(GpuArray)
+        found = self.memory.empty(self.current(), n, dtype)
+        found.view(np.uint8)[...] = 0xAB
+        return found.view(GpuArray)
 
     def pinned(self, n_bytes: int) -> np.ndarray:
         return np.full(n_bytes, 0xCD, np.uint8)
@@ -86,9 +142,10 @@ class StandInGpu(Gpu):
         """Return the current stream of this thread; None: the default one."""
         return getattr(self._current, "stream", None)
 
-    def begin(self, name: str, call: Callable[[], Any]) -> None:
-        """Do it on the current stream."""
+    def begin(self, name: str, call: Callable[[], Any], *addresses: int) -> None:
+        """Do it on the current stream; it uses what is at these addresses in GPU memory."""
         stream = self.current()
+        self.memory.use(stream, *addresses)
 
         def do() -> None:
             self.log.append(name)
@@ -111,12 +168,14 @@ class StandInGpu(Gpu):
     def copy_to_host(self, array: np.ndarray, host: np.ndarray) -> None:
         assert isinstance(array, GpuArray)
         assert not isinstance(host, GpuArray)
-        self.begin("copy_to_host", lambda: np.copyto(host, array))
+        address = array.ctypes.data
+        self.begin("copy_to_host", lambda: np.copyto(host, array.view(np.ndarray)), address)
 
     def copy_to_gpu(self, host: np.ndarray, array: np.ndarray) -> None:
         assert isinstance(array, GpuArray)
         assert not isinstance(host, GpuArray)
-        self.begin("copy_to_gpu", lambda: np.copyto(array, host))
+        address = array.ctypes.data
+        self.begin("copy_to_gpu", lambda: np.copyto(array.view(np.ndarray), host), address)
 
     def record(self) -> Any:
         stream = self.current()
@@ -128,33 +187,37 @@ class StandInGpu(Gpu):
     def wait_for(self, event: Any) -> None:
         assert isinstance(event, StandInEvent)
         stream = self.current()
+        self.memory.wait(stream, event.clock)
         if stream is None:
             event.bring()
         elif event.stream is not stream:
             stream.work.append(event.bring)
 
     def run(self, source: str, kernel: str, n_blocks: int, arguments: Sequence[Any]) -> None:
-        self.begin(kernel, lambda: self._copy(kernel, n_blocks, arguments))
+        pieces, pointers, buffer = arguments[:3]
+        addresses = pieces.ctypes.data, pointers.ctypes.data, int(buffer)
+        # Uploads are done at once.
+        addresses += tuple(_plain(pointers).tolist())
+        self.begin(kernel, lambda: self._copy(kernel, n_blocks, arguments), *addresses)
 
     def _copy(self, kernel: str, n_blocks: int, arguments: Sequence[Any]) -> None:
         """Do what the kernels in batched_copy.cu do, block by block."""
-        what, wire = kernel.split("_")
-        wire_dtype = np.dtype(getattr(ml_dtypes, wire, wire))
-        *tables, length, buffer = arguments[:8]
-        assert all(isinstance(table, GpuArray) for table in tables)
-        pointers, kinds, sizes, offsets, block_arrays, block_starts = tables
-        assert len(block_arrays) == len(block_starts) == n_blocks
-        for number, start in zip(block_arrays, block_starts, strict=True):
-            dtype = _KINDS[int(kinds[number])]
-            n = min(int(sizes[number] - start), int(length))
-            array = at(int(pointers[number]) + int(start) * dtype.itemsize, n, dtype)
-            first = int(offsets[number] + start)
-            part = at(int(buffer) + first * wire_dtype.itemsize, n, wire_dtype)
+        what, *names = kernel.split("_")
+        dtype, wire_dtype = (np.dtype(getattr(ml_dtypes, name, name)) for name in names)
+        buffer = arguments[2]
+        assert all(isinstance(table, GpuArray) for table in arguments[:2])
+        pieces, pointers = map(_plain, arguments[:2])
+        assert len(pieces) == n_blocks
+        for index, start, n, position in pieces.tolist():
+            array = at(int(pointers[index]) + start * dtype.itemsize, n, dtype)
+            address = int(buffer) + position * wire_dtype.itemsize
+            part = at(address, n, wire_dtype)
             wide = np.result_type(np.float32, *(d for d in (dtype, wire_dtype) if d != BFLOAT16))
             if what == "gather":
                 part[:] = array.astype(wide)
+                at(address, n + -n % ALIGNMENT, wire_dtype)[n:] = 0
             else:
-                array[:] = part.astype(wide) / wide.type(arguments[8])
+                array[:] = part.astype(wide) / wide.type(arguments[3])
 
 
 class StandInStream:
@@ -183,6 +246,7 @@ class StandInStream:
 class StandInEvent:
     def __init__(self, gpu: StandInGpu, stream: StandInStream | None) -> None:
         self.stream = stream
+        self.clock = gpu.memory.now(stream)
         self.has_come = threading.Event()
         self._gpu = gpu
         if stream is None:
@@ -201,6 +265,8 @@ class StandInEvent:
         if self.stream is not None and not self.has_come.is_set():
             self.stream.come_to(self)
         self._check()
+        if self.has_come.is_set():
+            self._gpu.memory.host_waited(self.clock)
         return self.has_come.is_set()
 
     def _check(self) -> None:
@@ -209,4 +275,5 @@ class StandInEvent:
 
     def Wait(self) -> None:
         self.bring()
-        self._gpu.waits += 1
+        self._gpu.memory.host_waited(self.clock)
+        self._gpu.waits += threading.current_thread() is threading.main_thread()

@@ -100,9 +100,14 @@ def test_dtype_on_the_wire(stand_in: Any, name: str, wire: Any) -> None:
         expected = np.mean([grads[key].astype("f8") for grads in everywhere], axis=0)
         np.testing.assert_array_equal(getattr(model, key).grad, expected)
     kernels = [entry for entry in stand_in.log if "_" in entry and "copy" not in entry]
-    wire_name = np.dtype(wire).name
-    pair = [f"gather_{wire_name}", f"scatter_{wire_name}"]
-    assert kernels == pair * (3 if name == "naive" else 1)  # however many parameters
+    gather, scatter = (
+        [f"{what}_{dtype}_{np.dtype(wire).name}" for dtype in ("float16", "float64", "float32")]
+        for what in ("gather", "scatter")
+    )
+    if name == "naive":
+        assert kernels == [kernel for pair in zip(gather, scatter, strict=True) for kernel in pair]
+    else:
+        assert kernels == gather + scatter
     comm.finalize()
 
 
@@ -127,7 +132,7 @@ def test_what_each_algorithm_uses(stand_in: Any, mpi_ranks: int) -> None:
         comm = make(name, hosts)
         stand_in.log.clear()
         comm.multi_node_mean_grad(model_with(stand_in, {"a": np.arange(12, dtype="f")}))
-        kernels = {"upload", "gather_float32", "scatter_float32"}
+        kernels = {"upload", "gather_float32_float32", "scatter_float32_float32"}
         assert set(stand_in.log) == used | kernels, name
         comm.finalize()
 
@@ -152,10 +157,10 @@ def test_dtype_of_pure_nccl_is_chainers(stand_in: Any, monkeypatch: pytest.Monke
         monkeypatch.setattr(chainer.global_config, "dtype", dtype)
         stand_in.log.clear()
         comm.multi_node_mean_grad(model_with(stand_in, {"a": np.ones(5, "f")}))
-        assert f"gather_{name}" in stand_in.log
+        assert f"gather_float32_{name}" in stand_in.log
     comm.set_config("allreduce_grad_dtype", "bfloat16")
     comm.multi_node_mean_grad(model_with(stand_in, {"a": np.ones(5, "f")}))
-    assert stand_in.log[-1] == "scatter_bfloat16"
+    assert stand_in.log[-1] == "scatter_float32_bfloat16"
     comm.finalize()
 
 
@@ -427,7 +432,7 @@ def test_training_equals_that_in_host_memory(
         return [np.asarray(parameter.array) for parameter in model.params()]
 
     on_gpu, in_host_memory = train(stand_in.to_gpu), train(np.array)
-    assert any("gather_float64" in entry for entry in stand_in.log)
+    assert "gather_float64_float64" in stand_in.log
     assert len(stand_in.streams) == double_buffering
     for actual, expected in zip(on_gpu, in_host_memory, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-12)

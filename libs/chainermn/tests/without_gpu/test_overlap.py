@@ -32,6 +32,7 @@ Step = Callable[[Any, MultiNodeOptimizer, Place, int], None]
 @pytest.fixture(autouse=True)
 def _many_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "_BUCKET_BYTES", 40)
+    monkeypatch.setattr(rounds, "_GPU_BUCKET_BYTES", 40)
 
 
 class _Same(chainer.FunctionNode):
@@ -263,7 +264,7 @@ def test_some_layers_in_host_memory(stand_in: Any, name: str) -> None:
 def test_dtype_on_the_wire(stand_in: Any, name: str, wire: Any) -> None:
     comm = make(name, allreduce_grad_dtype=wire)
     assert_same_with_overlap(stand_in, comm, by_update)
-    assert f"gather_{np.dtype(wire).name}" in stand_in.log
+    assert f"gather_float32_{np.dtype(wire).name}" in stand_in.log
 
 
 @pytest.mark.mpi(2)

@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING, Any
 import chainer
 
 from chainermn.failures.activity import waiting_for
-from chainermn.gradients.parameters import is_on_gpu
+from chainermn.gradients.buckets import flat_gradients
+from chainermn.gradients.parameters import (
+    fill_missing_gradients,
+    initialised_parameters,
+    is_on_gpu,
+)
 from chainermn.transport.gpu.device import the_gpu
 from chainermn.transport.gpu.nccl_turns import Turn
 from chainermn.transport.host.mpi import thread_support
+from chainermn.transport.reducer import Pending
 
 if TYPE_CHECKING:
     from chainermn.gradients.exchange import GradientExchange
@@ -24,7 +30,8 @@ class BackgroundExchange:
     """Averages the gradients of a model in a thread. Making one is collective.
 
     If several threads may not call MPI at the same time, `wait` averages them instead.
-    ``exchange`` is duplicated, and stays free for other use.
+    ``exchange`` is duplicated, and stays free for other use. Gradients in GPU memory are averaged
+    on a separate stream.
     """
 
     def __init__(self, exchange: GradientExchange) -> None:
@@ -34,6 +41,7 @@ class BackgroundExchange:
         if thread_support(exchange.topology.inter_size) == "multiple":
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="chainermn-exchange")
         self._stream: Any = None
+        self._averaged: Pending | None = None
         self._thread: int | None = None
         self._finish: Callable[[], Any] | None = None
         self._running: Future[None] | None = None
@@ -49,10 +57,14 @@ class BackgroundExchange:
         gpu = the_gpu() if is_on_gpu(model) else None
         if gpu is not None:
             self._stream = self._stream or gpu.new_stream()
+            # CuPy gives freed memory to later work of the stream on which it was allocated, which
+            # waits for no other stream. So what belongs to the model is made and freed here.
+            parameters = initialised_parameters(model).values()
+            if zero_fill:
+                fill_missing_gradients(parameters)
+            flat_gradients([p for p in parameters if p.grad is not None])
             # The gradients are complete once the current stream has reached this point.
             computed = gpu.record()
-        # Without a thread, there is only the turn of the script itself.
-        turn = Turn() if gpu is not None and self._executor is not None else nullcontext()
 
         def average() -> None:
             self._thread = threading.get_ident()
@@ -61,19 +73,28 @@ class BackgroundExchange:
                 if gpu is None:
                     exchange.mean(model, zero_fill)
                     return
-                with turn, gpu.on(self._stream):
+                with gpu.on(self._stream):
                     gpu.wait_for(computed)
-                    exchange.mean(model, zero_fill)
-                    gpu.record().Wait()
+                    try:
+                        exchange.mean(model, zero_fill)
+                    finally:
+                        self._averaged = gpu.record()
 
         if self._executor is None:
             self._finish = average
-        else:
-            self._running = self._executor.submit(average)
-            self._finish = self._running.result
+            return
+        turn = None if gpu is None else Turn()
+        if turn is not None:
+            self._executor.submit(turn.begin)
+        self._running = self._executor.submit(average)
+        self._finish = self._running.result
+        if turn is not None:
+            self._running = self._executor.submit(self._wait_for_gpu, turn)
 
     def wait(self) -> None:
         """Wait until no exchange is running, and raise the error if it failed.
+
+        In GPU memory the current stream waits for the means, not the host.
 
         Raises
         ------
@@ -83,11 +104,13 @@ class BackgroundExchange:
         finish, self._finish = self._finish, None
         if finish is None:
             return
-        if self._executor is None or self._thread is None:
-            finish()
-            return
-        with waiting_for(self._thread):
-            finish()
+        thread = None if self._executor is None else self._thread
+        try:
+            with nullcontext() if thread is None else waiting_for(thread):
+                finish()
+        finally:
+            if self._averaged is not None:
+                the_gpu().wait_for(self._averaged)
 
     def close(self) -> None:
         """Give the duplicate back as soon as no exchange is running. Not collective.
@@ -99,6 +122,13 @@ class BackgroundExchange:
             self._duplicate.give_back()
         else:
             self._running.add_done_callback(lambda _: self._duplicate.give_back())
+
+    def _wait_for_gpu(self, turn: Turn) -> None:
+        try:
+            if self._averaged is not None:
+                self._averaged.Wait()
+        finally:
+            turn.end()
 
 
 def _device_of(link: chainer.Link) -> Any:

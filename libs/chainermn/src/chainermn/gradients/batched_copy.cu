@@ -1,12 +1,10 @@
 // Copies many arrays into one buffer and back, with one block of threads per piece of an array.
 // Includes no headers, so NVRTC needs no include paths. 16-bit numbers are stored as their bits.
+// batched_copy.py appends KERNELS(dtype of the arrays, dtype of the buffer).
 
 typedef unsigned short half_bits;
 typedef unsigned short bfloat16_bits;
 typedef unsigned int uint32;
-
-// The values of KINDS in batched_copy.py.
-enum Kind { FLOAT16, BFLOAT16, FLOAT32, FLOAT64 };
 
 #ifndef HALF_FROM_HOST
 __device__ float from_half(half_bits bits) {
@@ -35,102 +33,101 @@ __device__ bfloat16_bits to_bfloat16(float number) {
     return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;  // to nearest, ties to even
 }
 
-template <int kind> struct Number;
-template <> struct Number<FLOAT16> {
+struct float16 {
     typedef half_bits Stored;
     typedef float Value;
     static __device__ Value load(Stored stored) { return from_half(stored); }
     template <typename T> static __device__ Stored store(T value) { return to_half(value); }
 };
-template <> struct Number<BFLOAT16> {
+struct bfloat16 {
     typedef bfloat16_bits Stored;
     typedef float Value;
     static __device__ Value load(Stored stored) { return from_bfloat16(stored); }
     template <typename T> static __device__ Stored store(T value) { return to_bfloat16(value); }
 };
-template <> struct Number<FLOAT32> {
+struct float32 {
     typedef float Stored;
     typedef float Value;
     static __device__ Value load(Stored stored) { return stored; }
     template <typename T> static __device__ Stored store(T value) { return value; }
 };
-template <> struct Number<FLOAT64> {
+struct float64 {
     typedef double Stored;
     typedef double Value;
     static __device__ Value load(Stored stored) { return stored; }
     template <typename T> static __device__ Stored store(T value) { return value; }
 };
 
-// The type that represents numbers of both kinds exactly.
-template <int from, int to> struct Wider { typedef float Type; };
-template <int from> struct Wider<from, FLOAT64> { typedef double Type; };
-template <int to> struct Wider<FLOAT64, to> { typedef double Type; };
-template <> struct Wider<FLOAT64, FLOAT64> { typedef double Type; };
+// As batched_copy.py has it: the array, its first element here, the number of elements, and where
+// in the buffer they are.
+struct Piece {
+    long long array, start, n, position;
+};
 
-// Issuing several loads before the first store keeps the memory busy.
-const int UNROLLED = 8;
+// What one instruction moves.
+template <typename Stored, int width> struct alignas(width * sizeof(Stored)) Pack {
+    Stored numbers[width];
+};
 
-template <int from, int to>
-__device__ void copy(const void* source, void* target, long long n, double divisor) {
-    typedef typename Wider<from, to>::Type Value;
-    const typename Number<from>::Stored* in = (const typename Number<from>::Stored*)source;
-    typename Number<to>::Stored* out = (typename Number<to>::Stored*)target;
+template <typename T> __device__ bool is_aligned(const void* address) {
+    return (unsigned long long)address % sizeof(T) == 0;
+}
+
+// Issuing all loads before the first store keeps the memory busy.
+const int LOADS_PER_THREAD = 4;
+
+template <typename From, typename To>
+__device__ void copy(const typename From::Stored* in, typename To::Stored* out, int n,
+                     double divisor) {
+    typedef decltype(typename From::Value() + typename To::Value()) Value;
+    const int from_size = sizeof(typename From::Stored), to_size = sizeof(typename To::Stored);
+    const int width = 16 / (from_size > to_size ? from_size : to_size);
+    typedef Pack<typename From::Stored, width> In;
+    typedef Pack<typename To::Stored, width> Out;
     Value divide_by = (Value)divisor;
-    for (long long start = threadIdx.x; start < n; start += UNROLLED * blockDim.x) {
-        typename Number<from>::Stored stored[UNROLLED];
+    int n_packed = 0;
+    if (is_aligned<In>(in) && is_aligned<Out>(out)) {
+        const int most = LOADS_PER_THREAD * blockDim.x;
+        int n_packs = n / width < most ? n / width : most;
+        In packs[LOADS_PER_THREAD];
 #pragma unroll
-        for (int k = 0; k < UNROLLED; ++k) {
-            long long i = start + k * (long long)blockDim.x;
-            if (i < n) stored[k] = in[i];
+        for (int k = 0; k < LOADS_PER_THREAD; ++k) {
+            int i = threadIdx.x + k * blockDim.x;
+            if (i < n_packs) packs[k] = ((const In*)in)[i];
         }
 #pragma unroll
-        for (int k = 0; k < UNROLLED; ++k) {
-            long long i = start + k * (long long)blockDim.x;
-            if (i < n) out[i] = Number<to>::store((Value)Number<from>::load(stored[k]) / divide_by);
+        for (int k = 0; k < LOADS_PER_THREAD; ++k) {
+            int i = threadIdx.x + k * blockDim.x;
+            if (i >= n_packs) break;
+            Out converted;
+#pragma unroll
+            for (int j = 0; j < width; ++j) {
+                Value value = From::load(packs[k].numbers[j]);
+                converted.numbers[j] = To::store(value / divide_by);
+            }
+            ((Out*)out)[i] = converted;
         }
+        n_packed = n_packs * width;
+    }
+    for (int i = n_packed + threadIdx.x; i < n; i += blockDim.x) {
+        out[i] = To::store((Value)From::load(in[i]) / divide_by);
     }
 }
 
-__device__ long long size_of(int kind) { return kind == FLOAT64 ? 8 : kind == FLOAT32 ? 4 : 2; }
-
-// pointers, kinds, sizes, offsets: address, kind, number of elements and position in the buffer of
-// each array. block_arrays, block_starts: index of each block's array, and first element there.
-#define ARGUMENTS                                                                              \
-    const unsigned long long *pointers, const int *kinds, const long long *sizes,              \
-        const long long *offsets, const int *block_arrays, const long long *block_starts,      \
-        long long block_length, unsigned long long buffer
-
-template <int wire, bool gathers>
-__device__ void move(ARGUMENTS, double divisor) {
-    int number = block_arrays[blockIdx.x], kind = kinds[number];
-    long long start = block_starts[blockIdx.x], n = sizes[number] - start;
-    if (n > block_length) n = block_length;
-    char* array = (char*)pointers[number] + start * size_of(kind);
-    char* part = (char*)buffer + (offsets[number] + start) * size_of(wire);
-#define CASE(KIND)                                                      \
-    case KIND:                                                          \
-        if (gathers) copy<KIND, wire>(array, part, n, divisor);         \
-        else copy<wire, KIND>(part, array, n, divisor);                 \
-        break;
-    switch (kind) {
-        CASE(FLOAT16)
-        CASE(BFLOAT16)
-        CASE(FLOAT32)
-        CASE(FLOAT64)
-    }
-#undef CASE
-}
-
-#define KERNELS(NAME, WIRE)                                                                      \
-    extern "C" __global__ void gather_##NAME(ARGUMENTS) {                                        \
-        move<WIRE, true>(pointers, kinds, sizes, offsets, block_arrays, block_starts,            \
-                         block_length, buffer, 1);                                               \
+// The buffer is padded with zeros behind each array.
+#define KERNELS(ARRAY, WIRE)                                                                     \
+    extern "C" __global__ void gather_##ARRAY##_##WIRE(                                          \
+        const Piece* pieces, const ARRAY::Stored* const* arrays, WIRE::Stored* buffer) {         \
+        const Piece piece = pieces[blockIdx.x];                                                  \
+        WIRE::Stored* out = buffer + piece.position;                                             \
+        copy<ARRAY, WIRE>(arrays[piece.array] + piece.start, out, piece.n, 1);                   \
+        int end = (piece.n + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;                             \
+        for (int i = piece.n + threadIdx.x; i < end; i += blockDim.x) out[i] = 0;                \
     }                                                                                            \
-    extern "C" __global__ void scatter_##NAME(ARGUMENTS, double divisor) {                       \
-        move<WIRE, false>(pointers, kinds, sizes, offsets, block_arrays, block_starts,           \
-                          block_length, buffer, divisor);                                        \
+    extern "C" __global__ void scatter_##ARRAY##_##WIRE(                                         \
+        const Piece* pieces, ARRAY::Stored* const* arrays, const WIRE::Stored* buffer,           \
+        double divisor) {                                                                        \
+        const Piece piece = pieces[blockIdx.x];                                                  \
+        ARRAY::Stored* out = arrays[piece.array] + piece.start;                                  \
+        copy<WIRE, ARRAY>(buffer + piece.position, out, piece.n, divisor);                       \
     }
-KERNELS(float16, FLOAT16)
-KERNELS(bfloat16, BFLOAT16)
-KERNELS(float32, FLOAT32)
-KERNELS(float64, FLOAT64)

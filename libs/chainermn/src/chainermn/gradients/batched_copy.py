@@ -1,4 +1,4 @@
-"""Copies of many arrays in GPU memory into one buffer and back, by one kernel each way."""
+"""Copies of many arrays in GPU memory into one buffer and back, by one kernel for each dtype."""
 
 from __future__ import annotations
 
@@ -15,41 +15,66 @@ if TYPE_CHECKING:
     from chainermn.transport.gpu.device import Gpu
 
 
-#: The values of ``enum Kind`` in batched_copy.cu.
-KINDS = {"float16": 0, "bfloat16": 1, "float32": 2, "float64": 3}
+#: Names of the dtypes that arrays and buffers may have.
+DTYPES = ("float16", "bfloat16", "float32", "float64")
 
-# Elements per block: 16 per thread.
-BLOCK_LENGTH = 1 << 12
+# Bytes of the wider dtype in what a block copies: four times 16 in each of its 256 threads.
+_PIECE_BYTES = 1 << 14
+
+#: Arrays begin at multiples of this many elements in the buffer: at least 128 bytes, the unit in
+#: which a GPU accesses its memory.
+ALIGNMENT = 64
 
 
 @functools.cache
-def source() -> str:
-    """Return the CUDA code of the kernels."""
-    return Path(__file__).with_suffix(".cu").read_text()
+def source(dtype: str, wire: str) -> str:
+    """Return the CUDA code of the two kernels for arrays and a buffer of these dtypes."""
+    code = Path(__file__).with_suffix(".cu").read_text()
+    return f"#define ALIGNMENT {ALIGNMENT}\n{code}KERNELS({dtype}, {wire})\n"
 
 
-def layout(sizes: Sequence[int], dtypes: Sequence[np.dtype[Any]]) -> tuple[Array, ...]:
-    """Lay arrays out in a buffer, one behind the other; return what the kernels read.
+def piece_length(dtype: np.dtype[Any], wire_dtype: np.dtype[Any]) -> int:
+    """Return the number of elements that a GPU block copies."""
+    return _PIECE_BYTES // max(dtype.itemsize, wire_dtype.itemsize)
+
+
+def pieces(
+    members: Sequence[int], sizes: Sequence[int], positions: Sequence[int], length: int
+) -> Array:
+    """Divide arrays into pieces, one for each GPU block.
+
+    Parameters
+    ----------
+    members : sequence of int
+        Indices of the arrays.
+    sizes, positions : sequence of int
+        Number of elements, and position in the buffer, of each array.
+    length : int
+        Maximum number of elements of a piece.
 
     Returns
     -------
-    kinds, sizes, offsets : ndarray of shape (number of arrays,)
-        Kind, number of elements and position in the buffer of each array.
-    block_arrays, block_starts : ndarray of shape (number of blocks,)
-        Index of the array that each GPU block copies, and the block's first element in that array.
+    ndarray of int64, shape (number of pieces, 4)
+        Of each piece: index of its array, first element there, number of elements, and position
+        in the buffer.
     """
-    kinds = np.array([KINDS[dtype.name] for dtype in dtypes], np.int32)
-    lengths = np.array(sizes, np.int64)
-    offsets = np.cumsum(lengths) - lengths
-    counts = -(-lengths // BLOCK_LENGTH)
-    block_arrays = np.repeat(np.arange(len(sizes), dtype=np.int32), counts)
-    firsts = np.cumsum(counts) - counts
-    numbers = np.arange(len(block_arrays)) - np.repeat(firsts, counts)
-    return kinds, lengths, offsets, block_arrays, (numbers * BLOCK_LENGTH).astype(np.int64)
+    found = [
+        (index, start, min(length, sizes[index] - start), positions[index] + start)
+        for index in members
+        for start in range(0, sizes[index], length)
+    ]
+    return np.array(found, np.int64).reshape(-1, 4)
 
 
 class BatchedCopy:
-    """Copies arrays of given sizes and dtypes into a buffer and back. Uploads the layout once."""
+    """Copies arrays of given sizes and dtypes into a buffer and back. Uploads the layout once.
+
+    Attributes
+    ----------
+    length : int
+        Number of elements that the buffer must have at least. Some of them belong to no array:
+        gathering sets these to zero.
+    """
 
     def __init__(
         self,
@@ -60,9 +85,15 @@ class BatchedCopy:
     ) -> None:
         self._gpu = gpu
         self._wire = wire_dtype.name
-        tables = layout(sizes, dtypes)
-        self._n_blocks = len(tables[-1])
-        self._tables = [gpu.upload(table) for table in tables]
+        ends = np.cumsum([-(-size // ALIGNMENT) * ALIGNMENT for size in sizes], dtype=np.int64)
+        positions = [0, *ends.tolist()]
+        self.length = positions.pop()
+        self._pieces: dict[str, Array] = {}
+        for dtype in dict.fromkeys(dtypes):
+            members = [index for index, other in enumerate(dtypes) if other == dtype]
+            table = pieces(members, sizes, positions, piece_length(dtype, wire_dtype))
+            if len(table):
+                self._pieces[dtype.name] = gpu.upload(table)
         self._addresses: Array | None = None
         self._pointers: Array | None = None
 
@@ -75,12 +106,13 @@ class BatchedCopy:
         self._run("scatter", arrays, buffer, np.float64(divisor))
 
     def _run(self, what: str, arrays: Sequence[Array], buffer: Array, *more: Any) -> None:
-        if self._n_blocks == 0:
+        if not self._pieces:
             return
         addresses = np.array([self._gpu.pointer(array) for array in arrays], np.uint64)
         # The memory pool usually gives a gradient the same address in each iteration.
         if self._addresses is None or not np.array_equal(addresses, self._addresses):
             self._pointers, self._addresses = self._gpu.upload(addresses), addresses
-        where = np.int64(BLOCK_LENGTH), np.uint64(self._gpu.pointer(buffer))
-        arguments = self._pointers, *self._tables, *where, *more
-        self._gpu.run(source(), f"{what}_{self._wire}", self._n_blocks, arguments)
+        for dtype, table in self._pieces.items():
+            arguments = table, self._pointers, np.uint64(self._gpu.pointer(buffer)), *more
+            kernel = f"{what}_{dtype}_{self._wire}"
+            self._gpu.run(source(dtype, self._wire), kernel, len(table), arguments)

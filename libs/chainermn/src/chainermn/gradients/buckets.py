@@ -43,9 +43,9 @@ Buffers: TypeAlias = dict[tuple[np.dtype[Any], bool], Array]
 class Bucket:
     """Gradients that are exchanged together in one buffer, in host memory or in GPU memory.
 
-    In GPU memory one kernel copies in each direction, and the host does not wait for it. The
-    gradients may have different dtypes: all are cast to that of the buffer, whose length is a
-    multiple of the number of ranks, so that all shards have the same length.
+    In GPU memory one kernel for each dtype copies in each direction, and the host does not wait
+    for it. The gradients may have different dtypes: all are cast to that of the buffer, whose
+    length is a multiple of the number of ranks, so that all shards have the same length.
 
     Parameters
     ----------
@@ -66,7 +66,8 @@ class Bucket:
     on_gpu : bool
         Whether the gradients are in GPU memory.
     buffer : array of shape (n,)
-        Elements of the gradients, in the order of ``members``; set by `gather`.
+        Elements of the gradients, in the order of ``members``; in GPU memory with some zeros
+        between them. Set by `gather`.
     """
 
     buffer: Array
@@ -88,9 +89,9 @@ class Bucket:
         sizes = [parameter.size for parameter in parameters]
         self._length = sum(sizes)
         if self.on_gpu:
-            self._length = padded_length(self._length, n_ranks)
             dtypes = [parameter.dtype for parameter in parameters]
             self._copy = BatchedCopy(the_gpu(), sizes, dtypes, dtype)
+            self._length = padded_length(self._copy.length, n_ranks)
 
     def gather(self, gradients: Sequence[Array]) -> None:
         """Copy one-dimensional contiguous gradients into the buffer."""

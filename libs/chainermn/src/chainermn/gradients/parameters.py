@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -119,11 +119,16 @@ def agree_on_gradients(
     # A parameter that has two names is exchanged once.
     parameters = list({parameter.node: parameter for parameter in given}.values())
     if zero_fill:
-        for parameter in parameters:
-            if parameter.grad is None:
-                # CuPy's, if the parameter is in GPU memory.
-                parameter.grad = np.zeros_like(parameter.array)
+        fill_missing_gradients(parameters)
     return Agreement(parameters, own, reasons, found)
+
+
+def fill_missing_gradients(parameters: Iterable[chainer.Parameter]) -> None:
+    """Set the gradients that initialised parameters lack to zeros."""
+    for parameter in parameters:
+        if parameter.grad is None:
+            # CuPy's, if the parameter is in GPU memory.
+            parameter.grad = np.zeros_like(parameter.array)
 
 
 def bcast_parameters(

@@ -53,18 +53,29 @@ class GradientClipping:
     def __call__(self, optimizer: chainer.Optimizer) -> None:
         """Scale the gradients."""
         parameters = [p for p in optimizer.target.params() if p.grad is not None]
-        norm = math.sqrt(self._all_squares(parameters))
+        squares = [gradient.dot(gradient) for gradient in map(_flat, parameters)]
+        is_on_gpu = squares and not any(isinstance(square, np.generic) for square in squares)
+        if is_on_gpu and self.comm is None:
+            self._scale_on_gpu(parameters, squares)
+            return
+        norm = math.sqrt(self._all(float(sum(squares))))
         # A step whose gradients overflow is skipped afterwards.
         if self.threshold < norm < math.inf:
             for parameter in parameters:
                 parameter.grad *= self.threshold / norm
 
-    def _all_squares(self, parameters: list[Any]) -> float:
-        wide = map(_flat, parameters)
-        own = float(sum(gradient.dot(gradient) for gradient in wide))
+    def _scale_on_gpu(self, parameters: list[Any], squares: list[Any]) -> None:
+        """Scale the gradients by a factor that the host does not know and so does not wait for."""
+        norm = sum(squares).astype(np.float64) ** 0.5
+        xp = chainer.backend.get_array_module(norm)
+        factor = xp.where(norm < math.inf, self.threshold / xp.maximum(norm, self.threshold), 1)
+        for parameter in parameters:
+            parameter.grad *= factor.astype(parameter.dtype)
+
+    def _all(self, squares: float) -> float:
         if self.comm is None:
-            return own
-        total: Any = self.comm.allreduce(np.array(own))
+            return squares
+        total: Any = self.comm.allreduce(np.array(squares))
         return float(total)
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 # Measured at 1 Gbit/s: smaller buckets have more overhead, larger ones leave more to exchange
 # after backward.
 _BUCKET_BYTES = 2 << 20
+# Not measured here: the default of PyTorch's DistributedDataParallel (`bucket_cap_mb`), on faster
+# links and with kernels to launch for each bucket.
+_GPU_BUCKET_BYTES = 25 << 20
 # With a compressor messages are much smaller, so that latency weighs more.
 _COMPRESSED_BUCKET_BYTES = 8 << 20
 
@@ -52,7 +55,7 @@ class Plan:
         self.parameters = parameters
         self.follows_graph = follows_graph
         self.late: set[VariableNode] = set()
-        limits = _BUCKET_BYTES, _BUCKET_BYTES, _COMPRESSED_BUCKET_BYTES
+        limits = _BUCKET_BYTES, _GPU_BUCKET_BYTES, _COMPRESSED_BUCKET_BYTES
         self.buckets = make_buckets(
             parameters, *limits, wire, n_ranks, compressor=compressor, embeddings=embeddings
         )

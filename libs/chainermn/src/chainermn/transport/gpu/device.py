@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chainermn.transport.gpu.compilation import one_rank_at_a_time
 from chainermn.transport.host.mpi import host_name, load_mpi
 from chainermn.transport.reducer import Array, Dtype, Pending
 
@@ -81,7 +82,10 @@ class Gpu:
         return [str(self._cupy.cuda.Device(number).pci_bus_id) for number in range(count)]
 
     def upload(self, array: Array) -> Array:
-        """Return a copy, in GPU memory, of an array in host memory."""
+        """Return a copy, in GPU memory, of an array in host memory; the host does not wait for it.
+
+        CuPy copies from pinned memory, which it keeps until the stream has done so.
+        """
         return self._cupy.asarray(array)
 
     def copy_to_host(self, array: Any, host: Array) -> None:
@@ -129,12 +133,14 @@ class Gpu:
 
     def run(self, source: str, kernel: str, n_blocks: int, arguments: Sequence[Any]) -> None:
         """Launch a kernel of CUDA source code, with `THREADS` threads per block."""
-        module = self._module(source, self._cupy.cuda.Device().id)
-        module.get_function(kernel)((n_blocks,), (THREADS,), tuple(arguments))
+        function = self._compiled(source, kernel, self._cupy.cuda.Device().id)
+        function((n_blocks,), (THREADS,), tuple(arguments))
 
-    @functools.lru_cache(8)  # noqa: B019 - there is one object of this class
-    def _module(self, source: str, device: int) -> Any:
-        return self._cupy.RawModule(code=source, options=("-std=c++17",))
+    @functools.lru_cache(64)  # noqa: B019 - there is one object of this class
+    def _compiled(self, source: str, kernel: str, device: int) -> Any:
+        with one_rank_at_a_time():
+            module = self._cupy.RawModule(code=source, options=("-std=c++17",))
+            return module.get_function(kernel)
 
 
 class Event:

@@ -15,30 +15,32 @@ _latest: Turn | None = None
 
 
 class Turn:
-    """The turn of a background thread, after all NCCL work that has been begun before it.
+    """The turn of a background thread, after all NCCL work that has been begun before.
 
-    Make it where the script begins the work. The thread does the work inside the ``with`` block,
-    and does not leave that before the GPU is done with it. Everything that uses NCCL later waits.
+    Make it where the script begins the work. The thread calls `begin`, and `end` when the GPU has
+    done the work. What else uses NCCL after the making of it waits for the end.
     """
 
     def __init__(self) -> None:
         global _latest
-        self._over = threading.Event()
+        self._is_over = threading.Event()
         self._before, _latest = _latest, self
 
-    def wait(self) -> None:
-        """Wait until it is over."""
-        self._over.wait()
-
-    def __enter__(self) -> None:
+    def begin(self) -> None:
+        """Wait until all earlier turns are over."""
         if self._before is not None:
             self._before.wait()
             self._before = None
         _of_thread.has_turn = True
 
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
+        """Let others use NCCL."""
         _of_thread.has_turn = False
-        self._over.set()
+        self._is_over.set()
+
+    def wait(self) -> None:
+        """Wait for the end."""
+        self._is_over.wait()
 
 
 def wait_for_turn() -> None:

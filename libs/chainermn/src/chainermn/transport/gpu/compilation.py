@@ -1,0 +1,31 @@
+"""The compilation of kernels by one rank for all ranks of a host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+# NVRTC takes about a second. A rank that waits for longer compiles as well.
+_SECONDS_TO_WAIT = 10
+
+
+@contextmanager
+def one_rank_at_a_time() -> Iterator[None]:
+    """Keep the other ranks of this host out of this ``with`` block.
+
+    The first rank to compile a kernel writes it to CuPy's cache on disk, where the others find it.
+    """
+    with ExitStack() as stack:
+        if os.environ.get("CUPY_CACHE_IN_MEMORY", "0") in ("", "0"):
+            from filelock import FileLock  # takes a while, and most ranks need no GPU
+
+            cache = os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy/kernel_cache"
+            lock = FileLock(
+                Path(cache) / f"chainermn-{os.uname().nodename}.lock", _SECONDS_TO_WAIT
+            )
+            # A cache that cannot be written to or locked is no reason to fail.
+            with suppress(OSError, NotImplementedError):
+                stack.enter_context(lock)
+        yield
