@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from chainermn.doctor.probes import device_memory
+from chainermn.transport.gpu.cuda_awareness import is_cuda_aware
 from chainermn.transport.gpu.device import the_gpu
 from chainermn.transport.gpu.nccl import NcclTransport
 from chainermn.transport.gpu.staging import Staging
@@ -72,3 +74,11 @@ def test_mpi_through_host_memory(a_gpu: Any, n: int) -> None:
     own = a_gpu.to_gpu(everywhere[WORLD.rank])
     transport.bcast(own, WORLD.size - 1)
     np.testing.assert_array_equal(a_gpu.to_host(own), everywhere[-1])
+
+
+@pytest.mark.mpi(2, timeout=120)
+@pytest.mark.usefixtures("a_gpu")
+def test_mpi_that_is_cuda_aware() -> None:
+    if not is_cuda_aware():
+        pytest.skip("CHAINERMN_CUDA_AWARE=1 does not say that MPI takes GPU memory")
+    assert device_memory() is (True if WORLD.rank == 0 else None)

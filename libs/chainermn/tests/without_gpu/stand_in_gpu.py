@@ -284,9 +284,9 @@ class StandInEvent:
     def Test(self) -> bool:
         if self.stream is not None and not self.has_come.is_set():
             self.stream.come_to(self)
+        self._check()
         if self.has_come.is_set():
             self._gpu.memory.host_waited(self.clock)
-        self._check()
         return self.has_come.is_set()
 
     def _check(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -50,13 +51,40 @@ class StandInNccl:
 
     def __init__(self, gpu: StandInGpu) -> None:
         self.gpu = gpu
-        self.group: list[Callable[[], Any]] | None = None
+        self.group: list[tuple[StandInNcclCommunicator, Callable[[], Any]]] | None = None
         self.made = 0
         self.open = 0
         self.ended: list[str] = []
+        self.in_flight: list[StandInNcclCommunicator] = []
+        self.has_launched = threading.Event()
+        self.may_finish = threading.Event()  # what is not on the default stream
+        self.may_finish.set()
         self.before_destroying: Callable[[], Any] = lambda: None
         self.failing: dict[str, int] = {}
         self.asynchronous_error = 0
+
+    def launch(
+        self, name: str, communicator: StandInNcclCommunicator, call: Callable[[], Any]
+    ) -> None:
+        """Launch a kernel, which takes the whole GPU.
+
+        It deadlocks if a kernel of another communicator has been launched, but is not known to be
+        over: then either may come first, on another GPU the other one.
+        """
+        others = [other for other in self.in_flight if other is not communicator]
+        assert not others, f"deadlock: {name} beside a kernel of another communicator"
+        self.in_flight.append(communicator)
+        is_held = self.gpu.current() is not None
+
+        def do() -> None:
+            if is_held:
+                self.may_finish.wait()
+            call()
+            self.in_flight.remove(communicator)
+
+        self.gpu.begin(name, do)
+        if is_held:
+            self.has_launched.set()
 
     def check(self, name: str) -> None:
         """Raise the error of the call of this name, if it is failing."""
@@ -73,14 +101,17 @@ class StandInNccl:
 
     def groupEnd(self) -> None:
         self.check("groupEnd")
-        calls, self.group = self.group, None
+        group, self.group = self.group, None
+        if not group:  # the first call has failed
+            return
+        communicator = group[0][0]
 
         def do() -> None:
-            for request in [call() for call in calls]:
+            for request in [call() for _, call in group]:
                 if request is not None:
                     request.Wait()
 
-        self.gpu.begin("a group", do)
+        self.launch("a group", communicator, do)
 
     def NcclCommunicator(self, size: int, identity: tuple[int, int], rank: int) -> Any:
         self.check("NcclCommunicator")
@@ -170,14 +201,14 @@ class StandInNcclCommunicator:
         assert stream == gpu.stream()
         if self._library.group is not None:
             gpu.log.append(name)
-            self._library.group.append(call)
+            self._library.group.append((self, call))
             return
 
         def do() -> None:
             if (request := call()) is not None:
                 request.Wait()
 
-        gpu.begin(name, do)
+        self._library.launch(name, self, do)
 
     def _total(self, pointer: int, n: int, dtype: str, op: Any, roots: Sequence[int]) -> None:
         array = at(pointer, n, _number(dtype))

@@ -321,6 +321,34 @@ def test_backward_goes_on_while_nccl_works(stand_in: Any) -> None:
     comm.finalize()
 
 
+@pytest.mark.mpi(2, 3)
+def test_collectives_of_backward_itself(stand_in: Any) -> None:
+    """As those of batch normalisation: the stand-in for NCCL tells if the two deadlock."""
+    comm = make("pure_nccl")
+    found: list[int] = []
+
+    class Total(chainer.FunctionNode):
+        def forward(self, inputs: Any) -> Any:
+            return inputs
+
+        def backward(self, indexes: Any, grad_outputs: Any) -> Any:
+            if stand_in.streams:
+                found.append(len(stand_in.library.in_flight))
+            total = comm.allreduce(stand_in.to_gpu(np.full(2, comm.rank)))
+            assert (total == comm.size * (comm.size - 1) / 2).all()
+            return grad_outputs
+
+    def step(net: Any, optimizer: MultiNodeOptimizer, place: Place, number: int) -> None:
+        def loss() -> chainer.Variable:
+            (between,) = Total().apply((net.b(net.a(place(x(number)))),))
+            return square(net.c(between))
+
+        optimizer.update(loss)
+
+    assert_same_with_overlap(stand_in, comm, step)
+    assert max(found) > 0
+
+
 @pytest.mark.mpi(2)
 def test_auto_leaves_gpu_memory_to_the_time_after_backward(
     stand_in: Any, recwarn: pytest.WarningsRecorder

@@ -107,6 +107,7 @@ class MpiCommunicatorBase(CommunicatorBase):
         self.group = Group(mpi_comm)
         self._split_off: MPI.Intracomm | None = None
         self._agreed_layouts: set[str | InputError] = set()
+        self._exchanges_beside_script = False
         self._transport = MpiTransport(mpi_comm)
         may_be_cuda_aware = self.may_be_cuda_aware and is_cuda_aware()
         self._gpu_transports = GpuTransports(mpi_comm, is_cuda_aware=may_be_cuda_aware)
@@ -383,12 +384,14 @@ class MpiCommunicatorBase(CommunicatorBase):
     ) -> OverlappedExchange:
         from chainermn.gradients.overlap.exchange import OverlappedExchange
 
+        self._exchanges_beside_script = True
         return OverlappedExchange(self._gradients, compressor)
 
     @collective
     def create_background_exchange(self) -> BackgroundExchange:
         from chainermn.gradients.background import BackgroundExchange
 
+        self._exchanges_beside_script = True
         return BackgroundExchange(self._gradients)
 
     # ---- messages ----
@@ -466,8 +469,10 @@ class MpiCommunicatorBase(CommunicatorBase):
 
     def _transport_of(self, part: Array) -> MpiTransport | GpuMpiTransport | NcclTransport:
         """Return what carries a part of a message in a collective call."""
-        # NCCL knows no complex numbers.
-        if self.uses_nccl and on_gpu(part) and part.dtype.kind != "c":
+        # NCCL knows no complex numbers. While it may be exchanging gradients beside the script, of
+        # which one rank may be further than another, it must not be given anything else.
+        by_nccl = self.uses_nccl and not self._exchanges_beside_script
+        if by_nccl and on_gpu(part) and part.dtype.kind != "c":
             return self._gpu_transports.nccl
         return self._point_to_point_of(part)
 

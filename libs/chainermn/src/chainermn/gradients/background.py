@@ -18,6 +18,7 @@ from chainermn.gradients.parameters import (
     is_on_gpu,
 )
 from chainermn.transport.gpu.device import the_gpu
+from chainermn.transport.gpu.nccl_turns import Turn
 from chainermn.transport.host.mpi import thread_support
 from chainermn.transport.reducer import Pending
 
@@ -81,11 +82,14 @@ class BackgroundExchange:
 
         if self._executor is None:
             self._finish = average
-        else:
-            self._running = self._executor.submit(average)
-            self._finish = self._running.result
-            if gpu is not None:
-                self._running = self._executor.submit(self._wait_for_gpu)
+            return
+        turn = None if gpu is None else Turn()
+        if turn is not None:
+            self._executor.submit(turn.begin)
+        self._running = self._executor.submit(average)
+        self._finish = self._running.result
+        if turn is not None:
+            self._running = self._executor.submit(self._wait_for_gpu, turn)
 
     def wait(self) -> None:
         """Wait until no exchange is running, and raise the error if it failed.
@@ -119,9 +123,12 @@ class BackgroundExchange:
         else:
             self._running.add_done_callback(lambda _: self._duplicate.give_back())
 
-    def _wait_for_gpu(self) -> None:
-        if self._averaged is not None:
-            self._averaged.Wait()
+    def _wait_for_gpu(self, turn: Turn) -> None:
+        try:
+            if self._averaged is not None:
+                self._averaged.Wait()
+        finally:
+            turn.end()
 
 
 def _device_of(link: chainer.Link) -> Any:

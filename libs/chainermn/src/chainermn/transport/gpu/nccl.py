@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from chainermn.transport.gpu.device import Gpu
+from chainermn.transport.gpu.nccl_turns import wait_for_turn
 from chainermn.transport.gpu.nccl_watch import watch
 from chainermn.transport.host.mpi import Op, host_name
 from chainermn.transport.reducer import Array, shard_bounds
@@ -67,6 +68,7 @@ class NcclTransport:
         self.size: int = mpi_comm.size
         self._gpu = gpu
         self._nccl = gpu.nccl()
+        wait_for_turn()
         identity = error = None
         if self.rank == 0:
             identity, error = _attempt(self._nccl.get_unique_id)
@@ -192,6 +194,7 @@ class NcclTransport:
         self._call(name, self._gpu.pointer(array), array.nbytes, self._nccl.NCCL_UINT8, other)
 
     def _call(self, name: str, *arguments: Any) -> None:
+        wait_for_turn()
         self._check_earlier_calls()
         method = getattr(self._comm, name)
         self._check(name, lambda: method(*arguments, self._gpu.stream()))
