@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import chainer
@@ -53,19 +52,19 @@ class GradientClipping:
     def __call__(self, optimizer: chainer.Optimizer) -> None:
         """Scale the gradients."""
         parameters = [p for p in optimizer.target.params() if p.grad is not None]
-        norm = math.sqrt(self._all_squares(parameters))
+        squares: Any = sum(gradient.dot(gradient) for gradient in map(_flat, parameters))
+        if self.comm is not None:
+            squares = self.comm.allreduce(np.array(float(squares)))
+        # With GPUs the host neither knows the norm nor waits for it.
+        xp = chainer.backend.get_array_module(squares)
+        norm = xp.sqrt(xp.asarray(squares, np.float64))
+        factor = self.threshold / xp.maximum(norm, self.threshold)
         # A step whose gradients overflow is skipped afterwards.
-        if self.threshold < norm < math.inf:
-            for parameter in parameters:
-                parameter.grad *= self.threshold / norm
-
-    def _all_squares(self, parameters: list[Any]) -> float:
-        wide = map(_flat, parameters)
-        own = float(sum(gradient.dot(gradient) for gradient in wide))
-        if self.comm is None:
-            return own
-        total: Any = self.comm.allreduce(np.array(own))
-        return float(total)
+        factor = xp.where(xp.isfinite(norm), factor, 1.0)
+        if xp is np and factor == 1:
+            return
+        for parameter in parameters:
+            parameter.grad *= factor.astype(parameter.grad.dtype)
 
 
 def _flat(parameter: Any) -> Any:
