@@ -36,6 +36,7 @@ def main() -> None:
     device.xp.random.seed(args.seed)
 
     network = MLP(args.unit, 10)
+    network.to_device(device)  # all of it: rank 0 saves the other's layer too
     part = part_of(network, replica)
     model = chainer.links.Classifier(part) if replica.rank == 0 else part
     model.to_device(device)

@@ -39,9 +39,13 @@ def pad(sentences: Sequence[np.ndarray]) -> np.ndarray:
 def to_batch(
     examples: list[tuple[np.ndarray, np.ndarray]], device: chainer.backend.Device
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Make two padded arrays of examples, on a device."""
+    """Make two padded arrays of examples, in host memory whatever the device.
+
+    A network sends to its device what it needs of them. So the lengths of sentences are known to
+    the host without waiting for a GPU.
+    """
     xs, ys = zip(*examples, strict=True)
-    return device.send(pad(xs)), device.send(pad(ys))
+    return pad(xs), pad(ys)
 
 
 class BucketIterator(chainer.dataset.Iterator):

@@ -144,7 +144,7 @@ def draw_attention(evaluator: TranslationEvaluator, path: Path) -> None:
     room = max(MOST_TOKENS_DRAWN, min(lengths))
     chosen = max((n, i) for i, n in enumerate(lengths) if n <= room)[1]
     xs, ys = (tokens[None] for tokens in pairs[chosen])
-    weights = model.attend(model.xp.asarray(xs), model.xp.asarray(ys))[0]
+    weights = model.attend(xs, ys)[0]
     source = [first.tokens[i].removeprefix(SPACE) for i in xs[0]]
     target = [second.tokens[i].removeprefix(SPACE) for i in (*ys[0], EOS)]
 

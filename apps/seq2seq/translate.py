@@ -66,7 +66,7 @@ def translate(
     wanted = [i for i, sentence in enumerate(sentences) if len(sentence)]
     translations = [""] * len(lines)
     if wanted:
-        xs = model.xp.asarray(pad([sentences[i] for i in wanted]))
+        xs = pad([sentences[i] for i in wanted])
         for i, row in zip(wanted, model.translate(xs, beam), strict=True):
             translations[i] = target.decode(row.tolist())
     return translations

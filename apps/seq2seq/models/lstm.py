@@ -48,7 +48,8 @@ class LSTM(Translator):
         """See `Translator`."""
         h, c, memory = self.encoder(xs)
         rows = self.xp.repeat(self.xp.arange(len(xs)), beam)
-        return Recurrence(self.decoder, (h[:, rows], c[:, rows]), memory[rows], xs[rows])
+        states = h[:, rows], c[:, rows]
+        return Recurrence(self.decoder, states, memory[rows], np.repeat(xs, beam, axis=0))
 
 
 class Encoder(chainer.Chain):
@@ -87,7 +88,8 @@ class Encoder(chainer.Chain):
 
     def read(self, xs: np.ndarray) -> tuple[chainer.Variable, ...]:
         """Return the vectors of each sentence, of shape (its length, units)."""
-        flat = F.dropout(self.embed(xs[xs != PADDING]), self.dropout)
+        flat = self.device.send(xs[xs != PADDING])
+        flat = F.dropout(self.embed(flat), self.dropout)
         return F.split_axis(flat, _ends(xs), 0)
 
 
@@ -142,7 +144,7 @@ class Decoder(chainer.Chain):
     ) -> tuple[chainer.Variable, chainer.Variable]:
         """Return the scores and weights of states of shape (batch, target length, units)."""
         energies = F.matmul(self.align(hs, n_batch_axes=2), memory, transb=True)
-        outside = nowhere(xs == PADDING, energies.dtype)[:, None]
+        outside = self.device.send(nowhere(xs == PADDING, energies.dtype)[:, None])
         weights = F.softmax(energies + F.broadcast_to(outside, energies.shape), axis=2)
         both = F.concat([F.matmul(weights, memory), hs], axis=2)
         both = F.tanh(self.combine(F.dropout(both, self.dropout), n_batch_axes=2))

@@ -71,8 +71,8 @@ class Transformer(Translator):
 
         Their shapes are (batch, length, units) and (batch, 1, 1, length).
         """
-        hs = self.place(self.embed(self.xp.maximum(xs, 0)))
-        outside = nowhere(xs == PADDING, hs.dtype)[:, None, None]
+        hs = self.place(self.embed(self.device.send(np.maximum(xs, 0))))
+        outside = self.device.send(nowhere(xs == PADDING, hs.dtype)[:, None, None])
         for layer in self.encoder:
             hs = layer(hs, outside)
         return self.norm_of_encoder(hs), outside
@@ -81,8 +81,8 @@ class Transformer(Translator):
         """See `Translator`."""
         memory, outside = self.encode(xs)
         hs = self.place(self.words.read(shift(ys)))
-        later = self.xp.triu(self.xp.ones((hs.shape[1], hs.shape[1]), bool), 1)
-        later = nowhere(later, hs.dtype)
+        later = np.triu(np.ones((hs.shape[1], hs.shape[1]), bool), 1)
+        later = self.device.send(nowhere(later, hs.dtype))
         for layer in self.decoder:
             source = layer.over_source.project(memory)
             hs, _, weights = layer(hs, None, later, source, outside)

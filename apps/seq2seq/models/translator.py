@@ -10,7 +10,10 @@ from vocabulary import EOS, PADDING
 
 
 class Translator(chainer.Chain):
-    """A network that translates. Subclasses define `decode` and `begin`."""
+    """A network that translates. Subclasses define `decode` and `begin`.
+
+    Sentences come in host memory, and the network sends what it needs of them to its device.
+    """
 
     def decode(self, xs: np.ndarray, ys: np.ndarray) -> tuple[chainer.Variable, chainer.Variable]:
         """Score every token of translations that are known.
@@ -99,7 +102,8 @@ class TargetWords(chainer.Chain):
 
     def read(self, tokens: np.ndarray) -> chainer.Variable:
         """Return the vectors of tokens: one more axis. Padding is read as `EOS`."""
-        return self.embed(self.xp.maximum(tokens, EOS))
+        xp = chainer.backend.get_array_module(tokens)
+        return self.embed(self.device.send(xp.maximum(tokens, EOS)))
 
     def score(self, hs: chainer.Variable) -> chainer.Variable:
         """Score all tokens for states of shape (batch, length, units).
@@ -122,14 +126,12 @@ def nowhere(mask: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
     Far below all energies, and within float16: the softmax makes exactly 0 of it.
     """
-    xp = chainer.backend.get_array_module(mask)
-    return xp.where(mask, dtype.type(-1e4), dtype.type(0))
+    return np.where(mask, dtype.type(-1e4), dtype.type(0))
 
 
 def shift(ys: np.ndarray) -> np.ndarray:
     """Return what is read when each token of ``ys``, and then the end, is to be written."""
-    xp = chainer.backend.get_array_module(ys)
-    return xp.pad(ys, ((0, 0), (1, 0)), constant_values=EOS)
+    return np.pad(ys, ((0, 0), (1, 0)), constant_values=EOS)
 
 
 def cross_entropy(scores: chainer.Variable, ys: np.ndarray) -> chainer.Variable:
@@ -142,7 +144,8 @@ def cross_entropy(scores: chainer.Variable, ys: np.ndarray) -> chainer.Variable:
     ys : array of int32, shape (batch, target length)
     """
     scores = F.cast(scores, np.promote_types(scores.dtype, np.float32))
-    return F.softmax_cross_entropy(scores, _with_end(ys).ravel(), ignore_label=PADDING)
+    right = scores.device.send(_with_end(ys).ravel())
+    return F.softmax_cross_entropy(scores, right, ignore_label=PADDING)
 
 
 def count_tokens(xs: np.ndarray, ys: np.ndarray) -> int:
@@ -151,7 +154,6 @@ def count_tokens(xs: np.ndarray, ys: np.ndarray) -> int:
 
 
 def _with_end(ys: np.ndarray) -> np.ndarray:
-    xp = chainer.backend.get_array_module(ys)
-    ends = xp.pad(ys, ((0, 0), (0, 1)), constant_values=PADDING)
-    ends[xp.arange(len(ys)), (ys != PADDING).sum(axis=1)] = EOS
+    ends = np.pad(ys, ((0, 0), (0, 1)), constant_values=PADDING)
+    ends[np.arange(len(ys)), (ys != PADDING).sum(axis=1)] = EOS
     return ends
