@@ -25,6 +25,11 @@ ROOT = Path(__file__).resolve().parent
 LIBS = ["libs/chainer_compat", "libs/chainermn"]
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 GPU_TESTS = ["libs/chainer_compat/tests/gpu", "libs/chainermn/tests/gpu", "apps"]
+# What a machine for PyTorch and CuPy has, of what the tests import.
+ON_GPU_MACHINES = [
+    *("cupy-cuda13x>=14", "matplotlib", "ml-dtypes", "numpy", "pillow", "sacrebleu"),
+    *("scikit-learn", "sentencepiece", "setuptools"),
+]
 PIP = "pip>=25.3"  # the first that reads PIP_BUILD_CONSTRAINT
 # How to build Chainer. As a URL, because pip and uv split the variable at spaces.
 CONSTRAINTS = (ROOT / "ci/build-constraints.txt").as_uri()
@@ -164,6 +169,21 @@ def gpu_tests(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHONS, default=False)
+def gpu_rehearsal(session: nox.Session) -> None:
+    """Go through ``ci/prove_on_gpu.py`` as on a bare GPU machine without a network, up to the GPU.
+
+    ``-- --nccl`` also makes a small NCCL, out of 305 MB that are fetched once.
+    """
+    install(session, *ON_GPU_MACHINES)
+    bundle = str(Path(session.create_tmp(), "bundle"))
+    left_out = [] if "--nccl" in session.posargs else ["--no-nccl"]
+    session.run("python", "ci/gpu_bundle.py", bundle, "--python", str(session.python), *left_out)
+    proof = ["python", "ci/prove_on_gpu.py", "--rehearse", "--seconds", "1500"]
+    options = ["--bundle", bundle, "--out", str(Path(session.create_tmp(), "proof"))]
+    session.run(*without_network(session), *proof, *options, external=True)
+
+
+@nox.session(python=PYTHONS, default=False)
 def cudnn_tests(session: nox.Session) -> None:
     """Have the real cuDNN plan what it would compute on an H200: 2 GB on disk, but no GPU."""
     libs = ["libs/chainer_compat[cudnn13,test]", "libs/chainermn[mpich,testing]"]
@@ -273,10 +293,12 @@ def lock(session: nox.Session) -> None:
         "build": ["editables", "hatchling>=1.27", *build],
         "pip": [PIP],
         "nox": [f"nox{nox.needs_version}"],
+        "gpu": ["nvidia-cudnn-frontend>=1.32", "nvidia-nccl-cu13>=2.30"],
     }
     more = {
         "tests": [argument for argument in test_requirements() if argument != "-r"],
         "mnist": ["apps/mnist/requirements.txt", "-c", f"{LOCKS}/tests.txt"],
+        "gpu": ["--no-deps"],  # PyTorch brings the rest
     }
     compile_ = ["uv", "pip", "compile", "--quiet", "--upgrade", "--generate-hashes"]
     compile_ += ["--universal", "--python-version", PYTHONS[0], "--exclude-newer", "7 days"]
@@ -457,6 +479,17 @@ def busy_machine() -> Iterator[None]:
         for program in programs:
             program.kill()
             program.wait()
+
+
+def without_network(session: nox.Session) -> list[str]:
+    """Return what to write before a command so that it finds no network but its own host."""
+    unshare = ["unshare", "--net", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+    up = [*unshare, "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    shown = subprocess.run([*up, "true"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if shown.returncode == 0:
+        return up
+    session.warn(f"left out: being without a network ({shown.stdout.decode().strip()})")
+    return []
 
 
 def cuda_of_driver() -> int | None:

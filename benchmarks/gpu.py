@@ -1,19 +1,35 @@
-"""On GPUs: the exchange of gradients, and whole iterations."""
+"""On GPUs: copies of gradients, whole iterations, how long GPUs idle, and exchanges."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+import itertools
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import Group
-from benchmarks.harness import Contestant, Place, Settings, take_turns, why_no_torch
+from benchmarks import figures, report
+from benchmarks.figures import Group, Measured
+from benchmarks.harness import REPOSITORY, Contestant, Place, Settings, take_turns, why_no_torch
 from benchmarks.networks import GRADIENT_BYTES, TITLES
 from chainermn.communicators import registered
+from chainermn.spans import Span
+from ci import gpu_outcomes
 
 TITLE = "On GPUs"
-BATCHES = {"mlp": 100, "resnet50": 32}
+#: Verdicts of ``ci/prove_on_gpu.py``, beside the raw figures.
+VERDICTS = "proof_on_gpu.json"
+BATCHES = {"conv": 64, "resnet50": 64}
 COMMUNICATORS = sorted(registered().keys() - {"dummy"})
+WIRES = {"float32": 4, "float16": 2}
+COPIES = "copies of as many bytes"
+IDLE = "GPU idle, %"
+_SECONDS = 0.4
+_LIMIT = 150.0  # seconds for a training that is recorded
+_ITERATIONS = 40
 
 
 def measure(settings: Settings) -> Iterator[Group | str]:
@@ -25,44 +41,165 @@ def measure(settings: Settings) -> Iterator[Group | str]:
         yield f"anything on a GPU: {reason}"
         return
     gpus = len(the_gpu().devices())
-    place = Place(f"one rank on each of {gpus} GPUs", (gpus,))
-    for network in BATCHES:
-        for what, contestants in (("exchange", exchanges), ("iteration", iterations)):
-            title = f"{what}, {TITLES[network]}, {GRADIENT_BYTES[network] / 1e6:.1f} MB"
-            title = f"{title}; {place.title}"
+    yield from copies(settings)
+    place = Place(f"one rank on each of {gpus} GPUs" if gpus > 1 else "one GPU", (gpus,))
+    for network, batch in BATCHES.items():
+        for precision in ("float32", "mixed precision"):
+            title = f"iteration, {TITLES[network]}, {precision}, batch {batch}; {place.title}"
             if settings.wants(title):
-                key = {"network": network, "what": what}
-                found = contestants(network)
-                rows = take_turns(place, found, settings, seconds=0.5)
-                yield Group(title, key, rows, found[0].name)
+                key = {"network": network, "what": "iteration", "precision": precision}
+                found = iterations(network, gpus, is_mixed=precision != "float32")
+                rows = take_turns(place, found, settings, seconds=_SECONDS)
+                for row in rows:
+                    if row.seconds:
+                        row.more["images/s per GPU"] = batch / row.median
+                yield Group(title, key, rows, baseline_of(rows, "PyTorch"))
+    yield from recorded(settings, place)
+    if gpus > 1:
+        yield from exchanges(settings, place)
+    else:
+        yield "exchanges: there is one GPU, and an all-reduce of one rank moves nothing"
     yield from why_no_torch()
+    if importlib.util.find_spec("cudnn") is None:
+        yield "cuDNN: it is not installed; pip install nvidia-cudnn-frontend"
 
 
-def exchanges(network: str) -> list[Contestant]:
-    """Return all that exchange the gradients of a network."""
-    options: dict[str, Any] = {"what": "exchange", "network": network, "on_gpu": True}
-    return [
-        Contestant("ours default", "ours", {**options, "communicator": None}),
-        *(
-            Contestant(f"ours {name}", "ours", {**options, "communicator": name})
-            for name in COMMUNICATORS
-        ),
-        Contestant("PyTorch NCCL", "torch", options),
-    ]
+def baseline_of(rows: Sequence[Measured], name: str) -> str:
+    """Return the name of a row if it was measured, else that of the first."""
+    return name if any(row.name == name and row.seconds for row in rows) else rows[0].name
 
 
-def iterations(network: str) -> list[Contestant]:
-    """Return all that train a network."""
+def copies(settings: Settings) -> Iterator[Group]:
+    """Yield what gathering and scattering gradients takes, beside copies of as many bytes."""
+    place = Place("one GPU", (1,))
+    for network in ("resnet50", "mlp"):
+        for wire, itemsize in WIRES.items():
+            size = f"{GRADIENT_BYTES[network] / 1e6:.1f} MB"
+            title = f"gather and scatter, {TITLES[network]}, {size}, by {wire}; {place.title}"
+            if not settings.wants(title):
+                continue
+            options = {"network": network, "wire": wire}
+            found = [
+                Contestant("ours", "copies on a GPU", {"what": "gather and scatter", **options}),
+                Contestant(COPIES, "copies on a GPU", {"what": "copies", **options}),
+            ]
+            rows = take_turns(place, found, settings, seconds=_SECONDS)
+            # Gradients are read and written once each, and so is the buffer.
+            moved = 2 * GRADIENT_BYTES[network] * (1 + itemsize / 4)
+            for row in rows:
+                if row.seconds:
+                    row.more["GB/s"] = moved / row.median / 1e9
+            yield Group(title, {"what": "copies", **options}, rows, COPIES)
+
+
+def iterations(network: str, gpus: int, *, is_mixed: bool) -> list[Contestant]:
+    """Return all that train a network; on one GPU, without what only exchanges."""
     options = {"what": "iteration", "network": network, "batchsize": BATCHES[network]}
-    options["on_gpu"] = True
-    ours = {**options, "communicator": None}
-    found = [
-        Contestant("ours", "ours", ours),
-        Contestant("ours, overlap on", "ours", {**ours, "overlap": True}),
-        Contestant("ours, no exchange", "ours", {**ours, "communicator": "dummy"}),
-        Contestant("PyTorch DDP", "torch", options),
-        Contestant("PyTorch, no exchange", "torch", {**options, "alone": True}),
-    ]
+    options |= {"on_gpu": True, "mixed": is_mixed}
+    ours, alone = {**options, "communicator": None}, {**options, "alone": gpus == 1}
+    found = []
     if importlib.util.find_spec("cudnn") is not None:
         found.append(Contestant("ours, with cuDNN", "with cuDNN", ours))
+        if gpus > 1:
+            overlapped = {**ours, "overlap": True}
+            found.append(Contestant("ours, with cuDNN, overlap on", "with cuDNN", overlapped))
+    found.append(Contestant("ours", "ours", ours))
+    found.append(Contestant("PyTorch", "torch", alone))
+    if is_mixed:
+        found.append(Contestant("PyTorch, channels last", "torch", {**alone, "channels_last": 1}))
     return found
+
+
+def recorded(settings: Settings, place: Place) -> Iterator[Group]:
+    """Yield how long the GPUs idle in a training with a timeline, which is kept."""
+    network = "resnet50"
+    batch = BATCHES[network]
+    title = f"idle GPU, {TITLES[network]}, mixed precision, batch {batch}; {place.title}"
+    if not settings.wants(title):
+        return
+    settings.tell(title)
+    row = Measured("ours, StandardUpdater")
+    try:
+        file = figures.RESULTS / "raw" / f"gpu-{network}.timeline.gz"
+        row.seconds, row.more[IDLE] = idle(record(place, network, batch, file))
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        row.skipped = str(error)
+    notes = ["Idle: no stream has any work of the updater's; gaps between kernels do not count."]
+    yield Group(title, {"network": network, "what": "idle"}, [row], row.name, notes=notes)
+
+
+def record(place: Place, network: str, batch: int, file: Path) -> Mapping[int, Sequence[Span]]:
+    """Train with a timeline; return what each rank and its GPU did."""
+    from chainermn.timeline import trace
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    cudnn = "1" if importlib.util.find_spec("cudnn") is not None else "0"
+    with tempfile.TemporaryFile() as log:
+        arguments = ["-m", "benchmarks.ranks.recorded", str(file), network, str(batch)]
+        ended = subprocess.run(
+            place.command(
+                [sys.executable, *arguments, str(_ITERATIONS)], ["CHAINER_COMPAT_CUDNN"]
+            ),
+            cwd=REPOSITORY,
+            env={**place.environment(), "CHAINER_COMPAT_CUDNN": cudnn},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            timeout=_LIMIT,
+        )
+        if ended.returncode != 0:
+            log.seek(0)
+            raise RuntimeError(log.read().decode(errors="replace")[-2000:])
+    return trace.read(file).spans
+
+
+def idle(tracks: Mapping[int, Iterable[Span]]) -> tuple[list[float], float]:
+    """Return seconds of each iteration, and the share of the time in which a GPU idles, in %.
+
+    That is in which no stream has any work of the updates: the mean over the ranks.
+    """
+    seconds: list[float] = []
+    shares = []
+    for spans in tracks.values():
+        of_gpu = [span for span in spans if span.track.startswith("GPU stream")]
+        starts = sorted(span.start for span in of_gpu if span.name == "forward")
+        if len(starts) < 2:
+            raise RuntimeError("the timeline has no two iterations on a GPU")
+        seconds += [(end - start) / 1e9 for start, end in itertools.pairwise(starts)]
+        busy, reached = 0, starts[0]
+        for start, end in sorted((span.start, span.end) for span in of_gpu):
+            end = min(end, starts[-1])
+            busy += max(0, end - max(start, reached))
+            reached = max(reached, end)
+        shares.append(100 * (1 - busy / (starts[-1] - starts[0])))
+    return seconds, sum(shares) / len(shares)
+
+
+def exchanges(settings: Settings, place: Place) -> Iterator[Group]:
+    """Yield the exchange of gradients, and nothing else, by all communicators."""
+    for network in BATCHES:
+        size = f"{GRADIENT_BYTES[network] / 1e6:.1f} MB"
+        title = f"exchange, {TITLES[network]}, {size}; {place.title}"
+        if not settings.wants(title):
+            continue
+        options: dict[str, Any] = {"what": "exchange", "network": network, "on_gpu": True}
+        found = [
+            Contestant(f"ours {name or 'default'}", "ours", {**options, "communicator": name})
+            for name in (None, *COMMUNICATORS)
+        ]
+        found.append(Contestant("PyTorch NCCL", "torch", options))
+        rows = take_turns(place, found, settings, seconds=_SECONDS)
+        yield Group(title, {"network": network, "what": "exchange"}, rows, found[0].name)
+
+
+def write(part: str, title: str) -> None:
+    """Write ``docs/results/gpu.md``: what was proved on a GPU, then the figures."""
+    lines = []
+    if (path := figures.RESULTS / "raw" / VERDICTS).exists():
+        about, outcomes = gpu_outcomes.load(path)
+        lines += ["## What was proved", "", *gpu_outcomes.page(about, outcomes), ""]
+    for content in figures.load(part).values():
+        lines += ["## Figures", "", *report.describe_run(content), ""]
+        for group in content["groups"]:
+            lines += [f"### {group.title}", "", *report.table(group), ""]
+    report.write_page(part, title, lines)

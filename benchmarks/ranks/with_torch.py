@@ -51,11 +51,18 @@ def exchange(network: str, on_gpu: bool = False) -> Step:
 
 
 def iteration(
-    network: str, batchsize: int, alone: bool = False, on_gpu: bool = False, hook: str = ""
+    network: str,
+    batchsize: int,
+    alone: bool = False,
+    on_gpu: bool = False,
+    hook: str = "",
+    mixed: bool = False,
+    channels_last: bool = False,
 ) -> Step:
     """Return a whole iteration, with DDP and one of its hooks, or without an exchange."""
     device = device_of(on_gpu)
-    model = MAKERS[network]().to(device)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    model = MAKERS[network]().to(device, memory_format=layout)
     if not alone:
         # With several buckets, the hook's all-reduces meet in different orders on gloo.
         bucket = {"bucket_cap_mb": 1000} if hook == "power_sgd" else {}
@@ -67,13 +74,18 @@ def iteration(
         state = powerSGD_hook.PowerSGDState(None, 4, start_powerSGD_iter=2)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+    scaler = torch.amp.GradScaler(device.type, enabled=mixed)
     x = torch.randn(batchsize, *INPUT_SHAPES[network], device=device)
+    x = x.to(memory_format=layout)
     t = torch.randint(0, 10, (batchsize,), device=device)
 
     def step() -> None:
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), t).backward()
-        optimizer.step()
+        with torch.autocast(device.type, torch.float16, enabled=mixed):
+            loss = nn.functional.cross_entropy(model(x), t)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
 
     return until_done(step, on_gpu)
 

@@ -1,0 +1,150 @@
+"""What is proved on a GPU, and what is not: outcomes of tasks, and their table."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+#: A variable that names the file to which tests' outcomes are told.
+FILE = "PROVE_ON_GPU_OUTCOMES"
+
+PROVED, FAILED, SKIPPED, NOT_REACHED = "proved", "failed", "skipped", "not reached"
+#: A test that was skipped has shown nothing, whatever the reason.
+_MEANING = {SKIPPED: "skipped: **not proved**", FAILED: "**failed**"}
+_MOST_NAMES = 10
+
+
+@dataclass
+class Outcome:
+    """How a task ended.
+
+    Attributes
+    ----------
+    name, title : str
+        Those of the task.
+    verdict : {'proved', 'failed', 'skipped', 'not reached'}
+    passed : int
+        Number of tests.
+    failed : list of str
+        Names of tests.
+    skipped : dict
+        Number of tests that were skipped, by the reason.
+    seconds : float
+    note : str
+        What else there is to say.
+    """
+
+    name: str
+    title: str
+    verdict: str = NOT_REACHED
+    passed: int = 0
+    failed: list[str] = field(default_factory=list)
+    skipped: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    note: str = ""
+
+    def explain(self) -> str:
+        """Return why it is not simply proved, in one line."""
+        parts = [self.note] if self.note else []
+        parts += [f"{number} skipped: {reason}" for reason, number in self.skipped.items()]
+        parts += [f"`{name}`" for name in self.failed[:_MOST_NAMES]]
+        if more := len(self.failed) - _MOST_NAMES:
+            parts += [f"and {more} more"] * (more > 0)
+        return " ".join("; ".join(parts).replace("|", "\\|").split())
+
+
+def count_tests(outcome: Outcome, told: Iterable[str]) -> set[str]:
+    """Count what `tell_outcomes` has told of tests; return their names.
+
+    Parameters
+    ----------
+    outcome : Outcome
+    told : iterable of str
+        Lines of JSON; the last may be cut off.
+    """
+    names, skipped = set(), Counter[str]()
+    for line in told:
+        try:
+            test = json.loads(line)
+        except ValueError:
+            continue
+        names.add(test["test"])
+        if test["outcome"] == "passed":
+            outcome.passed += 1
+        elif test["outcome"] == "failed":
+            outcome.failed.append(test["test"])
+        else:
+            skipped[test["reason"].removeprefix("Skipped: ")] += 1
+    outcome.skipped = dict(skipped.most_common())
+    return names
+
+
+def judge(outcome: Outcome, codes: Sequence[int], *, is_tests: bool, is_complete: bool) -> str:
+    """Return the verdict on a task.
+
+    Parameters
+    ----------
+    outcome : Outcome
+        With what is known of its tests.
+    codes : sequence of int
+        Exit codes of its commands.
+    is_tests : bool
+        Whether it is proved by tests, of which at least one has to pass.
+    is_complete : bool
+        Whether the commands ran to their ends.
+    """
+    if outcome.failed or any(codes):
+        return FAILED
+    if not is_complete:
+        return NOT_REACHED
+    if is_tests and not outcome.passed:
+        return SKIPPED if outcome.skipped else FAILED
+    return PROVED
+
+
+def table(outcomes: Iterable[Outcome]) -> list[str]:
+    """Return the verdicts as a table in Markdown."""
+    lines = [
+        "| | verdict | passed | failed | skipped | seconds | |",
+        f"|---|---{4 * '|---:'}|---|",
+    ]
+    for each in outcomes:
+        numbers = (each.passed, len(each.failed), sum(each.skipped.values()), round(each.seconds))
+        cells = [each.title, _MEANING.get(each.verdict, each.verdict), *map(str, numbers)]
+        lines.append(f"| {' | '.join([*cells, each.explain()])} |")
+    return lines
+
+
+def save(path: Path, about: dict[str, Any], outcomes: Iterable[Outcome]) -> None:
+    """Write outcomes, and what there is to know about the run; never a part of them."""
+    content = {"about": about, "outcomes": [asdict(outcome) for outcome in outcomes]}
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def load(path: Path) -> tuple[dict[str, Any], list[Outcome]]:
+    """Return what `save` has written."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return content["about"], [Outcome(**outcome) for outcome in content["outcomes"]]
+
+
+def merge(runs: Iterable[Sequence[Outcome]]) -> list[Outcome]:
+    """Return the last outcome of each task, unless a later run has not come to it."""
+    found: dict[str, Outcome] = {}
+    for run in runs:
+        for outcome in run:
+            if outcome.verdict != NOT_REACHED or outcome.name not in found:
+                found[outcome.name] = outcome
+    return list(found.values())
+
+
+def page(about: dict[str, Any], outcomes: Sequence[Outcome]) -> list[str]:
+    """Return lines in Markdown: where it was tried, and the verdicts."""
+    machine = [f"    {line}" for line in about["machine"]]
+    lines = [f"{about['date']}, commit {about['commit']}:", "", *machine, ""]
+    return [*lines, f"    {about['command']}", "", *table(outcomes)]

@@ -1,0 +1,177 @@
+"""What `prove_on_gpu` does on a GPU, the most telling first."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+COMPUTE, RANKS = "libs/chainer_compat/tests/gpu", "libs/chainermn/tests/gpu"
+APPS = Path(__file__).resolve().parents[1] / "apps"
+TEST_SECONDS = 20
+#: Of the titles of `benchmarks.gpu`, by which it is told what to measure.
+MEASURED = ("gather", "iteration, ResNet-50", "iteration, conv net", "idle", "exchange")
+
+# Parts of the tests on ranks that are tasks of their own.
+_KERNELS, _TIMELINE = "(batched_copy or kernel)", "test_timeline"
+_OVERLAP, _BUFFERS = "overlap", "double_buffering"
+_SANITIZER = "/usr/local/cuda/bin/compute-sanitizer"
+
+
+class Lane(Enum):
+    """Which tasks run at the same time; within a lane, one runs after the other."""
+
+    FIRST = "first"
+    BESIDE = "beside"  # the first
+    ALONE = "alone"  # after both
+
+
+@dataclass(frozen=True)
+class Task:
+    """Commands that prove one thing.
+
+    Attributes
+    ----------
+    name, title : str
+    commands : sequence of sequence of str
+        Arguments of Python, or with ``under``, of Python under another program.
+    seconds : float
+        How long all of them may take.
+    lane : Lane
+    under : sequence of str
+        A program that runs Python, with its arguments.
+    needs_own_nccl : bool
+        Whether it needs an NCCL that takes several ranks on one GPU.
+    writes : str
+        A file in the folder of outputs that is kept, and without which nothing is proved.
+    rehearsed : sequence of sequence of str, optional
+        Commands that take their place where there is no GPU. By default, tests are only collected.
+    """
+
+    name: str
+    title: str
+    commands: Sequence[Sequence[str]]
+    seconds: float
+    lane: Lane = Lane.FIRST
+    under: Sequence[str] = ()
+    needs_own_nccl: bool = False
+    writes: str = ""
+    rehearsed: Sequence[Sequence[str]] | None = None
+
+    @property
+    def is_tests(self) -> bool:
+        """Return whether outcomes of tests decide, not the exit code alone."""
+        return "pytest" in self.commands[0]
+
+    def rehearsal(self) -> Sequence[Sequence[str]]:
+        """Return what to do instead where there is no GPU."""
+        if self.rehearsed is not None:
+            return self.rehearsed
+        more = ["--collect-only", "-q"] if self.is_tests else []
+        return [[*command, *more] for command in self.commands]
+
+
+def tests(
+    *selection: str, only: str = "", ranks: Sequence[int] = (), seconds: float = TEST_SECONDS
+) -> list[str]:
+    """Return arguments of Python that run some of the tests, at most for so long each."""
+    command = ["-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", "-m", "gpu"]
+    # Warnings of CuPy's are no faults of ours.
+    command += ["-W", "default", "-p", "ci.tell_outcomes", f"--timeout={seconds}"]
+    command += ["-k", only] if only else []
+    return [*command, *(f"--mpi-ranks={number}" for number in ranks), *selection]
+
+
+def every_test() -> list[str]:
+    """Return arguments of Python that show the names of all tests for GPUs."""
+    quiet = ["-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", "-W", "default"]
+    return [*quiet, "--collect-only", "-q", "--color=no", COMPUTE, RANKS, str(APPS)]
+
+
+def on_one_and_more(only: str) -> list[list[str]]:
+    """Return tests on one rank, then on several that share the GPU without NCCL."""
+    return [
+        tests(RANKS, only=only, ranks=[1]),
+        tests(RANKS, only=f"({only}) and not nccl", ranks=[2, 3, 4]),
+    ]
+
+
+def tasks(out: str, processes: int) -> list[Task]:
+    """Return the tasks.
+
+    Parameters
+    ----------
+    out : str
+        Folder of outputs.
+    processes : int
+        For tests on one rank that may run at the same time.
+    """
+    return [*on_ranks(), *beside(processes), *alone(out)]
+
+
+def on_ranks() -> Iterator[Task]:
+    """Yield what proves the library on one GPU, the most basic first."""
+    start = "import chainermn; print(chainermn.create_communicator('naive').rank)"
+    launch = ["-m", "chainermn", "launch", "-n", "2", sys.executable, "-c", start]
+    yield Task("ranks", "two ranks start", [launch], 40)
+    kernels = tests(RANKS, only=_KERNELS, ranks=[1])
+    yield Task("kernels", "kernels that copy gradients", [kernels], 60, rehearsed=[kernels])
+    transports = "test_transports and not batched_copy"
+    by_mpi = tests(RANKS, only=f"{transports} and not nccl")
+    title = "transports by MPI, on 1 to 3 ranks"
+    yield Task("transports", title, [by_mpi], 60, rehearsed=[by_mpi])
+    by_nccl = tests(RANKS, only=f"{transports} and nccl", ranks=[1])
+    yield Task("nccl", "NCCL on one rank", [by_nccl], 50)
+    rest = [f"not {name}" for name in ("test_transports", _KERNELS, _TIMELINE, _OVERLAP, _BUFFERS)]
+    title = "communicators, functions, links, compression"
+    yield Task("communicators", title, on_one_and_more(" and ".join(rest)), 140)
+    yield Task("overlap", "overlap", on_one_and_more(_OVERLAP), 60)
+    yield Task("double_buffering", "double buffering", on_one_and_more(_BUFFERS), 60)
+    yield Task("timeline", "timelines", on_one_and_more(_TIMELINE), 50)
+    # Only accesses of memory: a call that CuPy tries and that fails is no fault.
+    checked = [shutil.which("compute-sanitizer") or _SANITIZER, "--tool", "memcheck"]
+    checked += ["--report-api-errors", "no", "--error-exitcode", "86"]
+    slowly = tests(RANKS, only=_KERNELS, ranks=[1], seconds=80)
+    yield Task("sanitizer", "kernels under compute-sanitizer", [slowly], 90, under=checked)
+    yield Task("doctor", "chainermn doctor", [["-m", "chainermn", "doctor", "-n", "1"]], 50)
+
+
+def beside(processes: int) -> Iterator[Task]:
+    """Yield what proves Chainer and the apps on one rank."""
+    together = ["-n", str(processes)] if processes > 1 else []
+    computes = tests(*together, COMPUTE, only="test_computes")
+    title = "Chainer's functions and links"
+    yield Task("compute", title, [computes], 150, Lane.BESIDE, rehearsed=[computes])
+    cudnn = tests(*together, COMPUTE, only="not test_computes")
+    yield Task("cudnn", "cuDNN", [cudnn], 150, Lane.BESIDE, rehearsed=[cudnn])
+    # Others of the apps' tests import what may not be there.
+    files = [path for path in sorted(APPS.glob("*/test_*.py")) if "mark.gpu" in path.read_text()]
+    apps = tests(*map(str, files), seconds=60)
+    yield Task("apps", "apps with --gpu", [apps], 150, Lane.BESIDE, rehearsed=[apps])
+
+
+def alone(out: str) -> Iterator[Task]:
+    """Yield what fills the GPU, or is disturbed by others on it."""
+    shared = [tests(RANKS, only="nccl", ranks=[2]), tests(RANKS, only="nccl", ranks=[3, 4])]
+    title = "NCCL on several ranks, which may share a GPU"
+    yield Task("shared_gpu", title, shared, 100, Lane.ALONE, needs_own_nccl=True)
+    mnist = ["-m", "chainermn", "launch", "-n", "2", "apps/mnist/train.py", "--out"]
+    trained = [*mnist, f"{out}/mnist", "--gpu", "--epoch", "5"]
+    title = "apps/mnist with --gpu on two ranks"
+    rehearsed = [*mnist, f"{out}/mnist", "--epoch", "1"]
+    yield Task("two_ranks", title, [trained], 50, Lane.ALONE, rehearsed=[rehearsed])
+    measure = ["-m", "benchmarks", "gpu", "--rounds", "3", "--output", f"{out}/results"]
+    # One by one: each saves what it has measured when it ends.
+    measured = [[*measure, "--only", what] for what in MEASURED]
+    yield Task(
+        "benchmarks",
+        "benchmarks",
+        measured,
+        240,
+        Lane.ALONE,
+        writes="results/raw/gpu-mpich.json",
+        rehearsed=[[*measure, "--quick"]],
+    )

@@ -1,0 +1,65 @@
+"""A plug-in of pytest for `prove_on_gpu`: tells a file of each test's outcome as soon as it ends.
+
+What is killed has told of all that it has done. It also shortens the limits of tests on ranks:
+a GPU that hangs is waited for once in a test, and there are many of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TextIO
+
+import pytest
+
+from ci.gpu_outcomes import FILE
+
+#: Seconds for a test on ranks, whose first ones compile kernels.
+SECONDS_ON_RANKS = 40.0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Listen, but not in the processes that xdist runs tests in: they report to this one."""
+    if FILE in os.environ and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Teller(open(os.environ[FILE], "a")))  # noqa: SIM115
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give tests on ranks less time; their pool ends them, which pytest-timeout could not."""
+    for item in items:
+        if (marker := item.get_closest_marker("mpi")) is not None:
+            seconds = min(SECONDS_ON_RANKS, marker.kwargs.get("timeout", SECONDS_ON_RANKS))
+            item.add_marker(pytest.mark.mpi(*marker.args, timeout=seconds), append=False)
+            item.add_marker(pytest.mark.timeout(0))
+
+
+class Teller:
+    """Writes a line for each test that has ended, and for each file that cannot be collected."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Tell of a test once: when it has run, or why it has not."""
+        if report.when == "call" or not report.passed:
+            self._tell(report)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Tell of tests that are not to be run."""
+        if session.config.option.collectonly:
+            for item in session.items:
+                told = {"test": item.nodeid, "outcome": "skipped", "reason": "only collected"}
+                self._write(told)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Tell of what fails before there are tests."""
+        if report.failed:
+            self._tell(report)
+
+    def _tell(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+        self._write({"test": report.nodeid, "outcome": report.outcome, "reason": reason})
+
+    def _write(self, told: dict[str, str]) -> None:
+        self._file.write(json.dumps(told) + "\n")
+        self._file.flush()
