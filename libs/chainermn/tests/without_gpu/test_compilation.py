@@ -48,6 +48,7 @@ def gpu_with(cupy: CupyWithCache) -> Gpu:
 @pytest.mark.mpi(1, 3)
 def test_once_per_host(shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUPY_CACHE_DIR", str(shared_tmp_path))
+    monkeypatch.setattr(compilation, "_SECONDS_TO_WAIT", 600)
     cupy = CupyWithCache(shared_tmp_path)
     gpu = gpu_with(cupy)
     WORLD.Barrier()
