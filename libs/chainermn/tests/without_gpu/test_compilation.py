@@ -81,6 +81,16 @@ def test_a_cache_that_cannot_be_locked(tmp_path: Path, monkeypatch: pytest.Monke
         pass
 
 
+def test_nobody_has_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("CUPY_CACHE_DIR", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    with compilation.one_rank_at_a_time():
+        pass
+
+
 def test_a_lock_that_is_never_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(compilation, "_SECONDS_TO_WAIT", 0.1)
