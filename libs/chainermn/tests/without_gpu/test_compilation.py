@@ -48,6 +48,7 @@ def gpu_with(cupy: CupyWithCache) -> Gpu:
 @pytest.mark.mpi(1, 3)
 def test_once_per_host(shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUPY_CACHE_DIR", str(shared_tmp_path))
+    monkeypatch.setattr(compilation, "_SECONDS_TO_WAIT", 600)
     cupy = CupyWithCache(shared_tmp_path)
     gpu = gpu_with(cupy)
     WORLD.Barrier()
@@ -76,6 +77,16 @@ def test_without_a_cache_on_disk_no_rank_waits(
 def test_a_cache_that_cannot_be_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "file"))
+    with compilation.one_rank_at_a_time():
+        pass
+
+
+def test_nobody_has_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("CUPY_CACHE_DIR", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
     with compilation.one_rank_at_a_time():
         pass
 

@@ -21,11 +21,9 @@ def one_rank_at_a_time() -> Iterator[None]:
         if os.environ.get("CUPY_CACHE_IN_MEMORY", "0") in ("", "0"):
             from filelock import FileLock  # takes a while, and most ranks need no GPU
 
-            cache = os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy/kernel_cache"
-            lock = FileLock(
-                Path(cache) / f"chainermn-{os.uname().nodename}.lock", _SECONDS_TO_WAIT
-            )
-            # A cache that cannot be written to or locked is no reason to fail.
-            with suppress(OSError, NotImplementedError):
-                stack.enter_context(lock)
+            # A cache that cannot be found, written to or locked is no reason to fail.
+            with suppress(OSError, RuntimeError):
+                cache = os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy/kernel_cache"
+                file = Path(cache) / f"chainermn-{os.uname().nodename}.lock"
+                stack.enter_context(FileLock(file, _SECONDS_TO_WAIT))
         yield
