@@ -369,6 +369,30 @@ def test_the_doctor_tries_what_a_cuda_aware_mpi_is_given(
     assert {size for _, size in tried} == {CHUNK_BYTES, CHUNK_BYTES // 2}
 
 
+@pytest.mark.mpi(2)
+def test_pinned_memory_is_freed_after_its_last_copy(
+    stand_in: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Since CuPy gives it to others at once."""
+    pinned: list[np.ndarray] = []
+    allocate = stand_in.pinned
+    monkeypatch.setattr(
+        stand_in, "pinned", lambda n_bytes: pinned.append(allocate(n_bytes)) or pinned[-1]
+    )
+    comm = make("flat")
+    stream = stand_in.new_stream()
+    with stand_in.on(stream):
+        total = comm.allreduce(stand_in.to_gpu(np.full(5, comm.rank + 1, "f")))
+        model = model_with(stand_in, {"a": np.full(5, comm.rank, "f")})
+        comm.multi_node_mean_grad(model)
+        comm.finalize()
+        for memory in pinned:
+            memory[...] = 0xEE
+        stand_in.record().Wait()
+    assert (total == 3).all()
+    assert (model.a.grad == 0.5).all()
+
+
 @pytest.mark.mpi(2, 4)
 def test_two_ranks_on_one_gpu(stand_in: Any) -> None:
     stand_in._device, stand_in._visible = "0000:07:00.0", 1

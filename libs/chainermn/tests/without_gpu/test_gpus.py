@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,6 +45,21 @@ def test_cupy_without_nccl(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert why_no_nccl() is None
     monkeypatch.setattr(stand_in, "nccl", nccl)
     assert why_no_nccl() == "CuPy finds no NCCL library"
+
+
+def test_cupy_that_warns_of_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CuPy 14.2 does: the reason is raised, so that nobody need read it twice."""
+
+    class Cuda(ModuleType):
+        @property
+        def nccl(self) -> Any:
+            warnings.warn("nccl library could not be loaded", stacklevel=1)
+            return SimpleNamespace(available=False)
+
+    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
+    monkeypatch.setitem(sys.modules, "cupy.cuda", Cuda("cupy.cuda"))
+    with pytest.raises(ImportError, match="CuPy finds no NCCL library; install it"):
+        gpu.Gpu.nccl()
 
 
 @pytest.mark.mpi(3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -57,7 +58,9 @@ class Gpu:
     @staticmethod
     def nccl() -> Any:
         """Return CuPy's NCCL module, or raise an ImportError if it or NCCL is missing."""
-        from cupy.cuda import nccl
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # CuPy warns of what is raised here
+            from cupy.cuda import nccl
 
         if not getattr(nccl, "available", True):
             raise ImportError(

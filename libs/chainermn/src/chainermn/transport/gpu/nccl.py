@@ -162,11 +162,11 @@ class NcclTransport:
 
     def close(self) -> None:
         """End NCCL's communicator. The transport cannot be used afterwards."""
-        self._has_failed |= self.failure() is not None
+        has_failed = self.failure() is not None or self._has_failed
         with self._closing:
             self._is_open = False
         # The watch must not wait for this: destroying waits for the other ranks, even dead ones.
-        if self._has_failed:
+        if has_failed:
             self._comm.abort()
         else:
             self._comm.destroy()

@@ -56,6 +56,13 @@ class GpuReducers(Reducers):
         """The reducer among the ranks that have the same position on their hosts, by MPI."""
         return GpuMpiReducer(self._host.inter, the_gpu())
 
+    @override
+    def free(self) -> None:
+        for reducer in (self.__dict__.get("everyone"), self.__dict__.get("inter")):
+            if isinstance(reducer, GpuMpiReducer):
+                reducer.finish()
+        super().free()
+
     def pieces(self, buffer: Array) -> Iterator[Array]:
         """Return the buffer in one piece: these reducers need no scratch memory of its size."""
         yield buffer
@@ -122,6 +129,10 @@ class GpuMpiReducer(AllReducer):
         for ready, chunk in self._staging.chunks(array):
             yield ready
             yield from self._host.allreduce(chunk, divisor, wire_dtype)
+
+    def finish(self) -> None:
+        """Wait until the GPU needs nothing of this reducer any more."""
+        self._staging.finish()
 
 
 def _divide(array: Array, divisor: int) -> None:

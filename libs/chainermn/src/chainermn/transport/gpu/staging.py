@@ -41,6 +41,9 @@ class Direct:
         for part in _divide(array):
             yield self.gpu.record(), part
 
+    def finish(self) -> None:
+        """Wait until the GPU has done all copies."""
+
 
 class Staging(Direct):
     """Instead copies chunks to and from pinned host memory, while MPI has the previous chunk.
@@ -73,6 +76,12 @@ class Staging(Direct):
                 self.gpu.copy_to_gpu(host, part)
         if parts:
             self._last = self.gpu.record()
+
+    @override
+    def finish(self) -> None:
+        # Then the pinned memory can be freed, which CuPy gives to others at once.
+        if self._last is not None:
+            self._last.Wait()
 
     def _begin(self, parts: Sequence[Array], read: bool) -> Iterator[tuple[Pending, Array]]:
         for number, part in enumerate(parts):

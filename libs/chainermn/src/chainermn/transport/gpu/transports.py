@@ -51,8 +51,10 @@ class GpuTransports:
 
     def free(self) -> None:
         """Close the transports. Collective."""
-        for name in ("nccl", "mpi"):
-            self.__dict__.pop(name, None)
+        self.__dict__.pop("nccl", None)
+        mpi = self.__dict__.pop("mpi", None)
+        if mpi is not None:
+            mpi.finish()
         while self._connected:
             self._connected.pop().close()
 
@@ -99,6 +101,11 @@ class GpuMpiTransport:
         nothing = np.empty(0, np.uint8)
         for given, taken in zip_longest(outgoing, incoming, fillvalue=nothing):
             self._mpi.sendrecv(given, dest, taken, source)
+
+    def finish(self) -> None:
+        """Wait until the GPU needs nothing of this transport any more."""
+        for access in (self._staging, self._access, self._incoming):
+            access.finish()
 
 
 def _ready(
