@@ -13,6 +13,7 @@ import tempfile
 import traceback
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 CHECKS = {}
 
@@ -629,6 +630,44 @@ def _():
     exact = x.astype("d")
     mean, std = (find(exact, axis=(0, 2, 3), keepdims=True) for find in (numpy.mean, numpy.std))
     numpy.testing.assert_allclose(y.array, (exact - mean) / std + 1, rtol=0, atol=1e-4)
+
+
+@check("loss-scaling-waits")
+def _():
+    import chainer
+    import numpy
+
+    class Answer:
+        looks = 0
+
+        def __init__(self, flags):
+            self.flags = flags
+
+        def __bool__(self):
+            Answer.looks += 1
+            return bool(self.flags)
+
+    xp = SimpleNamespace(
+        isfinite=numpy.isfinite,
+        all=lambda flags: Answer(flags.all()),
+        any=lambda flags: Answer(flags.any()),
+        stack=lambda answers: numpy.stack([answer.flags for answer in answers]),
+    )
+    device = SimpleNamespace(xp=xp)
+    parameters = {name: SimpleNamespace(device=device, grad=numpy.ones(2, "f")) for name in "abc"}
+    target = SimpleNamespace(params=parameters.values, namedparams=parameters.items)
+    optimizer = chainer.optimizers.SGD()
+    optimizer.target = target
+    optimizer.loss_scaling()
+    optimizer.check_nan_in_grads()
+    assert (Answer.looks, optimizer.is_safe_to_update()) == (1, True)
+    parameters["b"].grad[1] = numpy.inf
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer.check_nan_in_grads()
+    (warning,) = caught
+    assert "param.grad of b" in str(warning.message)
+    assert not optimizer.is_safe_to_update()
 
 
 @check("cudnn-warning")

@@ -19,6 +19,7 @@ from chainer_compat.repairs import (
     serializers,
     setuptools82,
     starting,
+    waits,
     workers,
 )
 
@@ -373,6 +374,13 @@ REPAIRS = (
         "NumPy computes the mean twice, and the result in three arrays of its size",
         passes.copies_are_made,
         passes.normalize_in_place,
+    ),
+    Repair(
+        "loss-scaling-waits",
+        "chainer.optimizer",
+        "the host waits for a GPU once for every parameter to learn whether gradients are finite",
+        waits.host_waits,
+        waits.look_at_all_gradients_at_once,
     ),
     Repair(
         "cudnn-warning",

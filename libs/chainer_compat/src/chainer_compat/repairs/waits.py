@@ -1,0 +1,28 @@
+"""Where Chainer has the host wait for a GPU more often than it must."""
+
+import functools
+from types import ModuleType
+from typing import Any
+
+
+def host_waits() -> bool:
+    return True
+
+
+def look_at_all_gradients_at_once(module: ModuleType) -> None:
+    """Ask once whether all gradients are finite, and only if they are not, which."""
+    original = module.Optimizer.check_nan_in_grads
+
+    @functools.wraps(original)
+    def check_nan_in_grads(self: Any) -> None:
+        parameters = list(self.target.params()) if self._loss_scaling_is_dynamic else []
+        devices = [parameter.device for parameter in parameters]
+        on_one_gpu = devices and all(d.xp is not module.numpy and d == devices[0] for d in devices)
+        if not on_one_gpu or any(parameter.grad is None for parameter in parameters):
+            return original(self)
+        xp = devices[0].xp
+        finite = [xp.all(xp.isfinite(parameter.grad)) for parameter in parameters]
+        self._loss_scaling_isnan = bool(xp.any(~xp.stack(finite)))
+        return original(self) if self._loss_scaling_isnan else None
+
+    module.Optimizer.check_nan_in_grads = check_nan_in_grads
