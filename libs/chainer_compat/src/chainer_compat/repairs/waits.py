@@ -19,10 +19,12 @@ def look_at_all_gradients_at_once(module: ModuleType) -> None:
         devices = [parameter.device for parameter in parameters]
         on_one_gpu = devices and all(d.xp is not module.numpy and d == devices[0] for d in devices)
         if not on_one_gpu or any(parameter.grad is None for parameter in parameters):
-            return original(self)
+            original(self)
+            return
         xp = devices[0].xp
         finite = [xp.all(xp.isfinite(parameter.grad)) for parameter in parameters]
         self._loss_scaling_isnan = bool(xp.any(~xp.stack(finite)))
-        return original(self) if self._loss_scaling_isnan else None
+        if self._loss_scaling_isnan:
+            original(self)
 
     module.Optimizer.check_nan_in_grads = check_nan_in_grads
