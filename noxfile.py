@@ -184,6 +184,16 @@ def gpu_rehearsal(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHONS, default=False)
+def null_gpu_tests(session: nox.Session) -> None:
+    """Run the apps with ``--gpu`` on a CUDA that does nothing: no GPU, but CuPy and a compiler."""
+    libs = ["libs/chainer_compat[test]", "libs/chainermn[mpich,testing]"]
+    install(session, *libs, *test_requirements(), "--group", "null-gpu")
+    # The kernels are compiled anew, to see that they can be.
+    env = {"CUPY_CACHE_DIR": session.create_tmp(), **ONE_THREAD}
+    session.run("python", "-m", "pytest", "-n", "2", "ci/null_gpu", *session.posargs, env=env)
+
+
+@nox.session(python=PYTHONS, default=False)
 def cudnn_tests(session: nox.Session) -> None:
     """Have the real cuDNN plan what it would compute on an H200: 2 GB on disk, but no GPU."""
     libs = ["libs/chainer_compat[cudnn13,test]", "libs/chainermn[mpich,testing]"]

@@ -1,0 +1,64 @@
+"""Run a program as on a machine with GPUs, where there is none: the null GPU.
+
+``python ci/null_gpu mpiexec -n 2 python apps/mnist/train.py --gpu`` runs Chainer and CuPy as they
+are, on top of a CUDA that does nothing: device memory is host memory, copies copy, and a kernel is
+compiled, but not computed. So what is computed stays zero, and of the program this shows
+
+* that it runs to its end on GPUs: devices, streams, memory, kernels that compile, all of Python;
+* where the host waits for a GPU, and which line of Python is to blame.
+
+It shows nothing of numbers, of speed, of what runs at the same time, nor of CUDA's own checks.
+Needs Linux on x86-64, a C compiler, CuPy for CUDA 13, and NVRTC and CUDA's headers from wheels:
+the group null-gpu of pyproject.toml.
+
+How it works: CuPy's modules contain CUDA's runtime. As soon as Python has loaded one, the
+functions of the runtime in it are overwritten with jumps to those of null_gpu.c; the driver,
+cuBLAS, cuRAND and NCCL are libraries that are loaded by name, so ours are loaded first. NVRTC is
+the real one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+if not __package__:  # started as `python ci/null_gpu`
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from ci.null_gpu import build, waits
+
+CANNOT = 3
+
+
+def main() -> int:
+    """Run the command; return its exit code."""
+    args = parse_arguments()
+    if reason := build.why_not():
+        print(f"null_gpu: {reason}", file=sys.stderr)
+        return CANNOT
+    with tempfile.TemporaryDirectory(prefix="null-gpu-") as folder:
+        notes = Path(folder)
+        command = [args.program, *args.arguments]
+        code = subprocess.call(command, env=build.environment(args.devices, notes))
+        print(waits.read(notes).table(), file=sys.stderr)
+    return code if code >= 0 else 128 - code
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return what was typed."""
+    parser = argparse.ArgumentParser(
+        prog="null_gpu",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--devices", type=int, default=2, help="GPUs of this host")
+    parser.add_argument("program", metavar="PROGRAM")
+    parser.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""Every app runs to its end with ``--gpu``, and in no iteration the host waits for the GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ci.null_gpu import build, waits
+from ci.null_gpu.waits import Waits
+
+if reason := build.why_not():
+    pytest.skip(reason, allow_module_level=True)
+
+APPS = build.HERE.parents[1] / "apps"
+LIMIT = 600
+
+
+def run(folder: Path, script: Path, *options: str, ranks: int = 2) -> Waits:
+    """Run a script on so many ranks, each with a GPU of its own."""
+    notes = folder / "notes"
+    notes.mkdir()
+    command = ["mpiexec", "-n", str(ranks), sys.executable, str(script), *options]
+    environment = build.environment(ranks, notes)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return waits.read(notes)
+
+
+def train(folder: Path, script: str, *options: str, ranks: int = 2) -> Waits:
+    return run(folder, APPS / script, "--gpu", "--out", str(folder / "out"), *options, ranks=ranks)
+
+
+def per_iteration(found: Waits) -> dict[tuple[int, str], float]:
+    """Return how often each rank waits in one iteration, by the function that does."""
+    times: Counter[tuple[int, str]] = Counter()
+    for each in found.recurring():
+        # Of what CuPy copies to the host; it waits for the stream after that.
+        if each.call != "cudaMemcpyAsync to pageable memory":
+            times[each.rank, each.stack[0].split()[-1]] += 1
+    return {
+        (rank, function): count / (found.iterations[rank] - waits.FIRST)
+        for (rank, function), count in times.items()
+    }
+
+
+def show(found: Waits) -> str:
+    return "\n" + found.table()
+
+
+# Each app
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_mnist(tmp_path: Path, ranks: int) -> None:
+    found = train(tmp_path, "mnist/train.py", "--epoch", "1", ranks=ranks)
+    assert not found.in_iterations(), show(found)
+    # A report is due at the end of the epoch only.
+    last = found.iterations[0]
+    assert {each.iteration for each in found.between()} == {last}, show(found)
+    assert last == -(-1437 // ranks // 30)
+
+
+@pytest.mark.parametrize("script", ["train_model_parallel.py", "train_dual_parallel.py"])
+def test_mnist_in_two_parts(tmp_path: Path, script: str) -> None:
+    found = train(tmp_path, f"mnist/{script}", "--epoch", "1")
+    # To send activations by MPI, and to receive them.
+    assert per_iteration(found) == {(0, "Wait"): 4, (1, "Wait"): 4}, show(found)
+
+
+def test_imagenet(tmp_path: Path) -> None:
+    options = ["--test", "--mnbn", "--clip", "1", "--ema", "0.9", "--loaderjob", "0"]
+    found = train(tmp_path, "imagenet/train.py", *options)
+    assert not found.in_iterations(), show(found)
+
+
+def test_mixed_precision(tmp_path: Path) -> None:
+    found = train(tmp_path, "imagenet/train.py", "--test", "--mixed16", "--loaderjob", "0")
+    # Whether a step has to be skipped.
+    once = {(0, "check_nan_in_grads"): 1, (1, "check_nan_in_grads"): 1}
+    assert per_iteration(found) == once, show(found)
+
+
+@pytest.mark.parametrize("model", ["lstm", "transformer"])
+def test_seq2seq(tmp_path: Path, model: str) -> None:
+    found = train(tmp_path, "seq2seq/train.py", *sentences(tmp_path), "--model", model)
+    # Longer sentences than ever before need more memory, and perhaps another kernel.
+    assert not found.recurring(), show(found)
+
+
+def test_seq2seq_in_two_parts(tmp_path: Path) -> None:
+    found = train(tmp_path, "seq2seq/train_model_parallel.py", *sentences(tmp_path))
+    times = per_iteration(found)
+    # The norm of the gradients of both, which is found in host memory.
+    assert {function for _, function in times} == {"Wait", "__call__"}, show(found)
+    assert times[0, "__call__"] == times[1, "__call__"] == 1, show(found)
+
+
+def sentences(folder: Path) -> list[str]:
+    """Write something to translate; return the options for it."""
+    lines = [" ".join("abcdefgh"[i % 5 : i % 5 + 1 + i % 3]) for i in range(340)]
+    for name in ("source", "target"):
+        (folder / name).write_text("\n".join([*lines, ""]))
+    files = ["--source", str(folder / "source"), "--target", str(folder / "target")]
+    return [*files, "--hold-out", "20", "--batchsize", "16", "--unit", "16", "--epoch", "1"]
+
+
+def test_dcgan(tmp_path: Path) -> None:
+    found = train(tmp_path, "dcgan/train.py", "--epoch", "1", "--unit", "4")
+    assert not found.in_iterations(), show(found)
+
+
+def test_cifar(tmp_path: Path) -> None:
+    options = ["--examples", "400", "--epoch", "1", "--unit", "4"]
+    found = train(tmp_path, "cifar/train.py", *options)
+    assert not found.in_iterations(), show(found)
+
+
+# Each way to exchange gradients
+
+EXCHANGE = """
+import sys
+import chainer, numpy as np
+from chainer.training import StandardUpdater, Trainer
+import chainermn
+
+comm = chainermn.create_communicator(**eval(sys.argv[1]))
+device = chainer.get_device(f"@cupy:{comm.intra_rank}")
+device.use()
+model = chainer.links.Classifier(chainer.Sequential(*map(chainer.links.Linear, [9, 99], [99, 2])))
+model.to_device(device)
+sgd = chainer.optimizers.MomentumSGD()
+optimizer = chainermn.create_multi_node_optimizer(sgd, comm, **eval(sys.argv[2])).setup(model)
+data = [(np.ones(9, "f"), np.int32(1))] * 20
+updater = StandardUpdater(chainer.iterators.SerialIterator(data, 2), optimizer, device=device)
+Trainer(updater, (12, "iteration"), out=sys.argv[3]).run()
+"""
+
+
+@pytest.mark.parametrize(
+    ("communicator", "options"),
+    [
+        ({"communicator_name": "pure_nccl"}, {}),
+        ({"communicator_name": "pure_nccl", "allreduce_grad_dtype": "bfloat16"}, {}),
+        ({"communicator_name": "pure_nccl"}, {"double_buffering": True}),
+        ({"communicator_name": "pure_nccl"}, {"overlap": True}),
+        ({"communicator_name": "pure_nccl"}, {"accumulate": 2}),
+        ({"communicator_name": "hierarchical"}, {}),
+        ({"communicator_name": "two_dimensional"}, {}),
+        ({"communicator_name": "single_node"}, {}),
+    ],
+)
+def test_no_wait_for_gradients(
+    tmp_path: Path, communicator: dict[str, object], options: dict[str, object]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(EXCHANGE)
+    arguments = [repr(communicator), repr(options), str(tmp_path / "out")]
+    found = run(tmp_path, script, *arguments)
+    assert found.iterations == {0: 12, 1: 12}
+    assert not found.recurring(), show(found)

@@ -1,0 +1,99 @@
+"""Where the processes of a job waited for the GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Iterations until kernels are compiled and memory is there.
+FIRST = 5
+#: Calls by which CuPy gets more memory, and a kernel for the first time.
+GROWING = ("cudaMalloc", "cudaHostAlloc", "cuModuleLoadData")
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One call in which the host waits for the GPU."""
+
+    #: The function of CUDA's.
+    call: str
+    bytes: int
+    #: What the trainer does: ``update``, the name of an extension, or of a thread beside it.
+    phase: str
+    #: How many iterations have been finished; -1 before there is a trainer.
+    iteration: int
+    rank: int
+    #: The lines of Python outside CuPy, the innermost first.
+    stack: tuple[str, ...]
+    #: How many kernels have been launched.
+    launches: int
+
+    @property
+    def line(self) -> str:
+        """Return the line that waits, and the next one of ours that has led to it."""
+        own = next((line for line in self.stack if "site-packages" not in line), "")
+        lines = [line.split("site-packages/")[-1] for line in (*self.stack[:1], own)]
+        return " < ".join(dict.fromkeys(filter(None, lines)))
+
+
+@dataclass(frozen=True)
+class Waits:
+    """All waits of a job."""
+
+    waits: list[Wait]
+    #: How many iterations each rank has done, and how many kernels it has launched.
+    iterations: dict[int, int]
+    launches: dict[int, int]
+
+    def in_iterations(self) -> list[Wait]:
+        """Return those in iterations themselves, after the `FIRST` ones."""
+        return [each for each in self.waits if each.phase == "update" and each.iteration >= FIRST]
+
+    def recurring(self) -> list[Wait]:
+        """Return those of them that are not for something new."""
+        return [each for each in self.in_iterations() if each.call not in GROWING]
+
+    def between(self) -> list[Wait]:
+        """Return those of what a trainer does between iterations."""
+        others = [each for each in self.waits if each.phase not in ("", "update")]
+        return [each for each in others if each.iteration >= FIRST]
+
+    def table(self) -> str:
+        """Return what the host waits for after the first iterations, by line."""
+        lines = [
+            f"rank {rank}: {self.iterations[rank]} iterations, {self.launches[rank]} kernels"
+            for rank in sorted(self.iterations)
+        ]
+        lines += [f"in iterations, after the first {FIRST}:", *show(self.in_iterations())]
+        lines += ["between them:", *show(self.between())]
+        return "\n".join(lines)
+
+
+def show(waits: Sequence[Wait]) -> list[str]:
+    """Return a line of text for each line of Python that waits: how often, where, by what."""
+    found: dict[tuple[str, ...], list[Wait]] = {}
+    for each in waits:
+        found.setdefault((each.phase, each.call, each.line), []).append(each)
+    return [
+        f"{len(found[what]):6} in {len({each.iteration for each in found[what]})} iterations: "
+        + ", ".join(what)
+        for what in sorted(found)
+    ] or ["     0"]
+
+
+def read(folder: Path) -> Waits:
+    """Read what the processes of a job have noted."""
+    waits: list[Wait] = []
+    iterations: dict[int, int] = {}
+    launches: dict[int, int] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            note = json.loads(line)
+            wait = Wait(**note | {"stack": tuple(note["stack"])})
+            iterations[wait.rank] = max(iterations.get(wait.rank, 0), wait.iteration)
+            launches[wait.rank] = max(launches.get(wait.rank, 0), wait.launches)
+            if wait.call != "end":
+                waits.append(wait)
+    return Waits(waits, iterations, launches)
