@@ -108,12 +108,13 @@ def function(name: str, backward: bool) -> Step:
 
 
 def use_device(comm: Any, on_gpu: bool) -> Any:
-    """Return the CPU, or the GPU of this rank."""
+    """Return the CPU, or the GPU of this rank: as `chainermn.choose_device`, if that is there."""
+    name = "@numpy"
     if on_gpu:
-        count = chainer.backends.cuda.cupy.cuda.runtime.getDeviceCount()
-        device = chainer.get_device(f"@cupy:{comm.intra_rank % count}")
-    else:
-        device = chainer.get_device("@numpy")
+        # There is one alone where each rank sees only its own.
+        visible = chainer.backends.cuda.cupy.cuda.runtime.getDeviceCount()
+        name = f"@cupy:{comm.intra_rank % visible}"
+    device = chainer.get_device(name)
     device.use()
     return device
 
