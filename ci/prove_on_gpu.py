@@ -44,6 +44,7 @@ ROOT = Path(__file__).resolve().parents[1]
 #: Every process of a task inherits this variable, by which those left behind are found.
 MARK = "PROVE_ON_GPU_TASK"
 RUN = uuid.uuid4().hex
+# Seconds for what is ended to end.
 _GRACE = 5.0
 _LINES_OF_FAILURES = 25
 _SLOWER_IN_REHEARSALS = 5  # on two cores, instead of sixteen
@@ -307,7 +308,8 @@ def follow(command: Sequence[str], log: TextIO, env: dict[str, str], seconds: fl
     finally:
         for line in kill_marked(mark):
             print(f"left behind, killed: {line}", file=log, flush=True)
-        process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # of one that a driver holds
+            process.wait(_GRACE)
     return code
 
 

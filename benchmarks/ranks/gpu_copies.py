@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import cupy
 import numpy as np
 
 from benchmarks.ranks import networks
-from benchmarks.ranks.orders import Orders, Repeated, Step
+from benchmarks.ranks.orders import Orders, Step
 from chainermn.gradients.batched_copy import BatchedCopy
 from chainermn.transport.gpu.device import the_gpu
 
-# So that the GPU, not the script, takes the time.
 _TIMES = 20
+# Copies of so many bytes keep the GPU busy until the script has asked for all that is measured.
+_BUSY_BYTES, _BUSY_TIMES = 1 << 28, 100
 
 
 def run(orders: Orders) -> None:
@@ -23,46 +23,62 @@ def run(orders: Orders) -> None:
 
 def gather_and_scatter(network: str, wire: str) -> Step:
     """Return what an exchange does beside the all-reduce."""
-    sizes = sizes_of(network)
-    arrays = [cupy.full(size, 1e-4, np.float32) for size in sizes]
-    copy = BatchedCopy(the_gpu(), sizes, [array.dtype for array in arrays], np.dtype(wire))
-    buffer = the_gpu().empty(copy.length, np.dtype(wire))
+    gpu, sizes = the_gpu(), sizes_of(network)
+    dtype = np.dtype(np.float32)
+    arrays = [zeros(size, dtype) for size in sizes]
+    copy = BatchedCopy(gpu, sizes, [dtype] * len(sizes), np.dtype(wire))
+    buffer = zeros(copy.length, np.dtype(wire))
 
-    def step() -> None:
+    def once() -> None:
         copy.gather(arrays, buffer)
         copy.scatter(buffer, arrays, 1)
 
-    return Repeated(step, _TIMES, synchronize)
+    return timed(once)
 
 
 def copies(network: str, wire: str) -> Step:
     """Return copies from memory to memory that read and write as many bytes."""
     n = sum(sizes_of(network))
-    pairs = [
-        [cupy.zeros(n * itemsize, np.uint8) for _ in range(2)]
-        for itemsize in (4, np.dtype(wire).itemsize)
-    ]
+    itemsizes = (4, np.dtype(wire).itemsize)
+    pairs = [[zeros(n * itemsize, np.dtype(np.uint8)) for _ in range(2)] for itemsize in itemsizes]
 
-    def step() -> None:
-        for source, into in pairs:
-            stream = cupy.cuda.get_current_stream()
-            into.data.copy_from_device_async(source.data, source.nbytes, stream)
+    def once() -> None:
+        for into, source in pairs:
+            into[...] = source
 
-    return Repeated(step, _TIMES, synchronize)
+    return timed(once)
+
+
+def timed(once: Callable[[], None]) -> Step:
+    """Return a step that tells how long the GPU takes for something, as its events have it."""
+    gpu = the_gpu()
+    into, source = (zeros(_BUSY_BYTES, np.dtype(np.uint8)) for _ in range(2))
+
+    def step() -> dict[str, float]:
+        for _ in range(_BUSY_TIMES):
+            into[...] = source
+        start = gpu.timed_event()
+        for _ in range(_TIMES):
+            once()
+        end = gpu.timed_event()
+        end.Wait()
+        return {"seconds": end.nanoseconds_since(start) / 1e9 / _TIMES}
+
+    return step
+
+
+def zeros(size: int, dtype: np.dtype[Any]) -> Any:
+    array = the_gpu().empty(size, dtype)
+    array[...] = 0
+    return array
 
 
 def sizes_of(network: str) -> list[int]:
     made = networks.make(network)
-    if any(not parameter.is_initialized for parameter in made.model.params()):
-        made.model(made.examples(1)[0])
     return [parameter.size for parameter in made.model.params()]
 
 
-def synchronize() -> None:
-    cupy.cuda.get_current_stream().synchronize()
-
-
-PREPARE: dict[str, Callable[..., Any]] = {
+PREPARE: dict[str, Callable[..., Step]] = {
     "gather and scatter": gather_and_scatter,
     "copies": copies,
 }

@@ -84,16 +84,14 @@ class Pipelined:
 
 @dataclass(frozen=True)
 class Repeated:
-    """A step that counts for as many as it takes to come around, and what is done after these."""
+    """A step that counts for as many as it takes to come around."""
 
     step: Callable[[], None]
     times: int
-    then: Callable[[], None] = lambda: None
 
     def __call__(self) -> None:
         for _ in range(self.times):
             self.step()
-        self.then()
 
 
 #: May return further figures to answer.

@@ -1,0 +1,136 @@
+"""What is measured on GPUs, with figures and timelines that are made up: there is no GPU here."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import figures, gpu, harness, report
+from benchmarks.figures import Group, Measured
+from benchmarks.gpu import COPIES, IDLE
+from benchmarks.harness import Contestant, Place, Settings
+from chainermn.spans import MAIN, Span
+from ci import gpu_outcomes
+from ci.gpu_outcomes import PROVED, Outcome
+
+
+def spans(*of_gpu: tuple[str, int, int], stream: str = "GPU stream 1") -> list[Span]:
+    found = [Span(name, stream, start, end) for name, start, end in of_gpu]
+    return [Span("forward", MAIN, 0, 10**9), *found]
+
+
+def test_a_gpu_idles_while_no_stream_has_work() -> None:
+    second = 10**9
+    first = spans(
+        ("forward", 0, 2 * second),
+        ("backward", 2 * second, 4 * second),
+        ("forward", 10 * second, 12 * second),
+        ("backward", 12 * second, 99 * second),
+    )
+    # Work on another stream, half of it at the same time as that on the first.
+    first += spans(("copy", 3 * second, 5 * second), stream="GPU stream 2")
+    second_rank = spans(("forward", 0, 8 * second), ("forward", 8 * second, 9 * second))
+    seconds, idle = gpu.idle({0: first, 1: second_rank})
+    assert seconds == [10, 8]
+    assert idle == pytest.approx((50 + 0) / 2)
+
+
+def test_a_timeline_without_a_gpu_is_no_measurement() -> None:
+    with pytest.raises(RuntimeError, match="no two iterations"):
+        gpu.idle({0: [Span("forward", MAIN, 0, 10)]})
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that gives the machine GPUs, and every contestant a second."""
+
+    def have(gpus: int) -> list[tuple[Place, list[Contestant]]]:
+        taken: list[tuple[Place, list[Contestant]]] = []
+
+        class Gpu:
+            def devices(self) -> list[int]:
+                return list(range(gpus))
+
+        def take_turns(
+            place: Place, found: list[Contestant], settings: Settings, **_: Any
+        ) -> list[Measured]:
+            taken.append((place, found))
+            return [Measured(contestant.name, [1.0]) for contestant in found]
+
+        monkeypatch.setattr("chainermn.transport.gpu.available.why_no_gpu", lambda: None)
+        monkeypatch.setattr("chainermn.transport.gpu.available.why_no_nccl", lambda: None)
+        monkeypatch.setattr("chainermn.transport.gpu.device.the_gpu", lambda: Gpu())
+        monkeypatch.setattr(gpu, "take_turns", take_turns)
+        monkeypatch.setattr(
+            gpu, "record", lambda *_: {0: spans(("forward", 0, 1), ("forward", 2, 3))}
+        )
+        return taken
+
+    return have
+
+
+SETTINGS = Settings(1, True, "", "", lambda text: None)
+
+
+def test_one_gpu_gives_no_figures_of_exchanges(machine: Any) -> None:
+    taken = machine(1)
+    found = list(gpu.measure(SETTINGS))
+    titles = [group.title for group in found if isinstance(group, Group)]
+    reasons = [reason for reason in found if isinstance(reason, str)]
+    assert not any(title.startswith("exchange") for title in titles)
+    assert "exchanges: there is one GPU, and an all-reduce of one rank moves nothing" in reasons
+    names = [contestant.name for _, contestants in taken for contestant in contestants]
+    assert not [name for name in names if "overlap" in name]
+    options = [c.options for _, contestants in taken for c in contestants if c.team == "torch"]
+    assert all(each["alone"] for each in options)
+
+
+def test_two_gpus_are_measured_together(machine: Any) -> None:
+    machine(2)
+    titles = [group.title for group in gpu.measure(SETTINGS) if isinstance(group, Group)]
+    of_two = [title for title in titles if title.endswith("one rank on each of 2 GPUs")]
+    assert [title.split(",")[0] for title in of_two] == [
+        *4 * ["iteration"],
+        "idle GPU",
+        *2 * ["exchange"],
+    ]
+
+
+def test_only_some_titles(machine: Any) -> None:
+    machine(1)
+    settings = dataclasses.replace(SETTINGS, only="gather")
+    groups = [group for group in gpu.measure(settings) if isinstance(group, Group)]
+    assert [group.title.split(",")[0] for group in groups] == 4 * ["gather and scatter"]
+    assert groups[0].baseline == COPIES
+    # 102.2 MB read and written each way, and as many of the buffer, all in a second.
+    assert groups[0].rows[0].more["GB/s"] == pytest.approx(0.4089, abs=1e-4)
+    assert groups[1].rows[0].more["GB/s"] == pytest.approx(0.3067, abs=1e-4)
+
+
+def test_every_team_is_known(machine: Any) -> None:
+    taken = machine(2)
+    list(gpu.measure(SETTINGS))
+    teams = {contestant.team for _, contestants in taken for contestant in contestants}
+    assert teams <= harness._TEAMS.keys()
+
+
+def test_the_page_has_verdicts_and_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    rows = [Measured("ours", [0.0012], {"GB/s": 340.0}), Measured(COPIES, [0.001])]
+    report.save("gpu", "mpich", [Group("gather", {"what": "copies"}, rows, COPIES)], ["cuDNN: no"])
+    gpu.write("gpu", gpu.TITLE)
+    before = (tmp_path / "gpu.md").read_text()
+    assert "What was proved" not in before
+    assert "| ours | 1.20 | 1.20-1.20 | 1.20 | 340.00 |" in before
+    about = {"date": "2026-11-26", "commit": "abc", "machine": ["GPU: one"], "command": "prove"}
+    gpu_outcomes.save(tmp_path / "raw" / gpu.VERDICTS, about, [Outcome("a", "A task", PROVED, 7)])
+    gpu.write("gpu", gpu.TITLE)
+    text = (tmp_path / "gpu.md").read_text()
+    assert "2026-11-26, commit abc:" in text
+    assert "| A task | proved | 7 | 0 | 0 | 0 |  |" in text
+    assert IDLE not in text
