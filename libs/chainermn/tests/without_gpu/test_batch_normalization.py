@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any, ClassVar
 
 import chainer
@@ -14,6 +15,7 @@ from mpi4py import MPI
 import chainermn
 from chainermn.communicators import registered
 from chainermn.functions import multi_node_batch_normalization
+from chainermn.testing.mpiexec import run_job
 
 WORLD = MPI.COMM_WORLD
 PER_ITERATION = 3  # sums, sums of squares, sums of gradients
@@ -121,6 +123,33 @@ def test_wrong_input_raises_on_all_ranks_at_first_and_then_on_its_own(
             layer(bad)
         assert not CountedMpi.counts
     layer(good)
+
+
+JOB = """
+import sys
+sys.path.insert(0, {folder!r})
+import numpy as np
+import stand_in_gpu, chainermn
+from chainermn.communicators.pure_nccl_communicator import PureNcclCommunicator
+from chainermn.transport.gpu import device
+
+stand_in = stand_in_gpu.StandInGpu()
+device.use(stand_in)
+comm = PureNcclCommunicator(chainermn.create_communicator("naive").mpi_comm)
+gamma, beta, good, bad = map(stand_in.to_gpu, (np.ones(3), np.ones(3), np.ones((2, 3)), 7))
+for x in (good, bad if comm.rank == 1 else good):
+    chainermn.functions.multi_node_batch_normalization(x, gamma, beta, comm)
+"""
+
+
+def test_wrong_input_of_one_rank_ends_the_job(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(JOB.format(folder=str(Path(__file__).parent)))
+    result = run_job(2, [script])
+    assert not result.timed_out
+    assert result.returncode != 0
+    assert "multi_node_batch_normalization: rank 1: expected x of a float dtype" in result.stderr
+    assert "chainermn: rank 1 of 2 on " in result.stderr
 
 
 @pytest.mark.mpi(2)
