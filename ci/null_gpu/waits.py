@@ -43,13 +43,15 @@ class Waits:
     """All waits of a job."""
 
     waits: list[Wait]
-    #: How many iterations each rank has done, and how many kernels it has launched.
+    #: After how many iterations each rank began; more than 0 where it was resumed.
+    started: dict[int, int]
+    #: How many iterations it has done in the end, and how many kernels it has launched.
     iterations: dict[int, int]
     launches: dict[int, int]
 
     def in_iterations(self) -> list[Wait]:
         """Return those in iterations themselves, after the `FIRST` ones."""
-        return [each for each in self.waits if each.phase == "update" and each.iteration >= FIRST]
+        return [each for each in self.waits if each.phase == "update" and self._is_late(each)]
 
     def recurring(self) -> list[Wait]:
         """Return those of them that are not for something new."""
@@ -58,7 +60,10 @@ class Waits:
     def between(self) -> list[Wait]:
         """Return those of what a trainer does between iterations."""
         others = [each for each in self.waits if each.phase not in ("", "update")]
-        return [each for each in others if each.iteration >= FIRST]
+        return [each for each in others if self._is_late(each)]
+
+    def _is_late(self, wait: Wait) -> bool:
+        return wait.iteration >= self.started.get(wait.rank, 0) + FIRST
 
     def table(self) -> str:
         """Return what the host waits for after the first iterations, by line."""
@@ -86,6 +91,7 @@ def show(waits: Sequence[Wait]) -> list[str]:
 def read(folder: Path) -> Waits:
     """Read what the processes of a job have noted."""
     waits: list[Wait] = []
+    started: dict[int, int] = {}
     iterations: dict[int, int] = {}
     launches: dict[int, int] = {}
     for path in sorted(folder.glob("*.jsonl")):
@@ -94,6 +100,8 @@ def read(folder: Path) -> Waits:
             wait = Wait(**note | {"stack": tuple(note["stack"])})
             iterations[wait.rank] = max(iterations.get(wait.rank, 0), wait.iteration)
             launches[wait.rank] = max(launches.get(wait.rank, 0), wait.launches)
+            if wait.phase == "update":
+                started.setdefault(wait.rank, wait.iteration)
             if wait.call != "end":
                 waits.append(wait)
-    return Waits(waits, iterations, launches)
+    return Waits(waits, started, iterations, launches)
