@@ -81,6 +81,8 @@ def tests(
     command = ["-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", "-m", "gpu"]
     # Warnings of CuPy's are no faults of ours.
     command += ["-W", "default", "-p", "ci.tell_outcomes", f"--timeout={seconds}"]
+    # No signal interrupts a call of CUDA's that hangs: the stacks are all one gets of it.
+    command += ["-o", f"faulthandler_timeout={0.75 * seconds:g}"]
     command += ["-k", only] if only else []
     return [*command, *(f"--mpi-ranks={number}" for number in ranks), *selection]
 
