@@ -16,6 +16,7 @@ PROVED, FAILED, SKIPPED, NOT_REACHED = "proved", "failed", "skipped", "not reach
 #: A test that was skipped has shown nothing, whatever the reason.
 _MEANING = {SKIPPED: "skipped: **not proved**", FAILED: "**failed**"}
 _MOST_NAMES = 10
+_LONGEST_REASON = 200
 
 
 @dataclass
@@ -50,7 +51,8 @@ class Outcome:
     def explain(self) -> str:
         """Return why it is not simply proved, in one line."""
         parts = [self.note] if self.note else []
-        parts += [f"{number} skipped: {reason}" for reason, number in self.skipped.items()]
+        for reason, number in self.skipped.items():
+            parts.append(f"{number} skipped: {reason[:_LONGEST_REASON]}")
         parts += [f"`{name}`" for name in self.failed[:_MOST_NAMES]]
         if more := len(self.failed) - _MOST_NAMES:
             parts += [f"and {more} more"] * (more > 0)

@@ -81,7 +81,11 @@ def tests(
     command = ["-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", "-m", "gpu"]
     # Warnings of CuPy's are no faults of ours.
     command += ["-W", "default", "-p", "ci.tell_outcomes", f"--timeout={seconds}"]
+    # No signal interrupts a call of CUDA's that hangs: the stacks are all one gets of it.
+    command += ["-o", f"faulthandler_timeout={0.75 * seconds:g}"]
     command += ["-k", only] if only else []
+    # After a failure ranks are started anew, and many of them leave no time for the rest.
+    command += ["--maxfail=10"] if RANKS in selection else []
     return [*command, *(f"--mpi-ranks={number}" for number in ranks), *selection]
 
 

@@ -79,6 +79,8 @@ class Run:
         By the names of the tasks, in their order.
     nccl : Path, optional
         An NCCL that takes several ranks on one GPU.
+    lacks_nccl : bool
+        Whether the machine has none of its own.
     is_rehearsal : bool
     told : set of str
         Names of all tests of which there is an outcome.
@@ -92,6 +94,7 @@ class Run:
     about: dict[str, Any]
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     nccl: Path | None = None
+    lacks_nccl: bool = False
     is_rehearsal: bool = False
     told: set[str] = field(default_factory=set)
     why_stopped: str = ""
@@ -133,9 +136,14 @@ def main() -> int:
         run.write()
         try:
             return prove(run, chosen, arguments.bundle, wants_all=not arguments.only)
+        except BaseException as error:
+            run.why_stopped = f"{error}" or type(error).__name__
+            raise
         finally:
-            run.why_stopped = run.why_stopped or "this was ended"
             kill_marked(RUN)
+            for outcome in run.outcomes.values():
+                if outcome.verdict == NOT_REACHED:
+                    outcome.note = outcome.note or run.why_stopped
             run.write()
             print(*gpu_outcomes.table(run.outcomes.values()), sep="\n", flush=True)
 
@@ -166,6 +174,7 @@ def prove(run: Run, chosen: Sequence[Task], bundle: Path | None, *, wants_all: b
         run.about["machine"] += [f"{versions()}"]
         run.about["commit"] = commit_of(bundle)
         no_gpu, no_nccl = why_none(run, log)
+        run.lacks_nccl = bool(no_nccl)
         print(
             run.about["machine"][-1], f"GPU: {no_gpu or 'yes'}; NCCL: {no_nccl or 'yes'}", sep="\n"
         )
@@ -270,7 +279,10 @@ def why_none(run: Run, log: TextIO) -> tuple[str, str]:
     answer = run.place / f"{uuid.uuid4().hex}.json"
     # Into a file: whatever warns while it is imported does so on standard output or error.
     code = (
-        "import json, sys\n"
+        "import json, sys, traceback\n"
+        # chainermn looks for a GPU only where somebody has imported CuPy.
+        "try: import cupy\n"
+        "except ImportError: traceback.print_exc()\n"
         "from chainermn.transport.gpu.available import why_no_gpu, why_no_nccl\n"
         "json.dump([why_no_gpu() or '', why_no_nccl() or ''], open(sys.argv[1], 'w'))\n"
     )
@@ -364,7 +376,7 @@ def do(run: Run, task: Task, outcome: Outcome, log: TextIO) -> None:
     told = run.place / f"{task.name}.outcomes"
     told.touch()
     env = {FILE: str(told), "MPLBACKEND": "Agg"}
-    if task.needs_own_nccl and run.nccl is not None:
+    if run.nccl is not None and (task.needs_own_nccl or run.lacks_nccl):
         # CuPy would take PyTorch's, unless one is loaded already.
         env["LD_PRELOAD"] = str(run.nccl)
     commands = task.rehearsal() if run.is_rehearsal else task.commands

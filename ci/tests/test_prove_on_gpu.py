@@ -161,6 +161,7 @@ def test_sigterm_leaves_the_verdicts_and_no_process(tmp_path: Path) -> None:
         process.wait()
     _, outcomes = gpu_outcomes.load(tmp_path / "verdicts.json")
     assert [outcome.verdict for outcome in outcomes] == [PROVED, NOT_REACHED]
+    assert outcomes[1].note == "ended by SIGTERM"
     assert not is_running(int(pid.read_text()))
 
 

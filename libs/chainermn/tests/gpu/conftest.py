@@ -6,6 +6,7 @@ if any of them is skipped.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator
@@ -16,6 +17,10 @@ import pytest
 
 from chainermn.transport.gpu.available import why_no_gpu, why_no_nccl
 from chainermn.transport.gpu.device import the_gpu
+
+# chainermn finds a GPU only where CuPy has been imported, which not every test does by itself.
+with contextlib.suppress(ImportError):
+    import cupy  # noqa: F401
 
 # NCCL 2.30 and newer takes several ranks on one GPU, but not with all that it can do.
 SHARED_GPU = {
