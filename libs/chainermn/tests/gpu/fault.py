@@ -1,6 +1,7 @@
 """Write to an address that is not there, on the GPU of the last rank, and average gradients."""
 
 import sys
+import time
 
 import chainer
 import cupy
@@ -21,7 +22,11 @@ def main(how: str) -> None:
     model.p.grad = cupy.ones(1000, "f")
     comm.multi_node_mean_grad(model)
     if comm.rank == comm.size - 1:
-        cupy.RawKernel(WRITE, "write")((1,), (1,), (np.uint64(64),))
+        write = cupy.RawKernel(WRITE, "write")
+        write.compile()
+        # So that the event is recorded before the fault, after which CUDA refuses that.
+        cupy.cuda.get_current_stream().launch_host_func(lambda _: time.sleep(2), None)
+        write((1,), (1,), (np.uint64(64),))
         if how == "test":
             event = the_gpu().record()
             while not event.Test():

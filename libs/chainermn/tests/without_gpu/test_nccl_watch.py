@@ -19,6 +19,8 @@ class Ended(BaseException):
 class Connection:
     """Fails at some of the looks."""
 
+    rank, size = 1, 2
+
     def __init__(self, looks: str) -> None:
         self._looks = iter(looks)
 
@@ -102,5 +104,6 @@ def test_watch_outlives_errors_of_its_own(capfd: pytest.CaptureFixture[str]) -> 
     assert nccl_watch._first_failure() is None
     assert nccl_watch._first_failure() == "NCCL failed"
     told = capfd.readouterr().err
+    assert "on rank 1 of 2, on " in told
     assert "a failure of NCCL could leave the job hanging from now on" in told
     assert told.count("AttributeError: another CuPy") == 1

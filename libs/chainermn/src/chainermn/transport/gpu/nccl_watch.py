@@ -68,8 +68,9 @@ def _failure_of(transport: NcclTransport) -> str | None:
         with _lock:
             _watched.discard(transport)
         print(
-            f"chainermn: on {host_name()}, a failure of NCCL could leave the job hanging from now "
-            f"on, because asking it for errors has failed:\n{traceback.format_exc()}",
+            f"chainermn: on rank {transport.rank} of {transport.size}, on {host_name()}, a "
+            "failure of NCCL could leave the job hanging from now on, because asking it "
+            f"for errors has failed:\n{traceback.format_exc()}",
             file=sys.stderr,
         )
         return None
