@@ -19,6 +19,7 @@ import hashlib
 import json
 import lzma
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -47,6 +48,8 @@ RUN = uuid.uuid4().hex
 # Seconds for what is ended to end.
 _GRACE = 5.0
 _LINES_OF_FAILURES = 25
+# In the reasons of tests that are skipped in a rehearsal.
+_FOR_WANT_OF_A_GPU = re.compile("CUDA|GPU|only collected")
 _SLOWER_IN_REHEARSALS = 5  # on two cores, instead of sixteen
 _MACHINE = (
     ("kernel", "uname -srm; nproc; head -n 1 /proc/meminfo"),
@@ -417,6 +420,10 @@ def check_rehearsal(run: Run, wants_all: bool) -> int:
         for outcome in run.outcomes.values()
         if outcome.verdict in (FAILED, NOT_REACHED)
     ]
+    for outcome in run.outcomes.values():
+        # What is missing beside a GPU would be missing where there is one, too.
+        strange = [reason for reason in outcome.skipped if not _FOR_WANT_OF_A_GPU.search(reason)]
+        complaints += [f"{outcome.name}: tests were skipped: {reason}" for reason in strange]
     if wants_all:
         found = run.place / "all.txt"
         with found.open("w") as log:

@@ -124,6 +124,21 @@ def test_a_rehearsal_does_what_needs_no_gpu(
     assert "rehearsal: two: failed, exit code 1" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("reason", "code"), [("CUDA does not answer", 0), ("CuPy is not installed", 1)]
+)
+def test_a_rehearsal_takes_no_other_reason_for_skipping(
+    prove: Prove, tmp_path: Path, reason: str, code: int
+) -> None:
+    test = tmp_path / "test_it.py"
+    test.write_text(f"import pytest\ndef test_it(): pytest.skip({reason!r})\n")
+    command = ["-m", "pytest", "-p", "ci.tell_outcomes", "-p", "no:cacheprovider"]
+    command += ["--rootdir", str(tmp_path), "-c", os.devnull, str(test)]
+    task = Task("task", "Task", [command], LIMIT, rehearsed=[command])
+    found = prove([task], "--rehearse", "--only", "task", no_gpu="no driver")
+    assert (found[0], verdicts(found[1])) == (code, {"task": SKIPPED})
+
+
 def test_figures_are_kept_and_nothing_measured_is_nothing_proved(
     prove: Prove, tmp_path: Path
 ) -> None:
