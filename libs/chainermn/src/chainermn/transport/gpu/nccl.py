@@ -43,7 +43,7 @@ def check_devices(mpi_comm: MPI.Intracomm, gpu: Gpu) -> None:
                 f"{owner}, {device} of {host}. That host has {ranks} ranks, and "
                 f"{count} {'GPU' if count == 1 else 'GPUs'} that rank {rank} sees. Before the "
                 "first exchange let each rank choose its own: "
-                "chainer.cuda.get_device_from_id(comm.intra_rank).use(); "
+                "chainermn.choose_device(comm); "
                 f"start no more ranks on a host than it has GPUs, or use the communicator 'naive'"
             )
 
