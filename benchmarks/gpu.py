@@ -17,11 +17,10 @@ from benchmarks.harness import REPOSITORY, Contestant, Place, Settings, take_tur
 from benchmarks.networks import GRADIENT_BYTES, TITLES
 from chainermn.communicators import registered
 from chainermn.spans import Span
-from ci import gpu_outcomes
 
 TITLE = "On GPUs"
-#: Verdicts of ``ci/prove_on_gpu.py``, beside the raw figures.
-VERDICTS = "proof_on_gpu.json"
+#: Verdicts of ``ci/prove_on_gpu.py`` for the page, beside the raw figures.
+VERDICTS = "proof_on_gpu.md"
 BATCHES = {"conv": 64, "resnet50": 64}
 COMMUNICATORS = sorted(registered().keys() - {"dummy"})
 WIRES = {"float32": 4, "float16": 2}
@@ -198,8 +197,7 @@ def write(part: str, title: str) -> None:
     """Write ``docs/results/gpu.md``: what was proved on a GPU, then the figures."""
     lines = []
     if (path := figures.RESULTS / "raw" / VERDICTS).exists():
-        about, outcomes = gpu_outcomes.load(path)
-        lines += ["## What was proved", "", *gpu_outcomes.page(about, outcomes), ""]
+        lines += ["## What was proved", "", path.read_text(encoding="utf-8")]
     for content in figures.load(part).values():
         lines += ["## Figures", "", *report.describe_run(content), ""]
         for group in content["groups"]:

@@ -27,7 +27,7 @@ from pathlib import Path
 if not __package__:  # started as a script
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from ci.prune_nccl import prune
+from ci.gpu_proof.prune_nccl import prune
 
 ROOT = Path(__file__).resolve().parents[1]
 CONSTRAINTS = ROOT / "ci/constraints"

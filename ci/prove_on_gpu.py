@@ -37,9 +37,9 @@ from typing import Any, TextIO
 if not __package__:  # started as a script
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from ci import gpu_outcomes
-from ci.gpu_outcomes import FAILED, FILE, NOT_REACHED, PROVED, SKIPPED, Outcome
-from ci.gpu_tasks import Lane, Task, every_test, tasks
+from ci.gpu_proof import verdicts
+from ci.gpu_proof.tasks import Lane, Task, every_test, tasks
+from ci.gpu_proof.verdicts import FAILED, FILE, NOT_REACHED, PROVED, SKIPPED, Outcome
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Every process of a task inherits this variable, by which those left behind are found.
@@ -110,8 +110,8 @@ class Run:
     def write(self) -> None:
         """Write the verdicts so far."""
         outcomes = list(self.outcomes.values())
-        gpu_outcomes.save(self.out / "verdicts.json", self.about, outcomes)
-        text = "\n".join(gpu_outcomes.page(self.about, outcomes))
+        verdicts.save(self.out / "verdicts.json", self.about, outcomes)
+        text = "\n".join(verdicts.page(self.about, outcomes))
         (self.out / "verdicts.md").write_text(text + "\n", encoding="utf-8")
 
 
@@ -148,7 +148,7 @@ def main() -> int:
                 if outcome.verdict == NOT_REACHED:
                     outcome.note = outcome.note or run.why_stopped
             run.write()
-            print(*gpu_outcomes.table(run.outcomes.values()), sep="\n", flush=True)
+            print(*verdicts.table(run.outcomes.values()), sep="\n", flush=True)
 
 
 def parse() -> argparse.Namespace:
@@ -192,10 +192,9 @@ def prove(run: Run, chosen: Sequence[Task], bundle: Path | None, *, wants_all: b
     do_all(run, lanes[Lane.FIRST], "tests.log")
     beside.join()
     do_all(run, lanes[Lane.ALONE], "alone.log")
-    verdicts = {outcome.verdict for outcome in run.outcomes.values()}
     if run.is_rehearsal:
         return check_rehearsal(run, wants_all)
-    return int(verdicts != {PROVED})
+    return int(any(outcome.verdict != PROVED for outcome in run.outcomes.values()))
 
 
 def describe_machine(log: TextIO) -> list[str]:
@@ -398,7 +397,7 @@ def do(run: Run, task: Task, outcome: Outcome, log: TextIO) -> None:
             break
         # No test left is no failure of pytest's where another command has some.
         codes.append(0 if task.is_tests and code == 5 else code)
-    run.told |= gpu_outcomes.count_tests(outcome, told.read_text().splitlines())
+    run.told |= verdicts.count_tests(outcome, told.read_text().splitlines())
     outcome.seconds = time.monotonic() - start
     if ended_by:
         outcome.note = f"ended after {outcome.seconds:.0f} s by {ended_by}"
@@ -406,7 +405,7 @@ def do(run: Run, task: Task, outcome: Outcome, log: TextIO) -> None:
         outcome.note = f"exit code {next(filter(None, codes))}"
     if ended_by == "its own limit":
         codes.append(-1)  # something hangs, or is far slower than it should be
-    outcome.verdict = gpu_outcomes.judge(
+    outcome.verdict = verdicts.judge(
         outcome, codes, is_tests=task.is_tests, is_complete=not ended_by
     )
     if outcome.verdict == PROVED and task.writes and not (run.place / task.writes).exists():
@@ -438,17 +437,20 @@ def check_rehearsal(run: Run, wants_all: bool) -> int:
 
 def collect(folders: Sequence[Path]) -> int:
     """Put the results of several runs, the latest last, into docs/results."""
-    runs = [gpu_outcomes.load(folder / "verdicts.json") for folder in folders]
-    results = ROOT / "docs/results"
-    outcomes = gpu_outcomes.merge(outcomes for _, outcomes in runs)
-    gpu_outcomes.save(results / "raw/proof_on_gpu.json", runs[-1][0], outcomes)
-    for folder in folders:
-        for figures in folder.glob("gpu-*.json"):
-            shutil.copy(figures, results / "raw")
-    from benchmarks import gpu
+    # What else imports it may not be installed on a GPU machine.
+    from benchmarks import figures, gpu
 
+    runs = [verdicts.load(folder / "verdicts.json") for folder in folders]
+    about, _ = runs[-1]
+    outcomes = verdicts.merge(outcomes for _, outcomes in runs)
+    raw = figures.RESULTS / "raw"
+    text = "\n".join(verdicts.page(about, outcomes))
+    (raw / gpu.VERDICTS).write_text(text + "\n", encoding="utf-8")
+    for folder in folders:
+        for file in folder.glob("gpu-*.json"):
+            shutil.copy(file, raw)
     gpu.write("gpu", gpu.TITLE)
-    print(f"written: {results / 'gpu.md'}")
+    print(f"written: {figures.RESULTS / 'gpu.md'}")
     return 0
 
 

@@ -21,7 +21,7 @@ extensions = [
     "sphinx_design",
     "directives",
 ]
-exclude_patterns = ["_build", "jupyter_execute", "examples", "drawings", "tests"]
+exclude_patterns = ["_build", "jupyter_execute", "examples", "drawings", "tests", "results/raw"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3

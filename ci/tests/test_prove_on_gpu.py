@@ -15,9 +15,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ci import gpu_bundle, gpu_outcomes, gpu_tasks, prove_on_gpu
-from ci.gpu_outcomes import FAILED, FILE, NOT_REACHED, PROVED, SKIPPED, Outcome
-from ci.gpu_tasks import Lane, Task
+from benchmarks import figures
+from ci import gpu_bundle, prove_on_gpu
+from ci.gpu_proof import tasks as gpu_tasks
+from ci.gpu_proof import verdicts as gpu_verdicts
+from ci.gpu_proof.tasks import Lane, Task
+from ci.gpu_proof.verdicts import FAILED, FILE, NOT_REACHED, PROVED, SKIPPED, Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Seconds after which something hangs, on however busy a machine.
@@ -53,7 +56,7 @@ def prove(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Prove:
         monkeypatch.setattr(prove_on_gpu, "why_none", lambda run, log: (no_gpu, ""))
         monkeypatch.setattr(sys, "argv", ["prove_on_gpu.py", "--out", str(tmp_path), *options])
         code = prove_on_gpu.main()
-        _, outcomes = gpu_outcomes.load(tmp_path / "verdicts.json")
+        _, outcomes = gpu_verdicts.load(tmp_path / "verdicts.json")
         return code, {outcome.name: outcome for outcome in outcomes}
 
     return run
@@ -132,7 +135,7 @@ def test_a_rehearsal_takes_no_other_reason_for_skipping(
 ) -> None:
     test = tmp_path / "test_it.py"
     test.write_text(f"import pytest\ndef test_it(): pytest.skip({reason!r})\n")
-    command = ["-m", "pytest", "-p", "ci.tell_outcomes", "-p", "no:cacheprovider"]
+    command = ["-m", "pytest", "-p", "ci.gpu_proof.tell_outcomes", "-p", "no:cacheprovider"]
     command += ["--rootdir", str(tmp_path), "-c", os.devnull, str(test)]
     task = Task("task", "Task", [command], LIMIT, rehearsed=[command])
     found = prove([task], "--rehearse", "--only", "task", no_gpu="no driver")
@@ -156,11 +159,11 @@ def test_figures_are_kept_and_nothing_measured_is_nothing_proved(
 def test_sigterm_leaves_the_verdicts_and_no_process(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     code = (
-        "import runpy, sys; from ci import gpu_tasks\n"
-        "from ci.gpu_tasks import Task\n"
+        "import runpy, sys; from ci.gpu_proof import tasks\n"
+        "from ci.gpu_proof.tasks import Task\n"
         f"hangs = Task('hangs', 'Hangs', [['-c', {HANGS!r}, {str(pid)!r}]], 1000)\n"
         "quick = Task('quick', 'Quick', [['-c', '']], 1000, rehearsed=[['-c', '']])\n"
-        "gpu_tasks.tasks = lambda *_, **__: [quick, hangs]\n"
+        "tasks.tasks = lambda *_, **__: [quick, hangs]\n"
         f"sys.argv = ['x', '--rehearse', '--seconds', '1000', '--out', {str(tmp_path)!r}]\n"
         "runpy.run_module('ci.prove_on_gpu', run_name='__main__')\n"
     )
@@ -174,7 +177,7 @@ def test_sigterm_leaves_the_verdicts_and_no_process(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
-    _, outcomes = gpu_outcomes.load(tmp_path / "verdicts.json")
+    _, outcomes = gpu_verdicts.load(tmp_path / "verdicts.json")
     assert [outcome.verdict for outcome in outcomes] == [PROVED, NOT_REACHED]
     assert outcomes[1].note == "ended by SIGTERM"
     assert not is_running(int(pid.read_text()))
@@ -220,7 +223,15 @@ def test_pytest_tells_of_each_test(tmp_path: Path) -> None:
     )
     (tmp_path / "test_unreadable.py").write_text("import no_such_module\n")
     told = tmp_path / "told"
-    command = [sys.executable, "-m", "pytest", "-p", "ci.tell_outcomes", "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "ci.gpu_proof.tell_outcomes",
+        "-p",
+        "no:cacheprovider",
+    ]
     command += ["--rootdir", str(tmp_path), "-c", os.devnull, "--continue-on-collection-errors"]
     for options in ([], ["--collect-only"], ["-n", "2"]):
         told.write_text("")
@@ -231,7 +242,7 @@ def test_pytest_tells_of_each_test(tmp_path: Path) -> None:
             stdout=subprocess.DEVNULL,
         )
         outcome = Outcome("task", "a task")
-        gpu_outcomes.count_tests(outcome, told.read_text().splitlines())
+        gpu_verdicts.count_tests(outcome, told.read_text().splitlines())
         if options == ["--collect-only"]:
             assert outcome.skipped == {"only collected": 5}
             assert outcome.passed == 0
@@ -310,6 +321,19 @@ def test_json_of_verdicts_is_for_others_too(prove: Prove, tmp_path: Path) -> Non
     about = json.loads((tmp_path / "verdicts.json").read_text())["about"]
     assert set(about) == {"date", "commit", "machine", "command"}
     assert about["machine"][0] == "Python: 3"
+
+
+def test_results_are_collected_into_one_page(
+    prove: Prove, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = [Task("one", "One", [python("")], LIMIT)]
+    prove(tasks)
+    (tmp_path / "raw").mkdir()
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    assert prove_on_gpu.collect([tmp_path]) == 0
+    text = (tmp_path / "gpu.md").read_text()
+    assert "## What was proved" in text
+    assert "| One | proved | 0 | 0 | 0 |" in text
 
 
 def test_it_starts_where_nothing_is_installed(tmp_path: Path) -> None:

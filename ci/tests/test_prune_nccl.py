@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from ci.prune_nccl import prune
+from ci.gpu_proof.prune_nccl import prune
 
 _HEADER = 64  # of an ELF file, of an entry in its table of sections, and of a program
 

@@ -1,4 +1,4 @@
-"""What is proved on a GPU, and what is not: outcomes of tasks, and their table."""
+"""What is proved on a GPU, and what is not: verdicts on tasks, and their table."""
 
 from __future__ import annotations
 

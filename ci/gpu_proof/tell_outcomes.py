@@ -1,4 +1,4 @@
-"""A plug-in of pytest for `prove_on_gpu`: tells a file of each test's outcome as soon as it ends.
+"""A plug-in for pytest: writes the outcome of each test to a file as soon as the test has ended.
 
 What is killed has told of all that it has done. It also shortens the limits of tests on ranks:
 a GPU that hangs is waited for once in a test, and there are many of them.
@@ -12,7 +12,7 @@ from typing import TextIO
 
 import pytest
 
-from ci.gpu_outcomes import FILE
+from ci.gpu_proof.verdicts import FILE
 
 #: Seconds for a test on ranks, whose first ones compile kernels.
 SECONDS_ON_RANKS = 40.0

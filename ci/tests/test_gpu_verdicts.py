@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ci import gpu_outcomes
-from ci.gpu_outcomes import FAILED, NOT_REACHED, PROVED, SKIPPED, Outcome
+from ci.gpu_proof import verdicts
+from ci.gpu_proof.verdicts import FAILED, NOT_REACHED, PROVED, SKIPPED, Outcome
 
 
 def told(outcome: str, test: str = "test_it", reason: str = "") -> str:
@@ -17,8 +17,8 @@ def told(outcome: str, test: str = "test_it", reason: str = "") -> str:
 
 def judged(lines: list[str], codes: list[int], is_complete: bool = True) -> Outcome:
     outcome = Outcome("task", "a task")
-    gpu_outcomes.count_tests(outcome, lines)
-    outcome.verdict = gpu_outcomes.judge(outcome, codes, is_tests=True, is_complete=is_complete)
+    verdicts.count_tests(outcome, lines)
+    outcome.verdict = verdicts.judge(outcome, codes, is_tests=True, is_complete=is_complete)
     return outcome
 
 
@@ -41,14 +41,14 @@ def test_verdicts(lines: list[str], codes: list[int], is_complete: bool, verdict
 
 def test_a_task_without_tests_is_proved_by_its_exit_code() -> None:
     outcome = Outcome("task", "a task")
-    judge = gpu_outcomes.judge
+    judge = verdicts.judge
     assert judge(outcome, [0, 0], is_tests=False, is_complete=True) == PROVED
     assert judge(outcome, [0, 3], is_tests=False, is_complete=True) == FAILED
 
 
 def test_a_line_that_was_cut_off_is_not_counted() -> None:
     outcome = Outcome("task", "a task")
-    names = gpu_outcomes.count_tests(outcome, [told("passed", "a"), told("passed", "b")[:-5]])
+    names = verdicts.count_tests(outcome, [told("passed", "a"), told("passed", "b")[:-5]])
     assert (names, outcome.passed, outcome.failed, outcome.skipped) == ({"a"}, 1, [], {})
 
 
@@ -60,7 +60,7 @@ def test_the_table_says_why_and_how_many() -> None:
         judged([told("failed", f"test_{n}") for n in range(12)], [1]),
         Outcome("late", "what came last", note="the time was over"),
     ]
-    rows = gpu_outcomes.table(outcomes)[2:]
+    rows = verdicts.table(outcomes)[2:]
     assert rows[0] == "| a task | proved | 1 | 0 | 3 | 0 | 3 skipped: 2 ranks \\| 1 GPU |"
     assert rows[1].startswith("| a task | skipped: **not proved** | 0 | 0 | 3 |")
     assert rows[2].startswith("| a task | **failed** | 0 | 12 | 0 | 0 | `test_0`; `test_1`;")
@@ -72,8 +72,8 @@ def test_a_later_run_completes_an_earlier_one(tmp_path: Path) -> None:
     first = [Outcome("a", "A", PROVED), Outcome("b", "B", FAILED), Outcome("c", "C")]
     second = [Outcome("a", "A"), Outcome("b", "B", PROVED), Outcome("c", "C", SKIPPED)]
     for number, outcomes in enumerate((first, second)):
-        gpu_outcomes.save(tmp_path / f"{number}.json", {"date": "today"}, outcomes)
-    runs = [gpu_outcomes.load(tmp_path / f"{number}.json") for number in range(2)]
+        verdicts.save(tmp_path / f"{number}.json", {"date": "today"}, outcomes)
+    runs = [verdicts.load(tmp_path / f"{number}.json") for number in range(2)]
     assert [about for about, _ in runs] == [{"date": "today"}] * 2
-    merged = gpu_outcomes.merge(outcomes for _, outcomes in runs)
+    merged = verdicts.merge(outcomes for _, outcomes in runs)
     assert [outcome.verdict for outcome in merged] == [PROVED, PROVED, SKIPPED]

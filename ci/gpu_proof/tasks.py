@@ -1,4 +1,4 @@
-"""What `prove_on_gpu` does on a GPU, the most telling first."""
+"""What ``ci/prove_on_gpu.py`` does on a GPU, the most telling first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 
 COMPUTE, RANKS = "libs/chainer_compat/tests/gpu", "libs/chainermn/tests/gpu"
-APPS = Path(__file__).resolve().parents[1] / "apps"
+APPS = Path(__file__).resolve().parents[2] / "apps"
 TEST_SECONDS = 20
 #: Of the titles of `benchmarks.gpu`, by which it is told what to measure.
 MEASURED = ("gather", "iteration, ResNet-50", "iteration, conv net", "idle", "exchange")
@@ -80,7 +80,7 @@ def tests(
     """Return arguments of Python that run some of the tests, at most for so long each."""
     command = ["-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", "-m", "gpu"]
     # Warnings of CuPy's are no faults of ours.
-    command += ["-W", "default", "-p", "ci.tell_outcomes", f"--timeout={seconds}"]
+    command += ["-W", "default", "-p", "ci.gpu_proof.tell_outcomes", f"--timeout={seconds}"]
     # No signal interrupts a call of CUDA's that hangs: the stacks are all one gets of it.
     command += ["-o", f"faulthandler_timeout={0.75 * seconds:g}"]
     command += ["-k", only] if only else []
