@@ -74,6 +74,7 @@ def main() -> None:
             shutil.copy(small_nccl(arguments.arch, cache), bundle)
         added = [name for name in names if name not in REPLACED]
         (bundle / "COMMIT").write_text(commit() + "\n")
+        (bundle / "PYTHON").write_text(arguments.python + "\n")
         (bundle / "requirements.txt").write_text("\n".join(required(added)) + "\n")
         write_sums(bundle)
         show_sizes(bundle)
@@ -165,9 +166,9 @@ def pip(command: str, *arguments: str, into: Path) -> None:
         "SOURCE_DATE_EPOCH": "1577836800",  # 2020
     }
     destination = {"download": "--dest", "wheel": "--wheel-dir"}[command]
-    subprocess.run(
-        [*_PIP, command, destination, str(into), *arguments], env=environment, check=True
-    )
+    ended = subprocess.run([*_PIP, command, destination, str(into), *arguments], env=environment)
+    if ended.returncode != 0:  # it has said why
+        sys.exit(f"pip could not {command} what the bundle needs; that takes a network")
 
 
 def small_nccl(architecture: int, cache: Path) -> Path:
@@ -178,7 +179,10 @@ def small_nccl(architecture: int, cache: Path) -> Path:
         (wheel,) = fetch([NCCL], HERE, cache)
         with zipfile.ZipFile(wheel) as archive:
             library = bytearray(archive.read(NCCL_FILE))
-        prune(library, architecture)
+        try:
+            prune(library, architecture)
+        except ValueError as error:
+            sys.exit(f"{error}; choose one of these by --arch, or leave NCCL out by --no-nccl")
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
         part.write_bytes(lzma.compress(library, preset=6))

@@ -45,6 +45,7 @@ ROOT = Path(__file__).resolve().parents[1]
 #: Every process of a task inherits this variable, by which those left behind are found.
 MARK = "PROVE_ON_GPU_TASK"
 RUN = uuid.uuid4().hex
+_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 # Seconds for what is ended to end.
 _GRACE = 5.0
 _LINES_OF_FAILURES = 25
@@ -243,10 +244,18 @@ def commit_of(bundle: Path | None) -> str:
 
 def install(run: Run, bundle: Path, log: TextIO) -> None:
     """Install into the environment of this Python, where ``mpiexec`` and libmpi are looked for."""
+    if not (bundle / "SHA256SUMS").exists():
+        sys.exit(f"{bundle} is no bundle: make one by ci/gpu_bundle.py, and copy it here")
     for line in (bundle / "SHA256SUMS").read_text().splitlines():
         digest, name = line.split(maxsplit=1)
-        if hashlib.sha256((bundle / name).read_bytes()).hexdigest() != digest:
-            sys.exit(f"{bundle / name} is not the file that was bundled: make the bundle again")
+        path = bundle / name
+        if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            sys.exit(f"{path} is not the file that was bundled: copy or make the bundle again")
+    if (python := (bundle / "PYTHON").read_text().strip()) != _PYTHON:
+        sys.exit(
+            f"the bundle is for Python {python}, and {sys.executable} is {_PYTHON}: start this "
+            f"with python{python}, or make the bundle with --python {_PYTHON}"
+        )
     wheels = bundle / "wheels"
     added = {line.split(">")[0].split(",")[0] for line in requirements(bundle)}
     ours = [str(path) for path in sorted(wheels.iterdir()) if distribution(path) not in added]
@@ -256,6 +265,7 @@ def install(run: Run, bundle: Path, log: TextIO) -> None:
     for arguments in (["--force-reinstall", *ours], ["-r", str(bundle / "requirements.txt")]):
         code = follow([*pip, *arguments], log, {"PIP_CONFIG_FILE": os.devnull}, 120)
         if code != 0:
+            show_end(run.out / "machine.log")
             sys.exit(f"pip could not install the bundle, see machine.log: exit code {code}")
     if (packed := bundle / "libnccl.so.2.xz").exists():
         run.nccl = run.place / "libnccl.so.2"
@@ -440,11 +450,12 @@ def collect(folders: Sequence[Path]) -> int:
     # What else imports it may not be installed on a GPU machine.
     from benchmarks import figures, gpu
 
+    if empty := [str(folder) for folder in folders if not (folder / "verdicts.json").exists()]:
+        sys.exit(f"no verdicts.json in {', '.join(empty)}: name folders that --out has named")
     runs = [verdicts.load(folder / "verdicts.json") for folder in folders]
     about, _ = runs[-1]
-    outcomes = verdicts.merge(outcomes for _, outcomes in runs)
     raw = figures.RESULTS / "raw"
-    text = "\n".join(verdicts.page(about, outcomes))
+    text = "\n".join(verdicts.page(about, verdicts.merge(runs)))
     (raw / gpu.VERDICTS).write_text(text + "\n", encoding="utf-8")
     for folder in folders:
         for file in folder.glob("gpu-*.json"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -135,13 +135,19 @@ def load(path: Path) -> tuple[dict[str, Any], list[Outcome]]:
     return content["about"], [Outcome(**outcome) for outcome in content["outcomes"]]
 
 
-def merge(runs: Iterable[Sequence[Outcome]]) -> list[Outcome]:
-    """Return the last outcome of each task, unless a later run has not come to it."""
+def merge(runs: Sequence[tuple[dict[str, Any], list[Outcome]]]) -> list[Outcome]:
+    """Return the last outcome of each task, unless a later run has not come to it.
+
+    An outcome of another commit than that of the last run says so.
+    """
     found: dict[str, Outcome] = {}
-    for run in runs:
-        for outcome in run:
+    last = runs[-1][0]["commit"]
+    for about, outcomes in runs:
+        for outcome in outcomes:
             if outcome.verdict != NOT_REACHED or outcome.name not in found:
-                found[outcome.name] = outcome
+                of_another = f"at commit {about['commit']}" if about["commit"] != last else ""
+                note = "; ".join(filter(None, [of_another, outcome.note]))
+                found[outcome.name] = replace(outcome, note=note)
     return list(found.values())
 
 

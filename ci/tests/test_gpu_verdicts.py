@@ -71,9 +71,10 @@ def test_the_table_says_why_and_how_many() -> None:
 def test_a_later_run_completes_an_earlier_one(tmp_path: Path) -> None:
     first = [Outcome("a", "A", PROVED), Outcome("b", "B", FAILED), Outcome("c", "C")]
     second = [Outcome("a", "A"), Outcome("b", "B", PROVED), Outcome("c", "C", SKIPPED)]
-    for number, outcomes in enumerate((first, second)):
-        verdicts.save(tmp_path / f"{number}.json", {"date": "today"}, outcomes)
-    runs = [verdicts.load(tmp_path / f"{number}.json") for number in range(2)]
-    assert [about for about, _ in runs] == [{"date": "today"}] * 2
-    merged = verdicts.merge(outcomes for _, outcomes in runs)
+    for commit, outcomes in (("old", first), ("new", second)):
+        verdicts.save(tmp_path / f"{commit}.json", {"commit": commit}, outcomes)
+    runs = [verdicts.load(tmp_path / f"{commit}.json") for commit in ("old", "new")]
+    assert [about for about, _ in runs] == [{"commit": "old"}, {"commit": "new"}]
+    merged = verdicts.merge(runs)
     assert [outcome.verdict for outcome in merged] == [PROVED, PROVED, SKIPPED]
+    assert [outcome.note for outcome in merged] == ["at commit old", "", ""]

@@ -255,9 +255,24 @@ def test_pytest_tells_of_each_test(tmp_path: Path) -> None:
 def test_a_bundle_that_was_changed_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("bundled")
     gpu_bundle.write_sums(tmp_path)
-    (tmp_path / "file").write_text("changed")
     run = prove_on_gpu.Run(tmp_path, tmp_path, 0, {})
-    with pytest.raises(SystemExit, match="not the file that was bundled"):
+    for change in (lambda: (tmp_path / "file").write_text("changed"), (tmp_path / "file").unlink):
+        change()
+        with pytest.raises(SystemExit, match="not the file that was bundled"):
+            prove_on_gpu.install(run, tmp_path, sys.stdout)
+
+
+def test_a_folder_that_is_no_bundle_is_refused(tmp_path: Path) -> None:
+    run = prove_on_gpu.Run(tmp_path, tmp_path, 0, {})
+    with pytest.raises(SystemExit, match=r"is no bundle: make one by ci/gpu_bundle\.py"):
+        prove_on_gpu.install(run, tmp_path, sys.stdout)
+
+
+def test_a_bundle_for_another_python_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "PYTHON").write_text("3.5\n")
+    gpu_bundle.write_sums(tmp_path)
+    run = prove_on_gpu.Run(tmp_path, tmp_path, 0, {})
+    with pytest.raises(SystemExit, match=r"for Python 3\.5, .* start this with python3\.5, or"):
         prove_on_gpu.install(run, tmp_path, sys.stdout)
 
 
@@ -328,6 +343,8 @@ def test_results_are_collected_into_one_page(
 ) -> None:
     tasks = [Task("one", "One", [python("")], LIMIT)]
     prove(tasks)
+    with pytest.raises(SystemExit, match=r"no verdicts\.json in /no/such/folder"):
+        prove_on_gpu.collect([tmp_path, Path("/no/such/folder")])
     (tmp_path / "raw").mkdir()
     monkeypatch.setattr(figures, "RESULTS", tmp_path)
     assert prove_on_gpu.collect([tmp_path]) == 0
