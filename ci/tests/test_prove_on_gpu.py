@@ -20,7 +20,7 @@ from ci import gpu_bundle, prove_on_gpu
 from ci.gpu_proof import tasks as gpu_tasks
 from ci.gpu_proof import verdicts as gpu_verdicts
 from ci.gpu_proof.tasks import Lane, Task
-from ci.gpu_proof.verdicts import FAILED, FILE, NOT_REACHED, PROVED, SKIPPED, Outcome
+from ci.gpu_proof.verdicts import FAILED, FILE, NOT_REACHED, PROVED, REHEARSED, SKIPPED, Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Seconds after which something hangs, on however busy a machine.
@@ -121,7 +121,8 @@ def test_a_rehearsal_does_what_needs_no_gpu(
         Task("two", "Two", [python("")], LIMIT),
     ]
     names = ["--only", "one", "two"]  # which does not ask for tests that no task has
-    assert prove(tasks, "--rehearse", *names, no_gpu="no driver")[0] == 0
+    code, found = prove(tasks, "--rehearse", *names, no_gpu="no driver")
+    assert (code, verdicts(found)) == (0, {"one": REHEARSED, "two": REHEARSED})
     tasks[1] = Task("two", "Two", [fails], LIMIT)
     assert prove(tasks, "--rehearse", *names, no_gpu="no driver")[0] == 1
     assert "rehearsal: two: failed, exit code 1" in capsys.readouterr().out
@@ -178,7 +179,7 @@ def test_sigterm_leaves_the_verdicts_and_no_process(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     _, outcomes = gpu_verdicts.load(tmp_path / "verdicts.json")
-    assert [outcome.verdict for outcome in outcomes] == [PROVED, NOT_REACHED]
+    assert [outcome.verdict for outcome in outcomes] == [REHEARSED, NOT_REACHED]
     assert outcomes[1].note == "ended by SIGTERM"
     assert not is_running(int(pid.read_text()))
 
