@@ -439,16 +439,18 @@ def check_rehearsal(run: Run, wants_all: bool) -> int:
 def collect(folders: Sequence[Path]) -> int:
     """Put the results of several runs, the latest last, into docs/results."""
     runs = [gpu_outcomes.load(folder / "verdicts.json") for folder in folders]
-    results = ROOT / "docs/results"
     outcomes = gpu_outcomes.merge(outcomes for _, outcomes in runs)
-    gpu_outcomes.save(results / "raw/proof_on_gpu.json", runs[-1][0], outcomes)
-    for folder in folders:
-        for figures in folder.glob("gpu-*.json"):
-            shutil.copy(figures, results / "raw")
-    from benchmarks import gpu
+    # Where tasks run, this is not needed, and may not be installed yet.
+    from benchmarks import figures, gpu
 
+    raw = figures.RESULTS / "raw"
+    raw.mkdir(parents=True, exist_ok=True)
+    gpu_outcomes.save(raw / gpu.VERDICTS, runs[-1][0], outcomes)
+    for folder in folders:
+        for path in folder.glob("gpu-*.json"):
+            shutil.copy(path, raw)
     gpu.write("gpu", gpu.TITLE)
-    print(f"written: {results / 'gpu.md'}")
+    print(f"written: {figures.RESULTS / 'gpu.md'}")
     return 0
 
 
