@@ -449,7 +449,7 @@ def check_rehearsal(run: Run, wants_all: bool) -> int:
 
 def collect(folders: Sequence[Path]) -> int:
     """Put the results of several runs, the latest last, into docs/results."""
-    # What else imports it may not be installed on a GPU machine.
+    # Where tasks run, this is not needed, and may not be installed yet.
     from benchmarks import figures, gpu
 
     if empty := [str(folder) for folder in folders if not (folder / "verdicts.json").exists()]:
@@ -457,6 +457,7 @@ def collect(folders: Sequence[Path]) -> int:
     runs = [verdicts.load(folder / "verdicts.json") for folder in folders]
     about, _ = runs[-1]
     raw = figures.RESULTS / "raw"
+    raw.mkdir(parents=True, exist_ok=True)
     text = "\n".join(verdicts.page(about, verdicts.merge(runs)))
     (raw / gpu.VERDICTS).write_text(text + "\n", encoding="utf-8")
     for folder in folders:
