@@ -41,7 +41,10 @@ def hosts(pytestconfig: pytest.Config) -> Hosts:
     """Return the hosts: ``hosts.names``, ``hosts.emulated``, ``hosts.run(name, command)``."""
     hostfile = pytestconfig.getoption("--hostfile", EMULATED_HOSTFILE)
     if not hostfile.exists():
-        pytest.fail(f"there is no {hostfile}; start these tests by: nox -s multinode_tests")
+        how = "write one host per line, this one first"
+        if hostfile == EMULATED_HOSTFILE:
+            how = "start these tests by: nox -s multinode_tests"
+        pytest.fail(f"there is no {hostfile}; {how}")
     hosts = Hosts(hostfile)
     if len(hosts.names) < 2 or not is_this_host(hosts.names[0]):
         here = socket.gethostname()
