@@ -455,6 +455,7 @@ def collect(folders: Sequence[Path]) -> int:
     runs = [verdicts.load(folder / "verdicts.json") for folder in folders]
     about, _ = runs[-1]
     raw = figures.RESULTS / "raw"
+    raw.mkdir(parents=True, exist_ok=True)
     text = "\n".join(verdicts.page(about, verdicts.merge(runs)))
     (raw / gpu.VERDICTS).write_text(text + "\n", encoding="utf-8")
     for folder in folders:
