@@ -39,7 +39,7 @@ if not __package__:  # started as a script
 
 from ci.gpu_proof import verdicts
 from ci.gpu_proof.tasks import Lane, Task, every_test, tasks
-from ci.gpu_proof.verdicts import FAILED, FILE, NOT_REACHED, PROVED, SKIPPED, Outcome
+from ci.gpu_proof.verdicts import FAILED, FILE, NOT_REACHED, PROVED, REHEARSED, SKIPPED, Outcome
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Every process of a task inherits this variable, by which those left behind are found.
@@ -420,6 +420,8 @@ def do(run: Run, task: Task, outcome: Outcome, log: TextIO) -> None:
     )
     if outcome.verdict == PROVED and task.writes and not (run.place / task.writes).exists():
         outcome.verdict, outcome.note = SKIPPED, "nothing was measured, see the log"
+    if outcome.verdict == PROVED and run.is_rehearsal:
+        outcome.verdict = REHEARSED
 
 
 def check_rehearsal(run: Run, wants_all: bool) -> int:
@@ -447,7 +449,7 @@ def check_rehearsal(run: Run, wants_all: bool) -> int:
 
 def collect(folders: Sequence[Path]) -> int:
     """Put the results of several runs, the latest last, into docs/results."""
-    # What else imports it may not be installed on a GPU machine.
+    # Where tasks run, this is not needed, and may not be installed yet.
     from benchmarks import figures, gpu
 
     if empty := [str(folder) for folder in folders if not (folder / "verdicts.json").exists()]:

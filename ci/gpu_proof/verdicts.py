@@ -13,8 +13,14 @@ from typing import Any
 FILE = "PROVE_ON_GPU_OUTCOMES"
 
 PROVED, FAILED, SKIPPED, NOT_REACHED = "proved", "failed", "skipped", "not reached"
+#: What proves a task on a GPU went well as far as it goes without one.
+REHEARSED = "rehearsed"
 #: A test that was skipped has shown nothing, whatever the reason.
-_MEANING = {SKIPPED: "skipped: **not proved**", FAILED: "**failed**"}
+_MEANING = {
+    SKIPPED: "skipped: **not proved**",
+    FAILED: "**failed**",
+    REHEARSED: "rehearsed: **not proved**",
+}
 _MOST_NAMES = 10
 _LONGEST_REASON = 200
 
@@ -27,7 +33,7 @@ class Outcome:
     ----------
     name, title : str
         Those of the task.
-    verdict : {'proved', 'failed', 'skipped', 'not reached'}
+    verdict : {'proved', 'failed', 'skipped', 'not reached', 'rehearsed'}
     passed : int
         Number of tests.
     failed : list of str

@@ -21,7 +21,7 @@ from ci import gpu_bundle, prove_on_gpu
 from ci.gpu_proof import tasks as gpu_tasks
 from ci.gpu_proof import verdicts as gpu_verdicts
 from ci.gpu_proof.tasks import Lane, Task
-from ci.gpu_proof.verdicts import FAILED, FILE, NOT_REACHED, PROVED, SKIPPED, Outcome
+from ci.gpu_proof.verdicts import FAILED, FILE, NOT_REACHED, PROVED, REHEARSED, SKIPPED, Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Seconds after which something hangs, on however busy a machine.
@@ -131,7 +131,8 @@ def test_a_rehearsal_does_what_needs_no_gpu(
         Task("two", "Two", [python("")], LIMIT),
     ]
     names = ["--only", "one", "two"]  # which does not ask for tests that no task has
-    assert prove(tasks, "--rehearse", *names, no_gpu="no driver")[0] == 0
+    code, found = prove(tasks, "--rehearse", *names, no_gpu="no driver")
+    assert (code, verdicts(found)) == (0, {"one": REHEARSED, "two": REHEARSED})
     tasks[1] = Task("two", "Two", [fails], LIMIT)
     assert prove(tasks, "--rehearse", *names, no_gpu="no driver")[0] == 1
     assert "rehearsal: two: failed, exit code 1" in capsys.readouterr().out
@@ -191,6 +192,8 @@ def test_results_of_several_runs_make_one_page(
     assert "| First | proved | 3 | 0 | 0 | 0 |  |" in text
     assert "| Second | **failed** | 0 | 1 | 0 | 0 | `test_it` |" in text
     assert "| ours | 1.00 | 1.00-1.00 | 1.00 |" in text
+    with pytest.raises(SystemExit, match=r"no verdicts\.json in /no/such/folder"):
+        prove_on_gpu.collect([*folders, Path("/no/such/folder")])
 
 
 def test_sigterm_leaves_the_verdicts_and_no_process(tmp_path: Path) -> None:
@@ -215,7 +218,7 @@ def test_sigterm_leaves_the_verdicts_and_no_process(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     _, outcomes = gpu_verdicts.load(tmp_path / "verdicts.json")
-    assert [outcome.verdict for outcome in outcomes] == [PROVED, NOT_REACHED]
+    assert [outcome.verdict for outcome in outcomes] == [REHEARSED, NOT_REACHED]
     assert outcomes[1].note == "ended by SIGTERM"
     assert is_ended(int(pid.read_text()))
 
@@ -373,21 +376,6 @@ def test_json_of_verdicts_is_for_others_too(prove: Prove, tmp_path: Path) -> Non
     about = json.loads((tmp_path / "verdicts.json").read_text())["about"]
     assert set(about) == {"date", "commit", "machine", "command"}
     assert about["machine"][0] == "Python: 3"
-
-
-def test_results_are_collected_into_one_page(
-    prove: Prove, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tasks = [Task("one", "One", [python("")], LIMIT)]
-    prove(tasks)
-    with pytest.raises(SystemExit, match=r"no verdicts\.json in /no/such/folder"):
-        prove_on_gpu.collect([tmp_path, Path("/no/such/folder")])
-    (tmp_path / "raw").mkdir()
-    monkeypatch.setattr(figures, "RESULTS", tmp_path)
-    assert prove_on_gpu.collect([tmp_path]) == 0
-    text = (tmp_path / "gpu.md").read_text()
-    assert "## What was proved" in text
-    assert "| One | proved | 0 | 0 | 0 |" in text
 
 
 def test_it_starts_where_nothing_is_installed(tmp_path: Path) -> None:

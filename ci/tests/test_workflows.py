@@ -46,13 +46,33 @@ def jobs(workflow: str) -> dict[str, str]:
     return dict(re.findall(r"^  ([\w-]+):.*\n((?: {4}.*\n|\n)*)", text, re.MULTILINE))
 
 
+def sessions() -> set[str]:
+    """Return the names of nox's sessions."""
+    declared = r"^@nox\.session.*\n(?:@.*\n)*def (\w+)"
+    return set(re.findall(declared, (ROOT / "noxfile.py").read_text(), re.MULTILINE))
+
+
+def called(workflow: str) -> list[str]:
+    """Return the names of the sessions that a workflow runs."""
+    return re.findall(r"\./noxw -(?:s |k \")([\w-]+)", workflow)
+
+
 def test_sessions_are_there(workflow: str) -> None:
-    sessions = re.findall(
-        r"^def (\w+)\(session: ", (ROOT / "noxfile.py").read_text(), re.MULTILINE
-    )
-    called = re.findall(r"\./noxw -(?:s |k \")([\w-]+)", workflow)
-    assert len(called) == workflow.count("./noxw")
-    assert set(called) <= set(sessions)
+    assert len(called(workflow)) == workflow.count("./noxw")
+    assert set(called(workflow)) <= sessions()
+
+
+def test_sessions_of_tests_run_somewhere() -> None:
+    tests = {name for name in sessions() if name.endswith(("_tests", "_rehearsal"))}
+    run = {name for path in WORKFLOWS for name in called(path.read_text())}
+    # 2 GB of cuDNN, and a mirror of Debian: by hand, when what they test has changed.
+    assert tests - run == {"cudnn_tests", "image_tests"}
+
+
+def test_jobs_end(workflow: str) -> None:
+    assert [
+        name for name, text in jobs(workflow).items() if "\n    timeout-minutes: " not in text
+    ] == []
 
 
 def test_own_machines_run_sessions_only_by_hand_and_at_night() -> None:
