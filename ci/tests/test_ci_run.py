@@ -58,7 +58,7 @@ def run_ci(checkout: Path, for_pip: Path, for_uv: Path) -> str:
 def test_uv_installs(wheels: Path, tmp_path: Path) -> None:
     said = run_ci(tmp_path / "a checkout", for_pip=wheels, for_uv=wheels)
     assert "noxw -s lint docs: uv\n" in said
-    assert "noxw -s install_tests trace_tests: uv\n" in said
+    assert "noxw -s install_tests trace_tests gpu_rehearsal: uv\n" in said
     assert "left out: pip" not in said
 
 

@@ -25,7 +25,7 @@ def test_the_gpu_computes_after_the_host_has_said_so(shared_tmp_path: Path, a_gp
     optimizer.setup(model)
     x, t = np.ones((64, 1000), np.float32), np.zeros(64, np.int32)
     batches = chainer.iterators.SerialIterator(chainer.datasets.TupleDataset(x, t), 32)
-    device = chainer.get_device("@cupy")
+    device = chainer.backend.get_device_from_array(a_gpu.to_gpu(x))
     updater = chainer.training.StandardUpdater(batches, optimizer, device=device)
     trainer = chainer.training.Trainer(updater, (6, "iteration"), out=str(shared_tmp_path))
     trainer.extend(Timeline(comm))
