@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Make the folder from which ``ci/prove_on_gpu.py`` installs on a GPU machine without a network.
 
-It has the wheels that such a machine lacks, made or fetched here, and a small NCCL that takes
-several ranks on one GPU. CuPy, PyTorch, NumPy and what comes with them have to be there already.
+The folder has the wheels that such a machine lacks, built or fetched here, and a small NCCL that
+allows several ranks on one GPU. CuPy, PyTorch, NumPy and what they need have to be there already.
 
     python ci/gpu_bundle.py build/gpu_bundle
 """
@@ -99,7 +99,7 @@ def parse() -> argparse.Namespace:
     add("--also", action="append", default=[], metavar="NAME", help="carry this package too")
     add("--without", action="append", default=[], metavar="NAME", help="that machine has it")
     add("--no-nccl", action="store_true", help="save 15 MB, and a download of 305 MB")
-    add("--limit", type=float, default=55, help="MB of all files (default: %(default)s)")
+    add("--limit", type=float, default=55, help="MB, of all files (default: %(default)s)")
     cache = ROOT / ".nox/.cache/gpu_bundle"
     add("--cache", type=Path, default=cache, help="for downloads (default: %(default)s)")
     return parser.parse_args()

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Try on a GPU whatever needs one, and write down task by task what is proved.
+"""Try everything that needs a GPU on one, and write down task by task what is proved.
 
-Without --bundle, everything has to be installed. With it, the script first installs what
-ci/gpu_bundle.py has put there into the environment of the Python that runs it, and needs no
-network. It ends within --seconds, and what it has found until then is in --out: verdicts.md and
+With --bundle, the script first installs what ci/gpu_bundle.py has put there, without a network and
+into the environment of the Python that runs it. Otherwise everything has to be installed already.
+The script ends within --seconds and leaves what it has found in --out: verdicts.md and
 verdicts.json, whole logs, and figures of the benchmarks.
 
     python3 ci/prove_on_gpu.py --bundle build/gpu_bundle --out proof

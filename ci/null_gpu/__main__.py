@@ -1,13 +1,13 @@
 """Run a program as on a machine with GPUs, where there is none: the null GPU.
 
 ``python ci/null_gpu mpiexec -n 2 python apps/mnist/train.py --gpu`` runs Chainer and CuPy as they
-are, on top of a CUDA that does nothing: device memory is host memory, copies copy, and a kernel is
-compiled, but not computed. So what is computed stays zero, and of the program this shows
+are, on top of a CUDA that does nothing: device memory is host memory, copies copy, and kernels are
+compiled but not run. Everything computed stays zero. What this shows of a program is
 
 * that it runs to its end on GPUs: devices, streams, memory, kernels that compile, all of Python;
 * where the host waits for a GPU, and which line of Python is to blame.
 
-It shows nothing of numbers, of speed, of what runs at the same time, nor of CUDA's own checks.
+It shows nothing about numbers, speed, races, or what CUDA itself checks.
 Needs Linux on x86-64, a C compiler, CuPy for CUDA 13, and NVRTC and CUDA's headers from wheels:
 the group null-gpu of pyproject.toml.
 
