@@ -185,7 +185,7 @@ def gpu_rehearsal(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS, default=False)
 def null_gpu_tests(session: nox.Session) -> None:
-    """Run the apps with ``--gpu`` on a CUDA that does nothing; it needs a C compiler, but no GPU."""
+    """Run the apps with ``--gpu`` on a CUDA that does nothing: needs a C compiler, but no GPU."""
     libs = ["libs/chainer_compat[test]", "libs/chainermn[mpich,testing]"]
     install(session, *libs, *test_requirements(), "--group", "null-gpu")
     # Not the user's cache of kernels: that they can be compiled is part of what is shown.
