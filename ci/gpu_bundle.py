@@ -168,7 +168,7 @@ def pip(command: str, *arguments: str, into: Path) -> None:
     destination = {"download": "--dest", "wheel": "--wheel-dir"}[command]
     ended = subprocess.run([*_PIP, command, destination, str(into), *arguments], env=environment)
     if ended.returncode != 0:  # it has said why
-        sys.exit(f"pip could not {command} what the bundle needs; that takes a network")
+        sys.exit(f"pip could not {command} what the bundle needs, see above; it takes a network")
 
 
 def small_nccl(architecture: int, cache: Path) -> Path:

@@ -302,7 +302,7 @@ def why_none(run: Run, log: TextIO) -> tuple[str, str]:
     try:
         no_gpu, no_nccl = json.loads(answer.read_text())
     except (OSError, ValueError):
-        return (f"to ask for it ended with exit code {exit_code}, see machine.log",) * 2
+        return (f"asking for it ended with exit code {exit_code}, see machine.log",) * 2
     return no_gpu, no_nccl
 
 
@@ -357,7 +357,7 @@ def do_all(run: Run, chosen: Iterable[Task], log_name: str) -> None:
         for task in chosen:
             outcome = run.outcomes[task.name]
             if run.why_stopped or run.seconds_left < 1:
-                outcome.note = run.why_stopped or "the time was over"
+                outcome.note = run.why_stopped or "the time was up"
                 continue
             do(run, task, outcome, log)
             with run.lock:
@@ -367,7 +367,7 @@ def do_all(run: Run, chosen: Iterable[Task], log_name: str) -> None:
             if outcome.verdict == FAILED and not run.is_rehearsal:
                 show_end(run.out / log_name)
                 if (reason := why_none(run, log)[0]) and not run.why_stopped:
-                    run.why_stopped = f"the GPU does not answer since {task.name}: {reason}"
+                    run.why_stopped = f"the GPU has not answered since {task.name}: {reason}"
 
 
 def show_end(path: Path) -> None:

@@ -177,7 +177,7 @@ def test_results_of_several_runs_make_one_page(
     report.save("gpu", "mpich", [group], [])
     shutil.move(tmp_path / "results/raw/gpu-mpich.json", tmp_path)
     outcomes = [
-        [Outcome("a", "First", PROVED, 3), Outcome("b", "Second", note="the time was over")],
+        [Outcome("a", "First", PROVED, 3), Outcome("b", "Second", note="the time was up")],
         [Outcome("b", "Second", FAILED, failed=["test_it"])],
     ]
     about = {"date": "today", "commit": "abc", "machine": ["GPU: one"], "command": "prove"}
@@ -242,7 +242,7 @@ def test_warnings_are_no_reason_for_having_no_gpu(
     with (tmp_path / "log").open("w") as log:
         assert prove_on_gpu.why_none(run, log) == ("", "it is too old")
         (package / "available.py").write_text("raise ImportError('broken')")
-        reason = "to ask for it ended with exit code 1, see machine.log"
+        reason = "asking for it ended with exit code 1, see machine.log"
         assert prove_on_gpu.why_none(run, log) == (reason, reason)
     assert "printed" in (tmp_path / "log").read_text()
 
