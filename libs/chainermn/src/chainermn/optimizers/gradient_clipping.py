@@ -55,12 +55,13 @@ class GradientClipping:
         squares: Any = sum(gradient.dot(gradient) for gradient in map(_flat, parameters))
         if self.comm is not None:
             squares = self.comm.allreduce(np.array(float(squares)))
-        # With GPUs the host neither knows the norm nor waits for it.
+        # Without ``comm`` the host neither knows the norm of a GPU's gradients nor waits for it.
         xp = chainer.backend.get_array_module(squares)
         norm = xp.sqrt(xp.asarray(squares, np.float64))
         factor = self.threshold / xp.maximum(norm, self.threshold)
         # A step whose gradients overflow is skipped afterwards.
-        factor = xp.where(xp.isfinite(norm), factor, 1.0)
+        # [()], since CuPy multiplies by NumPy's scalars, but not by its arrays without axes.
+        factor = xp.where(xp.isfinite(norm), factor, 1.0)[()]
         if xp is np and factor == 1:
             return
         for parameter in parameters:
