@@ -59,8 +59,12 @@ def measure(settings: Settings) -> Iterator[Group | str]:
     else:
         yield "exchanges: there is one GPU, and an all-reduce of one rank moves nothing"
     yield from why_no_torch()
-    if importlib.util.find_spec("cudnn") is None:
+    if not has_cudnn():
         yield "cuDNN: it is not installed; pip install nvidia-cudnn-frontend"
+
+
+def has_cudnn() -> bool:
+    return importlib.util.find_spec("cudnn") is not None
 
 
 def baseline_of(rows: Sequence[Measured], name: str) -> str:
@@ -99,7 +103,7 @@ def iterations(network: str, gpus: int, *, is_mixed: bool) -> list[Contestant]:
     options |= {"on_gpu": True, "mixed": is_mixed}
     ours, alone = {**options, "communicator": None}, {**options, "alone": gpus == 1}
     found = []
-    if importlib.util.find_spec("cudnn") is not None:
+    if has_cudnn():
         found.append(Contestant("ours, with cuDNN", "with cuDNN", ours))
         if gpus > 1:
             overlapped = {**ours, "overlap": True}
@@ -134,7 +138,7 @@ def record(place: Place, network: str, batch: int, file: Path) -> Mapping[int, S
     from chainermn.timeline import trace
 
     file.parent.mkdir(parents=True, exist_ok=True)
-    cudnn = "1" if importlib.util.find_spec("cudnn") is not None else "0"
+    cudnn = "1" if has_cudnn() else "0"
     with tempfile.TemporaryFile() as log:
         arguments = ["-m", "benchmarks.ranks.recorded", str(file), network, str(batch)]
         ended = subprocess.run(

@@ -10,6 +10,7 @@ allows several ranks on one GPU. CuPy, PyTorch, NumPy and what they need have to
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import lzma
 import os
@@ -117,6 +118,10 @@ def pins() -> dict[str, str]:
     return found
 
 
+def short_digest(pin: str) -> str:
+    return hashlib.sha256(pin.encode()).hexdigest()[:16]
+
+
 def fetch(names: Sequence[str], python: str, cache: Path) -> list[Path]:
     """Return the wheels of locked releases for a version of Python, from the cache if there."""
     options = ["--only-binary", ":all:", "--python-version", python]
@@ -131,10 +136,7 @@ def cached(command: str, names: Sequence[str], cache: Path, options: Sequence[st
     if unknown := [name for name in names if name not in known]:
         sys.exit(f"not locked in {CONSTRAINTS}: {', '.join(unknown)}")
     # Another release, or another file of it, is kept apart.
-    folders = {
-        name: cache / f"{name}-{hashlib.sha256(known[name].encode()).hexdigest()[:16]}"
-        for name in names
-    }
+    folders = {name: cache / f"{name}-{short_digest(known[name])}" for name in names}
     if missing := [name for name in names if not folders[name].exists()]:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as place:
@@ -173,8 +175,7 @@ def pip(command: str, *arguments: str, into: Path) -> None:
 
 def small_nccl(architecture: int, cache: Path) -> Path:
     """Return NCCL for one kind of GPU, compressed by xz."""
-    digest = hashlib.sha256(pins()[NCCL].encode()).hexdigest()[:16]
-    path = cache / f"nccl-{digest}-{architecture}" / "libnccl.so.2.xz"
+    path = cache / f"nccl-{short_digest(pins()[NCCL])}-{architecture}" / "libnccl.so.2.xz"
     if not path.exists():
         (wheel,) = fetch([NCCL], HERE, cache)
         with zipfile.ZipFile(wheel) as archive:
@@ -210,9 +211,12 @@ def required(names: Iterable[str]) -> list[str]:
 
 
 def commit() -> str:
-    """Return which commit this is."""
+    """Return which commit this is, as far as git is there to tell."""
     command = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout.strip()
+    with contextlib.suppress(FileNotFoundError):
+        shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        return shown.stdout.strip() or "unknown"
+    return "unknown"
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -223,12 +227,13 @@ def size_of(path: Path) -> int:
     return path.stat().st_size
 
 
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def write_sums(folder: Path) -> None:
     """Write what ``sha256sum --check`` reads."""
-    lines = []
-    for path in files_of(folder):
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        lines.append(f"{digest}  {path.relative_to(folder)}\n")
+    lines = [f"{sha256(path)}  {path.relative_to(folder)}\n" for path in files_of(folder)]
     (folder / "SHA256SUMS").write_text("".join(lines))
 
 

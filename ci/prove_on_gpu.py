@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import lzma
 import os
@@ -37,6 +36,7 @@ from typing import Any, TextIO
 if not __package__:  # started as a script
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from ci.gpu_bundle import commit, sha256
 from ci.gpu_proof import verdicts
 from ci.gpu_proof.tasks import Lane, Task, every_test, tasks
 from ci.gpu_proof.verdicts import FAILED, FILE, NOT_REACHED, PROVED, REHEARSED, SKIPPED, Outcome
@@ -235,11 +235,7 @@ def commit_of(bundle: Path | None) -> str:
     """Return which commit the bundle was made of; without one, this checkout's."""
     if bundle is not None:
         return (bundle / "COMMIT").read_text().strip()
-    command = ["git", "describe", "--always", "--dirty"]
-    with contextlib.suppress(FileNotFoundError):
-        shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        return shown.stdout.strip() or "unknown"
-    return "unknown"
+    return commit()
 
 
 def install(run: Run, bundle: Path, log: TextIO) -> None:
@@ -249,7 +245,7 @@ def install(run: Run, bundle: Path, log: TextIO) -> None:
     for line in (bundle / "SHA256SUMS").read_text().splitlines():
         digest, name = line.split(maxsplit=1)
         path = bundle / name
-        if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+        if not path.exists() or sha256(path) != digest:
             sys.exit(f"{path} is not the file that was bundled: copy or make the bundle again")
     if (python := (bundle / "PYTHON").read_text().strip()) != _PYTHON:
         sys.exit(
