@@ -153,8 +153,8 @@ def beside(processes: int) -> Iterator[Task]:
     yield Task("cudnn", "cuDNN", [cudnn], 150, Lane.BESIDE, rehearsed=[cudnn])
     # Others of the apps' tests import what may not be there.
     files = [path for path in sorted(APPS.glob("*/test_*.py")) if "mark.gpu" in path.read_text()]
-    apps = tests(*map(str, files), seconds=60)
-    yield Task("apps", "apps with --gpu", [apps], 150, Lane.BESIDE, rehearsed=[apps])
+    apps = tests(*together, *map(str, files), seconds=150)
+    yield Task("apps", "apps with --gpu", [apps], 200, Lane.BESIDE, rehearsed=[apps])
 
 
 def alone(out: str) -> Iterator[Task]:

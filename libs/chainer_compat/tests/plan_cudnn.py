@@ -99,8 +99,10 @@ def outcome(device, problem):
         plan = graphs.plan(cudnn, problem, device_property=device)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
+    tensors = json.loads(str(plan.graph))["tensors"]
     return {
         "possible": problem.is_possible,
+        "scalars": [tensor["data_type"] for tensor in tensors if tensor["is_pass_by_value"]],
         "workspace": plan.workspace,
         "shapes": {name: list(plan.tensors[name].get_dim()) for name in problem.outputs},
         "strides": {name: list(plan.tensors[name].get_stride()) for name in problem.outputs},

@@ -96,7 +96,7 @@ class pygraph:
     ):
         assert intermediate_data_type == compute_data_type == data_type.FLOAT
         assert isinstance(handle, Handle)
-        self._inputs, self._outputs = [], []
+        self._inputs, self._outputs, self._scalars = [], [], []
         self._stage = 0
         self._handle = handle
         self.deselected = []
@@ -109,6 +109,7 @@ class pygraph:
     def tensor_scalar(self, value, kind):
         assert kind == scalar_type.RUNTIME_PARAM
         assert type(value) is float
+        self._scalars.append(value)
         return value
 
     def conv_fprop(self, *, image, weight, padding, stride, dilation):
@@ -190,6 +191,10 @@ class pygraph:
         assert handle.thread == threading.get_ident()
         tensors = [*self._inputs, *self._outputs]
         assert set(pointers) == set(tensors)
+        # The frontend passes what is no float32 as float64: cuDNN 9.19 plans with it, and then
+        # refuses to execute the plan.
+        if any(scalar != float(np.float32(scalar)) for scalar in self._scalars):
+            raise RuntimeError("failed with code: CUDNN_STATUS_BAD_PARAM")
         ctypes.memset(workspace, 0xAB, WORKSPACE)
         arrays = {tensor: tensor.at(pointer) for tensor, pointer in pointers.items()}
         shapes = [tensor.dim for tensor in self._outputs]

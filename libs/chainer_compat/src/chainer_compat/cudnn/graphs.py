@@ -7,6 +7,7 @@ not there. All arrays are dense, in Chainer's order: images, channels, rows, col
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -202,7 +203,7 @@ class Normalization(ChannelProblem):
             bias=inputs["beta"],
             in_running_mean=inputs["gamma"],
             in_running_var=inputs["gamma"],
-            epsilon=graph.tensor_scalar(self.eps, cudnn.scalar_type.RUNTIME_PARAM),
+            epsilon=graph.tensor_scalar(_as_float32(self.eps), cudnn.scalar_type.RUNTIME_PARAM),
             momentum=graph.tensor_scalar(1.0, cudnn.scalar_type.RUNTIME_PARAM),
         )
         tensors = {**inputs, **dict(zip(self.outputs, results, strict=True))}
@@ -321,6 +322,11 @@ def _unwanted(cudnn: ModuleType, problem: Problem) -> list[Any]:
     if problem.deterministic:
         unwanted.append(notes.NONDETERMINISTIC)
     return unwanted
+
+
+def _as_float32(value: float) -> float:
+    """Return the nearest float32: any other scalar becomes a float64, which cuDNN refuses."""
+    return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
 def _fits(shape: Shape) -> bool:
