@@ -7,7 +7,6 @@ not there. All arrays are dense, in Chainer's order: images, channels, rows, col
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -19,11 +18,8 @@ Outputs = Mapping[str, tuple[Shape, str]]
 
 # Chainer's name of a dtype, and the frontend's.
 DTYPES = {"float16": "HALF", "float32": "FLOAT"}
-STATISTICS = "float32"
 # The indices of cuDNN's kernels are of 32 bits.
 MOST_ELEMENTS = 2**31 - 1
-# The channels that a kernel for batch normalisation reads at once: 16 bytes.
-CHANNELS_AT_ONCE = {"float16": 8, "float32": 4}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +100,7 @@ class Convolution(Problem):
         """Whether cuDNN takes shapes and dtypes like these."""
         return (
             self.dtype in DTYPES
-            and all(map(_fits, (self.x, self.w, self.y)))
+            and all(map(fits, (self.x, self.w, self.y)))
             and min(self.pad) >= 0
             and self.groups * self.w[1] == self.x[1]
             and self.w[0] % self.groups == 0
@@ -136,104 +132,6 @@ class Convolution(Problem):
         else:
             result = graph.conv_wgrad(image=tensors["x"], loss=tensors["y"], **geometry)
         tensors[self.computes] = result
-        self._mark_outputs(cudnn, tensors)
-        return tensors
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChannelProblem(Problem):
-    """An operation on images ``x`` and on statistics of each of their channels.
-
-    Attributes
-    ----------
-    x
-        Shape.
-    """
-
-    x: Shape
-
-    @property
-    def is_possible(self) -> bool:
-        """Whether cuDNN takes shapes and dtypes like these."""
-        return (
-            self.dtype in DTYPES
-            and len(self.x) == 4
-            and _fits(self.x)
-            and self.x[1] % CHANNELS_AT_ONCE[self.dtype] == 0
-        )
-
-    @property
-    def _per_channel(self) -> Shape:
-        return (1, self.x[1], 1, 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Normalization(ChannelProblem):
-    """Batch normalisation of ``x`` by its own statistics: what happens during training.
-
-    Attributes
-    ----------
-    eps
-        Is added to the variance.
-    """
-
-    eps: float
-
-    @property
-    def outputs(self) -> Outputs:
-        """The shape and dtype of every array that is computed, by name."""
-        statistics = dict.fromkeys(
-            ("mean", "inv_std", "unused_mean", "unused_variance"), (self._per_channel, STATISTICS)
-        )
-        return {"y": (self.x, self.dtype), **statistics}
-
-    def describe(self, cudnn: ModuleType, graph: Any) -> dict[str, Any]:
-        """Add the operation to a graph; return its tensors, inputs and outputs, by name."""
-        inputs = {
-            "x": self._tensor(cudnn, graph, "x", self.x),
-            "gamma": self._tensor(cudnn, graph, "gamma", self._per_channel, STATISTICS),
-            "beta": self._tensor(cudnn, graph, "beta", self._per_channel, STATISTICS),
-        }
-        # The frontend insists on running averages. Whether cuDNN averages the biased or the
-        # unbiased variance is not documented, so gamma stands in for the old ones, and the new
-        # ones are not used.
-        results = graph.batchnorm(
-            input=inputs["x"],
-            scale=inputs["gamma"],
-            bias=inputs["beta"],
-            in_running_mean=inputs["gamma"],
-            in_running_var=inputs["gamma"],
-            epsilon=graph.tensor_scalar(_as_float32(self.eps), cudnn.scalar_type.RUNTIME_PARAM),
-            momentum=graph.tensor_scalar(1.0, cudnn.scalar_type.RUNTIME_PARAM),
-        )
-        tensors = {**inputs, **dict(zip(self.outputs, results, strict=True))}
-        self._mark_outputs(cudnn, tensors)
-        return tensors
-
-
-@dataclass(frozen=True, kw_only=True)
-class NormalizationGradient(ChannelProblem):
-    """The gradients of batch normalisation with respect to ``x``, gamma and beta."""
-
-    @property
-    def outputs(self) -> Outputs:
-        """The shape and dtype of every array that is computed, by name."""
-        statistics = dict.fromkeys(("ggamma", "gbeta"), (self._per_channel, STATISTICS))
-        return {"gx": (self.x, self.dtype), **statistics}
-
-    def describe(self, cudnn: ModuleType, graph: Any) -> dict[str, Any]:
-        """Add the operation to a graph; return its tensors, inputs and outputs, by name."""
-        tensors = {name: self._tensor(cudnn, graph, name, self.x) for name in ("gy", "x")}
-        for name in ("gamma", "mean", "inv_std"):
-            tensors[name] = self._tensor(cudnn, graph, name, self._per_channel, STATISTICS)
-        results = graph.batchnorm_backward(
-            grad=tensors["gy"],
-            input=tensors["x"],
-            scale=tensors["gamma"],
-            mean=tensors["mean"],
-            inv_variance=tensors["inv_std"],
-        )
-        tensors |= zip(self.outputs, results, strict=True)
         self._mark_outputs(cudnn, tensors)
         return tensors
 
@@ -324,10 +222,6 @@ def _unwanted(cudnn: ModuleType, problem: Problem) -> list[Any]:
     return unwanted
 
 
-def _as_float32(value: float) -> float:
-    """Return the nearest float32: any other scalar becomes a float64, which cuDNN refuses."""
-    return float(struct.unpack("f", struct.pack("f", value))[0])
-
-
-def _fits(shape: Shape) -> bool:
+def fits(shape: Shape) -> bool:
+    """Return whether cuDNN can index all elements, of which there is one at least."""
     return min(shape) > 0 and math.prod(shape) <= MOST_ELEMENTS

@@ -93,14 +93,20 @@ class Runner:
             name: self.gpu.empty(shape, dtype) for name, (shape, dtype) in problem.outputs.items()
         }
         # What is allocated here and freed on return is reused only by later work of this stream.
-        arrays = {name: self._readable(array) for name, array in inputs.items()} | outputs
+        arrays = {name: self.readable(array) for name, array in inputs.items()} | outputs
         workspace = self.gpu.empty((plan.workspace,), "uint8")
         pointers = {plan.tensors[name]: self.gpu.pointer(arrays[name]) for name in arrays}
-        self.cudnn.set_stream(mine.handle, self.gpu.stream())
-        plan.graph.execute(pointers, self.gpu.pointer(workspace), handle=mine.handle)
+        plan.graph.execute(pointers, self.gpu.pointer(workspace), handle=self.handle())
         return outputs
 
-    def _readable(self, array: Any) -> Any:
+    def handle(self) -> Any:
+        """Return this thread's handle for the current device, set to the current stream."""
+        handle = self._mine().handle
+        self.cudnn.set_stream(handle, self.gpu.stream())
+        return handle
+
+    def readable(self, array: Any) -> Any:
+        """Return an array, or a copy of it if cuDNN would not read it right."""
         if array.flags.c_contiguous and self.gpu.pointer(array) % ALIGNMENT == 0:
             return array
         return self.gpu.copy(array)

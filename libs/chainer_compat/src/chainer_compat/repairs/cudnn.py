@@ -14,13 +14,12 @@ from types import ModuleType
 from typing import Any
 
 from chainer_compat.cudnn import graphs
+from chainer_compat.cudnn.normalization import MOST_IMAGES, STATISTICS, Normalizer, the_normalizer
 from chainer_compat.cudnn.runner import Runner, the_runner
 
-# Libraries of cuDNN 9.28 that convolutions need, libcudnn_cnn and libcudnn_ops, have code for
-# Turing and newer only. For Volta it makes plans all the same.
-CAPABILITY_TO_CONVOLVE = 75
-# cuDNN's kernels for batch normalisation begin with Ampere.
-CAPABILITY_TO_NORMALIZE = 80
+# What of cuDNN 9.28 is needed, libcudnn_cnn and libcudnn_ops, has code for Turing and newer only.
+# For Volta it makes plans all the same.
+CAPABILITY = 75
 
 Runners = Callable[[], Runner]
 Forward = Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]
@@ -120,11 +119,7 @@ def _route(own: Forward, runners: Runners, pose: Pose, names: tuple[str, str]) -
     @functools.wraps(own)
     def forward(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         problem = pose(self, inputs)
-        if (
-            problem is None
-            or not problem.is_possible
-            or runners().gpu.capability() < CAPABILITY_TO_CONVOLVE
-        ):
+        if problem is None or not problem.is_possible or runners().gpu.capability() < CAPABILITY:
             return own(self, inputs)
         self.retain_inputs((0, 1))
         arrays = dict(zip(names, inputs[:2], strict=True))
@@ -136,7 +131,9 @@ def _route(own: Forward, runners: Runners, pose: Pose, names: tuple[str, str]) -
     return forward
 
 
-def select_normalization(module: ModuleType, runners: Runners = the_runner) -> Callable[..., Any]:
+def select_normalization(
+    module: ModuleType, normalizers: Callable[[], Normalizer] = the_normalizer
+) -> Callable[..., Any]:
     """Return a selector of implementations for BatchNormalization: cuDNN's, or Chainer's."""
     own = module._impl_selector
 
@@ -155,12 +152,9 @@ def select_normalization(module: ModuleType, runners: Runners = the_runner) -> C
             running_mean: Any,
             running_var: Any,
         ) -> tuple[Any, ...]:
-            problem = graphs.Normalization(x=x.shape, eps=float(eps), **_demands(x.dtype))
-            found = runners().run(problem, x=x, gamma=gamma, beta=beta)
-            mean, inv_std = (found[name].reshape(gamma.shape) for name in ("mean", "inv_std"))
-            if running_mean is not None:
-                _average(module, mean, inv_std, eps, decay, x, running_mean, running_var)
-            return found["y"], x_layout, running_mean, running_var, mean, None, inv_std, None
+            averages = None if running_mean is None else (running_mean, running_var)
+            y, mean, inv_std = normalizers().normalize(x, gamma, beta, eps, decay, averages)
+            return y, x_layout, running_mean, running_var, mean, None, inv_std, None
 
         def backward(
             self,
@@ -177,25 +171,31 @@ def select_normalization(module: ModuleType, runners: Runners = the_runner) -> C
             var: Any,
             forward_data: Any,
         ) -> tuple[Any, ...]:
-            problem = graphs.NormalizationGradient(x=x.shape, **_demands(x.dtype))
-            found = runners().run(problem, gy=gy, x=x, gamma=gamma, mean=mean, inv_std=inv_std)
-            ggamma, gbeta = (found[name].reshape(gamma.shape) for name in ("ggamma", "gbeta"))
-            return found["gx"], x_layout, ggamma, gbeta
+            gx, ggamma, gbeta = normalizers().gradients(gy, x, gamma, mean, inv_std, eps)
+            return gx, x_layout, ggamma, gbeta
 
     def select(function: Any, inputs: tuple[Any, ...]) -> Any:
         chosen = own(function, inputs)
         if type(chosen) is not module.GeneralBatchNormalizationImpl:
             return chosen
         x, gamma, _ = inputs
-        averages = (function.running_mean, function.running_var)
-        statistics = (gamma, *(array for array in averages if array is not None))
+        averages = [
+            array for array in (function.running_mean, function.running_var) if array is not None
+        ]
         goes = (
             module.backend.get_array_module(x) is module.cuda.cupy
             and _is_plain((x,), function.input_layouts)
             and function.key_axis == (1,)
-            and all(array.dtype == graphs.STATISTICS for array in statistics)
-            and graphs.Normalization(x=x.shape, eps=0.0, **_demands(x.dtype)).is_possible
-            and runners().gpu.capability() >= CAPABILITY_TO_NORMALIZE
+            and x.ndim == 4
+            and x.dtype.name in graphs.DTYPES
+            and all(array.dtype == STATISTICS for array in (gamma, *averages))
+            # They are written where they are.
+            and all(array.flags.c_contiguous for array in averages)
+            and len(x) <= MOST_IMAGES
+            and graphs.fits(x.shape)
+            # The unbiased variance of one value is none.
+            and x.size > x.shape[1]
+            and normalizers().runner.gpu.capability() >= CAPABILITY
         )
         return ByCudnn() if goes else chosen
 
@@ -243,37 +243,6 @@ def _setting(name: str, **meanings: bool) -> bool:
 
 def _config() -> Any:
     return importlib.import_module("chainer.configuration").config
-
-
-def _average(
-    module: ModuleType,
-    mean: Any,
-    inv_std: Any,
-    eps: float,
-    decay: float,
-    x: Any,
-    running_mean: Any,
-    running_var: Any,
-) -> None:
-    """Update the running averages, of the unbiased variance as Chainer does."""
-    count = x.size // mean.size
-    module.cuda.elementwise(
-        "T mean, T inv_std, T eps, T decay, T unbiased",
-        "T r_mean, T r_var",
-        """
-        r_mean = decay * r_mean + (1 - decay) * mean;
-        r_var = decay * r_var + (1 - decay) * unbiased * (1 / (inv_std * inv_std) - eps);
-        """,
-        "chainer_compat_average",
-    )(
-        mean,
-        inv_std,
-        float(eps),
-        float(decay),
-        count / max(count - 1, 1),
-        running_mean,
-        running_var,
-    )
 
 
 def _insist_on_frontend() -> None:
