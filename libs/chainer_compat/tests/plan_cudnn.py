@@ -101,13 +101,15 @@ def outcome(device, problem):
         plan = graphs.plan(cudnn, problem, device_property=device)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
+    shape = getattr(problem, problem.computes)
+    result = plan.tensors[problem.computes]
     return {
         "possible": problem.is_possible,
         "workspace": plan.workspace,
-        "shapes": {name: list(plan.tensors[name].get_dim()) for name in problem.outputs},
-        "strides": {name: list(plan.tensors[name].get_stride()) for name in problem.outputs},
-        "expected": {name: shape for name, (shape, _) in problem.outputs.items()},
-        "dense": {name: graphs.dense(shape) for name, (shape, _) in problem.outputs.items()},
+        "shape": list(result.get_dim()),
+        "strides": list(result.get_stride()),
+        "expected": shape,
+        "dense": graphs.dense(shape),
     }
 
 

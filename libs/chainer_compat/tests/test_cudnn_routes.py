@@ -315,6 +315,53 @@ def test_plans_are_made_once(runner, cudnn):
         assert len(plans(cudnn)) == 0
 
 
+def lack(graph):
+    del graph._lowered_graph
+
+
+def leave_the_choice_to_cudnn(graph):
+    graph._plans[graph._plan_index].cpp_index = None
+
+
+def choose_an_engine_of_the_frontends(graph):
+    graph.selected_engine = object()
+
+
+@pytest.mark.parametrize(
+    "change", [lack, leave_the_choice_to_cudnn, choose_an_engine_of_the_frontends]
+)
+def test_the_frontend_executes_where_its_last_step_alone_will_not_do(
+    change, runner, cudnn, monkeypatch
+):
+    build_plans = cudnn.pygraph.build_plans
+
+    def build_and_change(graph, policy):
+        build_plans(graph, policy)
+        change(graph)
+
+    def results():
+        inputs = variables(draw((1, 2, 5, 5), (2, 2, 3, 3)), "float32")
+        y = F.convolution_2d(*inputs)
+        return [y.array, *(found.array for found in chainer.grad([y], inputs))]
+
+    expected = results()
+    assert ("execute",) not in cudnn.log
+    monkeypatch.setattr(cudnn.pygraph, "build_plans", build_and_change)
+    runner.gpu.number = 1  # has no plans yet
+    assert all((got == wanted).all() for got, wanted in zip(results(), expected, strict=True))
+    assert cudnn.log.count(("execute",)) == 3
+
+
+def test_work_goes_to_the_stream_that_is_current(runner, cudnn):
+    x, w = of("f4", *draw((1, 2, 5, 5), (2, 2, 3, 3)))
+    places = [(0, 7), (0, 8), (1, 8), (0, 8), (1, 7), (0, 7)]  # of devices and streams
+    for runner.gpu.number, runner.gpu.current_stream in places:
+        F.convolution_2d(x, w)
+    streams = [entry[1] for entry in cudnn.log if entry[0] == "conv_fprop"]
+    assert streams == [stream for _, stream in places]
+    assert len(plans(cudnn)) == 2
+
+
 def test_the_oldest_plans_are_dropped_when_the_device_has_nothing_to_do(
     runner, cudnn, monkeypatch
 ):

@@ -63,10 +63,13 @@ def backend_version_string():
 
 
 class Tensor:
-    def __init__(self, name="", dim=None, stride=None, dtype=None, is_output=False):
+    def __init__(self, uid, name="", dim=None, stride=None, dtype=None):
+        self.uid = uid
         self.name, self.dim, self.stride, self.dtype = name, dim, stride, dtype
-        self.is_output = is_output
-        self.value = None
+        self.is_output = False
+
+    def get_uid(self):
+        return self.uid
 
     def set_output(self, is_output):
         self.is_output = is_output
@@ -100,6 +103,8 @@ class Tensor:
 
 class pygraph:
     STAGES = ("validate", "build_operation_graph", "create_execution_plans", "build_plans")
+    # An engine of the frontend's own, if one was chosen in place of cuDNN's.
+    selected_engine = None
 
     def __init__(
         self, *, io_data_type, intermediate_data_type, compute_data_type, handle=None, **device
@@ -112,7 +117,7 @@ class pygraph:
         self.deselected = []
 
     def tensor(self, *, dim, stride, data_type, name):
-        tensor = Tensor(name, tuple(dim), tuple(stride), data_type)
+        tensor = Tensor(1 + len(self._inputs), name, tuple(dim), tuple(stride), data_type)
         self._inputs.append(tensor)
         return tensor
 
@@ -130,7 +135,8 @@ class pygraph:
 
     def _operation(self, name, inputs, compute, n_outputs=1):
         self.name, self._operands, self._compute = name, inputs, compute
-        self._outputs = [Tensor() for _ in range(n_outputs)]
+        first = 1 + len(self._inputs)
+        self._outputs = [Tensor(first + i) for i in range(n_outputs)]
         return self._outputs
 
     def _reach(self, stage):
@@ -158,17 +164,25 @@ class pygraph:
             raise failure
         dtype = self._operands[0].dtype.name
         log.append(("plan", self.name, dtype, frozenset(self.deselected)))
+        # The first of three was of no use, and cuDNN has them in another order.
+        self._plans = [SimpleNamespace(cpp_index=index) for index in (0, 2, 1)]
+        self._plan_index = 1
+        self._lowered_graph = LoweredGraph(self)
 
     def get_workspace_size(self):
         assert self._stage == len(self.STAGES)
         return WORKSPACE
 
     def execute(self, pointers, workspace, *, handle):
+        log.append(("execute",))
+        self._compute_at(pointers, workspace, handle)
+
+    def _compute_at(self, pointers, workspace, handle):
         assert handle.thread == threading.get_ident()
-        tensors = [*self._inputs, *self._outputs]
+        tensors = {tensor.uid: tensor for tensor in (*self._inputs, *self._outputs)}
         assert set(pointers) == set(tensors)
         ctypes.memset(workspace, 0xAB, WORKSPACE)
-        arrays = {tensor: tensor.at(pointer) for tensor, pointer in pointers.items()}
+        arrays = {tensors[uid]: tensors[uid].at(pointer) for uid, pointer in pointers.items()}
         shapes = [tensor.dim for tensor in self._outputs]
         values = [arrays[tensor].astype("f8") for tensor in self._operands]
         found = self._compute(shapes, *values)
@@ -176,6 +190,17 @@ class pygraph:
             assert value.shape == tensor.dim
             arrays[tensor][...] = value
         log.append((self.name, handle.stream))
+
+
+class LoweredGraph:
+    """The last step of ``execute``, which is not in the frontend's interface."""
+
+    def __init__(self, graph):
+        self._graph = graph
+
+    def _execute_plan_at_index(self, *, var_pack, workspace, index, handle):
+        assert index == 2
+        self._graph._compute_at(var_pack, workspace, handle_at(handle))
 
 
 class Window:

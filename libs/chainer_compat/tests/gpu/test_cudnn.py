@@ -47,9 +47,9 @@ def done(device, monkeypatch):
     runner = the_runner()
     run = runner.run
 
-    def watched(problem, **inputs):
+    def watched(problem, *inputs):
         done.append(problem)
-        return run(problem, **inputs)
+        return run(problem, *inputs)
 
     def replace(function, route):
         monkeypatch.setattr(function, "forward_gpu", route(function.forward_gpu))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import threading
-from collections import OrderedDict
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +14,9 @@ from chainer_compat.cudnn import graphs
 
 # Of one thread on one device. A network for images of one size needs some dozens.
 PLANS_KEPT = 1024
+# What of cuDNN 9.28 is needed, libcudnn_cnn and libcudnn_ops, has code for Turing and newer only.
+# For Volta it makes plans all the same.
+CAPABILITY = 75
 # cuDNN takes it for granted that arrays begin at a multiple of these bytes.
 ALIGNMENT = 16
 
@@ -22,10 +26,6 @@ class Gpu:
 
     def __init__(self) -> None:
         self._cupy = importlib.import_module("cupy")
-
-    def holds(self, array: Any) -> bool:
-        """Return whether an array is CuPy's."""
-        return isinstance(array, self._cupy.ndarray)
 
     def device(self) -> int:
         """Return the number of the current device."""
@@ -46,6 +46,10 @@ class Gpu:
     def empty(self, shape: graphs.Shape, dtype: str) -> Any:
         """Return an array whose values are arbitrary."""
         return self._cupy.empty(shape, dtype)
+
+    def allocate(self, size: int) -> Any:
+        """Return that many bytes of memory: ``ptr`` is where. They are freed with the object."""
+        return self._cupy.cuda.alloc(size)
 
     def copy(self, array: Any) -> Any:
         """Return a dense copy of an array."""
@@ -70,34 +74,35 @@ class Runner:
     def __init__(self, cudnn: ModuleType, gpu: Gpu) -> None:
         self.cudnn = cudnn
         self.gpu = gpu
-        self._local = threading.local()
+        self._local = _Local()
 
-    def run(self, problem: graphs.Problem, **inputs: Any) -> dict[str, Any]:
+    def run(self, problem: graphs.Convolution, first: Any, second: Any) -> Any:
         """Compute on the current stream of the current device.
 
         Parameters
         ----------
         problem
             What is to be computed.
-        **inputs
-            The arrays that it needs, by name.
+        first, second
+            The arrays that it needs, in the order of ``graphs.OPERATIONS``.
 
         Returns
         -------
-        dict
-            The new arrays, by name.
+        array
+            The result; or None if cuDNN takes no shapes, dtype or device like these.
         """
-        mine = self._mine()
+        mine, gpu = self._mine(), self.gpu
         plan = mine.plan(problem)
-        outputs = {
-            name: self.gpu.empty(shape, dtype) for name, (shape, dtype) in problem.outputs.items()
-        }
+        if plan is None:
+            return None
+        result = gpu.empty(getattr(problem, problem.computes), problem.dtype)
         # What is allocated here and freed on return is reused only by later work of this stream.
-        arrays = {name: self.readable(array) for name, array in inputs.items()} | outputs
-        workspace = self.gpu.empty((plan.workspace,), "uint8")
-        pointers = {plan.tensors[name]: self.gpu.pointer(arrays[name]) for name in arrays}
-        plan.graph.execute(pointers, self.gpu.pointer(workspace), handle=self.handle())
-        return outputs
+        arrays = self.readable(first), self.readable(second), result
+        workspace = gpu.allocate(plan.workspace)
+        pointers = dict(zip(plan.uids, map(gpu.pointer, arrays), strict=True))
+        self.cudnn.set_stream(mine.handle, gpu.stream())
+        plan.launch(pointers, workspace.ptr)
+        return result
 
     def handle(self) -> Any:
         """Return this thread's handle for the current device, set to the current stream."""
@@ -113,11 +118,16 @@ class Runner:
 
     def _mine(self) -> _Plans:
         """Return what this thread keeps for the current device."""
-        devices = vars(self._local).setdefault("devices", {})
         device = self.gpu.device()
-        if device not in devices:
-            devices[device] = _Plans(self.cudnn, self.gpu)
-        return devices[device]
+        mine = self._local.devices.get(device)
+        if mine is None:
+            mine = self._local.devices[device] = _Plans(self.cudnn, self.gpu)
+        return mine
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.devices: dict[int, _Plans] = {}
 
 
 class _Plans:
@@ -125,20 +135,24 @@ class _Plans:
 
     def __init__(self, cudnn: ModuleType, gpu: Gpu) -> None:
         self.handle = cudnn.create_handle()
-        self._cudnn = cudnn
-        self._gpu = gpu
-        self._plans: OrderedDict[graphs.Problem, graphs.Plan] = OrderedDict()
+        plan = functools.partial(_plan, cudnn, gpu, self.handle, itertools.count())
+        self.plan = functools.lru_cache(PLANS_KEPT)(plan)
 
-    def plan(self, problem: graphs.Problem) -> graphs.Plan:
-        plan = self._plans.pop(problem, None)
-        if plan is None:
-            if len(self._plans) >= PLANS_KEPT:
-                # Its kernels are unloaded, and may still be running.
-                self._gpu.synchronize()
-                self._plans.popitem(last=False)
-            plan = graphs.plan(self._cudnn, problem, handle=self.handle)
-        self._plans[problem] = plan
-        return plan
+
+def _plan(
+    cudnn: ModuleType,
+    gpu: Gpu,
+    handle: Any,
+    made: Iterator[int],
+    problem: graphs.Convolution,
+) -> graphs.Plan | None:
+    """Return a plan to keep, or None if there can be none."""
+    if next(made) >= PLANS_KEPT:
+        # The kernels of the one that makes room are unloaded, and may still be running.
+        gpu.synchronize()
+    if gpu.capability() < CAPABILITY or not problem.is_possible:
+        return None
+    return graphs.plan(cudnn, problem, handle=handle)
 
 
 @functools.cache

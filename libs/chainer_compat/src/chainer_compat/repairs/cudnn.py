@@ -15,15 +15,11 @@ from typing import Any
 
 from chainer_compat.cudnn import graphs
 from chainer_compat.cudnn.normalization import MOST_IMAGES, STATISTICS, Normalizer, the_normalizer
-from chainer_compat.cudnn.runner import Runner, the_runner
-
-# What of cuDNN 9.28 is needed, libcudnn_cnn and libcudnn_ops, has code for Turing and newer only.
-# For Volta it makes plans all the same.
-CAPABILITY = 75
+from chainer_compat.cudnn.runner import CAPABILITY, Runner, the_runner
 
 Runners = Callable[[], Runner]
 Forward = Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]
-Pose = Callable[[Any, tuple[Any, ...]], graphs.Convolution | None]
+Shapes = Callable[..., tuple[graphs.Shape, graphs.Shape, graphs.Shape] | None]
 
 
 def use_for_convolution(module: ModuleType) -> None:
@@ -56,53 +52,39 @@ def use_for_batch_normalization(module: ModuleType) -> None:
 def convolve(own: Forward, runners: Runners = the_runner) -> Forward:
     """Return a ``forward`` of Convolution2DFunction: cuDNN's, or else its own."""
 
-    def pose(self: Any, inputs: tuple[Any, ...]) -> graphs.Convolution | None:
-        if not _is_plain(inputs, self.input_layouts) or self.cover_all:
+    def shapes(self: Any, x: Any, w: Any, *geometry: graphs.Pair) -> Any:
+        if self.cover_all:
             return None
-        x, w = inputs[:2]
-        geometry = _geometry(self)
-        y_shape = graphs.convolved(x.shape, w.shape, **geometry)
-        return graphs.Convolution(
-            computes="y", x=x.shape, w=w.shape, y=y_shape, **geometry, **_demands(x.dtype)
-        )
+        return x.shape, w.shape, graphs.convolved(x.shape, w.shape, *geometry)
 
-    return _route(own, runners, pose, ("x", "w"))
+    return _route(own, runners, "y", shapes)
 
 
 def deconvolve(own: Forward, runners: Runners = the_runner) -> Forward:
     """Return a ``forward`` of Deconvolution2DFunction: cuDNN's, or else its own."""
 
-    def pose(self: Any, inputs: tuple[Any, ...]) -> graphs.Convolution | None:
-        if not _is_plain(inputs, self.input_layouts):
-            return None
-        y, w = inputs[:2]
+    def shapes(self: Any, y: Any, w: Any, *_: graphs.Pair) -> Any:
         self._calc_out_size(y.shape, w.shape)
         self._set_cover_all(y.shape, w.shape)
         x_shape = (y.shape[0], w.shape[1] * self.groups, int(self.outh), int(self.outw))
-        return graphs.Convolution(
-            computes="x", x=x_shape, w=w.shape, y=y.shape, **_geometry(self), **_demands(y.dtype)
-        )
+        return x_shape, w.shape, y.shape
 
-    return _route(own, runners, pose, ("y", "w"))
+    return _route(own, runners, "x", shapes)
 
 
 def correlate(own: Forward, runners: Runners = the_runner) -> Forward:
     """Return a ``forward`` of Convolution2DGradW: cuDNN's, or else its own."""
 
-    def pose(self: Any, inputs: tuple[Any, ...]) -> graphs.Convolution | None:
-        x, y = inputs
-        if x.dtype != self.W_dtype or not _is_plain(inputs, (*self.input_layouts, self.w_layout)):
+    def shapes(self: Any, x: Any, y: Any, *_: graphs.Pair) -> Any:
+        if x.dtype != self.W_dtype or self.w_layout is not None:
             return None
-        w_shape = tuple(self.W_shape)
-        return graphs.Convolution(
-            computes="w", x=x.shape, w=w_shape, y=y.shape, **_geometry(self), **_demands(x.dtype)
-        )
+        return x.shape, tuple(self.W_shape), y.shape
 
-    return _route(own, runners, pose, ("x", "y"))
+    return _route(own, runners, "w", shapes)
 
 
-def _route(own: Forward, runners: Runners, pose: Pose, names: tuple[str, str]) -> Forward:
-    """Return a ``forward`` that has cuDNN solve what ``pose`` poses, if that is possible.
+def _route(own: Forward, runners: Runners, computes: graphs.Name, shapes: Shapes) -> Forward:
+    """Return a ``forward`` that has cuDNN compute, if that is possible.
 
     Parameters
     ----------
@@ -110,20 +92,30 @@ def _route(own: Forward, runners: Runners, pose: Pose, names: tuple[str, str]) -
         Chainer's, for everything else.
     runners
         Returns what runs cuDNN.
-    pose
-        Returns the problem of a call, or None.
-    names
-        In the problem, of the first two inputs. A third one is the bias.
+    computes
+        Which of ``x``, ``w`` and ``y`` is computed.
+    shapes
+        Returns the shapes of all three, or None for what is not for cuDNN. It is given the
+        function, its first two inputs (a third one is the bias), stride, pad and dilate.
     """
 
     @functools.wraps(own)
     def forward(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        problem = pose(self, inputs)
-        if problem is None or not problem.is_possible or runners().gpu.capability() < CAPABILITY:
+        result = None
+        if _is_plain(inputs, self.input_layouts):
+            first, second = inputs[:2]
+            # They are what the caller gave: NumPy's integers, for instance, or an array.
+            geometry = (
+                (int(self.sy), int(self.sx)),
+                (int(self.ph), int(self.pw)),
+                (int(self.dy), int(self.dx)),
+            )
+            if found := shapes(self, first, second, *geometry):
+                problem = graphs.Convolution(computes, *found, *geometry, *_demands(first.dtype))
+                result = runners().run(problem, first, second)
+        if result is None:
             return own(self, inputs)
         self.retain_inputs((0, 1))
-        arrays = dict(zip(names, inputs[:2], strict=True))
-        result = runners().run(problem, **arrays)[problem.computes]
         for bias in inputs[2:]:
             result += bias.reshape(1, -1, 1, 1)
         return (result,)
@@ -205,42 +197,36 @@ def select_normalization(
 def _is_plain(arrays: Sequence[Any], layouts: Sequence[Any]) -> bool:
     """Return whether cuDNN may be used, on arrays of one dtype in the usual order of axes."""
     return (
-        _setting("use_cudnn", always=True, auto=True, never=False)
-        and all(layout is None for layout in layouts)
-        and all(array.dtype == arrays[0].dtype for array in arrays)
+        _setting("use_cudnn", auto=True)
+        and set(layouts) == {None}
+        and len({array.dtype for array in arrays}) == 1
     )
 
 
-def _geometry(function: Any) -> dict[str, Any]:
-    pairs = {
-        "stride": (function.sy, function.sx),
-        "pad": (function.ph, function.pw),
-        "dilate": (function.dy, function.dx),
-    }
-    # They are what the caller gave: NumPy's integers, for instance, or an array.
-    return {name: (int(rows), int(columns)) for name, (rows, columns) in pairs.items()}
+def _demands(dtype: Any) -> tuple[str, bool, bool]:
+    """Return a dtype's name, and what Chainer's configuration demands of arithmetic with it."""
+    name = _name(dtype)
+    tensor_cores = _setting("use_cudnn_tensor_core", auto=name == "float16")
+    return name, tensor_cores, bool(_config().cudnn_deterministic)
 
 
-def _demands(dtype: Any) -> dict[str, Any]:
-    """Return what Chainer's configuration demands of arithmetic with a dtype."""
-    return {
-        "dtype": dtype.name,
-        "tensor_cores": _setting(
-            "use_cudnn_tensor_core", always=True, auto=dtype == "float16", never=False
-        ),
-        "deterministic": bool(_config().cudnn_deterministic),
-    }
+@functools.cache
+def _name(dtype: Any) -> str:
+    """Return the name of a dtype, which takes NumPy long."""
+    return str(dtype.name)
 
 
-def _setting(name: str, **meanings: bool) -> bool:
+def _setting(name: str, *, auto: bool) -> bool:
+    """Return whether a setting of Chainer's means yes, given what ``auto`` means."""
     value = getattr(_config(), name)
-    if value not in meanings:
+    if value not in ("always", "auto", "never"):
         raise ValueError(
-            f"chainer.config.{name} is {value!r}, but has to be one of {', '.join(meanings)}"
+            f"chainer.config.{name} is {value!r}, but has to be one of always, auto, never"
         )
-    return meanings[value]
+    return auto if value == "auto" else value == "always"
 
 
+@functools.cache
 def _config() -> Any:
     return importlib.import_module("chainer.configuration").config
 
