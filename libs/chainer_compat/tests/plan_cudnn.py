@@ -5,6 +5,7 @@ import json
 from types import SimpleNamespace
 
 import cudnn
+import numpy as np
 
 from chainer_compat.cudnn import graphs, normalization
 
@@ -134,7 +135,7 @@ def described():
     normalizer = normalization.Normalizer(SimpleNamespace(cudnn=cudnn), library)
     found = []
     for dtype in graphs.DTYPES:
-        for descriptor in normalizer.describe((2, 3, 4, 5), SimpleNamespace(name=dtype)):
+        for descriptor in normalizer.describe((2, 3, 4, 5), np.dtype(dtype)):
             values = [ctypes.c_int() for _ in range(9)]
             pointers = (ctypes.byref(value) for value in values)
             library.cudnnGetTensor4dDescriptor(ctypes.c_void_p(descriptor), *pointers)
