@@ -13,7 +13,7 @@ COMPUTE, RANKS = "libs/chainer_compat/tests/gpu", "libs/chainermn/tests/gpu"
 APPS = Path(__file__).resolve().parents[2] / "apps"
 TEST_SECONDS = 20
 #: Of the titles of `benchmarks.gpu`, by which it is told what to measure.
-MEASURED = ("gather", "iteration, ResNet-50", "iteration, conv net", "idle", "exchange")
+MEASURED = ("iteration, ResNet-50", "iteration, conv net", "idle", "gather", "exchange")
 
 # Parts of the tests on ranks that are tasks of their own.
 _KERNELS, _TIMELINE = "(batched_copy or kernel)", "test_timeline"
