@@ -135,7 +135,7 @@ def described():
     normalizer = normalization.Normalizer(SimpleNamespace(cudnn=cudnn), library)
     found = []
     for dtype in graphs.DTYPES:
-        for descriptor in normalizer.describe(np.empty((2, 3, 4, 5), dtype)):
+        for descriptor in normalizer.describe((2, 3, 4, 5), np.dtype(dtype)):
             values = [ctypes.c_int() for _ in range(9)]
             pointers = (ctypes.byref(value) for value in values)
             library.cudnnGetTensor4dDescriptor(ctypes.c_void_p(descriptor), *pointers)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import threading
 from typing import Any
 
 from chainer_compat.cudnn.runner import Runner, the_runner
@@ -61,7 +60,8 @@ class Normalizer:
     def __init__(self, runner: Runner, library: Any) -> None:
         self.runner = runner
         self._library = library
-        self._local = threading.local()
+        #: They are only read, so threads may share them.
+        self.describe = functools.cache(self._describe)
         library.cudnnGetErrorString.restype = ctypes.c_char_p
         for name, types in SIGNATURES.items():
             getattr(library, name).argtypes = types
@@ -92,9 +92,9 @@ class Normalizer:
         """
         gpu = self.runner.gpu
         x, gamma, beta = map(self.runner.readable, (x, gamma, beta))
-        y = gpu.empty(x.shape, x.dtype.name)
+        y = gpu.empty(x.shape, x.dtype)
         mean, inv_std = (gpu.empty(gamma.shape, STATISTICS) for _ in range(2))
-        images, statistics = self.describe(x)
+        images, statistics = self.describe(x.shape, x.dtype)
         self._call(
             "cudnnBatchNormalizationForwardTraining",
             *(self.runner.handle().backend_handle, _STATISTICS_PER_CHANNEL, *_REPLACE),
@@ -111,9 +111,9 @@ class Normalizer:
         """Return the gradients with respect to x, gamma and beta."""
         gpu = self.runner.gpu
         gy, x, gamma = map(self.runner.readable, (gy, x, gamma))
-        gx = gpu.empty(x.shape, x.dtype.name)
+        gx = gpu.empty(x.shape, x.dtype)
         ggamma, gbeta = (gpu.empty(gamma.shape, STATISTICS) for _ in range(2))
-        images, statistics = self.describe(x)
+        images, statistics = self.describe(x.shape, x.dtype)
         self._call(
             "cudnnBatchNormalizationBackward",
             *(self.runner.handle().backend_handle, _STATISTICS_PER_CHANNEL, *_REPLACE, *_REPLACE),
@@ -123,21 +123,16 @@ class Normalizer:
         )
         return gx, ggamma, gbeta
 
-    def describe(self, x: Any) -> tuple[int, int]:
-        """Return cuDNN's descriptors of images and statistics. They change with the next call."""
-        mine = self._local
-        if not hasattr(mine, "images"):
-            mine.images, mine.statistics = _POINTER(), _POINTER()
-            for descriptor in (mine.images, mine.statistics):
-                self._call("cudnnCreateTensorDescriptor", descriptor)
-        per_channel = (1, x.shape[1], 1, 1)
-        for descriptor, dtype, shape in (
-            (mine.images, x.dtype.name, x.shape),
-            (mine.statistics, STATISTICS, per_channel),
-        ):
-            kind = (_ROW_MAJOR, _DTYPES[dtype])
-            self._call("cudnnSetTensor4dDescriptor", descriptor, *kind, *shape)
-        return mine.images.value, mine.statistics.value
+    def _describe(self, shape: tuple[int, ...], dtype: Any) -> list[Any]:
+        """Return cuDNN's descriptors of images and of their statistics, which are kept."""
+        found = []
+        for described, of in ((shape, dtype.name), ((1, shape[1], 1, 1), STATISTICS)):
+            descriptor = _POINTER()
+            self._call("cudnnCreateTensorDescriptor", descriptor)
+            kind = (_ROW_MAJOR, _DTYPES[of])
+            self._call("cudnnSetTensor4dDescriptor", descriptor, *kind, *described)
+            found.append(descriptor.value)
+        return found
 
     def _call(self, name: str, *arguments: Any) -> None:
         if status := getattr(self._library, name)(*arguments):

@@ -43,7 +43,7 @@ class Gpu:
         """Wait for all that the current device has to do."""
         self._cupy.cuda.Device().synchronize()
 
-    def empty(self, shape: graphs.Shape, dtype: str) -> Any:
+    def empty(self, shape: graphs.Shape, dtype: Any) -> Any:
         """Return an array whose values are arbitrary."""
         return self._cupy.empty(shape, dtype)
 

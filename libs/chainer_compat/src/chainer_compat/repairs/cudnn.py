@@ -179,7 +179,7 @@ def select_normalization(
             and _is_plain((x,), function.input_layouts)
             and function.key_axis == (1,)
             and x.ndim == 4
-            and x.dtype.name in graphs.DTYPES
+            and _name(x.dtype) in graphs.DTYPES
             and all(array.dtype == STATISTICS for array in (gamma, *averages))
             # They are written where they are.
             and all(array.flags.c_contiguous for array in averages)
