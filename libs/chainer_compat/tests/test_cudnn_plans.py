@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,27 @@ def test_cudnn_has_the_functions_that_normalize(found):
         [float32, *images, *strides],
         statistics,
     ]
+
+
+def test_cudnn_gets_the_same_from_our_launches_as_from_the_frontend(libraries, execute, tmp_path):
+    """The plan, the handle, the arrays and the workspace; and a launch does without the rest."""
+    if not shutil.which("cc"):
+        pytest.skip("needs a C compiler for what notes what cuDNN gets")
+    folder = Path(__file__).parent
+    noting = tmp_path / "libcudnn.so"  # that of the frontend's first choice
+    needed = ["-Wl,--no-as-needed", find_cudnn(), "-ldl"]
+    source = folder / "execute_cudnn.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", noting, source, *needed], check=True)
+    path = os.pathsep.join(filter(None, (str(tmp_path), str(find_cudnn().parent), libraries)))
+    result = execute(sys.executable, folder / "execute_cudnn.py", noting, LD_LIBRARY_PATH=path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    outcomes = json.loads(result.stdout)
+    assert len(outcomes) == 6 * 10 * 3
+    for by_frontend, by_launch in outcomes.values():
+        assert by_launch == by_frontend
+    assert sum(type(by_launch) is list for _, by_launch in outcomes.values()) > 100
+
+
+def find_cudnn():
+    files = (metadata.files(name) or [] for name in NEEDED["cuDNN"] if is_installed(name))
+    return next(Path(file.locate()) for file in chain(*files) if file.name == "libcudnn.so.9")

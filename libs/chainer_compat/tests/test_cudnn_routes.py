@@ -212,6 +212,17 @@ def test_other_orders_of_axes_go_chainers_way(route, make, runner, cudnn):
     assert len(computed(cudnn)) == 1
 
 
+def test_filters_that_are_to_have_another_order_of_axes_go_chainers_way(runner, cudnn):
+    x, y, w = of("f4", *draw((1, 2, 3, 3), (1, 2, 1, 1), (2, 2, 3, 3)))
+    layout = chainer.memory_layouts.CUDNN_CHANNEL_LAST_W
+    convolution = convolution_2d.Convolution2DFunction()
+    node = convolution_2d.Convolution2DGradW(convolution, w.shape, w.dtype, layout)
+    node._input_layouts = (None, None)
+    forward = routes.correlate(lambda self, inputs: "its own", lambda: runner)
+    assert forward(node, (x, y)) == "its own"
+    assert computed(cudnn) == []
+
+
 def test_the_gradient_of_a_deconvolution_with_respect_to_filters_alone(runner, cudnn):
     x, w = variables(draw((1, 2, 3, 3), (2, 2, 3, 3)), "float32")
     (gradient,) = chainer.grad([F.deconvolution_2d(x, w)], [w])

@@ -171,15 +171,22 @@ def plan(cudnn: ModuleType, problem: Convolution, **device: Any) -> Plan:
         tensors,
         uids=tuple(tensor.get_uid() for tensor in tensors.values()),
         workspace=graph.get_workspace_size(),
-        launch=_launcher(graph, device.get("handle")),
+        launch=launcher(graph, device.get("handle")),
     )
 
 
-def _launcher(graph: Any, handle: Any) -> Launch:
-    """Return the last step of ``graph.execute``, or all of it where there is no such step.
+def launcher(graph: Any, handle: Any) -> Launch:
+    """Return the last step of a graph's ``execute``, or all of it where that step is missing.
 
-    What comes before is for arrays that know their shapes, and takes ten times as long. The step
-    is no part of the frontend's interface.
+    The other steps are for arrays that know their shapes: for addresses they only take time, ten
+    times as much as the last one. That one is no part of the frontend's interface.
+
+    Parameters
+    ----------
+    graph
+        The frontend's, with a plan.
+    handle
+        That with which the plan was made.
     """
     try:
         step = graph._lowered_graph._execute_plan_at_index

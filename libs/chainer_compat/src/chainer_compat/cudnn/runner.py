@@ -95,13 +95,13 @@ class Runner:
         plan = mine.plan(problem)
         if plan is None:
             return None
-        result = gpu.empty(getattr(problem, problem.computes), problem.dtype)
         # What is allocated here and freed on return is reused only by later work of this stream.
-        arrays = self.readable(first), self.readable(second), result
+        first, second = self.readable(first), self.readable(second)
+        result = gpu.empty(getattr(problem, problem.computes), problem.dtype)
         workspace = gpu.allocate(plan.workspace)
-        pointers = dict(zip(plan.uids, map(gpu.pointer, arrays), strict=True))
         self.cudnn.set_stream(mine.handle, gpu.stream())
-        plan.launch(pointers, workspace.ptr)
+        addresses = gpu.pointer(first), gpu.pointer(second), gpu.pointer(result)
+        plan.launch(dict(zip(plan.uids, addresses, strict=True)), workspace.ptr)
         return result
 
     def handle(self) -> Any:
