@@ -333,6 +333,16 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHONS, default=False)
+def release_dry_run(session: nox.Session) -> None:
+    """Go through a release, except that nothing is published; ``dist`` then has its files.
+
+    ``-- --final`` also demands what only the release itself needs: a date, a tag, no changes.
+    """
+    install(session, "--group", "release")
+    session.run("python", "ci/release", *session.posargs)
+
+
+@nox.session(python=PYTHONS, default=False)
 def notebooks(session: nox.Session) -> None:
     """Run the notebooks of the course and store what they show; ``-- 01_ranks.ipynb``, one."""
     libs = ["libs/chainer_compat", "libs/chainermn[mpich]"]
