@@ -178,7 +178,7 @@ def repair(monkeypatch):
     """Undo the repairs; return what does them."""
     for owner, names in {
         chainer.optimizer.GradientMethod: ["update", "reallocate_cleared_grads"],
-        chainer.optimizer.Optimizer: ["check_nan_in_grads"],
+        chainer.optimizer.Optimizer: ["check_nan_in_grads", "call_hook"],
     }.items():
         for name in names:
             method = getattr(owner, name)
@@ -292,11 +292,37 @@ def test_steps(name, dtypes, launched, repair):
     repair()
     assert_same(train(OPTIMIZERS[name](), dtypes, loss_scale=scale), expected)
     # The first step creates states and copies.
-    assert len(launched) == n_alone // 3 + 2 * (1 if scale is None else 3)
+    assert len(launched) == n_alone // 3 + 2 * (1 if scale is None else 4)
 
 
 def share_an_array(optimizer):
     optimizer.target.p0.array = optimizer.target.p1.array
+
+
+def decay_all(optimizer):
+    optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.25))
+
+
+def decay_each(optimizer):
+    for parameter in optimizer.target.params():
+        parameter.update_rule.add_hook(chainer.optimizer_hooks.WeightDecay(0.25))
+
+
+@pytest.mark.parametrize(("prepare", "n_steps"), [(decay_all, 3), (decay_each, 2)])
+@pytest.mark.parametrize("dtypes", MODELS.values(), ids=MODELS)
+def test_weight_decay(dtypes, prepare, n_steps, launched, repair):
+    expected = train(chainer.optimizers.SGD(0.3), dtypes, prepare, 4.0)
+    launched.clear()
+    repair()
+    assert_same(train(chainer.optimizers.SGD(0.3), dtypes, prepare, 4.0), expected)
+    kernels = 1 if prepare is decay_each and "f2" not in dtypes else len(dtypes)
+    assert launched.count("weight_decay_for_all") == n_steps * kernels
+    assert launched.count("weight_decay") == (3 - n_steps) * 4 * len(dtypes)
+
+
+def test_many_parameters_in_portions():
+    steps = [SimpleNamespace(array=SimpleNamespace(size=n)) for n in (1 << 27, 5, 1 << 26, 7, 8)]
+    assert [len(portion) for portion in launches._portions(steps)] == [1, 1, 1, 2]
 
 
 def hook_one(optimizer):

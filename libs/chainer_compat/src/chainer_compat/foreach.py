@@ -112,11 +112,6 @@ class Later:
         self.calls.add(kernel, *[self.array if arg is self else arg for arg in args])
 
 
-def type_of(param: Any) -> str:
-    """Return the type of a parameter as it is written in the text of a kernel's parameters."""
-    return str(param.ctype if param.dtype is None else param.dtype.name)
-
-
 @functools.cache
 def _for_all(kernel: Any, kinds: tuple[str, ...]) -> Any:
     """Return the kernel for a table: first pieces, sizes and addresses of all arrays.
@@ -128,10 +123,11 @@ def _for_all(kernel: Any, kinds: tuple[str, ...]) -> Any:
     elements: list[str] = []
     params = kernel.in_params + kernel.out_params
     for param, kind in zip(params, kinds, strict=True):
+        dtype = param.ctype if param.dtype is None else param.dtype.name
         if kind != "array":
-            declarations.append(f"{'raw ' * (kind == 'raw')}{type_of(param)} {param.name}")
+            declarations.append(f"{'raw ' * (kind == 'raw')}{dtype} {param.name}")
             continue
-        declarations.append(f"raw {type_of(param)} all_{param.name}")
+        declarations.append(f"raw {dtype} all_{param.name}")
         type_ = f"{'const ' * param.is_const}{param.ctype}"
         row = f"all_table[{2 + len(pointers)} * all_n + all_k]"
         pointers.append(f"{type_}* all_of_{param.name} = ({type_}*){row} + all_start;")

@@ -236,6 +236,7 @@ def test_steps_of_all_parameters_at_once(device, name, monkeypatch):
         optimizer = STEPS[name]().setup(model)
         optimizer.use_fp32_update()
         optimizer.loss_scaling(scale=100.0)
+        optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(1e-3))
         for _ in range(4):
             for parameter in model.params():
                 gradient = random.normal(size=parameter.shape).astype(parameter.dtype)
@@ -244,7 +245,8 @@ def test_steps_of_all_parameters_at_once(device, name, monkeypatch):
         return {name: parameter.array.get() for name, parameter in model.namedparams()}
 
     at_once = train()
-    method = chainer.optimizer.GradientMethod
-    monkeypatch.setattr(method, "update", method.update.__wrapped__)
+    for owner, method in [("GradientMethod", "update"), ("Optimizer", "call_hook")]:
+        class_ = getattr(chainer.optimizer, owner)
+        monkeypatch.setattr(class_, method, getattr(class_, method).__wrapped__)
     for parameter, array in train().items():
         np.testing.assert_array_equal(array, at_once[parameter], parameter)

@@ -1,13 +1,13 @@
 """Where Chainer launches a kernel for each parameter, which takes the host longer than the GPU."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType, NoneType
 from typing import Any, NamedTuple
 
 import numpy
 
-from chainer_compat.foreach import Calls, Later, type_of
+from chainer_compat.foreach import Calls, Later
 
 
 def update_parameters_at_once(module: ModuleType) -> None:
@@ -43,25 +43,21 @@ def update_parameters_at_once(module: ModuleType) -> None:
         if some_are_missing:
             reallocate(self)
 
+    call_hook = module.Optimizer.call_hook
+
+    @functools.wraps(call_hook)
+    def call_hook_at_once(self: Any, hook: Any) -> None:
+        cuda = module.chainer.backends.cuda
+        if _is_weight_decay(hook):
+            parameters = [p for p in self.target.params() if p.array is not None]
+            if _lie_apart([each for p in parameters for each in (p.array, p.grad)], cuda.ndarray):
+                _decay(hook, parameters, cuda)
+                return
+        call_hook(self, hook)
+
+    module.Optimizer.call_hook = call_hook_at_once
     module.GradientMethod.update = update
     module.GradientMethod.reallocate_cleared_grads = reallocate_cleared_grads
-
-
-def _update(parameters: Sequence[Any], chainer: ModuleType) -> None:
-    """Take the steps of all parameters."""
-    cuda = chainer.backends.cuda
-    steps = [step for each in parameters if (step := _step(each, cuda.ndarray))]
-    devices = {step.array.device.id for step in steps}
-    addresses = [array.data.ptr for step in steps for array in (step.array, step.gradient)]
-    if len(devices) > 1 or len(set(addresses)) < len(addresses):
-        steps = []
-    at_once = {id(step.parameter) for step in steps}
-    for parameter in parameters:
-        if id(parameter) not in at_once:
-            parameter.update()
-    if steps:
-        with chainer.using_device(steps[0].parameter.device):
-            _take(steps, cuda)
 
 
 class _Step(NamedTuple):
@@ -74,6 +70,43 @@ class _Step(NamedTuple):
     data: Any
 
 
+def _update(parameters: Sequence[Any], chainer: ModuleType) -> None:
+    """Take the steps of all parameters."""
+    cuda = chainer.backends.cuda
+    steps = [step for each in parameters if (step := _step(each, cuda.ndarray))]
+    if not _lie_apart([each for s in steps for each in (s.array, s.gradient)], cuda.ndarray):
+        steps = []
+    at_once = {id(step.parameter) for step in steps}
+    for parameter in parameters:
+        if id(parameter) not in at_once:
+            parameter.update()
+    for portion in _portions(steps):
+        with chainer.using_device(portion[0].parameter.device):
+            _take(portion, cuda)
+
+
+def _portions(steps: Iterable[_Step]) -> Iterator[list[_Step]]:
+    """Divide steps: their gradients take up to 256 MiB in float32, or it is a single step."""
+    portion: list[_Step] = []
+    n = 0
+    for step in steps:
+        if portion and n + step.array.size > 1 << 26:
+            yield portion
+            portion, n = [], 0
+        portion.append(step)
+        n += step.array.size
+    if portion:
+        yield portion
+
+
+def _lie_apart(arrays: Sequence[Any], gpu_array: Any) -> bool:
+    """Return whether arrays are on one GPU and none begins where another one does."""
+    if not all(isinstance(array, gpu_array) for array in arrays):
+        return False
+    addresses = {array.data.ptr for array in arrays}
+    return len(addresses) == len(arrays) and len({array.device.id for array in arrays}) == 1
+
+
 def _step(parameter: Any, gpu_array: Any) -> _Step | None:
     """Return the step of a parameter, if it is one with nothing unusual about it."""
     rule = parameter.update_rule
@@ -81,8 +114,10 @@ def _step(parameter: Any, gpu_array: Any) -> _Step | None:
         return None
     if parameter.layout is not None or type(parameter._loss_scale) not in (int, float, NoneType):
         return None
-    hooks = rule._hookable
-    if hooks._pre_update_hooks or hooks._post_update_hooks:
+    if rule._hookable._post_update_hooks:
+        return None
+    hooks = list(rule._hookable._pre_update_hooks.values())
+    if len(hooks) > 1 or not all(map(_is_weight_decay, hooks)):
         return None
     array, gradient = parameter.array, parameter.grad
     data: Any = array
@@ -99,66 +134,51 @@ def _step(parameter: Any, gpu_array: Any) -> _Step | None:
 
 def _take(steps: Sequence[_Step], cuda: ModuleType) -> None:
     """Do for all parameters what ``UpdateRule.update`` does for one."""
+    widen = cuda.elementwise("S narrow, T scale", "T wide", "wide = (T)narrow / scale", "widen")
     unscale = cuda.elementwise("T scale", "T gradient", "gradient /= scale", "unscale")
-    before, updates = Calls(cuda.cupy), Calls(cuda.cupy)
+    narrow = cuda.elementwise("T wide", "S narrow", "narrow = (S)wide", "narrow")
+    before, hooks, updates, after = (Calls(cuda.cupy) for _ in range(4))
     copies = []
     for parameter, array, gradient, data in steps:
-        scale = parameter._loss_scale
-        later = Later(gradient, updates)
+        rule, scale = parameter.update_rule, parameter._loss_scale
         if data is not array:
+            wide = cuda.cupy.empty(data.shape, data.dtype)
+            before.add(widen, gradient, scale or 1, wide)
             # Whoever has the old array keeps the old numbers, as with Chainer.
             copy = cuda.cupy.empty(array.shape, array.dtype)
+            after.add(narrow, data, copy)
             copies.append((parameter, copy))
-            later = _NarrowGradient(gradient, updates, scale or 1, data, copy)
+            gradient, scale = wide, None
         elif scale is not None:
             before.add(unscale, scale, gradient)
             parameter._set_grad_without_check(gradient)
-        parameter.update_rule.t += 1
-        parameter.update_rule.update_core_gpu(_Updated(data, later))
-    before.run()
-    updates.run()
+        rule.t += 1
+        for hook in rule._hookable._pre_update_hooks.values():
+            hook(rule, _Updated(data, Later(gradient, hooks), parameter.device, scale))
+        rule.update_core_gpu(_Updated(data, Later(gradient, updates), parameter.device, scale))
+    for calls in (before, hooks, updates, after):
+        calls.run()
     for parameter, copy in copies:
         parameter.array = copy
 
 
+def _is_weight_decay(hook: Any) -> bool:
+    return type(hook).__module__ == "chainer.optimizer_hooks.weight_decay"
+
+
+def _decay(hook: Any, parameters: Sequence[Any], cuda: ModuleType) -> None:
+    """Do what weight decay does for each parameter."""
+    calls = Calls(cuda.cupy)
+    for each in parameters:
+        updated = _Updated(each.array, Later(each.grad, calls), each.device, each._loss_scale)
+        hook(each.update_rule, updated)
+    with parameters[0].device.create_context():
+        calls.run()
+
+
 class _Updated:
-    """As much of a parameter as update rules need."""
+    """As much of a parameter as update rules and weight decay need."""
 
-    __slots__ = "data", "dtype", "grad"
-
-    def __init__(self, data: Any, grad: Any) -> None:
-        self.data, self.dtype, self.grad = data, data.dtype, grad
-
-
-class _NarrowGradient(Later):
-    """A gradient in float16 of a parameter that is updated in float32, and then copied."""
-
-    def __init__(self, array: Any, calls: Calls, scale: float, data: Any, copy: Any) -> None:
-        super().__init__(array, calls)
-        self._scale, self._data, self._copy = scale, data, copy
+    def __init__(self, data: Any, grad: Any, device: Any, loss_scale: float | None) -> None:
+        self.data, self.grad, self.device, self._loss_scale = data, grad, device, loss_scale
         self.dtype = data.dtype
-
-    def __cupy_override_elementwise_kernel__(self, kernel: Any, *args: Any) -> None:
-        gradient, *others = args
-        assert gradient is self
-        assert others[kernel.nin - 1] is self._data
-        self.calls.add(_around_float16(kernel), self.array, self._scale, *others, self._copy)
-
-
-@functools.cache
-def _around_float16(kernel: Any) -> Any:
-    """Return the kernel of an update rule, given a scaled gradient, and what to copy data to."""
-    gradient, *others = kernel.in_params
-    declare = lambda param: f"{'raw ' * param.raw}{type_of(param)} {param.name}"  # noqa: E731
-    inputs = ["S narrow_gradient", f"{type_of(gradient)} narrow_scale", *map(declare, others)]
-    return type(kernel)(
-        ", ".join(inputs),
-        ", ".join([*map(declare, kernel.out_params), "S narrow_data"]),
-        f"const {gradient.ctype} {gradient.name} = "
-        f"({gradient.ctype})narrow_gradient / narrow_scale;\n"
-        f"{kernel.operation};\n"
-        f"narrow_data = (S){kernel.out_params[0].name}",
-        f"{kernel.name}_around_float16",
-        preamble=kernel.preamble,
-        **kernel.kwargs,
-    )
