@@ -27,6 +27,7 @@ import tempfile
 import threading
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -461,9 +462,15 @@ def collect(folders: Sequence[Path]) -> int:
     raw.mkdir(parents=True, exist_ok=True)
     text = "\n".join(verdicts.page(about, verdicts.merge(runs)))
     (raw / gpu.VERDICTS).write_text(text + "\n", encoding="utf-8")
-    for folder in folders:
-        for file in folder.glob("gpu-*.json"):
+    figures_of: dict[str, list[tuple[Any, str]]] = defaultdict(list)
+    for folder, (about, _) in zip(folders, runs, strict=True):
+        for file in folder.glob("gpu-*.timeline.gz"):
             shutil.copy(file, raw)
+        for file in folder.glob("gpu-*.json"):
+            # Where they were measured, git may know nothing of the commit.
+            figures_of[file.name].append((json.loads(file.read_text()), about["commit"]))
+    for name, measured in figures_of.items():
+        (raw / name).write_text(json.dumps(verdicts.merge_figures(measured), indent=1) + "\n")
     gpu.write("gpu", gpu.TITLE)
     print(f"written: {figures.RESULTS / 'gpu.md'}")
     return 0

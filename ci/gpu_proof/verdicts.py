@@ -157,6 +157,26 @@ def merge(runs: Sequence[tuple[dict[str, Any], list[Outcome]]]) -> list[Outcome]
     return list(found.values())
 
 
+def merge_figures(runs: Sequence[tuple[dict[str, Any], str]]) -> dict[str, Any]:
+    """Return the last figures of each group that the benchmarks measure.
+
+    Those of another commit than the last run's say so.
+
+    Parameters
+    ----------
+    runs : sequence of tuple
+        What the benchmarks have saved, and the commit.
+    """
+    content, last = runs[-1]
+    groups: dict[str, dict[str, Any]] = {}
+    for measured, commit in runs:
+        notes = [f"At commit {commit}."] if commit != last else []
+        for group in measured["groups"]:
+            groups[group["title"]] = {**group, "notes": [*group["notes"], *notes]}
+    about = {**content["about"], "commit": last}
+    return {**content, "about": about, "groups": list(groups.values())}
+
+
 def page(about: dict[str, Any], outcomes: Sequence[Outcome]) -> list[str]:
     """Return lines in Markdown: where it was tried, and the verdicts."""
     machine = [f"    {line}" for line in about["machine"]]

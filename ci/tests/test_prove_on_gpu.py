@@ -171,27 +171,35 @@ def test_results_of_several_runs_make_one_page(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(figures, "RESULTS", tmp_path / "results")
-    group = figures.Group(
-        "copies", {"what": "copies"}, [figures.Measured("ours", [0.001])], "ours"
-    )
-    report.save("gpu", "mpich", [group], [])
-    shutil.move(tmp_path / "results/raw/gpu-mpich.json", tmp_path)
-    outcomes = [
-        [Outcome("a", "First", PROVED, 3), Outcome("b", "Second", note="the time was up")],
-        [Outcome("b", "Second", FAILED, failed=["test_it"])],
-    ]
-    about = {"date": "today", "commit": "abc", "machine": ["GPU: one"], "command": "prove"}
-    folders = [tmp_path / "one", tmp_path / "two"]
-    for folder, of_run in zip(folders, outcomes, strict=True):
-        folder.mkdir()
-        gpu_verdicts.save(folder / "verdicts.json", about, of_run)
-    shutil.move(tmp_path / "gpu-mpich.json", folders[0])
+    runs = {
+        "abc": [Outcome("a", "First", PROVED, 3), Outcome("b", "Second", note="the time was up")],
+        "def": [Outcome("b", "Second", FAILED, failed=["test_it"])],
+    }
+    measured = {"abc": {"copies": 0.001, "idle": 0.002}, "def": {"idle": 0.003}}
+    folders = []
+    for commit, outcomes in runs.items():
+        groups = [
+            figures.Group(title, {"what": title}, [figures.Measured("ours", [seconds])], "ours")
+            for title, seconds in measured[commit].items()
+        ]
+        report.save("gpu", "mpich", groups, [])
+        folders.append(tmp_path / commit)
+        folders[-1].mkdir()
+        shutil.move(tmp_path / "results/raw/gpu-mpich.json", folders[-1])
+        about = {"date": "today", "commit": commit, "machine": ["GPU: one"], "command": "prove"}
+        gpu_verdicts.save(folders[-1] / "verdicts.json", about, outcomes)
     monkeypatch.setattr(sys, "argv", ["prove_on_gpu.py", "--collect", *map(str, folders)])
     assert prove_on_gpu.main() == 0
     text = (tmp_path / "results/gpu.md").read_text()
-    assert "| First | proved | 3 | 0 | 0 | 0 |  |" in text
+    assert "| First | proved | 3 | 0 | 0 | 0 | at commit abc |" in text
     assert "| Second | **failed** | 0 | 1 | 0 | 0 | `test_it` |" in text
-    assert "| ours | 1.00 | 1.00-1.00 | 1.00 |" in text
+    # The last of each, and of which commit, whatever git said where they were measured.
+    assert "; commit def." in text
+    copies, idle = text.split("### ")[1:]
+    assert "| ours | 1.00 | 1.00-1.00 | 1.00 |" in copies
+    assert "- At commit abc." in copies
+    assert "| ours | 3.00 | 3.00-3.00 | 1.00 |" in idle
+    assert "At commit" not in idle
     with pytest.raises(SystemExit, match=r"no verdicts\.json in /no/such/folder"):
         prove_on_gpu.collect([*folders, Path("/no/such/folder")])
 
