@@ -24,11 +24,11 @@ PARTS = (
     *("compute", "slow", "convergence", "efficiency", "pipeline", "scatter", "input"),
     *("timeline", "model"),
 )
-_ON_DEMAND = ("gpu",)
+ON_DEMAND = ("gpu",)
 
 
 @click.command()
-@click.argument("parts", nargs=-1, type=click.Choice((*PARTS, *_ON_DEMAND)))
+@click.argument("parts", nargs=-1, type=click.Choice((*PARTS, *ON_DEMAND)))
 @click.option("--rounds", default=5, show_default=True, help="Turns of each contestant.")
 @click.option("--quick", is_flag=True, help="Measure next to nothing, to see whether all works.")
 @click.option("--only", default="", help="Measure only tables whose title contains this.")
@@ -51,7 +51,7 @@ def main(
     if output or quick or before:
         figures.RESULTS = output or Path(tempfile.mkdtemp(prefix="benchmarks-"))
     if write:
-        write_pages((*PARTS, *_ON_DEMAND))
+        write_pages((*PARTS, *ON_DEMAND))
         return
     mpi = mpi_flavour()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
@@ -84,7 +84,7 @@ def measure(part: str, mpi: str, settings: Settings, console: Console) -> None:
 
 def write_pages(parts: Sequence[str]) -> None:
     """Write the pages of those parts that have been measured, and the index of all."""
-    modules = {part: module_of(part) for part in (*PARTS, *_ON_DEMAND) if figures.load(part)}
+    modules = {part: module_of(part) for part in (*PARTS, *ON_DEMAND) if figures.load(part)}
     for part in modules.keys() & set(parts):
         getattr(modules[part], "write", report.write)(part, modules[part].TITLE)
     report.write_index({part: module.TITLE for part, module in modules.items()})

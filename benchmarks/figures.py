@@ -105,4 +105,6 @@ def load(part: str) -> dict[str, dict[str, Any]]:
 def milliseconds(seconds: float) -> str:
     """Return milliseconds with about three digits."""
     value = 1e3 * seconds
+    if value < 0.1:
+        return f"{value:.3f}"
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

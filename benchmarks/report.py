@@ -125,7 +125,7 @@ def table(group: Group) -> list[str]:
         cells.append(f"{milliseconds(min(row.seconds))}-{milliseconds(max(row.seconds))}")
         cells.append(_ratio(group, row.name, group.baseline))
         cells += [] if group.reference is None else [f"{row.median / group.reference:.2f}"]
-        cells += [f"{row.more[key]:.2f}" if key in row.more else "" for key in more]
+        cells += [_rounded(row.more[key]) if key in row.more else "" for key in more]
         cells += [_ratio(group, row.name, f"before: {row.name}")] * compared
         lines.append(line(cells))
     if group.reference is not None:
@@ -134,6 +134,10 @@ def table(group: Group) -> list[str]:
         notes.insert(0, f"Reference: {group.reference_is}")
     notes.insert(0, f"Turns: {max((len(row.seconds) for row in group.rows), default=0)}")
     return [*lines, "", *(f"- {note}" for note in (*notes, *group.notes))]
+
+
+def _rounded(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.2f}"
 
 
 def _ratio(group: Group, name: str, other: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import figures, report
-from benchmarks.__main__ import PARTS, write_pages
+from benchmarks.__main__ import ON_DEMAND, PARTS, write_pages
 from benchmarks.figures import Group, Measured
 from benchmarks.networks import link_seconds
 
@@ -72,7 +72,7 @@ def test_pages_are_those_of_the_raw_figures(
     results = figures.RESULTS
     shutil.copytree(results / "raw", tmp_path / "raw")
     monkeypatch.setattr(figures, "RESULTS", tmp_path)
-    write_pages(PARTS)
+    write_pages((*PARTS, *ON_DEMAND))
     written = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.md")}
     assert written == {
         path.name: path.read_text(encoding="utf-8") for path in results.glob("*.md")
