@@ -4,6 +4,7 @@
 failed, or null.
 """
 
+import contextlib
 import functools
 import importlib
 import json
@@ -14,6 +15,7 @@ import traceback
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 CHECKS = {}
 
@@ -670,6 +672,52 @@ def _():
     assert not optimizer.is_safe_to_update()
 
 
+@contextlib.contextmanager
+def _launched():
+    """Yield names and sizes of kernels, which are recorded instead of compiled, and arrays."""
+    import cupy
+    import numpy
+    from chainer.backends import cuda
+
+    launched = []
+
+    def elementwise(in_params, out_params, operation, name, **options):
+        return lambda *arrays, size: launched.append((name, size))
+
+    def array(shape, dtype):
+        found = cupy.ndarray()
+        found.shape, found.dtype = shape, numpy.dtype(dtype)
+        found.nbytes = found.dtype.itemsize * int(numpy.prod(shape))
+        found.flags, found.data = SimpleNamespace(c_contiguous=True), SimpleNamespace(ptr=512)
+        return found
+
+    with (
+        mock.patch.object(cuda, "elementwise", elementwise),
+        mock.patch.object(cupy, "empty", array, create=True),
+    ):
+        yield launched, [array((2, 2**19), "e") for _ in range(2)]
+
+
+@check("relu-bandwidth")
+def _():
+    from chainer.functions.activation.relu import ReLU, ReLUGrad2
+
+    with _launched() as (launched, (x, gy)):
+        ReLU().forward_gpu((x,))
+        ReLUGrad2(x).forward_gpu((gy,))
+    sizes = {"chainer_compat_relu": 2**17, "chainer_compat_relu_gradient": 2**17}
+    assert dict(launched) == sizes
+
+
+@check("addition-bandwidth")
+def _():
+    from chainer.functions.math.basic_math import Add
+
+    with _launched() as (launched, arrays):
+        Add().forward(arrays)
+    assert launched == [("chainer_compat_add", 2**17)]
+
+
 @check("cudnn-warning")
 def _():
     from chainer.backends import cuda
@@ -741,12 +789,15 @@ def _on_gpu_by(name, node, *shapes):
     """Compute on what counts as a GPU, and check that the fake cuDNN does it."""
     import chainer
     import cudnn
+    import functions
     import numpy
     from host_gpu import HostGpu
 
     from chainer_compat.cudnn import runner
 
     runner.Gpu = HostGpu
+    # What libcudnn.so.9 is called, too, is what stands in for it.
+    sys.modules["ctypes"].CDLL = lambda name: functions.Functions(cudnn)
     chainer.config.use_ideep = "never"  # oneDNN would take what lies in host memory
     node._input_layouts = (None,) * len(shapes)
     (result,) = node.forward_gpu(tuple(numpy.ones(shape, "f4") for shape in shapes))

@@ -7,6 +7,7 @@ from typing import Literal
 
 from chainer_compat import settings
 from chainer_compat.repairs import (
+    bandwidth,
     cudnn,
     cupy14,
     deprecations,
@@ -381,6 +382,20 @@ REPAIRS = (
         "the host waits for a GPU once for every parameter to learn whether gradients are finite",
         waits.host_waits,
         waits.look_at_all_gradients_at_once,
+    ),
+    Repair(
+        "relu-bandwidth",
+        "chainer.functions.activation.relu",
+        "CuPy moves an element at a time, and so uses a third of a GPU's memory bandwidth",
+        cupy14.cupy_is_14,
+        bandwidth.relu_at_full_bandwidth,
+    ),
+    Repair(
+        "addition-bandwidth",
+        "chainer.functions.math.basic_math",
+        "CuPy moves an element at a time, and so uses a third of a GPU's memory bandwidth",
+        cupy14.cupy_is_14,
+        bandwidth.add_at_full_bandwidth,
     ),
     Repair(
         "cudnn-warning",
