@@ -323,12 +323,13 @@ def lock(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS, default=False)
 def docs(session: nox.Session) -> None:
-    """Build the documentation site in ``docs/_build``; a warning is an error."""
-    install(session, "libs/chainer_compat", "libs/chainermn[testing]", "--group", "docs")
-    site = Path("docs/_build").resolve()
-    shutil.rmtree(site, ignore_errors=True)
-    sphinx = ["python", "-m", "sphinx", "--quiet", "--fail-on-warning", "--keep-going"]
-    session.run(*sphinx, *session.posargs, "docs", str(site))
+    """Build the documentation site in ``docs/_build``; check links within, and the search.
+
+    A warning is an error.
+    """
+    site = build_site(session, "--group", "links", "pytest", "pytest-timeout")
+    session.run(*check_links(site), "--offline", "--include-fragments", "docs/**/*.md")
+    session.run("python", "-m", "pytest", "ci/site/test_search_index.py")
     session.log(f"built: {site / 'index.html'}")
 
 
@@ -340,6 +341,19 @@ def release_dry_run(session: nox.Session) -> None:
     """
     install(session, "--group", "release")
     session.run("python", "ci/release", *session.posargs)
+
+
+@nox.session(python=PYTHONS, default=False)
+def docs_links(session: nox.Session) -> None:
+    """Follow the links of the site and the READMEs, also to other sites."""
+    session.run(*check_links(build_site(session, "--group", "links")))
+
+
+@nox.session(python=PYTHONS, default=False)
+def site_tests(session: nox.Session) -> None:
+    """Look at the documentation site in Chromium or Chrome: accessibility, phones, search."""
+    build_site(session, "--group", "browser", "pytest", "pytest-timeout")
+    session.run("python", "-m", "pytest", "ci/site", *session.posargs)
 
 
 @nox.session(python=PYTHONS, default=False)
@@ -360,6 +374,23 @@ def dev(session: nox.Session) -> None:
     pip_install = [".venv/bin/python", "-m", "pip", "install", "--quiet"]
     session.run(*pip_install, *wanted, env=BUILD_ENV, external=True)
     session.log("ready: source .venv/bin/activate")
+
+
+def build_site(session: nox.Session, *requirements: str) -> Path:
+    """Install what makes the site, and more; build the site; return its folder."""
+    libs = ["libs/chainer_compat", "libs/chainermn[testing]"]
+    install(session, *libs, "--group", "docs", *requirements)
+    site = Path("docs/_build").resolve()
+    shutil.rmtree(site, ignore_errors=True)
+    sphinx = ["python", "-m", "sphinx", "--quiet", "--fail-on-warning", "--keep-going"]
+    session.run(*sphinx, "docs", str(site))
+    return site
+
+
+def check_links(site: Path) -> list[str]:
+    """Return a command that looks where the links of the site and the READMEs lead."""
+    read = [f"{site}/**/*.html", "*.md", "*/README.md", "libs/*/README.md", "apps/*/README.md"]
+    return ["lychee", "--no-progress", "--root-dir", str(site), *read]
 
 
 def check_cluster(session: nox.Session, *options: str) -> None:

@@ -99,7 +99,7 @@ class Communicators(SphinxDirective):
     """``{communicators}``: a table of all names, with the first line of each class's docstring."""
 
     def run(self) -> list[nodes.Node]:
-        rows = ["| name | |", "|---|---|"]
+        rows = ["| name | how gradients are averaged |", "|---|---|"]
         for name, kind in registered().items():
             self.env.note_dependency(inspect.getfile(kind))
             rows.append(f"| `{name}` | {(kind.__doc__ or '').splitlines()[0]} |")

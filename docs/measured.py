@@ -127,7 +127,7 @@ def _times(part: str) -> Iterator[str]:
 
 def _slow() -> Iterator[str]:
     """Yield a row for each network and link: multiples of the time without any exchange."""
-    yield f"| | no exchange | {' | '.join(_SLOW)} |"
+    yield f"| network, link | no exchange | {' | '.join(_SLOW)} |"
     yield f"|---|{'---:|' * (1 + len(_SLOW))}"
     for content in load("slow").values():
         for group in content["groups"]:
@@ -141,7 +141,7 @@ def _accuracy() -> Iterator[str]:
     """Yield a row for each setting: bytes, and the accuracy of the apps."""
     groups = [group for content in load("convergence").values() for group in content["groups"]]
     heads = [f"{group.key['app']}, %" for group in groups]
-    yield f"| | MB of ResNet-50 | {' | '.join(heads)} |"
+    yield f"| setting | MB of ResNet-50 | {' | '.join(heads)} |"
     yield f"|---|{'---:|' * (1 + len(groups))}"
     sent = next(
         group

@@ -6,7 +6,7 @@ STEPS = ("forward", "backward", "update")
 
 
 def draw(description: str) -> str:
-    canvas = Canvas("one-iteration", 470, 330)
+    canvas = Canvas("one-iteration", 500, 330)
     for rank in (0, 1):
         x = 70 + 220 * rank
         canvas.text(x + 80, 16, f"rank {rank}", kind="strong")

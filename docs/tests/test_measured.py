@@ -78,13 +78,15 @@ def slow(raw, tmp_path):
 
 def test_table_of_slow_networks_has_multiples_of_no_exchange(slow):
     head, _, row = measured.table("slow")
-    assert head.startswith("| | no exchange | float32 | bfloat16 | `PowerSGD(rank=2)` |")
+    assert head.startswith(
+        "| network, link | no exchange | float32 | bfloat16 | `PowerSGD(rank=2)` |"
+    )
     assert row.startswith("| a net, slow | 200 ms | 2.50 |  | 1.05 |")
 
 
 def test_table_of_accuracy_has_means_of_seeds_and_their_ends(slow):
     head, _, *rows = measured.table("accuracy")
-    assert head == "| | MB of ResNet-50 | mnist, % |"
+    assert head == "| setting | MB of ResNet-50 | mnist, % |"
     assert rows[0] == "| float32 | 100 | 92.0 (91.0 to 93.0) |"
     assert rows[1] == "| `PowerSGD(rank=2)` | 0.88 | 90.5 (90.0 to 91.0) |"
     assert len(rows) == 2

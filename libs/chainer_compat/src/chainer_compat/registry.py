@@ -12,6 +12,7 @@ from chainer_compat.repairs import (
     cupy14,
     deprecations,
     ideep,
+    launches,
     libraries,
     mnist,
     nep50,
@@ -380,7 +381,7 @@ REPAIRS = (
         "loss-scaling-waits",
         "chainer.optimizer",
         "the host waits for a GPU once for every parameter to learn whether gradients are finite",
-        waits.host_waits,
+        cupy14.cupy_is_14,
         waits.look_at_all_gradients_at_once,
     ),
     Repair(
@@ -396,6 +397,14 @@ REPAIRS = (
         "CuPy moves an element at a time, and so uses a third of a GPU's memory bandwidth",
         cupy14.cupy_is_14,
         bandwidth.add_at_full_bandwidth,
+    ),
+    Repair(
+        "optimizer-launches",
+        "chainer.optimizer",
+        "optimizers launch a kernel or more for each parameter, which takes the host longer than "
+        "the GPU",
+        cupy14.cupy_is_14,
+        launches.update_parameters_at_once,
     ),
     Repair(
         "cudnn-warning",

@@ -201,3 +201,52 @@ def test_at_full_bandwidth(dtype, device):
         (sum_, x + gy),
     ):
         np.testing.assert_array_equal(cuda.to_cpu(found.array), cuda.to_cpu(expected))
+
+
+STEPS = {
+    "SGD": chainer.optimizers.SGD,
+    "MomentumSGD": chainer.optimizers.MomentumSGD,
+    "CorrectedMomentumSGD": chainer.optimizers.CorrectedMomentumSGD,
+    "NesterovAG": chainer.optimizers.NesterovAG,
+    "Adam": chainer.optimizers.Adam,
+    "AMSGrad": lambda: chainer.optimizers.Adam(amsgrad=True),
+    "AdaBound": lambda: chainer.optimizers.Adam(adabound=True),
+    "AdaDelta": chainer.optimizers.AdaDelta,
+    "AdaGrad": chainer.optimizers.AdaGrad,
+    "MSVAG": chainer.optimizers.MSVAG,
+    "RMSprop": chainer.optimizers.RMSprop,
+    "RMSpropGraves": chainer.optimizers.RMSpropGraves,
+    "SMORMS3": chainer.optimizers.SMORMS3,
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_of_all_parameters_at_once(device, name, monkeypatch):
+    """They give the same numbers, to the last bit, as steps of one parameter after the other."""
+    device.use()
+
+    def train():
+        random = np.random.default_rng(0)
+        model = chainer.Link()
+        with model.init_scope():
+            for k, dtype in enumerate(["e", "f", "e", "f"]):
+                values = random.normal(size=(k + 1, 5000)).astype(dtype)
+                setattr(model, f"p{k}", chainer.Parameter(values))
+        model.to_device(device)
+        optimizer = STEPS[name]().setup(model)
+        optimizer.use_fp32_update()
+        optimizer.loss_scaling(scale=100.0)
+        optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(1e-3))
+        for _ in range(4):
+            for parameter in model.params():
+                gradient = random.normal(size=parameter.shape).astype(parameter.dtype)
+                parameter.grad, parameter._loss_scale = device.send(gradient), 100.0
+            optimizer.update()
+        return {name: parameter.array.get() for name, parameter in model.namedparams()}
+
+    at_once = train()
+    for owner, method in [("GradientMethod", "update"), ("Optimizer", "call_hook")]:
+        class_ = getattr(chainer.optimizer, owner)
+        monkeypatch.setattr(class_, method, getattr(class_, method).__wrapped__)
+    for parameter, array in train().items():
+        np.testing.assert_array_equal(array, at_once[parameter], parameter)

@@ -1,0 +1,34 @@
+"""The site's index has what people search for, at the section that helps.
+
+The search shows a word marked by ``! `` in an ``{index}`` before everything else.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ci.site.searches import SEARCHES
+
+
+@pytest.fixture(scope="module")
+def index(site: Path) -> dict[str, Any]:
+    script = (site / "searchindex.js").read_text(encoding="utf-8")
+    return dict(json.loads(script.removeprefix("Search.setIndex(").removesuffix(")")))
+
+
+@pytest.mark.parametrize("words", SEARCHES)
+def test_words_lead_to_the_section(site: Path, index: dict[str, Any], words: str) -> None:
+    page, heading = SEARCHES[words]
+    places = index["indexentries"].get(words.lower(), [])
+    first = [(index["docnames"][number], anchor) for number, anchor, is_main in places if is_main]
+    assert [name for name, _ in first] == [page]
+    above, found, _ = (site / f"{page}.html").read_text("utf-8").partition(f'id="{first[0][1]}"')
+    assert found
+    *_, nearest = re.findall(r"<h\d>(.+?)<a class=\"headerlink\"", above)
+    assert unescape(re.sub("<.+?>", "", nearest)) == heading
