@@ -110,7 +110,7 @@ def left_to_do(root: Path, version: str) -> Iterator[str]:
         links = re.findall(r"\]\((?!https?:|#)[^)\s]+\)", read(root / "libs" / lib / "README.md"))
         if links:
             yield (
-                f"libs/{lib}/README.md: {len(links)} links lead to files of the repository, and "
+                f"libs/{lib}/README.md: links to files of the repository ({len(links)} here) lead "
                 "nowhere on the package index: write addresses in their place"
             )
 

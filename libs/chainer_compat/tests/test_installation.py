@@ -31,6 +31,9 @@ version = "8.0.0"
 [tool.hatch.build]
 dev-mode-dirs = ["src", "command"]
 
+[tool.hatch.build.targets.sdist]
+only-include = ["src", "command"]
+
 [tool.hatch.build.targets.wheel]
 only-include = ["src/chainermn", "command/chainermn_command.py"]
 
