@@ -1,6 +1,6 @@
 """The site's index has what people search for, at the section that helps.
 
-The search shows a word marked by ``! `` in an ``{index}`` before everything else.
+A comment ``<!-- search: WORDS -->`` on a page makes the search show it before everything else.
 """
 
 from __future__ import annotations
