@@ -334,6 +334,16 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHONS, default=False)
+def release_dry_run(session: nox.Session) -> None:
+    """Go through a release, except that nothing is published; ``dist`` then has its files.
+
+    ``-- --final`` also demands what only the release itself needs: a date, a tag, no changes.
+    """
+    install(session, "--group", "release")
+    session.run("python", "ci/release", *session.posargs)
+
+
+@nox.session(python=PYTHONS, default=False)
 def docs_links(session: nox.Session) -> None:
     """Follow the links of the site and the READMEs, also to other sites."""
     session.run(*check_links(build_site(session, "--group", "links")))

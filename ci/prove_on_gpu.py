@@ -187,12 +187,16 @@ def prove(run: Run, chosen: Sequence[Task], bundle: Path | None, *, wants_all: b
             outcome.note = f"no GPU: {no_gpu}"
         return 1
     lanes = {lane: [task for task in chosen if task.lane is lane] for lane in Lane}
-    arguments = (run, lanes[Lane.BESIDE], "beside.log")
-    beside = threading.Thread(target=do_all, args=arguments, daemon=True)
-    beside.start()
-    do_all(run, lanes[Lane.FIRST], "tests.log")
-    beside.join()
-    do_all(run, lanes[Lane.ALONE], "alone.log")
+    alone = lanes.pop(Lane.ALONE)
+    threads = [
+        threading.Thread(target=do_all, args=(run, tasks, lane), daemon=True)
+        for lane, tasks in lanes.items()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    do_all(run, alone, Lane.ALONE)
     if run.is_rehearsal:
         return check_rehearsal(run, wants_all)
     return int(any(outcome.verdict != PROVED for outcome in run.outcomes.values()))
@@ -347,9 +351,10 @@ def kill_marked(mark: str) -> list[str]:
     return killed
 
 
-def do_all(run: Run, chosen: Iterable[Task], log_name: str) -> None:
-    """Do tasks one after the other."""
-    with (run.out / log_name).open("a", buffering=1) as log:
+def do_all(run: Run, chosen: Iterable[Task], lane: Lane) -> None:
+    """Do the tasks of a lane, one after the other."""
+    log_file = run.out / f"{lane.value}.log"
+    with log_file.open("a", buffering=1) as log:
         for task in chosen:
             outcome = run.outcomes[task.name]
             if run.why_stopped or run.seconds_left < 1:
@@ -361,7 +366,7 @@ def do_all(run: Run, chosen: Iterable[Task], log_name: str) -> None:
                 print(f"=== {task.name}: {outcome.verdict}, {outcome.explain()}", file=log)
                 run.write()
             if outcome.verdict == FAILED and not run.is_rehearsal:
-                show_end(run.out / log_name)
+                show_end(log_file)
                 if (reason := why_none(run, log)[0]) and not run.why_stopped:
                     run.why_stopped = f"the GPU has not answered since {task.name}: {reason}"
 

@@ -40,7 +40,11 @@ nitpick_ignore_regex = [
 autodoc_typehints = "none"
 autodoc_inherit_docstrings = False
 autodoc_member_order = "bysource"
-autodoc_default_options = {"members": True}
+autodoc_preserve_defaults = True
+autodoc_default_options = {
+    "members": True,
+    "exclude-members": "initialize, on_error, serialize",  # a trainer calls them
+}
 napoleon_google_docstring = False
 napoleon_use_ivar = True
 

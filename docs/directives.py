@@ -12,9 +12,10 @@ import click
 import measured
 from docutils import nodes
 from scriptdiff import shown, walk
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.directives.other import TocTree
-from sphinx.domains.python import PythonDomain
+from sphinx.domains.python import PyMethod, PyProperty, PythonDomain
 from sphinx.util import docname_join, logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 from sphinx.util.matching import patfilter
@@ -147,6 +148,32 @@ def resolve_by_last_name(
     return reference
 
 
+class Method(PyMethod):
+    """A method without the word ``abstractmethod``: whoever calls it need not know."""
+
+    def run(self) -> list[nodes.Node]:
+        self.options.pop("abstractmethod", None)
+        return super().run()
+
+
+class Property(PyProperty):
+    """A property without the word ``abstract``."""
+
+    def run(self) -> list[nodes.Node]:
+        self.options.pop("abstractmethod", None)
+        return super().run()
+
+
+def warn_of_internals(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None
+) -> None:
+    """Warn if a page shows what its readers have no use for."""
+    for signature in doctree.findall(addnodes.desc_signature) if doctree else ():
+        text = signature.astext()
+        if re.search(r"^abstract|\b_\w+[.(]|\._|^_| object>", text):
+            logger.warning("shows an internal: %s", text, location=page)
+
+
 def name_files_beyond_the_site(app: Sphinx, docname: str, source: list[str]) -> None:
     """Turn links of docs/results to files of the repository into the names of these files."""
     if docname.startswith("results/"):
@@ -170,7 +197,10 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("measured-times", MeasuredTimes)
     app.add_role("measured", MeasuredFigure())
     app.add_directive("optional-toctree", OptionalToctree)
+    app.add_directive_to_domain("py", "method", Method, override=True)
+    app.add_directive_to_domain("py", "property", Property, override=True)
     app.connect("missing-reference", resolve_by_last_name)
+    app.connect("html-page-context", warn_of_internals)
     app.connect("source-read", name_files_beyond_the_site)
     app.connect("source-read", index_what_people_search_for)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -2,11 +2,13 @@
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import chainer
 import matplotlib
+from chainer.serializers import save_npz
 from chainer.training import extensions
 
 from chainermn.extensions import BestModel, TensorBoardReport, TerminalReport, Throughput
@@ -24,7 +26,8 @@ def add_reports(
 ) -> None:
     """Extend the trainer, after the evaluator and with its trigger."""
     trainer.extend(BestModel(network, ACCURACY), trigger=trigger)
-    trainer.extend(extensions.snapshot_object(network, "model.npz"), trigger=trigger)
+    save = partial(save_npz, compression=False)
+    trainer.extend(extensions.snapshot_object(network, "model.npz", save), trigger=trigger)
     trainer.extend(extensions.observe_lr(), trigger=trigger)
     trainer.extend(Throughput("images", args.batchsize, n_ranks), trigger=trigger)
     trainer.extend(extensions.LogReport(trigger=trigger))

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -92,8 +93,8 @@ def test_arguments_that_do_not_go_together(arguments, message, app, monkeypatch,
 # Training
 
 # Small enough to train in seconds, and large enough to see that something is learnt.
-SHORT = ["--epoch", "3", "--batchsize", "20", "--lr", "0.8", "--loaderjob", "1", "--seed", "1"]
-SHORT += ["--checkpoint", "4"]
+LEARNING = ["--epoch", "3", "--batchsize", "20", "--lr", "0.8", "--loaderjob", "1", "--seed", "1"]
+SHORT = [*LEARNING, "--checkpoint", "4"]
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +120,7 @@ def test_two_ranks_learn(two_ranks):
 def test_learns_on_a_gpu(drawn_lists, tmp_path):
     if not cuda.available:
         pytest.skip("CuPy is not installed, or finds no GPU")
-    options = [*drawn_lists, "--gpu", *SHORT]
+    options = [*drawn_lists, "--gpu", *LEARNING]
     out = tmp_path / "result"
     job = run_job(1, [HERE / "train.py", *options, "--out", out], cwd=tmp_path)
     assert job.returncode == 0, job
@@ -142,6 +143,10 @@ def test_what_is_written(two_ranks):
     for name in PICTURES:
         with Image.open(out / name) as picture:
             assert picture.format == "PNG"
+    for name in ("best.npz", "model.npz", *snapshots):
+        with zipfile.ZipFile(out / name) as archive:
+            kinds = {member.compress_type for member in archive.infolist()}
+        assert kinds == {zipfile.ZIP_STORED}, name
 
 
 def test_only_rank_0_prints_and_plainly_where_no_terminal_is(two_ranks):
@@ -215,10 +220,16 @@ def without_times(row):
 def test_resumed_from_a_given_snapshot_it_is_as_if_undisturbed(
     two_ranks, killed, train, drawn, tmp_path
 ):
+    """The snapshot is compressed, as Chainer does unless told otherwise."""
     _, undisturbed = two_ranks
     out = shutil.copytree(killed, tmp_path / "result")
     assert (out / "snapshot_iter_30.0").exists()  # newer than the one that is given
-    options = [*SHORT, "--resume", out / "snapshot_iter_24.0"]
+    snapshot = out / "snapshot_iter_24.0"
+    with np.load(snapshot, allow_pickle=True) as saved:
+        arrays = dict(saved)
+    with snapshot.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+    options = [*SHORT, "--resume", snapshot]
     job = train(2, drawn, out, *options)
     assert re.findall(r"going on after iteration (\d+)", job.stdout) == ["24"]
     assert_equal_models(out, undisturbed)

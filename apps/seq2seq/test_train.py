@@ -68,6 +68,10 @@ def test_pictures_and_snapshots_are_written(two_ranks):
     assert sorted(path.name for path in out.iterdir()) == sorted([*plots, *others])
     for name in plots:
         assert (out / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    for name in ("best.npz", "model.npz", "snapshot_iter_157.0"):
+        with zipfile.ZipFile(out / name) as archive:
+            kinds = {member.compress_type for member in archive.infolist()}
+        assert kinds == {zipfile.ZIP_STORED}, name
 
 
 def test_only_rank_0_prints_and_plainly_where_no_terminal_is(two_ranks):

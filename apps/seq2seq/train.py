@@ -2,11 +2,13 @@
 """Train a network to translate."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 import chainer
 import matplotlib
 import numpy as np
+from chainer.serializers import save_npz
 from chainer.training import StandardUpdater, Trainer, extensions
 
 import chainermn
@@ -35,6 +37,8 @@ from text import Text, load_text
 # Options that may be others when a run goes on by itself. The digests of the text replace files.
 FREE = {"source", "target", "validation_source", "validation_target", "cache", "epoch", "patience"}
 FREE |= {"subwords", "communicator", "gpu", "out", "resume", "evaluate", "tensorboard", "quiet"}
+# Compressing weights takes more than ten times as long, and hardly saves any space.
+save = partial(save_npz, compression=False)
 
 
 def main() -> None:
@@ -73,9 +77,8 @@ def main() -> None:
     batches = BucketIterator(pairs, args.batchsize, args.seed)
     updater = StandardUpdater(batches, optimizer, converter=to_batch, device=device)
     trainer = create_trainer(args, comm, updater, evaluator)
-    snapshot = multi_node_snapshot(
-        comm, extensions.snapshot(n_retains=3), [], settings(args, text)
-    )
+    snapshot = extensions.snapshot(savefun=save, n_retains=3)
+    snapshot = multi_node_snapshot(comm, snapshot, [], settings(args, text))
     trainer.extend(snapshot)
     trainer.extend(StopOnSignal(comm, snapshot))
     with exit_together(comm):
@@ -217,7 +220,7 @@ def add_reports(args: argparse.Namespace, trainer: Trainer, model: Translator, s
     trainer.extend(extensions.LogReport())
     best = training.observation(args.criterion)
     trainer.extend(BestModel(model, best, training.CRITERIA[args.criterion]))
-    trainer.extend(extensions.snapshot_object(model, "model.npz"), trigger=(1, "epoch"))
+    trainer.extend(extensions.snapshot_object(model, "model.npz", save), trigger=(1, "epoch"))
     if args.tensorboard:
         trainer.extend(TensorBoardReport())
 

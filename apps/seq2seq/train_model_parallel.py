@@ -29,6 +29,7 @@ from train import (
     create_trainer,
     finish,
     parse_arguments,
+    save,
     set_up,
     settings,
     sizes,
@@ -80,7 +81,7 @@ def main() -> None:
                 parameter.array[...] = comm.bcast(parameter.array, root=owner)
 
     trainer.extend(unite)
-    snapshot = extensions.snapshot(n_retains=3)
+    snapshot = extensions.snapshot(savefun=save, n_retains=3)
     snapshot = multi_node_snapshot(comm, snapshot, [DECODER, ENCODER], settings(args, text))
     trainer.extend(snapshot)
     trainer.extend(StopOnSignal(comm, snapshot))

@@ -58,6 +58,8 @@ def iteration(
     with chainer.using_config("dtype", precision):
         made = networks.make(network)
     model = chainer.links.Classifier(made.model)
+    # PyTorch's side computes none either.
+    model.compute_accuracy = False
     model.to_device(device)
     optimizer = make_optimizer(comm, mixed, **settings).setup(model)
     x, t = made.examples(batchsize)

@@ -91,7 +91,7 @@ def test_two_gpus_are_measured_together(machine: Any) -> None:
     titles = [group.title for group in gpu.measure(SETTINGS) if isinstance(group, Group)]
     of_two = [title for title in titles if title.endswith("one rank on each of 2 GPUs")]
     assert [title.split(",")[0] for title in of_two] == [
-        *4 * ["iteration"],
+        *6 * ["iteration"],
         "idle GPU",
         *2 * ["exchange"],
     ]

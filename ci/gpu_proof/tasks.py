@@ -13,7 +13,7 @@ COMPUTE, RANKS = "libs/chainer_compat/tests/gpu", "libs/chainermn/tests/gpu"
 APPS = Path(__file__).resolve().parents[2] / "apps"
 TEST_SECONDS = 20
 #: Of the titles of `benchmarks.gpu`, by which it is told what to measure.
-MEASURED = ("gather", "iteration, ResNet-50", "iteration, conv net", "idle", "exchange")
+MEASURED = ("iteration, ResNet-50", "iteration, conv net", "idle", "gather", "exchange")
 
 # Parts of the tests on ranks that are tasks of their own.
 _KERNELS, _TIMELINE = "(batched_copy or kernel)", "test_timeline"
@@ -24,9 +24,10 @@ _SANITIZER = "/usr/local/cuda/bin/compute-sanitizer"
 class Lane(Enum):
     """Which tasks run at the same time; within a lane, one runs after the other."""
 
-    FIRST = "first"
-    BESIDE = "beside"  # the first
-    ALONE = "alone"  # after both
+    RANKS = "ranks"
+    COMPUTE = "compute"
+    APPS = "apps"
+    ALONE = "alone"  # after all others
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Task:
     title: str
     commands: Sequence[Sequence[str]]
     seconds: float
-    lane: Lane = Lane.FIRST
+    lane: Lane = Lane.RANKS
     under: Sequence[str] = ()
     needs_own_nccl: bool = False
     writes: str = ""
@@ -113,7 +114,7 @@ def tasks(out: str, processes: int) -> list[Task]:
     processes : int
         For tests on one rank that may run at the same time.
     """
-    return [*on_ranks(), *beside(processes), *alone(out)]
+    return [*on_ranks(), *on_one_rank(processes), *alone(out)]
 
 
 def on_ranks() -> Iterator[Task]:
@@ -143,18 +144,18 @@ def on_ranks() -> Iterator[Task]:
     yield Task("doctor", "chainermn doctor", [["-m", "chainermn", "doctor", "-n", "1"]], 50)
 
 
-def beside(processes: int) -> Iterator[Task]:
+def on_one_rank(processes: int) -> Iterator[Task]:
     """Yield what proves Chainer and the apps on one rank."""
     together = ["-n", str(processes)] if processes > 1 else []
     computes = tests(*together, COMPUTE, only="test_computes")
     title = "Chainer's functions and links"
-    yield Task("compute", title, [computes], 150, Lane.BESIDE, rehearsed=[computes])
+    yield Task("compute", title, [computes], 150, Lane.COMPUTE, rehearsed=[computes])
     cudnn = tests(*together, COMPUTE, only="not test_computes")
-    yield Task("cudnn", "cuDNN", [cudnn], 150, Lane.BESIDE, rehearsed=[cudnn])
+    yield Task("cudnn", "cuDNN", [cudnn], 150, Lane.COMPUTE, rehearsed=[cudnn])
     # Others of the apps' tests import what may not be there.
     files = [path for path in sorted(APPS.glob("*/test_*.py")) if "mark.gpu" in path.read_text()]
     apps = tests(*together, *map(str, files), seconds=150)
-    yield Task("apps", "apps with --gpu", [apps], 200, Lane.BESIDE, rehearsed=[apps])
+    yield Task("apps", "apps with --gpu", [apps], 200, Lane.APPS, rehearsed=[apps])
 
 
 def alone(out: str) -> Iterator[Task]:
@@ -175,7 +176,7 @@ def alone(out: str) -> Iterator[Task]:
         "benchmarks",
         "benchmarks",
         measured,
-        240,
+        300,
         Lane.ALONE,
         writes="results/raw/gpu-mpich.json",
         rehearsed=[[*measure, "--quick"]],

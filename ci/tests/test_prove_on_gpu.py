@@ -82,7 +82,7 @@ def test_tasks_of_all_lanes(
     says = python("print('here')")
     tasks = [
         Task("good", "Good", [says, says], LIMIT),
-        Task("bad", "Bad", [python("raise SystemExit(3)")], LIMIT, Lane.BESIDE),
+        Task("bad", "Bad", [python("raise SystemExit(3)")], LIMIT, Lane.COMPUTE),
         Task("under", "Under", [says], LIMIT, Lane.ALONE, under=["/no/such/sanitizer"]),
     ]
     code, found = prove(tasks)
@@ -90,7 +90,7 @@ def test_tasks_of_all_lanes(
     assert verdicts(found) == {"good": PROVED, "bad": FAILED, "under": SKIPPED}
     assert found["bad"].note == "exit code 3"
     assert found["under"].note == "there is no /no/such/sanitizer"
-    assert (tmp_path / "tests.log").read_text().count("\nhere\n") == 2
+    assert (tmp_path / "ranks.log").read_text().count("\nhere\n") == 2
     assert "| Good | proved | 0 | 0 | 0 |" in (tmp_path / "verdicts.md").read_text()
     assert "| Good | proved | 0 | 0 | 0 |" in capsys.readouterr().out
     assert prove(tasks, "--only", "good")[0] == 0
@@ -105,7 +105,7 @@ def test_what_hangs_is_ended_with_all_its_processes(prove: Prove, tmp_path: Path
     assert "by its own limit" in found["hangs"].note
     if pid.exists():  # on a very busy machine, it may not have come so far
         assert is_ended(int(pid.read_text()))
-        assert "left behind, killed: " in (tmp_path / "tests.log").read_text()
+        assert "left behind, killed: " in (tmp_path / "ranks.log").read_text()
 
 
 def test_the_end_of_the_time_is_no_failure(prove: Prove, tmp_path: Path) -> None:

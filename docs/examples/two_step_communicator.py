@@ -8,8 +8,7 @@ import numpy as np
 import chainermn
 
 # begin
-from chainermn.communicators import register
-from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
+from chainermn.communicators import MpiCommunicatorBase, register
 
 
 class TwoStepCommunicator(MpiCommunicatorBase):

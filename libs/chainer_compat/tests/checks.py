@@ -4,6 +4,7 @@
 failed, or null.
 """
 
+import contextlib
 import functools
 import importlib
 import json
@@ -14,6 +15,7 @@ import traceback
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 CHECKS = {}
 
@@ -636,38 +638,151 @@ def _():
 def _():
     import chainer
     import numpy
+    from chainer.backends import cuda
 
-    class Answer:
-        looks = 0
+    from chainer_compat.repairs import waits
 
-        def __init__(self, flags):
-            self.flags = flags
+    class Flag:
+        looks, is_true, data = 0, False, SimpleNamespace(ptr=1)
 
         def __bool__(self):
-            Answer.looks += 1
-            return bool(self.flags)
+            self.looks += 1
+            return self.is_true
 
-    xp = SimpleNamespace(
-        isfinite=numpy.isfinite,
-        all=lambda flags: Answer(flags.all()),
-        any=lambda flags: Answer(flags.any()),
-        stack=lambda answers: numpy.stack([answer.flags for answer in answers]),
-    )
-    device = SimpleNamespace(xp=xp)
+    class Calls(list):
+        def add(self, kernel, gradient, address):
+            self.append(numpy.isfinite(gradient).all())
+
+        def run(self):
+            flag.is_true = not all(self)
+
+    class Device(type(chainer.get_device("@numpy"))):
+        xp = SimpleNamespace(
+            zeros=lambda shape, dtype: flag, isfinite=numpy.isfinite, all=numpy.all
+        )
+
+    flag, device = Flag(), Device()
     parameters = {name: SimpleNamespace(device=device, grad=numpy.ones(2, "f")) for name in "abc"}
     target = SimpleNamespace(params=parameters.values, namedparams=parameters.items)
     optimizer = chainer.optimizers.SGD()
     optimizer.target = target
     optimizer.loss_scaling()
-    optimizer.check_nan_in_grads()
-    assert (Answer.looks, optimizer.is_safe_to_update()) == (1, True)
-    parameters["b"].grad[1] = numpy.inf
-    with warnings.catch_warnings(record=True) as caught:
+    with (
+        mock.patch.object(waits, "Calls", lambda xp: Calls()),
+        mock.patch.object(cuda, "elementwise", lambda *texts: None),
+        warnings.catch_warnings(record=True) as caught,
+    ):
         warnings.simplefilter("always")
+        optimizer.check_nan_in_grads()
+        assert (flag.looks, optimizer.is_safe_to_update()) == (1, True)
+        parameters["b"].grad[1] = numpy.inf
         optimizer.check_nan_in_grads()
     (warning,) = caught
     assert "param.grad of b" in str(warning.message)
     assert not optimizer.is_safe_to_update()
+
+
+@contextlib.contextmanager
+def _launched():
+    """Yield names and sizes of kernels, which are recorded instead of compiled, and arrays."""
+    import cupy
+    import numpy
+    from chainer.backends import cuda
+
+    launched = []
+
+    def elementwise(in_params, out_params, operation, name, **options):
+        return lambda *arrays, size: launched.append((name, size))
+
+    def array(shape, dtype):
+        found = cupy.ndarray()
+        found.shape, found.dtype = shape, numpy.dtype(dtype)
+        found.nbytes = found.dtype.itemsize * int(numpy.prod(shape))
+        found.flags, found.data = SimpleNamespace(c_contiguous=True), SimpleNamespace(ptr=512)
+        return found
+
+    with (
+        mock.patch.object(cuda, "elementwise", elementwise),
+        mock.patch.object(cupy, "empty", array, create=True),
+    ):
+        yield launched, [array((2, 2**19), "e") for _ in range(2)]
+
+
+@check("relu-bandwidth")
+def _():
+    from chainer.functions.activation.relu import ReLU, ReLUGrad2
+
+    with _launched() as (launched, (x, gy)):
+        ReLU().forward_gpu((x,))
+        ReLUGrad2(x).forward_gpu((gy,))
+    sizes = {"chainer_compat_relu": 2**17, "chainer_compat_relu_gradient": 2**17}
+    assert dict(launched) == sizes
+
+
+@check("addition-bandwidth")
+def _():
+    from chainer.functions.math.basic_math import Add
+
+    with _launched() as (launched, arrays):
+        Add().forward(arrays)
+    assert launched == [("chainer_compat_add", 2**17)]
+
+
+@check("optimizer-launches")
+def _():
+    import chainer
+    import numpy
+    from chainer.backends import cuda
+
+    launched = []
+
+    class Array(cuda.ndarray):
+        size, dtype, device = 3, numpy.dtype("f"), SimpleNamespace(id=0)
+        flags = SimpleNamespace(c_contiguous=True)
+
+        def __init__(self):
+            self.data = SimpleNamespace(ptr=id(self))
+
+        def ravel(self):
+            return self
+
+    class Kernel:
+        def __init__(self, in_params, out_params, operation, name, **options):
+            found = [
+                SimpleNamespace(name=text.split()[-1], ctype="T", dtype=None, raw=False)
+                for text in f"{in_params},{out_params}".split(",")
+                if text
+            ]
+            for param in found:
+                param.is_const = param.name != "param"
+            self.params, self.in_params, self.out_params = found, found[:-1], found[-1:]
+            self.operation, self.name, self.preamble, self.kwargs = operation, name, "", options
+
+        def __call__(self, *args, size=None):
+            for arg in args:
+                if hasattr(arg, "__cupy_override_elementwise_kernel__"):
+                    return arg.__cupy_override_elementwise_kernel__(self, *args)
+            return launched.append((self.name, size))
+
+    cupy = SimpleNamespace(ndarray=cuda.ndarray, asarray=lambda array: array)
+    optimizer = chainer.optimizers.SGD()
+    parameters = []
+    for _ in range(3):
+        rule, array = optimizer.create_update_rule(), Array()
+        rule._state = {}
+        parameter = SimpleNamespace(array=array, data=array, grad=Array(), update_rule=rule)
+        parameter.update = functools.partial(rule.update_core_gpu, parameter)
+        vars(parameter).update(layout=None, _loss_scale=None, device=chainer.get_device("@numpy"))
+        parameters.append(parameter)
+    named = [(str(k), parameter) for k, parameter in enumerate(parameters)]
+    optimizer.target = SimpleNamespace(
+        params=lambda include_uninit=True: parameters,
+        namedparams=lambda include_uninit=True: named,
+    )
+    optimizer._hookable = chainer.optimizer._OptimizerHookable(optimizer)
+    with mock.patch.multiple(cuda, elementwise=Kernel, cupy=cupy):
+        optimizer.update()
+    assert launched == [("sgd_for_all", 3 * 256)]
 
 
 @check("cudnn-warning")
@@ -741,12 +856,15 @@ def _on_gpu_by(name, node, *shapes):
     """Compute on what counts as a GPU, and check that the fake cuDNN does it."""
     import chainer
     import cudnn
+    import functions
     import numpy
     from host_gpu import HostGpu
 
     from chainer_compat.cudnn import runner
 
     runner.Gpu = HostGpu
+    # What libcudnn.so.9 is called, too, is what stands in for it.
+    sys.modules["ctypes"].CDLL = lambda name: functions.Functions(cudnn)
     chainer.config.use_ideep = "never"  # oneDNN would take what lies in host memory
     node._input_layouts = (None,) * len(shapes)
     (result,) = node.forward_gpu(tuple(numpy.ones(shape, "f4") for shape in shapes))

@@ -1,10 +1,13 @@
 """Have the real cuDNN plan, for an H200 that is not there; print what it says, as JSON."""
 
+import ctypes
 import json
+from types import SimpleNamespace
 
 import cudnn
+import numpy as np
 
-from chainer_compat.cudnn import graphs
+from chainer_compat.cudnn import graphs, normalization
 
 H200 = {
     "deviceName": "NVIDIA H200",
@@ -46,14 +49,17 @@ GEOMETRIES = {
     "one of each": ((1, 1, 1, 1), (1, 1, 1, 1), (1, 1), (0, 0), (1, 1)),
     "more padding than filter": ((1, 2, 3, 3), (2, 2, 2, 2), (3, 3), (4, 4), (1, 1)),
 }
-NORMALIZED = {
-    "first of ResNet-50": (32, 64, 112, 112),
-    "last of ResNet-50": (32, 2048, 7, 7),
-    "one image": (1, 8, 3, 3),
-    "one value": (1, 8, 1, 1),
-    "two points": (2, 8, 1, 1),
-    "no power of two": (3, 24, 13, 5),
-}
+IMAGES = (2**31, 1, 1, 1)
+IMPOSSIBLE = graphs.Convolution(
+    computes="y",
+    x=IMAGES,
+    w=(1, 1, 1, 1),
+    y=IMAGES,
+    stride=(1, 1),
+    pad=(0, 0),
+    dilate=(1, 1),
+    dtype="float32",
+)
 
 
 def main():
@@ -62,9 +68,8 @@ def main():
         "inferred": {name: inferred(device, *case) for name, case in GEOMETRIES.items()},
         "convolved": {name: graphs.convolved(*case) for name, case in GEOMETRIES.items()},
         "plans": {name: outcome(device, problem) for name, problem in problems()},
-        "impossible": outcome(
-            device, graphs.Normalization(dtype="float32", x=(2, 6, 3, 3), eps=1e-5)
-        ),
+        "impossible": outcome(device, IMPOSSIBLE),
+        "described": described(),
     }
     print(json.dumps(found))
 
@@ -88,9 +93,6 @@ def problems():
                     f"{label}, {computes}, {name}",
                     graphs.Convolution(computes=computes, **shapes, **geometry, **demands),
                 )
-        for name, x in NORMALIZED.items():
-            yield f"{label}, normalized, {name}", graphs.Normalization(x=x, eps=2e-5, **demands)
-            yield f"{label}, gx, {name}", graphs.NormalizationGradient(x=x, **demands)
 
 
 def outcome(device, problem):
@@ -99,15 +101,15 @@ def outcome(device, problem):
         plan = graphs.plan(cudnn, problem, device_property=device)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    tensors = json.loads(str(plan.graph))["tensors"]
+    shape = getattr(problem, problem.computes)
+    result = plan.tensors[problem.computes]
     return {
         "possible": problem.is_possible,
-        "scalars": [tensor["data_type"] for tensor in tensors if tensor["is_pass_by_value"]],
         "workspace": plan.workspace,
-        "shapes": {name: list(plan.tensors[name].get_dim()) for name in problem.outputs},
-        "strides": {name: list(plan.tensors[name].get_stride()) for name in problem.outputs},
-        "expected": {name: shape for name, (shape, _) in problem.outputs.items()},
-        "dense": {name: graphs.dense(shape) for name, (shape, _) in problem.outputs.items()},
+        "shape": list(result.get_dim()),
+        "strides": list(result.get_stride()),
+        "expected": shape,
+        "dense": graphs.dense(shape),
     }
 
 
@@ -125,6 +127,20 @@ def inferred(device, x, w, stride, pad, dilate):
     y.set_output(True)
     graph.validate()
     return list(y.get_dim())
+
+
+def described():
+    """Return cuDNN's descriptors of images and of statistics, as cuDNN itself reads them."""
+    library = ctypes.CDLL("libcudnn.so.9")
+    normalizer = normalization.Normalizer(SimpleNamespace(cudnn=cudnn), library)
+    found = []
+    for dtype in graphs.DTYPES:
+        for descriptor in normalizer.describe((2, 3, 4, 5), np.dtype(dtype)):
+            values = [ctypes.c_int() for _ in range(9)]
+            pointers = (ctypes.byref(value) for value in values)
+            library.cudnnGetTensor4dDescriptor(ctypes.c_void_p(descriptor), *pointers)
+            found.append([value.value for value in values])
+    return found
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -80,16 +81,14 @@ def test_cudnn_infers_the_shapes_that_we_do(found):
 
 
 def test_there_is_a_plan_for_everything_that_we_call_possible(found):
-    assert len(found["plans"]) == 6 * (10 * 3 + 6 * 2)
+    assert len(found["plans"]) == 6 * 10 * 3
     errors = [f"{name}: {p['error']}" for name, p in found["plans"].items() if "error" in p]
     assert not errors, "\n".join(errors)
     for plan in found["plans"].values():
         assert plan["possible"]
         assert plan["workspace"] >= 0
-        assert plan["shapes"] == plan["expected"]
+        assert plan["shape"] == plan["expected"]
         assert plan["strides"] == plan["dense"]
-        # cuDNN 9.19 plans with a scalar of another dtype, and then refuses to execute the plan.
-        assert set(plan["scalars"]) <= {"FLOAT"}
 
 
 def test_settings_change_what_is_chosen(found):
@@ -104,5 +103,42 @@ def test_what_cudnn_refuses_is_not_called_possible(found):
     """Without a plan, the error says what was asked for and what to do."""
     error = found["impossible"]["error"]
     assert error.startswith("RuntimeError: cuDNN 9.")
-    assert "Normalization(dtype='float32'" in error
+    assert "Convolution(computes='y', x=(2147483648, 1, 1, 1)" in error
     assert "chainer.using_config('use_cudnn', 'never')" in error
+
+
+def test_cudnn_has_the_functions_that_normalize(found):
+    """Their descriptors say what we mean: the dtype, the shape, and the strides."""
+    float32, float16 = 0, 2
+    images, strides = [2, 3, 4, 5], [60, 20, 5, 1]
+    statistics = [float32, 1, 3, 1, 1, 3, 1, 1, 1]
+    assert found["described"] == [
+        [float16, *images, *strides],
+        statistics,
+        [float32, *images, *strides],
+        statistics,
+    ]
+
+
+def test_cudnn_gets_the_same_from_our_launches_as_from_the_frontend(libraries, execute, tmp_path):
+    """The plan, the handle, the arrays and the workspace; and a launch does without the rest."""
+    if not shutil.which("cc"):
+        pytest.skip("needs a C compiler for what notes what cuDNN gets")
+    folder = Path(__file__).parent
+    noting = tmp_path / "libcudnn.so"  # that of the frontend's first choice
+    needed = ["-Wl,--no-as-needed", find_cudnn(), "-ldl"]
+    source = folder / "execute_cudnn.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", noting, source, *needed], check=True)
+    path = os.pathsep.join(filter(None, (str(tmp_path), str(find_cudnn().parent), libraries)))
+    result = execute(sys.executable, folder / "execute_cudnn.py", noting, LD_LIBRARY_PATH=path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    outcomes = json.loads(result.stdout)
+    assert len(outcomes) == 6 * 10 * 3
+    for by_frontend, by_launch in outcomes.values():
+        assert by_launch == by_frontend
+    assert sum(type(by_launch) is list for _, by_launch in outcomes.values()) > 100
+
+
+def find_cudnn():
+    files = (metadata.files(name) or [] for name in NEEDED["cuDNN"] if is_installed(name))
+    return next(Path(file.locate()) for file in chain(*files) if file.name == "libcudnn.so.9")

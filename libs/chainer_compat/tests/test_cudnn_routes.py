@@ -5,7 +5,6 @@ CuPy's do on a GPU. What is expected is computed by Chainer in float64, which cu
 """
 
 import os
-import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ import pytest
 from chainer.functions.connection import convolution_2d, deconvolution_2d
 from chainer.functions.normalization import batch_normalization
 
-from chainer_compat.cudnn import graphs
+from chainer_compat.cudnn import graphs, normalization
 from chainer_compat.cudnn import runner as runners
 from chainer_compat.repairs import cudnn as routes
 
@@ -46,32 +45,18 @@ GEOMETRIES = {
 }
 
 
-def interpret(in_params, out_params, operation, name):
-    """Do what an elementwise kernel does, if its text means the same in Python."""
-
-    def kernel(*arrays):
-        # CuPy takes a number of NumPy's for an array of its dtype.
-        assert all(type(array) in (float, np.ndarray) for array in arrays)
-        parameters = f"{in_params}, {out_params}".split(", ")
-        assert all(parameter.startswith("T ") for parameter in parameters)
-        dtype = next(array.dtype for array in arrays if isinstance(array, np.ndarray))
-        names = [parameter.removeprefix("T ") for parameter in parameters]
-        values = dict(zip(names, (np.asarray(array, dtype) for array in arrays), strict=True))
-        exec(textwrap.dedent(operation), {}, values)
-        for parameter, array in zip(names, arrays, strict=True):
-            if parameter in out_params:
-                array[...] = values[parameter]
-
-    return kernel
-
-
 @pytest.fixture
 def cudnn(stand_in):
     return stand_in("cudnn")
 
 
 @pytest.fixture
-def runner(cudnn, stand_in, monkeypatch):
+def library(cudnn, stand_in):
+    return stand_in("functions").Functions(cudnn)
+
+
+@pytest.fixture
+def runner(cudnn, library, stand_in, monkeypatch):
     """Send Chainer's functions on host memory to the stand-in; return what runs it."""
     found = runners.Runner(cudnn, stand_in("host_gpu").HostGpu())
 
@@ -85,9 +70,9 @@ def runner(cudnn, stand_in, monkeypatch):
     replace(convolution_2d.Convolution2DGradW, routes.correlate)
     replace(deconvolution_2d.Deconvolution2DFunction, routes.deconvolve)
     # Chainer's own code for host memory asks `cuda` for nothing.
-    numpy_as_cupy = SimpleNamespace(cupy=np, elementwise=interpret)
-    monkeypatch.setattr(batch_normalization, "cuda", numpy_as_cupy)
-    select = routes.select_normalization(batch_normalization, lambda: found)
+    monkeypatch.setattr(batch_normalization, "cuda", SimpleNamespace(cupy=np))
+    normalizer = normalization.Normalizer(found, library)
+    select = routes.select_normalization(batch_normalization, lambda: normalizer)
     init = batch_normalization.BatchNormalization.__init__
     monkeypatch.setattr(init, "__defaults__", (*init.__defaults__[:-1], select))
     return found
@@ -227,6 +212,17 @@ def test_other_orders_of_axes_go_chainers_way(route, make, runner, cudnn):
     assert len(computed(cudnn)) == 1
 
 
+def test_filters_that_are_to_have_another_order_of_axes_go_chainers_way(runner, cudnn):
+    x, y, w = of("f4", *draw((1, 2, 3, 3), (1, 2, 1, 1), (2, 2, 3, 3)))
+    layout = chainer.memory_layouts.CUDNN_CHANNEL_LAST_W
+    convolution = convolution_2d.Convolution2DFunction()
+    node = convolution_2d.Convolution2DGradW(convolution, w.shape, w.dtype, layout)
+    node._input_layouts = (None, None)
+    forward = routes.correlate(lambda self, inputs: "its own", lambda: runner)
+    assert forward(node, (x, y)) == "its own"
+    assert computed(cudnn) == []
+
+
 def test_the_gradient_of_a_deconvolution_with_respect_to_filters_alone(runner, cudnn):
     x, w = variables(draw((1, 2, 3, 3), (2, 2, 3, 3)), "float32")
     (gradient,) = chainer.grad([F.deconvolution_2d(x, w)], [w])
@@ -328,6 +324,53 @@ def test_plans_are_made_once(runner, cudnn):
         assert len(plans(cudnn)) == 3
         iterate(**other)
         assert len(plans(cudnn)) == 0
+
+
+def lack(graph):
+    del graph._lowered_graph
+
+
+def leave_the_choice_to_cudnn(graph):
+    graph._plans[graph._plan_index].cpp_index = None
+
+
+def choose_an_engine_of_the_frontends(graph):
+    graph.selected_engine = object()
+
+
+@pytest.mark.parametrize(
+    "change", [lack, leave_the_choice_to_cudnn, choose_an_engine_of_the_frontends]
+)
+def test_the_frontend_executes_where_its_last_step_alone_will_not_do(
+    change, runner, cudnn, monkeypatch
+):
+    build_plans = cudnn.pygraph.build_plans
+
+    def build_and_change(graph, policy):
+        build_plans(graph, policy)
+        change(graph)
+
+    def results():
+        inputs = variables(draw((1, 2, 5, 5), (2, 2, 3, 3)), "float32")
+        y = F.convolution_2d(*inputs)
+        return [y.array, *(found.array for found in chainer.grad([y], inputs))]
+
+    expected = results()
+    assert ("execute",) not in cudnn.log
+    monkeypatch.setattr(cudnn.pygraph, "build_plans", build_and_change)
+    runner.gpu.number = 1  # has no plans yet
+    assert all((got == wanted).all() for got, wanted in zip(results(), expected, strict=True))
+    assert cudnn.log.count(("execute",)) == 3
+
+
+def test_work_goes_to_the_stream_that_is_current(runner, cudnn):
+    x, w = of("f4", *draw((1, 2, 5, 5), (2, 2, 3, 3)))
+    places = [(0, 7), (0, 8), (1, 8), (0, 8), (1, 7), (0, 7)]  # of devices and streams
+    for runner.gpu.number, runner.gpu.current_stream in places:
+        F.convolution_2d(x, w)
+    streams = [entry[1] for entry in cudnn.log if entry[0] == "conv_fprop"]
+    assert streams == [stream for _, stream in places]
+    assert len(plans(cudnn)) == 2
 
 
 def test_the_oldest_plans_are_dropped_when_the_device_has_nothing_to_do(
@@ -463,8 +506,28 @@ def test_batch_normalization_and_its_gradients(dtype, runner, cudnn):
     assert_equal([np.asarray(array, "f8") for array in actual], expected, dtype)
 
 
-def test_batch_normalization_without_averages(runner, cudnn):
+def test_a_failure_to_normalize_says_what_to_do(runner, library):
+    library.status = 3000
+    with pytest.raises(
+        RuntimeError, match=r"ForwardTraining of cuDNN 9\.99\.0 .*_PARAM.* 'never'"
+    ):
+        normalize(*of("f4", *normalization_arrays()))
+
+
+def test_every_thread_normalizes_by_a_handle_of_its_own(runner, cudnn):
     arrays = normalization_arrays()
+    expected = normalize(*arrays).array
+    with ThreadPoolExecutor(1) as pool:
+        found = [
+            pool.submit(normalize, *of("f4", *arrays)).result(),
+            normalize(*of("f4", *arrays)),
+        ]
+    assert [entry for entry in cudnn.log if entry == "handle"] == ["handle"] * 2
+    assert_equal([y.array for y in found], [expected] * 2, "float32")
+
+
+def test_batch_normalization_without_averages(runner, cudnn):
+    arrays = normalization_arrays((3, 7, 4, 5))
     expected = normalize(*arrays).array
     y = normalize(*(array.astype("f4") for array in arrays))
     assert computed(cudnn) == ["batchnorm"]
@@ -476,12 +539,11 @@ def of(dtype, *arrays):
 
 
 NOT_NORMALIZED = {
-    "channels that are no multiple": lambda: normalize(
-        *of("f4", *normalization_arrays((3, 6, 4, 5)))
-    ),
-    "4 channels in float16": lambda: normalize(
-        *of("f2", normalization_arrays((3, 4, 4, 5))[0]),
-        *of("f4", *normalization_arrays((3, 4, 4, 5))[1:]),
+    "one value": lambda: normalize(*of("f4", *normalization_arrays((1, 8, 1, 1)))),
+    "averages with gaps": lambda: normalize(
+        *of("f4", *normalization_arrays()),
+        running_mean=np.zeros((8, 2), "f4")[:, 0],
+        running_var=np.zeros((8, 2), "f4")[:, 0],
     ),
     "float64": lambda: normalize(*normalization_arrays()),
     "float16 throughout": lambda: normalize(*of("f2", *normalization_arrays())),
@@ -499,18 +561,11 @@ NOT_NORMALIZED = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:A batch with no more than one sample")
 @pytest.mark.parametrize("name", NOT_NORMALIZED)
 def test_what_is_normalized_by_chainer(name, runner, cudnn):
     assert np.isfinite(NOT_NORMALIZED[name]().array).all()
     assert computed(cudnn) == []
-
-
-def test_gpus_before_ampere_normalize_by_chainers_code(runner, cudnn):
-    runner.gpu.of_capability = 75
-    normalize(*of("f4", *normalization_arrays()))
-    assert computed(cudnn) == []
-    iterate()
-    assert len(computed(cudnn)) == 3
 
 
 def test_gpus_before_turing_compute_by_chainers_code_alone(runner, cudnn):

@@ -7,12 +7,8 @@ import json
 import re
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy
 import pytest
-
-from chainer_compat.repairs import cudnn
 
 REPAIRS = "parallel-updater-float16,negative-sampling-atomic-add,hierarchical-softmax-atomic-add"
 POINTERS = "raw1 unsigned long long ptrs, raw1 signed char dtypes, raw1 int info"
@@ -75,17 +71,3 @@ def test_only_the_repaired_kernel_compiles(name, compile_kernel, python, fake_cu
     compile_kernel(cuda_function(name, dump()))
     with pytest.raises(compile_kernel.error):
         compile_kernel(cuda_function(name, dump(CHAINER_COMPAT_SKIP=REPAIRS)))
-
-
-def test_the_kernel_for_running_averages_compiles(compile_kernel):
-    recorded = []
-    cuda = SimpleNamespace(elementwise=lambda *texts: recorded.extend(texts) or (lambda *_: None))
-    ones = numpy.ones(2, "f4")
-    cudnn._average(SimpleNamespace(cuda=cuda), ones, ones, 1e-5, 0.9, ones, ones, ones)
-    inputs, outputs, operation, _ = recorded
-    arguments = ", ".join(
-        [*inputs.split(", "), *(f"T &{name[2:]}" for name in outputs.split(", "))]
-    )
-    compile_kernel(f"typedef float T; __device__ void kernel({arguments}) {{ {operation} }}")
-    with pytest.raises(compile_kernel.error):
-        compile_kernel(f"typedef float T; __device__ void kernel() {{ {operation} }}")

@@ -16,6 +16,7 @@ import pytest
 import chainer_compat
 import chainermn
 from chainermn import remedies
+from chainermn.version import VERSION
 
 AGAIN = ["pip", "install", "--force-reinstall", "--no-deps"]
 FROM_WHEELS = ["--no-index", "--find-links", "FOLDER-OF-WHEELS"]
@@ -34,7 +35,7 @@ class Records:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def add(self, name: str, version: str = "8.0.0", record: dict[str, Any] | None = None) -> None:
+    def add(self, name: str, version: str = VERSION, record: dict[str, Any] | None = None) -> None:
         info = self._folder / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text(
@@ -69,7 +70,9 @@ def test_chainer_compat_comes_from_beside_chainermn(
 ) -> None:
     ours, theirs = {
         "folder": ("chainermn", "chainer_compat"),
-        "wheel": ("chainermn-8.0.0-py3-none-any.whl", "chainer_compat-8.0.0-py3-none-any.whl"),
+        "wheel": tuple(
+            f"{name}-{VERSION}-py3-none-any.whl" for name in ("chainermn", "chainer_compat")
+        ),
     }[kind]
     for name in (ours, theirs, "chainer_compat-7.0.0-py3-none-any.whl"):
         (tmp_path / name).mkdir()

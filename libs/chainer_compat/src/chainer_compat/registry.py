@@ -7,10 +7,12 @@ from typing import Literal
 
 from chainer_compat import settings
 from chainer_compat.repairs import (
+    bandwidth,
     cudnn,
     cupy14,
     deprecations,
     ideep,
+    launches,
     libraries,
     mnist,
     nep50,
@@ -379,8 +381,30 @@ REPAIRS = (
         "loss-scaling-waits",
         "chainer.optimizer",
         "the host waits for a GPU once for every parameter to learn whether gradients are finite",
-        waits.host_waits,
+        cupy14.cupy_is_14,
         waits.look_at_all_gradients_at_once,
+    ),
+    Repair(
+        "relu-bandwidth",
+        "chainer.functions.activation.relu",
+        "CuPy moves an element at a time, and so uses a third of a GPU's memory bandwidth",
+        cupy14.cupy_is_14,
+        bandwidth.relu_at_full_bandwidth,
+    ),
+    Repair(
+        "addition-bandwidth",
+        "chainer.functions.math.basic_math",
+        "CuPy moves an element at a time, and so uses a third of a GPU's memory bandwidth",
+        cupy14.cupy_is_14,
+        bandwidth.add_at_full_bandwidth,
+    ),
+    Repair(
+        "optimizer-launches",
+        "chainer.optimizer",
+        "optimizers launch a kernel or more for each parameter, which takes the host longer than "
+        "the GPU",
+        cupy14.cupy_is_14,
+        launches.update_parameters_at_once,
     ),
     Repair(
         "cudnn-warning",

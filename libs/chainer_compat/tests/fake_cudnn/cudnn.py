@@ -13,7 +13,6 @@ import numpy as np
 data_type = SimpleNamespace(HALF=np.dtype("f2"), FLOAT=np.dtype("f4"))
 heur_mode = SimpleNamespace(A="A", FALLBACK="FALLBACK")
 build_plan_policy = SimpleNamespace(HEURISTICS_CHOICE="HEURISTICS_CHOICE")
-scalar_type = SimpleNamespace(RUNTIME_PARAM="RUNTIME_PARAM")
 numerical_note = SimpleNamespace(
     TENSOR_CORE="TENSOR_CORE",
     DOWN_CONVERT_INPUTS="DOWN_CONVERT_INPUTS",
@@ -24,6 +23,7 @@ WORKSPACE = 48
 ALIGNMENT = 16
 
 log = []
+handles = {}
 # What build_plans raises, if anything.
 failure = None
 
@@ -36,11 +36,21 @@ class Handle:
     def __init__(self):
         self.thread = threading.get_ident()
         self.stream = 0
+        self.backend_handle = id(self)
 
 
 def create_handle():
     log.append("handle")
-    return Handle()
+    handle = Handle()
+    handles[handle.backend_handle] = handle
+    return handle
+
+
+def handle_at(address):
+    """Return the handle at an address, to the thread that has made it."""
+    handle = handles[address]
+    assert handle.thread == threading.get_ident()
+    return handle
 
 
 def set_stream(handle, stream):
@@ -53,10 +63,13 @@ def backend_version_string():
 
 
 class Tensor:
-    def __init__(self, name="", dim=None, stride=None, dtype=None, is_output=False):
+    def __init__(self, uid, name="", dim=None, stride=None, dtype=None):
+        self.uid = uid
         self.name, self.dim, self.stride, self.dtype = name, dim, stride, dtype
-        self.is_output = is_output
-        self.value = None
+        self.is_output = False
+
+    def get_uid(self):
+        return self.uid
 
     def set_output(self, is_output):
         self.is_output = is_output
@@ -90,27 +103,23 @@ class Tensor:
 
 class pygraph:
     STAGES = ("validate", "build_operation_graph", "create_execution_plans", "build_plans")
+    # An engine of the frontend's own, if one was chosen in place of cuDNN's.
+    selected_engine = None
 
     def __init__(
         self, *, io_data_type, intermediate_data_type, compute_data_type, handle=None, **device
     ):
         assert intermediate_data_type == compute_data_type == data_type.FLOAT
         assert isinstance(handle, Handle)
-        self._inputs, self._outputs, self._scalars = [], [], []
+        self._inputs, self._outputs = [], []
         self._stage = 0
         self._handle = handle
         self.deselected = []
 
     def tensor(self, *, dim, stride, data_type, name):
-        tensor = Tensor(name, tuple(dim), tuple(stride), data_type)
+        tensor = Tensor(1 + len(self._inputs), name, tuple(dim), tuple(stride), data_type)
         self._inputs.append(tensor)
         return tensor
-
-    def tensor_scalar(self, value, kind):
-        assert kind == scalar_type.RUNTIME_PARAM
-        assert type(value) is float
-        self._scalars.append(value)
-        return value
 
     def conv_fprop(self, *, image, weight, padding, stride, dilation):
         window = Window(padding, stride, dilation)
@@ -124,37 +133,10 @@ class pygraph:
         window = Window(padding, stride, dilation)
         return self._operation("conv_wgrad", [image, loss], window.w)[0]
 
-    def batchnorm(self, *, input, scale, bias, in_running_mean, in_running_var, epsilon, momentum):
-        assert scale.dtype == bias.dtype == in_running_mean.dtype == data_type.FLOAT
-        inputs = [input, scale, bias, in_running_mean, in_running_var]
-
-        def compute(shapes, x, gamma, beta, old_mean, old_variance):
-            mean = x.mean((0, 2, 3), keepdims=True)
-            variance = x.var((0, 2, 3), keepdims=True)
-            inv_std = (variance + epsilon) ** -0.5
-            y = gamma * (x - mean) * inv_std + beta
-            # Which variance is averaged is not documented: nobody may rely on it.
-            return y, mean, inv_std, np.full_like(mean, 7), np.full_like(mean, 7)
-
-        return self._operation("batchnorm", inputs, compute, 5)
-
-    def batchnorm_backward(self, *, grad, input, scale, mean, inv_variance):
-        assert scale.dtype == mean.dtype == inv_variance.dtype == data_type.FLOAT
-        inputs = [grad, input, scale, mean, inv_variance]
-
-        def compute(shapes, gy, x, gamma, mean, inv_std):
-            x_hat = (x - mean) * inv_std
-            gbeta = gy.sum((0, 2, 3), keepdims=True)
-            ggamma = (gy * x_hat).sum((0, 2, 3), keepdims=True)
-            count = x.size // gamma.size
-            gx = gamma * inv_std * (gy - (gbeta + x_hat * ggamma) / count)
-            return gx, ggamma, gbeta
-
-        return self._operation("batchnorm_backward", inputs, compute, 3)
-
     def _operation(self, name, inputs, compute, n_outputs=1):
         self.name, self._operands, self._compute = name, inputs, compute
-        self._outputs = [Tensor() for _ in range(n_outputs)]
+        first = 1 + len(self._inputs)
+        self._outputs = [Tensor(first + i) for i in range(n_outputs)]
         return self._outputs
 
     def _reach(self, stage):
@@ -182,21 +164,25 @@ class pygraph:
             raise failure
         dtype = self._operands[0].dtype.name
         log.append(("plan", self.name, dtype, frozenset(self.deselected)))
+        # The first of three was of no use, and cuDNN has them in another order.
+        self._plans = [SimpleNamespace(cpp_index=index) for index in (0, 2, 1)]
+        self._plan_index = 1
+        self._lowered_graph = LoweredGraph(self)
 
     def get_workspace_size(self):
         assert self._stage == len(self.STAGES)
         return WORKSPACE
 
     def execute(self, pointers, workspace, *, handle):
+        log.append(("execute",))
+        self._compute_at(pointers, workspace, handle)
+
+    def _compute_at(self, pointers, workspace, handle):
         assert handle.thread == threading.get_ident()
-        tensors = [*self._inputs, *self._outputs]
+        tensors = {tensor.uid: tensor for tensor in (*self._inputs, *self._outputs)}
         assert set(pointers) == set(tensors)
-        # The frontend passes what is no float32 as float64: cuDNN 9.19 plans with it, and then
-        # refuses to execute the plan.
-        if any(scalar != float(np.float32(scalar)) for scalar in self._scalars):
-            raise RuntimeError("failed with code: CUDNN_STATUS_BAD_PARAM")
         ctypes.memset(workspace, 0xAB, WORKSPACE)
-        arrays = {tensor: tensor.at(pointer) for tensor, pointer in pointers.items()}
+        arrays = {tensors[uid]: tensors[uid].at(pointer) for uid, pointer in pointers.items()}
         shapes = [tensor.dim for tensor in self._outputs]
         values = [arrays[tensor].astype("f8") for tensor in self._operands]
         found = self._compute(shapes, *values)
@@ -204,6 +190,17 @@ class pygraph:
             assert value.shape == tensor.dim
             arrays[tensor][...] = value
         log.append((self.name, handle.stream))
+
+
+class LoweredGraph:
+    """The last step of ``execute``, which is not in the frontend's interface."""
+
+    def __init__(self, graph):
+        self._graph = graph
+
+    def _execute_plan_at_index(self, *, var_pack, workspace, index, handle):
+        assert index == 2
+        self._graph._compute_at(var_pack, workspace, handle_at(handle))
 
 
 class Window:

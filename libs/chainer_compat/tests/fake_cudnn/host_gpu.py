@@ -1,5 +1,7 @@
 """What stands in for a GPU with CuPy: arrays of NumPy's, which begin where cuDNN's have to."""
 
+from types import SimpleNamespace
+
 import numpy as np
 
 from chainer_compat.cudnn import runner
@@ -9,6 +11,7 @@ class HostGpu(runner.Gpu):
     def __init__(self):
         self.synchronized = 0
         self.number = 0
+        self.current_stream = 7
         self.of_capability = 90
 
     def device(self):
@@ -18,7 +21,7 @@ class HostGpu(runner.Gpu):
         return self.of_capability
 
     def stream(self):
-        return 7
+        return self.current_stream
 
     def synchronize(self):
         self.synchronized += 1
@@ -27,6 +30,10 @@ class HostGpu(runner.Gpu):
         array = np.empty(shape, dtype)
         array.view("u1")[...] = 0xFF  # floats that are no numbers
         return array
+
+    def allocate(self, size):
+        array = np.empty(size, "u1")
+        return SimpleNamespace(ptr=self.pointer(array), array=array)
 
     def copy(self, array):
         return np.array(array, order="C")

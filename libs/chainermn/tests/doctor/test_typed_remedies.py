@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from chainermn.process import THREAD_VARIABLES
+from chainermn.version import VERSION
 
 pytestmark = pytest.mark.venv
 PROJECT = Path(__file__).parents[2]
@@ -87,7 +88,7 @@ def test_files_are_gone(source: str, installation: Installation, tmp_path: Path)
             shutil.copytree(PROJECT.parent / name, tmp_path / name, ignore=private)
         sources = [tmp_path / "chainer_compat", tmp_path / "chainermn"]
     else:
-        sources = list(installation.wheels.glob("chainer*-8.0.0-*.whl"))
+        sources = list(installation.wheels.glob(f"chainer*-{VERSION}-*.whl"))
     given = " ".join(f"'{source}'" for source in sources)
     installation.type(f"pip install --force-reinstall --no-deps {given}")
 

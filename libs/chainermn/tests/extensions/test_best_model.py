@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,12 @@ def test_best_of_a_run(trainers: Any, tmp_path: Path, mode: str, epoch: int, val
     about = json.loads((tmp_path / "best.json").read_text())
     assert about == {"metric": "score", "value": value, "epoch": epoch, "iteration": 3 * epoch}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["best.json", "best.npz", "log"]
+
+
+def test_model_is_not_compressed(trainers: Any, tmp_path: Path) -> None:
+    train(trainers, tmp_path, VALUES[:1]).run()
+    with zipfile.ZipFile(tmp_path / "best.npz") as archive:
+        assert {member.compress_type for member in archive.infolist()} == {zipfile.ZIP_STORED}
 
 
 def test_resumed_run_knows_the_best(trainers: Any, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,23 @@ def test_newest_checkpoint_is_loaded(name: str, shared_tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi(1, 3)
+def test_compressed_or_not_a_checkpoint_is_loaded(shared_tmp_path: Path) -> None:
+    """Checkpoints are not compressed; those of earlier versions were."""
+    comm = chainermn.create_communicator("naive")
+    checkpointer = create_multi_node_checkpointer("x", comm, path=shared_tmp_path)
+    checkpointer.save(counter(7), 1)
+    file = shared_tmp_path / f"x.{comm.rank}.1"
+    with zipfile.ZipFile(file) as archive:
+        assert {member.compress_type for member in archive.infolist()} == {zipfile.ZIP_STORED}
+    arrays = dict(np.load(file))
+    with in_turn(comm), file.open("wb") as stream:
+        np.savez_compressed(stream, **arrays)
+    resumed = counter()
+    create_multi_node_checkpointer("x", comm, path=shared_tmp_path).maybe_load(resumed)
+    assert (resumed.x.array == 7).all()
+
+
+@pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize(("keep", "more"), [(2, 2), (1, 0), (3, 1)])
 def test_garbage_collection(keep: int, more: int, shared_tmp_path: Path) -> None:
     comm = chainermn.create_communicator("naive")
@@ -100,7 +118,7 @@ def truncate(file: Path) -> None:
 
 def flip_a_bit(file: Path) -> None:
     contents = bytearray(file.read_bytes())
-    contents[70] ^= 1  # behind the header of the first array
+    contents[190] ^= 1  # in the first array, behind its header
     file.write_bytes(contents)
 
 

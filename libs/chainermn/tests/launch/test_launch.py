@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 from chainermn.__main__ import main
 from chainermn.launch.mpiexec import find_mpiexec, mpi_flavour
+from chainermn.version import VERSION
 
 pytestmark = pytest.mark.each_mpi
 
@@ -211,7 +212,8 @@ def test_command_starts_where_chainer_compat_is_off() -> None:
         text=True,
         timeout=LIMIT,
     )
-    assert (shown.returncode, shown.stdout) == (0, "chainermn, version 8.0.0\n"), shown.stderr
+    expected = f"chainermn, version {VERSION}\n"
+    assert (shown.returncode, shown.stdout) == (0, expected), shown.stderr
 
 
 def test_launching_imports_neither_chainer_nor_rich() -> None:

@@ -1,4 +1,4 @@
-"""What cuDNN is to compute: problems of one operation each, which know nothing but shapes.
+"""What cuDNN is to compute: convolutions and their gradients, of which only shapes are known.
 
 Nothing here needs a device: with the properties of one, ``plan`` makes plans for a GPU that is
 not there. All arrays are dense, in Chainer's order: images, channels, rows, columns.
@@ -7,73 +7,34 @@ not there. All arrays are dense, in Chainer's order: images, channels, rows, col
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Shape = tuple[int, ...]
 Pair = tuple[int, int]
-Outputs = Mapping[str, tuple[Shape, str]]
+Name = Literal["x", "w", "y"]
+Launch = Callable[[Mapping[int, int], int], None]
 
 # Chainer's name of a dtype, and the frontend's.
 DTYPES = {"float16": "HALF", "float32": "FLOAT"}
-STATISTICS = "float32"
 # The indices of cuDNN's kernels are of 32 bits.
 MOST_ELEMENTS = 2**31 - 1
-# The channels that a kernel for batch normalisation reads at once: 16 bytes.
-CHANNELS_AT_ONCE = {"float16": 8, "float32": 4}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """One operation on arrays of given shapes: as it is hashable, the key of a plan.
-
-    Attributes
-    ----------
-    dtype
-        Of the arrays: ``float16`` or ``float32``. All is added up in float32.
-    tensor_cores
-        Whether they may be used. For float32 they round what they multiply to TF32.
-    deterministic
-        Whether the same inputs have to give the same result to the last bit.
-    """
-
-    dtype: str
-    tensor_cores: bool = True
-    deterministic: bool = False
-
-    @property
-    def is_possible(self) -> bool:
-        """Whether cuDNN takes shapes and dtypes like these."""
-        raise NotImplementedError
-
-    @property
-    def outputs(self) -> Outputs:
-        """The shape and dtype of every array that is computed, by name."""
-        raise NotImplementedError
-
-    def describe(self, cudnn: ModuleType, graph: Any) -> dict[str, Any]:
-        """Add the operation to a graph; return its tensors, inputs and outputs, by name."""
-        raise NotImplementedError
-
-    def _tensor(
-        self, cudnn: ModuleType, graph: Any, name: str, shape: Shape, dtype: str | None = None
-    ) -> Any:
-        data_type = _data_type(cudnn, dtype or self.dtype)
-        return graph.tensor(dim=shape, stride=dense(shape), data_type=data_type, name=name)
-
-    def _mark_outputs(self, cudnn: ModuleType, tensors: Mapping[str, Any]) -> None:
-        # The shape cannot always be told from the inputs, and an order must not be inferred.
-        for name, (shape, dtype) in self.outputs.items():
-            tensor = tensors[name].set_output(True).set_data_type(_data_type(cudnn, dtype))
-            tensor.set_dim(shape).set_stride(dense(shape)).set_name(name)
+# What computes each of the three: an operation, and its inputs by their names there.
+OPERATIONS: dict[Name, tuple[str, dict[str, Name]]] = {
+    "y": ("conv_fprop", {"image": "x", "weight": "w"}),
+    "x": ("conv_dgrad", {"loss": "y", "filter": "w"}),
+    "w": ("conv_wgrad", {"image": "x", "loss": "y"}),
+}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Convolution(Problem):
+class Convolution(NamedTuple):
     """A convolution ``y`` of the images ``x`` with the filters ``w``, or one of its gradients.
+
+    It is made, and its plan looked up, at every call: that is what tuples are fast at.
 
     Attributes
     ----------
@@ -84,15 +45,24 @@ class Convolution(Problem):
         Shapes. That ``x`` has more channels than ``w`` says how many groups there are.
     stride, pad, dilate
         Along rows and columns.
+    dtype
+        Of the arrays: ``float16`` or ``float32``. All is added up in float32.
+    tensor_cores
+        Whether they may be used. For float32 they round what they multiply to TF32.
+    deterministic
+        Whether the same inputs have to give the same result to the last bit.
     """
 
-    computes: Literal["x", "w", "y"]
+    computes: Name
     x: Shape
     w: Shape
     y: Shape
     stride: Pair
     pad: Pair
     dilate: Pair
+    dtype: str
+    tensor_cores: bool = True
+    deterministic: bool = False
 
     @property
     def groups(self) -> int:
@@ -104,7 +74,7 @@ class Convolution(Problem):
         """Whether cuDNN takes shapes and dtypes like these."""
         return (
             self.dtype in DTYPES
-            and all(map(_fits, (self.x, self.w, self.y)))
+            and all(map(fits, (self.x, self.w, self.y)))
             and min(self.pad) >= 0
             and self.groups * self.w[1] == self.x[1]
             and self.w[0] % self.groups == 0
@@ -112,130 +82,27 @@ class Convolution(Problem):
             and self.y == convolved(self.x, self.w, self.stride, self.pad, self.dilate)
         )
 
-    @property
-    def outputs(self) -> Outputs:
-        """The shape and dtype of every array that is computed, by name."""
-        return {self.computes: (getattr(self, self.computes), self.dtype)}
-
     def describe(self, cudnn: ModuleType, graph: Any) -> dict[str, Any]:
-        """Add the operation to a graph; return its tensors, inputs and outputs, by name."""
-        tensors = {
-            name: self._tensor(cudnn, graph, name, getattr(self, name))
-            for name in ("x", "w", "y")
-            if name != self.computes
-        }
-        geometry = {
-            "padding": list(self.pad),
-            "stride": list(self.stride),
-            "dilation": list(self.dilate),
-        }
-        if self.computes == "y":
-            result = graph.conv_fprop(image=tensors["x"], weight=tensors["w"], **geometry)
-        elif self.computes == "x":
-            result = graph.conv_dgrad(loss=tensors["y"], filter=tensors["w"], **geometry)
-        else:
-            result = graph.conv_wgrad(image=tensors["x"], loss=tensors["y"], **geometry)
-        tensors[self.computes] = result
-        self._mark_outputs(cudnn, tensors)
-        return tensors
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChannelProblem(Problem):
-    """An operation on images ``x`` and on statistics of each of their channels.
-
-    Attributes
-    ----------
-    x
-        Shape.
-    """
-
-    x: Shape
-
-    @property
-    def is_possible(self) -> bool:
-        """Whether cuDNN takes shapes and dtypes like these."""
-        return (
-            self.dtype in DTYPES
-            and len(self.x) == 4
-            and _fits(self.x)
-            and self.x[1] % CHANNELS_AT_ONCE[self.dtype] == 0
+        """Add the operation to a graph; return its tensors, inputs and result, by name."""
+        data_type = _data_type(cudnn, self.dtype)
+        operation, names = OPERATIONS[self.computes]
+        tensors: dict[str, Any] = {}
+        for name in names.values():
+            shape = getattr(self, name)
+            tensors[name] = graph.tensor(
+                dim=shape, stride=dense(shape), data_type=data_type, name=name
+            )
+        result = getattr(graph, operation)(
+            **{parameter: tensors[name] for parameter, name in names.items()},
+            padding=list(self.pad),
+            stride=list(self.stride),
+            dilation=list(self.dilate),
         )
-
-    @property
-    def _per_channel(self) -> Shape:
-        return (1, self.x[1], 1, 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Normalization(ChannelProblem):
-    """Batch normalisation of ``x`` by its own statistics: what happens during training.
-
-    Attributes
-    ----------
-    eps
-        Is added to the variance.
-    """
-
-    eps: float
-
-    @property
-    def outputs(self) -> Outputs:
-        """The shape and dtype of every array that is computed, by name."""
-        statistics = dict.fromkeys(
-            ("mean", "inv_std", "unused_mean", "unused_variance"), (self._per_channel, STATISTICS)
-        )
-        return {"y": (self.x, self.dtype), **statistics}
-
-    def describe(self, cudnn: ModuleType, graph: Any) -> dict[str, Any]:
-        """Add the operation to a graph; return its tensors, inputs and outputs, by name."""
-        inputs = {
-            "x": self._tensor(cudnn, graph, "x", self.x),
-            "gamma": self._tensor(cudnn, graph, "gamma", self._per_channel, STATISTICS),
-            "beta": self._tensor(cudnn, graph, "beta", self._per_channel, STATISTICS),
-        }
-        # The frontend insists on running averages. Whether cuDNN averages the biased or the
-        # unbiased variance is not documented, so gamma stands in for the old ones, and the new
-        # ones are not used.
-        results = graph.batchnorm(
-            input=inputs["x"],
-            scale=inputs["gamma"],
-            bias=inputs["beta"],
-            in_running_mean=inputs["gamma"],
-            in_running_var=inputs["gamma"],
-            epsilon=graph.tensor_scalar(_as_float32(self.eps), cudnn.scalar_type.RUNTIME_PARAM),
-            momentum=graph.tensor_scalar(1.0, cudnn.scalar_type.RUNTIME_PARAM),
-        )
-        tensors = {**inputs, **dict(zip(self.outputs, results, strict=True))}
-        self._mark_outputs(cudnn, tensors)
-        return tensors
-
-
-@dataclass(frozen=True, kw_only=True)
-class NormalizationGradient(ChannelProblem):
-    """The gradients of batch normalisation with respect to ``x``, gamma and beta."""
-
-    @property
-    def outputs(self) -> Outputs:
-        """The shape and dtype of every array that is computed, by name."""
-        statistics = dict.fromkeys(("ggamma", "gbeta"), (self._per_channel, STATISTICS))
-        return {"gx": (self.x, self.dtype), **statistics}
-
-    def describe(self, cudnn: ModuleType, graph: Any) -> dict[str, Any]:
-        """Add the operation to a graph; return its tensors, inputs and outputs, by name."""
-        tensors = {name: self._tensor(cudnn, graph, name, self.x) for name in ("gy", "x")}
-        for name in ("gamma", "mean", "inv_std"):
-            tensors[name] = self._tensor(cudnn, graph, name, self._per_channel, STATISTICS)
-        results = graph.batchnorm_backward(
-            grad=tensors["gy"],
-            input=tensors["x"],
-            scale=tensors["gamma"],
-            mean=tensors["mean"],
-            inv_variance=tensors["inv_std"],
-        )
-        tensors |= zip(self.outputs, results, strict=True)
-        self._mark_outputs(cudnn, tensors)
-        return tensors
+        # The shape cannot always be told from the inputs, and an order must not be inferred.
+        shape = getattr(self, self.computes)
+        result.set_output(True).set_data_type(data_type).set_name(self.computes)
+        result.set_dim(shape).set_stride(dense(shape))
+        return {**tensors, self.computes: result}
 
 
 @dataclass(frozen=True)
@@ -245,19 +112,25 @@ class Plan:
     Attributes
     ----------
     graph
-        The frontend's graph, to be executed.
+        The frontend's graph.
     tensors
-        Its inputs and outputs, by name.
+        Its inputs and its result, by name.
+    uids
+        The numbers of these tensors in the graph, in the same order.
     workspace
-        How many bytes it needs besides.
+        How many bytes are needed besides.
+    launch
+        Has it computed, given the addresses of the tensors by their numbers, and of a workspace.
     """
 
     graph: Any
     tensors: Mapping[str, Any]
+    uids: tuple[int, ...]
     workspace: int
+    launch: Launch
 
 
-def plan(cudnn: ModuleType, problem: Problem, **device: Any) -> Plan:
+def plan(cudnn: ModuleType, problem: Convolution, **device: Any) -> Plan:
     """Have cuDNN plan how it solves a problem.
 
     Parameters
@@ -293,16 +166,51 @@ def plan(cudnn: ModuleType, problem: Problem, **device: Any) -> Plan:
             f"finds no way on this device: {error}. Under chainer.using_config('use_cudnn', "
             "'never') Chainer's own code computes it."
         ) from error
-    return Plan(graph, tensors, graph.get_workspace_size())
+    return Plan(
+        graph,
+        tensors,
+        uids=tuple(tensor.get_uid() for tensor in tensors.values()),
+        workspace=graph.get_workspace_size(),
+        launch=launcher(graph, device.get("handle")),
+    )
+
+
+def launcher(graph: Any, handle: Any) -> Launch:
+    """Return the last step of a graph's ``execute``, or all of it where that step is missing.
+
+    The other steps are for arrays that know their shapes: for addresses they only take time, ten
+    times as much as the last one. That one is no part of the frontend's interface.
+
+    Parameters
+    ----------
+    graph
+        The frontend's, with a plan.
+    handle
+        That with which the plan was made.
+    """
+    try:
+        step = graph._lowered_graph._execute_plan_at_index
+        index = graph._plans[graph._plan_index].cpp_index
+        of_cudnn = handle.backend_handle
+    except AttributeError:
+        index = None
+    # An engine of the frontend's own has no such step.
+    if index is None or graph.selected_engine is not None:
+        return lambda pointers, workspace: graph.execute(pointers, workspace, handle=handle)
+    # By name, so that others are refused.
+    return lambda pointers, workspace: step(
+        var_pack=pointers, workspace=workspace, index=index, handle=of_cudnn
+    )
 
 
 def convolved(x: Shape, w: Shape, stride: Pair, pad: Pair, dilate: Pair) -> Shape:
     """Return the shape of what a convolution makes of images ``x`` with filters ``w``."""
-    rows, columns = (
-        (x[2 + axis] + 2 * pad[axis] - dilate[axis] * (w[2 + axis] - 1) - 1) // stride[axis] + 1
-        for axis in (0, 1)
+    return (
+        x[0],
+        w[0],
+        (x[2] + 2 * pad[0] - dilate[0] * (w[2] - 1) - 1) // stride[0] + 1,
+        (x[3] + 2 * pad[1] - dilate[1] * (w[3] - 1) - 1) // stride[1] + 1,
     )
-    return x[0], w[0], rows, columns
 
 
 def dense(shape: Shape) -> Shape:
@@ -314,7 +222,7 @@ def _data_type(cudnn: ModuleType, dtype: str) -> Any:
     return getattr(cudnn.data_type, DTYPES[dtype])
 
 
-def _unwanted(cudnn: ModuleType, problem: Problem) -> list[Any]:
+def _unwanted(cudnn: ModuleType, problem: Convolution) -> list[Any]:
     notes = cudnn.numerical_note
     unwanted = [notes.DOWN_CONVERT_INPUTS, notes.REDUCED_PRECISION_REDUCTION]
     if not problem.tensor_cores:
@@ -324,10 +232,6 @@ def _unwanted(cudnn: ModuleType, problem: Problem) -> list[Any]:
     return unwanted
 
 
-def _as_float32(value: float) -> float:
-    """Return the nearest float32: any other scalar becomes a float64, which cuDNN refuses."""
-    return float(struct.unpack("f", struct.pack("f", value))[0])
-
-
-def _fits(shape: Shape) -> bool:
+def fits(shape: Shape) -> bool:
+    """Return whether cuDNN can index all elements, of which there is one at least."""
     return min(shape) > 0 and math.prod(shape) <= MOST_ELEMENTS

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import threading
-from collections import OrderedDict
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +14,9 @@ from chainer_compat.cudnn import graphs
 
 # Of one thread on one device. A network for images of one size needs some dozens.
 PLANS_KEPT = 1024
+# What of cuDNN 9.28 is needed, libcudnn_cnn and libcudnn_ops, has code for Turing and newer only.
+# For Volta it makes plans all the same.
+CAPABILITY = 75
 # cuDNN takes it for granted that arrays begin at a multiple of these bytes.
 ALIGNMENT = 16
 
@@ -22,10 +26,6 @@ class Gpu:
 
     def __init__(self) -> None:
         self._cupy = importlib.import_module("cupy")
-
-    def holds(self, array: Any) -> bool:
-        """Return whether an array is CuPy's."""
-        return isinstance(array, self._cupy.ndarray)
 
     def device(self) -> int:
         """Return the number of the current device."""
@@ -43,9 +43,13 @@ class Gpu:
         """Wait for all that the current device has to do."""
         self._cupy.cuda.Device().synchronize()
 
-    def empty(self, shape: graphs.Shape, dtype: str) -> Any:
+    def empty(self, shape: graphs.Shape, dtype: Any) -> Any:
         """Return an array whose values are arbitrary."""
         return self._cupy.empty(shape, dtype)
+
+    def allocate(self, size: int) -> Any:
+        """Return that many bytes of memory: ``ptr`` is where. They are freed with the object."""
+        return self._cupy.cuda.alloc(size)
 
     def copy(self, array: Any) -> Any:
         """Return a dense copy of an array."""
@@ -70,48 +74,60 @@ class Runner:
     def __init__(self, cudnn: ModuleType, gpu: Gpu) -> None:
         self.cudnn = cudnn
         self.gpu = gpu
-        self._local = threading.local()
+        self._local = _Local()
 
-    def run(self, problem: graphs.Problem, **inputs: Any) -> dict[str, Any]:
+    def run(self, problem: graphs.Convolution, first: Any, second: Any) -> Any:
         """Compute on the current stream of the current device.
 
         Parameters
         ----------
         problem
             What is to be computed.
-        **inputs
-            The arrays that it needs, by name.
+        first, second
+            The arrays that it needs, in the order of ``graphs.OPERATIONS``.
 
         Returns
         -------
-        dict
-            The new arrays, by name.
+        array
+            The result; or None if cuDNN takes no shapes, dtype or device like these.
         """
-        mine = self._mine()
+        mine, gpu = self._mine(), self.gpu
         plan = mine.plan(problem)
-        outputs = {
-            name: self.gpu.empty(shape, dtype) for name, (shape, dtype) in problem.outputs.items()
-        }
+        if plan is None:
+            return None
         # What is allocated here and freed on return is reused only by later work of this stream.
-        arrays = {name: self._readable(array) for name, array in inputs.items()} | outputs
-        workspace = self.gpu.empty((plan.workspace,), "uint8")
-        pointers = {plan.tensors[name]: self.gpu.pointer(arrays[name]) for name in arrays}
-        self.cudnn.set_stream(mine.handle, self.gpu.stream())
-        plan.graph.execute(pointers, self.gpu.pointer(workspace), handle=mine.handle)
-        return outputs
+        first, second = self.readable(first), self.readable(second)
+        result = gpu.empty(getattr(problem, problem.computes), problem.dtype)
+        workspace = gpu.allocate(plan.workspace)
+        self.cudnn.set_stream(mine.handle, gpu.stream())
+        addresses = gpu.pointer(first), gpu.pointer(second), gpu.pointer(result)
+        plan.launch(dict(zip(plan.uids, addresses, strict=True)), workspace.ptr)
+        return result
 
-    def _readable(self, array: Any) -> Any:
+    def handle(self) -> Any:
+        """Return this thread's handle for the current device, set to the current stream."""
+        handle = self._mine().handle
+        self.cudnn.set_stream(handle, self.gpu.stream())
+        return handle
+
+    def readable(self, array: Any) -> Any:
+        """Return an array, or a copy of it if cuDNN would not read it right."""
         if array.flags.c_contiguous and self.gpu.pointer(array) % ALIGNMENT == 0:
             return array
         return self.gpu.copy(array)
 
     def _mine(self) -> _Plans:
         """Return what this thread keeps for the current device."""
-        devices = vars(self._local).setdefault("devices", {})
         device = self.gpu.device()
-        if device not in devices:
-            devices[device] = _Plans(self.cudnn, self.gpu)
-        return devices[device]
+        mine = self._local.devices.get(device)
+        if mine is None:
+            mine = self._local.devices[device] = _Plans(self.cudnn, self.gpu)
+        return mine
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.devices: dict[int, _Plans] = {}
 
 
 class _Plans:
@@ -119,20 +135,24 @@ class _Plans:
 
     def __init__(self, cudnn: ModuleType, gpu: Gpu) -> None:
         self.handle = cudnn.create_handle()
-        self._cudnn = cudnn
-        self._gpu = gpu
-        self._plans: OrderedDict[graphs.Problem, graphs.Plan] = OrderedDict()
+        plan = functools.partial(_plan, cudnn, gpu, self.handle, itertools.count())
+        self.plan = functools.lru_cache(PLANS_KEPT)(plan)
 
-    def plan(self, problem: graphs.Problem) -> graphs.Plan:
-        plan = self._plans.pop(problem, None)
-        if plan is None:
-            if len(self._plans) >= PLANS_KEPT:
-                # Its kernels are unloaded, and may still be running.
-                self._gpu.synchronize()
-                self._plans.popitem(last=False)
-            plan = graphs.plan(self._cudnn, problem, handle=self.handle)
-        self._plans[problem] = plan
-        return plan
+
+def _plan(
+    cudnn: ModuleType,
+    gpu: Gpu,
+    handle: Any,
+    made: Iterator[int],
+    problem: graphs.Convolution,
+) -> graphs.Plan | None:
+    """Return a plan to keep, or None if there can be none."""
+    if next(made) >= PLANS_KEPT:
+        # The kernels of the one that makes room are unloaded, and may still be running.
+        gpu.synchronize()
+    if gpu.capability() < CAPABILITY or not problem.is_possible:
+        return None
+    return graphs.plan(cudnn, problem, handle=handle)
 
 
 @functools.cache

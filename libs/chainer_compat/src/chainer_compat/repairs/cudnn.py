@@ -14,17 +14,12 @@ from types import ModuleType
 from typing import Any
 
 from chainer_compat.cudnn import graphs
-from chainer_compat.cudnn.runner import Runner, the_runner
-
-# Libraries of cuDNN 9.28 that convolutions need, libcudnn_cnn and libcudnn_ops, have code for
-# Turing and newer only. For Volta it makes plans all the same.
-CAPABILITY_TO_CONVOLVE = 75
-# cuDNN's kernels for batch normalisation begin with Ampere.
-CAPABILITY_TO_NORMALIZE = 80
+from chainer_compat.cudnn.normalization import MOST_IMAGES, STATISTICS, Normalizer, the_normalizer
+from chainer_compat.cudnn.runner import CAPABILITY, Runner, the_runner
 
 Runners = Callable[[], Runner]
 Forward = Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]
-Pose = Callable[[Any, tuple[Any, ...]], graphs.Convolution | None]
+Shapes = Callable[..., tuple[graphs.Shape, graphs.Shape, graphs.Shape] | None]
 
 
 def use_for_convolution(module: ModuleType) -> None:
@@ -57,53 +52,39 @@ def use_for_batch_normalization(module: ModuleType) -> None:
 def convolve(own: Forward, runners: Runners = the_runner) -> Forward:
     """Return a ``forward`` of Convolution2DFunction: cuDNN's, or else its own."""
 
-    def pose(self: Any, inputs: tuple[Any, ...]) -> graphs.Convolution | None:
-        if not _is_plain(inputs, self.input_layouts) or self.cover_all:
+    def shapes(self: Any, x: Any, w: Any, *geometry: graphs.Pair) -> Any:
+        if self.cover_all:
             return None
-        x, w = inputs[:2]
-        geometry = _geometry(self)
-        y_shape = graphs.convolved(x.shape, w.shape, **geometry)
-        return graphs.Convolution(
-            computes="y", x=x.shape, w=w.shape, y=y_shape, **geometry, **_demands(x.dtype)
-        )
+        return x.shape, w.shape, graphs.convolved(x.shape, w.shape, *geometry)
 
-    return _route(own, runners, pose, ("x", "w"))
+    return _route(own, runners, "y", shapes)
 
 
 def deconvolve(own: Forward, runners: Runners = the_runner) -> Forward:
     """Return a ``forward`` of Deconvolution2DFunction: cuDNN's, or else its own."""
 
-    def pose(self: Any, inputs: tuple[Any, ...]) -> graphs.Convolution | None:
-        if not _is_plain(inputs, self.input_layouts):
-            return None
-        y, w = inputs[:2]
+    def shapes(self: Any, y: Any, w: Any, *_: graphs.Pair) -> Any:
         self._calc_out_size(y.shape, w.shape)
         self._set_cover_all(y.shape, w.shape)
         x_shape = (y.shape[0], w.shape[1] * self.groups, int(self.outh), int(self.outw))
-        return graphs.Convolution(
-            computes="x", x=x_shape, w=w.shape, y=y.shape, **_geometry(self), **_demands(y.dtype)
-        )
+        return x_shape, w.shape, y.shape
 
-    return _route(own, runners, pose, ("y", "w"))
+    return _route(own, runners, "x", shapes)
 
 
 def correlate(own: Forward, runners: Runners = the_runner) -> Forward:
     """Return a ``forward`` of Convolution2DGradW: cuDNN's, or else its own."""
 
-    def pose(self: Any, inputs: tuple[Any, ...]) -> graphs.Convolution | None:
-        x, y = inputs
-        if x.dtype != self.W_dtype or not _is_plain(inputs, (*self.input_layouts, self.w_layout)):
+    def shapes(self: Any, x: Any, y: Any, *_: graphs.Pair) -> Any:
+        if x.dtype != self.W_dtype or self.w_layout is not None:
             return None
-        w_shape = tuple(self.W_shape)
-        return graphs.Convolution(
-            computes="w", x=x.shape, w=w_shape, y=y.shape, **_geometry(self), **_demands(x.dtype)
-        )
+        return x.shape, tuple(self.W_shape), y.shape
 
-    return _route(own, runners, pose, ("x", "y"))
+    return _route(own, runners, "w", shapes)
 
 
-def _route(own: Forward, runners: Runners, pose: Pose, names: tuple[str, str]) -> Forward:
-    """Return a ``forward`` that has cuDNN solve what ``pose`` poses, if that is possible.
+def _route(own: Forward, runners: Runners, computes: graphs.Name, shapes: Shapes) -> Forward:
+    """Return a ``forward`` that has cuDNN compute, if that is possible.
 
     Parameters
     ----------
@@ -111,24 +92,30 @@ def _route(own: Forward, runners: Runners, pose: Pose, names: tuple[str, str]) -
         Chainer's, for everything else.
     runners
         Returns what runs cuDNN.
-    pose
-        Returns the problem of a call, or None.
-    names
-        In the problem, of the first two inputs. A third one is the bias.
+    computes
+        Which of ``x``, ``w`` and ``y`` is computed.
+    shapes
+        Returns the shapes of all three, or None for what is not for cuDNN. It is given the
+        function, its first two inputs (a third one is the bias), stride, pad and dilate.
     """
 
     @functools.wraps(own)
     def forward(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        problem = pose(self, inputs)
-        if (
-            problem is None
-            or not problem.is_possible
-            or runners().gpu.capability() < CAPABILITY_TO_CONVOLVE
-        ):
+        result = None
+        if _is_plain(inputs, self.input_layouts):
+            first, second = inputs[:2]
+            # They are what the caller gave: NumPy's integers, for instance, or an array.
+            geometry = (
+                (int(self.sy), int(self.sx)),
+                (int(self.ph), int(self.pw)),
+                (int(self.dy), int(self.dx)),
+            )
+            if found := shapes(self, first, second, *geometry):
+                problem = graphs.Convolution(computes, *found, *geometry, *_demands(first.dtype))
+                result = runners().run(problem, first, second)
+        if result is None:
             return own(self, inputs)
         self.retain_inputs((0, 1))
-        arrays = dict(zip(names, inputs[:2], strict=True))
-        result = runners().run(problem, **arrays)[problem.computes]
         for bias in inputs[2:]:
             result += bias.reshape(1, -1, 1, 1)
         return (result,)
@@ -136,7 +123,9 @@ def _route(own: Forward, runners: Runners, pose: Pose, names: tuple[str, str]) -
     return forward
 
 
-def select_normalization(module: ModuleType, runners: Runners = the_runner) -> Callable[..., Any]:
+def select_normalization(
+    module: ModuleType, normalizers: Callable[[], Normalizer] = the_normalizer
+) -> Callable[..., Any]:
     """Return a selector of implementations for BatchNormalization: cuDNN's, or Chainer's."""
     own = module._impl_selector
 
@@ -155,12 +144,9 @@ def select_normalization(module: ModuleType, runners: Runners = the_runner) -> C
             running_mean: Any,
             running_var: Any,
         ) -> tuple[Any, ...]:
-            problem = graphs.Normalization(x=x.shape, eps=float(eps), **_demands(x.dtype))
-            found = runners().run(problem, x=x, gamma=gamma, beta=beta)
-            mean, inv_std = (found[name].reshape(gamma.shape) for name in ("mean", "inv_std"))
-            if running_mean is not None:
-                _average(module, mean, inv_std, eps, decay, x, running_mean, running_var)
-            return found["y"], x_layout, running_mean, running_var, mean, None, inv_std, None
+            averages = None if running_mean is None else (running_mean, running_var)
+            y, mean, inv_std = normalizers().normalize(x, gamma, beta, eps, decay, averages)
+            return y, x_layout, running_mean, running_var, mean, None, inv_std, None
 
         def backward(
             self,
@@ -177,25 +163,31 @@ def select_normalization(module: ModuleType, runners: Runners = the_runner) -> C
             var: Any,
             forward_data: Any,
         ) -> tuple[Any, ...]:
-            problem = graphs.NormalizationGradient(x=x.shape, **_demands(x.dtype))
-            found = runners().run(problem, gy=gy, x=x, gamma=gamma, mean=mean, inv_std=inv_std)
-            ggamma, gbeta = (found[name].reshape(gamma.shape) for name in ("ggamma", "gbeta"))
-            return found["gx"], x_layout, ggamma, gbeta
+            gx, ggamma, gbeta = normalizers().gradients(gy, x, gamma, mean, inv_std, eps)
+            return gx, x_layout, ggamma, gbeta
 
     def select(function: Any, inputs: tuple[Any, ...]) -> Any:
         chosen = own(function, inputs)
         if type(chosen) is not module.GeneralBatchNormalizationImpl:
             return chosen
         x, gamma, _ = inputs
-        averages = (function.running_mean, function.running_var)
-        statistics = (gamma, *(array for array in averages if array is not None))
+        averages = [
+            array for array in (function.running_mean, function.running_var) if array is not None
+        ]
         goes = (
             module.backend.get_array_module(x) is module.cuda.cupy
             and _is_plain((x,), function.input_layouts)
             and function.key_axis == (1,)
-            and all(array.dtype == graphs.STATISTICS for array in statistics)
-            and graphs.Normalization(x=x.shape, eps=0.0, **_demands(x.dtype)).is_possible
-            and runners().gpu.capability() >= CAPABILITY_TO_NORMALIZE
+            and x.ndim == 4
+            and _name(x.dtype) in graphs.DTYPES
+            and all(array.dtype == STATISTICS for array in (gamma, *averages))
+            # They are written where they are.
+            and all(array.flags.c_contiguous for array in averages)
+            and len(x) <= MOST_IMAGES
+            and graphs.fits(x.shape)
+            # The unbiased variance of one value is none.
+            and x.size > x.shape[1]
+            and normalizers().runner.gpu.capability() >= CAPABILITY
         )
         return ByCudnn() if goes else chosen
 
@@ -205,75 +197,38 @@ def select_normalization(module: ModuleType, runners: Runners = the_runner) -> C
 def _is_plain(arrays: Sequence[Any], layouts: Sequence[Any]) -> bool:
     """Return whether cuDNN may be used, on arrays of one dtype in the usual order of axes."""
     return (
-        _setting("use_cudnn", always=True, auto=True, never=False)
-        and all(layout is None for layout in layouts)
-        and all(array.dtype == arrays[0].dtype for array in arrays)
+        _setting("use_cudnn", auto=True)
+        and set(layouts) == {None}
+        and len({array.dtype for array in arrays}) == 1
     )
 
 
-def _geometry(function: Any) -> dict[str, Any]:
-    pairs = {
-        "stride": (function.sy, function.sx),
-        "pad": (function.ph, function.pw),
-        "dilate": (function.dy, function.dx),
-    }
-    # They are what the caller gave: NumPy's integers, for instance, or an array.
-    return {name: (int(rows), int(columns)) for name, (rows, columns) in pairs.items()}
+def _demands(dtype: Any) -> tuple[str, bool, bool]:
+    """Return a dtype's name, and what Chainer's configuration demands of arithmetic with it."""
+    name = _name(dtype)
+    tensor_cores = _setting("use_cudnn_tensor_core", auto=name == "float16")
+    return name, tensor_cores, bool(_config().cudnn_deterministic)
 
 
-def _demands(dtype: Any) -> dict[str, Any]:
-    """Return what Chainer's configuration demands of arithmetic with a dtype."""
-    return {
-        "dtype": dtype.name,
-        "tensor_cores": _setting(
-            "use_cudnn_tensor_core", always=True, auto=dtype == "float16", never=False
-        ),
-        "deterministic": bool(_config().cudnn_deterministic),
-    }
+@functools.cache
+def _name(dtype: Any) -> str:
+    """Return the name of a dtype, which takes NumPy long."""
+    return str(dtype.name)
 
 
-def _setting(name: str, **meanings: bool) -> bool:
+def _setting(name: str, *, auto: bool) -> bool:
+    """Return whether a setting of Chainer's means yes, given what ``auto`` means."""
     value = getattr(_config(), name)
-    if value not in meanings:
+    if value not in ("always", "auto", "never"):
         raise ValueError(
-            f"chainer.config.{name} is {value!r}, but has to be one of {', '.join(meanings)}"
+            f"chainer.config.{name} is {value!r}, but has to be one of always, auto, never"
         )
-    return meanings[value]
+    return auto if value == "auto" else value == "always"
 
 
+@functools.cache
 def _config() -> Any:
     return importlib.import_module("chainer.configuration").config
-
-
-def _average(
-    module: ModuleType,
-    mean: Any,
-    inv_std: Any,
-    eps: float,
-    decay: float,
-    x: Any,
-    running_mean: Any,
-    running_var: Any,
-) -> None:
-    """Update the running averages, of the unbiased variance as Chainer does."""
-    count = x.size // mean.size
-    module.cuda.elementwise(
-        "T mean, T inv_std, T eps, T decay, T unbiased",
-        "T r_mean, T r_var",
-        """
-        r_mean = decay * r_mean + (1 - decay) * mean;
-        r_var = decay * r_var + (1 - decay) * unbiased * (1 / (inv_std * inv_std) - eps);
-        """,
-        "chainer_compat_average",
-    )(
-        mean,
-        inv_std,
-        float(eps),
-        float(decay),
-        count / max(count - 1, 1),
-        running_mean,
-        running_var,
-    )
 
 
 def _insist_on_frontend() -> None:

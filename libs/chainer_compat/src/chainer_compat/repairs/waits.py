@@ -4,9 +4,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
-
-def host_waits() -> bool:
-    return True
+from chainer_compat.foreach import Calls
 
 
 def look_at_all_gradients_at_once(module: ModuleType) -> None:
@@ -22,8 +20,16 @@ def look_at_all_gradients_at_once(module: ModuleType) -> None:
             original(self)
             return
         xp = devices[0].xp
-        finite = [xp.all(xp.isfinite(parameter.grad)) for parameter in parameters]
-        self._loss_scaling_isnan = bool(xp.any(~xp.stack(finite)))
+        look = module.chainer.backends.cuda.elementwise(
+            "T gradient, uint64 found", "", "if (!isfinite(gradient)) *(bool*)found = true", "look"
+        )
+        with module.chainer.using_device(devices[0]):
+            found = xp.zeros((), bool)
+            calls = Calls(xp)
+            for parameter in parameters:
+                calls.add(look, parameter.grad, found.data.ptr)
+            calls.run()
+        self._loss_scaling_isnan = bool(found)
         if self._loss_scaling_isnan:
             original(self)
 

@@ -26,7 +26,13 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from numpy.typing import DTypeLike
 
-__all__ = ["CommunicatorBase", "create_communicator", "register", "registered"]
+__all__ = [
+    "CommunicatorBase",
+    "MpiCommunicatorBase",
+    "create_communicator",
+    "register",
+    "registered",
+]
 
 failures.name_callers_by(extension_at_work)
 

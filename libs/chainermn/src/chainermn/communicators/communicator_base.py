@@ -48,7 +48,7 @@ class CommunicatorBase(Configurable, ABC):
     #: Whether arrays travel by NCCL.
     uses_nccl: ClassVar[bool] = False
 
-    #: The MPI communicator underneath, for MPI code of one's own.
+    #: The MPI communicator underneath, for your own MPI code.
     mpi_comm: MPI.Intracomm
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

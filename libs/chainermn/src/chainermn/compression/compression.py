@@ -52,8 +52,8 @@ class Compression(ABC):
 
     #: Names of the arrays that are remembered of each parameter.
     remembers: ClassVar[tuple[str, ...]]
-    #: Whether `exchange` also takes gradients that are not compressed: in a message that it sends
-    #: anyway they cost no latency.
+    #: Whether `exchange` also takes gradients that are not compressed, since they cost no latency
+    #: in a message that it sends anyway.
     takes_all: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -1,9 +1,12 @@
 """Extend trainers that run on several ranks."""
 
-from chainermn.extensions._multi_node_snapshot import multi_node_snapshot
+from chainermn.extensions._multi_node_snapshot import MultiNodeSnapshot, multi_node_snapshot
 from chainermn.extensions.allreduce_persistent import AllreducePersistent
 from chainermn.extensions.best_model import BestModel
-from chainermn.extensions.checkpoint import create_multi_node_checkpointer
+from chainermn.extensions.checkpoint import (
+    MultiNodeCheckpointer,
+    create_multi_node_checkpointer,
+)
 from chainermn.extensions.distributed_report import DistributedReport
 from chainermn.extensions.multi_node_early_stopping_trigger import MultiNodeEarlyStoppingTrigger
 from chainermn.extensions.multi_node_evaluator import (
@@ -24,7 +27,9 @@ __all__ = [
     "BestModel",
     "DistributedReport",
     "GenericMultiNodeEvaluator",
+    "MultiNodeCheckpointer",
     "MultiNodeEarlyStoppingTrigger",
+    "MultiNodeSnapshot",
     "ObservationAggregator",
     "StepSeed",
     "StopOnSignal",

@@ -76,6 +76,9 @@ def multi_node_snapshot(
     ``order(epoch)``, each rank resumes with its own part of the same epoch, for any number of
     ranks. What each rank still has to send is in the snapshot too, except in that of
     ``snapshot_on_error``, and is loaded by the same number of ranks.
+
+    All ranks wait for the one that writes. It is much quicker without compression:
+    ``extensions.snapshot(savefun=functools.partial(save_npz, compression=False))``.
     """
     check_communicator(f"{_WHERE}(comm, snapshot, replica_sets)", comm, snapshot)
 

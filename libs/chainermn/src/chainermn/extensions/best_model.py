@@ -18,11 +18,11 @@ class BestModel(Extension):
     """Writes a model whenever an observed value is better than ever before in the run.
 
     The parameters go into ``filename`` in the trainer's folder, as
-    ``chainer.serializers.save_npz`` writes them. A file of the same name that ends with ``.json``
-    says how good they are: ``metric``, ``value``, ``epoch`` and ``iteration``. Either file is
-    always complete, also if the job is killed while it is written. Snapshots of the trainer hold
-    the best value so far, from which a resumed run goes on; in another folder than the file's it
-    begins anew.
+    ``chainer.serializers.save_npz`` writes them with ``compression=False``. A file of the same
+    name that ends with ``.json`` says how good they are: ``metric``, ``value``, ``epoch`` and
+    ``iteration``. Either file is always complete, also if the job is killed while it is written.
+    Snapshots of the trainer hold the best value so far, from which a resumed run goes on; in
+    another folder than the file's it begins anew.
 
     Use it on one rank, after the evaluator, with the same trigger:
     ``if comm.rank == 0: trainer.extend(BestModel(model, 'validation/main/accuracy'))``.

@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
     from chainermn.compression import Compression
 
-__all__ = ["GradientClipping", "LocalSGD", "create_multi_node_optimizer"]
+__all__ = [
+    "DoubleBufferingOptimizer",
+    "GradientClipping",
+    "LocalSGD",
+    "LocalSGDOptimizer",
+    "MultiNodeOptimizer",
+    "create_multi_node_optimizer",
+]
 
 _WHERE = "create_multi_node_optimizer"
 

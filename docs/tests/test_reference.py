@@ -1,0 +1,70 @@
+"""The API reference shows what users need, by the names under which they import it.
+
+The build of the site fails on more: signatures with the words "abstract" or private names.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+
+import pages
+
+import chainermn
+
+API = pages.DOCS / "api"
+#: What the library itself builds on, in the README of the library.
+INTERNALS = r"^\| \*`([\w ]+)`\* \|.*\| What batch normalization and the optimizers here build on"
+
+
+def internals_of_communicators() -> set[str]:
+    readme = pages.read(pages.ROOT / "libs/chainermn/README.md")
+    (names,) = re.findall(INTERNALS, readme, re.MULTILINE)
+    return set(names.split())
+
+
+def test_internals_of_communicators_are_left_out() -> None:
+    reference = pages.read(API / "communicators.md")
+    (left_out,) = re.findall(r":exclude-members: ((?:.*,\n)*.*)\n", reference)
+    assert set(re.findall(r"\w+", left_out)) == internals_of_communicators()
+    assert internals_of_communicators() <= set(dir(chainermn.CommunicatorBase))
+
+
+def test_pages_for_users_speak_of_no_internals() -> None:
+    word = re.compile(rf"\b({'|'.join(internals_of_communicators())})\b")
+    places = {
+        f"{page.relative_to(pages.DOCS)}: {name}"
+        for page in pages.PAGES
+        if page.parent.name != "design" and page != API / "communicators.md"
+        for name in word.findall(pages.read(page))
+    }
+    assert places == set()
+
+
+def test_what_has_a_public_name_is_shown_under_it() -> None:
+    shown = set()
+    for page in API.glob("*.md"):
+        shown |= set(
+            re.findall(r"^\.\. (?:auto|py:)\w+:: ([\w.]+)", pages.read(page), re.MULTILINE)
+        )
+    assert len(shown) > 50
+    public = {}
+    for module in filter(
+        inspect.ismodule, (getattr(chainermn, name) for name in chainermn.__all__)
+    ):
+        names = getattr(module, "__all__", ())
+        public.update({name: f"{module.__name__}.{name}" for name in names})
+    public.update({name: f"chainermn.{name}" for name in chainermn.__all__})
+    longer = {}
+    for path in sorted(shown):
+        short = public.get(path.rpartition(".")[2], path)
+        if short != path and named(short) is named(path):
+            longer[path] = short
+    assert longer == {}
+
+
+def named(path: str) -> object:
+    """Return what an import finds under a dotted name of a module, or of what it has."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)

@@ -1,0 +1,144 @@
+"""One launch of an elementwise kernel for many arrays, where Chainer has one launch for each.
+
+The kernels are CuPy's objects as Chainer makes them. One for many arrays is made of the same text,
+so it computes the same numbers.
+"""
+
+import functools
+from collections import defaultdict
+from types import ModuleType
+from typing import Any
+
+import numpy
+
+# Of a block, and elements that its threads share.
+_THREADS, _PIECE = 256, 4096
+
+# Runs the text of a kernel on every array, in threads of which each block has a piece of one
+# array. The names begin as those of no kernel do.
+_OPERATION = """
+const long long all_piece = i / {threads};
+long long all_k = 0;
+for (long long all_end = all_n; all_end - all_k > 1;) {{
+    const long long all_middle = (all_k + all_end) / 2;
+    (all_table[all_middle] <= all_piece ? all_k : all_end) = all_middle;
+}}
+const long long all_start = (all_piece - all_table[all_k]) * {piece};
+const long long all_rest = all_table[all_n + all_k] - all_start;
+{pointers}
+for (long long all_i = i % {threads}; all_i < all_rest && all_i < {piece}; all_i += {threads}) {{
+    {elements}
+    {operation};
+}}
+"""
+
+
+class Calls:
+    """Kernels that wait to be launched. None may use what another one writes.
+
+    None has raw outputs.
+
+    Parameters
+    ----------
+    xp
+        CuPy.
+    """
+
+    def __init__(self, xp: ModuleType) -> None:
+        self._xp, self._array = xp, xp.ndarray
+        self._waiting: defaultdict[Any, list[tuple[Any, ...]]] = defaultdict(list)
+
+    def add(self, kernel: Any, *args: Any) -> None:
+        """Have a kernel of CuPy's wait that is given all its arguments, outputs included."""
+        array = self._array
+        key = tuple(
+            [
+                ((arg.dtype, arg.size and arg.data.ptr) if param.raw else arg.dtype)
+                if isinstance(arg, array)
+                else arg
+                for param, arg in zip(kernel.params, args, strict=False)
+            ]
+        )
+        self._waiting[kernel, key].append(args)
+
+    def run(self) -> None:
+        """Launch what waits: once for all arrays of the same dtypes and the same scalars."""
+        waiting = list(self._waiting.items())
+        self._waiting.clear()
+        for (kernel, _), calls in waiting:
+            self._run(kernel, calls)
+
+    def _run(self, kernel: Any, calls: list[tuple[Any, ...]]) -> None:
+        params = kernel.in_params + kernel.out_params
+        kinds = tuple(
+            "scalar" if not isinstance(arg, self._array) else "raw" if param.raw else "array"
+            for param, arg in zip(params, calls[0], strict=True)
+        )
+        positions = [k for k, kind in enumerate(kinds) if kind == "array"]
+        rows, together = [], []
+        for args in calls:
+            arrays = [args[k] for k in positions]
+            n = arrays[0].size
+            if all(array.size == n and array.flags.c_contiguous for array in arrays):
+                if n:
+                    rows.append([n, *[array.data.ptr for array in arrays]])
+                    together.append(args)
+            else:
+                kernel(*args)
+        if len(rows) < 2:
+            for args in together:
+                kernel(*args)
+            return
+        table = numpy.array([[0, *row] for row in rows], numpy.int64)
+        ends = numpy.cumsum(-(-table[:, 1] // _PIECE))
+        table[1:, 0] = ends[:-1]
+        first = list(together[0])
+        for k in positions:
+            first[k] = first[k].ravel()
+        on_gpu = self._xp.asarray(table.T.ravel())
+        _for_all(kernel, kinds)(*first, on_gpu, len(rows), size=int(ends[-1]) * _THREADS)
+
+
+class Later:
+    """An array in GPU memory that makes the kernels it is given to wait.
+
+    CuPy leaves a call to an argument that has this method.
+    """
+
+    def __init__(self, array: Any, calls: Calls) -> None:
+        self.array, self.dtype, self.calls = array, array.dtype, calls
+
+    def __cupy_override_elementwise_kernel__(self, kernel: Any, *args: Any) -> None:
+        self.calls.add(kernel, *[self.array if arg is self else arg for arg in args])
+
+
+@functools.cache
+def _for_all(kernel: Any, kinds: tuple[str, ...]) -> Any:
+    """Return the kernel for a table: first pieces, sizes and addresses of all arrays.
+
+    Its other arguments are those for one of the arrays, which tell it the dtypes.
+    """
+    declarations: list[str] = []
+    pointers: list[str] = []
+    elements: list[str] = []
+    params = kernel.in_params + kernel.out_params
+    for param, kind in zip(params, kinds, strict=True):
+        dtype = param.ctype if param.dtype is None else param.dtype.name
+        if kind != "array":
+            declarations.append(f"{'raw ' * (kind == 'raw')}{dtype} {param.name}")
+            continue
+        declarations.append(f"raw {dtype} all_{param.name}")
+        type_ = f"{'const ' * param.is_const}{param.ctype}"
+        row = f"all_table[{2 + len(pointers)} * all_n + all_k]"
+        pointers.append(f"{type_}* all_of_{param.name} = ({type_}*){row} + all_start;")
+        elements.append(f"{type_}& {param.name} = all_of_{param.name}[all_i];")
+    operation = _OPERATION.format(
+        threads=_THREADS,
+        piece=_PIECE,
+        pointers="\n".join(pointers),
+        elements="\n    ".join(elements),
+        operation=kernel.operation,
+    )
+    in_params = ", ".join([*declarations, "raw int64 all_table", "int64 all_n"])
+    options = {"preamble": kernel.preamble, **kernel.kwargs}
+    return type(kernel)(in_params, "", operation, f"{kernel.name}_for_all", **options)

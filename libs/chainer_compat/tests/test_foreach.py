@@ -1,0 +1,376 @@
+"""One launch for many arrays computes what one for each does, bit for bit."""
+
+import contextlib
+import ctypes
+import functools
+import itertools
+import shutil
+import subprocess
+import tempfile
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
+
+import chainer
+import numpy as np
+import pytest
+from chainer.backends import cuda
+
+from chainer_compat.foreach import Calls, Later
+from chainer_compat.repairs import launches, waits
+
+COMPILER = shutil.which("g++") or shutil.which("clang++")
+pytestmark = pytest.mark.skipif(
+    COMPILER is None, reason="no C++ compiler: neither g++ nor clang++"
+)
+
+C_TYPES = {
+    "bool": "bool",
+    "float16": "_Float16",
+    "float32": "float",
+    "float64": "double",
+    "int64": "long long",
+    "uint64": "unsigned long long",
+}
+
+
+class Array(np.ndarray):
+    """A NumPy array that passes for CuPy's."""
+
+    device = SimpleNamespace(id=0)
+
+    @property
+    def data(self):
+        return SimpleNamespace(ptr=self.ctypes.data)
+
+
+def to_gpu(array):
+    return np.array(array).view(Array)
+
+
+class Kernel:
+    """An elementwise kernel with as much of CuPy's interface as there is use for.
+
+    ``launches`` are the names of all kernels that have been launched.
+    """
+
+    launches: ClassVar = []
+
+    def __init__(self, in_params, out_params, operation, name, preamble="", **options):
+        self.in_params, self.out_params = _parse(in_params, True), _parse(out_params, False)
+        self.params = (*self.in_params, *self.out_params, None)
+        self.nin = len(self.in_params)
+        self.operation, self.name, self.preamble, self.kwargs = operation, name, preamble, options
+
+    def __call__(self, *args, size=None):
+        for arg in args:
+            if hasattr(arg, "__cupy_override_elementwise_kernel__"):
+                return arg.__cupy_override_elementwise_kernel__(self, *args)
+        self.launches.append(self.name)
+        params, types = self.params[:-1], {}
+        assert len(params) == len(args)
+        for param, arg in zip(params, args, strict=True):
+            if isinstance(arg, Array):
+                dtype = types.setdefault(param.ctype, arg.dtype)
+                assert arg.dtype == dtype == (param.dtype or dtype)
+                if not param.raw:
+                    size = arg.size if size is None else size
+                    assert arg.size == size
+                    assert arg.flags.c_contiguous
+        dtypes = [param.dtype or types[param.ctype] for param in params]
+        given = [np.asarray(arg, dtype) for arg, dtype in zip(args, dtypes, strict=True)]
+        pointers = (ctypes.c_void_p * len(given))(*[array.ctypes.data for array in given])
+        steps = (ctypes.c_longlong * len(given))(*[isinstance(arg, Array) for arg in args])
+        names = tuple((name, dtype.name) for name, dtype in types.items() if len(name) == 1)
+        _compiled(self, names)(ctypes.c_longlong(size), pointers, steps)
+        return None
+
+
+def _parse(text, is_const):
+    found = []
+    for param in text.split(",") if text else []:
+        *keywords, type_, name = param.split()
+        dtype = None if len(type_) == 1 else np.dtype(type_)
+        ctype = type_ if dtype is None else C_TYPES[dtype.name]
+        kind = {"raw": keywords == ["raw"], "is_const": is_const}
+        found.append(SimpleNamespace(name=name, dtype=dtype, ctype=ctype, **kind))
+    return tuple(found)
+
+
+@functools.cache
+def _compiled(kernel, types):
+    """Return the kernel for these dtypes as a function: size, pointers, steps between elements."""
+    elements = [
+        f"{param.ctype}* {param.name} = ({param.ctype}*)pointers[{k}];"
+        if param.raw
+        else f"{'const ' * param.is_const}{param.ctype}& {param.name} = "
+        f"(({param.ctype}*)pointers[{k}])[i * steps[{k}]];"
+        for k, param in enumerate(kernel.params[:-1])
+    ]
+    source = "\n".join(
+        [
+            "#include <algorithm>\n#include <cmath>\nusing namespace std;",
+            "static bool isfinite(_Float16 x) { return isfinite((float)x); }",
+            *(f"typedef {C_TYPES[dtype]} {name};" for name, dtype in types),
+            'extern "C" void run(long long size, void** pointers, const long long* steps) {',
+            "for (long long i = 0; i < size; ++i) {",
+            *elements,
+            f"{kernel.operation};\n}}\n}}",
+        ]
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder, "kernel.so")
+        options = ["-x", "c++", "-shared", "-fPIC", "-O1", "-ffp-contract=off", "-w"]
+        command = [COMPILER, *options, "-o", str(library), "-"]
+        subprocess.run(command, input=source, text=True, check=True)
+        return ctypes.CDLL(str(library)).run
+
+
+#: Three pieces, of 4096 elements, a whole one, and less.
+SHAPES = [(3, 3000), (4096,), (1,), (7, 5)]
+XP = SimpleNamespace(
+    all=np.all,
+    isfinite=np.isfinite,
+    ndarray=Array,
+    asarray=to_gpu,
+    empty=lambda shape, dtype: to_gpu(np.full(shape, np.nan, dtype)),
+    zeros=lambda shape, dtype: to_gpu(np.zeros(shape, dtype)),
+    zeros_like=lambda array: to_gpu(np.zeros_like(array)),
+)
+AXPY = Kernel("T a, T x, float32 b", "T y", "y = a * x + (T)b", "axpy")
+
+
+class Gpu(chainer.backend.Device):
+    """A GPU that computes with `Kernel`."""
+
+    xp = XP
+    create_context = staticmethod(contextlib.nullcontext)
+
+    def __eq__(self, other):
+        return isinstance(other, Gpu)
+
+    def send(self, array):
+        return array
+
+
+@pytest.fixture(autouse=True)
+def launched(monkeypatch):
+    """Let Chainer believe in a GPU, with the repairs; return the names of launched kernels."""
+    made = {}
+
+    def elementwise(*texts):
+        return made.setdefault(texts, Kernel(*texts))
+
+    monkeypatch.setattr(cuda, "elementwise", elementwise)
+    monkeypatch.setattr(cuda, "ndarray", Array)
+    monkeypatch.setattr(cuda, "cupy", XP)
+    monkeypatch.setattr(chainer.Parameter, "device", Gpu())
+    for rule in (chainer.optimizers.sgd.SGDRule, chainer.optimizers.momentum_sgd.MomentumSGDRule):
+        monkeypatch.setattr(rule, "_kernel", None)
+    monkeypatch.setattr(chainer.optimizers.adam.AdamRule, "_kernel", None)
+    monkeypatch.setattr(Kernel, "launches", [])
+    return Kernel.launches
+
+
+@pytest.fixture
+def repair(monkeypatch):
+    """Undo the repairs; return what does them."""
+    for owner, names in {
+        chainer.optimizer.GradientMethod: ["update", "reallocate_cleared_grads"],
+        chainer.optimizer.Optimizer: ["check_nan_in_grads", "call_hook"],
+    }.items():
+        for name in names:
+            method = getattr(owner, name)
+            monkeypatch.setattr(owner, name, getattr(method, "__wrapped__", method))
+
+    def repair():
+        launches.update_parameters_at_once(chainer.optimizer)
+        waits.look_at_all_gradients_at_once(chainer.optimizer)
+
+    return repair
+
+
+def arrays(dtypes, seed=0):
+    random = np.random.default_rng(seed)
+    pairs = itertools.product(SHAPES, dtypes)
+    return [to_gpu(random.normal(size=shape).astype(dtype)) for shape, dtype in pairs]
+
+
+def test_launches_are_as_many_as_dtypes_and_scalars(launched):
+    calls, results = Calls(XP), []
+    for dtype, a in itertools.product(["f4", "f8"], [2, 3]):
+        for x, y in zip(arrays([dtype]), arrays([dtype], 1), strict=True):
+            calls.add(AXPY, a, x, 0.5, y)
+            results.append((a * x + x.dtype.type(0.5), y))
+    assert launched == []
+    calls.run()
+    assert launched == ["axpy_for_all"] * 4
+    assert all((expected == y).all() for expected, y in results)
+    calls.run()
+    assert len(launched) == 4
+
+
+def test_what_cannot_be_launched_together_is_launched_alone(launched, monkeypatch):
+    x, y = to_gpu(np.ones((2, 3), "f")), to_gpu(np.zeros((2, 3), "f"))
+    calls = Calls(XP)
+    calls.add(AXPY, 2, x, 1, y)
+    calls.run()
+    assert (launched, y.tolist()) == (["axpy"], [[3] * 3] * 2)
+    alone = []
+    monkeypatch.setattr(Kernel, "__call__", lambda self, *args: alone.append(args))
+    empty = to_gpu(np.zeros(0, "f"))
+    for given in [(x.T, y.T), (x, y.T), (x[0], y), (empty, empty)]:
+        calls.add(AXPY, 2, given[0], 1, given[1])
+    calls.run()
+    assert [(args[1].shape, args[3].shape) for args in alone] == [
+        *[((3, 2), (3, 2)), ((2, 3), (3, 2)), ((3,), (2, 3))],
+    ]
+
+
+def test_kernels_wait_that_are_given_an_array_that_waits(launched):
+    calls = Calls(XP)
+    xs, ys = arrays(["f4"]), arrays(["f4"])
+    for x, y in zip(xs, ys, strict=True):
+        AXPY(1, Later(x, calls), 1, y)
+    assert launched == []
+    calls.run()
+    assert launched == ["axpy_for_all"]
+    assert all((y == x + 1).all() for x, y in zip(xs, ys, strict=True))
+
+
+MODELS = {"float32": ["f4"], "mixed": ["f2", "f4"]}
+OPTIMIZERS = {
+    "SGD": lambda: chainer.optimizers.SGD(0.3),
+    "MomentumSGD": lambda: chainer.optimizers.MomentumSGD(0.3),
+    "Adam": lambda: chainer.optimizers.Adam(weight_decay_rate=0.1),
+}
+
+
+def train(optimizer, dtypes, prepare=lambda optimizer: None, loss_scale=None):
+    """Take three steps; return all that is left of each parameter."""
+    model = chainer.Link()
+    with model.init_scope():
+        for k, array in enumerate(arrays(dtypes)):
+            setattr(model, f"p{k}", chainer.Parameter(array))
+    optimizer.setup(model)
+    optimizer.use_fp32_update()
+    prepare(optimizer)
+    if loss_scale is not None:
+        optimizer.loss_scaling(scale=loss_scale)
+    for seed in (1, 2, 3):
+        for parameter, gradient in zip(model.params(), arrays(dtypes, seed), strict=True):
+            parameter.grad, parameter._loss_scale = gradient, loss_scale
+        optimizer.update()
+    return {
+        (name, what): np.array(array)
+        for name, parameter in model.namedparams()
+        for what, array in {
+            "array": parameter.array,
+            "grad": parameter.grad,
+            "t": parameter.update_rule.t,
+            "copy": getattr(parameter.update_rule._fp32_param, "array", 0),
+            **parameter.update_rule.state,
+        }.items()
+    }
+
+
+def assert_same(results, others):
+    assert results.keys() == others.keys()
+    for key, array in results.items():
+        assert array.dtype == others[key].dtype
+        np.testing.assert_array_equal(array, others[key], str(key))
+
+
+@pytest.mark.parametrize("dtypes", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps(name, dtypes, launched, repair):
+    scale = None if dtypes == ["f4"] else 100.0
+    expected = train(OPTIMIZERS[name](), dtypes, loss_scale=scale)
+    n_alone = len(launched)
+    launched.clear()
+    repair()
+    assert_same(train(OPTIMIZERS[name](), dtypes, loss_scale=scale), expected)
+    # The first step creates states and copies.
+    assert len(launched) == n_alone // 3 + 2 * (1 if scale is None else 4)
+
+
+def share_an_array(optimizer):
+    optimizer.target.p0.array = optimizer.target.p1.array
+
+
+def decay_all(optimizer):
+    optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.25))
+
+
+def decay_each(optimizer):
+    for parameter in optimizer.target.params():
+        parameter.update_rule.add_hook(chainer.optimizer_hooks.WeightDecay(0.25))
+
+
+@pytest.mark.parametrize(("prepare", "n_steps"), [(decay_all, 3), (decay_each, 2)])
+@pytest.mark.parametrize("dtypes", MODELS.values(), ids=MODELS)
+def test_weight_decay(dtypes, prepare, n_steps, launched, repair):
+    expected = train(chainer.optimizers.SGD(0.3), dtypes, prepare, 4.0)
+    launched.clear()
+    repair()
+    assert_same(train(chainer.optimizers.SGD(0.3), dtypes, prepare, 4.0), expected)
+    kernels = 1 if prepare is decay_each and "f2" not in dtypes else len(dtypes)
+    assert launched.count("weight_decay_for_all") == n_steps * kernels
+    assert launched.count("weight_decay") == (3 - n_steps) * 4 * len(dtypes)
+
+
+def test_many_parameters_in_portions():
+    steps = [SimpleNamespace(array=SimpleNamespace(size=n)) for n in (1 << 27, 5, 1 << 26, 7, 8)]
+    assert [len(portion) for portion in launches._portions(steps)] == [1, 1, 1, 2]
+
+
+def hook_one(optimizer):
+    optimizer.target.p1.update_rule.add_hook(lambda rule, p: p.grad.fill(1), "ones")
+
+
+def freeze_one(optimizer):
+    optimizer.target.p1.update_rule.enabled = False
+    optimizer.target.p2.update_rule = None
+
+
+def set_another_rate(optimizer):
+    optimizer.target.p1.update_rule.hyperparam.lr = 0.1
+
+
+class Custom(chainer.optimizers.sgd.SGDRule):
+    def update_core_gpu(self, parameter):
+        parameter.data -= parameter.grad
+
+
+def replace_a_rule(optimizer):
+    optimizer.target.p1.update_rule = Custom(optimizer.hyperparam)
+
+
+@pytest.mark.parametrize("prepare", [hook_one, set_another_rate, replace_a_rule])
+def test_what_is_unusual_about_a_parameter_is_heeded(prepare, repair):
+    expected = train(chainer.optimizers.SGD(0.3), ["f4"], prepare)
+    repair()
+    assert_same(train(chainer.optimizers.SGD(0.3), ["f4"], prepare), expected)
+
+
+def test_gradients_of_which_one_is_not_finite(launched, repair):
+    repair()
+    model = chainer.Link()
+    with model.init_scope():
+        for k, array in enumerate(arrays(["f2", "f4"])):
+            setattr(model, f"p{k}", chainer.Parameter(array))
+    optimizer = chainer.optimizers.SGD().setup(model)
+    optimizer.loss_scaling()
+    for parameter, gradient in zip(model.params(), arrays(["f2", "f4"]), strict=True):
+        parameter.grad = gradient
+    optimizer.check_nan_in_grads()
+    assert optimizer.is_safe_to_update()
+    assert launched == ["look_for_all"] * 2
+    for value, parameter in itertools.product([np.inf, -np.inf, np.nan], model.params()):
+        before, parameter.grad[..., -1] = parameter.grad[..., -1].copy(), value
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            optimizer.check_nan_in_grads()
+        assert not optimizer.is_safe_to_update()
+        parameter.grad[..., -1] = before
