@@ -21,7 +21,10 @@ extensions = [
     "sphinx_design",
     "directives",
 ]
-exclude_patterns = ["_build", "jupyter_execute", "examples", "drawings", "tests", "results/raw"]
+exclude_patterns = [
+    *("_build", "jupyter_execute", "examples", "drawings", "tests", "results/raw"),
+    "README.md",  # takes the place of index.md on GitHub
+]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3

@@ -180,6 +180,15 @@ def name_files_beyond_the_site(app: Sphinx, docname: str, source: list[str]) -> 
         source[0] = re.sub(r"\[[^]]*\]\((?:\.\./){2}([^)]+)\)", r"`\1`", source[0])
 
 
+def index_what_people_search_for(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Turn ``<!-- search: deadlock, hang -->`` into entries of the index, the first hits."""
+
+    def entries(comment: re.Match[str]) -> str:
+        return "```{index} ! " + comment[1].replace(", ", ", ! ") + "\n```"
+
+    source[0] = re.sub("^<!-- search: (.+) -->$", entries, source[0], flags=re.MULTILINE)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("drawing", Drawing)
     app.add_directive("script-diff", ScriptDiff)
@@ -193,4 +202,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("missing-reference", resolve_by_last_name)
     app.connect("html-page-context", warn_of_internals)
     app.connect("source-read", name_files_beyond_the_site)
+    app.connect("source-read", index_what_people_search_for)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

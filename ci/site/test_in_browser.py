@@ -72,6 +72,8 @@ def test_search_shows_the_page_that_helps_first(site: Path, browser: Browser, wo
     page.goto((site / "index.html").as_uri())
     page.get_by_placeholder("Search").fill(words)
     page.keyboard.press("Enter")
-    first = page.locator("#search-results li a").first.get_attribute("href") or ""
+    page.locator(".search-summary", has_text="finished").wait_for()
+    hits = [hit.get_attribute("href") or "" for hit in page.locator("#search-results li a").all()]
     page.close()
-    assert Path(first.partition("#")[0]).stem == Path(SEARCHES[words][0]).name
+    first = [Path(hit.partition("#")[0]).stem for hit in hits if "glossary.html" not in hit][:1]
+    assert first == [Path(SEARCHES[words][0]).name]

@@ -1,9 +1,9 @@
 """The blocks of code on the pages, and what is said about running each of them.
 
-A line ``% run: 2 ranks``, ``% run: mpiexec``, ``% run: here``, ``% run: clean``,
-``% run: tutorial`` or ``% not run: REASON`` stands right before a block, where the site does not
-show it. ``% prints`` before a block of text says that the block before it prints this, lines in
-any order.
+A comment ``<!-- run: 2 ranks -->``, ``<!-- run: mpiexec -->``, ``<!-- run: here -->``,
+``<!-- run: clean -->``, ``<!-- run: tutorial -->`` or ``<!-- not run: REASON -->`` stands right
+before a block. ``<!-- prints -->`` before a block of text says that the block before it prints
+this, lines in any order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NOT_CODE = ("text", "diff", "csv")
 #: What a reader of the tutorial does: changes a script, runs commands.
 _TO_DO = re.compile(
     r"""^```\{script-diff\}[^\n]*\n(?P<pieces>.*?)^```$
-    | ^%\ run:\ tutorial\n```sh\n(?P<commands>.*?)^```$""",
+    | ^<!--\ run:\ tutorial\ -->\n```sh\n(?P<commands>.*?)^```$""",
     re.DOTALL | re.MULTILINE | re.VERBOSE,
 )
 _FENCE = re.compile(r"( *)(`{3,})([\w{-]*)\}? *(.*)")
@@ -74,7 +74,8 @@ def blocks(page: Path) -> Iterator[Block]:
         while body and re.match(r":[\w-]+:", body[0]):  # options of a directive
             del body[0]
         above = lines[start - 1].strip()
-        mark = above.removeprefix("% ") if above.startswith("% ") else ""
+        comment = re.fullmatch("<!-- (.+) -->", above)
+        mark = comment[1] if comment else ""
         text = "\n".join(body).strip("\n") + "\n"
         yield Block(page, start + 1, argument if kind.startswith("{") else kind, mark, text)
 
