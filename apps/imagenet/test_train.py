@@ -120,7 +120,7 @@ def test_two_ranks_learn(two_ranks):
 def test_learns_on_a_gpu(drawn_lists, tmp_path):
     if not cuda.available:
         pytest.skip("CuPy is not installed, or finds no GPU")
-    options = [*drawn_lists, "--gpu", *LEARNING]
+    options = [*drawn_lists, "--gpu", "--arch", "small", *LEARNING]
     out = tmp_path / "result"
     job = run_job(1, [HERE / "train.py", *options, "--out", out], cwd=tmp_path)
     assert job.returncode == 0, job

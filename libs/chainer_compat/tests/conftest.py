@@ -1,6 +1,7 @@
 """What the tests share: running code in a fresh interpreter."""
 
 import os
+import shutil
 import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -46,6 +47,16 @@ def python(execute):
         return result.stderr if fails else result.stdout.strip()
 
     return run
+
+
+@pytest.fixture(scope="session")
+def compiler():
+    """Return a C++ compiler that knows float16, as GCC does from 12 on."""
+    for name in filter(shutil.which, ("g++", "clang++")):
+        check = [name, "-x", "c++", "-fsyntax-only", "-"]
+        if subprocess.run(check, input=b"_Float16 x;", stderr=subprocess.DEVNULL).returncode == 0:
+            return name
+    pytest.skip("no C++ compiler that knows _Float16")
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 import ctypes
 import hashlib
 import re
-import shutil
 import subprocess
 from types import SimpleNamespace
 
@@ -49,11 +48,8 @@ def aligned(values, dtype, offset=0):
 
 
 @pytest.fixture
-def launched(monkeypatch, tmp_path):
+def launched(monkeypatch, tmp_path, compiler):
     """Have kernels run on the CPU; return the names of those that were."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no C++ compiler: g++")
     names = []
 
     def elementwise(in_params, out_params, operation, name, preamble):

@@ -21,9 +21,7 @@ from chainer_compat.foreach import Calls, Later
 from chainer_compat.repairs import launches, waits
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
-pytestmark = pytest.mark.skipif(
-    COMPILER is None, reason="no C++ compiler: neither g++ nor clang++"
-)
+pytestmark = pytest.mark.usefixtures("compiler")
 
 C_TYPES = {
     "bool": "bool",
