@@ -143,6 +143,11 @@ ADVICE = {
     "pipeline: 2 ranks, m = 1 / 1 rank on 1 core": "more",
     "exchange: 2 ranks, one host: ours flat / ours single_node": "more",
     "exchange: 4 ranks, two hosts: ours two_dimensional / ours naive": "less",
+    "gpu: iteration: ResNet-50: ours, with cuDNN / ours": "less",
+    "gpu: conv net: mixed: batch 64: ours, with cuDNN / ours": "more",
+    "gpu: conv net: mixed: batch 1024: ours, with cuDNN / ours": "less",
+    "gpu: iteration: ours, with cuDNN / PyTorch": "more",
+    "gpu: iteration: ResNet-50: batch 256: PyTorch, channels last / PyTorch": "less",
 }
 
 
