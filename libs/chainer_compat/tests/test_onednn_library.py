@@ -233,4 +233,5 @@ print(is_right)
 
 
 def test_signals_that_arrive_during_a_product_leave_it_right(python):
-    assert python(INTERRUPTED) == "True"
+    # Also those of other threads, which get some of them on a busy machine.
+    assert python(INTERRUPTED, OMP_NUM_THREADS="2") == "True"

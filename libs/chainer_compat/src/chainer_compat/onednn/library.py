@@ -11,7 +11,7 @@ from ctypes import POINTER, byref, c_char, c_float, c_int, c_int64, c_size_t, c_
 from importlib import metadata
 from pathlib import Path
 
-from chainer_compat.onednn import signal_stack
+from chainer_compat.onednn import signals
 
 #: The distribution that brings the library: the extra `onednn`.
 DISTRIBUTION = "onednn-cpu-gomp"
@@ -89,7 +89,6 @@ def load() -> ctypes.CDLL:
     except OSError as error:
         raise ImportError(f"oneDNN is installed, but could not be loaded: {error}") from error
     _declare(library)
-    signal_stack.separate()
     # A child that uses the threads of its parent waits for them forever: it has none.
     os.register_at_fork(after_in_child=lambda: openmp().omp_set_num_threads(1))
     return library
@@ -239,6 +238,8 @@ def _declare(library: ctypes.CDLL) -> None:
     for name, argtypes in status_functions.items():
         function = getattr(library, name)
         function.argtypes, function.restype, function.errcheck = argtypes, c_int, _check
+    for name in ("dnnl_primitive_execute", "dnnl_sgemm"):
+        setattr(library, name, signals.held_back(getattr(library, name)))
     library.dnnl_primitive_desc_query_md.argtypes = [handle, c_int, c_int]
     library.dnnl_primitive_desc_query_md.restype = c_void_p
     library.dnnl_memory_desc_get_size.argtypes = [handle]
