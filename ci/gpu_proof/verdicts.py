@@ -142,7 +142,7 @@ def load(path: Path) -> tuple[dict[str, Any], list[Outcome]]:
 
 
 def merge(runs: Sequence[tuple[dict[str, Any], list[Outcome]]]) -> list[Outcome]:
-    """Return the last outcome of each task, unless a later run has not come to it.
+    """Return the last outcome of each task, but none of a run that did not come to its end.
 
     An outcome of another commit than that of the last run says so.
     """
@@ -150,7 +150,8 @@ def merge(runs: Sequence[tuple[dict[str, Any], list[Outcome]]]) -> list[Outcome]
     last = runs[-1][0]["commit"]
     for about, outcomes in runs:
         for outcome in outcomes:
-            if outcome.verdict != NOT_REACHED or outcome.name not in found:
+            before = found.get(outcome.name, Outcome(outcome.name, outcome.title))
+            if outcome.verdict != NOT_REACHED or before.verdict == NOT_REACHED:
                 of_another = f"at commit {about['commit']}" if about["commit"] != last else ""
                 note = "; ".join(filter(None, [of_another, outcome.note]))
                 found[outcome.name] = replace(outcome, note=note)
