@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy
 
-# Of a block, and elements that its threads share.
+# The threads that share a piece of an array, and its elements at most.
 _THREADS, _PIECE = 256, 4096
 
-# Runs the text of a kernel on every array, in threads of which each block has a piece of one
-# array. The names begin as those of no kernel do.
+# Runs the text of a kernel on every array, cut into pieces. The names begin as those of no kernel
+# do.
 _OPERATION = """
 const long long all_piece = i / {threads};
 long long all_k = 0;
