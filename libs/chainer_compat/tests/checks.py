@@ -669,6 +669,7 @@ def _():
     optimizer.loss_scaling()
     with (
         mock.patch.object(waits, "Calls", lambda xp: Calls()),
+        mock.patch.object(cuda, "cupy", Device.xp),
         mock.patch.object(cuda, "elementwise", lambda *texts: None),
         warnings.catch_warnings(record=True) as caught,
     ):

@@ -432,3 +432,20 @@ def test_gradients_of_which_one_is_not_finite(launched, repair):
             optimizer.check_nan_in_grads()
         assert not optimizer.is_safe_to_update()
         parameter.grad[..., -1] = before
+
+
+def test_gradients_that_are_not_of_cupy_are_looked_at_by_chainer(monkeypatch, launched, repair):
+    class OtherGpu(Gpu):
+        xp = SimpleNamespace(all=np.all, isfinite=np.isfinite)  # such as ChainerX
+
+    repair()
+    monkeypatch.setattr(chainer.Parameter, "device", OtherGpu())
+    model = chainer.Link()
+    with model.init_scope():
+        model.p = chainer.Parameter(to_gpu(np.ones(3, "f4")))
+    optimizer = chainer.optimizers.SGD().setup(model)
+    optimizer.loss_scaling()
+    model.p._set_grad_without_check(to_gpu(np.array([1, np.inf, 2], "f4")))
+    with pytest.warns(UserWarning, match=r"Non finite number found in param\.grad of /p"):
+        optimizer.check_nan_in_grads()
+    assert launched == []
