@@ -61,7 +61,7 @@ def update_parameters_at_once(module: ModuleType) -> None:
 
 
 class _Step(NamedTuple):
-    """A step that needs nothing but kernels of Chainer's on one GPU."""
+    """A step that needs nothing except Chainer's own kernels on one GPU."""
 
     parameter: Any
     array: Any
@@ -89,7 +89,7 @@ def _update(parameters: Sequence[Any], chainer: ModuleType) -> None:
 
 
 def _portions(steps: Iterable[_Step]) -> Iterator[list[_Step]]:
-    """Divide steps: their gradients take up to 256 MiB in float32, or it is a single step."""
+    """Divide steps into portions: single steps, or gradients of up to 256 MiB in float32."""
     portion: list[_Step] = []
     n = 0
     for step in steps:
