@@ -457,6 +457,9 @@ def collect(folders: Sequence[Path]) -> int:
     if empty := [str(folder) for folder in folders if not (folder / "verdicts.json").exists()]:
         sys.exit(f"no verdicts.json in {', '.join(empty)}: name folders that --out has named")
     runs = [verdicts.load(folder / "verdicts.json") for folder in folders]
+    gpus = {line for about, _ in runs for line in about["machine"] if line.startswith("GPU:")}
+    if len(gpus) > 1:
+        sys.exit(f"one page is about one kind of GPU; these runs had {'; '.join(sorted(gpus))}")
     about, _ = runs[-1]
     raw = figures.RESULTS / "raw"
     raw.mkdir(parents=True, exist_ok=True)
@@ -468,9 +471,10 @@ def collect(folders: Sequence[Path]) -> int:
             shutil.copy(file, raw)
         for file in folder.glob("gpu-*.json"):
             # Where they were measured, git may know nothing of the commit.
-            figures_of[file.name].append((json.loads(file.read_text()), about["commit"]))
+            figures_of[file.name].append((json.loads(file.read_text("utf-8")), about["commit"]))
     for name, measured in figures_of.items():
-        (raw / name).write_text(json.dumps(verdicts.merge_figures(measured), indent=1) + "\n")
+        text = json.dumps(verdicts.merge_figures(measured), indent=1)
+        (raw / name).write_text(text + "\n", encoding="utf-8")
     gpu.write("gpu", gpu.TITLE)
     print(f"written: {figures.RESULTS / 'gpu.md'}")
     return 0

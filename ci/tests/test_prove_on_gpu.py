@@ -202,6 +202,9 @@ def test_results_of_several_runs_make_one_page(
     assert "At commit" not in idle
     with pytest.raises(SystemExit, match=r"no verdicts\.json in /no/such/folder"):
         prove_on_gpu.collect([*folders, Path("/no/such/folder")])
+    gpu_verdicts.save(folders[0] / "verdicts.json", {**about, "machine": ["GPU: other"]}, [])
+    with pytest.raises(SystemExit, match="these runs had GPU: one; GPU: other"):
+        prove_on_gpu.collect(folders)
 
 
 def test_sigterm_leaves_the_verdicts_and_no_process(tmp_path: Path) -> None:

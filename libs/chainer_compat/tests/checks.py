@@ -669,6 +669,7 @@ def _():
     optimizer.loss_scaling()
     with (
         mock.patch.object(waits, "Calls", lambda xp: Calls()),
+        mock.patch.object(cuda, "cupy", Device.xp),
         mock.patch.object(cuda, "elementwise", lambda *texts: None),
         warnings.catch_warnings(record=True) as caught,
     ):
@@ -764,13 +765,16 @@ def _():
                     return arg.__cupy_override_elementwise_kernel__(self, *args)
             return launched.append((self.name, size))
 
+    class Parameter(SimpleNamespace):
+        update = chainer.Parameter.update
+
     cupy = SimpleNamespace(ndarray=cuda.ndarray, asarray=lambda array: array)
     optimizer = chainer.optimizers.SGD()
     parameters = []
     for _ in range(3):
         rule, array = optimizer.create_update_rule(), Array()
         rule._state = {}
-        parameter = SimpleNamespace(array=array, data=array, grad=Array(), update_rule=rule)
+        parameter = Parameter(array=array, data=array, grad=Array(), update_rule=rule)
         parameter.update = functools.partial(rule.update_core_gpu, parameter)
         vars(parameter).update(layout=None, _loss_scale=None, device=chainer.get_device("@numpy"))
         parameters.append(parameter)

@@ -330,6 +330,10 @@ def lack(graph):
     del graph._lowered_graph
 
 
+def lack_engines_of_the_frontends(graph):
+    del graph.selected_engine
+
+
 def leave_the_choice_to_cudnn(graph):
     graph._plans[graph._plan_index].cpp_index = None
 
@@ -339,7 +343,13 @@ def choose_an_engine_of_the_frontends(graph):
 
 
 @pytest.mark.parametrize(
-    "change", [lack, leave_the_choice_to_cudnn, choose_an_engine_of_the_frontends]
+    "change",
+    [
+        lack,
+        lack_engines_of_the_frontends,
+        leave_the_choice_to_cudnn,
+        choose_an_engine_of_the_frontends,
+    ],
 )
 def test_the_frontend_executes_where_its_last_step_alone_will_not_do(
     change, runner, cudnn, monkeypatch

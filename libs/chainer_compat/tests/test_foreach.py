@@ -293,10 +293,6 @@ def test_steps(name, dtypes, launched, repair):
     assert len(launched) == n_alone // 3 + 2 * (1 if scale is None else 4)
 
 
-def share_an_array(optimizer):
-    optimizer.target.p0.array = optimizer.target.p1.array
-
-
 def decay_all(optimizer):
     optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.25))
 
@@ -329,7 +325,7 @@ def hook_one(optimizer):
 
 def freeze_one(optimizer):
     optimizer.target.p1.update_rule.enabled = False
-    optimizer.target.p2.update_rule = None
+    optimizer.target.p1.update_rule._state = {}
 
 
 def set_another_rate(optimizer):
@@ -345,11 +341,75 @@ def replace_a_rule(optimizer):
     optimizer.target.p1.update_rule = Custom(optimizer.hyperparam)
 
 
-@pytest.mark.parametrize("prepare", [hook_one, set_another_rate, replace_a_rule])
+class Clipped(chainer.Parameter):
+    def update(self):
+        super().update()
+        self.array[...] = np.clip(self.array, -1, 1)
+
+
+def replace_a_parameter(optimizer):
+    optimizer.target.p1.__class__ = Clipped
+
+
+UNUSUAL = [hook_one, freeze_one, set_another_rate, replace_a_rule, replace_a_parameter]
+
+
+@pytest.mark.parametrize("prepare", UNUSUAL)
 def test_what_is_unusual_about_a_parameter_is_heeded(prepare, repair):
     expected = train(chainer.optimizers.SGD(0.3), ["f4"], prepare)
     repair()
     assert_same(train(chainer.optimizers.SGD(0.3), ["f4"], prepare), expected)
+
+
+def share_an_array(model):
+    model.p1.array = model.p0.array
+
+
+def share_a_gradient(model):
+    model.p1.grad = model.p0.grad
+
+
+def share_a_rule(model):
+    model.p1.update_rule = model.p0.update_rule
+
+
+def train_alike(change):
+    """Take three steps of parameters of one shape; return them, and all names of kernels."""
+    model = chainer.Link()
+    with model.init_scope():
+        for name in ("p0", "p1", "p2"):
+            setattr(model, name, chainer.Parameter(to_gpu(np.ones((2, 3), "f4"))))
+    optimizer = chainer.optimizers.MomentumSGD(0.25).setup(model)
+    for seed in (1, 2, 3):
+        random = np.random.default_rng(seed)
+        for parameter in model.params():
+            parameter.grad = to_gpu(random.normal(size=(2, 3)).astype("f4"))
+        change(model)
+        optimizer.update()
+    return {name: np.array(parameter.array) for name, parameter in model.namedparams()}
+
+
+@pytest.mark.parametrize("change", [share_an_array, share_a_gradient, share_a_rule])
+def test_what_is_shared_is_changed_by_one_kernel_after_the_other(change, launched, repair):
+    expected = train_alike(change)
+    launched.clear()
+    repair()
+    assert_same(train_alike(change), expected)
+    assert launched == ["momentum_sgd"] * 9
+
+
+def test_a_state_on_another_gpu_is_moved_by_chainer(launched, repair):
+    class Elsewhere(Array):
+        device = SimpleNamespace(id=1)
+
+    def move_a_state(model):
+        state = model.p1.update_rule.state or {}
+        for name, array in state.items():
+            state[name] = array.view(Elsewhere)
+
+    repair()
+    train_alike(move_a_state)
+    assert launched == ["momentum_sgd"] * 9
 
 
 def test_gradients_of_which_one_is_not_finite(launched, repair):
@@ -372,3 +432,20 @@ def test_gradients_of_which_one_is_not_finite(launched, repair):
             optimizer.check_nan_in_grads()
         assert not optimizer.is_safe_to_update()
         parameter.grad[..., -1] = before
+
+
+def test_gradients_that_are_not_of_cupy_are_looked_at_by_chainer(monkeypatch, launched, repair):
+    class OtherGpu(Gpu):
+        xp = SimpleNamespace(all=np.all, isfinite=np.isfinite)  # such as ChainerX
+
+    repair()
+    monkeypatch.setattr(chainer.Parameter, "device", OtherGpu())
+    model = chainer.Link()
+    with model.init_scope():
+        model.p = chainer.Parameter(to_gpu(np.ones(3, "f4")))
+    optimizer = chainer.optimizers.SGD().setup(model)
+    optimizer.loss_scaling()
+    model.p._set_grad_without_check(to_gpu(np.array([1, np.inf, 2], "f4")))
+    with pytest.warns(UserWarning, match=r"Non finite number found in param\.grad of /p"):
+        optimizer.check_nan_in_grads()
+    assert launched == []

@@ -1,7 +1,6 @@
-"""One launch of an elementwise kernel for many arrays, where Chainer has one launch for each.
+"""Launch an elementwise kernel once for many arrays, where Chainer launches it once per array.
 
-The kernels are CuPy's objects as Chainer makes them. One for many arrays is made of the same text,
-so it computes the same numbers.
+The kernel for many arrays is made from the text of Chainer's, so it computes the same numbers.
 """
 
 import functools
@@ -11,11 +10,11 @@ from typing import Any
 
 import numpy
 
-# Of a block, and elements that its threads share.
+# The threads that share a piece of an array, and its elements at most.
 _THREADS, _PIECE = 256, 4096
 
-# Runs the text of a kernel on every array, in threads of which each block has a piece of one
-# array. The names begin as those of no kernel do.
+# Runs the text of a kernel on every array, cut into pieces. The names begin as those of no kernel
+# do.
 _OPERATION = """
 const long long all_piece = i / {threads};
 long long all_k = 0;
@@ -34,9 +33,9 @@ for (long long all_i = i % {threads}; all_i < all_rest && all_i < {piece}; all_i
 
 
 class Calls:
-    """Kernels that wait to be launched. None may use what another one writes.
+    """Calls of kernels that are collected, to launch as many as possible together.
 
-    None has raw outputs.
+    No call may use an array that another one writes, and no kernel may have raw outputs.
 
     Parameters
     ----------
@@ -49,7 +48,7 @@ class Calls:
         self._waiting: defaultdict[Any, list[tuple[Any, ...]]] = defaultdict(list)
 
     def add(self, kernel: Any, *args: Any) -> None:
-        """Have a kernel of CuPy's wait that is given all its arguments, outputs included."""
+        """Collect a call of a kernel of CuPy's, with all its arguments, outputs included."""
         array = self._array
         key = tuple(
             [
@@ -62,7 +61,7 @@ class Calls:
         self._waiting[kernel, key].append(args)
 
     def run(self) -> None:
-        """Launch what waits: once for all arrays of the same dtypes and the same scalars."""
+        """Launch each kernel once for all calls with the same dtypes and the same scalars."""
         waiting = list(self._waiting.items())
         self._waiting.clear()
         for (kernel, _), calls in waiting:
@@ -100,9 +99,9 @@ class Calls:
 
 
 class Later:
-    """An array in GPU memory that makes the kernels it is given to wait.
+    """An array in GPU memory: kernels that are called with it are collected, not launched.
 
-    CuPy leaves a call to an argument that has this method.
+    CuPy passes a call on to any argument that has the method below.
     """
 
     def __init__(self, array: Any, calls: Calls) -> None:

@@ -387,14 +387,14 @@ REPAIRS = (
     Repair(
         "relu-bandwidth",
         "chainer.functions.activation.relu",
-        "CuPy moves an element at a time, and so uses a third of a GPU's memory bandwidth",
+        "CuPy moves one element at a time, which uses a third of a GPU's bandwidth in float16",
         cupy14.cupy_is_14,
         bandwidth.relu_at_full_bandwidth,
     ),
     Repair(
         "addition-bandwidth",
         "chainer.functions.math.basic_math",
-        "CuPy moves an element at a time, and so uses a third of a GPU's memory bandwidth",
+        "CuPy moves one element at a time, which uses a third of a GPU's bandwidth in float16",
         cupy14.cupy_is_14,
         bandwidth.add_at_full_bandwidth,
     ),

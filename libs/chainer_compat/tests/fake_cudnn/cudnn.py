@@ -103,8 +103,6 @@ class Tensor:
 
 class pygraph:
     STAGES = ("validate", "build_operation_graph", "create_execution_plans", "build_plans")
-    # An engine of the frontend's own, if one was chosen in place of cuDNN's.
-    selected_engine = None
 
     def __init__(
         self, *, io_data_type, intermediate_data_type, compute_data_type, handle=None, **device
@@ -114,6 +112,8 @@ class pygraph:
         self._inputs, self._outputs = [], []
         self._stage = 0
         self._handle = handle
+        # An engine of the frontend's own, if one was chosen in place of cuDNN's.
+        self.selected_engine = None
         self.deselected = []
 
     def tensor(self, *, dim, stride, data_type, name):

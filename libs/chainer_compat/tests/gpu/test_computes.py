@@ -185,7 +185,7 @@ def test_training_in_mixed_precision(device):
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_at_full_bandwidth(dtype, device):
-    """Kernels that move 16 bytes at a time give what CuPy's own give, to the last bit."""
+    """Kernels that move 16 bytes at a time give the same numbers as CuPy's own."""
     device.use()
     random = np.random.default_rng(0)
     x, gy = (device.send(random.normal(size=(3, 64, 57, 64)).astype(dtype)) for _ in range(2))

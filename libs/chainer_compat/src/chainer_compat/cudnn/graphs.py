@@ -192,10 +192,11 @@ def launcher(graph: Any, handle: Any) -> Launch:
         step = graph._lowered_graph._execute_plan_at_index
         index = graph._plans[graph._plan_index].cpp_index
         of_cudnn = handle.backend_handle
+        # An engine of the frontend's own has no such step.
+        is_there = index is not None and graph.selected_engine is None
     except AttributeError:
-        index = None
-    # An engine of the frontend's own has no such step.
-    if index is None or graph.selected_engine is not None:
+        is_there = False
+    if not is_there:
         return lambda pointers, workspace: graph.execute(pointers, workspace, handle=handle)
     # By name, so that others are refused.
     return lambda pointers, workspace: step(

@@ -61,20 +61,23 @@ def update_parameters_at_once(module: ModuleType) -> None:
 
 
 class _Step(NamedTuple):
-    """A step that needs nothing but kernels of Chainer's on one GPU."""
+    """A step that needs nothing except Chainer's own kernels on one GPU."""
 
     parameter: Any
     array: Any
     gradient: Any
     #: The array that the step changes, of which ``array`` may be a copy in float16.
     data: Any
+    #: These, and the state of the update rule.
+    all_arrays: list[Any]
 
 
 def _update(parameters: Sequence[Any], chainer: ModuleType) -> None:
     """Take the steps of all parameters."""
     cuda = chainer.backends.cuda
-    steps = [step for each in parameters if (step := _step(each, cuda.ndarray))]
-    if not _lie_apart([each for s in steps for each in (s.array, s.gradient)], cuda.ndarray):
+    steps = [step for each in parameters if (step := _step(each, chainer))]
+    # Update rules that are shared have one state; one that was set up elsewhere has to move.
+    if not _lie_apart([each for step in steps for each in step.all_arrays], cuda.ndarray):
         steps = []
     at_once = {id(step.parameter) for step in steps}
     for parameter in parameters:
@@ -86,7 +89,7 @@ def _update(parameters: Sequence[Any], chainer: ModuleType) -> None:
 
 
 def _portions(steps: Iterable[_Step]) -> Iterator[list[_Step]]:
-    """Divide steps: their gradients take up to 256 MiB in float32, or it is a single step."""
+    """Divide steps into portions: single steps, or gradients of up to 256 MiB in float32."""
     portion: list[_Step] = []
     n = 0
     for step in steps:
@@ -107,9 +110,12 @@ def _lie_apart(arrays: Sequence[Any], gpu_array: Any) -> bool:
     return len(addresses) == len(arrays) and len({array.device.id for array in arrays}) == 1
 
 
-def _step(parameter: Any, gpu_array: Any) -> _Step | None:
+def _step(parameter: Any, chainer: ModuleType) -> _Step | None:
     """Return the step of a parameter, if it is one with nothing unusual about it."""
+    gpu_array = chainer.backends.cuda.ndarray
     rule = parameter.update_rule
+    if type(parameter).update is not chainer.Parameter.update:
+        return None
     if not type(rule).__module__.startswith("chainer.optimizers.") or not rule.enabled:
         return None
     if parameter.layout is not None or type(parameter._loss_scale) not in (int, float, NoneType):
@@ -124,12 +130,14 @@ def _step(parameter: Any, gpu_array: Any) -> _Step | None:
     if isinstance(array, gpu_array) and array.dtype == numpy.float16:
         # It has the other copy from its first step on.
         data = getattr(rule._fp32_param, "array", None) if rule._use_fp32_update else None
-    on_gpu = [array, gradient, data, *(rule.state or {}).values()]
-    if rule.state is None or not all(isinstance(each, gpu_array) for each in on_gpu):
+    all_arrays = [array, gradient, *(rule.state or {}).values()]
+    if data is not array:
+        all_arrays.append(data)
+    if rule.state is None or not all(isinstance(each, gpu_array) for each in all_arrays):
         return None
     if array.size == 0 or data.dtype not in (numpy.float32, numpy.float64):
         return None
-    return _Step(parameter, array, gradient, data)
+    return _Step(parameter, array, gradient, data, all_arrays)
 
 
 def _take(steps: Sequence[_Step], cuda: ModuleType) -> None:
@@ -139,7 +147,7 @@ def _take(steps: Sequence[_Step], cuda: ModuleType) -> None:
     narrow = cuda.elementwise("T wide", "S narrow", "narrow = (S)wide", "narrow")
     before, hooks, updates, after = (Calls(cuda.cupy) for _ in range(4))
     copies = []
-    for parameter, array, gradient, data in steps:
+    for parameter, array, gradient, data, _ in steps:
         rule, scale = parameter.update_rule, parameter._loss_scale
         if data is not array:
             wide = cuda.cupy.empty(data.shape, data.dtype)

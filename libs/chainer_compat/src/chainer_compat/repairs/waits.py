@@ -13,14 +13,15 @@ def look_at_all_gradients_at_once(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def check_nan_in_grads(self: Any) -> None:
+        cuda = module.chainer.backends.cuda
         parameters = list(self.target.params()) if self._loss_scaling_is_dynamic else []
         devices = [parameter.device for parameter in parameters]
-        on_one_gpu = devices and all(d.xp is not module.numpy and d == devices[0] for d in devices)
+        on_one_gpu = devices and all(d.xp is cuda.cupy and d == devices[0] for d in devices)
         if not on_one_gpu or any(parameter.grad is None for parameter in parameters):
             original(self)
             return
-        xp = devices[0].xp
-        look = module.chainer.backends.cuda.elementwise(
+        xp = cuda.cupy
+        look = cuda.elementwise(
             "T gradient, uint64 found", "", "if (!isfinite(gradient)) *(bool*)found = true", "look"
         )
         with module.chainer.using_device(devices[0]):
