@@ -91,6 +91,8 @@ class Run:
         Names of all tests of which there is an outcome.
     why_stopped : str
         Why no more tasks are begun; empty while they are.
+    is_over : bool
+        Whether those that have begun are killed, too: then they have no verdict.
     """
 
     out: Path
@@ -103,6 +105,7 @@ class Run:
     is_rehearsal: bool = False
     told: set[str] = field(default_factory=set)
     why_stopped: str = ""
+    is_over: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -112,9 +115,10 @@ class Run:
     def write(self) -> None:
         """Write the verdicts so far."""
         outcomes = list(self.outcomes.values())
-        verdicts.save(self.out / "verdicts.json", self.about, outcomes)
-        text = "\n".join(verdicts.page(self.about, outcomes))
-        (self.out / "verdicts.md").write_text(text + "\n", encoding="utf-8")
+        with self.lock:
+            verdicts.save(self.out / "verdicts.json", self.about, outcomes)
+            text = "\n".join(verdicts.page(self.about, outcomes))
+            (self.out / "verdicts.md").write_text(text + "\n", encoding="utf-8")
 
 
 def main() -> int:
@@ -142,7 +146,7 @@ def main() -> int:
         try:
             return prove(run, chosen, arguments.bundle, wants_all=not arguments.only)
         except BaseException as error:
-            run.why_stopped = f"{error}" or type(error).__name__
+            run.is_over, run.why_stopped = True, f"{error}" or type(error).__name__
             raise
         finally:
             kill_marked(RUN)
@@ -365,7 +369,7 @@ def do_all(run: Run, chosen: Iterable[Task], lane: Lane) -> None:
             with run.lock:
                 print(f"{task.title}: {outcome.verdict} ({outcome.seconds:.0f} s)", flush=True)
                 print(f"=== {task.name}: {outcome.verdict}, {outcome.explain()}", file=log)
-                run.write()
+            run.write()
             if outcome.verdict == FAILED and not run.is_rehearsal:
                 show_end(log_file)
                 if (reason := why_none(run, log)[0]) and not run.why_stopped:
@@ -411,6 +415,8 @@ def do(run: Run, task: Task, outcome: Outcome, log: TextIO) -> None:
         codes.append(0 if task.is_tests and code == 5 else code)
     run.told |= verdicts.count_tests(outcome, told.read_text().splitlines())
     outcome.seconds = time.monotonic() - start
+    if run.is_over:
+        return
     if ended_by:
         outcome.note = f"ended after {outcome.seconds:.0f} s by {ended_by}"
     elif any(codes):
