@@ -54,8 +54,8 @@ def measure(settings: Settings) -> Iterator[Group | str]:
     for network, batch, precision in CASES:
         title = f"iteration, {TITLES[network]}, {precision}, batch {batch}; {place.title}"
         if settings.wants(title):
-            key = {"network": network, "what": "iteration", "precision": precision}
-            key["batch"] = str(batch)
+            key = {"network": network, "what": "iteration"}
+            key |= {"precision": precision, "batch": str(batch)}
             found = iterations(network, batch, gpus, is_mixed=precision == MIXED)
             rows = take_turns(place, found, settings, seconds=_SECONDS)
             for row in rows:

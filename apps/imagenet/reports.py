@@ -15,6 +15,8 @@ from chainermn.extensions import BestModel, TensorBoardReport, TerminalReport, T
 from chainermn.files import atomic_write
 
 ACCURACY = "validation/main/accuracy"
+# Compressing weights takes more than ten times as long, and hardly saves any space.
+save = partial(save_npz, compression=False)
 
 
 def add_reports(
@@ -26,7 +28,6 @@ def add_reports(
 ) -> None:
     """Extend the trainer, after the evaluator and with its trigger."""
     trainer.extend(BestModel(network, ACCURACY), trigger=trigger)
-    save = partial(save_npz, compression=False)
     trainer.extend(extensions.snapshot_object(network, "model.npz", save), trigger=trigger)
     trainer.extend(extensions.observe_lr(), trigger=trigger)
     trainer.extend(Throughput("images", args.batchsize, n_ranks), trigger=trigger)

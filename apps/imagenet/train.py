@@ -4,10 +4,8 @@
 import argparse
 import copy
 import signal
-from functools import partial
 
 import chainer
-from chainer.serializers import save_npz
 from chainer.training import extensions
 
 import batches
@@ -75,8 +73,7 @@ def main() -> None:
     with exit_together(comm):
         if comm.rank == 0:
             reports.add_reports(trainer, evaluated.predictor, args, comm.size, trigger)
-    # Compressing weights takes more than ten times as long, and hardly saves any space.
-    snapshot = extensions.snapshot(savefun=partial(save_npz, compression=False), n_retains=3)
+    snapshot = extensions.snapshot(savefun=reports.save, n_retains=3)
     digests = {"train_images": train.digest(), "validation_images": validation.digest()}
     settings = options.settings_of(args, about, digests)
     snapshot = multi_node_snapshot(comm, snapshot, [], settings=settings)

@@ -1,5 +1,7 @@
-"""What the tests share: running code in a fresh interpreter."""
+"""What the tests share: running code in a fresh interpreter, and kernels on the CPU."""
 
+import ctypes
+import functools
 import os
 import shutil
 import subprocess
@@ -50,13 +52,24 @@ def python(execute):
 
 
 @pytest.fixture(scope="session")
-def compiler():
-    """Return a C++ compiler that knows float16, as GCC does from 12 on."""
-    for name in filter(shutil.which, ("g++", "clang++")):
-        check = [name, "-x", "c++", "-fsyntax-only", "-"]
+def compiled(tmp_path_factory):
+    """Return a function that compiles C++ with float16, and returns it as a library."""
+    for compiler in filter(shutil.which, ("g++", "clang++")):
+        check = [compiler, "-x", "c++", "-fsyntax-only", "-"]
         if subprocess.run(check, input=b"_Float16 x;", stderr=subprocess.DEVNULL).returncode == 0:
-            return name
-    pytest.skip("no C++ compiler that knows _Float16")
+            break
+    else:
+        pytest.skip("no C++ compiler that knows _Float16, as GCC does from 12 on")
+    options = ["-x", "c++", "-std=c++17", "-shared", "-fPIC", "-O1", "-ffp-contract=off", "-w"]
+
+    @functools.cache
+    def compile_(source):
+        library = tmp_path_factory.mktemp("compiled") / "kernel.so"
+        command = [compiler, *options, "-o", library, "-"]
+        subprocess.run(command, input=source, text=True, check=True)
+        return ctypes.CDLL(str(library))
+
+    return compile_
 
 
 @pytest.fixture(scope="session")

@@ -4,11 +4,7 @@ import contextlib
 import ctypes
 import functools
 import itertools
-import shutil
-import subprocess
-import tempfile
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -19,9 +15,6 @@ from chainer.backends import cuda
 
 from chainer_compat.foreach import Calls, Later
 from chainer_compat.repairs import launches, waits
-
-COMPILER = shutil.which("g++") or shutil.which("clang++")
-pytestmark = pytest.mark.usefixtures("compiler")
 
 C_TYPES = {
     "bool": "bool",
@@ -81,7 +74,8 @@ class Kernel:
         pointers = (ctypes.c_void_p * len(given))(*[array.ctypes.data for array in given])
         steps = (ctypes.c_longlong * len(given))(*[isinstance(arg, Array) for arg in args])
         names = tuple((name, dtype.name) for name, dtype in types.items() if len(name) == 1)
-        _compiled(self, names)(ctypes.c_longlong(size), pointers, steps)
+        run = self.compiled(_source(self, names)).run
+        run(ctypes.c_longlong(size), pointers, steps)
         return None
 
 
@@ -97,8 +91,8 @@ def _parse(text, is_const):
 
 
 @functools.cache
-def _compiled(kernel, types):
-    """Return the kernel for these dtypes as a function: size, pointers, steps between elements."""
+def _source(kernel, types):
+    """Return the kernel for these dtypes in C++: of size, pointers, steps between elements."""
     elements = [
         f"{param.ctype}* {param.name} = ({param.ctype}*)pointers[{k}];"
         if param.raw
@@ -106,7 +100,7 @@ def _compiled(kernel, types):
         f"(({param.ctype}*)pointers[{k}])[i * steps[{k}]];"
         for k, param in enumerate(kernel.params[:-1])
     ]
-    source = "\n".join(
+    return "\n".join(
         [
             "#include <algorithm>\n#include <cmath>\nusing namespace std;",
             "static bool isfinite(_Float16 x) { return isfinite((float)x); }",
@@ -117,12 +111,6 @@ def _compiled(kernel, types):
             f"{kernel.operation};\n}}\n}}",
         ]
     )
-    with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder, "kernel.so")
-        options = ["-x", "c++", "-shared", "-fPIC", "-O1", "-ffp-contract=off", "-w"]
-        command = [COMPILER, *options, "-o", str(library), "-"]
-        subprocess.run(command, input=source, text=True, check=True)
-        return ctypes.CDLL(str(library)).run
 
 
 #: Three pieces, of 4096 elements, a whole one, and less.
@@ -153,7 +141,7 @@ class Gpu(chainer.backend.Device):
 
 
 @pytest.fixture(autouse=True)
-def launched(monkeypatch):
+def launched(monkeypatch, compiled):
     """Let Chainer believe in a GPU, with the repairs; return the names of launched kernels."""
     made = {}
 
@@ -168,6 +156,7 @@ def launched(monkeypatch):
         monkeypatch.setattr(rule, "_kernel", None)
     monkeypatch.setattr(chainer.optimizers.adam.AdamRule, "_kernel", None)
     monkeypatch.setattr(Kernel, "launches", [])
+    monkeypatch.setattr(Kernel, "compiled", staticmethod(compiled), raising=False)
     return Kernel.launches
 
 

@@ -92,9 +92,8 @@ class Normalizer:
         """
         gpu = self.runner.gpu
         x, gamma, beta = map(self.runner.readable, (x, gamma, beta))
-        y = gpu.empty(x.shape, x.dtype)
-        mean, inv_std = (gpu.empty(gamma.shape, STATISTICS) for _ in range(2))
         images, statistics = self.describe(x.shape, x.dtype)
+        y, mean, inv_std = self._results(x, gamma)
         self._call(
             "cudnnBatchNormalizationForwardTraining",
             *(self.runner.handle().backend_handle, _STATISTICS_PER_CHANNEL, *_REPLACE),
@@ -111,9 +110,8 @@ class Normalizer:
         """Return the gradients with respect to x, gamma and beta."""
         gpu = self.runner.gpu
         gy, x, gamma = map(self.runner.readable, (gy, x, gamma))
-        gx = gpu.empty(x.shape, x.dtype)
-        ggamma, gbeta = (gpu.empty(gamma.shape, STATISTICS) for _ in range(2))
         images, statistics = self.describe(x.shape, x.dtype)
+        gx, ggamma, gbeta = self._results(x, gamma)
         self._call(
             "cudnnBatchNormalizationBackward",
             *(self.runner.handle().backend_handle, _STATISTICS_PER_CHANNEL, *_REPLACE, *_REPLACE),
@@ -122,6 +120,12 @@ class Normalizer:
             *(eps, gpu.pointer(mean), gpu.pointer(inv_std)),
         )
         return gx, ggamma, gbeta
+
+    def _results(self, x: Any, gamma: Any) -> tuple[Any, Any, Any]:
+        """Return arrays to be written: one like x, and two with an element per channel."""
+        empty = self.runner.gpu.empty
+        statistics = (empty(gamma.shape, STATISTICS) for _ in range(2))
+        return empty(x.shape, x.dtype), *statistics
 
     def _describe(self, shape: tuple[int, ...], dtype: Any) -> list[Any]:
         """Return cuDNN's descriptors of images and of their statistics, which are kept."""

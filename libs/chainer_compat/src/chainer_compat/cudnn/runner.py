@@ -99,16 +99,13 @@ class Runner:
         first, second = self.readable(first), self.readable(second)
         result = gpu.empty(getattr(problem, problem.computes), problem.dtype)
         workspace = gpu.allocate(plan.workspace)
-        self.cudnn.set_stream(mine.handle, gpu.stream())
         addresses = gpu.pointer(first), gpu.pointer(second), gpu.pointer(result)
         plan.launch(dict(zip(plan.uids, addresses, strict=True)), workspace.ptr)
         return result
 
     def handle(self) -> Any:
         """Return this thread's handle for the current device, set to the current stream."""
-        handle = self._mine().handle
-        self.cudnn.set_stream(handle, self.gpu.stream())
-        return handle
+        return self._mine().handle
 
     def readable(self, array: Any) -> Any:
         """Return an array, or a copy of it if cuDNN would not read it right."""
@@ -117,11 +114,12 @@ class Runner:
         return self.gpu.copy(array)
 
     def _mine(self) -> _Plans:
-        """Return what this thread keeps for the current device."""
+        """Return what this thread keeps for the current device, set to the current stream."""
         device = self.gpu.device()
         mine = self._local.devices.get(device)
         if mine is None:
             mine = self._local.devices[device] = _Plans(self.cudnn, self.gpu)
+        self.cudnn.set_stream(mine.handle, self.gpu.stream())
         return mine
 
 
