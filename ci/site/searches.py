@@ -2,13 +2,13 @@
 
 SEARCHES = {
     "mixed precision": ("tips", "Mixed precision: float16 and bfloat16"),
-    "profiling": ("timeline", "Profiling: why is it slow?"),
+    "profiling": ("guides/profiling", "Profiling: why is it slow?"),
     "Jupyter": ("notebooks/index", "Course in Jupyter"),
     "AWS": ("clusters", "Clouds"),
     "deadlock": ("tips", "Debugging a hang or a deadlock"),
     "hang": ("tips", "Debugging a hang or a deadlock"),
     "NaN": ("tips", "The loss is NaN"),
-    "speedup": ("timeline", "Is it twice as fast?"),
+    "speedup": ("guides/profiling", "Is it twice as fast?"),
     "Docker": ("clusters", "Kubernetes"),
     "CUDA_VISIBLE_DEVICES": ("troubleshooting", "cudaErrorInvalidDevice: invalid device ordinal"),
     "resume": ("tutorial/step3", "A job that goes on by itself"),
