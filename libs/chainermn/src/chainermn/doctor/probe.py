@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 _MARK = "chainermn-doctor-answer "
+# MPICH's last lines say only that mpiexec has failed; the cause is in the first of some host.
+_CAUSE = re.compile(r"^\[proxy:\d+@(\S+)\] .*: (unable to .*)", re.MULTILINE)
 _GRACE = 10.0
 #: For ranks that outnumber cores. Of MPICH (Open MPI always gets the like): who waits for others
 #: sleeps between looking for messages.
@@ -104,10 +106,12 @@ def _lines(process: subprocess.Popen[bytes], limit: float) -> Iterator[str]:
 
 def _failure(code: int, err: str) -> str:
     lines = [line.strip() for line in err.splitlines() if re.search(r"\w", line)]
-    last = f": {lines[-1]}" if lines else ""
+    cause = f": {lines[-1]}" if lines else ""
+    if found := _CAUSE.search(err):
+        cause = f": {found[1]}: {found[2]}"
     if code < 0:
-        return f"crashed with {signal.Signals(-code).name}{last}"
-    return f"ended with exit code {code} and no answer{last}"
+        return f"crashed with {signal.Signals(-code).name}{cause}"
+    return f"ended with exit code {code} and no answer{cause}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -18,6 +18,14 @@ VARIABLES = re.compile(
     r"LD_LIBRARY_PATH|PYTHON(PATH|HOME|HASHSEED)|CHAINER.*|CUDA_.*|CUPY_.*|NCCL_.*|MPICH_.*|MV2_.*|FI_.*|UCX_.*"
     r"|.*_NUM_THREADS"
 )
+#: What to do about the words of an mpiexec, and about anything else.
+_REMEDIES = {
+    "unable to get host address": "give every host the names and addresses of all of them, in its "
+    "/etc/hosts",
+    "unable to change wdir": "start the job in a folder that every host has at the same path",
+    "": "let the hosts connect to each other on any port: look for firewalls. If several hosts "
+    "have the same address, such as Docker's, tell Open MPI by --network which network joins them",
+}
 #: A host is slow that takes so many times as long as the median.
 SLOW = 2.5
 #: How many hosts there have to be: of two, nobody can tell which one makes a link slow.
@@ -76,12 +84,8 @@ def job(setup: Setup) -> Finding:
             )
     outcome = setup.probe_hosts("ranks")
     if outcome.failure:
-        return bad(
-            outcome.failure,
-            "let the hosts connect to each other on any port: look for firewalls. If several "
-            "hosts have the same address, such as Docker's, tell Open MPI by --network which "
-            "network joins them",
-        )
+        remedy = next(text for words, text in _REMEDIES.items() if words in outcome.failure)
+        return bad(outcome.failure, remedy)
     expected = [names[host] for host, ranks in setup.hosts or () for _ in range(ranks)]
     actual = [rank["host"] for rank in outcome.answer]
     if actual != expected:
