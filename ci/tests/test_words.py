@@ -1,0 +1,54 @@
+"""What the checker of our English finds, and where."""
+
+import pytest
+
+from ci.words import PHRASES, findings, main
+
+PHRASE = {"goes on from": "resumes from"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It goes on from there.",
+        "Goes on\nfrom the snapshot.",
+        "    # It goes\n    # on from the snapshot.\n",
+        'print("it goes on "\n      f"from {path}")',
+    ],
+)
+def test_a_phrase_is_found_wherever_its_line_ends(text):
+    ((line, _, instead),) = findings(text, PHRASE)
+    assert (line, instead) == (1, "resumes from")
+
+
+def test_the_line_of_each_phrase_in_order():
+    text = "all is well\nfor ever, and in vain\nfor ever"
+    phrases = {"in vain": "without success", "for ever": "forever"}
+    assert [(line, words) for line, words, _ in findings(text, phrases)] == [
+        (2, "for ever"),
+        (2, "in vain"),
+        (3, "for ever"),
+    ]
+
+
+@pytest.mark.parametrize("text", ["It foregoes on from", "goes on fromage", "goes, on from"])
+def test_parts_of_words_are_not_found(text):
+    assert not list(findings(text, PHRASE))
+
+
+def test_there_is_no_is_english():
+    assert not list(findings("There is no rank 4. It is no longer there."))
+    assert list(findings("That is no snapshot."))
+
+
+def test_every_phrase_is_an_expression_that_text_can_match():
+    assert not list(findings("A short text.")) and len(PHRASES) > 40
+
+
+def test_a_finding_fails_and_names_its_place(tmp_path, capsys):
+    (tmp_path / "page.md").write_text("One.\nIt waits for ever.\n")
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG for ever")
+    assert main([str(tmp_path / "page.md"), str(tmp_path / "picture.png")]) == 1
+    assert f"{tmp_path / 'page.md'}:2: 'for ever': write forever" in capsys.readouterr().out
+    (tmp_path / "page.md").write_text("It waits forever.\n")
+    assert main([str(tmp_path / "page.md")]) == 0
