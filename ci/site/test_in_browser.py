@@ -31,7 +31,7 @@ def browser() -> Iterator[Browser]:
 
 
 def pages(site: Path, page: Page) -> Iterator[str]:
-    """Yield the name of each page of the site while the browser shows it."""
+    """Yield the name of each page while the browser shows it."""
     for path in sorted(site.rglob("*.html")):
         page.goto(path.as_uri())
         yield str(path.relative_to(site))
