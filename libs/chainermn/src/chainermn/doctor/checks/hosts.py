@@ -192,8 +192,8 @@ def gradients(setup: Setup) -> Finding:
         advice = (
             "Overlap hides what is shorter than backward: use the first for which that is so, of "
             f"{', '.join(worth_it)}; or exchange less often, by accumulate=8 or "
-            "local=chainermn.optimizers.LocalSGD(period=8). The page 'An ordinary network' of the "
-            "documentation tells what each does to the accuracy"
+            "local=chainermn.optimizers.LocalSGD(period=8). The page 'Slow networks' of the "
+            "documentation says what each does to the accuracy"
         )
     said = ", ".join(f"{time:.2g} s with {how}" for how, time in times.items())
     return good(f"those of {setup.parameters / 1e6:.3g} million take about {said}. {advice}")
