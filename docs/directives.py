@@ -166,6 +166,11 @@ def name_files_beyond_the_site(app: Sphinx, docname: str, source: list[str]) -> 
         source[0] = re.sub(r"\[[^]]*\]\((?:\.\./){2}([^)]+)\)", r"`\1`", source[0])
 
 
+def show_applications_on_the_site(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Turn links to the READMEs of applications into links to the pages that include them."""
+    source[0] = re.sub(r"\]\((?:\.\./)+(apps/\w+)/README\.md", r"](/\1.md", source[0])
+
+
 def index_what_people_search_for(app: Sphinx, docname: str, source: list[str]) -> None:
     """Turn ``<!-- search: deadlock, hang -->`` into entries of the index, the first hits."""
 
@@ -187,5 +192,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("missing-reference", resolve_by_last_name)
     app.connect("html-page-context", warn_of_internals)
     app.connect("source-read", name_files_beyond_the_site)
+    app.connect("source-read", show_applications_on_the_site)
     app.connect("source-read", index_what_people_search_for)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
