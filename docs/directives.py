@@ -1,4 +1,4 @@
-"""What the pages of this site have beyond MyST: drawings, and scripts side by side."""
+"""What the pages of this site have beyond MyST, such as differences between scripts."""
 
 from __future__ import annotations
 
@@ -24,20 +24,6 @@ from chainermn.communicators import registered
 
 logger = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parents[1]
-
-
-class Drawing(SphinxDirective):
-    """``{drawing} NAME``: what ``drawings/NAME.py`` draws. The content says it in words."""
-
-    required_arguments = 1
-    has_content = True
-
-    def run(self) -> list[nodes.Node]:
-        (name,) = self.arguments
-        module = importlib.import_module(f"drawings.{name}")
-        self.env.note_dependency(str(module.__file__))
-        svg = module.draw(" ".join(self.content))
-        return [nodes.raw("", f'<div class="drawing">{svg}</div>', format="html")]
 
 
 class ScriptDiff(SphinxDirective):
@@ -195,7 +181,6 @@ def index_what_people_search_for(app: Sphinx, docname: str, source: list[str]) -
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    app.add_directive("drawing", Drawing)
     app.add_directive("script-diff", ScriptDiff)
     app.add_directive("command-help", CommandHelp)
     app.add_directive("communicators", Communicators)
