@@ -94,7 +94,7 @@ def draw(trials: list[FrozenTrial], path: Path) -> None:
             if not shown:
                 continue
             places = [trial.number if name == "trial" else trial.params[name] for trial in shown]
-            # A failed trial without any accuracy stands at the bottom.
+            # A failed trial has no accuracy and is drawn at the bottom.
             heights = np.nan_to_num([accuracy_of(trial) for trial in shown])
             axes.scatter(places, heights, color=colour, label=state, s=25)
         if name != "trial" and is_logarithmic(trials[0].distributions[name]):

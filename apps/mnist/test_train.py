@@ -47,7 +47,7 @@ def predict() -> ModuleType:
     return import_modules(HERE, ["predict"]).predict
 
 
-# The threads of a BLAS wait for each other for long where other programs use the cores too.
+# Where other programs use the cores too, the threads of a BLAS wait long for each other.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 

@@ -9,8 +9,8 @@ WAYS = (
 )
 
 
-def draw(description: str) -> str:
-    canvas = Canvas("communicators", 470, 420)
+def draw() -> Canvas:
+    canvas = Canvas(470, 420)
     for row, (name, how) in enumerate(WAYS):
         y = 10 + 138 * row
         canvas.text(10, y + 8, name, kind="strong", anchor="start")
@@ -40,4 +40,4 @@ def draw(description: str) -> str:
                 both=True,
                 kind="accent",
             )
-    return canvas.svg(description)
+    return canvas
