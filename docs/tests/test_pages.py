@@ -48,7 +48,7 @@ pytestmark = pytest.mark.timeout(4 * LIMIT)
 
 
 def test_every_block_says_whether_it_is_run():
-    marks = r"run: (\d ranks?|mpiexec|here|clean|tutorial)|not run: .+"
+    marks = r"run: (\d ranks?|mpiexec|here|clean|tutorial|two hosts)|not run: .+"
     code = [block for block in pages.all_blocks() if block.language not in pages.NOT_CODE]
     assert [str(b) for b in code if b.language == ""] == []
     unmarked = [str(b) for b in code if b.language != "pycon" and not re.fullmatch(marks, b.mark)]
