@@ -15,5 +15,6 @@ SEARCHES = {
     "speedup": ("guides/profiling", "Is it twice as fast?"),
     "Docker": ("clusters", "Kubernetes"),
     "CUDA_VISIBLE_DEVICES": ("troubleshooting", "cudaErrorInvalidDevice: invalid device ordinal"),
-    "resume": ("tutorial/step3", "A job that goes on by itself"),
+    "resume": ("guides/resume", "Resume and restarts"),
+    "preemption": ("guides/resume", "Resume and restarts"),
 }
