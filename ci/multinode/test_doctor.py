@@ -39,7 +39,7 @@ def chainermn(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 def other_numpy(hosts: Hosts, local_path: Path) -> Iterator[str]:
     """Make the second host believe that it has another NumPy; return which."""
     if not hosts.emulated:
-        pytest.skip("what is installed on real machines is not touched")
+        pytest.skip("tests leave the packages of real machines alone")
     second = hosts.names[1]
     here = metadata.distribution("numpy").locate_file(
         f"numpy-{metadata.version('numpy')}.dist-info"

@@ -21,14 +21,12 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
-from xml.etree import ElementTree
 
 import pages
 import psutil
 import pytest
 import scriptdiff
 from click.testing import CliRunner
-from drawings import standalone
 from loading import load
 from on_ranks import EXAMPLES, LIMIT, described, lines_of_ranks, run_on_ranks
 
@@ -681,22 +679,3 @@ def test_sessions_of_nox_are_there():
             named = re.findall(r"-s ((?:\w+ ?)+)", command) + re.findall(r'-k "(\w+)', command)
             assert set(" ".join(named).split()) <= sessions, (page, command)
             assert not (" -k " in f" {command}" and "-s " in command), (page, command)
-
-
-@pytest.mark.parametrize("path", sorted(DOCS.glob("drawings/[!_s]*.py")), ids=lambda p: p.stem)
-def test_drawing_fits_its_frame(path, monkeypatch):
-    monkeypatch.syspath_prepend(DOCS)
-    svg = ElementTree.fromstring(load(path).draw('a "b" <c>'))
-    _, _, width, height = map(float, svg.get("viewBox").split())
-    for element in svg.iter():
-        for axis, limit, length in (("x", width, "width"), ("y", height, "height")):
-            if axis in element.attrib:
-                begin = float(element.get(axis))
-                assert 0 <= begin <= begin + float(element.get(length, 0)) <= limit
-    assert svg.get("aria-label") == 'a "b" <c>'
-
-
-@pytest.mark.parametrize("path", standalone.FILES)
-def test_drawing_of_a_readme_is_that_of_today(path):
-    """Else ``python -m drawings.standalone``, in docs, writes it."""
-    assert (ROOT / path).read_text(encoding="utf-8") == standalone.draw(path)
