@@ -177,7 +177,7 @@ def death(size: int) -> float:
     with monitored(size, 300.0) as it:
         it.ranks.channels.pop().close()
         start = time.monotonic()
-        return it.wait_for("is the first to be gone, without a word") - start
+        return it.wait_for("is the first to be gone, without a message") - start
 
 
 def leaving(size: int) -> float:

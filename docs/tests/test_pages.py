@@ -443,6 +443,16 @@ def test_evaluator_of_ones_own(tmp_path):
     assert lines_of_ranks(2, EXAMPLES / "own_evaluator.py", cwd=tmp_path) == ["120 examples"]
 
 
+def test_fine_tuning_on_few_examples_is_better_than_training_on_them(tmp_path):
+    lines = lines_of_ranks(2, EXAMPLES / "fine_tuning.py", tmp_path / "weights", cwd=tmp_path)
+    pattern = r"([\w ]+): (\d+)% right, first layer changed by (\S+)"
+    found = [re.fullmatch(pattern, line).groups() for line in lines]
+    accuracy = {name: int(percent) for name, percent, _ in found}
+    change = {name: float(number) for name, _, number in found}
+    assert accuracy["from scratch"] < 75 < min(accuracy["frozen body"], accuracy["slow body"])
+    assert change["frozen body"] == 0 < change["slow body"] < 0.1 < change["from scratch"]
+
+
 def test_worker_processes_under_mpi(tmp_path):
     lines = lines_of_ranks(2, EXAMPLES / "multiprocess_iterator.py", cwd=tmp_path)
     assert lines == ["[[0, 1, 2], [3, 4, 5]]", "[[6, 7, 8], [9, 10, 11]]"]

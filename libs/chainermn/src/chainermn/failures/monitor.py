@@ -151,7 +151,7 @@ class Monitor:
             channel.close()
             lost = self._members.pop(channel)
             text = (
-                f"{lost.name} (process {lost.pid}) is the first to be gone, without a word: "
+                f"{lost.name} (process {lost.pid}) is the first to be gone, without a message: "
                 "it was killed, it has crashed, or it has called os._exit."
             )
             if isinstance(error, MalformedError):
