@@ -10,7 +10,7 @@ function nameWhatHasNoName() {
 
 // The Tab key reaches what scrolls sideways, and the arrow keys then scroll it.
 function makeScrollableReachable() {
-  const wide = ".content pre, .content .table-wrapper, .content p:has(> img), .cell_output";
+  const wide = ".content :is(pre, .table-wrapper, .cell_output, p:has(> img), figure)";
   for (const element of document.querySelectorAll(wide)) {
     if (element.scrollWidth > element.clientWidth) {
       element.tabIndex = 0;
