@@ -179,10 +179,9 @@ def test_doctests(block, tmp_path):
 
 def test_every_column_of_a_table_has_a_heading():
     heads = re.compile(r"^\|(.*)\|\n\|[-:| ]+\|$", re.MULTILINE)
-    readmes = [ROOT / "README.md", ROOT / "ci/README.md"]
     nameless = [
         (str(page.relative_to(ROOT)), head)
-        for page in [*pages.PAGES, *readmes]
+        for page in [*pages.PAGES, *pages.READMES]
         for head in heads.findall(pages.read(page))
         if not all(cell.strip() for cell in head.split("|"))
     ]
