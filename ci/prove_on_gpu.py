@@ -256,7 +256,7 @@ def install(run: Run, bundle: Path, log: TextIO) -> None:
         digest, name = line.split(maxsplit=1)
         path = bundle / name
         if not path.exists() or sha256(path) != digest:
-            sys.exit(f"{path} differs from the bundled file: copy or make the bundle again")
+            sys.exit(f"{path} is not the file that was bundled: copy or make the bundle again")
     if (python := (bundle / "PYTHON").read_text().strip()) != _PYTHON:
         sys.exit(
             f"the bundle is for Python {python}, and {sys.executable} is {_PYTHON}: start this "

@@ -1,4 +1,4 @@
-"""Figures of the benchmarks, for pages beside those that ``nox -s benchmarks`` writes."""
+"""Figures and tables of the benchmarks for the hand-written pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chainermn.launch.mpiexec import NAMES
 
 __all__ = ["figure", "files", "table"]
 
-#: For each part, the places whose groups its table shows, and its columns with their rows.
+#: For each part: the places that its table shows, and its columns with the rows they show.
 _TABLES = {
     "exchange": (
         ("2 ranks, one host", "two hosts"),
@@ -32,7 +32,7 @@ _TABLES = {
     ),
 }
 
-#: Columns of what slow networks are measured with, and their rows.
+#: Columns of the table of slow networks, and the rows they show.
 _SLOW = {
     "float32": "ours, overlap on",
     "bfloat16": "ours, bfloat16",
@@ -44,7 +44,7 @@ _SLOW = {
     "`LocalSGD(period=8)`": "ours, LocalSGD, period 8",
 }
 
-#: Rows of the table of accuracy: what tells how many bytes are sent, and what was trained with.
+#: Rows of the table of accuracy: the row that counts the bytes, and the setting of the training.
 _ACCURACY = {
     "float32": ("ours, overlap on", "exact means"),
     "bfloat16": ("ours, bfloat16", "bfloat16"),
@@ -64,7 +64,7 @@ _ACCURACY = {
 
 
 def files() -> list[Path]:
-    """Return the files from which figures and tables are made."""
+    """Return the files with the raw figures."""
     return sorted((figures.RESULTS / "raw").glob("*.json"))
 
 
@@ -92,7 +92,7 @@ def _times(part: str) -> Iterator[str]:
 
 
 def _slow() -> Iterator[str]:
-    """Yield a row for each network and link: multiples of the time without any exchange."""
+    """Yield a row for each network and link: times relative to no exchange."""
     yield f"| network, link | no exchange | {' | '.join(_SLOW)} |"
     yield f"|---|{'---:|' * (1 + len(_SLOW))}"
     for content in load("slow").values():
@@ -124,8 +124,8 @@ def _accuracy() -> Iterator[str]:
 
 
 def _pipeline() -> Iterator[str]:
-    """Yield a row for each number of micro-batches, which is the last word of its name."""
-    yield "| micro-batches | time, of one rank's on one core | idle | in theory |"
+    """Yield a row for each number of micro-batches, the last word of its name."""
+    yield "| micro-batches | time relative to one rank on one core | idle | in theory |"
     yield "|---|---:|---:|---:|"
     for content in load("pipeline").values():
         for group in content["groups"]:
