@@ -14,7 +14,7 @@ import data
 from chainermn.files import read_json
 from model import ResNet, load_weights
 
-N_COLUMNS, N_ROWS = 12, 3
+N_COLUMNS, N_ROWS = 6, 6
 # Of what train.py was given, what is used here.
 ARGUMENTS = {
     "dataset": set(data.DATASETS),

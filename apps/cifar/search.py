@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Search for the hyper-parameters with which a network learns best."""
+"""Search for the hyperparameters with which a network learns best."""
 
 import argparse
 from pathlib import Path

@@ -13,7 +13,7 @@ import numpy as np
 import data
 from model import MODELS, load_weights
 
-N_COLUMNS, N_ROWS = 12, 6
+N_COLUMNS, N_ROWS = 6, 6  # readable on a phone
 
 
 def main() -> int:

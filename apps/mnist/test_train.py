@@ -352,7 +352,7 @@ def test_predictions_wrong_ones_first(two_ranks, predict, monkeypatch, tmp_path,
     assert shown.startswith(f"{accuracy:.2%} of 360 images read correctly\n")
     n_wrong = round(360 * (1 - accuracy))
     wrong = drawn["digits"] != drawn["read"]
-    assert wrong.tolist() == [True] * n_wrong + [False] * (72 - n_wrong)
+    assert wrong.tolist() == [True] * n_wrong + [False] * (36 - n_wrong)
     assert picture.read_bytes().startswith(PNG)
 
     monkeypatch.setattr(sys, "argv", [*command, "--model", "cnn"])

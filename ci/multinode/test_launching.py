@@ -91,7 +91,7 @@ def test_script_that_one_host_lacks(
     where = ["--host", f"{first}:1,{second}:1"]
     job = run_command([sys.executable, "-m", "chainermn", "launch", *where, str(script)])
     assert job.returncode == 1
-    assert f"Error: {second}: it has no {script}. Find out more with: " in job.stderr
+    assert f"Error: {second}: it has no {script}. To find out more, run: " in job.stderr
 
 
 def test_interface_with_the_same_address_on_all_hosts(

@@ -380,13 +380,34 @@ def test_lines_of_the_readme_make_a_script_distributed(tmp_path):
 def test_checkpoints_go_on_after_a_crash(tmp_path):
     script, weights = EXAMPLES / "checkpoints.py", []
     crashed, lines = run_on_ranks(2, script, tmp_path / "a", "12", cwd=tmp_path)
-    assert lines == ["going on from iteration 0"], crashed
+    assert lines == ["resuming after iteration 0"], crashed
     assert crashed.returncode != 0 or mpi_flavour() == "mpich"  # which takes os._exit for an end
     for out, begin in (("a", 10), ("b", 0)):
         lines = lines_of_ranks(2, script, tmp_path / out, "1000", cwd=tmp_path)
-        assert lines == [f"going on from iteration {begin}"]
+        assert lines == [f"resuming after iteration {begin}"]
         weights.append((tmp_path / out / "weights.npy").read_bytes())
     assert weights[0] == weights[1]
+
+
+def test_a_killed_job_is_restarted_and_ends_as_if_nothing_had_happened(tmp_path):
+    def launch(out: str, *options: str) -> str:
+        command = shlex.join(["docs/examples/resume.py", str(tmp_path / out), *options])
+        folder = tmp_path / f"cwd_{out}_{len(options)}"
+        folder.mkdir()
+        text = f"chainermn launch -n 2 --max-restarts 1 {command} || echo exit code $?"
+        return run_in_shell(text, folder, direct_environment())
+
+    killed = launch("killed", "--kill-in", "12")
+    assert "attempt 1 of 2 ended" in killed
+    assert "going on after iteration 10" in killed
+    stopped = launch("stopped", "--stop-in", "12")
+    assert stopped.endswith("exit code 75\n"), stopped
+    assert "going on after iteration" in launch("stopped")
+    assert launch("plain") == "finished after iteration 40\n"
+    weights = {
+        (tmp_path / out / "weights.npy").read_bytes() for out in ("killed", "stopped", "plain")
+    }
+    assert len(weights) == 1
 
 
 def test_another_number_of_ranks(tmp_path):
