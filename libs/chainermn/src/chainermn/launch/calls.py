@@ -38,52 +38,61 @@ def run(
     hosts: str | Iterable[Host] | None = None,
     **unexpected: Any,
 ) -> list[Any]:
-    """Call a function on several ranks of a new job, and return what it returns on each.
+    """Call a function on several ranks of a new job, and return their results.
 
-    Works in a notebook, in a script and in a test. Inside the function,
+    Use it in a notebook, in a script or in a test. Inside the function,
     `chainermn.create_communicator` connects the ranks, as in a script that ``mpiexec`` starts.
-    Their output is shown line by line while the function runs, each line after ``[rank 2]``. An
-    interrupt (Ctrl-C, or the stop button of a notebook) ends all ranks.
+    You see the output of the ranks line by line while the function runs, with the rank in front,
+    as ``[rank 2]``. Ctrl-C, or the stop button of a notebook, ends all ranks.
 
-    The function may be defined anywhere, also in a notebook or as a lambda: cloudpickle sends it
-    to the ranks. They do not import the caller's script, and look for modules where the caller
-    does.
+    You can define the function anywhere, also in a notebook or as a lambda, because cloudpickle
+    sends it to the ranks. They do not import the caller's script, but find the same modules as
+    the caller.
 
     Parameters
     ----------
     function : callable
-        Called as ``function(*args)`` on every rank.
+        Function to call as ``function(*args)`` on every rank.
     *args
-        Anything that can be pickled. Keyword arguments are refused: use
+        Arguments that can be pickled. For keyword arguments, use
         ``run(lambda: function(x=3))``.
     ranks : int, default 4
         Number of ranks.
     hosts : str or list of (str, int), optional
-        The hosts, and how many ranks each takes: ``"a:2,b:2"`` or ``[("a", 2), ("b", 2)]``. They
-        need this environment at the same path, and ssh without a password. They get the
-        environment variables that begin with ``CHAINER``, and with MPICH all others too. By
-        default, all ranks run on this host.
+        Hosts and their numbers of ranks: ``"a:2,b:2"`` or ``[("a", 2), ("b", 2)]``. Each host
+        needs this environment at the same path, and ssh without a password. Hosts get the
+        environment variables whose names start with ``CHAINER``, and with MPICH all others too.
+        By default, all ranks run on this host.
 
     Returns
     -------
     list
-        The results, by rank.
+        Results of the function, one per rank.
 
     Raises
     ------
     Exception
-        The exception of the function, with a note that names the rank and shows its traceback.
-        Of those that raise within a fifth of a second, that of the lowest rank. RuntimeError with
-        the same text if the exception cannot be pickled, or does not come back as it was. The
-        other ranks are ended.
+        If the function raises, its exception, with a note that names the rank and shows its
+        traceback. If several ranks raise within a fifth of a second, that of the lowest rank. If
+        the exception cannot be pickled, or changes when it is, RuntimeError with the same text.
+        The other ranks are ended.
     RuntimeError
         If a rank is killed or exits, if ranks do not start, or if this process is a rank.
     ConnectionError
         If ssh cannot reach one of the hosts.
     TypeError, ValueError
-        If an argument is wrong, or if the function, its arguments or a result cannot be pickled.
+        If an argument is invalid, or if the function, its arguments or a result cannot be
+        pickled.
     KeyboardInterrupt
-        If interrupted.
+        If it is interrupted.
+
+    Examples
+    --------
+    >>> def add_up(x):
+    ...     comm = chainermn.create_communicator()
+    ...     return comm.allreduce_obj(x + comm.rank)
+    >>> chainermn.launch.run(add_up, 10, ranks=2)
+    [21, 21]
     """
     if not callable(function):
         raise TypeError(f"run: function must be callable, got {function!r}")
