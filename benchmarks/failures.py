@@ -29,7 +29,6 @@ from libs.chainermn.tests.failures.cases import (
     wait_for,
 )
 
-TITLE = "Failures"
 LINK_DOWN = Case("link goes down", stall_limit=STALL_LIMIT)
 FIGURES = ("exit code", "processes left")
 
@@ -99,8 +98,8 @@ def describe(case: Case, outcome: Outcome, hosts: Hosts | None) -> dict[str, Any
     return {"name": case.name, "seconds": [outcome.seconds], "more": more, "skipped": fault}
 
 
-def write(part: str, title: str) -> None:
-    """Write one table of all that has been saved."""
+def write(part: str) -> None:
+    """Write one table of everything that has been saved."""
     saved = load(part)
     columns = {
         f"{NAMES[mpi]}, {group.title}": group
@@ -108,19 +107,23 @@ def write(part: str, title: str) -> None:
         for group in content["groups"]
     }
     names = dict.fromkeys(row.name for group in columns.values() for row in group.rows)
-    lines = report.heads_of(["seconds; exit code; processes left", *columns])
+    lines = [
+        "",
+        "## Seconds; exit code; processes left",
+        "",
+        *report.heads_of(["rank 1", *columns]),
+    ]
     for name in names:
         lines.append(report.line([name, *(_cell(group.row(name)) for group in columns.values())]))
-    lines.append("")
     for mpi, content in saved.items():
-        lines += [f"## {NAMES[mpi]}", "", *report.describe_run(content), ""]
+        lines += ["", f"## {NAMES[mpi]}", "", *report.describe_run(content), ""]
         lines += [
             f"- **{group.title}, {row.name}**: {row.skipped.splitlines()[0]}"
             for group in content["groups"]
             for row in group.rows
             if row.skipped
         ]
-    report.write_page(part, title, lines)
+    report.write_page(part, lines)
 
 
 def _cell(row: Measured) -> str:

@@ -102,9 +102,58 @@ def load(part: str) -> dict[str, dict[str, Any]]:
     return found
 
 
+def find(content: dict[str, Any], **key: str) -> Group:
+    """Return the group with these parts in its key; an empty one if there is none."""
+    found = (group for group in content["groups"] if key.items() <= group.key.items())
+    return next(found, Group("", key, [], ""))
+
+
 def milliseconds(seconds: float) -> str:
     """Return milliseconds with about three digits."""
     value = 1e3 * seconds
     if value < 0.1:
         return f"{value:.3f}"
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def figure(name: str) -> str:
+    """Return a figure in words, or the least and the greatest where several have the name.
+
+    Parameters
+    ----------
+    name : str
+        ``PART: WHERE: ROW`` is a time, and ``PART: WHERE: ROW / OTHER ROW`` the ratio of two. The
+        part is that of files in ``results/raw``, of both MPIs or as ``PART-mpich`` of one. Each
+        of any number of texts ``WHERE:`` has to occur in the titles of the tables.
+
+    Raises
+    ------
+    ValueError
+        If nothing of this name has been measured.
+    """
+    part, *where, rows = name.split(": ")
+    part, _, only = part.partition("-")
+    groups = [
+        group
+        for mpi, content in load(part).items()
+        for group in content["groups"]
+        if only in ("", mpi) and all(text in group.title for text in where)
+    ]
+    if not groups:
+        raise ValueError(f"docs/results/raw has no table {': '.join([part, *where])!r}")
+    values = []
+    for group in groups:
+        value = _value(group, rows)
+        if value is None:
+            raise ValueError(f"{rows!r} has not been measured with {group.title!r}")
+        values.append(value)
+    is_ratio = " / " in rows
+    ends = [f"{v:.2f}" if is_ratio else milliseconds(v) for v in (min(values), max(values))]
+    return " to ".join(dict.fromkeys(ends)) + ("" if is_ratio else " ms")
+
+
+def _value(group: Group, rows: str) -> float | None:
+    name, _, other = rows.partition(" / ")
+    if other:
+        return group.ratio(name, other)
+    return group.row(name).median if group.row(name).seconds else None

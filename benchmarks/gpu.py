@@ -11,14 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import figures, report
+from benchmarks import figures, plots, report
 from benchmarks.figures import Group, Measured
 from benchmarks.harness import REPOSITORY, Contestant, Place, Settings, take_turns, why_no_torch
 from benchmarks.networks import GRADIENT_BYTES, TITLES
 from chainermn.communicators import registered
 from chainermn.spans import Span
 
-TITLE = "On GPUs"
 #: Verdicts of ``ci/prove_on_gpu.py`` for the page, beside the raw figures.
 VERDICTS = "proof_on_gpu.md"
 SINGLE, MIXED = "float32", "mixed precision"
@@ -205,13 +204,40 @@ def exchanges(settings: Settings, place: Place) -> Iterator[Group]:
         yield Group(title, {"network": network, "what": "exchange"}, rows, found[0].name)
 
 
-def write(part: str, title: str) -> None:
-    """Write ``docs/results/gpu.md``: what was proved on a GPU, then the figures."""
+def write(part: str) -> None:
+    """Write the page: figures, then what was proved on a GPU."""
     lines = []
-    if (path := figures.RESULTS / "raw" / VERDICTS).exists():
-        lines += ["## What was proved", "", path.read_text(encoding="utf-8")]
     for content in figures.load(part).values():
-        lines += ["## Figures", "", *report.describe_run(content), ""]
+        lines += ["", "## Figures", "", *report.describe_run(content)]
         for group in content["groups"]:
-            lines += [f"### {group.title}", "", *report.table(group), ""]
-    report.write_page(part, title, lines)
+            lines += ["", f"### {group.title}", "", *report.table(group)]
+    if (path := figures.RESULTS / "raw" / VERDICTS).exists():
+        lines += ["", "## What was proved", "", path.read_text(encoding="utf-8")]
+    report.write_page(part, lines)
+
+
+def draw() -> None:
+    """Draw how much longer an iteration takes than PyTorch's."""
+    rows = {"ours, with cuDNN": "", "PyTorch, channels last": "... channels last"}
+    for content in figures.load("gpu").values():
+        panels: list[plots.Panel] = []
+        for network in ("resnet50", "conv"):
+            bars = []
+            for case, batch, precision in CASES:
+                group = figures.find(
+                    content, network=network, batch=str(batch), precision=precision
+                )
+                short = precision.partition(" ")[0]
+                for row, label in rows.items():
+                    ratio = group.ratio(row, "PyTorch")
+                    if case == network and ratio is not None:
+                        label = label or f"{short}, batch {batch}"
+                        bars.append(plots.Bar(label, ratio, plots.colour_of(row), f"{ratio:.2f}"))
+            panels += plots.panel(f"{TITLES[network]}, one GPU", bars, 1 / 1e3)
+        plots.draw(
+            "gpu",
+            panels,
+            "time of an iteration as a multiple of PyTorch's (dashed)\n"
+            "less is better; blue: ChainerMN with cuDNN\n"
+            "orange: PyTorch with channels last",
+        )

@@ -22,7 +22,6 @@ from benchmarks.harness import REPOSITORY, Settings, why_no_torch
 from chainermn.iterators import start_forkserver
 from chainermn.process.memory import keep_freed_memory
 
-TITLE = "The input pipeline of apps/imagenet"
 PIXELS, CROP = (500, 375), 224
 BATCHSIZE = 32
 FILES = 640

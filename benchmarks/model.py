@@ -10,7 +10,6 @@ from benchmarks.cost_model import Job
 from benchmarks.figures import Group, load, milliseconds
 from benchmarks.harness import Contestant, Place, Settings, places, take_turns
 
-TITLE = "The cost model"
 SIZES = (4_000, 64_000, 400_000, 4_000_000)
 #: Hosts and ranks on each by which costs are found, without a limit of the links; and those on
 #: which the model has to prove itself, with 1 Gbit/s.
@@ -55,18 +54,18 @@ def measure_at(place: Place, settings: Settings) -> Group:
     return Group(place.title, key, rows, rows[0].name)
 
 
-def write(part: str, title: str) -> None:
+def write(part: str) -> None:
     """Write the page: what was found and predicted on one host, and on several."""
     lines = []
     # The counts are those of MPICH's collectives, so there is no other MPI.
     for content in load(part).values():
-        lines += [*report.describe_run(content), ""]
+        lines += ["", "## Figures", "", *report.describe_run(content)]
         measured = list(points(content["groups"]))
         for kind, is_of_kind in KINDS.items():
             jobs = [(job, seconds) for job, seconds in measured if is_of_kind(job)]
             if any(is_fitted(job) for job, _ in jobs):
-                lines += [f"## {kind.capitalize()}", "", *describe(jobs), ""]
-    report.write_page(part, title, lines)
+                lines += ["", f"### {kind.capitalize()}", "", *describe(jobs)]
+    report.write_page(part, lines)
 
 
 def points(groups: list[Group]) -> Iterator[tuple[Job, float]]:
@@ -85,11 +84,11 @@ def is_fitted(job: Job) -> bool:
 def describe(jobs: list[tuple[Job, float]]) -> list[str]:
     """Return costs, predictions beside what was measured, and where these fail."""
     machine = cost_model.fit(*zip(*(it for it in jobs if is_fitted(it[0])), strict=True))
-    lines = report.heads_of(["of a rank", "costs"])
+    lines = report.heads_of(["one of these", "costs"])
     for name, value in vars(machine).items():
         unit, scale = ("ns", 1e9) if name.endswith("bytes") else ("µs", 1e6)
         lines.append(report.line([name.replace("_", " "), f"{scale * value:.3g} {unit}"]))
-    heads = ["", "kB", "measured, ms", "predicted", "cores", "link", "error, %"]
+    heads = ["job", "kB", "measured, ms", "predicted", "cores", "link", "error, %"]
     lines += ["", *report.heads_of(heads)]
     failed = []
     for job, seconds in jobs:

@@ -18,7 +18,6 @@ from benchmarks.harness import (
     slowest,
 )
 
-TITLE = "scatter_dataset"
 ORIGINAL = "original"
 ROW_BYTES = 784 * 4 + 4
 LENGTHS = {"arrays": 60_000, "pairs": 1_281_167}

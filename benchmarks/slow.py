@@ -7,11 +7,11 @@ from typing import Any
 
 import psutil
 
-from benchmarks.figures import Group
+from benchmarks import plots
+from benchmarks.figures import Group, find, load
 from benchmarks.harness import Contestant, Place, Settings, places, take_turns, why_no_torch
 from benchmarks.networks import BATCHES, GRADIENT_BYTES, TITLES, link_seconds
 
-TITLE = "Slow networks"
 NO_EXCHANGE = "ours, no exchange"
 #: What ``tc`` calls the rate, bits per second, and seconds each way.
 LINKS = {
@@ -112,3 +112,34 @@ def contestants(network: str) -> list[Contestant]:
         torch("PyTorch DDP, fp16 hook", hook="fp16"),
         torch("PyTorch DDP, PowerSGD hook, rank 4", hook="power_sgd"),
     ]
+
+
+def draw() -> None:
+    """Draw iterations with each setting on two hosts, and on four."""
+    rows = {
+        "no exchange": NO_EXCHANGE,
+        "float32": "ours, overlap on",
+        "bfloat16": "ours, bfloat16",
+        "Quantization()": "ours, Quantization, 8 bits",
+        "TopK(0.01)": "ours, TopK, 1 %",
+        "PowerSGD(rank=4)": "ours, PowerSGD, rank 4",
+        "accumulate=8": "ours, accumulate 8",
+        "LocalSGD(8)": "ours, LocalSGD, period 8",
+        "PyTorch DDP": "PyTorch DDP",
+        "... fp16 hook": "PyTorch DDP, fp16 hook",
+        "... PowerSGD hook": "PyTorch DDP, PowerSGD hook, rank 4",
+    }
+    drawn = {"slow": ("resnet50", "two hosts"), "slow_four_hosts": ("conv", "four hosts")}
+    for name, (network, number) in drawn.items():
+        hosts = next(title for title in HOSTS if number in title)
+        panels: list[plots.Panel] = []
+        for content in load("slow").values():
+            for link in LINKS:
+                if "0.2 ms" in link:
+                    group = find(content, network=network, place=f"{hosts}, {link}")
+                    title = f"{TITLES[network]}, {number}, {link.partition(',')[0]}"
+                    panels += plots.panel(
+                        title, plots.times(group, rows, {"no exchange": NO_EXCHANGE})
+                    )
+        caption = "ms per iteration; less is better\nEach panel has its own scale."
+        plots.draw(name, panels, caption, one_scale=False)

@@ -12,7 +12,6 @@ from benchmarks.figures import Group, Measured
 from benchmarks.harness import REPOSITORY, THE_ORIGINAL, Settings
 from chainermn.launch.mpiexec import launch_environment, mpiexec_command
 
-TITLE = "Start-up"
 CHAINER = "import chainer"
 MPI = "from mpi4py import MPI"
 # Public names are imported when they are used.

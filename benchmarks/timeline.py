@@ -8,7 +8,6 @@ from benchmarks import overhead
 from benchmarks.figures import Group
 from benchmarks.harness import Contestant, Settings
 
-TITLE = "Timelines and reports"
 OFF = "ours, not recorded"
 _CONTESTANTS = {
     OFF: ("in a trainer", False),

@@ -12,7 +12,6 @@ from benchmarks.figures import Group, Measured
 from benchmarks.harness import REPOSITORY, Contestant, Settings
 from benchmarks.simulated_ranks import STALL_LIMIT, WRONG
 
-TITLE = "The watch over failures"
 OFF = "ours, not watched"
 MONITOR = "The monitor, until it says what is wrong; simulated ranks"
 SIZES = (8, 64, 512)
@@ -57,16 +56,16 @@ def _measure_monitor(settings: Settings) -> Group:
     return Group(MONITOR, {"ranks": "simulated"}, rows, rows[0].name, notes=notes)
 
 
-def write(part: str, title: str) -> None:
-    """Write the page of a part."""
-    report.write(part, title, table_of=_table)
+def write(part: str) -> None:
+    """Write the page."""
+    report.write(part, _table)
 
 
 def _table(group: Group) -> list[str]:
     if group.title != MONITOR:
         return report.table(group)
     columns = list(group.rows[0].more)
-    lines = report.heads_of(["", *columns])
+    lines = report.heads_of(["job", *columns])
     for row in group.rows:
         lines.append(report.line([row.name, *(f"{row.more[column]:.2f}" for column in columns)]))
     return [*lines, "", *(f"- {note}" for note in group.notes)]

@@ -1,6 +1,6 @@
 """Look up the known vulnerabilities of all releases in ``ci/constraints``.
 
-Exits with 1 if there are any, and with 0 where it cannot look them up, which it says.
+Exits with status 1 if there are any. If it cannot look them up, it says so and exits with 0.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def without_repeated_names(pins: set[tuple[str, str]]) -> Iterator[dict[str, str]]:
-    """Split the releases into groups that have each name once, as pip-audit demands."""
+    """Split the releases into groups in which each name occurs once, as pip-audit requires."""
     rest = pins
     while rest:
         releases = dict(rest)
@@ -51,7 +51,7 @@ def without_repeated_names(pins: set[tuple[str, str]]) -> Iterator[dict[str, str
 
 
 def ask(releases: dict[str, str]) -> list[dict[str, Any]]:
-    """Return pip-audit's answer for each release; none if it got no answers itself."""
+    """Return pip-audit's answer for each release, or no answers if it got none."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.writelines(f"{name}=={version}\n" for name, version in releases.items())
         file.flush()
@@ -67,7 +67,7 @@ def ask(releases: dict[str, str]) -> list[dict[str, Any]]:
 
 
 def advisories(answer: dict[str, Any]) -> Iterator[str]:
-    """Describe the advisories about one release, except the accepted ones."""
+    """Describe the advisories for one release, except those accepted."""
     for advisory in answer["vulns"]:
         names = {advisory["id"], *advisory["aliases"]}
         if not names & ACCEPTED.keys():

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Make the folder from which ``ci/prove_on_gpu.py`` installs on a GPU machine without a network.
+"""Make the folder that ``ci/prove_on_gpu.py`` installs from on a GPU machine without a network.
 
-The folder has the wheels that such a machine lacks, built or fetched here, and a small NCCL that
-allows several ranks on one GPU. CuPy, PyTorch, NumPy and what they need have to be there already.
+The folder holds the wheels that such a machine lacks, built or fetched here, and a small NCCL that
+lets several ranks share one GPU. The machine must already have CuPy, PyTorch, NumPy and their
+requirements.
 
     python ci/gpu_bundle.py build/gpu_bundle
 """
@@ -33,9 +34,9 @@ from ci.gpu_proof.prune_nccl import prune
 ROOT = Path(__file__).resolve().parents[1]
 CONSTRAINTS = ROOT / "ci/constraints"
 LIBS = ("libs/chainer_compat", "libs/chainermn")
-#: Replace what the machine has of these: it has none, or one that fits another MPI.
+#: Always installed: the machine lacks these, or has them for another MPI.
 REPLACED = ("mpich", "mpi4py", "nvidia-cudnn-frontend")
-#: Are installed where the machine lacks them, or has older ones than the libraries take.
+#: Installed if the machine lacks them, or has versions too old for the libraries.
 ADDED = (
     *("cloudpickle", "click", "rich", "markdown-it-py", "mdurl", "pygments", "threadpoolctl"),
     *("typing-extensions", "packaging", "six", "filelock", "psutil", "polib", "protobuf"),
@@ -43,7 +44,7 @@ ADDED = (
     *("hypothesis", "sortedcontainers", "tensorboardx"),
 )
 NCCL, NCCL_FILE = "nvidia-nccl-cu13", "nvidia/nccl/lib/libnccl.so.2"
-#: Of wheels that the machine takes, the newest first.
+#: Platforms of wheels that the machine accepts, the newest first.
 PLATFORMS = (
     *(f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 26, 24, 17, 12, 5)),
     *("manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"),
@@ -66,7 +67,7 @@ def main() -> None:
         wheels.mkdir(parents=True)
         for wheel in [
             *fetch(names, arguments.python, cache),
-            # Has no wheels: it is built once.
+            # There is no wheel: it is built once.
             *cached("wheel", ["chainer"], cache / "built", ["--no-binary", ":all:"]),
             *build_libs(Path(made, "libs")),
         ]:
@@ -81,7 +82,7 @@ def main() -> None:
         show_sizes(bundle)
         if (size := sum(map(size_of, files_of(bundle)))) > arguments.limit * MB:
             sys.exit(
-                f"the bundle has {size / MB:.1f} MB, more than the {arguments.limit} MB of "
+                f"the bundle takes {size / MB:.1f} MB, more than the {arguments.limit} MB of "
                 f"--limit; leave something out by --without NAME, or --no-nccl"
             )
         shutil.rmtree(arguments.folder, ignore_errors=True)
@@ -94,15 +95,15 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("folder", type=Path, help="is replaced if it exists")
-    add("--python", default="3.12", help="version on that machine (default: %(default)s)")
+    add("folder", type=Path, help="folder to make; replaced if it exists")
+    add("--python", default="3.12", help="that machine's Python (default: %(default)s)")
     add("--arch", type=int, default=90, help="its GPU's compute capability (default: %(default)s)")
-    add("--also", action="append", default=[], metavar="NAME", help="carry this package too")
-    add("--without", action="append", default=[], metavar="NAME", help="that machine has it")
+    add("--also", action="append", default=[], metavar="NAME", help="add this package")
+    add("--without", action="append", default=[], metavar="NAME", help="leave out this package")
     add("--no-nccl", action="store_true", help="save 15 MB, and a download of 305 MB")
-    add("--limit", type=float, default=55, help="MB, of all files (default: %(default)s)")
+    add("--limit", type=float, default=55, help="limit in MB for all files (default: %(default)s)")
     cache = ROOT / ".nox/.cache/gpu_bundle"
-    add("--cache", type=Path, default=cache, help="for downloads (default: %(default)s)")
+    add("--cache", type=Path, default=cache, help="folder for downloads (default: %(default)s)")
     return parser.parse_args()
 
 
@@ -113,7 +114,7 @@ def pins() -> dict[str, str]:
         text = (CONSTRAINTS / f"{lock}.txt").read_text()
         for pin in re.split(r"\n(?=\S)", text):
             if (match := re.match(r"[\w.-]+(?===)", pin)) is not None:
-                # A release for newer Pythons follows that for older ones.
+                # A release for newer Pythons follows the one for older Pythons.
                 found[match[0]] = pin.strip()
     return found
 
@@ -123,7 +124,7 @@ def short_digest(pin: str) -> str:
 
 
 def fetch(names: Sequence[str], python: str, cache: Path) -> list[Path]:
-    """Return the wheels of locked releases for a version of Python, from the cache if there."""
+    """Return the wheels of locked releases for a version of Python, cached ones if possible."""
     options = ["--only-binary", ":all:", "--python-version", python]
     for platform in PLATFORMS:
         options += ["--platform", platform]
@@ -131,11 +132,11 @@ def fetch(names: Sequence[str], python: str, cache: Path) -> list[Path]:
 
 
 def cached(command: str, names: Sequence[str], cache: Path, options: Sequence[str]) -> list[Path]:
-    """Return the wheels of locked releases; a command of pip's gets those that are missing."""
+    """Return the wheels of locked releases; ``pip`` gets those that are missing."""
     known = pins()
     if unknown := [name for name in names if name not in known]:
         sys.exit(f"not locked in {CONSTRAINTS}: {', '.join(unknown)}")
-    # Another release, or another file of it, is kept apart.
+    # Each release, and each set of its files, has its own folder.
     folders = {name: cache / f"{name}-{short_digest(known[name])}" for name in names}
     if missing := [name for name in names if not folders[name].exists()]:
         cache.mkdir(parents=True, exist_ok=True)
@@ -160,7 +161,7 @@ def build_libs(into: Path) -> Iterator[Path]:
 
 
 def pip(command: str, *arguments: str, into: Path) -> None:
-    """Have pip put wheels into a folder; the same content is always the same file."""
+    """Have pip put wheels into a folder; the same content always gives the same file."""
     tools = (CONSTRAINTS / "build.txt").as_uri()
     environment = {
         **os.environ,
@@ -169,8 +170,8 @@ def pip(command: str, *arguments: str, into: Path) -> None:
     }
     destination = {"download": "--dest", "wheel": "--wheel-dir"}[command]
     ended = subprocess.run([*_PIP, command, destination, str(into), *arguments], env=environment)
-    if ended.returncode != 0:  # it has said why
-        sys.exit(f"pip could not {command} what the bundle needs, see above; it takes a network")
+    if ended.returncode != 0:  # pip has said why
+        sys.exit(f"pip could not {command} the packages, see above; it needs a network")
 
 
 def small_nccl(architecture: int, cache: Path) -> Path:
@@ -193,7 +194,7 @@ def small_nccl(architecture: int, cache: Path) -> Path:
 
 
 def required(names: Iterable[str]) -> list[str]:
-    """Return how each package is required: as the libraries or their tests do, or by its name."""
+    """Return the requirement of each package: the libraries' or their tests', or its name."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for path in [*(ROOT / lib / "pyproject.toml" for lib in LIBS), ROOT / "pyproject.toml"]:
         content = tomllib.loads(path.read_text())
@@ -211,7 +212,7 @@ def required(names: Iterable[str]) -> list[str]:
 
 
 def commit() -> str:
-    """Return which commit this is, as far as git is there to tell."""
+    """Return the name of this commit, if git can tell."""
     command = ["git", "describe", "--always", "--dirty"]
     with contextlib.suppress(FileNotFoundError):
         shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -232,7 +233,7 @@ def sha256(path: Path) -> str:
 
 
 def write_sums(folder: Path) -> None:
-    """Write what ``sha256sum --check`` reads."""
+    """Write checksums for ``sha256sum --check``."""
     lines = [f"{sha256(path)}  {path.relative_to(folder)}\n" for path in files_of(folder)]
     (folder / "SHA256SUMS").write_text("".join(lines))
 
@@ -241,7 +242,7 @@ def show_sizes(folder: Path) -> None:
     paths = sorted(files_of(folder), key=size_of, reverse=True)
     for path in paths:
         print(f"{size_of(path) / MB:8.3f} MB  {path.relative_to(folder)}")
-    print(f"{sum(map(size_of, paths)) / MB:8.3f} MB  in all")
+    print(f"{sum(map(size_of, paths)) / MB:8.3f} MB  in total")
 
 
 if __name__ == "__main__":

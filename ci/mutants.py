@@ -1,9 +1,9 @@
 """Break the library in small ways, one at a time, and see whether a test notices.
 
-``python ci/mutants.py RESULTS`` is what ``nox -s mutants`` runs. Each mutant has one operator,
-number, condition, loop or exception changed by cosmic-ray. The choice among all possible ones
-depends only on their text, so two commits are tried with the same ones. RESULTS gets a line of
-JSON for each; those it already has are not tried again.
+``nox -s mutants`` runs ``python ci/mutants.py RESULTS``. In each mutant, cosmic-ray has changed
+one operator, number, condition, loop or exception. The choice of mutants depends only on their
+text, so that two commits meet the same ones. RESULTS gets one line of JSON per mutant; mutants
+already in it are not tried again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rich.progress import track
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Path("libs/chainermn/src/chainermn")
 TESTS = Path("libs/chainermn/tests")
-#: The beginning of a module's name, and the tests that should notice; the first match counts.
+#: Beginning of a module's name, and the tests that should notice; the first match counts.
 NOTICED_BY = {
     "agreement": ["test_agreement.py", "communicators"],
     "communicators/": ["communicators", "without_gpu/test_communicators.py"],
@@ -51,10 +51,10 @@ NOTICED_BY = {
     "transport/gpu": ["without_gpu"],
     "transport/": ["transport", "communicators"],
 }
-# Tests that take long and would notice little more.
+# Tests that take a long time and would notice little more.
 LEFT_OUT = "not test_more_than_2_gib and not in_vain and not test_freed_memory"
 SECONDS = 600
-# Most of these change nothing that can be seen.
+# Most of these change nothing visible.
 NOT_TRIED = ("core/RemoveDecorator", "core/NoOp")
 
 
@@ -72,7 +72,7 @@ class Mutant:
 
 
 def all_mutants(module: str) -> Iterator[Mutant]:
-    """Yield all mutants of a module except those of annotations, which nothing evaluates."""
+    """Yield all mutants of a module, except in annotations, which are never evaluated."""
     path = ROOT / SOURCE / module
     text = path.read_text(encoding="utf-8")
     lines, spans, seen = text.splitlines(), list(never_evaluated(text)), Counter[str]()
@@ -110,10 +110,10 @@ def never_evaluated(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int
 
 
 def choose(number: int) -> list[Mutant]:
-    """Return one mutant for each of that many places: those with the least hashes.
+    """Return one mutant for each of ``number`` places: those with the smallest hashes.
 
-    Mutants that are not Python are left out: cosmic-ray takes the asterisk among parameters for a
-    product.
+    Leaves out mutants that are not valid Python: cosmic-ray takes the asterisk among parameters
+    for a product.
     """
     modules = [p.relative_to(ROOT / SOURCE).as_posix() for p in (ROOT / SOURCE).rglob("*.py")]
     of_place: dict[tuple[str, tuple[int, int]], Mutant] = {}
@@ -141,11 +141,11 @@ def tests_of(module: str) -> list[str]:
 
 
 def copy_repository(folder: str) -> None:
-    """Give this process its own copy of the repository to change and to test."""
+    """Give this process its own copy of the repository to change and test."""
     copy = Path(tempfile.mkdtemp(dir=folder)) / "copy"
     ignored = shutil.ignore_patterns(".*", "__pycache__", "_build", "result")
     shutil.copytree(ROOT, copy, ignore=ignored)
-    # As in a wheel: on the path itself it would also be found in place of Chainer's copy.
+    # As in a wheel: on the path itself it would also hide Chainer's copy.
     as_installed = copy / "as_installed"
     as_installed.mkdir()
     (as_installed / "_chainermn_dist").symlink_to(copy / SOURCE.parent)
@@ -187,7 +187,7 @@ def try_out(mutant: Mutant) -> dict[str, Any]:
 @click.command()
 @click.argument("results", type=click.Path(path_type=Path))
 @click.option("--number", default=300, help="of mutants")
-@click.option("--workers", default=2, help="mutants tried at a time")
+@click.option("--workers", default=2, help="number of mutants tried at a time")
 @click.option("--again", type=click.Path(exists=True, path_type=Path), help="survivors of these")
 def main(results: Path, number: int, workers: int, again: Path | None) -> None:
     """Try mutants and print those that survive."""

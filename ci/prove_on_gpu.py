@@ -481,7 +481,7 @@ def collect(folders: Sequence[Path]) -> int:
     for name, measured in figures_of.items():
         text = json.dumps(verdicts.merge_figures(measured), indent=1)
         (raw / name).write_text(text + "\n", encoding="utf-8")
-    gpu.write("gpu", gpu.TITLE)
+    gpu.write("gpu")
     print(f"written: {figures.RESULTS / 'gpu.md'}")
     return 0
 

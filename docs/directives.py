@@ -1,4 +1,4 @@
-"""What the pages of this site have beyond MyST: drawings, and scripts side by side."""
+"""What the pages of this site have beyond MyST, such as differences between scripts."""
 
 from __future__ import annotations
 
@@ -24,20 +24,6 @@ from chainermn.communicators import registered
 
 logger = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parents[1]
-
-
-class Drawing(SphinxDirective):
-    """``{drawing} NAME``: what ``drawings/NAME.py`` draws. The content says it in words."""
-
-    required_arguments = 1
-    has_content = True
-
-    def run(self) -> list[nodes.Node]:
-        (name,) = self.arguments
-        module = importlib.import_module(f"drawings.{name}")
-        self.env.note_dependency(str(module.__file__))
-        svg = module.draw(" ".join(self.content))
-        return [nodes.raw("", f'<div class="drawing">{svg}</div>', format="html")]
 
 
 class ScriptDiff(SphinxDirective):
@@ -180,6 +166,11 @@ def name_files_beyond_the_site(app: Sphinx, docname: str, source: list[str]) -> 
         source[0] = re.sub(r"\[[^]]*\]\((?:\.\./){2}([^)]+)\)", r"`\1`", source[0])
 
 
+def show_applications_on_the_site(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Turn links to the READMEs of applications into links to the pages that include them."""
+    source[0] = re.sub(r"\]\((?:\.\./)+(apps/\w+)/README\.md", r"](/\1.md", source[0])
+
+
 def index_what_people_search_for(app: Sphinx, docname: str, source: list[str]) -> None:
     """Turn ``<!-- search: deadlock, hang -->`` into entries of the index, the first hits."""
 
@@ -190,7 +181,6 @@ def index_what_people_search_for(app: Sphinx, docname: str, source: list[str]) -
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    app.add_directive("drawing", Drawing)
     app.add_directive("script-diff", ScriptDiff)
     app.add_directive("command-help", CommandHelp)
     app.add_directive("communicators", Communicators)
@@ -202,5 +192,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("missing-reference", resolve_by_last_name)
     app.connect("html-page-context", warn_of_internals)
     app.connect("source-read", name_files_beyond_the_site)
+    app.connect("source-read", show_applications_on_the_site)
     app.connect("source-read", index_what_people_search_for)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks import figures
-from benchmarks.figures import Group, Measured, load, milliseconds
+from benchmarks.figures import Group, Measured, figure, load, milliseconds
 from chainermn.communicators import registered
 from chainermn.launch.mpiexec import NAMES
+
+__all__ = ["figure", "files", "table"]
 
 #: For each part, the places whose groups its table shows, and its columns with their rows.
 _TABLES = {
@@ -64,42 +66,6 @@ _ACCURACY = {
 def files() -> list[Path]:
     """Return the files from which figures and tables are made."""
     return sorted((figures.RESULTS / "raw").glob("*.json"))
-
-
-def figure(name: str) -> str:
-    """Return a figure in words, or the least and the greatest where several have the name.
-
-    Parameters
-    ----------
-    name : str
-        ``PART: WHERE: ROW`` is a time, and ``PART: WHERE: ROW / OTHER ROW`` the ratio of two. The
-        part is that of files in ``results/raw``, of both MPIs or as ``PART-mpich`` of one. Each
-        of any number of texts ``WHERE:`` has to occur in the titles of the tables.
-
-    Raises
-    ------
-    ValueError
-        If nothing of this name has been measured.
-    """
-    part, *where, rows = name.split(": ")
-    part, _, only = part.partition("-")
-    groups = [
-        group
-        for mpi, content in load(part).items()
-        for group in content["groups"]
-        if only in ("", mpi) and all(text in group.title for text in where)
-    ]
-    if not groups:
-        raise ValueError(f"docs/results/raw has no table {': '.join([part, *where])!r}")
-    values = []
-    for group in groups:
-        value = _value(group, rows)
-        if value is None:
-            raise ValueError(f"{rows!r} has not been measured with {group.title!r}")
-        values.append(value)
-    is_ratio = " / " in rows
-    ends = [f"{v:.2f}" if is_ratio else milliseconds(v) for v in (min(values), max(values))]
-    return " to ".join(dict.fromkeys(ends)) + ("" if is_ratio else " ms")
 
 
 def table(subject: str) -> Iterator[str]:
@@ -172,13 +138,6 @@ def _pipeline() -> Iterator[str]:
 def _mean_and_ends(row: Measured) -> str:
     last = [100 * value for value in row.last]
     return f"{statistics.fmean(last):.1f} ({min(last):.1f} to {max(last):.1f})"
-
-
-def _value(group: Group, rows: str) -> float | None:
-    name, _, other = rows.partition(" / ")
-    if other:
-        return group.ratio(name, other)
-    return group.row(name).median if group.row(name).seconds else None
 
 
 def _cell(group: Group, name: str) -> str:

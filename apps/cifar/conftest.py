@@ -16,7 +16,7 @@ HERE = Path(__file__).resolve().parent
 LIMIT = 600
 NAMES = ["data", "model", "predict", "search_reports", "shapes", "study", "training"]
 
-# The threads of a BLAS wait for each other for long where other programs use the cores too.
+# Where other programs use the cores too, the threads of a BLAS wait long for each other.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 

@@ -52,7 +52,7 @@ class Images:
     train, validation : chainer.datasets.TupleDataset
         Nine tenths and one tenth of the images to train on, divided at random.
     test : chainer.datasets.TupleDataset
-        Images that neither training nor any choice of hyper-parameters sees.
+        Images that neither training nor any choice of hyperparameters sees.
     classes : list of str
         Their names.
     """

@@ -14,7 +14,7 @@ import data
 from chainermn.files import read_json
 from model import ResNet, load_weights
 
-N_COLUMNS, N_ROWS = 12, 3
+N_COLUMNS, N_ROWS = 6, 6
 # Of what train.py was given, what is used here.
 ARGUMENTS = {
     "dataset": set(data.DATASETS),
@@ -58,7 +58,7 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     best = Path("result/best.npz")
     add("weights", metavar="FILE", nargs="?", type=Path, default=best, help="default: %(default)s")
-    add("--data", metavar="PATH", help="where CIFAR is; default: where it was in training")
+    add("--data", metavar="PATH", help="CIFAR files; default: those of the training")
     picture = Path("predictions.png")
     add("--picture", metavar="FILE", type=Path, default=picture, help="default: %(default)s")
     return parser.parse_args()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Search for the hyper-parameters with which a network learns best."""
+"""Search for the hyperparameters with which a network learns best."""
 
 import argparse
 from pathlib import Path
@@ -53,10 +53,10 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     training.add_arguments(parser, epoch=5)
     add = parser.add_argument
-    add("--trials", "-t", type=int, default=10, help="that the study is to have in the end")
+    add("--trials", "-t", type=int, default=10, help="trials in the finished study")
     per_trial = "ranks that train a trial together; default: all"
     add("--ranks-per-trial", type=int, metavar="N", help=per_trial)
-    add("--quiet", "-q", action="store_true", help="print nothing but warnings and errors")
+    add("--quiet", "-q", action="store_true", help="print only warnings and errors")
     return training.checked(parser)
 
 

@@ -82,30 +82,32 @@ def write(trials: list[FrozenTrial], path: Path) -> None:
 
 
 def draw(trials: list[FrozenTrial], path: Path) -> None:
-    """Draw the accuracies in the order of the trials, and over each hyper-parameter."""
+    """Draw the accuracies in the order of the trials, and over each hyperparameter."""
     from matplotlib.figure import Figure
 
     names = list(trials[0].params)
-    figure = Figure(figsize=(3.2 * (len(names) + 1), 3.2), layout="constrained", dpi=100)
-    panels = figure.subplots(1, len(names) + 1, sharey=True)
-    for axes, name in zip(panels, ["trial", *names], strict=True):
+    rows = [["trial"] * 2, *map(list, zip(*2 * [iter([*names, "."])], strict=False))]
+    # So narrow that a phone shows labels in a size to read.
+    figure = Figure(figsize=(5.4, 2.2 * len(rows)), layout="constrained", dpi=160)
+    panels = figure.subplot_mosaic(rows, sharey=True)
+    for name, axes in panels.items():
         for state, colour in COLOURS.items():
             shown = [trial for trial in trials if NAMES[trial.state] == state]
             if not shown:
                 continue
             places = [trial.number if name == "trial" else trial.params[name] for trial in shown]
-            # A failed trial without any accuracy stands at the bottom.
+            # A failed trial has no accuracy and is drawn at the bottom.
             heights = np.nan_to_num([accuracy_of(trial) for trial in shown])
             axes.scatter(places, heights, color=colour, label=state, s=25)
         if name != "trial" and is_logarithmic(trials[0].distributions[name]):
             axes.set_xscale("log")
         axes.set_xlabel(name)
         axes.grid(alpha=0.3)
-    panels[0].set_ylabel("validation accuracy")
-    panels[0].legend()
+    panels["trial"].legend()
+    figure.supylabel("validation accuracy")
     figure.savefig(path)
 
 
 def is_logarithmic(distribution: BaseDistribution) -> bool:
-    """Tell whether a hyper-parameter is searched by its order of magnitude."""
+    """Tell whether a hyperparameter is searched by its order of magnitude."""
     return getattr(distribution, "log", False)

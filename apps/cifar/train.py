@@ -62,13 +62,18 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--unit", "-u", type=int, default=16, help="channels of the first layer")
     add("--dropout", type=float, default=0.1, help="default: %(default)s")
-    add("--lr", type=float, default=0.4, help="for 100 images in a step; default: %(default)s")
+    add(
+        "--lr",
+        type=float,
+        default=0.4,
+        help="learning rate for 100 images per step; default: %(default)s",
+    )
     add("--weight-decay", type=float, default=5e-4, help="default: %(default)s")
-    add("--resume", "-r", metavar="FILE", help="snapshot to go on from; default: the newest")
+    add("--resume", "-r", metavar="FILE", help="snapshot to resume from; default: the newest")
     add("--tensorboard", action="store_true", help="also write the log for TensorBoard")
     add = parser.add_mutually_exclusive_group().add_argument
     add("--evaluate", action="store_true", help="do not train; test best.npz in --out")
-    add("--quiet", "-q", action="store_true", help="print nothing but warnings and errors")
+    add("--quiet", "-q", action="store_true", help="print only warnings and errors")
     return training.checked(parser)
 
 

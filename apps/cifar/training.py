@@ -27,12 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser, epoch: int) -> None:
     add("--data", metavar="PATH", help="folder or .tar.gz with the binary version of CIFAR")
     add("--examples", type=int, metavar="N", help="train and validate with N images only")
     add("--no-augment", action="store_true", help="do not mirror and shift images at random")
-    add("--batchsize", "-b", type=int, default=25, help="images of a process in one step")
-    add("--epoch", "-e", type=int, default=epoch, help="how often to go through the data")
-    add("--communicator", help="default: chosen for the hosts and GPUs at hand")
+    add("--batchsize", "-b", type=int, default=25, help="batch size per process")
+    add("--epoch", "-e", type=int, default=epoch, help="number of epochs")
+    add("--communicator", help="default: chosen for your hosts and GPUs")
     add("--gpu", "-g", action="store_true", help="train on GPU")
-    add("--seed", type=int, default=0, help="of the first weights and of all random choices")
-    add("--out", "-o", metavar="DIR", default="result", help="for all that is written")
+    add("--seed", type=int, default=0, help="seed of weights and random choices")
+    add("--out", "-o", metavar="DIR", default="result", help="folder for all output")
 
 
 def checked(parser: argparse.ArgumentParser) -> argparse.Namespace:

@@ -106,7 +106,7 @@ def load_features(folder: Path, images: np.ndarray) -> FeatureNetwork:
         chainer.serializers.load_npz(path, network)
     except (KeyError, OSError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path} cannot be used ({error}). Delete it, and it is made anew"
+            f"{path} cannot be used ({error}). Delete it, and the next run makes a new one"
         ) from None
     return network
 
@@ -179,8 +179,8 @@ def create_reference(train: np.ndarray, validation: np.ndarray, folder: Path) ->
 class DistanceEvaluator(chainermn.extensions.GenericMultiNodeEvaluator):
     """Reports, on rank 0, how far generated images are from the validation images.
 
-    The images are made from the same random numbers each time, a part of them on each rank. So
-    the distance is the same on any number of ranks.
+    The images are made from the same random numbers each time, and each rank makes some of them.
+    So the distance is the same on any number of ranks.
 
     Parameters
     ----------

@@ -29,8 +29,8 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     best = Path("result/best.npz")
     add("weights", metavar="FILE", nargs="?", type=Path, default=best, help="default: %(default)s")
-    add("--number", "-n", type=int, default=80, help="of images; default: %(default)s")
-    add("--seed", type=int, default=0, help="another one draws other images")
+    add("--number", "-n", type=int, default=80, help="number of images; default: %(default)s")
+    add("--seed", type=int, default=0, help="each seed draws different images")
     picture = Path("generated.png")
     add("--picture", metavar="FILE", type=Path, default=picture, help="default: %(default)s")
     args = parser.parse_args()

@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 DISTANCE = "validation/distance"
 # Seconds after which something hangs, on however busy a machine.
 LIMIT = 600
-# The threads of a BLAS wait for each other for long where other programs use the cores too.
+# Where other programs use the cores too, the threads of a BLAS wait long for each other.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 EPOCHS = 8
 
@@ -382,7 +382,7 @@ def test_pictures_of_a_trained_generator(app, two_ranks, tmp_path, monkeypatch, 
 
     monkeypatch.setattr(sys, "argv", ["generate.py", str(out / "log")])
     assert app.generate.main() == 1
-    assert re.match(r"error: .*log is no NPZ file", capsys.readouterr().err)
+    assert re.match(r"error: .*log is not? (an )?NPZ file", capsys.readouterr().err)
 
     strange = tmp_path / "strange.npz"
     set_traps(out / "best.npz", strange, tmp_path / "trapped")

@@ -110,21 +110,34 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--dataset", choices=["digits", "mnist", "images"], default="digits")
-    add("--data", metavar="DIR", help="folder of mnist's IDX files, or of image files")
-    add("--size", type=int, default=32, help="of image files, in pixels; default: %(default)s")
-    add("--batchsize", "-b", type=int, default=32, help="images of a process in one step")
-    add("--epoch", "-e", type=int, default=100, help="how often to go through the data")
-    add("--unit", "-u", type=int, default=32, help="channels at full size")
-    add("--lr", type=float, default=0.0002, help="of both networks; default: %(default)s")
-    add("--communicator", help="default: chosen for the hosts and GPUs at hand")
+    add("--data", metavar="DIR", help="folder with MNIST's IDX files, or with image files")
+    add(
+        "--size", type=int, default=32, help="pixels per side of image files; default: %(default)s"
+    )
+    add("--batchsize", "-b", type=int, default=32, help="batch size per process")
+    add("--epoch", "-e", type=int, default=100, help="number of epochs")
+    add("--unit", "-u", type=int, default=32, help="channels at full image size")
+    add(
+        "--lr",
+        type=float,
+        default=0.0002,
+        help="learning rate of both networks; default: %(default)s",
+    )
+    add("--communicator", help="default: chosen for your hosts and GPUs")
     add("--gpu", "-g", action="store_true", help="train on GPU")
-    add("--seed", type=int, default=0, help="of the first weights, all shuffling and latents")
-    add("--out", "-o", metavar="DIR", default="result", help="for log, pictures and snapshots")
-    add("--resume", "-r", metavar="FILE", help="snapshot to go on from")
+    add("--seed", type=int, default=0, help="seed of weights, shuffling and latents")
+    add(
+        "--out",
+        "-o",
+        metavar="DIR",
+        default="result",
+        help="folder for log, pictures and snapshots",
+    )
+    add("--resume", "-r", metavar="FILE", help="snapshot to resume from")
     add("--tensorboard", action="store_true", help="also write the log for TensorBoard")
     add = parser.add_mutually_exclusive_group().add_argument
     add("--evaluate", action="store_true", help="do not train; evaluate best.npz in --out")
-    add("--quiet", "-q", action="store_true", help="print nothing but warnings and errors")
+    add("--quiet", "-q", action="store_true", help="print only warnings and errors")
     args = parser.parse_args()
     if min(args.epoch, args.batchsize, args.unit) < 1 or args.size < 8 or args.seed < 0:
         parser.error(

@@ -17,7 +17,7 @@ NAMES = ["data", "evaluation", "export", "generated", "idx", "ilsvrc", "images",
 NAMES += ["lr_range", "models", "options", "predict", "prepare", "shard_iterator", "shards"]
 NAMES += ["train", "trained", "training", "weights"]
 
-# The threads of a BLAS wait for each other for long where other programs use the cores too.
+# Where other programs use the cores too, the threads of a BLAS wait long for each other.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 

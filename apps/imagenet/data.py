@@ -24,7 +24,7 @@ from chainermn.iterators import MultiprocessIterator
 # Of the side of a validation image, what is cut out of its middle: 224 of 256 pixels.
 CENTRE = 0.875
 
-# A list with more is taken for a mistake, before there is a network of so many.
+# A list with more is taken for a mistake, before memory is allocated for its network.
 MOST_CLASSES = 100_000
 # Bytes of a list's line: no path has more than 4096, and int() takes as many digits.
 LONGEST_LINE = 4200
@@ -224,7 +224,7 @@ class EpochOrder(chainer.iterators.OrderSampler):
     Parameters
     ----------
     sampler : chainermn.datasets.DistributedOrderSampler
-        Shuffles the images of all ranks anew for each epoch.
+        Reshuffles the images of all ranks for each epoch.
     """
 
     def __init__(self, sampler: chainermn.datasets.DistributedOrderSampler) -> None:

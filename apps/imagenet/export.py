@@ -37,7 +37,7 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     default = " or else ".join(map(str, trained.DEFAULTS))
     add("--model", "-m", type=Path, metavar="FILE", help=f"weights; default: {default}")
-    add("--out", "-o", type=Path, metavar="FILE", default=Path("model.onnx"), help="to be written")
+    add("--out", "-o", type=Path, metavar="FILE", default=Path("model.onnx"), help="output")
     return parser.parse_args()
 
 

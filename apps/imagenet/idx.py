@@ -73,7 +73,7 @@ def read_part(folder: Path, prefix: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_array(folder: Path, name: str, ndim: int) -> np.ndarray:
-    """Read a file of unsigned bytes with so many dimensions, which may be gzipped."""
+    """Read a file of unsigned bytes with ``ndim`` dimensions, which may be gzipped."""
     path = folder / name
     if not path.exists() and not (path := folder / f"{name}.gz").exists():
         raise FileNotFoundError(f"{folder} contains neither {name} nor {name}.gz")

@@ -67,7 +67,7 @@ def read_ground_truth(path: Path, names: list[str], numbers: dict[str, int]) -> 
             last = [synsets[int(word)] for word in last]
         labels = [numbers[word] if SYNSET.fullmatch(word) else int(word) for word in last]
     except (KeyError, ValueError) as error:
-        raise ValueError(f"{path}: {error} is no class of the training images") from None
+        raise ValueError(f"{path}: {error} is not a class of the training images") from None
     if not all(0 <= label < len(numbers) for label in labels):
         raise ValueError(f"{path}: expected numbers from 0 to {len(numbers) - 1}")
     return labels

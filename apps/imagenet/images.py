@@ -65,7 +65,7 @@ def open_image(path: str | Path, root: Path | None = None) -> BinaryIO:
 def read_image(
     path: str | Path | BinaryIO, size: int, choose: Chooser, root: Path | None = None
 ) -> np.ndarray:
-    """Read a part of an image, scaled to a square.
+    """Read part of an image, scaled to a square.
 
     Parameters
     ----------

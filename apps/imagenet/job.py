@@ -84,7 +84,7 @@ def describe(args: argparse.Namespace, train: batches.Source) -> dict[str, Any]:
 def create_network(
     args: argparse.Namespace, comm: chainermn.CommunicatorBase, about: dict[str, Any]
 ) -> chainer.Link:
-    """Return the network, with the weights to begin with.
+    """Return the network with its initial weights.
 
     Raises
     ------
@@ -115,7 +115,7 @@ def check_classes(path: Path, classes: list[str]) -> None:
 def load_initial_weights(
     network: chainer.Link, args: argparse.Namespace, comm: chainermn.CommunicatorBase
 ) -> None:
-    """Load the weights to begin with; rank 0 says which of them, if that is not all.
+    """Load initial weights; rank 0 says which, unless all are loaded.
 
     Raises
     ------

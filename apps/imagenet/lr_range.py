@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Find a learning rate to begin with: raise it step by step, and see how the loss falls.
+"""Find a learning rate: raise it step by step, and see how the loss falls.
 
 Takes train.py's arguments, of which some have no effect here, such as --epoch and --lr.
 """
@@ -52,9 +52,14 @@ def parse_arguments() -> argparse.Namespace:
     summary, notes = __doc__.split("\n\n")
     parser = argparse.ArgumentParser(description=summary, epilog=notes)
     add = parser.add_argument
-    add("--lowest", type=float, default=1e-4, help="first --lr of train.py; default: %(default)s")
-    add("--highest", type=float, default=10, help="last one; default: %(default)s")
-    add("--steps", type=int, default=100, help="training steps between; default: %(default)s")
+    add("--lowest", type=float, default=1e-4, help="lowest --lr to try; default: %(default)s")
+    add("--highest", type=float, default=10, help="highest --lr to try; default: %(default)s")
+    add(
+        "--steps",
+        type=int,
+        default=100,
+        help="training steps from lowest to highest; default: %(default)s",
+    )
     return options.parse_arguments(parser)
 
 

@@ -41,56 +41,77 @@ def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
         metavar="LIST",
         help="file of lines 'path label', or folder of shards; default: drawn images",
     )
-    add("--val", metavar="LIST", help="the same, of the images to validate with")
-    add("--root", "-R", metavar="DIR", type=Path, help="what the paths of the lists start from")
+    add("--val", metavar="LIST", help="the same for the validation images")
+    add("--root", "-R", metavar="DIR", type=Path, help="folder that the lists' paths start from")
     mean = "mean.json, or mean image (.npy) whose means of colours count; default: beside TRAIN"
     add("--mean", "-m", metavar="FILE", type=Path, help=mean)
-    add("--classes", metavar="FILE", type=Path, help="names; default: classes.txt beside TRAIN")
+    add(
+        "--classes",
+        metavar="FILE",
+        type=Path,
+        help="class names; default: classes.txt beside TRAIN",
+    )
     add(
         "--arch",
         "-a",
         choices=sorted(ARCHITECTURES),
         help="default: small for drawn images, else resnet50",
     )
-    add("--batchsize", "-B", type=int, default=32, help="images of a process in one step")
-    add("--val_batchsize", "-b", type=int, default=250, help="and in validation")
+    add("--batchsize", "-B", type=int, default=32, help="batch size per process")
+    add("--val_batchsize", "-b", type=int, default=250, help="the same in validation")
     add(
         "--epoch",
         "-E",
         "-e",
         type=int,
-        help="passes through the data; default: 20 for small, else 90",
+        help="number of epochs; default: 20 for small, else 90",
     )
-    add("--lr", type=float, help="for 256 images a step; default: 0.4 for small, else 0.1")
-    add("--warmup", type=float, help="epochs in which it rises; default: 1 for small, else 5")
-    add("--schedule", choices=["cosine", "step"], default="cosine", help="how it falls then")
+    add("--lr", type=float, help="rate for 256 images per step; default: 0.4 for small, else 0.1")
+    add("--warmup", type=float, help="epochs in which --lr rises; default: 1 for small, else 5")
+    add(
+        "--schedule",
+        choices=["cosine", "step"],
+        default="cosine",
+        help="how the rate falls after that",
+    )
     add("--weight-decay", type=float, default=1e-4, help="default: %(default)s")
     add("--label-smoothing", type=float, default=0.1, help="default: %(default)s")
     least = "least share of an image that is cut out at random; default: 0.6 for small, else 0.08"
     add("--least-area", type=float, metavar="SHARE", help=least)
     add("--mixed16", action="store_true", help="compute in float16, with float32 parameters")
     add("--mnbn", action="store_true", help="batch normalization over the batches of all ranks")
-    add("--communicator", help="default: chosen for the hosts and GPUs at hand")
+    add("--communicator", help="default: chosen for your hosts and GPUs")
     add("--gpu", "-g", action="store_true", help="train on GPU")
-    add("--loaderjob", "-j", type=int, help="processes that read images, of a rank; 0: itself")
-    add("--skip-unreadable", action="store_true", help="do not end at images that are damaged")
+    add("--loaderjob", "-j", type=int, help="worker processes per rank that read images; 0: none")
+    add("--skip-unreadable", action="store_true", help="skip damaged images")
     outside = "take paths of the lists, and links, that lead out of --root"
     add("--allow-outside", action="store_true", help=outside)
-    add("--seed", type=int, default=0, help="of the first weights and of all shuffling")
-    add("--out", "-o", metavar="DIR", default="result", help="for log, pictures and snapshots")
+    add("--seed", type=int, default=0, help="seed of initial weights and shuffling")
+    add(
+        "--out",
+        "-o",
+        metavar="DIR",
+        default="result",
+        help="folder for log, pictures and snapshots",
+    )
     add("--initmodel", "-i", metavar="FILE", help="start from the weights in this model.npz")
-    add("--finetune", action="store_true", help="of --initmodel, leave out the head")
-    add("--freeze", metavar="LAYER", nargs="+", default=[], help="layers that stay as they are")
+    add("--finetune", action="store_true", help="do not load the head of --initmodel")
+    add("--freeze", metavar="LAYER", nargs="+", default=[], help="layers that are not trained")
     add("--clip", type=float, metavar="NORM", help="largest norm of the mean gradient")
     add("--ema", type=float, metavar="DECAY", help="evaluate and keep averaged weights")
-    add("--resume", "-r", metavar="FILE", help="go on from this snapshot, not the newest in OUT")
-    add("--checkpoint", type=int, default=1000, metavar="N", help="iterations, of a snapshot")
+    add(
+        "--resume",
+        "-r",
+        metavar="FILE",
+        help="resume from this snapshot; default: the newest in OUT",
+    )
+    add("--checkpoint", type=int, default=1000, metavar="N", help="iterations between snapshots")
     add("--tensorboard", action="store_true", help="also write the log for TensorBoard")
-    add("--test", action="store_true", help="only ten iterations, to see whether all is well")
+    add("--test", action="store_true", help="only ten iterations, to see whether it works")
     add = parser.add_mutually_exclusive_group().add_argument
     evaluate = "do not train, evaluate these weights; default: best.npz in OUT"
     add("--evaluate", metavar="FILE", nargs="?", const="", help=evaluate)
-    add("--quiet", "-q", action="store_true", help="print nothing but warnings and errors")
+    add("--quiet", "-q", action="store_true", help="print only warnings and errors")
     args = parser.parse_intermixed_args()
     if args.lists:
         if args.train or args.val:
@@ -101,7 +122,7 @@ def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     if (args.train is None) != (args.val is None):
         parser.error("--train and --val belong together")
     if args.finetune and not args.initmodel:
-        parser.error("--finetune needs the weights to begin with: --initmodel FILE")
+        parser.error("--finetune needs initial weights: add --initmodel FILE")
     if args.ema is not None and args.mixed16:
         parser.error("--ema averages weights in float32, which --mixed16 does not have")
     drawn = args.train is None

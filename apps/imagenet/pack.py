@@ -42,11 +42,18 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     source = "list of lines 'path label', or folder of tar files that are to be indexed"
     add("source", metavar="LIST", type=Path, help=source)
-    add("--root", "-R", metavar="DIR", type=Path, default=Path(), help="as for train.py")
+    add(
+        "--root",
+        "-R",
+        metavar="DIR",
+        type=Path,
+        default=Path(),
+        help="folder that the list's paths start from",
+    )
     outside = "take paths of LIST, and links, that lead out of --root"
     add("--allow-outside", action="store_true", help=outside)
     add("--out", "-o", metavar="DIR", type=Path, help="folder for the shards of LIST")
-    add("--images", type=int, default=1000, help="of a shard; default: %(default)s")
+    add("--images", type=int, default=1000, help="images per shard; default: %(default)s")
     args = parser.parse_args()
     if args.source.is_dir() == (args.out is not None):
         parser.error("give --out with a list, and nothing else with a folder of tar files")

@@ -54,10 +54,16 @@ def main() -> int:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
-    add("images", metavar="IMAGE", nargs="+", type=Path, help="file, or folder of files")
+    add(
+        "images",
+        metavar="IMAGE",
+        nargs="+",
+        type=Path,
+        help="image file, or folder of image files",
+    )
     default = " or else ".join(map(str, trained.DEFAULTS))
     add("--model", "-m", type=Path, metavar="FILE", help=f"weights; default: {default}")
-    add("--batchsize", "-b", type=int, default=32, help="images at a time; default: %(default)s")
+    add("--batchsize", "-b", type=int, default=32, help="batch size; default: %(default)s")
     add("--gpu", "-g", action="store_true", help="compute on a GPU")
     add("--csv", metavar="FILE", help="also write a table, with a row for each image")
     return parser.parse_args()

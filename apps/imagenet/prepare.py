@@ -55,17 +55,22 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("folder", metavar="DIR", type=Path, help="folder with the images")
-    add("--train", metavar="DIR", help="the folder of classes in it; looked for by default")
-    add("--val", metavar="DIR", help="the same to validate with, or a folder of all these images")
-    add("--ground-truth", metavar="FILE", type=Path, help="classes of the latter (ILSVRC2012)")
-    add("--hold-out", metavar="SHARE", type=float, help="of each class, validate with this share")
-    add("--seed", type=int, default=0, help="of the choice of what is held out")
-    add("--classes", metavar="FILE", type=Path, help="names, a line for each class, in order")
+    add("--train", metavar="DIR", help="its folder with a folder per class; default: found")
+    add("--val", metavar="DIR", help="the same for validation; the images may lie in it directly")
+    add(
+        "--ground-truth",
+        metavar="FILE",
+        type=Path,
+        help="classes of images that lie in --val directly (ILSVRC2012)",
+    )
+    add("--hold-out", metavar="SHARE", type=float, help="share of each class to validate with")
+    add("--seed", type=int, default=0, help="seed of the choice of validation images")
+    add("--classes", metavar="FILE", type=Path, help="class names, one per line, in order")
     add("--out", "-o", type=Path, metavar="DIR", default=Path(), help="default: current folder")
-    add("--size", type=int, default=256, help="pixels of a side that images are scaled to")
+    add("--size", type=int, default=256, help="pixels per side that images are scaled to")
     outside = "take links that lead out of DIR"
     add("--allow-outside", action="store_true", help=outside)
-    add("--skip-unreadable", action="store_true", help="do not end at images that are damaged")
+    add("--skip-unreadable", action="store_true", help="skip damaged images")
     return parser.parse_args()
 
 
@@ -126,7 +131,7 @@ def add_up(
 
 
 def write_mean(sums: Sums, n: int, out: Path) -> None:
-    """Write ``mean.json``, the statistics of so many images."""
+    """Write ``mean.json``, the statistics of ``n`` images."""
     statistics = sums.statistics()
     (out / "mean.json").write_text(json.dumps(statistics, indent=1) + "\n")
     mean = ", ".join(f"{value:.2f}" for value in statistics["mean"])

@@ -49,10 +49,10 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--arch", "-a", choices=sorted(ARCHITECTURES), default="small")
-    add("--batchsize", "-B", type=int, default=32, help="images of a process in one step")
-    add("--iterations", type=int, default=20, help="of a round; default: %(default)s")
+    add("--batchsize", "-B", type=int, default=32, help="batch size per process")
+    add("--iterations", type=int, default=20, help="iterations per round; default: %(default)s")
     add("--rounds", type=int, default=15, help="default: %(default)s")
-    add("--communicator", help="default: chosen for the hosts and GPUs at hand")
+    add("--communicator", help="default: chosen for your hosts and GPUs")
     return parser.parse_args()
 
 

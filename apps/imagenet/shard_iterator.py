@@ -13,8 +13,8 @@ import numpy as np
 from chainermn.global_except_hook import exit_job
 from shards import Shards
 
-# Places by which an image comes earlier or later than it is read. A shard that pack.py has written
-# has images of all classes.
+# An image comes up to this many places earlier or later than it is read. A shard that pack.py has
+# written has images of all classes.
 WINDOW = 1000
 BATCHES_AHEAD = 4
 SECONDS_TO_WAIT = 300
@@ -23,7 +23,7 @@ SECONDS_TO_WAIT = 300
 class ShardOrder:
     """The images of a rank, in the order in which it reads them and that in which it has them.
 
-    Shards are shuffled, and their images are divided among the ranks: each reads a part of the
+    Shards are shuffled, and their images are divided among the ranks: each reads its part of the
     sequence from its beginning to its end, and has each image earlier or later by less than
     `WINDOW` places. All ranks have each image once in an epoch. So that they end it together,
     ranks with one image less than others have a blank at the end.
@@ -54,7 +54,7 @@ class ShardOrder:
     def plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of images as they are read, and which of these is the next each time.
 
-        They depend on nothing but seed, epoch, rank and number of ranks.
+        They depend only on seed, epoch, rank and number of ranks.
         """
         starts = np.cumsum(self.counts) - self.counts
         shards = np.arange(len(self.counts))
@@ -79,7 +79,7 @@ class ShardIterator(chainer.dataset.Iterator):
 
     A shard that cannot be read ends the job.
 
-    A snapshot of it holds the place in the epoch. Going on from it reads the shard again from the
+    A snapshot of it holds the place in the epoch. A resumed run reads the shard again from the
     first image that is still to come.
 
     Parameters
@@ -105,7 +105,7 @@ class ShardIterator(chainer.dataset.Iterator):
         n_threads: int,
         repeat: bool = True,
     ) -> None:
-        self._reader = ThreadPoolExecutor(1)  # hence in sequence
+        self._reader = ThreadPoolExecutor(1)  # one thread reads in sequence
         self._makers = ThreadPoolExecutor(max(n_threads, 1))
         if order_sampler.n % order_sampler.size and batch_size < 2 and repeat:
             raise ValueError(
@@ -117,7 +117,7 @@ class ShardIterator(chainer.dataset.Iterator):
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Start from the beginning."""
         self._previous_epoch_detail = -1.0
         self.is_new_epoch = False
         self._start(0, 0)

@@ -122,7 +122,7 @@ def test_decoding_at_reduced_size_changes_little(app, tmp_path):
 
 
 def claims(path: Path, side: int) -> Path:
-    """Return a file of a few bytes for an image of so many pixels a side."""
+    """Return a file of a few bytes that claims ``side`` x ``side`` pixels."""
     name, sides = path.suffix[1:], side.to_bytes(2, "big") * 2
     written = io.BytesIO()
     Image.new("L", (64, 64)).save(written, {"jpg": "JPEG", "tif": "TIFF"}.get(name, name))
@@ -173,7 +173,7 @@ for path in sys.argv[3:]:
 
 
 def read_images(most_memory: int, *paths: Path) -> str:
-    """Return what is said about images that are read in so many bytes of address space."""
+    """Return what is said about images read in ``most_memory`` bytes of address space."""
     command = [sys.executable, "-c", READ_IMAGES, HERE, str(most_memory), *paths]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout

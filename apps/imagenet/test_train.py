@@ -75,7 +75,7 @@ def test_options_are_those_of_the_original_example(app, monkeypatch):
         (["a"], "expected two lists, TRAIN and VAL, got 1"),
         (["a", "b", "c"], "expected two lists, TRAIN and VAL, got 3"),
         (["--val", "b"], "--train and --val belong together"),
-        (["--finetune"], "--finetune needs the weights to begin with: --initmodel FILE"),
+        (["--finetune"], "--finetune needs initial weights: add --initmodel FILE"),
         (["--ema", "0.9", "--mixed16"], "--ema averages weights in float32"),
         (["--ema", "2"], "--ema must be between 0 and 1, got 2.0"),
         (["--clip", "-1"], "--clip must be above 0, got -1.0"),
@@ -364,7 +364,7 @@ def test_first_epochs_on_one_rank_with_other_options(train, drawn, tmp_path):
     train(1, drawn, tmp_path / "result", *options, "--loaderjob", "0", "--val_batchsize", "7")
     log = read_log(tmp_path / "result")
     assert log[-1]["iteration"] == 12
-    # Go on from its weights, in float16 and with batch normalization over both ranks.
+    # Continue with its weights, in float16 and with batch normalization over both ranks.
     model = tmp_path / "result/model.npz"
     options = ["--test", "--initmodel", model, "--mixed16", "--mnbn", "--communicator", "flat"]
     few = (drawn / "val.txt").read_text().splitlines(keepends=True)[:5]

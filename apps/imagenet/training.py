@@ -105,7 +105,7 @@ class LearningRate(Extension):
 
 
 class EpochOrInterval:
-    """Trigger of the ends of epochs, and of every so many iterations.
+    """Trigger at the end of each epoch, and at intervals of iterations.
 
     Unlike Chainer's own it has no state, so what it triggers may have another one in a snapshot.
 

@@ -1,4 +1,4 @@
-"""Weights to begin with: those of another training, all of them or all but the head."""
+"""Initial weights: those of another training, all, or all except the head."""
 
 from collections.abc import Callable, Iterable
 

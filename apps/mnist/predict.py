@@ -13,7 +13,7 @@ import numpy as np
 import data
 from model import MODELS, load_weights
 
-N_COLUMNS, N_ROWS = 12, 6
+N_COLUMNS, N_ROWS = 6, 6  # readable on a phone
 
 
 def main() -> int:
@@ -49,7 +49,7 @@ def parse_arguments() -> argparse.Namespace:
     best = Path("result/best.npz")
     add("weights", metavar="FILE", nargs="?", type=Path, default=best, help="default: %(default)s")
     add("--dataset", choices=["digits", "mnist"], default="digits", help="default: %(default)s")
-    add("--data", metavar="DIR", help="folder with MNIST's IDX files, instead of a download")
+    add("--data", metavar="DIR", help="read MNIST's IDX files from this folder")
     add("--model", "-m", choices=MODELS, default="mlp", help="as in training")
     add("--unit", "-u", type=int, default=200, help="as in training")
     picture = Path("predictions.png")

@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 ACCURACY, LOSS = "validation/main/accuracy", "validation/main/loss"
 # Seconds after which something hangs, on however busy a machine.
 LIMIT = 600
-# The threads of a BLAS wait for each other for long where other programs use the cores too.
+# Where other programs use the cores too, the threads of a BLAS wait long for each other.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 N_TRAIN, N_VALIDATION, N_PIXELS, N_UNITS, BATCHSIZE = 61, 31, 12, 20, 5
@@ -97,7 +97,7 @@ def run_here(command: list, cwd: Path, **env: str) -> subprocess.CompletedProces
 
 
 class OneProcess:
-    """Trains as the scripts do, on all batches of a step at once, with nothing but NumPy."""
+    """Trains as the scripts do, on all batches of a step at once, with NumPy alone."""
 
     def __init__(self, arrays: Path, n_replicas: int | None) -> None:
         with np.load(arrays) as found:

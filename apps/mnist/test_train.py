@@ -47,7 +47,7 @@ def predict() -> ModuleType:
     return import_modules(HERE, ["predict"]).predict
 
 
-# The threads of a BLAS wait for each other for long where other programs use the cores too.
+# Where other programs use the cores too, the threads of a BLAS wait long for each other.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
@@ -352,7 +352,7 @@ def test_predictions_wrong_ones_first(two_ranks, predict, monkeypatch, tmp_path,
     assert shown.startswith(f"{accuracy:.2%} of 360 images read correctly\n")
     n_wrong = round(360 * (1 - accuracy))
     wrong = drawn["digits"] != drawn["read"]
-    assert wrong.tolist() == [True] * n_wrong + [False] * (72 - n_wrong)
+    assert wrong.tolist() == [True] * n_wrong + [False] * (36 - n_wrong)
     assert picture.read_bytes().startswith(PNG)
 
     monkeypatch.setattr(sys, "argv", [*command, "--model", "cnn"])

@@ -49,7 +49,7 @@ def to_batch(
 
 
 class BucketIterator(chainer.dataset.Iterator):
-    """Batches of sentences of similar length, shuffled anew for each epoch.
+    """Batches of sentences of similar length, reshuffled for each epoch.
 
     Which batches there are depends only on the seed and on the epoch, and their number only on
     that of the examples. So ranks with equally many examples end their epochs together, and

@@ -21,7 +21,7 @@ NAMES = ["batches", "catalogues", "corpus", "evaluation", "files", "generated", 
 NAMES += ["models.transformer", "neighbours", "prepare", "saved", "subwords"]
 NAMES += ["training", "translate", "vocabulary"]
 
-# The threads of a BLAS wait for each other for long where other programs use the cores too.
+# Where other programs use the cores too, the threads of a BLAS wait long for each other.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 

@@ -210,7 +210,7 @@ def _unpacked(path: Path, cache: Path) -> Path:
 
 
 def _copy_text(packed: BinaryIO, lines: BinaryIO, path: Path) -> None:
-    """Copy what a gzip file has in it, unless that is no text but meant to fill the disk."""
+    """Copy the content of a gzip file, unless it is not text and meant to fill the disk."""
     n_lines, most = 0, max(SMALL, MOST_TIMES * path.stat().st_size)
     while chunk := packed.read(LONGEST_LINE + 1):
         if len(chunk) > LONGEST_LINE and b"\n" not in chunk:

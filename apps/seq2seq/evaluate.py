@@ -50,14 +50,12 @@ def parse_arguments() -> argparse.Namespace:
     add("network", type=Path, nargs="?", default="result/best.npz", help=network)
     add("--source", metavar="FILE", type=Path, required=True, help="lines to translate")
     add("--target", metavar="FILE", type=Path, required=True, help="their translations")
-    add(
-        "--train-source", metavar="FILE", type=Path, help="where to look for the nearest neighbour"
-    )
-    add("--train-target", metavar="FILE", type=Path, help="its translation is in here")
+    add("--train-source", metavar="FILE", type=Path, help="lines to find the nearest neighbour in")
+    add("--train-target", metavar="FILE", type=Path, help="their translations")
     add("--beam", type=int, default=4, help="width of the beam; default: %(default)s")
-    add("--batchsize", "-b", type=int, default=32, help="lines to translate at a time")
+    add("--batchsize", "-b", type=int, default=32, help="batch size, in lines")
     add("--gpu", "-g", action="store_true", help="translate on GPU")
-    add("--out", "-o", metavar="FILE", type=Path, help="write the scores there, too (JSON)")
+    add("--out", "-o", metavar="FILE", type=Path, help="also write the scores to this file (JSON)")
     args = parser.parse_args()
     if (args.train_source is None) != (args.train_target is None):
         parser.error("--train-source and --train-target belong together")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import chainermn.files
 
-# Bytes. That a file without line breaks is no text is said before it fills the memory; attention
-# takes memory by the square of what it translates.
+# Bytes. A file without line breaks is refused before it fills the memory; attention takes memory
+# in proportion to the square of a sentence's length.
 LONGEST_LINE, LONGEST_SENTENCE = 1_000_000, 5_000
 
 

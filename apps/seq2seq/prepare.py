@@ -32,21 +32,40 @@ def parse_arguments() -> argparse.Namespace:
     add = command.add_argument
     found = "catalogues, folders with catalogues, or Debian packages (.deb)"
     add("paths", metavar="PATH", nargs="+", type=Path, help=found)
-    add("--language", "-l", required=True, help="of the translations, such as de")
-    add("--out", "-o", metavar="DIR", type=Path, required=True, help="for train.en and so on")
-    add("--validation", type=int, default=1000, help="pairs at most; default: %(default)s")
-    add("--test", type=int, default=2000, help="pairs at most; default: %(default)s")
-    add("--max-characters", type=int, default=300, help="longer messages are skipped")
-    add("--seed", type=int, default=0, help="of the choice of packages")
+    add("--language", "-l", required=True, help="language of the translations, such as de")
+    add(
+        "--out",
+        "-o",
+        metavar="DIR",
+        type=Path,
+        required=True,
+        help="folder for train.en and so on",
+    )
+    add(
+        "--validation",
+        type=int,
+        default=1000,
+        help="largest number of pairs; default: %(default)s",
+    )
+    add("--test", type=int, default=2000, help="largest number of pairs; default: %(default)s")
+    add("--max-characters", type=int, default=300, help="skip longer messages")
+    add("--seed", type=int, default=0, help="seed of the choice of packages")
     command.set_defaults(act=make_from_catalogues)
 
     about = "a model of subwords, for train.py --subwords"
     command = commands.add_parser("subwords", help=about, description=f"Train {about}.")
     add = command.add_argument
-    add("files", metavar="FILE", nargs="+", type=Path, help="text of both languages, or one")
-    add("--vocabulary-size", type=int, default=8000, help="at most; default: %(default)s")
+    add("files", metavar="FILE", nargs="+", type=Path, help="text in one language or both")
+    add("--vocabulary-size", type=int, default=8000, help="largest size; default: %(default)s")
     add("--kind", choices=["unigram", "bpe"], default="unigram", help="default: %(default)s")
-    add("--out", "-o", metavar="FILE", type=Path, required=True, help="such as subwords.model")
+    add(
+        "--out",
+        "-o",
+        metavar="FILE",
+        type=Path,
+        required=True,
+        help="output, such as subwords.model",
+    )
     command.set_defaults(act=make_subwords)
     return parser.parse_args()
 
@@ -83,10 +102,10 @@ def make_from_catalogues(args: argparse.Namespace) -> None:
 def split(
     packages: dict[str, list[Pair]], n_validation: int, n_test: int, seed: int
 ) -> tuple[dict[str, list[Pair]], dict[str, list[str]]]:
-    """Divide pairs by package, so that what is tested has never been trained on.
+    """Divide pairs by package, so that no test sentence occurs in the training.
 
-    Whole packages are taken, in random order, for as long as they fit. A message that several
-    packages have, but for case and punctuation, is only trained on.
+    Whole packages are taken, in random order, as long as they fit. A message that occurs in
+    several packages, up to case and punctuation, is only trained on.
 
     Parameters
     ----------
@@ -117,7 +136,7 @@ def split(
         for package, pairs in packages.items()
     }
     order = sorted(package for package, pairs in own.items() if pairs)
-    random.Random(seed).shuffle(order)  # noqa: S311  # a split of data is no secret
+    random.Random(seed).shuffle(order)  # noqa: S311  # a split of data needs no secrecy
     names: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
     parts: dict[str, list[Pair]] = {"train": [], "valid": [], "test": []}
     for package in order:

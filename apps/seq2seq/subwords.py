@@ -69,7 +69,7 @@ def train_subwords(lines: Iterable[str], kind: str, size: int) -> bytes:
     ModuleNotFoundError
         If sentencepiece is not installed.
     ValueError
-        If there is too little text for so many subwords, or too much for so few.
+        If there is too little text for this number of subwords, or too much.
     """
     model = io.BytesIO()
     try:

@@ -108,7 +108,7 @@ def test_messages_of_a_catalogue(app, tmp_path, suffix):
     pairs = [("one", "eins"), ("one", "eine"), ("%d day", "%d Tag"), ("%d days", "%d Tage")]
     assert sorted(messages.packages["a"]) == sorted(pairs)
     skipped = {"without letters": 1, "too long": 1}
-    if suffix == "po":  # there is nothing of these in a .mo
+    if suffix == "po":  # a .mo has none of these
         skipped |= {"fuzzy": 1, "obsolete": 1, "empty": 1}
     assert messages.skipped == skipped
     assert messages.catalogues == 1

@@ -34,7 +34,7 @@ from corpus import ParallelText
 from models import MODELS, Translator
 from text import Text, load_text
 
-# Options that may be others when a run goes on by itself. The digests of the text replace files.
+# Options that may change when a run is resumed. The digests of the text replace the files.
 FREE = {"source", "target", "validation_source", "validation_target", "cache", "epoch", "patience"}
 FREE |= {"subwords", "communicator", "gpu", "out", "resume", "evaluate", "tensorboard", "quiet"}
 # Compressing weights takes more than ten times as long, and hardly saves any space.
@@ -97,44 +97,67 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
-    add("--source", metavar="FILE", type=Path, help="lines to translate; by default, dates")
-    add("--target", metavar="FILE", type=Path, help="their translations, line for line")
-    add("--validation-source", metavar="FILE", type=Path, help="lines to validate with")
+    add("--source", metavar="FILE", type=Path, help="lines to translate; default: generated dates")
+    add("--target", metavar="FILE", type=Path, help="their translations, line by line")
+    add("--validation-source", metavar="FILE", type=Path, help="validation lines")
     add("--validation-target", metavar="FILE", type=Path, help="their translations")
-    add("--cache", metavar="DIR", type=Path, help="for indices and vocabularies; default: in OUT")
-    add("--hold-out", type=int, default=1000, help="pairs to validate with, without such files")
-    add("--subwords", metavar="FILE", type=Path, help="from prepare.py; by default, words")
-    add("--min-count", type=int, default=1, help="of a token, to be in a vocabulary")
-    add("--max-vocabulary", type=int, default=30000, help="tokens; default: %(default)s")
-    add("--max-length", type=int, default=50, help="tokens; longer pairs are skipped")
-    add("--batchsize", "-b", type=int, default=64, help="pairs of a process in one step")
-    add("--epoch", "-e", type=int, default=6, help="how often to go through the data at most")
+    add(
+        "--cache",
+        metavar="DIR",
+        type=Path,
+        help="folder for indices and vocabularies; default: in OUT",
+    )
+    add("--hold-out", type=int, default=1000, help="validation pairs, if there are no such files")
+    add(
+        "--subwords",
+        metavar="FILE",
+        type=Path,
+        help="subword model from prepare.py; default: words",
+    )
+    add("--min-count", type=int, default=1, help="least count of a token in a vocabulary")
+    add(
+        "--max-vocabulary",
+        type=int,
+        default=30000,
+        help="largest vocabulary; default: %(default)s",
+    )
+    add("--max-length", type=int, default=50, help="skip longer pairs; in tokens")
+    add("--batchsize", "-b", type=int, default=64, help="batch size per process, in pairs")
+    add("--epoch", "-e", type=int, default=6, help="largest number of epochs")
     add("--model", choices=sorted(MODELS), default="lstm", help="default: %(default)s")
     add("--unit", "-u", type=int, default=128, help="size of embeddings and hidden states")
-    add("--layer", "-l", type=int, default=1, help="layers of encoder and decoder")
-    add("--head", type=int, default=4, help="of each attention of a Transformer")
+    add("--layer", "-l", type=int, default=1, help="layers in encoder and decoder")
+    add("--head", type=int, default=4, help="heads per attention of a Transformer")
     add("--dropout", type=float, default=0.1, help="default: %(default)s")
-    add("--share-embedding", action="store_true", help="one vocabulary and embedding for all")
+    add("--share-embedding", action="store_true", help="share one vocabulary and one embedding")
     add("--optimizer", choices=sorted(training.OPTIMIZERS), default="adam")
     add("--lr", type=float, default=0.002, help="learning rate; default: %(default)s")
-    add("--warmup", type=int, default=20, help="steps in which it rises; default: %(default)s")
+    add("--warmup", type=int, default=20, help="steps in which --lr rises; default: %(default)s")
     add("--clip", type=float, default=1, help="largest norm of a gradient; default: %(default)s")
     criterion = "what has to get better in the validation data; default: %(default)s"
     add("--criterion", choices=sorted(training.CRITERIA), default="loss", help=criterion)
-    add("--decay", type=float, default=0.5, help="factor for the learning rate on a plateau")
-    add("--decay-patience", type=int, default=1, help="epochs that make a plateau")
+    add("--decay", type=float, default=0.5, help="factor for --lr on a plateau")
+    add(
+        "--decay-patience", type=int, default=1, help="epochs without progress that make a plateau"
+    )
     add("--patience", type=int, default=4, help="epochs without progress before stopping early")
     add("--mixed16", action="store_true", help="compute in float16, with float32 parameters")
-    add("--communicator", help="default: chosen for the hosts and GPUs at hand")
+    add("--communicator", help="default: chosen for your hosts and GPUs")
     add("--gpu", "-g", action="store_true", help="train on GPU")
-    add("--seed", type=int, default=0, help="of the first weights and of all shuffling")
-    add("--out", "-o", metavar="DIR", default="result", help="for log, pictures and snapshots")
-    add("--resume", "-r", metavar="FILE", help="snapshot to go on from; default: the newest")
-    add("--tensorboard", action="store_true", help="write the log for TensorBoard, too")
+    add("--seed", type=int, default=0, help="seed of initial weights and shuffling")
+    add(
+        "--out",
+        "-o",
+        metavar="DIR",
+        default="result",
+        help="folder for log, pictures and snapshots",
+    )
+    add("--resume", "-r", metavar="FILE", help="snapshot to resume from; default: the newest")
+    add("--tensorboard", action="store_true", help="also write the log for TensorBoard")
     add = parser.add_mutually_exclusive_group().add_argument
     evaluate = "do not train, but evaluate this network; default: OUT/best.npz"
     add("--evaluate", metavar="FILE", nargs="?", const="", help=evaluate)
-    add("--quiet", "-q", action="store_true", help="print nothing but warnings and errors")
+    add("--quiet", "-q", action="store_true", help="print only warnings and errors")
     return parser.parse_args()
 
 

@@ -165,7 +165,7 @@ class EarlyStopping(Extension):
 
 
 class End:
-    """Trigger of the end of training: by early stopping, or after so many epochs.
+    """Trigger of the end of training: by early stopping, or after ``epochs`` epochs.
 
     Parameters
     ----------

@@ -41,7 +41,7 @@ def parse_arguments() -> argparse.Namespace:
     network = "best.npz or model.npz, beside its model.json; default: %(default)s"
     add("network", type=Path, nargs="?", default="result/best.npz", help=network)
     add("--beam", type=int, default=1, help="width of the beam; 1, the default, is greedy")
-    add("--batchsize", "-b", type=int, default=1, help="lines to translate at a time")
+    add("--batchsize", "-b", type=int, default=1, help="batch size, in lines")
     add("--gpu", "-g", action="store_true", help="translate on GPU")
     return parser.parse_args()
 

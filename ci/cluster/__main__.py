@@ -23,7 +23,7 @@ CANNOT = 3
 
 
 def main() -> int:
-    """Do what the command line says; return the exit code."""
+    """Run the command line; return the exit code."""
     args = make_parser().parse_args()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
@@ -41,12 +41,12 @@ def main() -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line; it also chooses the function to ``perform``."""
+    """Return the parser of the command line; its ``perform`` is the function to call."""
     parser = argparse.ArgumentParser(
         prog="cluster",
         description="Several hosts on one machine: host00, host01 and so on. Needs root.",
     )
-    parser.add_argument("--name", default="lab", help="tells clusters apart that are up at once")
+    parser.add_argument("--name", default="lab", help="name of this cluster, if there are several")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     def add(perform: Callable[..., int | None]) -> argparse.ArgumentParser:
@@ -60,7 +60,7 @@ def make_parser() -> argparse.ArgumentParser:
         command.add_argument("--slurm", action="store_true", help="with Slurm on them")
     for command in starting:
         command.add_argument("--rate", help="of all links: 1gbit, 100mbit, ...")
-        latency = "seconds that what is sent is on its way"
+        latency = "seconds that each frame takes"
         command.add_argument("--latency", type=float, default=0.0, help=latency)
         command.add_argument("number", metavar="N", type=int)
     executing = add(exec_)
@@ -81,19 +81,19 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def check(cluster: Cluster, args: argparse.Namespace) -> int:
-    """Say what this machine lacks for it; the exit code is 3 then."""
+    """Say what this machine lacks for emulated hosts; the exit code is then 3."""
     if missing := requirements.find_missing(for_slurm=args.slurm):
         print(missing)
     return CANNOT if missing else 0
 
 
 def up(cluster: Cluster, args: argparse.Namespace) -> None:
-    """Start N hosts, which stay up."""
+    """Start N hosts and keep them up."""
     cluster.up(args.number, rate=args.rate, latency=args.latency, with_slurm=args.slurm)
 
 
 def run(cluster: Cluster, args: argparse.Namespace) -> int:
-    """Start N hosts, run CMD on the first of them, end them."""
+    """Start N hosts, run CMD on the first, and end them."""
     with Cluster(f"{cluster.name}-{os.getpid()}") as own:
         own.up(
             args.number,
@@ -106,45 +106,45 @@ def run(cluster: Cluster, args: argparse.Namespace) -> int:
 
 
 def exec_(cluster: Cluster, args: argparse.Namespace) -> int:
-    """Run CMD on a host that is up, in the current folder."""
+    """Run CMD in the current folder on a host that is up."""
     return run_on(cluster.host(args.host), args)
 
 
 def run_on(host: Host, args: argparse.Namespace) -> int:
-    """Run a command on a host; return its exit code as a shell does."""
+    """Run a command on a host; return its exit code, as a shell would."""
     code = subprocess.call(host.command(args.program, *args.arguments))
     return code if code >= 0 else 128 - code
 
 
 def processes(cluster: Cluster, args: argparse.Namespace) -> None:
-    """List what runs on the hosts: host, pid, command line."""
+    """List the processes on the hosts: host, pid, command line."""
     for host in cluster.hosts():
         for pid, line in host.processes().items():
             print(host.name, pid, line)
 
 
 def link(cluster: Cluster, args: argparse.Namespace) -> None:
-    """Pull the plug of a host, or put it in again."""
+    """Unplug a host from the network, or plug it in again."""
     cluster.set_link(args.host, args.state)
 
 
 def rate(cluster: Cluster, args: argparse.Namespace) -> None:
-    """Limit the speed of all links, or of one."""
+    """Limit the speed of all links, or of one link."""
     cluster.set_rate(args.rate, args.host)
 
 
 def docker0(cluster: Cluster, args: argparse.Namespace) -> None:
-    """Give all hosts an interface of the same address, as Docker does."""
+    """Give all hosts an interface with the same address, as Docker does."""
     cluster.set_duplicate(present=args.state == "on")
 
 
 def down(cluster: Cluster, args: argparse.Namespace) -> None:
-    """End the hosts, and whatever runs on them."""
+    """End the hosts and all processes on them."""
     cluster.down()
 
 
 def exit_by_signal(number: int, frame: FrameType | None) -> NoReturn:
-    """Exit in order, so that hosts that are coming up go down."""
+    """Exit normally, so that hosts that are starting are ended too."""
     raise SystemExit(128 + number)
 
 

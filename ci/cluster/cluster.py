@@ -1,4 +1,4 @@
-"""Several hosts on one machine, which leave nothing behind."""
+"""Several emulated hosts on one machine, which leave nothing behind."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _SECONDS_TO_START = 30.0
 
 
 class ClusterError(RuntimeError):
-    """Something about the hosts is not as it has to be; the message is one line."""
+    """The hosts cannot do what was asked; the message is one line."""
 
 
 class Cluster:
-    """The emulated hosts ``host00``, ``host01`` and so on. At the end of a ``with`` they go down.
+    """The emulated hosts ``host00``, ``host01`` and so on. They go down at the end of a ``with``.
 
     Parameters
     ----------
     name : str
-        Tells clusters apart. They do not meet: each has a network of its own.
+        Name of the cluster. Clusters cannot reach each other: each has its own network.
     """
 
     def __init__(self, name: str = "lab") -> None:
@@ -51,7 +51,7 @@ class Cluster:
         Raises
         ------
         ClusterError
-            If none is.
+            If there is none.
         """
         if found := hosts.find(self.name):
             return found
@@ -79,26 +79,26 @@ class Cluster:
         with_slurm: bool = False,
         ends_with_this_process: bool = False,
     ) -> None:
-        """Start hosts, after having ended what is left of an earlier start.
+        """Start hosts, after ending those of an earlier start.
 
         Parameters
         ----------
         number : int
-            How many, 1 to 99.
+            Number of hosts, 1 to 99.
         rate : str, optional
             See `set_rate`.
         latency : float
-            Seconds that what is sent is on its way.
+            Seconds that each frame takes from host to host.
         with_slurm : bool
-            Whether Slurm is started on them, each being a node of it.
+            Whether to start Slurm, with each host as a node.
         ends_with_this_process : bool
-            Whether they end when this process does, be it by ``SIGKILL``. If so, call this in
-            the main thread.
+            Whether they end with this process, even if ``SIGKILL`` ends it. If so, call this
+            in the main thread.
 
         Raises
         ------
         ClusterError
-            If this machine cannot have hosts, or one does not start.
+            If this machine cannot emulate hosts, or a host does not start.
         """
         if not 1 <= number <= MOST_HOSTS:
             raise ClusterError(f"expected 1 to {MOST_HOSTS} hosts, got {number}")
@@ -161,20 +161,20 @@ class Cluster:
             raise ClusterError(str(error)) from error
 
     def down(self) -> None:
-        """End all hosts, and with them whatever runs there."""
+        """End all hosts and all processes on them."""
         hosts.kill(self.name)
         for process in self._started:
             process.wait()
         self._started = []
 
     def set_link(self, name: str, state: str) -> None:
-        """Pull the plug of a host, or put it in again: ``'down'`` or ``'up'``."""
+        """Unplug a host from the network (``'down'``), or plug it in again (``'up'``)."""
         links.run_on(self.hosts()[0], [links.set_link(self.host(name).name, state)])
 
     def set_rate(self, rate: str, name: str | None = None) -> None:
-        """Limit the speed of links, both ways, to ``'100mbit'`` or the like, or ``'off'``.
+        """Limit the speed of all links or of one host's, both ways.
 
-        That of one host, or all of them.
+        The rate is ``'100mbit'`` or the like, or ``'off'``.
         """
         first, *_ = up = self.hosts()
         for host in up if name is None else [self.host(name)]:

@@ -1,4 +1,4 @@
-"""The files by which hosts know each other: names, addresses and keys."""
+"""The files from which hosts know each other: names, addresses and keys."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 NETWORK = "10.77.0"
-#: For temporary files. Hosts share /tmp, where Open MPI names a folder by nothing but its pid: if
-#: another host has that pid, or one that is gone has left a folder, it ends with exit code 213.
+#: For temporary files. Hosts share /tmp, where Open MPI names a folder after its pid alone. If a
+#: job on another host has the same pid, or left such a folder, Open MPI ends with exit code 213.
 OWN_FOLDER = "/run/tmp"
-#: Who asks for it by ssh may set this variable, as jobs of `chainermn.testing.mpiexec` do.
+#: Ssh passes this variable on; jobs of `chainermn.testing.mpiexec` set it.
 FORWARDED = "CHAINERMN_TESTING_JOB"
 
 _SSHD_CONFIG = f"""\
@@ -26,7 +26,7 @@ MaxStartups 100
 AcceptEnv {FORWARDED}
 SetEnv TMPDIR={OWN_FOLDER}
 """
-# OpenSSH's own choice takes eight times as long, 70 ms of a core for each connection.
+# OpenSSH's default takes eight times as long: 70 ms of a core for each connection.
 _SSH_CONFIG = f"""\
 Host *
     IdentityFile /etc/ssh/id
@@ -45,15 +45,15 @@ def address(index: int) -> str:
 
 
 def write(folder: Path, names: Sequence[str]) -> None:
-    """Write what every host needs to know into an empty folder.
+    """Write the files that every host needs into an empty folder.
 
     Parameters
     ----------
     folder : path
-        Gets ``hostfile``, which names the hosts, one a line, and ``etc``, the content of which
-        hides what is under the same name in the ``/etc`` of the machine.
+        Gets ``hostfile``, with one host per line, and ``etc``, whose files hide those of the
+        same names in the machine's ``/etc``.
     names : sequence of str
-        Of the hosts, in the order of their addresses.
+        Names of the hosts, in the order of their addresses.
     """
     ssh = folder / "etc/ssh"
     ssh.mkdir(parents=True)
@@ -70,14 +70,14 @@ def write(folder: Path, names: Sequence[str]) -> None:
     (folder / "etc/hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
     (folder / "hostfile").write_text("\n".join([*names, ""]))
 
-    # What a shell reads at its start may be meant for this machine alone, as locks are.
+    # A shell must not read settings meant for this machine alone, such as locks.
     _write_accounts(folder / "etc/passwd", 6, "/bin/sh")
-    # For an account that is locked, as root's is on Ubuntu, sshd refuses keys too.
+    # Sshd refuses even keys for a locked account, which root's is on Ubuntu.
     _write_accounts(folder / "etc/shadow", 1, "*")
 
 
 def _write_accounts(path: Path, field: int, value: str) -> None:
-    """Write the file of this name of the machine, with another value in a field of root's."""
+    """Copy the machine's file of this name, with one field of root's line changed."""
     path.touch(0o600 if path.name == "shadow" else 0o644)
     accounts = [line.split(":") for line in Path("/etc", path.name).read_text().splitlines()]
     for account in accounts:

@@ -1,7 +1,7 @@
-"""Emulated hosts: processes with a network, a name, processes and an sshd of their own.
+"""Emulated hosts: namespaces with their own network, host name, processes and sshd.
 
-No list of them is kept. A host is its first process, which is told from others by its arguments;
-with this process ends whatever runs on the host, and its network and its mounts are gone.
+There is no list of hosts. A host is its first process, recognized by its arguments. When that
+process ends, all processes of the host end, and its network and its mounts disappear.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ class Host:
     ----------
     name : str
     pid : int
-        Of its first process.
+        Process id of its first process.
     """
 
     name: str
     pid: int
 
     def command(self, *arguments: str) -> list[str]:
-        """Return the command that runs another one on this host, in the current folder."""
+        """Return a command that runs a command on this host, in the current folder."""
         enter = ["nsenter", f"--target={self.pid}", *_NAMESPACES, "--"]
         variables = [f"TMPDIR={OWN_FOLDER}", f"PATH={requirements.path()}"]
         env = ["env", f"--chdir={Path.cwd()}", *variables]
         return [*enter, *env, *arguments]
 
     def is_ready(self) -> bool:
-        """Return whether it answers to ssh, once it has a network."""
+        """Return whether the host, once it has a network, will answer ssh."""
         run = Path(f"/proc/{self.pid}/root/run")
         try:
-            # Until it has mounted its own, it sees that of the host on which it is started.
+            # Until the host has mounted its own /etc, it sees that of the host that starts it.
             return run.stat().st_dev != Path("/run").stat().st_dev and (run / "sshd.pid").exists()
         except FileNotFoundError:  # it has ended
             return False
 
     def processes(self) -> dict[int, str]:
-        """Return pids, as this machine counts them, and command lines of all that runs here."""
+        """Return pids, as the machine counts them, and command lines of this host's processes."""
         mine = _pid_namespace(self.pid)
         return {
             pid: " ".join(arguments)
@@ -71,13 +71,13 @@ def start(
     Parameters
     ----------
     cluster, name : str
-        Of the cluster and, in it, of the host.
+        Names of the cluster and of the host.
     files : path
-        What `files.write` has written.
+        Folder that `files.write` has filled.
     log : file
-        For what the process and its sshd write.
+        Log of the process and its sshd.
     bound : bool
-        Whether the host ends when this process does, however that happens.
+        Whether the host ends with this process, however this process ends.
     """
     prefix = ["setpriv", "--pdeathsig=KILL"] if bound else []
     unshare = ["unshare", *_NAMESPACES, "--mount-proc", "--fork", "--kill-child=KILL"]
@@ -95,7 +95,7 @@ def start(
 
 
 def find(cluster: str) -> list[Host]:
-    """Return the hosts of a cluster, in the order of their names."""
+    """Return the hosts of a cluster in the order of their names."""
     found = []
     for pid, arguments in _commands():
         if arguments[:1] == ["sh"] and arguments[2:3] == [_tag(cluster)]:
@@ -104,7 +104,7 @@ def find(cluster: str) -> list[Host]:
 
 
 def kill(cluster: str) -> None:
-    """End all hosts of a cluster, those that are just being started too."""
+    """End all hosts of a cluster, including those that are still starting."""
     while processes := [pid for pid, arguments in _commands() if _tag(cluster) in arguments]:
         for pid in processes:
             with contextlib.suppress(ProcessLookupError):
@@ -117,7 +117,7 @@ def _tag(cluster: str) -> str:
 
 
 def _commands() -> Iterator[tuple[int, Sequence[str]]]:
-    """Yield pid and arguments of every process but zombies, which have none left."""
+    """Yield pid and arguments of every process except zombies, which have no arguments."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if arguments := path.read_text(errors="replace").split("\0")[:-1]:

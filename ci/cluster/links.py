@@ -1,7 +1,7 @@
-"""The network of the hosts: a switch, and from it a link to each of them.
+"""The network of the hosts: a switch, and a link from it to each host.
 
-The switch is a network namespace that the first host knows by name, so that links can also be
-changed by what runs there. Functions called ``set_`` return the commands that do so.
+The switch is a network namespace that the first host knows by name, so that programs there can
+change links too. Functions named ``set_`` return commands that do so.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 from ci.cluster import files, requirements
 from ci.cluster.hosts import Host
 
-#: Like Docker's: on every host the same address, by which no host reaches another.
+#: As with Docker, every host has this address, and none reaches another through it.
 DUPLICATE, DUPLICATE_ADDRESS = "docker0", "172.17.0.1/16"
 
-#: The kernel remembers 1024 addresses that were asked for, for all network namespaces together,
-#: and drops packets beyond that. More hosts than this are told the addresses of all others.
+#: The kernel caches 1024 neighbor addresses for all network namespaces together, and drops packets
+#: beyond that. With more hosts than this, each host gets the addresses of all others in advance.
 _MOST_THAT_ASK = 16
 
 Command = list[str]
@@ -33,7 +33,7 @@ def connect(hosts: Sequence[Host], *, bridged: bool) -> None:
     ----------
     hosts : sequence of Host
     bridged : bool
-        Whether the kernel passes frames on; `start_slow_switch` does otherwise.
+        Whether the kernel forwards frames; otherwise `start_slow_switch` does.
     """
     at_switch = ["link add bridge type bridge", "link set bridge up"] if bridged else []
     for index, host in enumerate(hosts):
@@ -44,7 +44,7 @@ def connect(hosts: Sequence[Host], *, bridged: bool) -> None:
         ]
     first = hosts[0]
     run_on(first, [["ip", "netns", "add", "switch"]])
-    # Run where the switch is known, but processes are counted as the machine does.
+    # Run where the switch has its name, with the process ids of the machine.
     enter = ["nsenter", f"--target={first.pid}", "--mount"]
     _run([*enter, "ip", *_AT_SWITCH, "-batch", "-"], at_switch)
     known = [
@@ -63,15 +63,15 @@ def _hardware_address(index: int) -> str:
 
 
 def is_running(host: Host) -> bool:
-    """Tell whether the kernel has noticed, up to a second later, that both ends of a link are up.
+    """Return whether the kernel has noticed that both ends of a link are up.
 
-    Until then UCX, and with it MPICH, does not use it.
+    That takes up to a second, and until then UCX, and therefore MPICH, does not use the link.
     """
     return " UP " in _run(host.command("ip", "-brief", "link", "show", "eth0"))
 
 
 def start_slow_switch(hosts: Sequence[Host], latency: float) -> subprocess.Popen[str]:
-    """Let frames spend ``latency`` seconds in the switch; return what ends with the first host."""
+    """Delay frames by ``latency`` seconds in the switch; return its process, on the first host."""
     arguments = [sys.executable, str(_SLOW_SWITCH), str(latency), *(host.name for host in hosts)]
     process = subprocess.Popen(
         hosts[0].command("ip", "netns", "exec", "switch", *arguments),
@@ -88,7 +88,7 @@ def start_slow_switch(hosts: Sequence[Host], latency: float) -> subprocess.Popen
 
 
 def set_link(host: str, state: str) -> Command:
-    """Return what pulls the plug of a host, or puts it in again; to be run on the first host.
+    """Return the command, for the first host, that unplugs a host or plugs it in again.
 
     Parameters
     ----------
@@ -99,28 +99,28 @@ def set_link(host: str, state: str) -> Command:
 
 
 def set_rate(host: str, rate: str) -> tuple[Command, Command]:
-    """Return what limits the speed of a link, by a token bucket at either end.
+    """Return the commands that limit the speed of a link, by a token bucket at each end.
 
     Parameters
     ----------
     host : str
     rate : str
-        As ``tc`` writes it, ``100mbit``; or ``off``.
+        In the notation of ``tc``, such as ``100mbit``; or ``off``.
 
     Returns
     -------
     to_host, from_host : list of str
-        To be run on the first host and on ``host``.
+        Commands to run on the first host and on ``host``.
     """
     action, limit = "replace", ["tbf", "rate", rate, "burst", "256kb", "latency", "400ms"]
-    if rate == "off":  # what links have from the beginning
+    if rate == "off":  # as links have at first
         limit = ["noqueue"]
     to_host = ["tc", *_AT_SWITCH, "qdisc", action, "dev", host, "root", *limit]
     return to_host, ["tc", "qdisc", action, "dev", "eth0", "root", *limit]
 
 
 def set_duplicate(*, present: bool) -> list[Command]:
-    """Return what gives a host the duplicate interface or takes it away; to be run on each."""
+    """Return the command, for each host, that adds or removes the duplicate interface."""
     if not present:
         return [["ip", "link", "delete", DUPLICATE]]
     peer = f"{DUPLICATE}-peer"
@@ -138,7 +138,7 @@ def run_on(host: Host, commands: Iterable[Command]) -> None:
     Raises
     ------
     subprocess.CalledProcessError
-        If one fails; its standard error is in it.
+        If one fails; the error has its standard error.
     """
     for command in commands:
         _run(host.command(*command))
@@ -155,6 +155,6 @@ def _run(command: Command, lines: Iterable[str] = ()) -> str:
             env=requirements.environment(),
         )
     except subprocess.CalledProcessError as error:
-        error.add_note(error.stderr)  # a traceback has no other place for it
+        error.add_note(error.stderr)  # the only place for it in a traceback
         raise
     return ended.stdout

@@ -1,4 +1,4 @@
-"""What a machine needs for emulated hosts, and what it lacks."""
+"""What a machine needs to emulate hosts, and what it lacks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-#: Programs, and the packages of Debian and Ubuntu that have them.
+#: Programs, with the packages of Debian and Ubuntu that contain them.
 _PACKAGES = {
     "hostname": "hostname",
     "ip": "iproute2",
@@ -33,7 +33,7 @@ _WHERE_ROOT_LOOKS = "/usr/local/sbin:/usr/sbin:/sbin"
 
 
 def path() -> str:
-    """Return PATH with root's programs, which cron, ``env -i`` and plain accounts leave out."""
+    """Return PATH including root's programs, which cron, ``env -i`` and other users lack."""
     return f"{os.environ.get('PATH', os.defpath)}:{_WHERE_ROOT_LOOKS}"
 
 
@@ -43,15 +43,15 @@ def environment() -> dict[str, str]:
 
 
 def find_missing(*, for_slurm: bool = False) -> str:
-    """Return in one line what this machine lacks; nothing if it can have hosts.
+    """Return one line that says what this machine lacks, empty if it can emulate hosts.
 
     Parameters
     ----------
     for_slurm : bool
-        Whether Slurm is to run on them.
+        Whether Slurm will run on them.
     """
     if sys.platform != "linux":
-        return f"only Linux has what hosts are made of, and this is {sys.platform}"
+        return f"hosts can only be emulated on Linux, and this is {sys.platform}"
     wanted = _PACKAGES | (_SLURM_PACKAGES if for_slurm else {})
     missing = {name: wanted[name] for name in wanted if not shutil.which(name, path=path())}
     if for_slurm and not any(Path("/usr/lib").glob(_PMIX)):
@@ -64,7 +64,7 @@ def find_missing(*, for_slurm: bool = False) -> str:
 
 
 def _try() -> str:
-    """Return what the kernel refuses, as it does in most containers; nothing if nothing."""
+    """Return what the kernel refuses, as in most containers; empty if it refuses nothing."""
     commands = [
         "mount -t tmpfs tmpfs /dev/shm",
         "ip link add bridge type bridge",
@@ -82,4 +82,4 @@ def _try() -> str:
     if tried.returncode == 0:
         return ""
     said = " ".join(tried.stdout.split())
-    return f"this machine does not let root make hosts, perhaps as it is a container: {said}"
+    return f"this machine lets nobody emulate hosts, perhaps because it is a container: {said}"

@@ -1,7 +1,7 @@
 """A switch that keeps every frame for a while: ``python slow_switch.py SECONDS INTERFACE...``.
 
-For kernels without netem, and with nothing but Python. Frames pass as the kernel hands them over,
-up to 64 KiB that only an interface would divide, so that 1 Gbit/s is little work.
+For kernels without netem; needs only Python. Frames pass as the kernel hands them over, up to
+64 KiB long (only an interface would divide them), so 1 Gbit/s takes little work.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _MOST_BYTES = _HEADER + 14 + (64 << 10)
 
 
 def main() -> None:
-    """Pass frames on until it is killed."""
+    """Forward frames until killed."""
     delay = float(sys.argv[1])
     ports = [open_port(name) for name in sys.argv[2:]]
-    # The ranks compute on the cores on which this runs too.
+    # The ranks compute on the same cores.
     with contextlib.suppress(PermissionError):  # then it takes a little longer
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     print("ready", flush=True)
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def open_port(interface: str) -> socket.socket:
-    """Return a socket that gets and sends whole frames."""
+    """Return a socket that receives and sends whole frames."""
     port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_EVERY_PROTOCOL))
     port.setsockopt(_SOL_PACKET, _VNET_HEADER, 1)
     port.setsockopt(_SOL_PACKET, _IGNORE_OUTGOING, 1)
@@ -47,7 +47,7 @@ def open_port(interface: str) -> socket.socket:
 
 
 def pass_on(ports: list[socket.socket], delay: float) -> None:
-    """Send each frame where its receiver has been seen, or else everywhere."""
+    """Send each frame to the interface of its receiver or, if unknown, to all."""
     seen: dict[bytes, socket.socket] = {}
     waiting: collections.deque[tuple[float, bytes, list[socket.socket]]] = collections.deque()
     while True:

@@ -1,4 +1,4 @@
-"""Slurm on the emulated hosts, each of which is a node of it; the first controls it."""
+"""Slurm on the emulated hosts: each is a node, and the first is also the controller."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SECONDS_TO_START = 60.0
 
 
 def write(etc: Path, names: Sequence[str]) -> None:
-    """Write what hides the files of the same names in the ``/etc`` of the machine."""
+    """Write files that hide those of the same names in the machine's ``/etc``."""
     for folder in ("slurm", "munge"):
         (etc / folder).mkdir(mode=0o755)
     nodes = [
@@ -32,12 +32,12 @@ def write(etc: Path, names: Sequence[str]) -> None:
 
 
 def start(hosts: Sequence[Host]) -> None:
-    """Start it, and wait until jobs may be submitted.
+    """Start Slurm, and wait until it accepts jobs.
 
     Raises
     ------
     RuntimeError
-        If it does not start; the message has what it has said.
+        If it does not start; the message quotes its output.
     """
     for host in hosts:
         started = _run(host.command("sh", str(_START), hosts[0].name))

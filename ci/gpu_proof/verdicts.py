@@ -117,7 +117,7 @@ def judge(outcome: Outcome, codes: Sequence[int], *, is_tests: bool, is_complete
 def table(outcomes: Iterable[Outcome]) -> list[str]:
     """Return the verdicts as a table in Markdown."""
     lines = [
-        "| | verdict | passed | failed | skipped | seconds | |",
+        "| task | verdict | passed | failed | skipped | seconds | notes |",
         f"|---|---{4 * '|---:'}|---|",
     ]
     for each in outcomes:

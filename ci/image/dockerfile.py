@@ -1,4 +1,4 @@
-"""Carry out a Dockerfile without Docker: in a root file system that debootstrap makes."""
+"""Carry out a Dockerfile without Docker, in a root file system made by debootstrap."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from string import Template
 
-# What Docker gives processes, unless ENV says more.
+# The environment that Docker gives processes, to which ENV adds.
 _ENVIRONMENT = {
     "HOME": "/root",
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 }
-#: By what FROM says: the release of Debian.
+#: Release of Debian for each image that FROM may name.
 RELEASES = {"debian:12": "bookworm"}
 # As in Docker's images of Debian: no package may start a daemon.
 _POLICY = "#!/bin/sh\nexit 101\n"
@@ -38,9 +38,9 @@ class Image:
     root : Path
         An empty folder.
     lent : Path
-        A folder of this machine that processes see under the same path.
+        A folder of this machine, which processes see under the same path.
     env : dict
-        Variables of the steps, by which packages come from elsewhere than the index.
+        Variables of the steps, such as the place that packages come from.
     """
 
     def __init__(self, root: Path, lent: Path, env: dict[str, str]) -> None:
@@ -50,7 +50,7 @@ class Image:
         self.env = dict(_ENVIRONMENT)
 
     def build(self, dockerfile: Path, context: Path) -> None:
-        """Carry out all instructions; those that are not known here are an error."""
+        """Carry out all instructions; unknown ones are an error."""
         for name, value in instructions(dockerfile.read_text(encoding="utf-8")):
             match name:
                 case "FROM":
@@ -68,9 +68,9 @@ class Image:
                     raise ValueError(f"{dockerfile}: {name} is not known here")
 
     def run(self, script: str, **env: str) -> str:
-        """Run a script with the shell of the image; return what it has printed.
+        """Run a script with the image's shell; return its output.
 
-        Its processes end with it. They see the network of this machine, and have as much shared
+        Its processes end with it. They use the network of this machine, and have as much shared
         memory as docs/examples/mpijob.yaml gives a worker.
         """
         alone = ["unshare", "--mount", "--pid", "--fork", "--kill-child=KILL"]
@@ -111,7 +111,7 @@ class Image:
 
 
 def instructions(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the names of the instructions of a Dockerfile, and what follows them."""
+    """Yield the name and the arguments of each instruction of a Dockerfile."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\\n\s*", " ", "\n".join(lines))
     for line in filter(None, map(str.strip, joined.splitlines())):

@@ -1,4 +1,4 @@
-"""The Dockerfile of the documentation makes an image in which jobs run: ``nox -s image_tests``."""
+"""Jobs run in the image of the documentation's Dockerfile: ``nox -s image_tests``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_job_of_the_launcher_runs_on_one_host(image: Image) -> None:
 
 
 def test_workers_let_the_launcher_in(image: Image) -> None:
-    """The keys of a pod are files that everybody may write, and its name is one never seen."""
+    """A pod's keys are files that everybody may write, and its host name is new each time."""
     with socket.create_server(("localhost", 0)) as free:
         port = free.getsockname()[1]
     keys = "mkdir /root/.ssh && cd /root/.ssh && ssh-keygen -q -N '' -f id_rsa"

@@ -1,9 +1,9 @@
-"""Fixtures for tests on several hosts, to be run on the first of them.
+"""Fixtures for tests on several hosts; pytest runs on the first host.
 
-``nox -s multinode_tests`` emulates four hosts and runs the tests on the first; followed by
-``-- --hostfile FILE`` it runs them on the machines that the file names, the first of which has to
-be this one. All need this checkout and its environment at the same path, and ssh among them
-without a password.
+``nox -s multinode_tests`` emulates four hosts and runs the tests on the first. With
+``-- --hostfile FILE`` it runs them on the machines in the file, of which the first must be this
+one. All need this checkout and its environment at the same path, and ssh between them without a
+password.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=Path,
         default=EMULATED_HOSTFILE,
         metavar="FILE",
-        help="real machines to test on, one per line; the first has to be this one",
+        help="real machines to test on, one per line; the first must be this one",
     )
 
 
@@ -54,18 +54,18 @@ def hosts(pytestconfig: pytest.Config) -> Hosts:
 
 @pytest.fixture(scope="session")
 def _jobs() -> list[Job]:
-    """Return the jobs that the tests have started."""
+    """Return the jobs that tests have started."""
     return []
 
 
 @pytest.fixture(autouse=True)
 def leaves_no_process(_jobs: list[Job]) -> Iterator[None]:
-    """Fail a test of whose jobs a process is left at its end, on any host; kill it."""
+    """Fail a test whose jobs leave a process behind on any host, and kill that process."""
     yield
     left = []
     while _jobs:
         left += _jobs.pop().kill()
-    assert not left, f"left of the test's jobs: {left}"
+    assert not left, f"the test's jobs left behind: {left}"
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +81,7 @@ def start_command(hosts: Hosts, _jobs: list[Job]) -> Callable[..., Job]:
 
 @pytest.fixture(scope="session")
 def run_command(start_command: Callable[..., Job]) -> Callable[..., JobResult]:
-    """Return a function that runs a command line of ``mpiexec`` to its end."""
+    """Return a function that runs a command line of ``mpiexec`` until it ends."""
 
     def run(
         command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = 300
@@ -96,9 +96,9 @@ def start_job(hosts: Hosts, start_command: Callable[..., Job]) -> Callable[..., 
     """Return a function that starts a script on several hosts.
 
     ``start_job((2, 1), [script, "argument"], env={"NAME": "value"})`` starts two ranks on the
-    first host and one on the second, and gives them the variables under either MPI. The `Job`
-    that it returns can be asked for its processes on all hosts and for what it has written so
-    far, and its ranks can be sent signals: ``job.signal_rank(1, signal.SIGSTOP)``.
+    first host and one on the second, and gives them the variables under either MPI. The
+    returned `Job` knows its processes on all hosts and its output so far, and sends signals to
+    its ranks: ``job.signal_rank(1, signal.SIGSTOP)``.
     """
 
     def start(
@@ -118,9 +118,9 @@ def start_job(hosts: Hosts, start_command: Callable[..., Job]) -> Callable[..., 
 
 @pytest.fixture(scope="session")
 def run_job(start_job: Callable[..., Job]) -> Callable[..., JobResult]:
-    """Return a function that runs a script on several hosts to its end.
+    """Return a function that runs a script on several hosts until it ends.
 
-    It takes what that of ``start_job`` takes, and ``timeout`` in seconds.
+    It takes the arguments of ``start_job``'s, and ``timeout`` in seconds.
     """
 
     def run(
@@ -137,10 +137,10 @@ def run_job(start_job: Callable[..., Job]) -> Callable[..., JobResult]:
 
 @pytest.fixture
 def set_link(hosts: Hosts, local_path: Path) -> Iterator[Callable[[str, str], None]]:
-    """Return a function that pulls the plug of a host, or puts it in: ``set_link(host, "down")``.
+    """Return a function that unplugs a host from the network: ``set_link(host, "down")``.
 
-    After the test all links are up, before `local_path` is removed. On real machines the test is
-    skipped.
+    All links are up again after the test, before `local_path` is removed. Skips the test on real
+    machines.
     """
     skip_unless_emulated(hosts)
 
@@ -154,7 +154,7 @@ def set_link(hosts: Hosts, local_path: Path) -> Iterator[Callable[[str, str], No
 
 @pytest.fixture
 def duplicate_interface(hosts: Hosts) -> Iterator[None]:
-    """Give all hosts an interface of the same address; on real machines, skip the test."""
+    """Give all hosts an interface with the same address; on real machines, skip the test."""
     skip_unless_emulated(hosts)
     for command in links.set_duplicate(present=True):
         hosts.check_all(*command)
@@ -165,7 +165,7 @@ def duplicate_interface(hosts: Hosts) -> Iterator[None]:
 
 @pytest.fixture
 def local_path(hosts: Hosts) -> Iterator[Path]:
-    """Return the path of an empty folder that each host has for itself, until the test ends."""
+    """Return the path of an empty folder, a different one on each host, until the test ends."""
     path = Path("/dev/shm") / f"chainermn-{uuid.uuid4().hex}"
     hosts.check_all("mkdir", "-m", "700", str(path))
     yield path
@@ -174,4 +174,4 @@ def local_path(hosts: Hosts) -> Iterator[Path]:
 
 def skip_unless_emulated(hosts: Hosts) -> None:
     if not hosts.emulated:
-        pytest.skip("the network of real machines is not touched")
+        pytest.skip("tests leave the network of real machines alone")

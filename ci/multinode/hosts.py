@@ -11,22 +11,22 @@ from pathlib import Path
 from chainermn.launch.hosts import read_hostfile
 from chainermn.launch.mpiexec import SSH_OPTIONS
 
-#: Where an emulated host finds the names of all.
+#: File with the names of all emulated hosts.
 EMULATED_HOSTFILE = Path("/run/hostfile")
 
 
 class Hosts:
-    """The hosts of a hostfile. The first is the one on which pytest runs.
+    """The hosts of a hostfile. Pytest runs on the first.
 
     Parameters
     ----------
     hostfile : path
-        Names one host a line. How many ranks each takes is up to the tests.
+        One host per line. The tests decide how many ranks each gets.
 
     Attributes
     ----------
     places : list of (str, int)
-        What the file says.
+        Host and number of slots of each line of the file.
     names : list of str
     emulated : bool
         Whether links can be changed.
@@ -40,7 +40,7 @@ class Hosts:
     def run(
         self, host: str, command: Sequence[str], *, timeout: float = 300
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on a host, in the current folder; return how it ended.
+        """Run a command on a host, in the current folder; return its outcome.
 
         Raises
         ------
@@ -58,7 +58,7 @@ class Hosts:
         return ended
 
     def check(self, host: str, *command: str) -> str:
-        """Run a command on a host; return what it printed.
+        """Run a command on a host; return its output.
 
         Raises
         ------
@@ -70,7 +70,7 @@ class Hosts:
         return ended.stdout
 
     def check_all(self, *command: str, on: Iterable[str] | None = None) -> dict[str, str]:
-        """Do so on some hosts at once, by default on all; return what each printed."""
+        """Run a command on some hosts in parallel, by default on all; return their outputs."""
         names = list(self.names if on is None else on)
         with ThreadPoolExecutor() as executor:
             printed = executor.map(lambda host: self.check(host, *command), names)

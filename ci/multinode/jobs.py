@@ -1,4 +1,4 @@
-"""Jobs of ranks on several hosts, which leave nothing behind on any."""
+"""Jobs of ranks on several hosts, which leave no process behind on any."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from chainermn.testing.mpiexec import JOB_VARIABLE, JobResult, launch_environmen
 from ci.multinode.hosts import Hosts
 
 _MARKED = Path(__file__).with_name("marked.py")
-# How long daemons of an MPI may take to follow mpiexec.
+# How long an MPI's daemons may take to end after mpiexec.
 _GRACE = 30.0
-# Open MPI makes every ssh the leader of a process group, and so does the ssh itself; where cores
-# are busy, mpiexec comes second, is refused, and says so. It means nothing.
+# Both Open MPI and its ssh make that ssh the leader of a process group. If cores are busy, mpiexec
+# comes second, is refused, and prints a warning that means nothing.
 _NOISE = re.compile(r"^\[.*\] plm:ssh: Warning: setpgid\(.*\) failed in parent .*\n", re.MULTILINE)
 
 
 class Process(NamedTuple):
-    """A process of a job. It belongs to a rank, or to MPI itself if ``rank`` is None."""
+    """A process of a job, which belongs to a rank or, if ``rank`` is None, to MPI itself."""
 
     host: str
     pid: int
@@ -40,15 +40,15 @@ class Process(NamedTuple):
 
 
 def output_of(job: JobResult) -> str:
-    """Return what a job has printed that has to have ended well.
+    """Return the output of a job that must have succeeded.
 
     Raises
     ------
     AssertionError
-        If it has not, or has written to standard error, or has left a process behind.
+        If it failed, wrote to standard error, or left a process behind.
     """
     fine = (job.returncode, job.timed_out, job.stderr, job.left_behind) == (0, False, "", [])
-    assert fine, f"{job}"  # as a text, since pytest would shorten anything else
+    assert fine, f"{job}"  # a text, because pytest shortens anything else
     return job.stdout
 
 
@@ -58,11 +58,11 @@ class Job:
     Parameters
     ----------
     hosts : Hosts
-        Those on which it may have processes.
+        Hosts on which it may have processes.
     command : sequence of str
-        That of ``mpiexec``.
+        Command line of ``mpiexec``.
     env : mapping, optional
-        Variables set on top of what is recommended for several hosts.
+        Variables to set besides those recommended for several hosts.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class Job:
         self._hosts = hosts
         mark = uuid.uuid4().hex
         self._list_processes = [sys.executable, str(_MARKED), JOB_VARIABLE, mark]
-        # Files, not pipes: a stray process that keeps a pipe open would block the reader.
+        # Files, not pipes: a stray process that holds a pipe open would block the reader.
         self._out = tempfile.TemporaryFile()  # noqa: SIM115 - closed by kill
         self._err = tempfile.TemporaryFile()  # noqa: SIM115
         self._started = time.monotonic()
@@ -107,7 +107,7 @@ class Job:
     def note_end(self, host: str, file: Path) -> None:
         """Have a host make a file once no process of the job is left there.
 
-        That it does by itself, even if it cannot be reached by then.
+        The host does so even if it can no longer be reached by then.
         """
         list_here = shlex.join(self._list_processes)
         script = f'while [ "$({list_here})" != "[]" ]; do sleep 0.2; done; touch {file}'
@@ -127,23 +127,23 @@ class Job:
         self._hosts.run(process.host, [sys.executable, "-c", send])
 
     def output(self) -> tuple[str, str]:
-        """Return what was written so far: standard output, and standard error without notes."""
+        """Return the output so far: standard output, and standard error without notes."""
         if self._out.closed:
             return self._final_output
         texts = []
         for stream in (self._out, self._err):
-            # Not by reading: that would move the place at which the job writes.
+            # Reading through this file object would move the position at which the job writes.
             written = os.pread(stream.fileno(), os.fstat(stream.fileno()).st_size, 0)
             texts.append(_NOISE.sub("", written.decode(errors="replace").replace("\0", "")))
         return texts[0], without_notes(texts[1])
 
     def wait_for(self, text: str, *, timeout: float = 300) -> None:
-        """Wait until the job has written a text, at most ``timeout`` seconds.
+        """Wait until the job has written a text, for at most ``timeout`` seconds.
 
         Raises
         ------
         AssertionError
-            If it has not, or ends before.
+            If it has not by then, or ends earlier.
         """
         deadline = time.monotonic() + timeout
         while not any(text in written for written in self.output()):
@@ -152,9 +152,9 @@ class Job:
             time.sleep(0.05)
 
     def wait(self, timeout: float = 300) -> JobResult:
-        """Wait for the end of the job, at most ``timeout`` seconds; clear up behind it.
+        """Wait at most ``timeout`` seconds for the end of the job; clean up after it.
 
-        Processes that outlive ``mpiexec`` by some seconds are in ``left_behind``.
+        ``left_behind`` then has the processes that outlived ``mpiexec`` by some seconds.
         """
         timed_out = False
         try:
@@ -172,11 +172,11 @@ class Job:
         return JobResult(self.process.returncode, *self.output(), seconds, timed_out, left_behind)
 
     def kill(self) -> list[Process]:
-        """End the job by force; return which of its processes were alive."""
+        """Kill the job; return those of its processes that were alive."""
         if self._out.closed:
             return []
         if self.process.poll() is None:
-            self.process.terminate()  # lets mpiexec end ranks it knows of
+            self.process.terminate()  # lets mpiexec end the ranks that it knows
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=2)
         alive = self.processes()

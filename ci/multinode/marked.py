@@ -1,6 +1,6 @@
 """Print the processes on this host that inherited ``NAME=VALUE``, as JSON.
 
-``python marked.py NAME VALUE``, run on every host of a job, shows what is left of it.
+Run on every host of a job, ``python marked.py NAME VALUE`` shows what is left of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main(name: str, value: str) -> None:
             ranks = [environment[key] for key in RANK_VARIABLES if key in environment]
             rank = int(ranks[0]) if ranks else None
             found.append((process.pid, process.ppid(), rank, command))
-        except psutil.Error:  # it has just ended, or is none of ours
+        except psutil.Error:  # it has just ended, or belongs to somebody else
             continue
     json.dump(found, sys.stdout)
 

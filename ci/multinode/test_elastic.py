@@ -1,4 +1,4 @@
-"""Hosts vanish and return, and ``chainermn launch`` goes on with those that there are."""
+"""Hosts vanish and return, and ``chainermn launch`` continues on those that are there."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ LONG = "CHAINERMN_LONG_TESTS" in os.environ
 N_LOSSES = 30 if LONG else 3
 SEED = int(os.environ.get("CHAINERMN_RANDOM_SEED", "0"))
 CHECKPOINT = 5
-# Against waiting for ever; nothing is decided by it on a machine that is only slow.
+# Against waiting forever; a machine that is only slow does not reach it.
 TIMEOUT = 600.0
-# Prints all hosts, another one first each time: rank 0 may be on any of them.
+# Prints all hosts, each time with another one first: rank 0 may be on any host.
 DISCOVER = """\
 #!/bin/sh
 echo >>{folder}/asked
@@ -36,7 +36,7 @@ set -- {names}
 while [ $n -gt 0 ]; do first=$1; shift; set -- "$@" "$first"; n=$((n - 1)); done
 for host; do echo "$host slots=1"; done
 """
-# When the link is gone, ends all but the first process, and the one that accepts connections.
+# When the link goes down, ends all processes except the first and the sshd.
 POWER_OFF = """
 touch /run/armed
 while ip -brief link show eth0 | grep -q ' UP '; do sleep 0.1; done
@@ -57,7 +57,7 @@ class Event(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """A host that vanished, and what it cost."""
+    """A host that vanished, and what that cost."""
 
     #: Of rank 0, or another one.
     host: str
@@ -78,7 +78,7 @@ def folder() -> Iterator[Path]:
 
 
 class Elastic:
-    """A job that is trained on whatever hosts there are."""
+    """A job that trains on the hosts that are there."""
 
     def __init__(self, hosts: Hosts, folder: Path, start: Callable[..., Job]) -> None:
         self._hosts, self._folder = hosts, folder
@@ -102,12 +102,12 @@ class Elastic:
         for line in lines:
             try:
                 found.append(Event(*json.loads(line)))
-            except ValueError:  # half a line, of a host that has vanished
+            except ValueError:  # half a line, from a host that has vanished
                 continue
         return found
 
     def attempts(self) -> list[list[Event]]:
-        """Return the same by attempts, of those that have begun to train."""
+        """Return the events of each attempt that has begun to train."""
         found: list[list[Event]] = []
         for event in self.events():
             if event.kind == "resumed":
@@ -116,7 +116,7 @@ class Elastic:
         return found
 
     def wait_until(self, true: Callable[[], bool]) -> None:
-        """Wait for something that must come to be true while the job is running."""
+        """Wait for a condition that must become true while the job runs."""
         deadline = time.monotonic() + TIMEOUT
         while not true():
             assert self.job.process.poll() is None, self.job.output()
@@ -142,12 +142,12 @@ class Elastic:
         self.wait_until(has_begun)
 
     def stop(self) -> None:
-        """Let the job end well."""
+        """Let the job finish."""
         (self._folder / "stop").touch()
 
 
 def switch_off(hosts: Hosts, name: str) -> None:
-    """Prepare a host for losing all of its processes with its link."""
+    """Make a host lose all its processes when it loses its link."""
     script = f"setsid sh -c {shlex.quote(POWER_OFF)} </dev/null >/dev/null 2>&1 &"
     hosts.check(name, "rm", "-f", "/run/armed")
     hosts.check(name, "sh", "-c", script)
@@ -166,11 +166,11 @@ def wait_for_host(hosts: Hosts, name: str) -> None:
 
 
 def check_resumed(before: list[Event], after: list[Event]) -> int:
-    """Check where an attempt has gone on; return how many steps are lost."""
+    """Check where an attempt has resumed; return how many steps were lost."""
     first = after[0]
     written = [event.iteration for event in before if event.kind in ("checkpoint", "resumed")]
     last = max(event.iteration for event in before)
-    # A checkpoint may be complete without having been noted.
+    # A checkpoint may be complete before it is recorded.
     assert written[-1] <= first.iteration <= last, (before[-10:], first)
     assert first.iteration % CHECKPOINT == 0
     (then,) = {event.epoch for event in before if event.iteration == first.iteration}
@@ -199,7 +199,7 @@ def test_hosts_vanish_and_return(
         working = elastic.attempts()[-1][0].hosts
         draw.shuffle(vanished)
         n_there = len(working)
-        # Ranks need two hosts, beside the one that is to vanish.
+        # Ranks need two hosts besides the one that will vanish.
         while vanished and (n_there < 3 or draw.random() < 0.6):
             returned = vanished.pop()
             set_link(returned, "up")

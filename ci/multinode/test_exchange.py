@@ -1,4 +1,4 @@
-"""What ranks on several hosts exchange is what one process computes."""
+"""Exchanges among several hosts give the results of one process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_places(placement: Placement, report: Report, hosts: Hosts) -> None:
 
 
 def refused(placement: Placement) -> dict[str, str]:
-    """Return the communicators that cannot serve ranks that are placed so, and why."""
+    """Return the communicators that refuse this placement of ranks, and why."""
     why = {"single_node": f"the {sum(placement)} ranks run on {len(placement)}"}
     if len(set(placement)) > 1:
         why["two_dimensional"] = f"got {', '.join(map(str, placement))}"
@@ -65,7 +65,7 @@ def test_refusals_on_every_rank(report: Report, placement: Placement) -> None:
 
 
 def got_by_each(report: Report, placement: Placement, what: str) -> Iterator[list[Any]]:
-    """Yield what all ranks have got, for each communicator in turn."""
+    """Yield the results of all ranks, for each communicator in turn."""
     for name in COMMUNICATORS:
         if name not in refused(placement):
             yield [got[what] for got in report[name]]

@@ -1,4 +1,4 @@
-"""However a rank, a host or a link fails, the job ends by itself on all hosts, with a message."""
+"""However a rank, a host or a link fails, the job ends on all hosts, with a message."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LINK_DOWN = Case(
     ("{host}", "allreduce (call 2 on communicator 1 of ranks 0-1)"),
     stall_limit=STALL_LIMIT,
 )
-# Ten times what is promised: the benchmarks show that the promise holds on an idle machine.
+# Ten times the promise, which the benchmarks show to hold on an idle machine.
 TIMEOUT = 10 * LINK_DOWN.bound
 
 
@@ -84,7 +84,7 @@ def test_link_goes_down(
     start = time.monotonic()
     job.process.wait(TIMEOUT)
     seconds = time.monotonic() - start
-    # Nobody reaches the other host now, where all has to end too.
+    # The other host is now out of reach, and its processes must end too.
     while not (folder_of_all_hosts / "gone").exists():
         assert time.monotonic() < start + TIMEOUT
         time.sleep(0.1)
@@ -95,14 +95,14 @@ def test_link_goes_down(
 
 @pytest.fixture
 def folder_of_all_hosts() -> Iterator[Path]:
-    """Return an empty folder that emulated hosts share, unlike those for temporary files."""
+    """Return an empty folder that emulated hosts share, unlike temporary folders."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         yield Path(folder)
 
 
 @pytest.fixture
 def small_disk(hosts: Hosts, local_path: Path) -> Iterator[Path]:
-    """Return a folder of the first host that takes 100 kB."""
+    """Return a folder of the first host with room for 100 kB."""
     skip_unless_emulated(hosts)
     folder = local_path / "small"
     first = hosts.names[0]

@@ -1,7 +1,7 @@
-"""What people type to start ranks on several hosts, and what happens if a host is missing.
+"""Commands that people type to start ranks on several hosts, also if a host is missing.
 
-The interpreter is given by its whole path, since hosts are entered by ssh, without the ``PATH``
-of the shell in which ``mpiexec`` was called.
+They name the interpreter by its whole path, because a shell opened by ssh does not have the
+``PATH`` of the shell that called ``mpiexec``.
 """
 
 from __future__ import annotations
@@ -91,13 +91,13 @@ def test_script_that_one_host_lacks(
     where = ["--host", f"{first}:1,{second}:1"]
     job = run_command([sys.executable, "-m", "chainermn", "launch", *where, str(script)])
     assert job.returncode == 1
-    assert f"Error: {second}: it has no {script}. Find out more with: " in job.stderr
+    assert f"Error: {second}: it has no {script}. To find out more, run: " in job.stderr
 
 
 def test_interface_with_the_same_address_on_all_hosts(
     run_command: RunCommand, hosts: Hosts, duplicate_interface: None
 ) -> None:
-    """Open MPI has to be told which network leads to the other hosts, MPICH finds out."""
+    """Open MPI needs to know which network leads to the other hosts; MPICH finds out."""
     env = {"OMPI_MCA_btl_tcp_if_include": f"{files.NETWORK}.0/24", "OMP_NUM_THREADS": "1"}
     where = ",".join(f"{name}:2" for name in hosts.names[:2])
     job = run_command([MPIEXEC, "-n", "4", "-host", where, *EXCHANGE, "hierarchical"], env=env)

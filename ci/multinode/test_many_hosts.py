@@ -1,6 +1,6 @@
-"""Many emulated hosts, more than the other tests have: exchanges, launching, the doctor.
+"""Many emulated hosts: exchanges, launching, the doctor.
 
-They are started by the tests themselves, inside the first host.
+The tests start these hosts inside the first host.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ StartHosts = Callable[[int], Cluster]
 
 @pytest.fixture(scope="module")
 def start_hosts() -> Iterator[StartHosts]:
-    """Return a function that starts hosts, in place of those that it has started before."""
+    """Return a function that starts hosts instead of those it started before."""
     if missing := requirements.find_missing():
         pytest.skip(missing)
     with Cluster(f"many-{uuid.uuid4().hex}") as cluster:
@@ -54,7 +54,7 @@ def start_hosts() -> Iterator[StartHosts]:
 
 
 def chainermn(cluster: Cluster, *arguments: str | Path) -> str:
-    """Run a command of this library on the first host; return what it prints."""
+    """Run a command of this library on the first host; return its output."""
     command = [sys.executable, "-m", "chainermn", *map(str, arguments)]
     ended = subprocess.run(
         cluster.hosts()[0].command("env", "OMP_NUM_THREADS=1", *command),
@@ -68,13 +68,13 @@ def chainermn(cluster: Cluster, *arguments: str | Path) -> str:
 
 
 def places(number: int, ranks: Sequence[int] = (1,), *, reverse: bool = False) -> list[Host]:
-    """Return hosts with these numbers of ranks, over and over."""
+    """Return hosts with these numbers of ranks, repeated."""
     found = [(f"host{index:02}", ranks[index % len(ranks)]) for index in range(number)]
     return found[::-1] if reverse else found
 
 
 def test_host_inside_a_host_is_not_ready_because_the_outer_one_is(hosts: Hosts) -> None:
-    """A process that has mounted nothing sees the files of the host that it runs on."""
+    """A process without mounts of its own sees the files of its host."""
     skip_unless_emulated(hosts)
     assert Path("/run/sshd.pid").exists()
     assert not EmulatedHost("host00", os.getpid()).is_ready()

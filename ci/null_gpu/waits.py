@@ -9,7 +9,7 @@ from pathlib import Path
 
 #: Iterations until kernels are compiled and memory is there.
 FIRST = 5
-#: Calls by which CuPy gets more memory, and a kernel for the first time.
+#: Calls with which CuPy gets more memory, and a kernel for the first time.
 GROWING = ("cudaMalloc", "cudaHostAlloc", "cuModuleLoadData")
 
 

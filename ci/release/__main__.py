@@ -1,7 +1,7 @@
-"""Go through a release, except that nothing is published: ``./noxw -s release_dry_run``.
+"""Rehearse a release without publishing it: ``./noxw -s release_dry_run``.
 
-The first step that fails says what is wrong and what to do. What is built, and has passed, is in
-``dist``.
+The first step that fails says what is wrong and what to do. The files that were built, and passed,
+are in ``dist``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PLACES = {
     "libs/chainermn/pyproject.toml": r'"chainer-compat==(.+)"',
     "CHANGELOG.md": r"^## (\S+)",
 }
-#: How pages write it, if they do.
+#: How pages write the version, if they do.
 ON_PAGES = r"\bchainer(?:mn|[-_]compat)(?:==|-)(\d+\.\d+\.\d+)\b"
 PIP = "pip>=25.3"  # the first that reads PIP_BUILD_CONSTRAINT
 
@@ -42,24 +42,24 @@ class Failed(Exception):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--final", action="store_true", help="demand all that publishing needs")
+    parser.add_argument("--final", action="store_true", help="require all that publishing needs")
     arguments = parser.parse_args()
     dist = ROOT / "dist"
     version = check_versions(ROOT)
     done(f"all places say that this is version {version}")
     check_changelog(ROOT)
     check_licences(ROOT)
-    done("the changelog has entries, and each library the licence")
+    done("the changelog has entries, and each library has the license")
     left = list(left_to_do(ROOT, version))
     if left and arguments.final:
         raise Failed("\n".join(left), "do that and commit it, or leave out --final")
     build(dist)
-    done("wheels and sdists are built")
+    done("wheels and sdists build")
     check_contents(dist)
-    done("they hold what git has, without the tests, and their descriptions can be shown")
+    done("they hold the files that git has, without the tests, and their descriptions render")
     for pattern in ("*.whl", "*.tar.gz"):
         try_installed(sorted(dist.glob(pattern)), version)
-        done(f"{pattern}: installed in an empty environment, two ranks train")
+        done(f"{pattern}: in an empty environment, installs, and two ranks train")
     for line in left:
         print(f"– before publishing: {line}")  # noqa: RUF001
     print(f"ready in {dist}: {', '.join(sorted(path.name for path in dist.iterdir()))}")
@@ -99,7 +99,7 @@ def check_licences(root: Path) -> None:
 
 
 def left_to_do(root: Path, version: str) -> Iterator[str]:
-    """Yield what a dry run lets pass, and publishing does not."""
+    """Yield what a dry run accepts and publishing does not."""
     if not re.search(r"^## \S+ \(\d{4}-\d\d-\d\d\)$", read(root / "CHANGELOG.md"), re.MULTILINE):
         yield f"CHANGELOG.md: give {version} its date: '## {version} (2030-01-31)'"
     if changed := git(root, "status", "--porcelain"):
@@ -116,11 +116,11 @@ def left_to_do(root: Path, version: str) -> Iterator[str]:
 
 
 def build(dist: Path) -> None:
-    """Make ``dist`` anew; each wheel is built from the sdist."""
+    """Make a new ``dist``; each wheel is built from its sdist."""
     shutil.rmtree(dist, ignore_errors=True)
     for lib in LIBS:
         command = [sys.executable, "-m", "build", "--outdir", str(dist), str(ROOT / "libs" / lib)]
-        run(command, f"mend libs/{lib}/pyproject.toml, or what else the message names")
+        run(command, f"mend libs/{lib}/pyproject.toml, or the file that the message names")
 
 
 def check_contents(dist: Path) -> None:
@@ -138,19 +138,19 @@ def check_contents(dist: Path) -> None:
 
 
 def check_wheel(wheel: Path, sdist: Path, remedy: str) -> None:
-    """Compare what a wheel holds with the sources in the sdist."""
+    """Compare the files in a wheel with the sources in the sdist."""
     with tarfile.open(sdist) as archive:
         sources = [name.partition("/")[2] for name in archive.getnames()]
     with zipfile.ZipFile(wheel) as archive_of_wheel:
         held = archive_of_wheel.namelist()
-    # Whatever folder of the wheel they are put into.
+    # Whichever folder of the wheel they end up in.
     modules = {name.partition("/")[2] for name in sources if name.startswith(("src/", "command/"))}
     of_wheel = {
         name.removeprefix("_chainermn_dist/") for name in held if ".dist-info/" not in name
     }
     of_wheel -= set(sources)  # the hook of chainer_compat, which stays at the top
     problems = [f"lacks {name}" for name in sorted(modules - of_wheel)]
-    problems += [f"has {name}, which the sdist has not" for name in sorted(of_wheel - modules)]
+    problems += [f"has {name}, which the sdist lacks" for name in sorted(of_wheel - modules)]
     for wanted in ("/py.typed", ".dist-info/licenses/LICENSE"):
         if not any(name.endswith(wanted) for name in held):
             problems.append(f"has no {wanted.rpartition('/')[2]}")
@@ -159,7 +159,7 @@ def check_wheel(wheel: Path, sdist: Path, remedy: str) -> None:
 
 
 def try_installed(archives: list[Path], version: str) -> None:
-    """Install both libraries where nothing of the repository can be found, and train."""
+    """Install both libraries away from the repository, and train."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     env["PIP_BUILD_CONSTRAINT"] = (ROOT / "ci/build-constraints.txt").as_uri()
     with tempfile.TemporaryDirectory(prefix="release-") as folder:
@@ -171,10 +171,10 @@ def try_installed(archives: list[Path], version: str) -> None:
             return run(list(command), remedy, cwd=elsewhere, env=env)
 
         make = [sys.executable, "-m", "virtualenv", "--quiet", str(programs.parent)]
-        try_("see what virtualenv says", *make)
+        try_("read what virtualenv says", *make)
         python = str(programs / "python")
         pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-        try_("is there a network?", *pip, "install", PIP)
+        try_("check the network", *pip, "install", PIP)
         compat, library = (archive.as_uri() for archive in archives)
         wanted = [f"chainer-compat @ {compat}", f"chainermn[mpich] @ {library}"]
         try_("mend the requirements in libs/*/pyproject.toml", *pip, "install", *wanted)
@@ -189,7 +189,7 @@ def try_installed(archives: list[Path], version: str) -> None:
 def run(
     command: list[str], remedy: str, cwd: Path = ROOT, env: dict[str, str] | None = None
 ) -> str:
-    """Return what a command prints; fail with it, if the command fails."""
+    """Return a command's output; if the command fails, fail with that output."""
     ended = subprocess.run(
         command, cwd=cwd, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )

@@ -1,8 +1,8 @@
-"""What axe-core finds on the documentation site and what stays, with the reason."""
+"""Findings of axe-core on the documentation site that are accepted, with the reason."""
 
 from __future__ import annotations
 
-#: Rule of axe-core, pages as a pattern, and why nothing is done about it.
+#: Rule of axe-core, pattern of pages, and why the finding is accepted.
 ACCEPTED = [
     (
         "empty-table-header",

@@ -1,4 +1,4 @@
-"""The site that the tests look at, which ``nox -s docs`` has built in ``docs/_build``."""
+"""The site under test, which ``nox -s docs`` has built in ``docs/_build``."""
 
 from __future__ import annotations
 

@@ -1,15 +1,20 @@
 """What people search for, with the page and the section that helps."""
 
 SEARCHES = {
-    "mixed precision": ("tips", "Mixed precision: float16 and bfloat16"),
+    "mixed precision": ("guides/mixed_precision", "Mixed precision"),
     "profiling": ("guides/profiling", "Profiling: why is it slow?"),
     "Jupyter": ("notebooks/index", "Course in Jupyter"),
     "AWS": ("clusters", "Clouds"),
-    "deadlock": ("tips", "Debugging a hang or a deadlock"),
-    "hang": ("tips", "Debugging a hang or a deadlock"),
-    "NaN": ("tips", "The loss is NaN"),
+    "deadlock": ("guides/debugging", "A hang or a deadlock"),
+    "hang": ("guides/debugging", "A hang or a deadlock"),
+    "NaN": ("guides/debugging", "The loss is NaN"),
+    "make it faster": ("guides/faster", "Make it faster"),
+    "gradient accumulation": ("guides/accumulation", "Gradient accumulation"),
+    "reproducibility": ("guides/reproducibility", "Reproducibility"),
+    "slow network": ("guides/slow_networks", "Slow networks"),
     "speedup": ("guides/profiling", "Is it twice as fast?"),
     "Docker": ("clusters", "Kubernetes"),
     "CUDA_VISIBLE_DEVICES": ("troubleshooting", "cudaErrorInvalidDevice: invalid device ordinal"),
-    "resume": ("tutorial/step3", "A job that goes on by itself"),
+    "resume": ("guides/resume", "Resume and restarts"),
+    "preemption": ("guides/resume", "Resume and restarts"),
 }

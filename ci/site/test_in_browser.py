@@ -31,7 +31,7 @@ def browser() -> Iterator[Browser]:
 
 
 def pages(site: Path, page: Page) -> Iterator[str]:
-    """Yield the name of each page of the site while the browser shows it."""
+    """Yield the name of each page while the browser shows it."""
     for path in sorted(site.rglob("*.html")):
         page.goto(path.as_uri())
         yield str(path.relative_to(site))
@@ -77,3 +77,57 @@ def test_search_shows_the_page_that_helps_first(site: Path, browser: Browser, wo
     page.close()
     first = [Path(hit.partition("#")[0]).stem for hit in hits if "glossary.html" not in hit][:1]
     assert first == [Path(SEARCHES[words][0]).name]
+
+
+def test_drawings_follow_the_theme_that_a_reader_chooses(site: Path, browser: Browser) -> None:
+    shown = {}
+    for system in ("light", "dark"):
+        page = browser.new_page(color_scheme=system)
+        page.goto((site / "overview.html").as_uri())
+        for chosen in ("auto", "light", "dark"):
+            page.evaluate(f"document.body.dataset.theme = '{chosen}'")
+            shown[system, chosen] = page.locator(".content img").first.screenshot()
+        page.close()
+    light, dark = shown["light", "auto"], shown["dark", "auto"]
+    assert light != dark
+    assert shown["light", "light"] == shown["dark", "light"] == light
+    assert shown["light", "dark"] == shown["dark", "dark"] == dark
+
+
+#: Texts that cross the edge of a box, with a tenth to spare for other fonts, or that another text
+#: or a line runs through.
+OUT_OF_PLACE = """() => {
+  const boxes = [...document.querySelectorAll("rect")].map((rect) => rect.getBBox()).reverse();
+  const boxAt = (x, y) => boxes.findIndex((box) => box.x < x && x < box.x + box.width
+                                                && box.y < y && y < box.y + box.height);
+  const spare = {start: [0, 0.1], middle: [0.05, 0.05], end: [0.1, 0]};
+  const texts = [...document.querySelectorAll("text")].map((text) => {
+    const {x, y, width, height} = text.getBBox();
+    const [before, after] = spare[text.getAttribute("text-anchor")];
+    return {words: text.textContent, left: x - before * width, right: x + (1 + after) * width,
+            top: y + 1, bottom: y + height - 1};
+  });
+  const crosses = ({left, right, top, bottom}) => new Set(
+    [left, (left + right) / 2, right].flatMap((x) => [boxAt(x, top), boxAt(x, bottom)])).size > 1;
+  const meet = (a, b) => a !== b && a.left < b.right && b.left < a.right
+                         && a.top < b.bottom && b.top < a.bottom;
+  const points = [...document.querySelectorAll("polyline")].flatMap((line) => Array.from(
+    {length: line.getTotalLength() / 2}, (_, step) => line.getPointAtLength(2 * step)));
+  const isOn = (point, text) => text.left < point.x && point.x < text.right
+                                && text.top < point.y && point.y < text.bottom;
+  return texts.filter((text) => crosses(text) || texts.some((other) => meet(text, other))
+                                || points.some((point) => isOn(point, text)))
+              .map((text) => text.words);
+}"""
+
+
+def test_text_of_drawings_stays_in_its_place(site: Path, browser: Browser) -> None:
+    page = browser.new_page()
+    out_of_place = {}
+    for path in (site / "_static").glob("*.svg"):
+        page.goto(path.as_uri())
+        if page.locator("rect.page").count():
+            out_of_place[path.name] = page.evaluate(OUT_OF_PLACE)
+    page.close()
+    assert {name: words for name, words in out_of_place.items() if words} == {}
+    assert len(out_of_place) > 10

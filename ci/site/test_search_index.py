@@ -1,7 +1,7 @@
-"""The site's index has what people search for, at the section that helps.
+"""The site's search finds what people search for, in the section that helps.
 
-A comment ``<!-- search: WORDS -->`` on a page makes the search show it before everything else,
-with the glossary, whose words Sphinx puts there.
+A comment ``<!-- search: WORDS -->`` on a page puts the section at the top of the search's results,
+along with the glossary's terms.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class BatchJob:
         return found
 
     def cancel(self) -> None:
-        """End it, if it has not ended, and wait until nothing of it is left."""
+        """End the job if it still runs, and wait until none of its processes is left."""
         subprocess.run(["scancel", str(self.id)], capture_output=True)
         deadline = time.monotonic() + LIMIT
         while not self.has_ended():

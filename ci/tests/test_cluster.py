@@ -1,4 +1,4 @@
-"""The emulated hosts of ``ci/cluster``: what they can do, and that nothing of them is left."""
+"""The emulated hosts of ``ci/cluster``: what they can do, and that they leave nothing behind."""
 
 from __future__ import annotations
 

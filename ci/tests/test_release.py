@@ -89,7 +89,7 @@ def test_wheel_with_all_sources_passes(tmp_path: Path) -> None:
     ("held", "problem"),
     [
         (HELD[1:], "lacks chainermn/__init__.py"),
-        ((*HELD, "tests/test_it.py"), "has tests/test_it.py, which the sdist has not"),
+        ((*HELD, "tests/test_it.py"), "has tests/test_it.py, which the sdist lacks"),
         (HELD[:-1], "has no LICENSE"),
         ((HELD[0], *HELD[2:]), "has no py.typed"),
     ],

@@ -1,6 +1,6 @@
-"""The workflows run only code of others that is pinned, and may not write to the repository.
+"""The workflows run only pinned code of others, and cannot write to the repository.
 
-Those on machines of one's own do not run the code of strangers.
+Workflows on your own machines do not run the code of strangers.
 """
 
 from __future__ import annotations

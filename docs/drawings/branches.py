@@ -3,8 +3,8 @@
 from drawings.svg import Canvas
 
 
-def draw(description: str) -> str:
-    canvas = Canvas("branches", 470, 262)
+def draw() -> Canvas:
+    canvas = Canvas(470, 262)
     canvas.box(10, 10, 450, 86, kind="rank")
     canvas.text(235, 28, "rank 0", kind="strong")
     canvas.box(25, 42, 140, 40, "first", kind="model")
@@ -17,4 +17,4 @@ def draw(description: str) -> str:
         y, away = top + 41, 40 * rank
         canvas.arrow((140 - away, 82), (140 - away, y), (165, y))
         canvas.arrow((305, y), (330 + away, y), (330 + away, 82))
-    return canvas.svg(description)
+    return canvas

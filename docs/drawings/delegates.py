@@ -3,8 +3,8 @@
 from drawings.svg import Canvas
 
 
-def draw(description: str) -> str:
-    canvas = Canvas("delegates", 470, 250)
+def draw() -> Canvas:
+    canvas = Canvas(470, 250)
     for rank in range(2):
         x = 10 + 285 * rank
         canvas.box(x, 10, 165, 230, kind="rank")
@@ -26,4 +26,4 @@ def draw(description: str) -> str:
     canvas.arrow((163, 164), (307, 164), kind="accent")
     canvas.text(235, 86, "forward", kind="note")
     canvas.text(235, 180, "backward", kind="accent")
-    return canvas.svg(description)
+    return canvas

@@ -3,23 +3,20 @@
 from drawings.svg import Canvas
 
 
-def draw(description: str) -> str:
-    canvas = Canvas("ensemble", 580, 230)
+def draw() -> Canvas:
+    canvas = Canvas(460, 290)
     for rank in range(3):
-        x = 10 + 195 * rank
-        canvas.box(x, 10, 170, 160, kind="rank")
-        canvas.text(x + 85, 28, f"rank {rank}", kind="strong")
-        canvas.box(x + 15, 46, 140, 30, f"part {rank} of the data", kind="data")
-        canvas.arrow((x + 85, 76), (x + 85, 90))
-        canvas.box(x + 15, 90, 140, 30, f"model {rank}", kind="model")
-        canvas.arrow((x + 85, 120), (x + 85, 190), kind="accent")
-    canvas.text(102, 150, "prediction", kind="accent", anchor="start")
-    canvas.box(
-        10,
-        190,
-        560,
-        30,
-        "allgather: all predictions on every rank, and their mean",
-        kind="gradient",
-    )
-    return canvas.svg(description)
+        x = 10 + 151 * rank
+        middle = x + 69
+        canvas.box(x, 10, 138, 210, kind="rank")
+        canvas.text(middle, 28, f"rank {rank}", kind="strong")
+        canvas.box(x + 12, 46, 114, 44, f"part {rank}", "of the data", kind="data")
+        canvas.arrow((middle, 90), (middle, 111))
+        canvas.box(x + 12, 112, 114, 36, f"model {rank}", kind="model")
+        canvas.arrow((middle, 148), (middle, 169))
+        canvas.box(x + 12, 170, 114, 36, "prediction", kind="gradient")
+        canvas.arrow((middle, 206), (middle, 237), kind="accent")
+    canvas.box(10, 238, 440, 42, kind="gradient")
+    canvas.text(230, 250, "allgather: all predictions on every rank,")
+    canvas.text(230, 268, "which takes their mean")
+    return canvas

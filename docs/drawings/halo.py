@@ -5,8 +5,8 @@ from drawings.svg import Canvas
 TOP, HEIGHT = 34, 70
 
 
-def draw(description: str) -> str:
-    canvas = Canvas("halo", 470, 290)
+def draw() -> Canvas:
+    canvas = Canvas(470, 290)
     canvas.text(100, 16, "the image", kind="strong")
     canvas.text(360, 16, "what rank 1 convolves", kind="strong")
     for rank in range(3):
@@ -21,4 +21,4 @@ def draw(description: str) -> str:
     canvas.text(
         235, 266, "kernel size // 2 rows from each side, for each convolution", kind="note"
     )
-    return canvas.svg(description)
+    return canvas

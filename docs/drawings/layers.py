@@ -3,8 +3,8 @@
 from drawings.svg import Canvas
 
 
-def draw(description: str) -> str:
-    canvas = Canvas("layers", 470, 292)
+def draw() -> Canvas:
+    canvas = Canvas(470, 292)
     canvas.box(10, 10, 450, 40, "your script: train.py", kind="model")
     canvas.box(10, 62, 215, 40, "Chainer", "", kind="data")
     canvas.box(235, 62, 225, 40, "ChainerMN: communicator", kind="gradient")
@@ -14,4 +14,4 @@ def draw(description: str) -> str:
     canvas.box(235, 166, 225, 40, "MPI: MPICH or Open MPI", kind="gradient")
     canvas.box(10, 218, 450, 40, "processes, memory of the host, network", kind="rank")
     canvas.text(235, 276, "mpiexec starts all of it once for each rank", kind="note")
-    return canvas.svg(description)
+    return canvas

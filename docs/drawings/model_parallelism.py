@@ -4,12 +4,12 @@ from drawings.svg import Canvas
 
 LEFT, RIGHT, WIDTH = 10, 295, 165  # of the boxes of ranks
 TOPS, HEIGHT = (32, 312), 204
-EXAMPLES = "30 examples", "30 other examples"
+EXAMPLES = "30 examples", "30 others"
 NOTES = "train_model_parallel.py: only this", "train_dual_parallel.py: any number"
 
 
-def draw(description: str) -> str:
-    canvas = Canvas("model-parallelism", 470, 548)
+def draw() -> Canvas:
+    canvas = Canvas(470, 548)
     draw_replica(canvas, 0, y_of_title=TOPS[0] - 16)
     draw_replica(canvas, 1, y_of_title=TOPS[1] + HEIGHT + 16)
     begin, end = TOPS[0] + HEIGHT + 2, TOPS[1] - 2
@@ -22,7 +22,7 @@ def draw(description: str) -> str:
         canvas.arrow((x, begin), (x, end), both=True, kind="accent")
         canvas.text(x + offset, y - 9, "mean gradients", kind="accent", anchor=anchor)
         canvas.text(x + offset, y + 9, f"of {part}", kind="accent", anchor=anchor)
-    return canvas.svg(description)
+    return canvas
 
 
 def draw_replica(canvas: Canvas, replica: int, y_of_title: float) -> None:

@@ -3,20 +3,20 @@
 from drawings.svg import Canvas
 
 
-def draw(description: str) -> str:
-    canvas = Canvas("rnn", 670, 210)
+def draw() -> Canvas:
+    canvas = Canvas(460, 288)
     for rank in range(3):
-        x = 10 + 240 * rank
-        canvas.box(x, 10, 170, 190, kind="rank")
-        canvas.text(x + 85, 28, f"rank {rank}", kind="strong")
-        canvas.box(x + 15, 46, 140, 34, f"loss {rank}", kind="model")
-        canvas.box(x + 15, 104, 140, 34, "LSTM", kind="model")
-        canvas.box(x + 15, 154, 140, 34, f"steps {4 * rank} to {4 * rank + 3}", kind="data")
-        canvas.arrow((x + 85, 154), (x + 85, 138))
-        canvas.arrow((x + 85, 104), (x + 85, 80))
-    for x in (165, 405):
-        canvas.arrow((x, 114), (x + 100, 114))
-        canvas.text(x + 50, 100, "h, c", kind="note")
-        canvas.arrow((x + 100, 128), (x, 128), kind="accent")
-        canvas.text(x + 50, 144, "gradients", kind="accent")
-    return canvas.svg(description)
+        y = 10 + 104 * rank
+        canvas.box(10, y, 440, 60, kind="rank")
+        canvas.text(24, y + 30, f"rank {rank}", kind="strong", anchor="start")
+        canvas.box(90, y + 12, 118, 36, f"steps {4 * rank} to {4 * rank + 3}", kind="data")
+        canvas.arrow((208, y + 30), (231, y + 30))
+        canvas.box(232, y + 12, 90, 36, "LSTM", kind="model")
+        canvas.arrow((322, y + 30), (345, y + 30))
+        canvas.box(346, y + 12, 90, 36, f"loss {rank}", kind="gradient")
+    for y in (58, 162):
+        canvas.arrow((257, y), (257, y + 67))
+        canvas.text(248, y + 34, "h, c", kind="note", anchor="end")
+        canvas.arrow((297, y + 67), (297, y), kind="accent")
+        canvas.text(306, y + 34, "gradients", kind="accent", anchor="start")
+    return canvas

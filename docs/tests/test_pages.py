@@ -21,14 +21,12 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
-from xml.etree import ElementTree
 
 import pages
 import psutil
 import pytest
 import scriptdiff
 from click.testing import CliRunner
-from drawings import standalone
 from loading import load
 from on_ranks import EXAMPLES, LIMIT, described, lines_of_ranks, run_on_ranks
 
@@ -382,13 +380,34 @@ def test_lines_of_the_readme_make_a_script_distributed(tmp_path):
 def test_checkpoints_go_on_after_a_crash(tmp_path):
     script, weights = EXAMPLES / "checkpoints.py", []
     crashed, lines = run_on_ranks(2, script, tmp_path / "a", "12", cwd=tmp_path)
-    assert lines == ["going on from iteration 0"], crashed
+    assert lines == ["resuming after iteration 0"], crashed
     assert crashed.returncode != 0 or mpi_flavour() == "mpich"  # which takes os._exit for an end
     for out, begin in (("a", 10), ("b", 0)):
         lines = lines_of_ranks(2, script, tmp_path / out, "1000", cwd=tmp_path)
-        assert lines == [f"going on from iteration {begin}"]
+        assert lines == [f"resuming after iteration {begin}"]
         weights.append((tmp_path / out / "weights.npy").read_bytes())
     assert weights[0] == weights[1]
+
+
+def test_a_killed_job_is_restarted_and_ends_as_if_nothing_had_happened(tmp_path):
+    def launch(out: str, *options: str) -> str:
+        command = shlex.join(["docs/examples/resume.py", str(tmp_path / out), *options])
+        folder = tmp_path / f"cwd_{out}_{len(options)}"
+        folder.mkdir()
+        text = f"chainermn launch -n 2 --max-restarts 1 {command} || echo exit code $?"
+        return run_in_shell(text, folder, direct_environment())
+
+    killed = launch("killed", "--kill-in", "12")
+    assert "attempt 1 of 2 ended" in killed
+    assert "resuming after iteration 10" in killed
+    stopped = launch("stopped", "--stop-in", "12")
+    assert stopped.endswith("exit code 75\n"), stopped
+    assert "resuming after iteration" in launch("stopped")
+    assert launch("plain") == "finished after iteration 40\n"
+    weights = {
+        (tmp_path / out / "weights.npy").read_bytes() for out in ("killed", "stopped", "plain")
+    }
+    assert len(weights) == 1
 
 
 def test_another_number_of_ranks(tmp_path):
@@ -650,22 +669,3 @@ def test_sessions_of_nox_are_there():
             named = re.findall(r"-s ((?:\w+ ?)+)", command) + re.findall(r'-k "(\w+)', command)
             assert set(" ".join(named).split()) <= sessions, (page, command)
             assert not (" -k " in f" {command}" and "-s " in command), (page, command)
-
-
-@pytest.mark.parametrize("path", sorted(DOCS.glob("drawings/[!_s]*.py")), ids=lambda p: p.stem)
-def test_drawing_fits_its_frame(path, monkeypatch):
-    monkeypatch.syspath_prepend(DOCS)
-    svg = ElementTree.fromstring(load(path).draw('a "b" <c>'))
-    _, _, width, height = map(float, svg.get("viewBox").split())
-    for element in svg.iter():
-        for axis, limit, length in (("x", width, "width"), ("y", height, "height")):
-            if axis in element.attrib:
-                begin = float(element.get(axis))
-                assert 0 <= begin <= begin + float(element.get(length, 0)) <= limit
-    assert svg.get("aria-label") == 'a "b" <c>'
-
-
-@pytest.mark.parametrize("path", standalone.FILES)
-def test_drawing_of_a_readme_is_that_of_today(path):
-    """Else ``python -m drawings.standalone``, in docs, writes it."""
-    assert (ROOT / path).read_text(encoding="utf-8") == standalone.draw(path)

@@ -65,7 +65,7 @@ def beam_search(
     for _ in range(max_length + 1):
         log_p = F.log_softmax(F.cast(decoding.step(last), np.float32)).array
         n_vocabulary = log_p.shape[1]
-        # A finished translation goes on with nothing but more ends, which cost nothing.
+        # A finished translation continues with ends only, which cost nothing.
         end = xp.where(xp.arange(n_vocabulary) == EOS, np.float32(0), np.float32(-np.inf))
         log_p = xp.where(finished[:, :, None], end, log_p.reshape(batch, beam, -1))
         totals = (scores[:, :, None] + log_p).reshape(batch, -1)

@@ -1,6 +1,6 @@
-"""Train until stopped; or, if there is a checkpoint, for three iterations more.
+"""Train until stopped or, from a checkpoint, for three more iterations.
 
-``train.py [FOLDER [ITERATIONS]]``. With ITERATIONS it trains for as many from the beginning.
+``train.py [FOLDER [ITERATIONS]]``. With ITERATIONS, train for that many from the beginning.
 """
 
 from __future__ import annotations

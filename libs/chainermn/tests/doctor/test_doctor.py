@@ -131,7 +131,7 @@ def test_check_that_raises_is_a_finding() -> None:
     ((_, finding),) = run_checks([Check("subject", "raises", examine)], Setup())
     assert finding.status is Status.BAD
     assert "ZeroDivisionError: twice" in finding.found
-    assert "report it with this output" in finding.remedy
+    assert "report it with the output" in finding.remedy
 
 
 def test_control_characters_of_others_are_shown() -> None:
@@ -197,7 +197,7 @@ def test_terminal_keeps_its_width(
 def test_parameters_that_are_no_number(number: str) -> None:
     shown = CliRunner().invoke(doctor, ["--parameters", number])
     assert shown.exit_code == 2
-    assert "expected a number of at least 1, as 25.6e6, got" in shown.output
+    assert "expected a number of at least 1, such as 25.6e6, got" in shown.output
 
 
 def test_json() -> None:

@@ -439,7 +439,7 @@ def test_resume_from_a_given_file(
     assert trainer.updater.iteration == 3
     ending = (
         ". Training has ended there, after 3 iterations: ask for more, or use a folder "
-        f"other than {shared_tmp_path}/new to start anew\n"
+        f"other than {shared_tmp_path}/new to start over\n"
     )
     assert capsys.readouterr().err.endswith(ending) == (comm.rank == 0)
     if len(snapshot.replica_set) == comm.size:  # of any name

@@ -96,7 +96,7 @@ def test_signal_while_there_are_too_few_hosts(
             stderr=file,
             start_new_session=True,
         )
-    assert wait_until(lambda: "waiting for at most 600 s" in said.read_text())
+    assert wait_until(lambda: "waiting up to 600 s" in said.read_text())
     process.send_signal(number)
     assert process.wait(LIMIT) == code
     is_told = "stopped by SIGUSR1 while no attempt ran" in said.read_text()
@@ -241,7 +241,7 @@ def test_mpiexec_that_waits_for_a_host_that_is_gone(
     variables = {**started.environment, "CHAINERMN_STALL_LIMIT": "0.1"}
     variables.pop(elastic.MARK, None)
     assert run(script, HOSTS, **variables) == 128 + signal.SIGKILL
-    said = "the job is over, but mpiexec does not end; ending it"
+    said = "the job is over, but mpiexec is still running; ending it"
     assert said in notices(capfd.readouterr().err)
     assert wait_until(lambda: not started.processes()), started.processes()
 

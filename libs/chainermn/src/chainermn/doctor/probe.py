@@ -1,7 +1,7 @@
-"""Ask another process: a probe that crashes, hangs or prints nonsense is an answer as well.
+"""Run probes in another process, so that they may crash, hang or print nonsense.
 
-That process runs this file too: it finds its own ``chainermn``, calls functions of `probes` and
-prints each answer, unless it is None.
+The other process runs this file, too: it finds its own ``chainermn``, calls functions of `probes`
+and prints each answer that is not None.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ from typing import Any
 
 _MARK = "chainermn-doctor-answer "
 _GRACE = 10.0
-#: For ranks that outnumber cores. Of MPICH (Open MPI always gets the like): who waits for others
-#: sleeps between looking for messages.
+#: Makes MPICH's ranks sleep between two looks for messages, for hosts with fewer cores than ranks.
+#: Open MPI always gets such a setting.
 TAKING_TURNS = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
-# How much longer than asked for. By default 50 us: many ranks would do little else than look.
+# How much longer a rank may sleep. With the default of 50 us, many ranks would do little but look.
 _OVERSLEEP = "1000000"  # ns
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a probe answered in the first process to do so, and why not to rely on it, if so."""
+    """The first answer to a probe, and a failure that makes it unreliable, if there is one."""
 
     answer: Any = None
     failure: str = ""
 
 
 def probe_command(names: Sequence[str], limit: float) -> list[str]:
-    """Return the command that runs probes in turn, on any host.
+    """Return the command that runs probes one after another, on any host.
 
-    It ends if one takes much longer than ``limit`` seconds: `ask` may not be able to end it there.
+    The command ends itself if a probe takes much longer than ``limit`` seconds, since `ask` may
+    not be able to end it on another host.
     """
-    # -P: a file in the current folder must not take the place of a module.
+    # With -P, a file in the current folder cannot hide a module.
     return [sys.executable, "-P", __file__, ",".join(names), str(limit + _GRACE)]
 
 
@@ -54,7 +55,7 @@ def ask(
 ) -> dict[str, Outcome]:
     """Run a command, and read the answers of its probes, each within ``limit`` seconds.
 
-    What ends the command before all have answered is the failure of all that have not.
+    If the command ends before all probes have answered, the rest get the reason as their failure.
     """
     said: dict[tuple[str, str], Any] = {}
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
@@ -88,7 +89,7 @@ def ask(
 
 
 def _lines(process: subprocess.Popen[bytes], limit: float) -> Iterator[str]:
-    """Yield what a process prints; raise TimeoutExpired if no line comes for so long."""
+    """Yield the lines that a process prints; raise TimeoutExpired if it is silent for too long."""
     assert process.stdout is not None
     begun = b""
     with process.stdout as out:
@@ -125,10 +126,10 @@ def _run_here(names: str, limit: str) -> None:
     import gc
     import traceback
 
-    gc.disable()  # an eighth of the time that imports take; nothing here runs for long
-    atexit.register(_end_here)  # what is registered first is called last
+    gc.disable()  # saves an eighth of the time for imports; nothing here runs long
+    atexit.register(_end_here)  # registered first, so it is called last
     if TAKING_TURNS.items() <= os.environ.items():
-        # The threads of OpenBLAS wait in a loop at first: a quarter of the time of all imports.
+        # OpenBLAS's threads first wait in a loop, which takes a quarter of the time for imports.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         with contextlib.suppress(OSError):
             Path("/proc/self/timerslack_ns").write_text(_OVERSLEEP)
@@ -149,7 +150,7 @@ def _run_here(names: str, limit: str) -> None:
 
 
 def _end_here() -> None:
-    """End without clearing up memory, which would take a third as long as all the imports."""
+    """End without freeing memory, which would take a third as long as all the imports."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi and mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.Finalize()
@@ -157,7 +158,7 @@ def _end_here() -> None:
 
 
 def _say(kind: str, name: str, content: Any) -> None:
-    # In one write, on a line of its own: other processes print to the same pipe.
+    # One write and a separate line, because other processes print to the same pipe.
     os.write(1, f"\n{_MARK}{json.dumps([kind, name, content])}\n".encode())
 
 

@@ -1,6 +1,6 @@
-"""What may hang or crash: `probe.ask` calls each function in processes of their own.
+"""Probes, which may hang or crash: `probe.ask` calls each function in separate processes.
 
-On several ranks, the answer is that of rank 0; the others return None.
+On several ranks, rank 0 returns the answer, and the others return None.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from collections.abc import Mapping
 from time import sleep
 from typing import Any
 
-#: Seconds that are not measured again: chance has little part in them.
+#: Seconds after which a measurement is not repeated, because chance hardly affects it.
 _LONG = 0.2
-#: Another communicator or dtype must take less than this part of the time to be worth it.
+#: Another communicator or dtype is worth it if it takes less than this fraction of the time.
 WORTH_IT = 0.8
-NO_DEVICE = 100  # an error of the CUDA driver
-CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76  # attributes of a GPU, for the CUDA driver
+NO_DEVICE = 100  # error code of the CUDA driver
+CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76  # attribute numbers of the CUDA driver
 
 
 def compat() -> dict[str, Any]:
-    """Return versions, whether chainer-compat's hook is in place, and every repair."""
+    """Return versions, the state of chainer-compat's hook, and every repair."""
     from chainer_compat import report
 
     return report.collect()
 
 
 def chainer_computes() -> list[str]:
-    """Return what Chainer computes wrongly."""
+    """Return the names of computations that Chainer gets wrong."""
     import chainer
     import numpy as np
 
@@ -47,7 +47,7 @@ def chainer_computes() -> list[str]:
 
 
 def public_names() -> int:
-    """Import every public name of chainermn, and what it imports later; return their number."""
+    """Import every public name of chainermn and its late imports; return the number of names."""
     import ml_dtypes  # noqa: F401
     import threadpoolctl  # noqa: F401
 
@@ -62,10 +62,10 @@ def public_names() -> int:
 
 
 def _meet(world: Any) -> None:
-    """Wait for all ranks, which may still be importing, and leave the cores to them.
+    """Wait for all ranks, which may still be importing, without using a core.
 
-    In other collectives MPI takes a core while it waits: of hosts that share a machine, that
-    slows down those that are waited for.
+    In other collectives, MPI spins while it waits. That would slow down the late ranks of hosts
+    that share a machine.
     """
     request = world.Ibarrier()
     while not request.Test():
@@ -73,7 +73,7 @@ def _meet(world: Any) -> None:
 
 
 def ranks() -> list[dict[str, Any]] | None:
-    """Return what each rank of a job sees, in the order of the ranks."""
+    """Return the host, environment and thread level of each rank, in rank order."""
     from mpi4py import MPI
 
     names = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
@@ -100,7 +100,7 @@ def shared_memory() -> str | None:
 
 
 def communicators() -> dict[str, str] | None:
-    """Return what is wrong on any rank with the means of each communicator, if anything is."""
+    """Return an error for each communicator, from any rank; empty if its means are exact."""
     world = _communicator("naive", None)
     everywhere = world.gather_obj({name: _try_out(name) for name in usable(world.mpi_comm)})
     if everywhere is None:
@@ -112,7 +112,7 @@ def communicators() -> dict[str, str] | None:
 
 
 def usable(mpi_comm: Any) -> list[str]:
-    """Return the names of the communicators that run on the CPUs of these hosts."""
+    """Return the names of the communicators that can run on the CPUs of these hosts."""
     from chainermn.communicators import registered
     from chainermn.transport.topology import Topology
 
@@ -126,7 +126,7 @@ def usable(mpi_comm: Any) -> list[str]:
 
 @functools.cache
 def _communicator(name: str, dtype: str | None) -> Any:
-    """Create a communicator, once for all probes: on many hosts that takes long."""
+    """Create a communicator once for all probes, since that takes long on many hosts."""
     from mpi4py import MPI
 
     import chainermn
@@ -145,7 +145,7 @@ def _try_out(name: str) -> str:
 
 
 def _wrong_means(comm: Any) -> list[str]:
-    """Return the dtypes in which means of whole numbers are not exact, in arrays of any size."""
+    """Return the dtypes for which the means of whole numbers are not exact."""
     import chainer
     import numpy as np
 
@@ -163,7 +163,7 @@ def _wrong_means(comm: Any) -> list[str]:
 
 
 def speeds() -> dict[str, list[float]] | None:
-    """Return seconds of each rank for a computation, and for 1 MiB to and from another host."""
+    """Return each rank's seconds for a computation, and for 1 MiB to another host and back."""
     import numpy as np
     from mpi4py import MPI
 
@@ -188,9 +188,9 @@ def speeds() -> dict[str, list[float]] | None:
 
 
 def _network_seconds(world: Any, ranks: list[int]) -> float:
-    """Return how long it takes, with the partner with which it takes least.
+    """Return the seconds for an exchange with the fastest of several partners.
 
-    Only a rank that is slow itself is slow with all. Ranks are in pairs that do not share one.
+    Only a rank that is slow itself is slow with all partners. No rank is in two pairs at a time.
     """
     import numpy as np
 
@@ -199,7 +199,7 @@ def _network_seconds(world: Any, ranks: list[int]) -> float:
     for turn in range(min(len(ranks), 5)):
         other = (turn - place) % len(ranks)
         if other != place:
-            for size in (1, 1 << 20):  # the first connects them, and waits for the partner
+            for size in (1, 1 << 20):  # the first exchange connects and waits for the partner
                 start = time.perf_counter()
                 pair = {"dest": ranks[other], "recvbuf": back[:size], "source": ranks[other]}
                 world.Sendrecv(there[:size], **pair)
@@ -208,9 +208,9 @@ def _network_seconds(world: Any, ranks: list[int]) -> float:
 
 
 def exchange() -> dict[str, Any] | None:
-    """Return seconds for 1 MiB of gradients by communicator and wire dtype, and what to use.
+    """Return seconds for 1 MiB of gradients by communicator and wire dtype, and the best choice.
 
-    Only the communicator to use is measured in bfloat16, too.
+    Only the best communicator is also measured in bfloat16.
     """
     from chainermn.communicators.registry import default_on_cpu
     from chainermn.transport.topology import Topology
@@ -225,20 +225,20 @@ def exchange() -> dict[str, Any] | None:
 
 
 def choose(seconds: Mapping[str, float], default: str) -> str:
-    """Return the fastest, or the default if that is not clearly slower."""
+    """Return the fastest communicator, or the default unless that is clearly slower."""
     fastest = min(seconds, key=lambda name: seconds[name])
     return fastest if seconds[fastest] < WORTH_IT * seconds[default] else default
 
 
 def settings() -> dict[str, list[tuple[int, float]]] | None:
-    """Return seconds for few and for many gradients by setting, with the default on CPU."""
+    """Return seconds for few and for many gradients by setting, with the default communicator."""
     from chainermn.communicators.registry import default_on_cpu
     from chainermn.compression import PowerSGD
     from chainermn.transport.topology import Topology
 
     world = _communicator("naive", None)
     name = default_on_cpu(Topology.of(world.mpi_comm))
-    # So many that they take longer than latency and noise, even compressed.
+    # Large enough to take longer than latency and noise, even when compressed.
     tried: dict[str, tuple[int, str | None, Any]] = {
         "float32": (1024, None, None),
         "allreduce_grad_dtype='bfloat16'": (1024, "bfloat16", None),
@@ -254,7 +254,7 @@ def settings() -> dict[str, list[tuple[int, float]]] | None:
 def _seconds(
     world: Any, side: int, name: str, dtype: str | None = None, compression: Any = None
 ) -> float:
-    """Return how long the gradient of a square matrix takes."""
+    """Return the seconds to exchange the gradient of a square matrix."""
     import chainer
     import numpy as np
 
@@ -281,12 +281,12 @@ def _seconds(
 def cuda() -> dict[str, Any]:
     """Return the newest CUDA that the driver supports, its GPUs, and any error.
 
-    Compute capabilities are those of the GPUs, such as 75 for 7.5.
+    Compute capabilities are whole numbers, such as 75 for 7.5.
     """
     gpus: list[str] = []
     capabilities: list[int] = []
     answer = {"cuda": "", "error": "", "gpus": gpus, "capabilities": capabilities}
-    try:  # by ctypes, because CuPy may be missing
+    try:  # with ctypes, because CuPy may be missing
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return answer
@@ -308,7 +308,7 @@ def cuda() -> dict[str, Any]:
 
 
 def cupy_and_nccl() -> dict[str, str]:
-    """Return the versions of CuPy, its CUDA and NCCL, or why there is no NCCL."""
+    """Return the versions of CuPy, CUDA and NCCL, or the reason why there is no NCCL."""
     import cupy
 
     runtime = cupy.cuda.runtime.runtimeGetVersion()
@@ -330,9 +330,9 @@ def cupy_and_nccl() -> dict[str, str]:
 
 
 def device_memory() -> bool | None:
-    """Return whether MPI moves GPU memory right on all ranks; one that cannot may crash.
+    """Return whether MPI moves GPU memory correctly on all ranks; MPI may crash if it cannot.
 
-    By the very code that gives it to MPI where ``CHAINERMN_CUDA_AWARE=1`` is set.
+    This uses the same code as training with ``CHAINERMN_CUDA_AWARE=1``.
     """
     import cupy
     from mpi4py import MPI
@@ -348,7 +348,7 @@ def device_memory() -> bool | None:
     right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
     is_right = True
     for dtype in "float32", "float64":
-        # Two chunks and a half.
+        # Two and a half chunks.
         numbers = cupy.arange(5 * CHUNK_BYTES // (2 * cupy.dtype(dtype).itemsize), dtype=dtype)
         own, received = numbers + world.rank, cupy.zeros_like(numbers)
         transport.sendrecv(own, right, received, left)

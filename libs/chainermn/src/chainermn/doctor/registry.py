@@ -1,4 +1,4 @@
-"""Checks: what they find, and how they are run."""
+"""Define checks and their findings, and run them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found, or why it did not look; if that is bad, what to do, and what to type."""
+    """The result of a check, or why it was not tried; if bad, a remedy and the command to type."""
 
     status: Status
     found: str
@@ -43,8 +43,8 @@ Examine: TypeAlias = Callable[[Setup], Finding]
 class Check:
     """One row of the table.
 
-    ``needs`` names checks that must succeed before this one is run, ``blames`` those whose failure
-    explains a failure of this one.
+    ``needs`` names checks that must succeed before this one runs; ``blames`` names checks whose
+    failure explains a failure of this one.
     """
 
     subject: str
@@ -62,11 +62,11 @@ def check(
 
 
 def run_checks(checks: Iterable[Check], setup: Setup) -> Iterator[tuple[Check, Finding]]:
-    """Run checks in turn, but tell each cause only once."""
+    """Run checks one after another, and report each cause only once."""
     findings: dict[str, Finding] = {}
     for each in checks:
         finding = _run_check(each, setup, findings)
-        # Hosts and programs of others have had a say in these.
+        # These texts may contain output from other hosts and programs.
         findings[each.name] = replace(
             finding,
             found=printable(finding.found),
@@ -86,8 +86,8 @@ def _run_check(each: Check, setup: Setup, before: dict[str, Finding]) -> Finding
         finding = each.examine(setup)
     except Exception as error:
         finding = bad(
-            f"the check itself fails with {type(error).__name__}: {error}",
-            "this is a fault of the doctor; please report it with this output",
+            f"the check itself failed with {type(error).__name__}: {error}",
+            "this is a bug in the doctor; please report it with the output of this command",
         )
     if finding.status is Status.BAD:
         for name in each.blames:

@@ -1,4 +1,4 @@
-"""What the doctor prints."""
+"""Print the doctor's findings."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _MARKS = {
 }
 _NAME_WIDTH = 26
 _INDENT = " " * (1 + 1 + _NAME_WIDTH + 1)
-# In a narrower pipe every line would break; a terminal knows its width.
+# A terminal knows its width, but a pipe may default to one that breaks every line.
 _NARROWEST = 100
 
 
 def versions() -> dict[str, str]:
-    """Return what a bug report needs to name, without importing anything that may fail."""
+    """Return the versions that a bug report needs, without importing anything that may fail."""
     try:
         mpi = mpi4py_library()
     except RuntimeError as error:
@@ -50,7 +50,7 @@ def versions() -> dict[str, str]:
 
 
 def as_json(versions: Mapping[str, str], rows: Iterable[Row]) -> str:
-    """Return versions and findings for programs."""
+    """Return versions and findings as JSON."""
     checks = [
         {"subject": check.subject, "name": check.name, **dataclasses.asdict(finding)}
         for check, finding in rows
@@ -59,7 +59,7 @@ def as_json(versions: Mapping[str, str], rows: Iterable[Row]) -> str:
 
 
 def show(versions: Mapping[str, str], rows: Iterable[Row]) -> list[Row]:
-    """Print versions and findings for people, subject by subject; return all rows."""
+    """Print versions and findings, subject by subject; return all rows."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, _NARROWEST)
@@ -69,7 +69,7 @@ def show(versions: Mapping[str, str], rows: Iterable[Row]) -> list[Row]:
     for subject, of_subject in groupby(rows, key=lambda row: row[0].subject):
         group = list(of_subject)
         console.print(f"\n[bold]{subject}[/bold]")
-        # Checks that need the same one become one line.
+        # Checks that need the same failed check share a line.
         for (status, found), same in groupby(group, key=lambda row: (row[1].status, row[1].found)):
             checks, (finding, *_) = zip(*same, strict=True)
             name, text = checks[0].name, Text(found)
@@ -79,7 +79,7 @@ def show(versions: Mapping[str, str], rows: Iterable[Row]) -> list[Row]:
             if finding.remedy:
                 text.append(f"\n→ {finding.remedy}", style="bold")
             console.print(_line(_MARKS[status], name, text))
-            if finding.command:  # on one line, however long: it is there to be copied
+            if finding.command:  # on one line, however long, so that it can be copied
                 console.print(Text(f"{_INDENT}$ {finding.command}", "bold"), soft_wrap=True)
         shown += group
     statuses = [finding.status for _, finding in shown]

@@ -1,4 +1,4 @@
-"""What is examined: the options of the command line, and the answers that checks share."""
+"""The installation to examine: command-line options, and answers that checks share."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from chainermn.launch.mpiexec import SSH_OPTIONS, find_mpiexec, launch_environme
 NO_SSH = "there is no ssh on this host"
 _SSH_FAILED = 255
 _SSH_LIMIT = 30.0
-# One process answers both: the second imports what the first has, and needs its success.
+# One process answers both, because the second probe needs the imports and success of the first.
 _IMPORTING = ("chainer_computes", "public_names")
 _HOST_FACTS = Path(__file__).with_name("host_facts.py")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What `host_facts` found on a host, or why ssh or this Python did not get there."""
+    """The output of `host_facts` on a host, or why ssh or Python failed there."""
 
     facts: dict[str, Any] = field(default_factory=dict)
     no_way_in: str = ""
@@ -40,27 +40,27 @@ class Answer:
 class Setup:
     """The installation that the doctor examines."""
 
-    ranks: int | None = None  # that the user means to start on this host
-    hosts: Sequence[Host] | None = None  # their names, and how many ranks each takes
+    ranks: int | None = None  # number to start on this host
+    hosts: Sequence[Host] | None = None  # names, and the number of ranks on each
     script: Path | None = None
     data: Path | None = None
     forward: Sequence[str] = ()  # variables to pass to other hosts
-    network: str | None = None  # the only one for Open MPI to use
-    parameters: float | None = None  # how many the model has
+    network: str | None = None  # address range to which Open MPI is restricted
+    parameters: float | None = None  # number of parameters of the model
     limit: float = 60.0  # seconds that one probe may take
-    # What became of each probe so far, by its name, and by ``(name, "hosts")``.
+    # Outcomes of the probes that have run, by name, or by ``(name, "hosts")`` for those on hosts.
     outcomes: dict[str | tuple[str, str], Outcome] = field(default_factory=dict)
     _asked: dict[str, Future[Answer]] = field(default_factory=dict, init=False)
 
     def probe(self, name: str, ranks: int = 0) -> Outcome:
-        """Run a probe, once: in one process, or on ranks of this host."""
+        """Run a probe once, in one process or on ranks of this host, and return its outcome."""
         if name not in self.outcomes:
             names = _IMPORTING if name in _IMPORTING else (name,)
             self.outcomes.update(self._run(names, ranks, None))
         return self.outcomes[name]
 
     def probe_hosts(self, name: str) -> Outcome:
-        """Return what a probe found on all the ranks of all the hosts: one job runs all probes."""
+        """Return a probe's outcome on all ranks of all hosts, where one job runs all probes."""
         if (name, "hosts") not in self.outcomes:
             hosts = self.hosts or ()
             names = ["ranks", "communicators"]
@@ -89,7 +89,7 @@ class Setup:
             return dict.fromkeys(names, Outcome(failure=str(error)))
 
     def _share_cores(self, hosts: Sequence[Host]) -> bool:
-        """Tell whether ranks outnumber the cores of a machine, which several hosts may share."""
+        """Tell whether a machine, which several hosts may share, has fewer cores than ranks."""
         ranks, cores = Counter[str](), Counter[str]()
         for host, number in hosts:
             facts = self.facts[host].facts
@@ -100,18 +100,18 @@ class Setup:
 
     @property
     def places(self) -> Sequence[Host]:
-        """The hosts; without any, this one with its ranks."""
+        """The named hosts, or this host with its ranks if none is named."""
         return self.hosts or [(socket.gethostname(), self.ranks or 1)]
 
     @cached_property
     def facts(self) -> dict[str, Answer]:
-        """What each host says about itself."""
+        """The answers of all hosts about themselves, by name."""
         if not self._asked:
             self.ask_hosts()
         return {host: answer.result() for host, answer in self._asked.items()}
 
     def ask_hosts(self) -> None:
-        """Begin to ask all hosts for `facts`, which takes long, and do not wait for them."""
+        """Start asking all hosts for `facts`, which takes long, without waiting for them."""
         try:
             mpiexec = str(find_mpiexec())
         except (OSError, RuntimeError):
@@ -142,7 +142,7 @@ def _ask(host: str, python: list[str]) -> Answer:
     if shown.returncode == _SSH_FAILED:
         return Answer(no_way_in=said)
     try:
-        # The last line: the shell over there may print a greeting first.
+        # The last line, because the remote shell may print a greeting first.
         return Answer(json.loads(shown.stdout.splitlines()[-1]))
     except (IndexError, ValueError):
         return Answer(no_python=said)

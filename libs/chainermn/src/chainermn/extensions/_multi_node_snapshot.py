@@ -411,5 +411,5 @@ def _end_if_finished(trainer: chainer.training.Trainer) -> str:
     plural = unit if done == 1 else f"{unit}s"
     return (
         f". Training has ended there, after {done} {plural}: ask for more, or use a folder "
-        f"other than {trainer.out} to start anew"
+        f"other than {trainer.out} to start over"
     )

@@ -306,7 +306,7 @@ class MultiNodeCheckpointer(Extension):
                         f"{_WHERE}: the checkpoint of iteration {iteration} was written by "
                         f"{len(readers)} ranks that are not replicas: {name} differs between "
                         f"rank 0 and rank {rank}. So {self.comm.size} ranks cannot load it; start "
-                        f"{len(readers)} ranks, or start anew with another name than "
+                        f"{len(readers)} ranks, or start over with another name than "
                         f"{self.name!r} or another path than {self.path}"
                     )
         path = self._files.path(iteration, 0)

@@ -24,7 +24,7 @@ from chainermn.launch.pickles import dump_call
 from chainermn.launch.ranks import Ranks
 from chainermn.launch.reachable import check_hosts
 
-# Ranks use the caller's copy of this library, wherever it has been found.
+# Ranks import this library from the same folder as the caller.
 _WORKER = (
     f"import sys; sys.path.insert(0, {str(Path(chainermn.__file__).parents[1])!r}); "
     "import chainermn; del sys.path[0]; from chainermn.launch.worker import main; main()"
@@ -38,53 +38,52 @@ def run(
     hosts: str | Iterable[Host] | None = None,
     **unexpected: Any,
 ) -> list[Any]:
-    """Call a function on several ranks of a new job, and return their results.
+    """Call a function on several ranks of a new job, and return the results of all ranks.
 
-    Use it in a notebook, in a script or in a test. Inside the function,
-    `chainermn.create_communicator` connects the ranks, as in a script that ``mpiexec`` starts.
-    You see the output of the ranks line by line while the function runs, with the rank in front,
-    as ``[rank 2]``. Ctrl-C, or the stop button of a notebook, ends all ranks.
+    Works in a notebook, in a script and in a test. Inside the function, call
+    `chainermn.create_communicator` as in a script that ``mpiexec`` starts. The output of the
+    ranks appears line by line while the function runs, and each line begins with its rank, as in
+    ``[rank 2]``. An interrupt (Ctrl-C, or the stop button of a notebook) ends all ranks.
 
-    You can define the function anywhere, also in a notebook or as a lambda, because cloudpickle
-    sends it to the ranks. They do not import the caller's script, but find the same modules as
-    the caller.
+    You can define the function anywhere, even in a notebook or as a lambda: cloudpickle sends it
+    to the ranks. They do not import the caller's script, but they search the same folders for
+    modules as the caller.
 
     Parameters
     ----------
     function : callable
-        Function to call as ``function(*args)`` on every rank.
+        Function that every rank calls as ``function(*args)``.
     *args
-        Arguments that can be pickled. For keyword arguments, use
-        ``run(lambda: function(x=3))``.
+        Positional arguments of the function, which must be picklable. For keyword arguments, use
+        a lambda: ``run(lambda: function(x=3))``.
     ranks : int, default 4
         Number of ranks.
     hosts : str or list of (str, int), optional
-        Hosts and their numbers of ranks: ``"a:2,b:2"`` or ``[("a", 2), ("b", 2)]``. Each host
-        needs this environment at the same path, and ssh without a password. Hosts get the
-        environment variables whose names start with ``CHAINER``, and with MPICH all others too.
-        By default, all ranks run on this host.
+        Hosts to run on, with the number of ranks on each: ``"a:2,b:2"`` or
+        ``[("a", 2), ("b", 2)]``. Each host needs this environment at the same path, and ssh
+        access without a password. MPICH passes all environment variables to them, and Open MPI
+        those that begin with ``CHAINER``. By default, all ranks run on this host.
 
     Returns
     -------
     list
-        Results of the function, one per rank.
+        Results in rank order.
 
     Raises
     ------
     Exception
-        If the function raises, its exception, with a note that names the rank and shows its
-        traceback. If several ranks raise within a fifth of a second, that of the lowest rank. If
-        the exception cannot be pickled, or changes when it is, RuntimeError with the same text.
-        The other ranks are ended.
+        If the function raises on a rank. You get its exception, with a note that names the rank
+        and shows its traceback, and all other ranks are ended. If several ranks raise within a
+        fifth of a second, you get the exception of the lowest one. An exception that cannot be
+        pickled arrives as a RuntimeError with the same text.
     RuntimeError
         If a rank is killed or exits, if ranks do not start, or if this process is a rank.
     ConnectionError
         If ssh cannot reach one of the hosts.
     TypeError, ValueError
-        If an argument is invalid, or if the function, its arguments or a result cannot be
-        pickled.
+        If an argument is wrong, or if the function, its arguments or a result cannot be pickled.
     KeyboardInterrupt
-        If it is interrupted.
+        If you interrupt the call.
 
     Examples
     --------
@@ -122,7 +121,7 @@ def _mpiexec(
     """Return the command that starts the ranks, and its environment."""
     environment = {**launch_environment(hosts), **variables}
     forward = dict.fromkeys((*variables, *own_variables(environment)))
-    # Without -P, a random.py in the working directory would take the place of Python's.
+    # Without -P, a random.py in the working directory would replace Python's own.
     arguments = ["-u", "-P", "-c", _WORKER]
     return mpiexec_command(ranks, arguments, hosts=hosts, forward=[*forward]), environment
 
@@ -134,7 +133,7 @@ def _about_keywords(
     shown = ", ".join([*["..."] * len(args), *(f"{keyword}=..." for keyword in keywords)])
     return (
         f"run: expected no keywords except ranks and hosts, got {', '.join(keywords)}; run passes "
-        "positional arguments only: use "
+        "only positional arguments to the function. Use a lambda instead: "
         f"run(lambda: {name if name.isidentifier() else 'function'}({shown}), ranks={ranks!r})"
     )
 
@@ -144,19 +143,19 @@ def _parsed(hosts: str | Iterable[Host]) -> list[Host]:
         return parse_hosts(hosts) if isinstance(hosts, str) else parse_pairs(hosts)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"run: hosts must be as 'a:2,b:2' or [('a', 2), ('b', 2)], got {hosts!r}: {error}"
+            f"run: hosts must look like 'a:2,b:2' or [('a', 2), ('b', 2)], got {hosts!r}: {error}"
         ) from None
 
 
 def _refuse_on_a_rank() -> None:
-    """Raise on a rank of a job, and in processes that it has started: mpiexec may hang there."""
+    """Raise on a rank of a job and in processes started by one, where mpiexec may hang."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     is_rank = bool(
         mpi and mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.size > 1
     )
     if is_rank or (numbers_in(os.environ) and launchers_of(os.getpid())):
         raise RuntimeError(
-            "run starts a job of its own, which is impossible inside a job: this process is one "
-            "of its ranks, or has been started by one. Call run from a plain Python, or call the "
-            "function itself on every rank"
+            "run starts a new job, which is impossible inside a job: this process is a rank, or "
+            "was started by one. Call run from a Python that mpiexec has not started, or call "
+            "the function directly on every rank"
         )

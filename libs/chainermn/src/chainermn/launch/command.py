@@ -1,4 +1,4 @@
-"""``chainermn launch``: mpiexec with all the options and variables that it needs."""
+"""``chainermn launch``: run mpiexec with all the options and variables that it needs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from chainermn.launch.restarts import run_to_end
     "-n",
     "--ranks",
     type=click.IntRange(1),
-    help="Number of ranks; by default, as many as the hosts take.",
+    help="Number of ranks. By default, as many as the hosts take.",
 )
 @host_options
 @click.option(
@@ -41,18 +41,18 @@ from chainermn.launch.restarts import run_to_end
     metavar="K",
     type=click.IntRange(0),
     default=0,
-    help="Restart a job that fails, at most K times.",
+    help="If the job fails, restart it up to K times.",
 )
 @click.option(
     "--min-ranks",
     metavar="N",
     type=click.IntRange(1),
-    help="Start each attempt on the hosts that can be used then, if they take N ranks or more.",
+    help="Run on the hosts that are up, as long as they take at least N ranks.",
 )
 @click.option(
     "--discover",
     metavar="SCRIPT",
-    help="Run SCRIPT before each attempt. It prints hosts, one per line: 'a:2' or 'a slots=2'.",
+    help="Before each attempt, run SCRIPT, which prints one host per line: 'a:2' or 'a slots=2'.",
 )
 @click.option(
     "--wait",
@@ -60,13 +60,13 @@ from chainermn.launch.restarts import run_to_end
     type=click.FloatRange(0),
     default=600,
     show_default=True,
-    help="Wait so long for hosts, if they take fewer than --min-ranks.",
+    help="While the hosts take fewer than --min-ranks, wait this long for more.",
 )
 @click.option(
     "--stall-limit",
     metavar="SECONDS",
     type=click.FloatRange(0),
-    help="Set CHAINERMN_STALL_LIMIT: how long ranks wait before they look for the cause.",
+    help="Set CHAINERMN_STALL_LIMIT: how long a rank waits before it looks for the cause.",
 )
 @click.option("-m", "module", is_flag=True, help="PROGRAM is a module, as in python -m PROGRAM.")
 @click.option("--dry-run", is_flag=True, help="Print the command instead of running it.")
@@ -89,8 +89,8 @@ def launch(
     """Start PROGRAM on several ranks, with the mpiexec of the MPI that mpi4py uses.
 
     A Python script runs under this Python; any other program is started as it is. The exit code
-    is that of mpiexec. Inside a Slurm allocation, the ranks are its tasks, unless you name hosts.
-    SIGINT and SIGTERM end the job, and it is not restarted. SIGUSR1 is passed on to the ranks.
+    is that of mpiexec. Inside a Slurm allocation, you get one rank per task unless you name hosts.
+    SIGINT and SIGTERM end the job without a restart. SIGUSR1 is passed on to the ranks.
 
     With --min-ranks or --discover, -n is the largest number of ranks, and a restart leaves out
     hosts that cannot be reached or that keep failing.
@@ -123,7 +123,7 @@ def launch(
         ranks = min(ranks or count_ranks(hosts), count_ranks(hosts))
     if ranks is None:
         if hosts is None:
-            raise click.UsageError("say how many ranks, as in -n 4, or name hosts")
+            raise click.UsageError("give the number of ranks, as in -n 4, or name hosts")
         ranks = count_ranks(hosts)
     command, added = prepare(hosts, ranks, own)
     if dry_run:
@@ -138,7 +138,7 @@ def launch(
 
 @contextlib.contextmanager
 def _in_one_line(*kinds: type[Exception]) -> Iterator[None]:
-    """End the program with the message of errors that its user can mend."""
+    """Turn errors that the user can fix into a one-line message, and exit."""
     try:
         yield
     except kinds as error:
@@ -153,7 +153,7 @@ def _prepare(
     ranks: int,
     own: Mapping[str, str],
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command of mpiexec, and the variables to add to the environment."""
+    """Return the command line of mpiexec, and the variables to add to the environment."""
     names = forwarded(forward, {**os.environ, **own})
     with _in_one_line(OSError, RuntimeError, ValueError):
         command = mpiexec_command(
@@ -165,7 +165,7 @@ def _prepare(
 
 
 def _files(arguments: Sequence[str]) -> list[str]:
-    """Return what each host must have for this command to run there."""
+    """Return the paths of the files that each host needs to run this command."""
     # The arguments of other programs may be files that only one rank reads.
     scripts = [Path(it) for it in arguments[1:2] if arguments[0] == sys.executable]
     needed = [str(script) for script in scripts if script.is_absolute() and script.is_file()]
@@ -174,7 +174,7 @@ def _files(arguments: Sequence[str]) -> list[str]:
 
 
 def _hosts_now(find_hosts: Discover, discover: str | None) -> list[Host]:
-    """Return the hosts of an attempt that would begin now."""
+    """Return the hosts on which an attempt would run now."""
     with _in_one_line(DiscoveryError):
         hosts = find_hosts()
     if not hosts:
@@ -185,7 +185,7 @@ def _hosts_now(find_hosts: Discover, discover: str | None) -> list[Host]:
 def _discovery(
     hosts: list[Host] | None, discover: str | None, ranks: int | None, min_ranks: int | None
 ) -> Discover | None:
-    """Return what finds the hosts of each attempt; None if they are always the same."""
+    """Return a function that finds the hosts of each attempt; None if they never change."""
     if discover is None and min_ranks is None:
         return None
     if discover is not None and hosts:
@@ -207,7 +207,7 @@ def _found(program: Sequence[str], module: bool) -> list[str]:
 
 
 def _in_allocation(hosts: list[Host] | None) -> list[Host] | None:
-    """Return the hosts; if Slurm is to start the ranks, it would wait for others than its own."""
+    """Return the hosts, after checking that Slurm can start ranks there: srun would wait."""
     if hosts and starts_by_srun():
         with _in_one_line(RuntimeError):
             slurm.check_allocated([name for name, _ in hosts], os.environ)
@@ -232,7 +232,7 @@ def find_program(program: Sequence[str], module: bool) -> list[str]:
     if found := shutil.which(name):
         return [os.path.abspath(found), *arguments]
     if path.is_file():
-        raise FileNotFoundError(f"{name} may not be executed; try: chmod +x {shlex.quote(name)}")
+        raise FileNotFoundError(f"{name} is not executable; try: chmod +x {shlex.quote(name)}")
     raise FileNotFoundError(f"{name}: neither a script in this folder nor a command on PATH")
 
 

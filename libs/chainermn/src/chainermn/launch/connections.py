@@ -1,4 +1,4 @@
-"""Connections from ranks to the process that has started them, on this host or on several."""
+"""Connect ranks, on this host or on others, to the process that started them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from chainermn.failures.channel import Channel
 from chainermn.failures.joining import LOOPBACK, Entrance, listen, own_addresses
 from chainermn.failures.messages import Address, Member
 
-#: Names the job: every process of it inherits this variable.
+#: Variable that names the job; all of the job's processes inherit it.
 JOB = "_CHAINERMN_RUN"
-# Not an argument, because every user of a host sees the command lines of all.
+# Not an argument, because all users of a host can see each other's command lines.
 _KEY = "_CHAINERMN_RUN_KEY"
 
-#: What each rank connects for, in this order.
+#: The purposes of each rank's connections, in the order in which it opens them.
 PURPOSES = ("stdout", "stderr", "call")
 
 
 class Listener:
-    """Accepts connections of ranks: of those on this host only, unless ``hosts`` are given.
+    """Accepts connections of ranks: only from this host, unless ``hosts`` are given.
 
     It listens until each of ``size`` ranks has one for each of the `PURPOSES`.
 
     Attributes
     ----------
     environment : dict of str to str
-        The variables by which ranks find it.
+        Variables that tell ranks where to connect.
     """
 
     def __init__(self, size: int, hosts: Sequence[object] | None) -> None:
@@ -43,11 +43,11 @@ class Listener:
         self.environment = {JOB: " ".join((secrets.token_hex(8), *places)), _KEY: key}
 
     def fileno(self) -> int:
-        """Return a file descriptor that can be read as soon as somebody connects or speaks."""
+        """Return a file descriptor that is readable as soon as anyone connects or sends."""
         return self._listener.fileno()
 
     def accept(self) -> list[tuple[Connection, Member]]:
-        """Return new connections of ranks; strangers are none."""
+        """Return new connections of ranks, without those of strangers."""
         joined = self._listener.serve(time.monotonic())
         return [(_connection(channel), member) for channel, member in joined]
 
@@ -59,24 +59,24 @@ class Listener:
 
 
 def take_entrance(environment: MutableMapping[str, str]) -> Entrance:
-    """Return what `Listener.environment` says, and remove the key, which no child needs."""
+    """Return the entrance described by `Listener.environment`; remove the key from children."""
     _, *places = environment[JOB].split()
     addresses = map(Address, places[::2], map(int, places[1::2]))
     return Entrance([*addresses], environment.pop(_KEY))
 
 
 def connect(entrance: Entrance, rank: int, purpose: str) -> Connection:
-    """Return a rank's connection for a purpose; raise ConnectionError if none can be made."""
+    """Connect a rank for a purpose; raise ConnectionError if that is impossible."""
     host = socket.gethostname()
     channel = entrance.enter(Member(rank, purpose, host, os.getpid()))
     if channel is None:
         tried = ", ".join(f"{address} (port {port})" for address, port in entrance.addresses)
-        raise ConnectionError(f"rank {rank} on {host} can connect to none of these: {tried}")
+        raise ConnectionError(f"rank {rank} on {host} cannot connect to any of these: {tried}")
     return _connection(channel)
 
 
 def hang_up(connection: Connection) -> None:
-    """Let the other end know that nothing more comes; what it sends can still be received."""
+    """Tell the other end that nothing more will come; it can still send to us."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.shutdown(socket.SHUT_WR)
 

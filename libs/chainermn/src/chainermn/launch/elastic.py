@@ -1,4 +1,4 @@
-"""Run a job again and again, each time on the hosts that there are, until it succeeds."""
+"""Run a job until it succeeds, and start each attempt on the hosts that are available."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from chainermn.launch.membership import Discover, Membership
 from chainermn.launch.reachable import HostState, examine_hosts, unreachable
 from chainermn.launch.restarts import STOPPED, SignalsToChild, say
 
-#: Every process of a job that `run_elastic` starts has this variable, on whatever host.
+#: Variable that marks all processes of a job that `run_elastic` starts, on every host.
 MARK = "CHAINERMN_LAUNCH"
 # Seconds between two looks at a running job, and between two at its hosts.
 _PERIOD, _PERIOD_OF_HOSTS = 1.0, 10.0
-# For mpiexec to end, once ranks have said that they end the job.
+# Seconds that mpiexec gets to end after ranks have said that they end the job.
 _GRACE = 15.0
-# For mpiexec to obey a signal.
+# Seconds that mpiexec gets to obey a signal.
 _PATIENCE = 5.0
-# What ranks say of a host or a rank that is lost, and Open MPI of one that a signal has ended. If
-# the script raises or ranks wait for each other, no host is to blame.
+# Messages in which ranks report a lost host or rank, and Open MPI a rank killed by a signal. No
+# host is to blame if the script raises or if ranks wait for each other.
 _ACCUSATION = re.compile(
     rb"(?:chainermn: (?:nothing has come from |[^:]*? on )|prterun noticed .* on node )([\w.-]+)"
 )
@@ -43,7 +43,7 @@ _LOSSES = (
 )
 _ENDS = b"he whole job is being ended", b"therefore will terminate the job"
 
-#: Takes hosts and variables to give to all ranks, and returns a command and its environment.
+#: Takes hosts and variables for all ranks; returns a command and its environment.
 MakeCommand = Callable[[list[Host], Mapping[str, str]], tuple[list[str], dict[str, str]]]
 
 
@@ -57,16 +57,16 @@ def run_elastic(
     max_restarts: int,
     patience: float,
 ) -> int:
-    """Run a job until it succeeds, has failed too often, or is ended by a signal.
+    """Run a job until it succeeds, fails too often, or is ended by a signal.
 
     Parameters
     ----------
     make_command : callable
-        See `MakeCommand`.
+        Function that builds the command of an attempt; see `MakeCommand`.
     discover : callable
-        Returns the hosts that there are now.
+        Function that returns the hosts that exist now.
     files : sequence of str
-        Paths of what each host must have.
+        Paths of the files that each host must have.
     min_ranks, max_ranks, patience
         See `Membership`.
     max_restarts : int
@@ -75,7 +75,8 @@ def run_elastic(
     Returns
     -------
     int
-        The exit code of the last attempt; if a signal came while none ran, that of the signal.
+        Exit code of the last attempt. If a signal comes between attempts, the code for that
+        signal.
 
     Raises
     ------
@@ -141,13 +142,13 @@ def _run_once(
     reader.start()
     with _lookout(process, names, accused, 2 * _stall_limit(environment)):
         code = signals.wait(process)
-    # An ssh that waits for a host that is gone keeps standard error open.
+    # An ssh that waits for a lost host keeps standard error open.
     end_marked(MARK, environment[MARK])
     reader.join(_PATIENCE)
     if not reader.is_alive():
         process.stderr.close()
     if code == 0 and accused.ended_at is not None:
-        # As Open MPI's mpiexec sometimes says after it has lost a host (5.0.11).
+        # Open MPI 5.0.11's mpiexec sometimes returns 0 after it has lost a host.
         return os.EX_SOFTWARE
     return code
 
@@ -155,19 +156,19 @@ def _run_once(
 def _stall_limit(environment: Mapping[str, str]) -> float:
     try:
         return stall_limit(environment) or DEFAULT_LIMIT
-    except ValueError:  # the ranks say what is wrong with it
+    except ValueError:  # the ranks report what is wrong with it
         return DEFAULT_LIMIT
 
 
 class _Accused:
-    """Passes on what a job writes to standard error, and remembers which host it says is lost.
+    """Passes on a job's standard error, and remembers the host that it reports as lost.
 
     Attributes
     ----------
     name : str
-        As the host calls itself, the first one; empty if none is named.
+        First lost host, under the name that it calls itself; empty if none was reported.
     ended_at : float or None
-        When ranks, or Open MPI, have said that they end the job.
+        Time at which the ranks or Open MPI reported that they end the job.
     """
 
     def __init__(self) -> None:
@@ -176,24 +177,24 @@ class _Accused:
         self._line = b""
 
     def listen(self, stream: IO[bytes]) -> None:
-        """Read a pipe to its end."""
+        """Read a pipe until it closes."""
         sys.stderr.flush()
         while part := os.read(stream.fileno(), 1 << 16):
             self.hear(part)
-            with contextlib.suppress(OSError):  # nobody reads it any more
+            with contextlib.suppress(OSError):  # nobody reads our standard error any more
                 while part:
                     part = part[os.write(2, part) :]
-        if self._line:  # as after the last words of Open MPI's mpiexec
+        if self._line:  # Open MPI's mpiexec may end without a newline
             with contextlib.suppress(OSError):
                 os.write(2, b"\n")
 
     def hear(self, part: bytes) -> None:
-        """Look for a host in the lines that are complete now."""
+        """Look for a lost host in the lines that are now complete."""
         *lines, self._line = (self._line + part).split(b"\n")
         self._line = self._line[-4096:]
         for line in lines:
             if self.ended_at is not None:
-                return  # ranks that die from here on are ended
+                return  # ranks that die from now on were ended on purpose
             found = _ACCUSATION.match(line)
             if found and not self.name and any(words in line for words in _LOSSES):
                 self.name = found[1].decode()
@@ -202,14 +203,14 @@ class _Accused:
 
 
 def _listed(name: str, hosts: Iterable[Host], known: Mapping[str, HostState]) -> str:
-    """Return how a host that calls itself ``name`` is listed; empty if it is not known."""
+    """Return the listed name of the host that calls itself ``name``; empty if unknown."""
     if not name:
         return ""
     names = [listed for listed, _ in hosts]
     for listed in names:
         if name in (listed, known[listed].name if listed in known else ""):
             return listed
-    # The first part of an address is no name of a host.
+    # The first part of an IP address is not a host name.
     short = name.partition(".")[0]
     alike = [it for it in names if it.partition(".")[0] == short and not short.isdigit()]
     return alike[0] if len(alike) == 1 else ""
@@ -219,9 +220,10 @@ def _listed(name: str, hosts: Iterable[Host], known: Mapping[str, HostState]) ->
 def _lookout(
     process: subprocess.Popen[bytes], names: Sequence[str], accused: _Accused, limit: float
 ) -> Iterator[None]:
-    """End ``mpiexec`` if it waits for a host that is gone, as Open MPI's does.
+    """End ``mpiexec`` if it waits for a lost host, as Open MPI's does.
 
-    It has `_GRACE` seconds once ranks have ended the job; if no rank can, ``limit`` seconds.
+    It gets `_GRACE` seconds after the ranks have ended the job, or ``limit`` seconds after the
+    host was lost.
     """
     over = threading.Event()
 
@@ -238,7 +240,7 @@ def _lookout(
                 longest = min(gone_since, key=gone_since.__getitem__, default="")
                 is_over |= bool(longest) and now - gone_since[longest] > limit
             if is_over:
-                say("the job is over, but mpiexec does not end; ending it")
+                say("the job is over, but mpiexec is still running; ending it")
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_PATIENCE)

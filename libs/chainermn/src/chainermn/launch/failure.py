@@ -1,4 +1,4 @@
-"""Exceptions that travel from a rank to the caller."""
+"""Send exceptions from a rank to the caller."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chainermn.launch.pickles import dumps
 
 
 class Failure(NamedTuple):
-    """How a call has failed on a rank."""
+    """Describes how a call failed on a rank."""
 
     #: Type and message of the exception.
     text: str
@@ -21,7 +21,7 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException, *, hidden_frames: int = 0) -> Failure:
-        """Return what there is to say about an exception, without its outermost frames."""
+        """Describe an exception, without its outermost frames."""
         trace = error.__traceback__
         for _ in range(hidden_frames):
             trace = trace and trace.tb_next
@@ -33,13 +33,13 @@ class Failure(NamedTuple):
             return cls(text, lines, None)
 
     def as_exception(self, rank: int) -> BaseException:
-        """Return the exception, or a RuntimeError with its text, and a note from where it is."""
+        """Return the exception, or a RuntimeError with its text; a note names the rank."""
         error = None
         if self.pickled is not None:
-            # Its class may not be here, or may take other arguments than it keeps.
+            # Its class may not exist here, or may take other arguments than it stores.
             with contextlib.suppress(BaseException):
                 unpickled, args = pickle.loads(self.pickled)  # noqa: S301  # of a rank of ours
-                if unpickled.args == args:  # else its class has made a message of the message
+                if unpickled.args == args:  # some classes would wrap the message again
                     error = unpickled
         if not isinstance(error, BaseException):
             error = RuntimeError(self.text)

@@ -1,4 +1,4 @@
-"""Lists of hosts, as users write them for either MPI, and as they are shown."""
+"""Read lists of hosts, as users write them for either MPI, and print them."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ import socket
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
-#: Name of a host, and the number of ranks that it takes.
+#: Name of a host, and the number of ranks it takes.
 Host: TypeAlias = tuple[str, int]
 
-# Nothing that ssh, srun or an mpiexec takes for an option, for several hosts or for a pattern.
+# Excludes everything that ssh, srun or an mpiexec could take for an option, a list or a pattern.
 _NAME = re.compile(r"(?:\w[\w.-]*@)?\w[\w.-]*", re.ASCII)
 _LONGEST_NAME = 255
-# The documentation of ChainerMN 1 wrote cpu=4, as did Open MPI at that time.
+# ChainerMN 1's documentation used cpu=4, which Open MPI accepted at that time.
 _SLOTS = re.compile(r"(?:slots|cpus?)=(.*)")
 _PLACES = re.compile(r"0*[1-9][0-9]{0,5}")
 _MOST_RANKS = 999_999
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)")
 _IGNORED = re.compile(r"max[_-]slots=[0-9]+")
-# Of a file that is no hostfile, little is read.
+# Limits that keep us from reading a huge file that is not a hostfile.
 _MOST_LINES, _LONGEST_LINE = 1_000_000, 4096
 _SHOWN = 80
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """Return the hosts of a list such as ``a:2,b:2``. A host without a number takes one rank."""
+    """Parse a list of hosts such as ``a:2,b:2``. A host without a number takes one rank."""
     return _merge(_parse_host(part) for part in text.split(","))
 
 
 def read_hostfile(path: str | os.PathLike[str]) -> list[Host]:
-    """Return the hosts named in a file, one per line: ``host slots=4``, ``host:4`` or ``host``.
+    """Read the hosts in a file, one per line: ``host slots=4``, ``host:4`` or ``host``.
 
     ``cpu=4`` means the same as ``slots=4``. ``#`` begins a comment. A host without a number takes
-    one rank. The numbers of a host that is named several times add up. ``max_slots=4`` is ignored.
+    one rank. If a host appears several times, its numbers add up. ``max_slots=4`` is ignored.
     """
     with open(path, "rb") as file:
         lines = iter(functools.partial(file.readline, _LONGEST_LINE + 1), b"")
@@ -45,9 +45,9 @@ def read_hostfile(path: str | os.PathLike[str]) -> list[Host]:
 
 
 def parse_lines(lines: Iterable[bytes], source: str) -> list[Host]:
-    """Return the hosts that the lines of a hostfile name; there may be none.
+    """Parse the lines of a hostfile; the result may be empty.
 
-    ``source`` is where the lines are from, for the message of the ValueError.
+    ``source`` names their origin in the message of the ValueError.
     """
     hosts = []
     for number, line in enumerate(lines, 1):
@@ -55,7 +55,7 @@ def parse_lines(lines: Iterable[bytes], source: str) -> list[Host]:
             if number > _MOST_LINES:
                 raise ValueError(f"expected at most {_MOST_LINES:,} lines")
             if len(line) > _LONGEST_LINE:
-                raise ValueError(f"expected at most {_LONGEST_LINE:,} bytes in a line")
+                raise ValueError(f"expected at most {_LONGEST_LINE:,} bytes per line")
             if entry := line.partition(b"#")[0].decode(errors="backslashreplace").strip():
                 hosts.append(_parse_host(entry))
         except ValueError as error:
@@ -64,12 +64,12 @@ def parse_lines(lines: Iterable[bytes], source: str) -> list[Host]:
 
 
 def parse_pairs(pairs: Iterable[tuple[str, int]]) -> list[Host]:
-    """Return the hosts of pairs of a name and a number of ranks."""
+    """Check pairs of a host's name and a number of ranks, and merge those of the same host."""
     return _merge(_parse_host(f"{name}:{places}") for name, places in pairs)
 
 
 def fill_hosts(hosts: Iterable[Host], ranks: int) -> list[Host]:
-    """Return the hosts that ``ranks`` ranks fill, in order, and how many ranks each gets."""
+    """Fill hosts in order with ``ranks`` ranks; return each used host with its number of ranks."""
     hosts, left, filled = list(hosts), ranks, []
     for name, places in hosts:
         filled.append((name, min(left, places)))
@@ -77,18 +77,18 @@ def fill_hosts(hosts: Iterable[Host], ranks: int) -> list[Host]:
     if left:
         raise ValueError(
             f"{ranks} ranks do not fit on the hosts {show_places(hosts)}, which take "
-            f"{ranks - left}; ask for fewer, or give the hosts more places, as in a:2,b:2"
+            f"{ranks - left}; ask for fewer ranks, or let the hosts take more, as in a:2,b:2"
         )
     return [(name, places) for name, places in filled if places]
 
 
 def count_ranks(hosts: Iterable[Host]) -> int:
-    """Return how many ranks hosts take."""
+    """Return the number of ranks that the hosts take together."""
     return sum(places for _, places in hosts)
 
 
 def is_this_host(name: str) -> bool:
-    """Tell whether a name or address is one of this host."""
+    """Tell whether a name or address belongs to this host."""
     if name == socket.gethostname():
         return True
     try:
@@ -99,16 +99,16 @@ def is_this_host(name: str) -> bool:
 
 
 def show_places(hosts: Iterable[Host]) -> str:
-    """Return hosts and their places as ``--host`` takes them: ``a:2,b:2``."""
+    """Return hosts and their numbers of ranks in the form that ``--host`` takes: ``a:2,b:2``."""
     return ",".join(f"{name}:{places}" for name, places in hosts)
 
 
 def show_hosts(names: Iterable[str]) -> str:
-    """Return the names in brief, as Slurm writes them: ``host[00-62,64], other``."""
+    """Abbreviate names as Slurm does: ``host[00-62,64], other``."""
     numbers: dict[tuple[str, ...], list[list[str]]] = {}
     for name in names:
         found = _NUMBERED.fullmatch(name)
-        # `node` is none of `node[1-2]`.
+        # `node` does not belong to `node[1-2]`.
         key = found.group(1, 3) if found else (name,)
         number = found[2] if found else ""
         runs = numbers.setdefault(key, [])
@@ -125,7 +125,7 @@ def show_hosts(names: Iterable[str]) -> str:
 
 
 def show_by_host(texts: Mapping[str, str]) -> str:
-    """Return what there is to say of each host; hosts of which the same is said, together."""
+    """Return each host's text, with hosts of the same text grouped."""
     alike: dict[str, list[str]] = {}
     for name, text in texts.items():
         alike.setdefault(text, []).append(name)
@@ -133,10 +133,7 @@ def show_by_host(texts: Mapping[str, str]) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text from elsewhere with control characters escaped, so that no terminal obeys them.
-
-    Ends of lines stay.
-    """
+    """Escape control characters, except newlines, so that a terminal does not obey them."""
     return "".join(
         each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode()
         for each in text
@@ -144,7 +141,7 @@ def printable(text: str) -> str:
 
 
 def _next(number: str) -> str:
-    """Return the number that follows, with as many zeros in front."""
+    """Return the next number, padded with zeros to the same length."""
     return str(int(number) + 1).zfill(len(number))
 
 
@@ -166,10 +163,10 @@ def _parse_host(entry: str) -> Host:
     places = [number, *slots] if colon else slots
     is_known = len(slots) + len(ignored) == len(words) and len(places) <= 1
     if not name or not is_known or not all(re.fullmatch("[0-9]+", each) for each in places):
-        raise ValueError(f"expected a host as in a:2 or 'a slots=2', got {shown}")
+        raise ValueError(f"expected a host such as a:2 or 'a slots=2', got {shown}")
     if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
         raise ValueError(
-            "expected a host's name of letters, digits, '.', '-' and '_', which begins with a "
+            "expected a host name made of letters, digits, '.', '-' and '_' that begins with a "
             f"letter or digit, got {shown}"
         )
     if not all(map(_PLACES.fullmatch, places)):

@@ -1,4 +1,4 @@
-"""An ``mpiexec`` of which no process is left in the end."""
+"""Start ``mpiexec``, and leave none of its processes behind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from chainermn.failures.processes import inheriting
 
-# Seconds for mpiexec to end its ranks, on all hosts, and then for its daemons to end.
+# Seconds that mpiexec gets to end its ranks on all hosts, and then its daemons to end.
 _PATIENCE = 3.0
 
 
@@ -19,9 +19,9 @@ _PATIENCE = 3.0
 def started(
     command: Sequence[str], environment: Mapping[str, str], mark: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a command, and end it and all processes on this host that have inherited a variable.
+    """Start a command; in the end, end it and all processes here that inherited a variable.
 
-    What it prints comes by one pipe. ``mark`` is the name of the variable, whose value is unique.
+    All output comes through one pipe. ``mark`` names the variable, whose value must be unique.
     """
     try:
         with subprocess.Popen(
@@ -31,13 +31,13 @@ def started(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             bufsize=0,
-            start_new_session=True,  # Ctrl-C in a terminal is for the caller alone
+            start_new_session=True,  # Ctrl-C in a terminal reaches only the caller
         ) as process:
             try:
                 yield process
             finally:
                 with _interrupts_ignored():
-                    process.terminate()  # upon which it tidies up
+                    process.terminate()  # mpiexec tidies up on SIGTERM
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         process.wait(_PATIENCE)
                     process.kill()
@@ -47,9 +47,9 @@ def started(
 
 
 def end_marked(name: str, value: str) -> None:
-    """Wait for the end of all processes here that have inherited a variable; kill those left."""
+    """Wait for all processes here that inherited a variable to end; kill those that do not."""
     deadline = time.monotonic() + _PATIENCE
-    # What the kernel holds cannot be killed.
+    # Processes stuck in the kernel cannot be killed, so this gives up on them.
     while (strays := inheriting(name, value)) and time.monotonic() < deadline + _PATIENCE:
         if time.monotonic() > deadline:
             for stray in strays:
@@ -59,9 +59,10 @@ def end_marked(name: str, value: str) -> None:
 
 @contextlib.contextmanager
 def _interrupts_ignored() -> Iterator[None]:
-    """Let nobody who presses Ctrl-C twice keep the job from ending."""
+    """Ignore interrupts, so that pressing Ctrl-C twice does not keep the job from ending."""
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is None:  # set by C code: no way back to it
+    # None is a handler set by C code, which Python cannot restore.
+    if not is_main or signal.getsignal(signal.SIGINT) is None:
         yield
         return
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Which hosts a job runs on, decided anew for each attempt."""
+"""Choose the hosts of each attempt to run a job."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import click
 from chainermn.launch.hosts import Host, count_ranks, fill_hosts, parse_lines, show_places
 from chainermn.launch.restarts import say
 
-# A host that fails twice in a row is left out for so many seconds, then for twice as many.
+# Seconds to leave out a host that fails twice in a row; doubled by every further failure.
 BACKOFF = 30.0
 _LONGEST_BACKOFF = 3600.0
-# After an attempt that ran for so many seconds, a failure is no longer one in a row.
+# Seconds of running after which earlier failures no longer count.
 _LONG_RUN = 600.0
-# Seconds until hosts are asked for again; each time twice as many, up to the second number.
+# Seconds between two looks for hosts: doubled each time, from the first number to the second.
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 10.0
 _SECONDS_FOR_SCRIPT = 60.0
 
 Discover = Callable[[], list[Host]]
-#: Takes names, and returns why some of these hosts cannot be used now.
+#: Takes names of hosts; returns those that cannot be used now, with the reason for each.
 FindUnusable = Callable[[Sequence[str]], dict[str, str]]
 
 
 def discover_by(command: Sequence[str]) -> Discover:
-    """Return a function that runs a script, which prints hosts as a hostfile names them."""
+    """Return a function that runs a script, whose output it reads as a hostfile."""
 
     def discover() -> list[Host]:
         try:
@@ -49,7 +49,7 @@ def discover_by(command: Sequence[str]) -> Discover:
 
 
 class DiscoveryError(RuntimeError):
-    """The script that names the hosts has failed; the message is one line."""
+    """Raised if the script that names the hosts fails; the message is one line."""
 
 
 class Membership:
@@ -58,19 +58,19 @@ class Membership:
     Parameters
     ----------
     discover : callable
-        Returns the hosts that there are now.
+        Function that returns the hosts that exist now.
     find_unusable : callable
-        See `FindUnusable`.
+        Function that finds the hosts to leave out; see `FindUnusable`.
     min_ranks : int
-        Wait until the hosts take so many ranks.
+        Number of ranks that the hosts must take before an attempt starts.
     max_ranks : int or None
-        Do not start more.
+        Largest number of ranks to start.
     patience : float
         Seconds to wait for hosts.
     pause : callable
-        Sleeps for some seconds, and returns whether to go on.
+        Function that sleeps for some seconds and returns whether to continue.
     clock : callable
-        Returns a time in seconds.
+        Function that returns a time in seconds.
     """
 
     def __init__(
@@ -91,14 +91,13 @@ class Membership:
         self._pause, self._clock = pause, clock
         self._n_failures: dict[str, int] = {}
         self._left_out_until: dict[str, float] = {}
-        #: Of the hosts that have not been chosen, why not.
+        #: Hosts that were not chosen, and why.
         self.left_out: dict[str, str] = {}
 
     def choose(self) -> list[Host] | None:
-        """Return the hosts to run on now, as soon as they take enough ranks.
+        """Wait until the hosts take enough ranks, and return those to run on.
 
-        Returns None if the pause was ended. Raises ClickException if there are too few for too
-        long.
+        Returns None if a signal ends the wait. Raises ClickException once it exceeds ``patience``.
         """
         start, seconds, said = self._clock(), _FIRST_PAUSE, ""
         while True:
@@ -109,32 +108,31 @@ class Membership:
             if waited >= self._patience:
                 raise click.ClickException(f"{lack}; gave up after {waited:.0f} s (--wait)")
             if lack != said:
-                say(f"{lack}; waiting for at most {self._patience:.0f} s")
+                say(f"{lack}; waiting up to {self._patience:.0f} s")
                 said = lack
             if not self._pause(min(seconds, self._patience)):
                 return None
             seconds = min(2 * seconds, _LONGEST_PAUSE)
 
     def note_failure(self, hosts: Iterable[str], culprits: Container[str], seconds: float) -> None:
-        """Remember which of the hosts of a failed attempt, which took so many seconds, failed."""
+        """Count the failures of each host after an attempt that failed after some seconds."""
         for name in hosts:
             earlier = 0 if seconds > _LONG_RUN else self._n_failures.get(name, 0)
             self._n_failures[name] = number = earlier + 1 if name in culprits else 0
             if number > 1:
                 backoff = min(BACKOFF * 2 ** (number - 2), _LONGEST_BACKOFF)
                 self._left_out_until[name] = self._clock() + backoff
-                times = f"failed {number} times in a row"
-                say(f"{name} has {times}, and is left out for {backoff:g} s")
+                say(f"{name} failed {number} times in a row; leaving it out for {backoff:g} s")
 
     def _look(self) -> tuple[list[Host], str]:
-        """Return the hosts if they take enough ranks, or what is lacking."""
+        """Return the hosts if they take enough ranks, or a message that says what is missing."""
         try:
             there = self._discover()
         except DiscoveryError as error:
             return [], str(error)
         now = self._clock()
         self.left_out = {
-            name: f"failed {self._n_failures[name]} times, wait {until - now:.0f} s"
+            name: f"failed {self._n_failures[name]} times, left out for {until - now:.0f} s"
             for name, _ in there
             if (until := self._left_out_until.get(name, now)) > now
         }
@@ -142,7 +140,9 @@ class Membership:
         usable = [(name, places) for name, places in there if name not in self.left_out]
         ranks = count_ranks(usable)
         if ranks < self._min_ranks:
-            offered = f"{show_places(usable)} take {ranks}" if usable else "there is no host"
+            offered = (
+                f"{show_places(usable)} take {ranks}" if usable else "there is no usable host"
+            )
             lack = f"at least {self._min_ranks} ranks are needed, but {offered}"
             return [], lack + (f" (left out: {', '.join(self.left_out)})" if self.left_out else "")
         return fill_hosts(usable, min(ranks, self._max_ranks or ranks)), ""

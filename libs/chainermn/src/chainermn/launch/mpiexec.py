@@ -1,4 +1,4 @@
-"""Which ``mpiexec`` to use, and its options and variables, for MPICH and for Open MPI."""
+"""Find the right ``mpiexec``, and its options and variables, for MPICH and Open MPI."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 from chainermn import remedies
 from chainermn.launch.hosts import Host, fill_hosts, show_places
 
-# By default, Open MPI refuses to run as root, warns about fabrics that a laptop lacks, and spins
-# while it waits, which starves the other ranks if there are more ranks than cores.
+# By default, Open MPI refuses to run as root, warns about fabrics that a laptop does not have, and
+# spins while it waits, which starves the other ranks if there are more ranks than cores.
 _OPEN_MPI_SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -24,23 +24,23 @@ _OPEN_MPI_SETTINGS = {
     "PRTE_MCA_hwloc_default_binding_policy": "none",
 }
 
-# On a machine without ssh, Open MPI forgets how many ranks this host takes, unless it is told that
-# it needs no ssh.
+# On a machine without ssh, Open MPI forgets how many ranks this host takes unless this says that
+# it does not need ssh.
 _WITHOUT_SSH = {"openmpi": {"PRTE_MCA_plm_ssh_agent": "/bin/false"}, "mpich": {}}
 
-#: Give up on a host that does not answer after seconds instead of minutes, and at once on one that
-#: asks for a password.
+#: Give up on a silent host after seconds instead of minutes, and immediately on one that asks for
+#: a password.
 SSH_OPTIONS = ("-o", "ConnectTimeout=4", "-o", "BatchMode=yes")
 _SSH_VARIABLE = {"openmpi": "PRTE_MCA_plm_ssh_args", "mpich": "HYDRA_LAUNCHER_EXTRA_ARGS"}
-# How users tell mpiexec what starts ranks on other hosts.
+# Variables that choose the program that starts ranks on other hosts.
 _CHOICES = (
     *("HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP", "HYDRA_BOOTSTRAP_EXEC"),
     *("PRTE_MCA_plm", "PRTE_MCA_plm_ssh_agent"),
 )
-#: If one of these is set, ranks on other hosts may be started by something other than ssh.
+#: If one of these is set, something other than ssh may start ranks on other hosts.
 OTHER_LAUNCHERS = (*_CHOICES, "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 
-# Words by which an mpiexec or a library shows whose it is.
+# Words in the version of an mpiexec or a library that reveal which MPI it belongs to.
 _SIGNS = {
     "HYDRA": "mpich",
     "MPICH": "mpich",
@@ -53,7 +53,7 @@ NAMES = {"mpich": "MPICH", "openmpi": "Open MPI", "": "neither MPICH nor Open MP
 
 
 class MpiError(RuntimeError):
-    """MPI is missing or installed wrongly: what was found, its remedy and the command to type."""
+    """Raised if MPI is missing or installed wrongly, with a remedy and the command to type."""
 
     def __init__(self, found: str, remedy: str, command: str) -> None:
         self.found, self.remedy, self.command = found, remedy, command
@@ -61,7 +61,7 @@ class MpiError(RuntimeError):
 
 
 def mpiexec_candidates() -> list[Path]:
-    """Return every ``mpiexec``: that of this Python environment, then those on ``PATH``."""
+    """Return every ``mpiexec`` in this Python environment, then those on ``PATH``."""
     folders = [sysconfig.get_path("scripts"), *os.environ.get("PATH", "").split(os.pathsep)]
     # Debian gives the mpiexec of each MPI its own name.
     names = ("mpiexec", "mpiexec.mpich", "mpiexec.openmpi")
@@ -71,7 +71,7 @@ def mpiexec_candidates() -> list[Path]:
 
 @functools.cache
 def mpiexec_version(mpiexec: Path) -> str:
-    """Return what ``mpiexec --version`` prints, or why it does not run."""
+    """Return the output of ``mpiexec --version``, or the reason why it does not run."""
     try:
         shown = subprocess.run(
             [mpiexec, "--version"],
@@ -87,13 +87,13 @@ def mpiexec_version(mpiexec: Path) -> str:
 
 
 def flavour_of(mpiexec: Path) -> str:
-    """Return the MPI of this ``mpiexec``: ``'mpich'``, ``'openmpi'`` or an empty string."""
+    """Return the MPI that an ``mpiexec`` belongs to: ``'mpich'``, ``'openmpi'`` or ``''``."""
     return _flavour(mpiexec_version(mpiexec))
 
 
 @functools.cache
 def mpi4py_library() -> str:
-    """Return name and version of the MPI library that mpi4py loads, without initialising it."""
+    """Return the name and version of mpi4py's MPI library, without initialising MPI."""
     code = (
         "import mpi4py; mpi4py.rc.initialize = False; "
         "from mpi4py import MPI; print(MPI.Get_library_version())"
@@ -111,22 +111,22 @@ def mpi4py_library() -> str:
     if shown.returncode:
         lines = shown.stderr.strip().splitlines() or [f"exit code {shown.returncode}"]
         raise _cannot_load_mpi(lines[-1])
-    # The rest of Open MPI's line says where it was built.
+    # Open MPI's line continues with where it was built.
     first = shown.stdout.strip("\0 \n").splitlines()[0].partition(", package:")[0]
     return " ".join(first.split())
 
 
 @functools.cache
 def find_mpiexec() -> Path:
-    """Return the ``mpiexec`` of the MPI that mpi4py uses: beside this Python, else on ``PATH``.
+    """Find the ``mpiexec`` of the MPI that mpi4py uses: beside this Python, then on ``PATH``.
 
-    Raises FileNotFoundError if there is none, and `MpiError` if mpi4py finds no library or every
-    ``mpiexec`` belongs to another MPI, whose ranks would not find each other.
+    Raises FileNotFoundError if there is no ``mpiexec``, and `MpiError` if mpi4py finds no library
+    or if every ``mpiexec`` belongs to another MPI, whose ranks would not find each other.
     """
     candidates = mpiexec_candidates()
     if not candidates:
         raise FileNotFoundError(
-            "no mpiexec beside this Python or on PATH; "
+            "there is no mpiexec beside this Python or on PATH; "
             f"install an MPI, for example: {remedies.install_mpi()}"
         )
     library = mpi4py_library()
@@ -135,24 +135,24 @@ def find_mpiexec() -> Path:
             return candidate
     found = ", ".join(f"{path} ({NAMES[flavour_of(path)]})" for path in candidates)
     raise MpiError(
-        f"mpi4py uses {library}, but none of these mpiexec belongs to it: {found}",
-        "put the mpiexec of that MPI on PATH, or install an MPI that has one, for example",
+        f"mpi4py uses {library}, but every mpiexec found belongs to another MPI: {found}",
+        "put the mpiexec of that MPI on PATH, or install an MPI that includes one, for example",
         remedies.install_mpi(),
     )
 
 
 def mpi_flavour() -> str:
-    """Return ``'mpich'`` or ``'openmpi'``, the MPI of the ``mpiexec`` that is used."""
+    """Return the MPI of the ``mpiexec`` in use: ``'mpich'`` or ``'openmpi'``."""
     return flavour_of(find_mpiexec())
 
 
 def launch_environment(
     hosts: Sequence[Host] | None = None, *, network: str | None = None
 ) -> dict[str, str]:
-    """Return this process' environment and the variables that ``mpiexec`` needs to run anywhere.
+    """Return this process's environment, plus the variables that ``mpiexec`` needs.
 
-    Variables that the user has set stay as they are. ``network`` is the only address range for
-    Open MPI to use, such as ``10.0.0.0/24``; MPICH finds the right network by itself.
+    Variables that the user has set stay as they are. ``network`` restricts Open MPI to an address
+    range such as ``10.0.0.0/24``; MPICH finds the right network by itself.
     """
     return {**launch_settings(hosts, network=network), **os.environ}
 
@@ -160,12 +160,12 @@ def launch_environment(
 def launch_settings(
     hosts: Sequence[Host] | None = None, *, network: str | None = None
 ) -> dict[str, str]:
-    """Return what :func:`launch_environment` adds, before the user's own variables."""
+    """Return the variables that :func:`launch_environment` adds unless the user has set them."""
     flavour = mpi_flavour()
     settings = dict(_OPEN_MPI_SETTINGS) if flavour == "openmpi" else {}
     if hosts is None:
         settings |= _WITHOUT_SSH[flavour]
-    elif starts_by_ssh():  # MPICH would give these options to another launcher, too
+    elif starts_by_ssh():  # MPICH would also pass these options to another launcher
         settings[_SSH_VARIABLE[flavour]] = " ".join(SSH_OPTIONS)
     if network and flavour == "openmpi":
         settings["OMPI_MCA_btl_tcp_if_include"] = network
@@ -173,7 +173,7 @@ def launch_settings(
 
 
 def own_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return the names of the variables that ranks on other hosts are always given."""
+    """Return the names of the variables to pass to ranks on other hosts in any case."""
     return sorted(name for name in environment if name.startswith("CHAINER"))
 
 
@@ -197,9 +197,9 @@ def mpiexec_command(
 ) -> list[str]:
     """Return the command line that starts ``ranks`` ranks, on this host by default.
 
-    ``arguments`` are those of each rank's Python, or a whole command unless ``python``. Hosts are
-    filled in order. MPICH passes all environment variables to other hosts; Open MPI, of those that
-    are not its own, only the ones to ``forward``.
+    ``arguments`` are passed to each rank's Python, or are a whole command if ``python`` is false.
+    Hosts are filled in order. MPICH passes all environment variables to other hosts; Open MPI
+    passes its own variables and those to ``forward``.
     """
     flavour = mpi_flavour()
     placement: list[str] = []
@@ -208,14 +208,14 @@ def mpiexec_command(
         filled = fill_hosts(hosts, ranks)
         placement = [option, show_places(filled)]
     elif flavour == "openmpi":
-        # Without this, it refuses to start more ranks than cores.
+        # Without this, Open MPI refuses to start more ranks than cores.
         placement = ["--host", f"localhost:{ranks}"]
     exports = [part for name in forward for part in ("-x", name)] if flavour == "openmpi" else []
     program = [sys.executable, *arguments] if python else arguments
     if ":" in program:
         raise ValueError(
-            "mpiexec takes an argument ':' for the beginning of another program; have yours take "
-            "it as a part of another argument, as in --between=:"
+            "mpiexec starts another program after an argument ':'; make the colon part of "
+            "another argument instead, as in --between=:"
         )
     command = [find_mpiexec(), *placement, *exports, "-n", str(ranks), *program]
     return [os.fspath(part) for part in command]
@@ -223,7 +223,7 @@ def mpiexec_command(
 
 def _cannot_load_mpi(error: str) -> MpiError:
     found = f"mpi4py cannot load an MPI library: {error}"
-    return MpiError(found, "give it one that it can load", remedies.load_mpi(error))
+    return MpiError(found, "install one that it can load", remedies.load_mpi(error))
 
 
 def _flavour(version: str) -> str:

@@ -1,4 +1,4 @@
-"""The command-line options for where ranks run."""
+"""Command-line options that choose where ranks run."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ def host_options(command: Command) -> Command:
             "--forward",
             metavar="VAR",
             multiple=True,
-            help="Pass this environment variable to the ranks on other hosts; may be repeated. "
-            "Variables that begin with CHAINER are always passed.",
+            help="Pass this environment variable to ranks on other hosts. Give it once per "
+            "variable. Variables that begin with CHAINER are always passed.",
         ),
         click.option(
             "--network",
             metavar="CIDR",
-            help="Make Open MPI use this network only, such as 10.0.0.0/24, where hosts also have "
-            "addresses that do not lead to each other, such as Docker's.",
+            help="Restrict Open MPI to this network, such as 10.0.0.0/24. Needed if hosts also "
+            "have addresses that do not reach each other, such as Docker's.",
         ),
         click.option(
             "--hostfile",
             metavar="FILE",
             callback=_reader(read_hostfile),
-            help="A file of hosts, one per line: 'a:2' or 'a slots=2'.",
+            help="File with one host per line: 'a:2' or 'a slots=2'.",
         ),
         click.option(
             "--host",
             metavar="LIST",
             callback=_reader(parse_hosts),
-            help="Hosts, and the number of ranks on each: a:2,b:2.",
+            help="Hosts, with the number of ranks on each: a:2,b:2.",
         ),
     ):
         command = option(command)
@@ -47,7 +47,7 @@ def host_options(command: Command) -> Command:
 
 
 def one_of(host: list[Host] | None, hostfile: list[Host] | None) -> list[Host] | None:
-    """Return the hosts of ``--host`` or ``--hostfile``."""
+    """Return the hosts from ``--host`` or ``--hostfile``; refuse both at once."""
     if host and hostfile:
         raise click.UsageError("give either --host or --hostfile, not both")
     return host or hostfile
@@ -56,7 +56,7 @@ def one_of(host: list[Host] | None, hostfile: list[Host] | None) -> list[Host] |
 def forwarded(forward: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """Return the names of the variables to pass to other hosts."""
     if missing := [name for name in forward if name not in environment]:
-        raise click.UsageError(f"--forward {missing[0]}: there is no such environment variable")
+        raise click.UsageError(f"--forward {missing[0]}: this environment variable is not set")
     return list(dict.fromkeys((*forward, *own_variables(environment))))
 
 

@@ -1,4 +1,4 @@
-"""What ranks print, as lines that begin with the rank."""
+"""Print the output of ranks line by line, each after its rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 class Output:
     """Passes one stream of one rank on to ``sys.stdout`` or ``sys.stderr``.
 
-    Notebooks and pytest replace these, so they are looked up for each piece.
+    Notebooks and pytest replace these streams, so each write looks them up.
     """
 
     def __init__(self, rank: int, stream: str) -> None:
@@ -17,7 +17,7 @@ class Output:
         self._rest = bytearray()
 
     def write(self, data: bytes) -> None:
-        """Print the lines that are complete now."""
+        """Print the lines that are now complete."""
         lines, end, rest = data.rpartition(b"\n")
         if end:
             self._print((self._rest + lines).split(b"\n"))
@@ -25,7 +25,7 @@ class Output:
         self._rest += rest
 
     def close(self) -> None:
-        """Print what has no end of line."""
+        """Print a last line that lacks its newline."""
         if self._rest:
             self._print([self._rest])
             self._rest.clear()

@@ -1,4 +1,4 @@
-"""Calls and results as bytes, also of functions and classes that no module has."""
+"""Pickle calls and results, including functions and classes that are not in a module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import cloudpickle
 
-# All threads share cloudpickle's list of modules; a value that is pickled may pickle another.
+# All threads share cloudpickle's list of modules, and pickling one value may pickle another.
 _registry = threading.RLock()
 
 
@@ -22,7 +22,7 @@ def dump_call(function: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
     Raises
     ------
     TypeError
-        If one of them cannot be pickled; says which.
+        If one of them cannot be pickled. The message says which.
     """
     try:
         return dumps((function, arguments))
@@ -33,15 +33,16 @@ def dump_call(function: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
         wrong = next((name for name, part in parts.items() if not _can_be_pickled(part)), shown)
         raise TypeError(
             f"{wrong} cannot be pickled, so it cannot be sent to the ranks: {error}. "
-            "Open files, connect, lock or create communicators inside the function instead"
+            "Create files, connections, locks and communicators inside the function instead"
         ) from error
 
 
 def dumps(value: object) -> bytes:
     """Pickle a value with cloudpickle.
 
-    Functions and classes of ``__main__``, and of modules that a new Python would not find, are
-    sent as a whole. Modules that pytest imports in its ``importlib`` mode are such modules.
+    Functions and classes from ``__main__``, and from modules that a new Python would not find, are
+    pickled with their code. Among such modules are those that pytest imports in its ``importlib``
+    mode.
     """
     file = io.BytesIO()
     pickler = _Pickler(file)
@@ -55,7 +56,7 @@ def dumps(value: object) -> bytes:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Pickles by value what belongs to a module that a new Python would not find."""
+    """Pickles by value the objects of modules that a new Python would not find."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -63,8 +64,8 @@ class _Pickler(cloudpickle.Pickler):
         self._seen: set[str] = set()
 
     def reducer_override(self, obj: Any) -> Any:
-        """Do as cloudpickle does, once it knows the module, but keep the names of files."""
-        if isinstance(obj, CodeType):  # without them, no traceback would show a line
+        """Register the object's module with cloudpickle if needed, and keep the names of files."""
+        if isinstance(obj, CodeType):  # without file names, tracebacks would show no source
             return marshal.loads, (marshal.dumps(obj),)
         if isinstance(obj, (FunctionType, type)):
             name = obj.__module__
@@ -77,7 +78,7 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def _is_found(name: str) -> bool:
-    """Tell whether a new Python, with the search path of this one, would find a module."""
+    """Tell whether a new Python with the same search path would find a module."""
     parts, path = name.split("."), None
     for end in range(1, len(parts) + 1):
         inner = ".".join(parts[:end])

@@ -1,4 +1,4 @@
-"""The ranks that make one call for `chainermn.launch.run`, as the caller sees them."""
+"""The caller's side of `chainermn.launch.run`: ranks that make one call."""
 
 from __future__ import annotations
 
@@ -21,43 +21,43 @@ from chainermn.launch.failure import Failure
 from chainermn.launch.output import Output
 from chainermn.launch.surroundings import Surroundings
 
-# Seconds for all ranks to connect.
+# Seconds that all ranks get to connect.
 _START_LIMIT = 120.0
 # Seconds between two looks at mpiexec.
 _PERIOD = 0.1
-# Seconds in which others may fail in the same way, so that the lowest rank is the one named.
+# Seconds in which other ranks may fail in the same way, so that the error names the lowest one.
 _SECONDS_FOR_OTHERS = 0.2
-# Seconds for mpiexec to say how a rank has ended.
+# Seconds that mpiexec gets to report how a rank ended.
 _SECONDS_FOR_A_REASON = 5.0
-# Seconds for mpiexec to end once nobody listens to the ranks any more.
+# Seconds that mpiexec gets to end after the caller has hung up.
 _SECONDS_FOR_THE_END = 30.0
-# Seconds for ranks that have returned to leave MPI.
+# Seconds that ranks get to leave MPI after the function has returned.
 _SECONDS_TO_LEAVE = 60.0
-# Seconds for what has been printed to arrive once mpiexec has ended: a process that the function
-# has left behind may print without end.
+# Seconds to wait for the rest of the output after mpiexec has ended: processes that the function
+# left behind may print without end.
 _SECONDS_FOR_OUTPUT = 5.0
-# Seconds for ranks to end themselves because nobody listens any more.
+# Seconds that ranks get to end themselves after the caller has hung up.
 _SECONDS_TO_END = 1.0
 
-# As MPICH and Open MPI report a process that a signal has ended, and Open MPI an exit code.
+# Reports of MPICH and Open MPI on a process killed by a signal, and of Open MPI on an exit code.
 _SIGNAL = re.compile(r"PID (\d+).*?(?:\(|on\s+)signal\s+(\d+)", re.DOTALL)
 _EXIT_CODE = re.compile(r"Exit code:\s+(\d+)")
 
 
 class Ranks:
-    """Ranks that all make the same call; a context manager, which ends them.
+    """Makes the same call on all ranks; a context manager that ends them.
 
-    All is done by the thread that calls, so an interrupt ends it anywhere, and output appears
-    where that of the caller does.
+    Everything runs in the calling thread, so that an interrupt works at any time and output
+    appears where the caller's own does.
 
     Parameters
     ----------
     size : int
         Number of ranks.
     listener : Listener
-        What they connect to.
+        Listener that accepts the connections of the ranks.
     mpiexec : subprocess.Popen
-        It has started, or is about to start, `chainermn.launch.worker` on each rank.
+        Process that has started, or is about to start, `chainermn.launch.worker` on each rank.
     """
 
     def __init__(self, size: int, listener: Listener, mpiexec: subprocess.Popen[bytes]) -> None:
@@ -88,12 +88,14 @@ class Ranks:
             connection.close()
 
     def call(self, call: bytes) -> list[Any]:
-        """Have each rank make a call; return the results by rank.
+        """Let each rank make a call; return the results in rank order.
 
         Raises
         ------
         Exception
-            That of the lowest rank that raises, or RuntimeError if a rank ends in another way.
+            If ranks raise: the exception of the lowest one.
+        RuntimeError
+            If a rank ends in another way.
         """
         self._serve(lambda: self._has_started() or bool(self._dead), _START_LIMIT)
         if not self._has_started():
@@ -101,18 +103,18 @@ class Ranks:
             raise self._error_of_start()
         message = pickle.dumps((Surroundings.here(), call))
         for connection in self._connections.values():
-            with contextlib.suppress(OSError):  # of a rank that has died, as is noticed below
+            with contextlib.suppress(OSError):  # the rank has died, which we notice below
                 connection.send_bytes(message)
         self._serve(self._is_decided, float("inf"))
         if self._failures:
             self._serve(lambda: len(self._failures) == self._size, _SECONDS_FOR_OTHERS)
-            self._end()  # what a rank has printed may come after its exception
+            self._end()  # output of a rank may arrive after its exception
             first = min(self._failures)
             raise self._failures[first].as_exception(first)
         missing = [*self._dead] or sorted({*range(self._size)} - {*self._results})
         if missing:
             self._serve(self._has_ended, _SECONDS_FOR_A_REASON)
-            self._end()  # before MPI is initialised, MPICH's mpiexec goes on
+            self._end()  # before MPI is initialised, MPICH's mpiexec keeps running
             raise self._error_of_death(missing)
         self._serve(self._has_ended, _SECONDS_TO_LEAVE)
         if self._mpiexec.poll() != 0:
@@ -126,7 +128,7 @@ class Ranks:
             hang_up(connection)
 
     def _end(self) -> None:
-        """Let the ranks end themselves, and hear what they and mpiexec have still to say."""
+        """Let the ranks end themselves, and read the rest of their output and mpiexec's."""
         self._is_over = True
         self._hang_up()
         self._serve(self._has_ended, _SECONDS_FOR_THE_END)
@@ -135,17 +137,17 @@ class Ranks:
         self._selector.register(source, selectors.EVENT_READ, act)
 
     def _serve(self, is_done: Callable[[], bool], seconds: float) -> None:
-        """Do what comes up until something is true, mpiexec has ended, or the time is over."""
+        """Handle events until a condition is true, mpiexec has ended, or the time is up."""
         deadline, has_ended = time.monotonic() + seconds, False
         while not is_done() and time.monotonic() < deadline:
             if not has_ended and self._mpiexec.poll() is not None:
                 deadline = min(deadline, time.monotonic() + _SECONDS_FOR_OUTPUT)
                 has_ended = True
-            # What has been printed before mpiexec ended is there by now.
+            # Everything printed before mpiexec ended has arrived by now.
             ready = self._selector.select(_PERIOD)
             for key, _ in ready:
                 key.data()
-            self._accept()  # also drops strangers who say nothing
+            self._accept()  # also drops strangers that send nothing
             if has_ended and not ready:
                 return
 
@@ -163,7 +165,7 @@ class Ranks:
         for connection, (rank, purpose, _, pid) in self._listener.accept():
             if purpose == "call":
                 self._connections[rank], self._pids[rank] = connection, pid
-                if self._is_over:  # it has come too late
+                if self._is_over:  # the rank connected too late
                     hang_up(connection)
                 self._listen_to(connection, functools.partial(self._hear, rank, connection))
             else:
@@ -203,21 +205,21 @@ class Ranks:
         except Exception as error:
             raise RuntimeError(
                 f"the result of rank {rank} cannot be unpickled by the caller: "
-                f"{type(error).__name__}: {error}. Return numbers, arrays or texts instead"
+                f"{type(error).__name__}: {error}. Return numbers, arrays or strings instead"
             ) from error
 
     def _error_of_start(self) -> RuntimeError:
         missing = sorted({*range(self._size)} - {*self._connections})
         return RuntimeError(
-            f"{len(missing)} of {self._size} ranks have not started: {missing}; mpiexec "
+            f"{len(missing)} of {self._size} ranks did not start: {missing}; mpiexec "
             f"{self._how_mpiexec_ended()} and printed: {self._words()}"
         )
 
     def _error_of_leaving(self) -> RuntimeError:
         how = self._how_mpiexec_ended(f"within {_SECONDS_TO_LEAVE:.0f} s")
         return RuntimeError(
-            f"the function has returned on all {self._size} ranks, but thereafter mpiexec {how}. "
-            f"Has each message that was sent been received? mpiexec printed: {self._words()}"
+            f"the function returned on all {self._size} ranks, but then mpiexec {how}. Check that "
+            f"every message that was sent is also received. mpiexec printed: {self._words()}"
         )
 
     def _how_mpiexec_ended(self, limit: str = "by itself") -> str:
@@ -227,33 +229,33 @@ class Ranks:
     def _error_of_death(self, suspects: Sequence[int]) -> RuntimeError:
         words = self._words()
         signals = {int(pid): int(number) for pid, number in _SIGNAL.findall(words)}
-        # Several may be heard of at once, as mpiexec ends the others.
+        # mpiexec ends the other ranks, so several may be reported at once.
         rank = next((r for r in suspects if self._pids[r] in signals), suspects[0])
-        # MPICH may name one of the others, to which it has sent SIGKILL.
+        # MPICH may report a rank that it killed itself, with SIGKILL.
         others = (number for number in signals.values() if number != signal.SIGKILL)
         number = signals.get(self._pids[rank], next(others, None))
         if number is not None:
             how = f"was killed by signal {number} ({_name_of(number)})"
         elif found := _EXIT_CODE.search(words):
             how = f"ended with exit code {found[1]}"
-        elif not self._printed and self._mpiexec.poll():  # MPICH's exit code is that of the rank
+        elif not self._printed and self._mpiexec.poll():  # MPICH returns the rank's exit code
             how = f"ended with exit code {self._mpiexec.returncode}"
         else:
-            how = "was killed, has crashed or has called os._exit"
+            how = "was killed, crashed or called os._exit"
         return RuntimeError(
             f"rank {rank} of {self._size} {how} before the function returned; "
             "its output may say why"
         )
 
     def _words(self) -> str:
-        """Return what mpiexec has printed."""
+        """Return the text that mpiexec printed."""
         return self._printed.decode(errors="replace").strip() or "nothing"
 
 
 def _name_of(number: int) -> str | None:
     try:
         return signal.Signals(number).name
-    except ValueError:  # those for real time have no names of their own
+    except ValueError:  # most real-time signals have no names
         return signal.strsignal(number)
 
 

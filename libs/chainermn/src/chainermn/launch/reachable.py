@@ -1,6 +1,7 @@
-"""Find hosts that cannot take ranks, and say why in one line where mpiexec takes thirty, or none.
+"""Find hosts that cannot take ranks, and say why in one line.
 
-MPICH, for one, waits for the ranks of a host that has no such script.
+In such cases mpiexec prints thirty lines or nothing. MPICH, for one, waits silently for the ranks
+of a host that lacks the script.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ _SECONDS = 4.0
 _SECONDS_TO_EXAMINE = 60.0
 _AT_ONCE = 32
 
-# The arguments are NAME=VALUE, or nothing, and files. It is given to sh as its input, since the
-# shell that ssh starts may be another one, which would take lines or quotes in its own way.
+# The arguments are NAME=VALUE, or an empty string, and files. sh reads this from its input, since
+# the shell that ssh starts may be a different one with different rules for lines and quotes.
 _EXAMINE = """
 [ -z "$1" ] || for file in $(grep -lsF "$1" /proc/[0-9]*/environ); do
     pid=${file#/proc/}
@@ -35,28 +36,28 @@ done
 
 
 class HostState(NamedTuple):
-    """What is known of a host: why it cannot be used, if so, and how it calls itself."""
+    """A host's own name, and the reason why it cannot be used, if there is one."""
 
     obstacle: str
     name: str = ""
 
 
 def check_hosts(hosts: Sequence[Host], files: Sequence[str]) -> None:
-    """Raise ConnectionError if ssh cannot enter one of the hosts, or a file is missing there."""
+    """Raise ConnectionError if ssh cannot log in to a host or if a file is missing there."""
     states = examine_hosts([name for name, _ in hosts], files)
     obstacles = {name: state.obstacle for name, state in states.items() if state.obstacle}
     if obstacles:
         named = show_places(host for host in hosts if host[0] in obstacles)
         raise ConnectionError(
-            f"{show_by_host(obstacles)}. Find out more with: chainermn doctor --host {named}"
+            f"{show_by_host(obstacles)}. To find out more, run: chainermn doctor --host {named}"
         )
 
 
 def unreachable(hosts: Iterable[str]) -> dict[str, str]:
     """Return the hosts that ssh cannot reach, each with the reason.
 
-    Names are looked up as ssh does, with its own aliases and jump hosts (``~/.ssh/config``); then
-    its port is asked for a connection. Takes at most 4 seconds.
+    Looks names up as ssh does, with the aliases and jump hosts of ``~/.ssh/config``, and then
+    connects to ssh's port. Takes at most 4 seconds.
     """
     if not starts_by_ssh():
         return {}
@@ -69,15 +70,16 @@ def unreachable(hosts: Iterable[str]) -> dict[str, str]:
 def examine_hosts(
     names: Sequence[str], files: Sequence[str], mark: str = ""
 ) -> dict[str, HostState]:
-    """Return which hosts can be used, and end what an earlier job has left on them.
+    """Find out which hosts can be used, and kill processes that an earlier job left there.
 
     Parameters
     ----------
     names : sequence of str
+        Hosts to examine.
     files : sequence of str
-        Paths of what a host must have.
+        Paths of the files that a host must have.
     mark : str
-        ``NAME=VALUE``: processes that have inherited this variable are killed.
+        Variable, as ``NAME=VALUE``, that marks the processes to kill.
     """
     if not starts_by_ssh():
         return dict.fromkeys(names, HostState(""))
@@ -111,7 +113,7 @@ def _examine(name: str, files: Sequence[str], mark: str) -> HostState:
 
 
 def _obstacle(name: str) -> str:
-    """Return why ssh cannot reach a host; empty if it can, or goes another way."""
+    """Return why ssh cannot reach a host; empty if it can, or if it goes through another one."""
     settings = _ssh_settings(name)
     if settings is None or settings.keys() & {"proxyjump", "proxycommand"}:
         return ""
@@ -121,12 +123,12 @@ def _obstacle(name: str) -> str:
     except socket.gaierror as error:
         return f"there is no host of this name ({error.strerror})"
     except OSError as error:
-        return f"port {port}, that of ssh, cannot be reached ({error.strerror or error})"
+        return f"ssh's port {port} cannot be reached ({error.strerror or error})"
     return ""
 
 
 def _ssh_settings(name: str) -> dict[str, str] | None:
-    """Return ssh's settings for a host, names in lower case; None if they are not known."""
+    """Return ssh's settings for a host, with names in lower case; None if they are unknown."""
     try:
         shown = subprocess.run(
             ["ssh", "-G", "--", name],

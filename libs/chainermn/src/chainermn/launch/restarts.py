@@ -1,4 +1,4 @@
-"""Run ``mpiexec`` to its end, restart it if it fails, and pass signals on to it."""
+"""Run ``mpiexec``, restart it if it fails, and pass signals on to it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 
 import click
 
-#: The exit code of training that `StopOnSignal` has stopped: it makes room for something else.
+#: Exit code of a training run that `StopOnSignal` stopped, which should not be restarted now.
 STOPPED = os.EX_TEMPFAIL
-# How long mpiexec may take to obey a signal before it gets a stronger one.
+# Seconds that mpiexec gets to obey a signal before it gets a stronger one.
 _PATIENCE = 5.0
 
 
 def run_to_end(command: Sequence[str], environment: Mapping[str, str], max_restarts: int) -> int:
-    """Run a command until it succeeds, has failed too often, or is ended by a signal.
+    """Run a command until it succeeds, fails too often, or is ended by a signal.
 
-    Returns its exit code as in a shell: 128 plus the number of the signal, if one killed it.
+    Returns its exit code as a shell does: 128 plus the signal's number if a signal killed it.
     """
     with SignalsToChild() as signals:
         attempt = 1
@@ -36,22 +36,22 @@ def run_to_end(command: Sequence[str], environment: Mapping[str, str], max_resta
 
 
 def say(message: str) -> None:
-    """Tell the user something in one line."""
+    """Print a one-line message for the user."""
     click.echo(f"chainermn launch: {message}", err=True)
 
 
 class SignalsToChild:
-    """Pass signals on to the process that it runs, and upon SIGINT and SIGTERM make sure it ends.
+    """Passes signals on to a child process, and makes sure that SIGINT and SIGTERM end it.
 
-    SIGUSR1 asks training to stop by itself; if none runs, there is nothing to be started any more.
+    SIGUSR1 asks training to stop by itself. If no process is running, it prevents the next start.
     """
 
     def __init__(self) -> None:
         self.received = False
-        #: The exit code that the signal makes; `STOPPED` after SIGUSR1 if no process ran.
+        #: Exit code for the signal received; `STOPPED` after SIGUSR1 if no process was running.
         self.code = 0
         self._process: subprocess.Popen[bytes] | None = None
-        # Whether a signal has come while there was no process, or one was being started.
+        # Whether a signal came while no process was running or while one was starting.
         self._is_too_early = False
         self._handlers: dict[int, Any] = {}
 
@@ -65,13 +65,13 @@ class SignalsToChild:
             signal.signal(number, handler)
 
     def run(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
-        """Run a process to its end; return its exit code as in a shell."""
+        """Run a process until it ends; return its exit code as a shell does."""
         return self.wait(self.start(command, environment))
 
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], **options: Any
     ) -> subprocess.Popen[bytes]:
-        """Start a process, which gets the signals from now on; one that has come ends it."""
+        """Start a process that gets all signals from now on; end it if one has already come."""
         self._process = process = subprocess.Popen(command, env=environment, **options)
         if self._is_too_early:
             process.terminate()
@@ -79,16 +79,16 @@ class SignalsToChild:
         return process
 
     def wait(self, process: subprocess.Popen[bytes]) -> int:
-        """Wait for the end of a process; return its exit code as in a shell."""
+        """Wait for a process to end; return its exit code as a shell does."""
         code = process.wait()
-        # From here on, signals are too early for the next one.
+        # From here on, a signal is too early for the next process.
         is_doomed, self._process = self._is_too_early, None
         if is_doomed:
             return self.code
         return code if code >= 0 else 128 - code
 
     def pause(self, seconds: float) -> bool:
-        """Sleep, but not on after a signal; tell whether none has come."""
+        """Sleep until the time is up or a signal comes; return False after a signal."""
         end = time.monotonic() + seconds
         while not self.received and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, 0.2))
@@ -104,14 +104,14 @@ class SignalsToChild:
         if process is None:
             self._is_too_early = True
         elif not is_request:
-            # A terminal also interrupts mpiexec itself, for which a second interrupt means more.
+            # A terminal also interrupts mpiexec itself, which reacts differently to a second one.
             if number != signal.SIGINT or not _in_foreground():
                 process.send_signal(number)
             _insist_on_end(process)
 
 
 def _insist_on_end(process: subprocess.Popen[bytes]) -> None:
-    """Send a process stronger signals after a while: ranks in an MPI call see no interrupt."""
+    """Send a process stronger signals after a while: ranks inside an MPI call ignore SIGINT."""
     for patience, stronger in ((1, signal.SIGTERM), (2, signal.SIGKILL)):
         timer = threading.Timer(patience * _PATIENCE, process.send_signal, [stronger])
         timer.daemon = True

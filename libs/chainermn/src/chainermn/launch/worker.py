@@ -1,6 +1,6 @@
-"""One rank of `chainermn.launch.run`: connects to the caller and calls its function.
+"""One rank of `chainermn.launch.run`: connect to the caller and call its function.
 
-The caller's script is not imported. If the caller ends, this process does at once.
+This does not import the caller's script. It ends as soon as the caller ends.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from chainermn.launch.connections import JOB, connect, take_entrance
 from chainermn.launch.failure import Failure
 from chainermn.launch.pickles import dumps
 
-# Memory that the ranks of a host share.
+# Shared memory of the ranks on a host.
 _MPICH_MEMORY = re.compile(r"/dev/shm/mpich_shm_\w+$", re.MULTILINE)  # noqa: S108  # as MPICH calls it
 
 
 def main() -> None:
     """Call the function that the caller sends, and send it the result."""
     numbers = numbers_in(os.environ)
-    assert numbers is not None, "only mpiexec starts this"
+    assert numbers is not None, "only mpiexec may start this"
     rank = numbers.rank
     entrance = take_entrance(os.environ)
     for stream in ("stdout", "stderr"):
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _redirect(stream: str, connection: Connection) -> None:
-    """Send a stream of this process, and of its children, to the caller."""
+    """Redirect a stream of this process and its children to the caller."""
     number = {"stdout": 1, "stderr": 2}[stream]
     os.dup2(connection.fileno(), number)
     connection.close()
@@ -57,34 +57,34 @@ def _redirect(stream: str, connection: Connection) -> None:
 
 
 def _end_with(caller: Connection, job: str) -> None:
-    """End this process, and what ranks of this host have started, once the caller hangs up."""
+    """When the caller hangs up, end this process and all that the ranks here have started."""
     with contextlib.suppress(EOFError, OSError):
         caller.recv_bytes()
-    # MPICH 5.0.2 leaves it unless all ranks leave MPI.
-    with contextlib.suppress(OSError):  # not Linux, or another rank is first
+    # MPICH 5.0.2 removes its shared memory only if all ranks leave MPI.
+    with contextlib.suppress(OSError):  # not Linux, or another rank was first
         for path in set(_MPICH_MEMORY.findall(Path("/proc/self/maps").read_text())):
             os.unlink(path)
     stop_watching()
-    # Also what other ranks have started: mpiexec may kill them before they get here.
+    # Includes children of other ranks: mpiexec may kill those ranks before they get here.
     for process in inheriting(JOB, job):
         parent = find(process.parent)
         is_rank = parent is not None and parent.is_launcher
         if not (is_rank or process.is_launcher or process.is_helper):
             process.kill()
-    # From a signal mpiexec knows that the job has failed, not always from an exit code.
+    # mpiexec always takes a signal as a failed job, but not always an exit code.
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _outcome(rank: int, call: bytes) -> bytes | Failure:
-    """Return the pickled result of a call, or how it has failed."""
+    """Return the pickled result of a call, or a description of its failure."""
     try:
         try:
-            function, arguments = pickle.loads(call)  # noqa: S301  # from who has started this
+            function, arguments = pickle.loads(call)  # noqa: S301  # sent by our caller
         except Exception as error:
             raise RuntimeError(
                 f"rank {rank} cannot load the function or its arguments: "
-                f"{type(error).__name__}: {error}. Modules that they need have to be installed "
-                "on every host"
+                f"{type(error).__name__}: {error}. Install the modules that they need on every "
+                "host"
             ) from None
         result = function(*arguments)
         try:
@@ -92,7 +92,7 @@ def _outcome(rank: int, call: bytes) -> bytes | Failure:
         except Exception as error:
             raise TypeError(
                 f"the result of rank {rank} cannot be pickled, so it cannot be sent back: "
-                f"{error}. Return numbers, arrays or texts instead of {type(result).__name__}"
+                f"{error}. Return numbers, arrays or strings instead of {type(result).__name__}"
             ) from None
     except SystemExit as error:
         exited = RuntimeError(f"rank {rank} called sys.exit({error.code!r}) inside the function")

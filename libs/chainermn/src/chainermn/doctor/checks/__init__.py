@@ -1,11 +1,11 @@
-"""The checks, grouped by subject."""
+"""All checks, grouped by subject."""
 
 from __future__ import annotations
 
 from chainermn.doctor.checks import gpu, hosts, job, mpi, python
 from chainermn.doctor.registry import Check
 
-#: All of them, in the order in which they are run and shown: that of the files.
+#: All checks, in the order in which they run and appear, which is their order in the files.
 CHECKS: tuple[Check, ...] = tuple(
     found
     for module in (python, mpi, gpu, job, hosts)

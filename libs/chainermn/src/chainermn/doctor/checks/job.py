@@ -1,4 +1,4 @@
-"""What you mean to start: ranks and their threads, a script, its data."""
+"""Check the job that you want to start: its ranks, their threads, the script and its data."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from chainermn.doctor.setup import Setup
 from chainermn.launch.hosts import show_by_host
 from chainermn.process import THREAD_VARIABLES
 
-_NO_ANSWER = "no host has answered"
+_NO_ANSWER = "no host answered"
 
 
 @check("job", "cores and GPUs")
 def cores_and_gpus(setup: Setup) -> Finding:
-    """Check that every host has a core, and a GPU if it has any, for each of its ranks."""
+    """Check that every host has a core for each of its ranks, and a GPU if it has GPUs."""
     shown, crowded = {}, {}
     for host, ranks in setup.places:
         if facts := setup.facts[host].facts:
@@ -26,15 +26,15 @@ def cores_and_gpus(setup: Setup) -> Finding:
     if crowded:
         return bad(
             show_by_host(crowded),
-            "start at most one rank per core, and per GPU if there are any, which each rank "
-            "chooses by chainermn.choose_device(comm)",
+            "start at most one rank per core and, on GPUs, one rank per GPU; choose each rank's "
+            "GPU with chainermn.choose_device(comm)",
         )
     return good(show_by_host(shown)) if shown else not_tried(_NO_ANSWER)
 
 
 @check("job", "files")
 def files(setup: Setup) -> Finding:
-    """Check that script and data are on every host, at the same path, with the same content."""
+    """Check that every host has the same script and data at the same path."""
     if not (setup.script or setup.data):
         return not_tried("no files named: use --script and --data")
     by_host = {host: each.facts["files"] for host, each in setup.facts.items() if each.facts}
@@ -53,7 +53,7 @@ def files(setup: Setup) -> Finding:
 
 @check("job", "threads")
 def threads(setup: Setup) -> Finding:
-    """Check the number of threads that environment variables set for each rank."""
+    """Check the number of threads per rank that environment variables set."""
     ranks, cores, wrong = setup.ranks or 1, host_facts.cores(), {}
     told = {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
     for name, value in told.items():
@@ -63,7 +63,7 @@ def threads(setup: Setup) -> Finding:
         if number == 0:
             wrong[name] = f"{name}={value!r}: expected a number of threads, at least 1"
         elif number > max(1, cores // ranks):
-            wrong[name] = f"{name}={value}: {ranks * number} threads in all, for {cores} cores"
+            wrong[name] = f"{name}={value}: {ranks * number} threads in total on {cores} cores"
     if wrong:
         return bad(
             "; ".join(wrong.values()),

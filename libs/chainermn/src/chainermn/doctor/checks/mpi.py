@@ -1,4 +1,4 @@
-"""MPI on this host: the library, its ``mpiexec``, and a job of two ranks."""
+"""Check MPI on this host: the library, its ``mpiexec``, and a job of two ranks."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from chainermn.launch.mpiexec import (
     mpiexec_version,
 )
 
-#: Docker gives 64 MiB, which data-loading workers and NCCL soon exceed.
+#: Docker's default of 64 MiB is too little for data-loading workers and NCCL.
 LEAST_SHARED_MEMORY = 128 * 2**20
-# These make mpi4py ask MPI for less.
+# Variables that make mpi4py ask MPI for a lower thread level.
 _THREAD_LEVELS = ("MPI4PY_RC_THREAD_LEVEL", "MPI4PY_RC_THREADS")
 
 
 @check("MPI", "mpiexec")
 def mpiexec(setup: Setup) -> Finding:
-    """Check that there is an mpiexec of MPICH or Open MPI."""
+    """Check that there is an mpiexec from MPICH or Open MPI."""
     candidates = mpiexec_candidates()
     remedy, command = "install an MPI, for example", remedies.install_mpi()
     if not candidates:
@@ -44,7 +44,7 @@ def mpiexec(setup: Setup) -> Finding:
 
 @check("MPI", "mpi4py", blames=["mpiexec"])
 def mpi4py(setup: Setup) -> Finding:
-    """Check that mpi4py can be imported, and loads an MPI library."""
+    """Check that mpi4py can be imported and that it loads an MPI library."""
     try:
         return good(mpi4py_library())
     except MpiError as error:
@@ -53,7 +53,7 @@ def mpi4py(setup: Setup) -> Finding:
 
 @check("MPI", "mpiexec of that MPI", needs=["mpiexec", "mpi4py"])
 def same_mpi(setup: Setup) -> Finding:
-    """Check whose mpiexec it is: ranks started by that of another MPI do not find each other."""
+    """Check that mpiexec belongs to mpi4py's MPI: otherwise ranks do not find each other."""
     try:
         right = find_mpiexec()
     except MpiError as error:
@@ -66,16 +66,16 @@ def same_mpi(setup: Setup) -> Finding:
             f"the mpiexec on PATH is {typed} ({NAMES[flavour_of(Path(typed))]}), "
             f"but mpi4py uses {NAMES[flavour_of(right)]}"
         )
-        if right.name != "mpiexec":  # as Debian names that of each MPI
-            return bad(found, f"start jobs by chainermn launch, or by {right}")
-        remedy = "start jobs by chainermn launch, or put the right one first on PATH"
+        if right.name != "mpiexec":  # Debian adds the name of the MPI
+            return bad(found, f"start jobs with chainermn launch, or with {right}")
+        remedy = "start jobs with chainermn launch, or put the right mpiexec first on PATH"
         return bad(found, remedy, f'export PATH={shlex.quote(str(right.parent))}:"$PATH"')
     return good(str(right))
 
 
 @check("MPI", "/dev/shm")
 def shared_memory_left(setup: Setup) -> Finding:
-    """Check how much is left for the ranks of a host, data-loading workers and NCCL to share."""
+    """Check that ranks, data-loading workers and NCCL have enough shared memory."""
     free = shutil.disk_usage("/dev/shm").free
     shown = f"{free / 2**20:,.0f} MiB free"
     if free < LEAST_SHARED_MEMORY:
@@ -93,26 +93,26 @@ def two_ranks(setup: Setup) -> Finding:
     outcome = setup.probe("ranks", 2)
     if outcome.answer and len(outcome.answer) == 1:
         return bad(
-            "two processes, but each of them is alone",
-            f"{find_mpiexec()} does not belong to the library that mpi4py loads: use "
-            "both from one installation of MPI, and no LD_LIBRARY_PATH to another",
+            "two processes started, but each one is alone",
+            f"{find_mpiexec()} does not belong to the library that mpi4py loads: take both from "
+            "the same MPI installation, and remove other MPIs from LD_LIBRARY_PATH",
         )
     if outcome.failure:
         code = ["-c", "from mpi4py import MPI; print(MPI.COMM_WORLD.size)"]
         set_before = [f"{name}={shlex.quote(text)}" for name, text in launch_settings().items()]
         by_hand = " ".join([*set_before, shlex.join(mpiexec_command(2, code))])
-        return bad(outcome.failure, "run it by hand to see its whole output", by_hand)
+        return bad(outcome.failure, "run this by hand to see the whole output", by_hand)
     return good("size 2")
 
 
 @check("MPI", "thread level", needs=["two ranks"])
 def thread_level(setup: Setup) -> Finding:
-    """Check that MPI allows an exchange in the background: MPI_THREAD_MULTIPLE."""
+    """Check that MPI can exchange gradients in the background: MPI_THREAD_MULTIPLE."""
     level = setup.probe("ranks", 2).answer[0]["thread level"]
     if level != "MULTIPLE":
-        found = f"MPI_THREAD_{level}: double_buffering exchanges nothing in the background"
+        found = f"MPI_THREAD_{level}: double_buffering cannot exchange in the background"
         if told := [name for name in _THREAD_LEVELS if name in os.environ]:
-            return bad(found, "let mpi4py ask MPI for more", f"unset {' '.join(told)}")
+            return bad(found, "let mpi4py ask MPI for MULTIPLE", f"unset {' '.join(told)}")
         return bad(found, "use an MPI that was built with MPI_THREAD_MULTIPLE")
     return good(f"MPI_THREAD_{level}")
 
@@ -124,14 +124,14 @@ def thread_level(setup: Setup) -> Finding:
     blames=["/dev/shm", "chainer-compat"],
 )
 def shared_memory(setup: Setup) -> Finding:
-    """Check that as many ranks as you mean to start here share memory."""
+    """Check that all the ranks you want to start here can share memory."""
     ranks = max(2, setup.ranks or 2)
     outcome = setup.probe("shared_memory", ranks)
     if why := outcome.failure or outcome.answer:
         return bad(
             f"{ranks} ranks cannot share memory: {why}",
-            "start the containers of a host with docker run --network=host, and with "
-            "--shm-size=1g for MPI itself",
+            "start all containers on this host with docker run --network=host, and with "
+            "--shm-size=1g, which MPI itself needs",
         )
     return good(f"{ranks} ranks share memory")
 
@@ -143,14 +143,14 @@ def all_reduce(setup: Setup) -> Finding:
 
 
 def judge_means(outcome: Outcome) -> Finding:
-    """Return what the probe ``communicators`` found."""
+    """Turn the outcome of the probe ``communicators`` into a finding."""
     if outcome.failure:
-        return bad(outcome.failure, "please report this, with this output")
+        return bad(outcome.failure, "please report this with the output of this command")
     right = ", ".join(name for name, wrong in outcome.answer.items() if not wrong)
     if wrong := [f"{name}: {wrong}" for name, wrong in outcome.answer.items() if wrong]:
         return bad(
             "; ".join(wrong),
-            f"train with a communicator that is right ({right or 'none of them'}), and please "
-            "report this",
+            f"use a communicator that is exact ({right or 'none of them'}), and please report "
+            "this with the output of this command",
         )
     return good(f"exact: {right}")

@@ -1,4 +1,4 @@
-"""Python, Chainer, and whether ``import chainermn`` gives this library."""
+"""Check Python, Chainer, and that ``import chainermn`` imports this library."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from chainermn.doctor.setup import Setup
 
 _WITHOUT_ONEDNN = shlex.join([sys.executable, "-m", "pip", "uninstall", "onednn-cpu-gomp"])
 _OURS = Path(chainermn.__file__ or "").resolve().parent
-# Finds it without importing it, which may fail or do anything.
+# Finds chainermn without importing it, since an import may fail or do anything.
 _FIND = "import importlib.util; print(importlib.util.find_spec('chainermn').origin)"
 
 
 @check("Python", "chainer-compat")
 def chainer_compat(setup: Setup) -> Finding:
-    """Check that the package that makes Chainer run on today's Python is active."""
+    """Check that chainer-compat, which makes Chainer run on today's Python, is active."""
     outcome = setup.probe("compat")
     if outcome.failure:
         return _broken(outcome.failure, "chainer-compat", remedies.reinstall("chainer-compat"))
     hook = outcome.answer["hook"]
     if "CHAINER_COMPAT_DISABLE" in hook:
-        return bad(hook, "switch it on again", "unset CHAINER_COMPAT_DISABLE")
+        return bad(hook, "switch it back on", "unset CHAINER_COMPAT_DISABLE")
     if hook != "in place":
-        return bad(hook, "install it again", remedies.reinstall("chainer-compat"))
+        return bad(hook, "reinstall it", remedies.reinstall("chainer-compat"))
     statuses = Counter(repair["status"] for repair in outcome.answer["repairs"])
     counts = ", ".join(f"{number} {status}" for status, number in statuses.items())
     return good(f"in place; repairs: {counts}")
@@ -38,10 +38,10 @@ def chainer_compat(setup: Setup) -> Finding:
 
 @check("Python", "oneDNN", needs=["chainer-compat"])
 def onednn(setup: Setup) -> Finding:
-    """Check that oneDNN, if it is installed, can compute."""
+    """Check that oneDNN works, if it is installed."""
     found = setup.probe("compat").answer["onednn"]
     if "oneDNN is installed, but" in found:
-        return bad(found, "install what it needs, or do without", _WITHOUT_ONEDNN)
+        return bad(found, "install what it needs, or uninstall it", _WITHOUT_ONEDNN)
     return good(found)
 
 
@@ -50,10 +50,10 @@ def chainer_computes(setup: Setup) -> Finding:
     """Check that a forward pass, a backward pass and a mean give the right numbers."""
     outcome = setup.probe("chainer_computes")
     if not outcome.failure and not outcome.answer:
-        return good("a forward and a backward pass are right")
+        return good("a forward and a backward pass give the right numbers")
     found = outcome.failure or "wrong: " + ", ".join(outcome.answer)
     if os.environ.get("CHAINER_COMPAT_SKIP"):
-        return bad(found, "use every repair", "unset CHAINER_COMPAT_SKIP")
+        return bad(found, "switch all repairs back on", "unset CHAINER_COMPAT_SKIP")
     if outcome.failure:
         return _broken(found, "Chainer", remedies.install_chainer())
     report = shlex.join([sys.executable, "-m", "chainer_compat"])
@@ -62,7 +62,7 @@ def chainer_computes(setup: Setup) -> Finding:
 
 @check("Python", "chainermn is this one", needs=["chainer-compat"])
 def chainermn_is_this_one(setup: Setup) -> Finding:
-    """Check that neither Chainer's old copy nor a folder takes the name ``chainermn``."""
+    """Check that neither Chainer's old copy nor a folder hides this ``chainermn``."""
     shown = subprocess.run(
         [sys.executable, "-c", _FIND],
         cwd=setup.script.parent if setup.script and setup.script.is_file() else None,
@@ -75,15 +75,15 @@ def chainermn_is_this_one(setup: Setup) -> Finding:
     if found.resolve().parent == _OURS:
         return good(str(found))
     folder = found.parent.parent
-    instead = f"import chainermn takes {found} instead of {_OURS}"
+    instead = f"import chainermn finds {found} instead of {_OURS}"
     if os.environ.get("CHAINER_COMPAT_BUNDLED_CHAINERMN"):
-        remedy = "do not ask for Chainer's own copy"
+        remedy = "stop asking for Chainer's own copy"
         return bad(instead, remedy, "unset CHAINER_COMPAT_BUNDLED_CHAINERMN")
     if not found.is_file() or (folder / "chainer").is_dir():
-        return bad(instead, "install chainermn again", remedies.reinstall("chainermn"))
-    remedy = "give that folder another name"
+        return bad(instead, "reinstall chainermn", remedies.reinstall("chainermn"))
+    remedy = "rename that folder"
     if str(folder) in os.environ.get("PYTHONPATH", "").split(os.pathsep):
-        remedy += f", or take {folder} out of PYTHONPATH"
+        remedy += f", or remove {folder} from PYTHONPATH"
     other_name = found.parent.with_name("another_name")
     return bad(instead, remedy, shlex.join(["mv", str(found.parent), str(other_name)]))
 
@@ -98,12 +98,12 @@ def chainermn_imports(setup: Setup) -> Finding:
 
 
 def _broken(failure: str, name: str, install: str) -> Finding:
-    """Return that a package cannot be imported, and how to install what is missing or broken."""
+    """Report a package that cannot be imported, with the command that installs what it lacks."""
     if missing := remedies.install_module(failure):
-        return bad(failure, "install what is missing", missing)
+        return bad(failure, "install the missing module", missing)
     return bad(
         failure,
-        "move that file away if it belongs to no installed package; otherwise install its "
-        f"package again, for example {name}",
+        "if that file does not belong to an installed package, move it away; otherwise reinstall "
+        f"its package, for example {name}",
         install,
     )
