@@ -434,7 +434,7 @@ class MultiNodeOptimizer:
         """Return a wrapper like this one around a copy of its optimizer."""
         compressor = None if self._compressor is None else self._compressor.copy()
         twin = self._twin(actual_optimizer, compressor)
-        # Accumulated gradients and local steps are not copied. With them, the copy starts from scratch.
+        # Accumulated gradients and local steps are not copied: with them, the copy starts over.
         is_settled = self._n_updates == 0
         if is_settled and not self._replicas.has_other_parameters(self.actual_optimizer.target):
             twin._replicas.note_equal(actual_optimizer.target)
