@@ -398,10 +398,10 @@ def test_a_killed_job_is_restarted_and_ends_as_if_nothing_had_happened(tmp_path)
 
     killed = launch("killed", "--kill-in", "12")
     assert "attempt 1 of 2 ended" in killed
-    assert "going on after iteration 10" in killed
+    assert "resuming after iteration 10" in killed
     stopped = launch("stopped", "--stop-in", "12")
     assert stopped.endswith("exit code 75\n"), stopped
-    assert "going on after iteration" in launch("stopped")
+    assert "resuming after iteration" in launch("stopped")
     assert launch("plain") == "finished after iteration 40\n"
     weights = {
         (tmp_path / out / "weights.npy").read_bytes() for out in ("killed", "stopped", "plain")

@@ -80,7 +80,7 @@ def test_a_gpu_that_is_not_there_has_a_remedy(tmp_path: Path) -> None:
     for ranks in (1, 2):
         result = run_job(ranks, [script])
         assert result.returncode != 0
-        assert result.stderr.count("Let chainermn.choose_device(comm) choose") == 1, result
+        assert result.stderr.count("Use chainermn.choose_device(comm) instead") == 1, result
 
 
 def test_alone_it_is_an_ordinary_traceback(tmp_path: Path) -> None:
