@@ -49,16 +49,14 @@ def ssh(setup: Setup) -> Finding:
     if why == NO_SSH:
         return bad(why, "install an ssh client, such as Debian's openssh-client")
     if "Permission denied" in why or "verification failed" in why:
-        cure = (
-            f"run ssh {first} by hand to accept its key; run ssh-copy-id {first} to send yours; "
-            "then this must work"
-        )
+        cure = f"run ssh {first} by hand to accept its key; run ssh-copy-id {first} to send yours"
     else:
-        cure = (
-            f"check that {first} is the right name, and that the host is up and runs sshd; then "
-            "this must work"
-        )
-    return bad(show_by_host(closed), cure, f"ssh -o BatchMode=yes {first} true")
+        cure = f"check that {first} is the right name, and that the host is up and runs sshd"
+    return bad(
+        show_by_host(closed),
+        f"{cure}; after that, this command must work",
+        f"ssh -o BatchMode=yes {first} true",
+    )
 
 
 @check("hosts", "same software", needs=["ssh without a password"])
