@@ -2,7 +2,7 @@
 
 SEARCHES = {
     "mixed precision": ("guides/mixed_precision", "Mixed precision"),
-    "profiling": ("guides/profiling", "Profiling: why is it slow?"),
+    "profiling": ("guides/profiling", "Profiling: find out what is slow"),
     "Jupyter": ("notebooks/index", "Course in Jupyter"),
     "AWS": ("walkthroughs/cloud", "Machines of a cloud"),
     "Azure": ("walkthroughs/cloud", "Machines of a cloud"),
@@ -26,5 +26,6 @@ SEARCHES = {
     "spot instances": ("guides/elastic", "Machines that come and go"),
     "CUDA_VISIBLE_DEVICES": ("troubleshooting", "cudaErrorInvalidDevice: invalid device ordinal"),
     "resume": ("guides/resume", "Resume and restarts"),
+    "fine-tune": ("guides/fine_tuning", "Fine-tuning"),
     "preemption": ("guides/resume", "Resume and restarts"),
 }

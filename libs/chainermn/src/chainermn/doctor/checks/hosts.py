@@ -53,7 +53,9 @@ def ssh(setup: Setup) -> Finding:
     else:
         cure = f"check that {first} is the right name, and that the host is up and runs sshd"
     return bad(
-        show_by_host(closed), f"{cure}; then this must work", f"ssh -o BatchMode=yes {first} true"
+        show_by_host(closed),
+        f"{cure}; after that, this command must work",
+        f"ssh -o BatchMode=yes {first} true",
     )
 
 
