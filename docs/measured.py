@@ -1,4 +1,4 @@
-"""Figures of the benchmarks, for pages beside those that ``nox -s benchmarks`` writes."""
+"""Figures and tables of the benchmarks for the hand-written pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chainermn.launch.mpiexec import NAMES
 
 __all__ = ["figure", "files", "table"]
 
-#: For each part, the places whose groups its table shows, and its columns with their rows.
+#: For each part: the places that its table shows, and its columns with the rows they show.
 _TABLES = {
     "exchange": (
         ("2 ranks, one host", "two hosts"),
@@ -32,7 +32,7 @@ _TABLES = {
     ),
 }
 
-#: Rows of the table of accuracy: what tells how many bytes are sent, and what was trained with.
+#: Rows of the table of accuracy: the row that counts the bytes, and the setting of the training.
 _ACCURACY = {
     "float32": ("ours, overlap on", "exact means"),
     "bfloat16": ("ours, bfloat16", "bfloat16"),
@@ -52,7 +52,7 @@ _ACCURACY = {
 
 
 def files() -> list[Path]:
-    """Return the files from which figures and tables are made."""
+    """Return the files with the raw figures."""
     return sorted((figures.RESULTS / "raw").glob("*.json"))
 
 
@@ -100,8 +100,8 @@ def _accuracy() -> Iterator[str]:
 
 
 def _pipeline() -> Iterator[str]:
-    """Yield a row for each number of micro-batches, which is the last word of its name."""
-    yield "| micro-batches | time, of one rank's on one core | idle | in theory |"
+    """Yield a row for each number of micro-batches, the last word of its name."""
+    yield "| micro-batches | time relative to one rank on one core | idle | in theory |"
     yield "|---|---:|---:|---:|"
     for content in load("pipeline").values():
         for group in content["groups"]:

@@ -16,5 +16,6 @@ SEARCHES = {
     "Docker": ("clusters", "Kubernetes"),
     "CUDA_VISIBLE_DEVICES": ("troubleshooting", "cudaErrorInvalidDevice: invalid device ordinal"),
     "resume": ("guides/resume", "Resume and restarts"),
+    "fine-tune": ("guides/fine_tuning", "Fine-tuning"),
     "preemption": ("guides/resume", "Resume and restarts"),
 }
