@@ -2,7 +2,7 @@
 
 SEARCHES = {
     "mixed precision": ("guides/mixed_precision", "Mixed precision"),
-    "profiling": ("guides/profiling", "Profiling: why is it slow?"),
+    "profiling": ("guides/profiling", "Profiling: find out what is slow"),
     "Jupyter": ("notebooks/index", "Course in Jupyter"),
     "AWS": ("clusters", "Clouds"),
     "deadlock": ("guides/debugging", "A hang or a deadlock"),
