@@ -51,12 +51,12 @@ def ssh(setup: Setup) -> Finding:
     if "Permission denied" in why or "verification failed" in why:
         cure = (
             f"run ssh {first} by hand to accept its key; run ssh-copy-id {first} to send yours; "
-            "then this must work"
+            "after that, this command must work"
         )
     else:
         cure = (
-            f"check that {first} is the right name, and that the host is up and runs sshd; then "
-            "this must work"
+            f"check that {first} is the right name, and that the host is up and runs sshd; after "
+            "that, this command must work"
         )
     return bad(show_by_host(closed), cure, f"ssh -o BatchMode=yes {first} true")
 
