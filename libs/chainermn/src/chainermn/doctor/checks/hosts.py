@@ -49,6 +49,7 @@ def ssh(setup: Setup) -> Finding:
     if why == NO_SSH:
         return bad(why, "install an ssh client, such as Debian's openssh-client")
     if "Permission denied" in why or "verification failed" in why:
+<<<<<<< HEAD
         cure = (
             f"run ssh {first} by hand to accept its key; run ssh-copy-id {first} to send yours; "
             "after that, this command must work"
@@ -59,6 +60,16 @@ def ssh(setup: Setup) -> Finding:
             "that, this command must work"
         )
     return bad(show_by_host(closed), cure, f"ssh -o BatchMode=yes {first} true")
+=======
+        cure = f"run ssh {first} by hand to accept its key; run ssh-copy-id {first} to send yours"
+    else:
+        cure = f"check that {first} is the right name, and that the host is up and runs sshd"
+    return bad(
+        show_by_host(closed),
+        f"{cure}; after that, this command must work",
+        f"ssh -o BatchMode=yes {first} true",
+    )
+>>>>>>> 733e01e47063f01c8897adf1e02b4dc8f9d5faa0
 
 
 @check("hosts", "same software", needs=["ssh without a password"])
