@@ -634,7 +634,7 @@ def test_messages_are_those_of_the_library():
             if not line.startswith(("node", "numpy: node")):  # facts of the hosts
                 assert is_said(line, texts), (str(block), line)
     page = pages.read(DOCS / "troubleshooting.md")
-    headings = re.findall(r"^### (.+)\n\nChainerMN's", page, re.MULTILINE)
+    headings = re.findall(r"^### (.+)\n\nPrinted by ChainerMN", page, re.MULTILINE)
     assert len(headings) > 4
     for heading in headings:
         assert any(re.sub(r"\d+", GAP, heading) in text for text in texts), heading
