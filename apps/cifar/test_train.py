@@ -21,7 +21,7 @@ from chainermn.testing.traps import set_traps
 
 HERE = Path(__file__).resolve().parent
 ACCURACY = "validation/main/accuracy"
-# Seconds after which something hangs, on however busy a machine.
+# Seconds after which a job counts as hung, even on a busy machine.
 LIMIT = 600
 SMALL = ["--examples", "1500", "--unit", "8", "--epoch", "8", "--batchsize", "15"]
 TINY = ["--examples", "60", "--unit", "4", "--epoch", "3", "--batchsize", "9"]
