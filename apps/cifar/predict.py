@@ -45,7 +45,9 @@ def main() -> int:
     print(f"{1 - wrong.mean():.2%} of {len(labels)} test images recognised")
     pairs = Counter(zip(labels[wrong].tolist(), seen[wrong].tolist(), strict=True))
     for (label, other), n in pairs.most_common(5):
-        print(f"  {images.classes[label]} taken for {images.classes[other]}: {n} times")
+        print(
+            f"  {images.classes[label]} taken for {images.classes[other]}: {n} time{'s' * (n > 1)}"
+        )
     # Errors first, the most confident first; then correct ones, the least confident first.
     order = np.lexsort([np.where(wrong, -1, 1) * chances.max(axis=1), ~wrong])
     draw(images, order[: N_COLUMNS * N_ROWS], seen, args.picture)

@@ -34,7 +34,7 @@ def main() -> int:
     print(f"{1 - wrong.mean():.2%} of {len(digits)} images read correctly")
     pairs = Counter(zip(digits[wrong].tolist(), read[wrong].tolist(), strict=True))
     for (digit, other), n in pairs.most_common(5):
-        print(f"  {digit} read as {other}: {n} times")
+        print(f"  {digit} read as {other}: {n} time{'s' * (n > 1)}")
     # Errors first, the most confident first; then correct ones, the least confident first.
     order = np.lexsort([np.where(wrong, -1, 1) * shares.max(axis=1), ~wrong])
     shown = order[: N_COLUMNS * N_ROWS]
