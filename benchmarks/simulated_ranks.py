@@ -32,7 +32,7 @@ _PATIENCE = 10 * (10.0 + STALL_LIMIT)
 CPU = "% of a core"
 MEMORY, GROWTH = "MiB", "KiB more at the end"
 PLACE = (
-    "/home/user/train.py:123 in main, inside of it "
+    "/home/user/train.py:123 in main, now in "
     "/usr/lib/python3/site-packages/chainermn/transport/host/mpi.py:210 in allreduce"
 )
 
@@ -177,7 +177,7 @@ def death(size: int) -> float:
     with monitored(size, 300.0) as it:
         it.ranks.channels.pop().close()
         start = time.monotonic()
-        return it.wait_for("is the first to be gone") - start
+        return it.wait_for("disappeared first, without a message") - start
 
 
 def leaving(size: int) -> float:

@@ -32,18 +32,6 @@ _TABLES = {
     ),
 }
 
-#: Columns of the table of slow networks, and the rows they show.
-_SLOW = {
-    "float32": "ours, overlap on",
-    "bfloat16": "ours, bfloat16",
-    "`PowerSGD(rank=2)`": "ours, PowerSGD, rank 2",
-    "`PowerSGD(rank=4)`": "ours, PowerSGD, rank 4",
-    "`TopK(density=0.01)`": "ours, TopK, 1 %",
-    "`Quantization()`": "ours, Quantization, 8 bits",
-    "`accumulate=8`": "ours, accumulate 8",
-    "`LocalSGD(period=8)`": "ours, LocalSGD, period 8",
-}
-
 #: Rows of the table of accuracy: the row that counts the bytes, and the setting of the training.
 _ACCURACY = {
     "float32": ("ours, overlap on", "exact means"),
@@ -70,7 +58,7 @@ def files() -> list[Path]:
 
 def table(subject: str) -> Iterator[str]:
     """Yield the lines of a table in Markdown."""
-    made = {"slow": _slow, "accuracy": _accuracy, "pipeline": _pipeline}.get(subject)
+    made = {"accuracy": _accuracy, "pipeline": _pipeline}.get(subject)
     return made() if made else _times(subject)
 
 
@@ -89,18 +77,6 @@ def _times(part: str) -> Iterator[str]:
         yield ""
         yield f"Medians, {content['about']['date']}: {content['about']['machine']}."
         yield ""
-
-
-def _slow() -> Iterator[str]:
-    """Yield a row for each network and link: times relative to no exchange."""
-    yield f"| network, link | no exchange | {' | '.join(_SLOW)} |"
-    yield f"|---|{'---:|' * (1 + len(_SLOW))}"
-    for content in load("slow").values():
-        for group in content["groups"]:
-            without = milliseconds(group.row(group.baseline).median)
-            ratios = (group.ratio(row, group.baseline) for row in _SLOW.values())
-            cells = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
-            yield f"| {group.title} | {without} ms | {' | '.join(cells)} |"
 
 
 def _accuracy() -> Iterator[str]:

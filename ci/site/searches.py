@@ -2,7 +2,7 @@
 
 SEARCHES = {
     "mixed precision": ("guides/mixed_precision", "Mixed precision"),
-    "profiling": ("guides/profiling", "Profiling: why is it slow?"),
+    "profiling": ("guides/profiling", "Profiling: find out what is slow"),
     "Jupyter": ("notebooks/index", "Course in Jupyter"),
     "AWS": ("clusters", "Clouds"),
     "deadlock": ("guides/debugging", "A hang or a deadlock"),
@@ -16,5 +16,6 @@ SEARCHES = {
     "Docker": ("clusters", "Kubernetes"),
     "CUDA_VISIBLE_DEVICES": ("troubleshooting", "cudaErrorInvalidDevice: invalid device ordinal"),
     "resume": ("guides/resume", "Resume and restarts"),
+    "fine-tune": ("guides/fine_tuning", "Fine-tuning"),
     "preemption": ("guides/resume", "Resume and restarts"),
 }

@@ -179,10 +179,9 @@ def test_doctests(block, tmp_path):
 
 def test_every_column_of_a_table_has_a_heading():
     heads = re.compile(r"^\|(.*)\|\n\|[-:| ]+\|$", re.MULTILINE)
-    readmes = [ROOT / "README.md", ROOT / "ci/README.md"]
     nameless = [
         (str(page.relative_to(ROOT)), head)
-        for page in [*pages.PAGES, *readmes]
+        for page in [*pages.PAGES, *pages.READMES]
         for head in heads.findall(pages.read(page))
         if not all(cell.strip() for cell in head.split("|"))
     ]
@@ -399,10 +398,10 @@ def test_a_killed_job_is_restarted_and_ends_as_if_nothing_had_happened(tmp_path)
 
     killed = launch("killed", "--kill-in", "12")
     assert "attempt 1 of 2 ended" in killed
-    assert "going on after iteration 10" in killed
+    assert "resuming after iteration 10" in killed
     stopped = launch("stopped", "--stop-in", "12")
     assert stopped.endswith("exit code 75\n"), stopped
-    assert "going on after iteration" in launch("stopped")
+    assert "resuming after iteration" in launch("stopped")
     assert launch("plain") == "finished after iteration 40\n"
     weights = {
         (tmp_path / out / "weights.npy").read_bytes() for out in ("killed", "stopped", "plain")
@@ -441,6 +440,16 @@ def test_timelines_that_a_script_asks_for(tmp_path):
 
 def test_evaluator_of_ones_own(tmp_path):
     assert lines_of_ranks(2, EXAMPLES / "own_evaluator.py", cwd=tmp_path) == ["120 examples"]
+
+
+def test_fine_tuning_on_few_examples_is_better_than_training_on_them(tmp_path):
+    lines = lines_of_ranks(2, EXAMPLES / "fine_tuning.py", tmp_path / "weights", cwd=tmp_path)
+    pattern = r"([\w ]+): (\d+)% right, first layer changed by (\S+)"
+    found = [re.fullmatch(pattern, line).groups() for line in lines]
+    accuracy = {name: int(percent) for name, percent, _ in found}
+    change = {name: float(number) for name, _, number in found}
+    assert accuracy["from scratch"] < 75 < min(accuracy["frozen body"], accuracy["slow body"])
+    assert change["frozen body"] == 0 < change["slow body"] < 0.1 < change["from scratch"]
 
 
 def test_worker_processes_under_mpi(tmp_path):
