@@ -212,8 +212,10 @@ def run_job(
     Examples
     --------
     >>> from chainermn.testing.mpiexec import run_job
-    >>> code = "import chainermn; print(chainermn.create_communicator().size)"
-    >>> run_job(2, ["-c", code]).check().stdout.split()
-    ['2', '2']
+    >>> from pathlib import Path
+    >>> text = "import chainermn; print(chainermn.create_communicator().size)"
+    >>> length = Path("print_size.py").write_text(text)
+    >>> run_job(1, ["print_size.py"]).check().stdout
+    '1\\n'
     """
     return Job(ranks, arguments, env=env, cwd=cwd).wait(timeout)
