@@ -213,9 +213,9 @@ def run_job(
     --------
     >>> from chainermn.testing.mpiexec import run_job
     >>> from pathlib import Path
-    >>> text = "import chainermn; print(chainermn.create_communicator().size)"
-    >>> length = Path("print_size.py").write_text(text)
-    >>> run_job(1, ["print_size.py"]).check().stdout
-    '1\\n'
+    >>> script = "from mpi4py import MPI; MPI.COMM_WORLD.rank or print(MPI.COMM_WORLD.size)"
+    >>> length = Path("size.py").write_text(script)
+    >>> run_job(2, ["size.py"]).check().stdout.strip()
+    '2'
     """
     return Job(ranks, arguments, env=env, cwd=cwd).wait(timeout)
