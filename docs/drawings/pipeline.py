@@ -25,10 +25,9 @@ def draw_schedule(canvas: Canvas, top: int, *, micro_batches: int, length: int) 
         y = top + ROW * rank
         canvas.text(10, y + 15, f"rank {rank}", anchor="start")
         for number in range(micro_batches):
-            for begin, kind in (
-                (rank + number, "model"),
-                (forward + RANKS - 1 - rank + number, "gradient"),
-            ):
+            begins = rank + number, forward + RANKS - 1 - rank + number
+            names = number + 1, micro_batches - number  # backward goes from the last to the first
+            for begin, name, kind in zip(begins, names, ("model", "gradient"), strict=True):
                 x = LEFT + UNIT * length * begin
-                lines = [str(number + 1)] if micro_batches > 1 else []
+                lines = [str(name)] if micro_batches > 1 else []
                 canvas.box(x, y, UNIT * length - 2, 30, *lines, kind=kind)

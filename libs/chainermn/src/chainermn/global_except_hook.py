@@ -109,10 +109,10 @@ def _abort_job(
     if isinstance(error, KeyboardInterrupt):
         reason = failures.INTERRUPTED
         text = f"chainermn: interrupted (Ctrl-C){_progress(trace)}: {me}{_place(trace)}. "
-        text += "The whole job is being ended."
+        text += "Ending the whole job."
     else:
         reason = "".join(traceback.format_exception(kind, error, trace))
-        text = f"chainermn: {me} failed; the whole job is being ended. "
+        text = f"chainermn: {me} failed; ending the whole job. "
         text += f"Ranks that fail in the same way do not repeat this.\n{reason}"
     _end_job(rank, text, reason)
 
