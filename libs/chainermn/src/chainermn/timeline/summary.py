@@ -1,4 +1,4 @@
-"""Where the time of all ranks goes, which of them the others wait for, and what to do about it."""
+"""Sum up where the time of all ranks goes, find a straggler, and give advice."""
 
 from __future__ import annotations
 
@@ -10,33 +10,32 @@ from chainermn.timeline.clocks import Clock
 from chainermn.timeline.iterations import KINDS, Iteration
 from chainermn.timeline.waiting import Call, waits
 
-#: What `Summary` tells apart: as `KINDS`, with the wait for other ranks taken out of them.
+#: Parts of a `Summary`: the `KINDS`, and the waits for other ranks, which do not count as a kind.
 PARTS = (*KINDS[:4], "waiting", *KINDS[4:])
 
-# Less than these shares of an iteration are not worth a word.
+# Smaller shares of an iteration are not worth mentioning.
 _LATE = 0.05
-# By how much more than its share of the waiting a rank must cause to be called a straggler.
+# A straggler causes this many times its share of the waiting.
 _MORE_THAN_OTHERS = 1.5
 _WAITS_FOR_DATA = 0.1
 _MUCH = {"data": 0.15, "layers": 0.15, "exchange": 0.2, "waiting": 0.2, "evaluation": 0.25}
 _MUCH |= {"checkpoint": 0.1, "extensions": 0.2, "other": 0.2}
 
 _WORK = {
-    "layers": "what layers exchange in forward and backward, such as multi-node batch "
-    "normalization",
+    "layers": "exchanges inside layers, such as those of multi-node batch normalization",
     "exchange": "the exchange of gradients",
     "evaluation": "evaluation",
     "checkpoint": "checkpoints",
     "extensions": "extensions",
-    "other": "what is no part of a step",
+    "other": "work outside the steps",
 }
 _ADVICE = {
-    "layers": "it is less with larger batches per rank",
-    "exchange": "it is less with larger batches per rank, or with accumulate=k",
+    "layers": "larger batches per rank reduce it",
+    "exchange": "larger batches per rank or accumulate=k reduce it",
     "evaluation": "evaluate less often, with another trigger",
     "checkpoint": "write checkpoints less often, with another trigger",
-    "extensions": "some work for long, or in each iteration; give them another trigger",
-    "other": "look for work of your own between the steps",
+    "extensions": "some take long or run in every iteration; give them another trigger",
+    "other": "look for your own code between the steps",
 }
 _ADVICE_BETWEEN_HOSTS = {
     "exchange": "try overlap=True, fewer bits (allreduce_grad_dtype), compression or accumulate=k"
@@ -45,18 +44,18 @@ _ADVICE_BETWEEN_HOSTS = {
 
 @dataclass(frozen=True)
 class RankSummary:
-    """The iterations of one rank.
+    """A summary of one rank's iterations.
 
     Attributes
     ----------
     seconds : dict
-        Mean seconds of an iteration, by part.
+        Mean seconds of an iteration by part.
     share_with_slow_data : float
-        Share of the iterations of which a tenth or more goes into the batch.
+        Share of the iterations that spend a tenth or more of their time on the batch.
     delay : float
-        For how many seconds of a mean iteration the other ranks, on average, waited for this one.
+        Seconds of a mean iteration for which the other ranks, on average, waited for this one.
     extensions : dict
-        Seconds of a mean iteration by the name of an extension, the slowest first.
+        Seconds of a mean iteration by name of the extension, slowest first.
     """
 
     seconds: Mapping[str, float]
@@ -77,14 +76,15 @@ class Straggler:
     Attributes
     ----------
     rank : int
+        The straggler.
     delay : float
-        For how many seconds of a mean iteration the other ranks, on average, waited for it.
+        Seconds of a mean iteration for which the other ranks, on average, waited for it.
     part : str
-        What takes it longer than others.
+        Part of an iteration that takes it longer than the others.
     seconds, others : float
-        Seconds of an iteration that it takes for that, and that the others take on average.
+        Seconds per iteration that it spends on this part, and that the others do on average.
     host : str
-        Host of the rank; empty if all ranks are on one.
+        Host of the rank; empty if all ranks are on one host.
     """
 
     rank: int
@@ -97,30 +97,30 @@ class Straggler:
     def __str__(self) -> str:
         where = f" on {self.host}" if self.host else ""
         return (
-            f"rank {self.rank}{where} keeps the others waiting for {_ms(self.delay)} of an "
-            f"iteration: {_NAME_OF[self.part]} takes it {_ms(self.seconds)}, "
-            f"the others {_ms(self.others)}"
+            f"rank {self.rank}{where} keeps the others waiting for {_ms(self.delay)} per "
+            f"iteration: {_NAME_OF[self.part]} takes {_ms(self.seconds)} there, and "
+            f"{_ms(self.others)} on the others"
         )
 
 
 _NAME_OF = {
     "data": "getting a batch",
     "compute": "computing",
-    "layers": "what its layers exchange",
+    "layers": "exchanging inside layers",
     "exchange": "exchanging",
     "evaluation": "evaluating",
     "checkpoint": "writing checkpoints",
-    "extensions": "the work of extensions",
-    "other": "work of its own",
+    "extensions": "running extensions",
+    "other": "other work",
 }
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Where the time of all ranks goes."""
+    """A summary of where the time of all ranks goes."""
 
     ranks: Sequence[RankSummary]
-    #: The host of each rank; empty if all are on one.
+    #: Host of each rank; empty if all are on one host.
     hosts: Sequence[str] = ()
 
     @property
@@ -129,27 +129,27 @@ class Summary:
         return _mean([rank.iteration for rank in self.ranks])
 
     def mean(self, part: str) -> float:
-        """Return the seconds of a mean iteration that go into a part, on average."""
+        """Return the mean seconds per iteration that go into a part."""
         return _mean([rank.seconds[part] for rank in self.ranks])
 
     def slowest(self, part: str) -> tuple[int, float]:
-        """Return the rank for which a part takes longest, and how many seconds of an iteration."""
+        """Return the rank for which a part takes longest, and its seconds per iteration."""
         seconds = [rank.seconds[part] for rank in self.ranks]
         return seconds.index(max(seconds)), max(seconds)
 
     @property
     def efficiency(self) -> float:
-        """Share of the time that the ranks do not spend on each other, from 0 to 1.
+        """Share of the time, from 0 to 1, that ranks spend neither exchanging nor waiting.
 
-        Neither exchanging nor waiting: what one process would do too. That it might do it faster,
-        without others on its cores and in its caches, is not seen here.
+        A single process would also spend this time. It might take less of it, because it would
+        not share cores and caches, but this cannot show that.
         """
         lost = sum(map(self.mean, ("layers", "exchange", "waiting")))
         return 1 - lost / self.iteration
 
     @property
     def straggler(self) -> Straggler | None:
-        """The rank that the others wait for most; None if they hardly wait, or for all alike."""
+        """The rank that the others wait for most; None if they hardly wait, or for all equally."""
         delays = [rank.delay for rank in self.ranks]
         rank = delays.index(max(delays))
         is_late = delays[rank] > _LATE * self.iteration
@@ -163,26 +163,26 @@ class Summary:
         return Straggler(rank, delays[rank], part, own[part], usual[part], host)
 
     def advice(self) -> list[str]:
-        """Return what takes much time, and what to do about it."""
+        """Return sentences that say what takes much time and what to do about it."""
         found = []
         slow_data = [one.share_with_slow_data for one in self.ranks]
         rank = slow_data.index(max(slow_data))
         if self.ranks[rank].seconds["data"] > _MUCH["data"] * self.ranks[rank].iteration:
             found.append(
                 f"{slow_data[rank]:.0%} of rank {rank}'s iterations wait for data: use a "
-                "MultiprocessIterator, or more of its processes (--loaderjob in the apps)"
+                "MultiprocessIterator, or give it more processes (--loaderjob in the apps)"
             )
         straggler = self.straggler
         if straggler is not None:
             found.append(f"{straggler}{_remedy_of(straggler, self.ranks[straggler.rank])}")
         elif self.mean("waiting") > _MUCH["waiting"] * self.iteration:
             found.append(
-                f"{self.mean('waiting') / self.iteration:.0%} of the time ranks wait for each "
-                "other, now for one and now for another: give them batches that take equally "
-                "long, and cores of their own"
+                f"ranks spend {self.mean('waiting') / self.iteration:.0%} of the time waiting for "
+                "each other, for a different rank each time: give them batches that take equally "
+                "long, and separate cores"
             )
-        advices = _ADVICE | (_ADVICE_BETWEEN_HOSTS if self.hosts else {})
-        for part, advice in advices.items():
+        advice_of = _ADVICE | (_ADVICE_BETWEEN_HOSTS if self.hosts else {})
+        for part, advice in advice_of.items():
             share = self.mean(part) / self.iteration
             if share > _MUCH[part]:
                 found.append(f"{share:.0%} of the time goes into {_WORK[part]}: {advice}")
@@ -194,16 +194,16 @@ def summarize(
     clocks: Sequence[Clock | None],
     hosts: Sequence[str] = (),
 ) -> Summary:
-    """Return where the time of all ranks goes.
+    """Sum up where the time of all ranks goes.
 
     Parameters
     ----------
     ranks : sequence of sequences of Iteration
-        Of each rank; at least one iteration.
+        Iterations of each rank, at least one.
     clocks : sequence of Clock or None
-        Of each rank's host; None if its times are those of a clock that all share.
+        Clock of each rank's host; None if its times are already on the common clock.
     hosts : sequence of str
-        Host of each rank; may be left out if all are on one.
+        Host of each rank; may be omitted if all are on one host.
     """
     marked = [[call for one in of_rank for call in one.calls] for of_rank in ranks]
     calls = [
@@ -257,12 +257,14 @@ def _summarize(
 def _remedy_of(straggler: Straggler, rank: RankSummary) -> str:
     if straggler.part == "compute":
         return (
-            ". Do other programs run on its host, or more ranks than cores? Are its batches "
-            "larger? `chainermn doctor` compares hosts"
+            ". Check whether its host runs other programs or more ranks than cores, and whether "
+            "its batches are larger; `chainermn doctor` compares hosts"
         )
     if straggler.part == "extensions" and rank.extensions:
         name, seconds = next(iter(rank.extensions.items()))
-        return f". Most of it is {name}, {_ms(seconds)}: give it a trigger that fires less often"
+        return (
+            f". {name} takes most of it, {_ms(seconds)}: give it a trigger that fires less often"
+        )
     return ""
 
 
