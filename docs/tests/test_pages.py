@@ -48,7 +48,7 @@ pytestmark = pytest.mark.timeout(4 * LIMIT)
 
 
 def test_every_block_says_whether_it_is_run():
-    marks = r"run: (\d ranks?|mpiexec|here|clean|tutorial)|not run: .+"
+    marks = r"run: (\d ranks?|mpiexec|here|clean|tutorial|two hosts)|not run: .+"
     code = [block for block in pages.all_blocks() if block.language not in pages.NOT_CODE]
     assert [str(b) for b in code if b.language == ""] == []
     unmarked = [str(b) for b in code if b.language != "pycon" and not re.fullmatch(marks, b.mark)]
@@ -634,7 +634,7 @@ def test_messages_are_those_of_the_library():
             if not line.startswith(("node", "numpy: node")):  # facts of the hosts
                 assert is_said(line, texts), (str(block), line)
     page = pages.read(DOCS / "troubleshooting.md")
-    headings = re.findall(r"^### (.+)\n\nChainerMN's", page, re.MULTILINE)
+    headings = re.findall(r"^### (.+)\n\nPrinted by ChainerMN", page, re.MULTILINE)
     assert len(headings) > 4
     for heading in headings:
         assert any(re.sub(r"\d+", GAP, heading) in text for text in texts), heading
