@@ -115,7 +115,7 @@ def test_stopped_and_started_again_is_as_if_undisturbed(script, data, options, r
     (iteration,) = re.findall(r"got SIGUSR1: the checkpoint of iteration (\d+) is", ended.stderr)
 
     resumed = run_job(2, command, cwd=stopped, timeout=LIMIT).check()
-    assert f"going on after iteration {iteration}, epoch " in resumed.stdout
+    assert f"resuming after iteration {iteration}, epoch " in resumed.stdout
     with np.load(whole / "result/model.npz") as one, np.load(stopped / "result/model.npz") as two:
         assert sorted(one) == sorted(two)
         for name in one:

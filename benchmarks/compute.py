@@ -1,4 +1,4 @@
-"""What the processor computes: functions one by one, and iterations of whole networks."""
+"""Computation on a CPU: functions one by one, and iterations of whole networks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from benchmarks.harness import Contestant, Place, Settings, Team, teams_of, turn
 from benchmarks.networks import BATCHES, TITLES
 
 NUMPY, ONEDNN, TORCH = "Chainer, NumPy", "Chainer, oneDNN", "PyTorch"
-#: By the words of the tables: how the names of the teams end.
+#: Numbers of threads as tables name them, and the endings of the teams' names.
 THREADS = {"one thread": "", f"{os.cpu_count()} threads": ", all cores"}
 DIRECTIONS = ("forward", "backward")
 
 
 def measure(settings: Settings) -> Iterator[Group | str]:
-    """Yield groups, and what could not be measured and why."""
+    """Yield groups, and for anything that could not be measured, the reason."""
     for threads, suffix in THREADS.items():
         teams = {NUMPY: f"NumPy{suffix}", ONEDNN: f"oneDNN{suffix}"}
         if not why_no_torch():
@@ -36,7 +36,7 @@ def measure(settings: Settings) -> Iterator[Group | str]:
 
 
 def computations() -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
-    """Yield what is computed: for people, and as the options of a contestant."""
+    """Yield computations: their key, and the options of a contestant."""
     for network, batchsize in BATCHES.items():
         key = {"what": f"{TITLES[network]}, batch {batchsize}", "direction": "iteration"}
         yield key, {"what": "iteration", "network": network, "batchsize": batchsize}
@@ -53,12 +53,12 @@ def measure_group(
     running: Mapping[str, Team],
     settings: Settings,
 ) -> None:
-    """Let Chainer with NumPy, with oneDNN, and PyTorch take turns."""
+    """Let Chainer with NumPy, Chainer with oneDNN, and PyTorch take turns."""
     is_network = "network" in options
     own: dict[str, Any] = {NUMPY: {"communicator": "naive"}, ONEDNN: {"communicator": "naive"}}
     own[TORCH] = {"alone": True}
     contestants = {
-        # A rank remembers its steps by their names.
+        # A rank stores its steps by name.
         name: Contestant(
             f"{name}: {group.title}", team, {**options, **(own[name] if is_network else {})}
         )
@@ -69,7 +69,7 @@ def measure_group(
         [*contestants.values()],
         settings,
         seconds=1 if is_network else 0.1,
-        # Networks on all cores differ by a tenth from turn to turn.
+        # The times of networks on all cores vary by a tenth between turns.
         rounds=3 * settings.rounds if is_network else None,
     )
     for name, row in zip(contestants, group.rows, strict=True):

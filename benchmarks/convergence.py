@@ -1,4 +1,4 @@
-"""The accuracy of the apps with all that sends less, beside what another seed changes."""
+"""Accuracy of the apps with everything that sends less, compared with other seeds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.harness import ONE_THREAD, REPOSITORY, Place, Settings, places
 from benchmarks.slow import COMPRESSIONS
 
 AS_IT_IS = "exact means"
-_LATER = 100  # steps, a tenth of those of the shortest training that is more than a toy
+_LATER = 100  # steps, a tenth of the shortest training that is more than a toy
 SETTINGS: dict[str, dict[str, Any]] = {
     AS_IT_IS: {},
     "bfloat16": {"dtype": "bfloat16"},
@@ -38,9 +38,9 @@ ONE_HOST, TWO_HOSTS = {"2 ranks, one host": (2,)}, {"2 ranks, two hosts": (1, 1)
 
 
 class App(NamedTuple):
-    """What is measured of an app, and arguments beside those that all have."""
+    """What to measure of an app, and its own arguments."""
 
-    measure: str  # its name in the log
+    measure: str  # name in the log
     arguments: tuple[str, ...] = ()
 
 
@@ -60,9 +60,9 @@ def measure(settings: Settings) -> Iterator[Group | str]:
 
 
 def measure_app(name: str, wanted: Sequence[str], settings: Settings) -> Iterator[Group | str]:
-    """Train an app with some settings and each seed; keep what was measured with the others.
+    """Train an app with some settings and each seed, and keep earlier results of the others.
 
-    A training does not depend on when it is measured.
+    Accuracy does not depend on when it is measured.
     """
     title, key = f"apps/{name}, {APPS[name].measure}", {"app": name}
     saved = [group for content in load("convergence").values() for group in content["groups"]]
@@ -85,15 +85,15 @@ def measure_app(name: str, wanted: Sequence[str], settings: Settings) -> Iterato
 
 
 def places_for(setting: dict[str, Any]) -> Iterator[Place | str]:
-    """Yield where to train: on one host nothing is rounded, and all else is the same there."""
-    # A link so fast that only the training takes time.
+    """Yield where to train. Rounding happens only between hosts, everything else on one, too."""
+    # On this fast link, only the training takes time.
     return places(TWO_HOSTS if "dtype" in setting else ONE_HOST, rate="10gbit")
 
 
 def train(
     place: Place, name: str, setting: dict[str, Any], seed: int, folder: str, quick: bool
 ) -> list[float]:
-    """Return what is measured after each epoch."""
+    """Return the accuracy after each epoch."""
     app = APPS[name]
     out = tempfile.mkdtemp(dir=folder)
     arguments = ["--seed", str(seed), "--out", out, *app.arguments]
@@ -119,12 +119,12 @@ def train(
 
 
 def write(part: str) -> None:
-    """Write the page: tables of the last values."""
+    """Write the page, with tables of the final accuracy."""
     report.write(part, table)
 
 
 def table(group: Group) -> list[str]:
-    """Return the last value of each curve, in per cent, and how far means are apart."""
+    """Return the final accuracy for each seed in per cent, the mean, and its difference."""
     exact = group.row(AS_IT_IS).last
     heads = ["setting", *(f"seed {seed}" for seed in range(len(exact))), "mean", "difference"]
     lines = report.heads_of(heads)
@@ -139,13 +139,13 @@ def table(group: Group) -> list[str]:
 
 
 def draw() -> None:
-    """Draw the accuracy in the end for each seed, beside what the seeds of exact means reach."""
+    """Draw the final accuracy for each seed, beside the range with exact means."""
     labels = {name: _short(name) for name in SETTINGS}
     for content in load("convergence").values():
         groups = content["groups"]
         heights = [plots.BAR * len(group.rows) for group in groups]
         caption = (
-            "accuracy in the end, %; more is better\n"
+            "final accuracy, %; more is better\n"
             "a dot is a seed; shaded: the seeds with exact means\n"
             f"*: compressed or local from step {_LATER}"
         )

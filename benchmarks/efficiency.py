@@ -1,4 +1,4 @@
-"""How much faster the apps train on two ranks than on one."""
+"""Parallel efficiency of the apps on two ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks import plots
 from benchmarks.figures import Group, Measured, load
 from benchmarks.harness import Contestant, Place, Settings, Team, running, slowest
 
-#: Arguments by which nothing but training happens, for long enough; iterations of a turn.
+#: Arguments to train only, for a long time, and the iterations of a turn.
 APPS = {
     "mnist": (["--epoch", "100000"], 400),
     "imagenet": (["--epoch", "100000"], 12),
@@ -16,7 +16,7 @@ APPS = {
 }
 ONE, TWO = "1 rank on 1 core", "ours, 2 ranks on 2 cores"
 AT_THE_SAME_TIME = "2 single ranks at the same time"
-#: The teams of each turn; those of one turn run at the same time.
+#: The teams of each turn. Teams of one turn run at the same time.
 TURNS = {
     TWO: ["two"],
     ONE: ["first"],
@@ -43,7 +43,7 @@ def measure_app(app: str, settings: Settings) -> Group:
     order = Contestant(app, "", {"app": app, "arguments": arguments})
     group = Group(f"apps/{app}, defaults", {"app": app}, [Measured(turn) for turn in TURNS], ONE)
     with running(starts) as teams:
-        for name, team in teams.items():  # they prepare, and draw images
+        for name, team in teams.items():  # they start up and draw images
             settings.tell(f"{app}: start {name}")
             team.start(order, 2)
             team.finish()
@@ -53,7 +53,7 @@ def measure_app(app: str, settings: Settings) -> Group:
                 for name in names:
                     teams[name].start(order, 3 if settings.quick else iterations)
                 seconds = max(slowest(teams[name].finish()) for name in names)
-                if round_ > 0:  # the first one warms up
+                if round_ > 0:  # the first round warms up
                     group.row(turn).seconds.append(seconds)
     for row in group.rows:
         row.more["efficiency"] = group.ratio(ONE, row.name) or 0.0

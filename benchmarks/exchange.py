@@ -19,12 +19,12 @@ PLACES = {
     "2 ranks, two hosts, 1 Gbit/s": (1, 1),
     "4 ranks, two hosts, 1 Gbit/s": (2, 2),
 }
-# One does not exchange, one needs GPUs, and one differs from another on GPUs only.
+# `dummy` does not exchange, `pure_nccl` needs GPUs, `non_cuda_aware` differs on GPUs only.
 COMMUNICATORS = sorted(registered().keys() - {"dummy", "pure_nccl", "non_cuda_aware"})
 
 
 def measure(settings: Settings) -> Iterator[Group | str]:
-    """Yield groups, and what could not be measured and why."""
+    """Yield groups, and for anything that could not be measured, the reason."""
     for place in places(PLACES):
         if isinstance(place, str):
             yield place
@@ -50,7 +50,7 @@ def measure_at(place: Place, network: str, title: str, settings: Settings) -> Gr
 
 
 def contestants(place: Place, network: str) -> list[Contestant]:
-    """Return all that take part."""
+    """Return all contestants."""
 
     def exchange(name: str, team: str, communicator: str | None, **settings: str) -> Contestant:
         options = {"what": "exchange", "network": network, "communicator": communicator}

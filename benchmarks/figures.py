@@ -1,4 +1,4 @@
-"""Figures in docs/results/raw: what `python -m benchmarks` saves and the documentation quotes."""
+"""Figures in docs/results/raw, which `python -m benchmarks` saves and the documentation quotes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Measured:
     ----------
     name : str
     seconds : list of float
-        One for each turn.
+        Time of each turn.
     more : dict
         Other figures, by the heads of their columns.
     curves : list of list of float
-        For each turn, what was found after each epoch.
+        Accuracy after each epoch, for each turn.
     spans : list of list
-        For each rank, what it did in the median turn, with its begin and end in seconds.
+        Computations of each rank in the median turn, with their begin and end in seconds.
     skipped : str
         Why the contestant could not run.
     """
@@ -50,7 +50,7 @@ class Measured:
 
 @dataclass
 class Group:
-    """Contestants that were measured in turn: one table.
+    """Contestants that took turns: one table.
 
     Attributes
     ----------
@@ -60,11 +60,11 @@ class Group:
         The same for programs. A new measurement replaces an older one with the same key.
     rows : list of Measured
     baseline : str
-        Name of the contestant that all are compared with.
+        Name of the contestant that all others are compared with.
     reference : float, optional
-        Seconds to compare with that no contestant took.
+        Theoretical time in seconds to compare with.
     reference_is : str
-        What would take that long.
+        Description of the reference.
     notes : list of str
         Further lines below the table.
     """
@@ -78,11 +78,11 @@ class Group:
     notes: list[str] = field(default_factory=list)
 
     def row(self, name: str) -> Measured:
-        """Return a contestant; an empty one if there is none of this name."""
+        """Return a contestant, or an empty one if the name is unknown."""
         return next((row for row in self.rows if row.name == name), Measured(name))
 
     def ratio(self, name: str, other: str) -> float | None:
-        """Return how much longer one takes than another: the median of the rounds' ratios."""
+        """Return the time of one relative to another: the median of the ratios of all rounds."""
         mine, others = self.row(name).seconds, self.row(other).seconds
         if not mine or not others:
             return None
@@ -90,7 +90,7 @@ class Group:
 
 
 def load(part: str) -> dict[str, dict[str, Any]]:
-    """Return what was saved of a part, by MPI; ``groups`` are `Group` again."""
+    """Return the saved figures of a part for each MPI, with ``groups`` as `Group` objects."""
     found = {}
     for path in sorted((RESULTS / "raw").glob(f"{part}-*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -103,7 +103,7 @@ def load(part: str) -> dict[str, dict[str, Any]]:
 
 
 def find(content: dict[str, Any], **key: str) -> Group:
-    """Return the group with these parts in its key; an empty one if there is none."""
+    """Return the group with these items in its key, or an empty one."""
     found = (group for group in content["groups"] if key.items() <= group.key.items())
     return next(found, Group("", key, [], ""))
 
@@ -117,19 +117,19 @@ def milliseconds(seconds: float) -> str:
 
 
 def figure(name: str) -> str:
-    """Return a figure in words, or the least and the greatest where several have the name.
+    """Return a figure as text, or the least and the greatest if several have the name.
 
     Parameters
     ----------
     name : str
         ``PART: WHERE: ROW`` is a time, and ``PART: WHERE: ROW / OTHER ROW`` the ratio of two. The
-        part is that of files in ``results/raw``, of both MPIs or as ``PART-mpich`` of one. Each
-        of any number of texts ``WHERE:`` has to occur in the titles of the tables.
+        part names files in ``results/raw``: those of both MPIs, or as ``PART-mpich`` that of one.
+        ``WHERE:`` may be repeated, and selects the tables whose titles contain each of the texts.
 
     Raises
     ------
     ValueError
-        If nothing of this name has been measured.
+        If there is no such table or row.
     """
     part, *where, rows = name.split(": ")
     part, _, only = part.partition("-")

@@ -1,4 +1,4 @@
-"""Whole iterations: forward, backward, the exchange of gradients, the step."""
+"""Whole iterations: forward, backward, the exchange of gradients and the update."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLACES = {"2 ranks, one host": (2,), "2 ranks, two hosts, 1 Gbit/s": (1, 1)}
 
 
 def measure(settings: Settings) -> Iterator[Group | str]:
-    """Yield groups, and what could not be measured and why."""
+    """Yield groups, and for anything that could not be measured, the reason."""
     for place in places(PLACES):
         if isinstance(place, str):
             yield place
@@ -53,7 +53,7 @@ def measure_at(place: Place, network: str, title: str, settings: Settings) -> Gr
 
 
 def contestants(place: Place, network: str) -> list[Contestant]:
-    """Return all that take part."""
+    """Return all contestants."""
     common: dict[str, Any] = {"network": network, "batchsize": BATCHES[network]}
 
     def chainer(name: str, team: str, communicator: str = "naive", **options: Any) -> Contestant:
@@ -80,7 +80,7 @@ def contestants(place: Place, network: str) -> list[Contestant]:
             chainer("ours, float16", "ours", dtype="float16", **default),
             chainer("ours, bfloat16", "ours", dtype="bfloat16", **default),
         ]
-    elif network != "resnet50":  # which takes seconds, and behaves as the others
+    elif network != "resnet50":  # which takes seconds, and behaves like the others
         alone = f"{ORIGINAL}, threads left alone"
         found.append(chainer(alone, "original, threads left alone"))
         every = "a thread for every core"

@@ -1,4 +1,4 @@
-"""A pipeline of two ranks: how long it takes for a batch in micro-batches, and how idle it is."""
+"""A pipeline of two ranks: its time for a batch, and how long its ranks are idle."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def measure(settings: Settings) -> Iterator[Group | str]:
 
 
 def row_of(name: str, turns: list[dict[str, Any]]) -> Measured:
-    """Return what was measured, with the times of the median turn."""
+    """Return all turns, with the spans of the median one."""
     chart = example()
     row = Measured(name, [turn["seconds"] for turn in turns])
     if name != ONE:

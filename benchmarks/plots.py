@@ -1,7 +1,7 @@
-"""Plots for a phone and a desk, in a light and a dark theme: bars with their values beside them.
+"""Plots that can be read on a phone and on a desk, on light and on dark pages.
 
-A plot is one SVG file. Its text and lines have the colour of the text around it, and its bars have
-colours that stand out from white and from black; a viewer who prefers a dark page gets light text.
+A plot is one SVG file. Its background is transparent. Its text and lines are dark, or light if the
+page around it is dark (`prefers-color-scheme`). Its bars stand out from white and from black.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from matplotlib.textpath import TextPath
 from benchmarks import figures
 from benchmarks.figures import Group, milliseconds
 
-#: In points. On a phone, which shows a plot 360 pixels wide, 8 of them are 10 pixels.
+#: In points. A phone shows a plot 360 pixels wide, and 8 points are then 10 pixels.
 WIDTH, SMALL, LARGE = 288, 8, 9
-#: How much wider a desk shows a plot.
+#: Scale of a plot on a wide page.
 ON_A_DESK = 1.25
-#: Of text and lines; the file says "the colour of text" in its place.
+#: Colour of text and lines while drawing. The file has ``currentColor`` instead.
 INK = "#123456"
 #: The opacity of lines that help to read.
 FAINT = 0.25
 
-# From the palette of Okabe and Ito, which people tell apart whose eyes lack a kind of cone.
+# From the palette of Okabe and Ito, which colour-blind people can tell apart.
 OURS, PYTORCH, MPI, ORIGINAL = "#0072b2", "#d55e00", "#009e73", "#8a8a8a"
 
 _STYLE = "svg{color:#1f2328}@media(prefers-color-scheme:dark){svg{color:#d1d7e0}}"
@@ -41,7 +41,7 @@ _SETTINGS: Any = {
     "font.size": SMALL,
     "text.color": INK,
     "svg.fonttype": "none",
-    "svg.hashsalt": "plots",  # the same names in the file each time
+    "svg.hashsalt": "plots",  # makes files reproducible
 }
 
 
@@ -57,9 +57,9 @@ class Bar:
     ends : tuple of float, optional
         Least and greatest value.
     outlined : float
-        How much of the value is outlined instead of filled.
+        Part of the value that is outlined instead of filled.
     text : str
-        What stands at the end of the bar.
+        Text after the bar.
     """
 
     label: str
@@ -79,7 +79,7 @@ class Panel:
     title : str
     bars : sequence of Bar
     reference : float, optional
-        Where a dashed line stands.
+        Position of a dashed line.
     """
 
     title: str
@@ -102,9 +102,9 @@ def times(
     ----------
     group : Group
     rows : mapping
-        Labels, and the rows that they stand for. Rows without a turn have no bar.
+        Labels, and their rows. Rows that were not measured have no bar.
     outlined : mapping, optional
-        For labels, the row whose time is outlined, as a part of the bar.
+        Labels, and the rows whose times are outlined in their bars.
     """
     bars = []
     for label, name in rows.items():
@@ -126,19 +126,19 @@ def times(
 
 
 def panel(title: str, bars: Sequence[Bar], reference: float | None = None) -> list[Panel]:
-    """Return a panel whose reference is in seconds; none if there are no bars."""
+    """Return a panel with a reference in seconds, or nothing if there are no bars."""
     return [Panel(title, bars, None if reference is None else 1e3 * reference)] if bars else []
 
 
 def draw(name: str, panels: Sequence[Panel], caption: str, *, one_scale: bool = True) -> None:
-    """Draw panels below each other into ``docs/results/NAME.svg``; without any, draw nothing.
+    """Draw panels below each other into ``docs/results/NAME.svg``, if there are any.
 
     Parameters
     ----------
     name : str
     panels : sequence of Panel
     caption : str
-        The unit, which way is better, and what lines mean. It may have several lines.
+        Unit, which way is better, and meaning of lines. It may have several lines.
     one_scale : bool
         Whether all panels have the same scale.
     """
@@ -156,7 +156,7 @@ def draw(name: str, panels: Sequence[Panel], caption: str, *, one_scale: bool = 
 
 
 def settings() -> AbstractContextManager[None]:
-    """Return a context in which figures are made and saved."""
+    """Return a context for making and saving figures."""
     return matplotlib.rc_context(_SETTINGS)
 
 
@@ -170,11 +170,11 @@ def stack(
     heights : sequence of float
         In points.
     labels : iterable of str
-        Everything that stands left of the axes.
+        All texts left of the axes.
     caption : str
-        Lines at the bottom.
+        Lines below the axes.
     ticks : bool
-        Whether numbers stand below the axes.
+        Whether to leave room for numbers below the axes.
     """
     title, line = 2 * LARGE, SMALL + 4
     below = 2 * _GAP + (SMALL + _GAP) * ticks
@@ -225,7 +225,7 @@ def _draw_panel(axis: Any, shown: Panel, right: float) -> None:
             axis.plot(bar.ends, (y, y), color=INK, linewidth=0.8)
             end = max(bar.ends)
         if shown.reference and end < shown.reference < end + right * width_of(bar.text) / points:
-            end = shown.reference  # no line through a text
+            end = shown.reference  # so that the line does not cross the text
         axis.annotate(
             bar.text, (end, y), (_GAP, 0), textcoords="offset points", va="center_baseline"
         )
@@ -239,14 +239,14 @@ def _draw_panel(axis: Any, shown: Panel, right: float) -> None:
 
 
 def _right_end(shown: Panel, points: float) -> float:
-    """Return where the scale ends, so that the texts at the ends of bars have room."""
+    """Return the end of the scale, which leaves room for the texts after the bars."""
     ends = [(max(bar.ends or (bar.value,)), width_of(bar.text)) for bar in shown.bars]
     with_texts = (end / (1 - (text + 2 * _GAP) / points) for end, text in ends)
     return max(*with_texts, 1.02 * (shown.reference or 0.0))
 
 
 def save(figure: Figure, name: str) -> None:
-    """Write ``docs/results/NAME.svg``, which suits a light and a dark page."""
+    """Write ``docs/results/NAME.svg`` for light and dark pages."""
     written = io.StringIO()
     nothing = {"Creator": None, "Date": None, "Format": None, "Type": None}
     figure.savefig(written, format="svg", transparent=True, metadata=nothing)

@@ -37,7 +37,7 @@ _COMPARED = {
 
 
 def save(part: str, mpi: str, groups: Sequence[Group], skipped: Sequence[str]) -> None:
-    """Write the raw figures of a part; groups that were not measured this time stay.
+    """Write the raw figures of a part, and keep groups that were not measured this time.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def save(part: str, mpi: str, groups: Sequence[Group], skipped: Sequence[str]) -
     mpi : {'mpich', 'openmpi'}
     groups : sequence of Group
     skipped : sequence of str
-        What was not measured, and why.
+        Reasons why something was not measured.
     """
     path = figures.RESULTS / "raw" / f"{part}-{mpi}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def save(part: str, mpi: str, groups: Sequence[Group], skipped: Sequence[str]) -
 
 
 def _order(group: Group) -> tuple[bool, str, float]:
-    """Return what sorts groups: one host before two, fast before slow."""
+    """Return the key for sorting groups: one host before two, fast before slow."""
     slowest = max((row.median for row in group.rows if row.seconds), default=0.0)
     return "hosts" in group.title, group.key.get("place", ""), slowest
 
@@ -75,7 +75,7 @@ def write_page(part: str, lines: Iterable[str]) -> None:
 def _figure(name: str) -> str:
     try:
         return figures.figure(name)
-    except ValueError:  # only a part of the tables has been measured
+    except ValueError:  # only some of the tables have been measured
         return "(not measured)"
 
 
@@ -110,7 +110,7 @@ def _compare() -> Iterator[str]:
 
 
 def describe_run(content: dict[str, Any]) -> list[str]:
-    """Return lines that say when, where, with which versions and by which command."""
+    """Return lines with the date, the machine, the versions and the command."""
     about = content["about"]
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     lines = [f"{about['date']}, {about['machine']}; commit {about['commit']}.", f"{versions}."]
@@ -162,7 +162,7 @@ def _rounded(value: float) -> str:
 
 
 def ratio(group: Group, name: str, other: str) -> str:
-    """Return how much longer one takes than another; empty if that is unknown."""
+    """Return the time of one relative to another, or an empty text if it is unknown."""
     ratio = group.ratio(name, other)
     return "" if ratio is None else f"{ratio:.2f}"
 
@@ -200,7 +200,7 @@ def _write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def _about(command: str) -> dict[str, Any]:
-    """Return what a reader has to know of a run: when, where, with what."""
+    """Return the date, machine, versions, commit and command of a run."""
     found = {}
     for package in _PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""Many ranks on one host: seconds until they can begin, of an exchange, and their memory."""
+"""Many ranks on one host: time to start, time of an exchange, and memory."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from chainermn.launch.mpiexec import NAMES
 OURS, ORIGINAL = "ours", "original"
 MEMORY = "MB per rank"
 N_BYTES = 400_000
-#: Numbers of ranks, and of exchanges after the first; with 0, only the start is measured.
+#: Numbers of ranks, and of exchanges after the first. With 0, only the start is measured.
 RANKS = {8: 30, 32: 30, 64: 30, 128: 0}
-#: What each rank answers, as tables call it; a unit, and how many of them a second has.
+#: Figures of a rank: their names in tables, units, and units per second.
 FIGURES = {
     "create": ("create_communicator", "s", 1),
     "first": ("first exchange", "s", 1),
@@ -45,7 +45,7 @@ def measure(settings: Settings) -> Iterator[Group | str]:
 
 
 def measure_at(place: Place, exchanges: int, settings: Settings) -> Iterator[Group]:
-    """Measure with one number of ranks; every turn is a new job."""
+    """Measure one number of ranks. Every turn is a new job."""
     teams = {
         OURS: (sys.executable, ONE_THREAD),
         ORIGINAL: (sys.executable, {**ONE_THREAD, **THE_ORIGINAL}),
@@ -73,7 +73,7 @@ def measure_at(place: Place, exchanges: int, settings: Settings) -> Iterator[Gro
 def answers_of(
     place: Place, python: str, env: Mapping[str, str], exchanges: int
 ) -> list[dict[str, Any]]:
-    """Return what each rank of a new job measures once all have imported what they need."""
+    """Start a job, wait until all ranks have imported everything, and return their answers."""
     options = {"n_bytes": N_BYTES, "exchanges": exchanges}
     start = functools.partial(Team, place, "scaling", env=env, python=python)
     with running({"": start}) as teams:
@@ -93,7 +93,7 @@ def write(part: str) -> None:
 
 
 def table(groups: list[Group]) -> list[str]:
-    """Return a table in Markdown: a row for each number of ranks."""
+    """Return a table in Markdown, with a row for each number of ranks."""
     heads = ["ranks"]
     for head in (*(f"{name}, {unit}" for name, unit, _ in FIGURES.values()), MEMORY):
         heads += [head, ORIGINAL, "ratio"]
@@ -111,7 +111,7 @@ def table(groups: list[Group]) -> list[str]:
 
 
 def cells_of(group: Group, scale: float) -> list[str]:
-    """Return ours, the original's, and their ratio."""
+    """Return the cells of ours, of the original, and of their ratio."""
     medians = [f"{scale * group.row(name).median:.3g}" for name in (OURS, ORIGINAL)]
     return [*medians, f"{group.ratio(OURS, ORIGINAL):.2f}"]
 

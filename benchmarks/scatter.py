@@ -1,4 +1,4 @@
-"""The scattering of a data set: its time, and the memory of a rank that receives."""
+"""Scatter a data set: the time, and the memory of a rank that receives."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def measure(settings: Settings) -> Iterator[Group | str]:
 
 
 def measure_data(data: str, title: str, settings: Settings) -> Group:
-    """Measure with one kind of data set; every turn is a new job."""
+    """Measure one kind of data set. Every turn is a new job."""
     place = Place("2 ranks, one host", (2,))
     options = {"data": data, "length": LENGTHS[data] // (20 if settings.quick else 1)}
     rows = {name: Measured(name) for name in ENVIRONMENTS}

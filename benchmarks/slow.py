@@ -1,4 +1,4 @@
-"""Whole iterations over slow links, with all that sends less or less often."""
+"""Whole iterations over slow links, with everything that sends less, or less often."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.harness import Contestant, Place, Settings, places, take_turns, 
 from benchmarks.networks import BATCHES, GRADIENT_BYTES, TITLES, link_seconds
 
 NO_EXCHANGE = "ours, no exchange"
-#: What ``tc`` calls the rate, bits per second, and seconds each way.
+#: Name of the rate for ``tc``, bits per second, and seconds of latency each way.
 LINKS = {
     f"{rate}, {latency} ms": (name, bits, latency / 1e3)
     for rate, name, bits in (("1 Gbit/s", "1gbit", 1e9), ("100 Mbit/s", "100mbit", 1e8))
@@ -27,12 +27,12 @@ COMPRESSIONS: dict[str, dict[str, Any]] = {
     "Quantization, 8 bits": {"kind": "Quantization"},
 }
 
-# In bytes; tried.
+# In bytes, from experience.
 _TOO_LITTLE = 24 << 30
 
 
 def measure(settings: Settings) -> Iterator[Group | str]:
-    """Yield groups, and what could not be measured and why."""
+    """Yield groups, and for anything that could not be measured, the reason."""
     for hosts, ranks in HOSTS.items():
         for link, (rate, bits, latency) in LINKS.items():
             wanted = [
@@ -53,7 +53,7 @@ def measure(settings: Settings) -> Iterator[Group | str]:
 
 
 def why_not(network: str, place: Place) -> str:
-    """Return why this machine cannot measure all contestants at a time; empty if it can."""
+    """Return why this machine cannot measure all contestants together; empty if it can."""
     if network == "resnet50" and place.size > 2 and psutil.virtual_memory().total < _TOO_LITTLE:
         return f"{_TOO_LITTLE >> 30} GiB of memory are not enough for all contestants"
     return ""
@@ -65,7 +65,7 @@ def title_of(network: str, hosts: str, link: str) -> str:
 
 
 def measure_at(place: Place, network: str, title: str, bits: float, settings: Settings) -> Group:
-    """Measure all contestants with one network, over links of so many bits per second."""
+    """Measure all contestants with one network, over links of ``bits`` per second."""
     rows = take_turns(
         place,
         contestants(network),
@@ -80,7 +80,7 @@ def measure_at(place: Place, network: str, title: str, bits: float, settings: Se
 
 
 def contestants(network: str) -> list[Contestant]:
-    """Return all that take part."""
+    """Return all contestants."""
     common: dict[str, Any] = {"network": network, "batchsize": BATCHES[network]}
 
     def chainer(name: str, communicator: str = "naive", **options: Any) -> Contestant:

@@ -1,4 +1,4 @@
-"""What it costs to record what every rank does, and to report on it."""
+"""The cost of a timeline, and of a report on the ranks."""
 
 from __future__ import annotations
 

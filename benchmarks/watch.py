@@ -1,4 +1,4 @@
-"""What the watch over failures costs: in an iteration, and the monitor of many ranks."""
+"""The cost of the watch over failures: in an iteration, and of the monitor of many ranks."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def _measure_monitor(settings: Settings) -> Group:
         noticed = [found[name] for name in WRONG]
         rows.append(Measured(f"{size} ranks", seconds=noticed, more=found))
     notes = [
-        f"All goes well for {seconds} s, over which the processor time is averaged.",
+        f"The processor time is averaged over {seconds} s in which all is well.",
         "Each rank reports that it waits in the next all-reduce.",
-        "Seconds are those until the monitor prints what is wrong; of silence and of a deadlock, "
-        f"those after the stall limit, here {STALL_LIMIT:g} s.",
+        "Seconds are the time until the monitor prints what is wrong. For silence and a deadlock, "
+        f"they start at the stall limit, here {STALL_LIMIT:g} s.",
     ]
     return Group(MONITOR, {"ranks": "simulated"}, rows, rows[0].name, notes=notes)
 

@@ -1,4 +1,4 @@
-"""Figures of the benchmarks, for pages beside those that ``nox -s benchmarks`` writes."""
+"""Figures and tables of the benchmarks for the hand-written pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chainermn.launch.mpiexec import NAMES
 
 __all__ = ["figure", "files", "table"]
 
-#: For each part, the places whose groups its table shows, and its columns with their rows.
+#: For each part: the places that its table shows, and its columns with the rows they show.
 _TABLES = {
     "exchange": (
         ("2 ranks, one host", "two hosts"),
@@ -32,19 +32,7 @@ _TABLES = {
     ),
 }
 
-#: Columns of what slow networks are measured with, and their rows.
-_SLOW = {
-    "float32": "ours, overlap on",
-    "bfloat16": "ours, bfloat16",
-    "`PowerSGD(rank=2)`": "ours, PowerSGD, rank 2",
-    "`PowerSGD(rank=4)`": "ours, PowerSGD, rank 4",
-    "`TopK(density=0.01)`": "ours, TopK, 1 %",
-    "`Quantization()`": "ours, Quantization, 8 bits",
-    "`accumulate=8`": "ours, accumulate 8",
-    "`LocalSGD(period=8)`": "ours, LocalSGD, period 8",
-}
-
-#: Rows of the table of accuracy: what tells how many bytes are sent, and what was trained with.
+#: Rows of the table of accuracy: the row that counts the bytes, and the setting of the training.
 _ACCURACY = {
     "float32": ("ours, overlap on", "exact means"),
     "bfloat16": ("ours, bfloat16", "bfloat16"),
@@ -64,13 +52,13 @@ _ACCURACY = {
 
 
 def files() -> list[Path]:
-    """Return the files from which figures and tables are made."""
+    """Return the files with the raw figures."""
     return sorted((figures.RESULTS / "raw").glob("*.json"))
 
 
 def table(subject: str) -> Iterator[str]:
     """Yield the lines of a table in Markdown."""
-    made = {"slow": _slow, "accuracy": _accuracy, "pipeline": _pipeline}.get(subject)
+    made = {"accuracy": _accuracy, "pipeline": _pipeline}.get(subject)
     return made() if made else _times(subject)
 
 
@@ -89,18 +77,6 @@ def _times(part: str) -> Iterator[str]:
         yield ""
         yield f"Medians, {content['about']['date']}: {content['about']['machine']}."
         yield ""
-
-
-def _slow() -> Iterator[str]:
-    """Yield a row for each network and link: multiples of the time without any exchange."""
-    yield f"| network, link | no exchange | {' | '.join(_SLOW)} |"
-    yield f"|---|{'---:|' * (1 + len(_SLOW))}"
-    for content in load("slow").values():
-        for group in content["groups"]:
-            without = milliseconds(group.row(group.baseline).median)
-            ratios = (group.ratio(row, group.baseline) for row in _SLOW.values())
-            cells = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
-            yield f"| {group.title} | {without} ms | {' | '.join(cells)} |"
 
 
 def _accuracy() -> Iterator[str]:
@@ -124,8 +100,8 @@ def _accuracy() -> Iterator[str]:
 
 
 def _pipeline() -> Iterator[str]:
-    """Yield a row for each number of micro-batches, which is the last word of its name."""
-    yield "| micro-batches | time, of one rank's on one core | idle | in theory |"
+    """Yield a row for each number of micro-batches, the last word of its name."""
+    yield "| micro-batches | time relative to one rank on one core | idle | in theory |"
     yield "|---|---:|---:|---:|"
     for content in load("pipeline").values():
         for group in content["groups"]:

@@ -94,7 +94,7 @@ def test_predicting_says_what_is_missing(tmp_path, monkeypatch, capsys, app):
     assert "run.json" in capsys.readouterr().err
     (tmp_path / "run.json").write_text("{")
     assert app.predict.main() == 1
-    assert "run.json: no JSON" in capsys.readouterr().err
+    assert "run.json: not JSON" in capsys.readouterr().err
     right = {"dataset": "shapes", "data": None, "examples": None, "unit": 8, "dropout": 0.1}
     for change, message in [
         ({"unit": 10**12}, "'unit': expected an integer from 1 to 1024, got 1000000000000"),
@@ -205,7 +205,7 @@ def test_killed_job_that_is_started_again_ends_as_one_left_alone(start, read_log
     )
     assert shown.returncode == 0, shown
     assert (tmp_path / "killed").exists()
-    assert "going on after iteration 3, epoch 1, from result/snapshot_iter_3.0" in shown.stdout
+    assert "resuming after iteration 3, epoch 1, from result/snapshot_iter_3.0" in shown.stdout
     result, whole = tmp_path / "result", tmp_path / "whole/result"
     for name in ("model.npz", "best.npz"):
         with np.load(result / name) as first, np.load(whole / name) as second:

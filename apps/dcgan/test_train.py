@@ -118,7 +118,7 @@ def test_run_that_goes_on_ends_as_one_never_interrupted(two_ranks, tmp_path):
     out.mkdir()
     shutil.copy(whole / snapshot, out)
     job = train(2, out, "--epoch", str(EPOCHS))
-    expected = f"going on after iteration {iteration}, epoch {EPOCHS - 2}, from {out}/{snapshot}"
+    expected = f"resuming after iteration {iteration}, epoch {EPOCHS - 2}, from {out}/{snapshot}"
     assert expected in job.stdout.splitlines()
     for row, straight in zip(read_log(out), read_log(whole), strict=True):
         for key in ("iteration", "generator/loss", "discriminator/loss", DISTANCE):

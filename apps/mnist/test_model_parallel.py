@@ -186,7 +186,7 @@ def test_model_parallel_training_is_that_of_one_process(arrays, tmp_path):
 
     succeed(run_job(2, [*arguments, "parts", "--epoch", "1"], cwd=tmp_path))
     job = succeed(run_job(2, [*arguments, "parts", "--epoch", "3"], cwd=tmp_path))
-    assert "going on after iteration 13, epoch 1, from parts/snapshot_iter_13.0" in job.stdout
+    assert "resuming after iteration 13, epoch 1, from parts/snapshot_iter_13.0" in job.stdout
     for name in ("model.npz", "best.npz"):
         with np.load(tmp_path / "whole" / name) as one, np.load(tmp_path / "parts" / name) as two:
             for key in one:
@@ -199,7 +199,7 @@ def test_dual_parallel_training_is_that_of_one_process_also_after_a_kill(arrays,
     shown = run_here([*command, script, *OPTIONS, "--epoch", "3", "--out", "result"], tmp_path)
     assert shown.returncode == 0, shown
     assert (tmp_path / "killed").exists()
-    assert "going on after iteration 7, epoch 1, from result/snapshot_iter_7.0" in shown.stdout
+    assert "resuming after iteration 7, epoch 1, from result/snapshot_iter_7.0" in shown.stdout
     expected = OneProcess(arrays, 2)
     expected.train(3)
     expected.assert_is_in(tmp_path / "result")

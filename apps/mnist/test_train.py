@@ -250,7 +250,7 @@ def test_killed_job_that_is_started_again_ends_as_one_left_alone(two_ranks, tmp_
     )
     assert shown.returncode == 0, shown
     assert (tmp_path / "killed").exists()
-    expected = "going on after iteration 48, epoch 2, from result/snapshot_iter_48.0"
+    expected = "resuming after iteration 48, epoch 2, from result/snapshot_iter_48.0"
     assert expected in shown.stdout.splitlines()
     result = tmp_path / "result"
     for name in ("model.npz", "best.npz"):
@@ -273,7 +273,7 @@ def test_finished_run_is_extended_with_more_epochs(two_ranks, tmp_path):
     assert_equal_networks(out / "model.npz", whole / "model.npz")
     # From a snapshot of another folder, and with another number of ranks.
     job = train(3, tmp_path / "third", "--epoch", "7", "--resume", out / "snapshot_iter_144.0")
-    assert "going on after iteration 144, epoch 6, from " in job.stdout
+    assert "resuming after iteration 144, epoch 6, from " in job.stdout
     assert read_log(tmp_path / "third")[-1]["epoch"] == 7
     assert json.loads((tmp_path / "third/best.json").read_text())["epoch"] == 7
 
@@ -308,7 +308,7 @@ def test_input_that_is_wrong_ends_all_ranks_with_one_line(two_ranks, tmp_path):
         (["--resume", "absent"], "No such file or directory: 'absent'"),
         (["--resume", "snapshot.0"], "in snapshot.0 is a pickle of more than None, numbers and"),
         (["--evaluate", "--out", "strange"], "in strange/best.npz is a pickle of more than None"),
-        (["--unit", "20"], "was written with other settings (unit: 200, now 20). Use those again"),
+        (["--unit", "20"], "was written with other settings (unit: 200, now 20). Use the same"),
         (["--out", "file/result"], "file/result"),
         (["--quiet", "--data", "."], "only --dataset mnist is read from a folder"),
         (["--dataset", "mnist", "--data", "bomb"], "t10k-labels-idx1-ubyte.gz: expected 38 bytes"),

@@ -20,7 +20,7 @@ LIGHT, DARK = "#ffffff", "#131416"
 
 
 def texts(path: Path) -> list[tuple[str, float]]:
-    """Return all texts of a plot, with their sizes in its own units."""
+    """Return all texts of a plot, with their sizes in its units."""
     found = []
     for text in ElementTree.parse(path).iter(f"{SVG}text"):
         size = re.search(r"(?:font-size|font): [^;]*?([\d.]+)px", text.get("style", ""))
@@ -61,7 +61,7 @@ def contrast(colour: str, other: str) -> float:
 
 @pytest.mark.parametrize("colour", [plots.OURS, plots.PYTORCH, plots.MPI, plots.ORIGINAL])
 def test_bars_stand_out_from_both_backgrounds(colour: str) -> None:
-    assert contrast(colour, LIGHT) >= 3  # which the guidelines ask of graphics
+    assert contrast(colour, LIGHT) >= 3  # the least contrast of graphics in the guidelines
     assert contrast(colour, DARK) >= 3
 
 

@@ -75,13 +75,13 @@ def test_saved_groups_are_loaded_and_written(
     assert "exchange" in about["command"]
 
     other = Group("another net", {"network": "other"}, [Measured("ours", [1.0])], "ours")
-    report.save("exchange", "mpich", [other], [])  # only a part of it
+    report.save("exchange", "mpich", [other], [])  # only this group
     titles = {found.title for found in figures.load("exchange")["mpich"]["groups"]}
     assert titles == {group.title, other.title}
 
     report.write("exchange")
     text = (tmp_path / "exchange.md").read_text()
-    # A part of the tables may be measured first.
+    # Some tables may be measured before others.
     assert text.startswith("# Exchanges\n\nIt takes (not measured), or 20.0 to 1000 ms.\n")
     assert "## MPICH" in text
     assert json.loads((tmp_path / "raw/exchange-mpich.json").read_text())

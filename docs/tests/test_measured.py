@@ -76,14 +76,6 @@ def slow(raw, tmp_path):
         (tmp_path / f"raw/{name}.json").write_text(json.dumps(content))
 
 
-def test_table_of_slow_networks_has_multiples_of_no_exchange(slow):
-    head, _, row = measured.table("slow")
-    assert head.startswith(
-        "| network, link | no exchange | float32 | bfloat16 | `PowerSGD(rank=2)` |"
-    )
-    assert row.startswith("| a net, slow | 200 ms | 2.50 |  | 1.05 |")
-
-
 def test_table_of_accuracy_has_means_of_seeds_and_their_ends(slow):
     head, _, *rows = measured.table("accuracy")
     assert head == "| setting | MB of ResNet-50 | mnist, % |"

@@ -48,7 +48,7 @@ pytestmark = pytest.mark.timeout(4 * LIMIT)
 
 
 def test_every_block_says_whether_it_is_run():
-    marks = r"run: (\d ranks?|mpiexec|here|clean|tutorial)|not run: .+"
+    marks = r"run: (\d ranks?|mpiexec|here|clean|tutorial|two hosts)|not run: .+"
     code = [block for block in pages.all_blocks() if block.language not in pages.NOT_CODE]
     assert [str(b) for b in code if b.language == ""] == []
     unmarked = [str(b) for b in code if b.language != "pycon" and not re.fullmatch(marks, b.mark)]
@@ -179,10 +179,9 @@ def test_doctests(block, tmp_path):
 
 def test_every_column_of_a_table_has_a_heading():
     heads = re.compile(r"^\|(.*)\|\n\|[-:| ]+\|$", re.MULTILINE)
-    readmes = [ROOT / "README.md", ROOT / "ci/README.md"]
     nameless = [
         (str(page.relative_to(ROOT)), head)
-        for page in [*pages.PAGES, *readmes]
+        for page in [*pages.PAGES, *pages.READMES]
         for head in heads.findall(pages.read(page))
         if not all(cell.strip() for cell in head.split("|"))
     ]
@@ -399,10 +398,10 @@ def test_a_killed_job_is_restarted_and_ends_as_if_nothing_had_happened(tmp_path)
 
     killed = launch("killed", "--kill-in", "12")
     assert "attempt 1 of 2 ended" in killed
-    assert "going on after iteration 10" in killed
+    assert "resuming after iteration 10" in killed
     stopped = launch("stopped", "--stop-in", "12")
     assert stopped.endswith("exit code 75\n"), stopped
-    assert "going on after iteration" in launch("stopped")
+    assert "resuming after iteration" in launch("stopped")
     assert launch("plain") == "finished after iteration 40\n"
     weights = {
         (tmp_path / out / "weights.npy").read_bytes() for out in ("killed", "stopped", "plain")
@@ -441,6 +440,16 @@ def test_timelines_that_a_script_asks_for(tmp_path):
 
 def test_evaluator_of_ones_own(tmp_path):
     assert lines_of_ranks(2, EXAMPLES / "own_evaluator.py", cwd=tmp_path) == ["120 examples"]
+
+
+def test_fine_tuning_on_few_examples_is_better_than_training_on_them(tmp_path):
+    lines = lines_of_ranks(2, EXAMPLES / "fine_tuning.py", tmp_path / "weights", cwd=tmp_path)
+    pattern = r"([\w ]+): (\d+)% right, first layer changed by (\S+)"
+    found = [re.fullmatch(pattern, line).groups() for line in lines]
+    accuracy = {name: int(percent) for name, percent, _ in found}
+    change = {name: float(number) for name, _, number in found}
+    assert accuracy["from scratch"] < 75 < min(accuracy["frozen body"], accuracy["slow body"])
+    assert change["frozen body"] == 0 < change["slow body"] < 0.1 < change["from scratch"]
 
 
 def test_worker_processes_under_mpi(tmp_path):
@@ -625,7 +634,7 @@ def test_messages_are_those_of_the_library():
             if not line.startswith(("node", "numpy: node")):  # facts of the hosts
                 assert is_said(line, texts), (str(block), line)
     page = pages.read(DOCS / "troubleshooting.md")
-    headings = re.findall(r"^### (.+)\n\nChainerMN's", page, re.MULTILINE)
+    headings = re.findall(r"^### (.+)\n\nPrinted by ChainerMN", page, re.MULTILINE)
     assert len(headings) > 4
     for heading in headings:
         assert any(re.sub(r"\d+", GAP, heading) in text for text in texts), heading

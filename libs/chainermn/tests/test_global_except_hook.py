@@ -80,7 +80,7 @@ def test_a_gpu_that_is_not_there_has_a_remedy(tmp_path: Path) -> None:
     for ranks in (1, 2):
         result = run_job(ranks, [script])
         assert result.returncode != 0
-        assert result.stderr.count("Let chainermn.choose_device(comm) choose") == 1, result
+        assert result.stderr.count("Use chainermn.choose_device(comm) instead") == 1, result
 
 
 def test_alone_it_is_an_ordinary_traceback(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_interrupt_of_all_ranks_is_one_line(how: str, progress: str, tmp_path: P
     assert line.startswith(start)
     assert re.fullmatch(
         rf"\d of 3 on {socket.gethostname()} was at {re.escape(str(tmp_path))}/script.py:\d+ in "
-        r"(main|update)\. The whole job is being ended\.",
+        r"(main|update)\. Ending the whole job\.",
         line.removeprefix(start),
     )
 
@@ -296,7 +296,7 @@ def test_interrupt_of_what_is_no_trainer(
 
     error = raised_by(lambda: run(owner))
     me = f"rank 2 of 3 on {socket.gethostname()}"
-    for trace, was in ((error.__traceback__, f" was at {__file__}:"), (None, ". The whole job ")):
+    for trace, was in ((error.__traceback__, f" was at {__file__}:"), (None, ". Ending ")):
         global_except_hook._abort_job(type(error), error, trace)
         assert ends[-1][0].startswith(f"chainermn: interrupted (Ctrl-C): {me}{was}")
 

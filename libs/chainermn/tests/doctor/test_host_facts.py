@@ -181,6 +181,12 @@ def test_probes_run_on_every_rank_and_once(monkeypatch: pytest.MonkeyPatch) -> N
     ]
 
 
+def test_system_that_binds_no_process_to_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As macOS."""
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert host_facts.cores() == os.cpu_count()
+
+
 @pytest.mark.parametrize(
     ("machines", "cores", "ranks", "takes_turns"),
     [

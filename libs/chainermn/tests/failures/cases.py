@@ -22,11 +22,11 @@ BOUND = 10.0
 #: Stall limit, in seconds, of the cases whose only sign is silence.
 STALL_LIMIT = 6.0
 
-_GONE = ("rank {rank} on {host} (process ", "is the first to be gone, without a word")
+_GONE = ("rank {rank} on {host} (process ", "disappeared first, without a message")
 _NOT_COME = (
     "allreduce (call 2 on communicator 1 of ranks 0-1)",
-    "HAS NOT come: rank {rank} on {host}",
-    "  has come: rank {other} on {other_host}",
+    "HAS NOT arrived: rank {rank} on {host}",
+    "  has arrived: rank {other} on {other_host}",
 )
 _RAISED = ("rank {rank} of 2 on {host} failed",)
 

@@ -51,7 +51,7 @@ class Job:
 
 
 def named(name: str, pid: int) -> Process:
-    """Wait until a process runs its program, as from then on it has the name of that."""
+    """Wait until a process runs its program, since only then it has that name."""
     while (process := find(pid)) is not None and process.name != name:
         time.sleep(0.01)
     assert process is not None

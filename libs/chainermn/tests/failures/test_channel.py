@@ -52,7 +52,7 @@ def test_message_in_parts(ends: tuple[Channel, socket.socket]) -> None:
 def test_little_is_read_of_strangers(ends: tuple[Channel, socket.socket]) -> None:
     channel, peer = ends
     peer.sendall(b"x" * (1 << 16))
-    with pytest.raises(MalformedError, match="more than 4096 bytes of a stranger"):
+    with pytest.raises(MalformedError, match="more than 4096 bytes from a stranger"):
         while True:
             channel.receive()
     assert channel._n_received == 4096
@@ -81,7 +81,7 @@ def test_ranks_may_send_much_but_no_endless_message(
 def test_not_a_message(line: bytes, ends: tuple[Channel, socket.socket]) -> None:
     channel, peer = ends
     peer.sendall(line)
-    with pytest.raises(MalformedError, match="is no message"):
+    with pytest.raises(MalformedError, match="is not a message"):
         receive(channel)
 
 

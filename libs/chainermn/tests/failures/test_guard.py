@@ -97,10 +97,10 @@ def test_rank_of_this_host_has_ended(
     watch({2: job.ranks[2]}, 3, 3)
     message = said()
     assert (
-        f"chainermn: rank 1 on {HOST} ended before create_communicator, in which "
-        f"rank 2 on {HOST} waits."
+        f"chainermn: rank 1 on {HOST} ended before create_communicator, where "
+        f"rank 2 on {HOST} is waiting."
     ) in message
-    assert message.count("The whole job is being ended.") == 1
+    assert message.count("Ending the whole job.") == 1
     wait_for_the_end_of(*job.ranks, job.launcher)
 
 
@@ -113,8 +113,8 @@ def test_several_ranks_wait_and_it_is_said_once(
     watch({rank: job.ranks[rank] for rank in (2, 0, 3)}, 5, 5)
     message = said()
     assert f"chainermn: ranks 1,4 on {HOST} ended before" in message
-    assert f"in which rank 0 on {HOST} waits." in message
-    assert message.count("The whole job is being ended.") == 1
+    assert f"where rank 0 on {HOST} is waiting." in message
+    assert message.count("Ending the whole job.") == 1
 
 
 def test_rank_ends_while_others_wait(
@@ -140,7 +140,7 @@ def test_rank_of_one_of_several_hosts_has_ended(
     job = start_job(2)
     job.end(0)
     watch({1: job.ranks[1]}, 6, 2)
-    assert f"chainermn: of the 2 ranks on {HOST} all except 1 ended before" in said()
+    assert f"chainermn: of the 2 ranks on {HOST}, all except 1 ended before" in said()
     wait_for_the_end_of(job.launcher)
 
 
@@ -151,7 +151,7 @@ def test_ranks_have_not_come_within_the_limit(
     watch({0: job.ranks[0]}, 2, 2, limit=0.2)
     assert (
         f"rank 0 on {HOST} has waited for 0 s in create_communicator for ranks that have not "
-        "called it. Running on this host: ranks 0-1, of 2; not yet in create_communicator: 1. "
+        "called it. Running on this host: ranks 0-1 of 2; not yet in create_communicator: 1. "
         "CHAINERMN_STALL_LIMIT sets"
     ) in said()
     wait_for_the_end_of(*job.ranks, job.launcher)
@@ -169,7 +169,7 @@ def test_rank_has_ended_and_the_limit_is_over_and_one_is_said(
     watch({2: job.ranks[2]}, 3, 3, limit=15.0)  # over at the second look
     message = said()
     assert f"chainermn: rank 1 on {HOST} ended before create_communicator" in message
-    assert message.count("The whole job is being ended.") == 1
+    assert message.count("Ending the whole job.") == 1
 
 
 def test_guard_that_can_open_no_more_files(
@@ -193,7 +193,7 @@ def test_guard_that_can_open_no_more_files(
     message = said()
     assert f"guards the ranks on {HOST} while they start cannot open" in message
     assert "ulimit -n" in message
-    assert message.count("The whole job is being ended.") == 1
+    assert message.count("Ending the whole job.") == 1
     wait_for_the_end_of(job.ranks[0])
 
 
@@ -202,7 +202,7 @@ def test_ranks_of_another_host_have_not_come_within_the_limit(
 ) -> None:
     job = start_job(2)
     watch(dict(enumerate(job.ranks)), 4, 2, limit=0.2)
-    assert "Running on this host: ranks 0-1, of 4. CHAINERMN_STALL_LIMIT sets" in said()
+    assert "Running on this host: ranks 0-1 of 4. CHAINERMN_STALL_LIMIT sets" in said()
 
 
 def test_rank_that_nothing_of_mpi_has_started(watch: Watch, said: Callable[[], str]) -> None:
@@ -210,7 +210,7 @@ def test_rank_that_nothing_of_mpi_has_started(watch: Watch, said: Callable[[], s
         process = guard.find(alone.pid)
         assert process is not None
         watch({0: process}, 2, 2, limit=0.2)
-    assert "Running on this host: ranks unknown, of 2" in said()
+    assert "Running on this host: ranks unknown of 2" in said()
 
 
 def test_ranks_that_have_started_need_no_guard(

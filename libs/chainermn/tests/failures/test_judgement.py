@@ -77,22 +77,22 @@ def test_silent_rank_is_shown_with_the_first_call_in_which_others_wait_for_it() 
     states[2].heard_at = NOW - LIMIT - 1
     (verdict,) = judged(states)
     assert "allreduce (call 5 on communicator 1 of ranks 0-2)" in verdict.text
-    assert "HAS NOT come: rank 2 on host" in verdict.text
-    assert "    has come: rank 0 on host" in verdict.text
+    assert "HAS NOT arrived: rank 2 on host" in verdict.text
+    assert "    has arrived: rank 0 on host" in verdict.text
 
 
 def test_rank_that_computes_is_only_warned_of() -> None:
     states = ranks(call(5, 11.0), call(5, 12.0), None)
     (verdict,) = judged(states)
     assert not verdict.is_fatal
-    assert "HAS NOT come: rank 2 on host, which is at train.py:7" in verdict.text
-    assert "waited for 12 s" in verdict.text
+    assert "HAS NOT arrived: rank 2 on host, which is at train.py:7" in verdict.text
+    assert "waited 12 s" in verdict.text
 
 
 def test_rank_that_does_not_report_is_only_warned_of() -> None:
     (verdict,) = judged(ranks(call(5, 11.0), call(5, 11.0)))
     assert not verdict.is_fatal
-    assert "HAS NOT come: rank 2 on a host that does not report" in verdict.text
+    assert "HAS NOT arrived: rank 2 on a host that does not report" in verdict.text
 
 
 def test_different_calls_at_the_same_time_are_a_deadlock() -> None:
@@ -149,7 +149,7 @@ def test_of_a_chain_of_ranks_only_the_first_call_is_shown() -> None:
     (verdict,) = judged(ranks(None, message(1, 0, 1, 1, 30.0), message(1, 1, 2, 2, 40.0)))
     assert not verdict.is_fatal
     assert "recv from rank 0 (call 1 on" in verdict.text
-    assert "HAS NOT come: rank 0 on host, which is at train.py:7" in verdict.text
+    assert "HAS NOT arrived: rank 0 on host, which is at train.py:7" in verdict.text
     assert "recv from rank 1" not in verdict.text
 
 
@@ -168,7 +168,7 @@ def test_message_that_both_have_come_to_is_no_deadlock() -> None:
     )
     verdicts = judged(states)
     assert not any(verdict.is_fatal for verdict in verdicts)
-    assert "all ranks have come" in verdicts[0].text
+    assert "all ranks have arrived" in verdicts[0].text
 
 
 @pytest.mark.parametrize(("seconds", "is_fatal"), [(99.0, False), (101.0, True)])

@@ -27,7 +27,7 @@ def test_innermost_call_first() -> None:
 
 def test_place_is_the_users_and_what_it_calls() -> None:
     place = call_in_thread(main_thread.place)
-    users, inner = place.split(", inside of it ")
+    users, inner = place.split(", now in ")
     assert users.startswith(f"{__file__}:")
     assert users.endswith(" in call_in_thread")
     assert "threading.py:" in inner

@@ -80,7 +80,7 @@ def text_of(**changes: Any) -> bytes:
     ids=lambda line: repr(line[:50]),
 )
 def test_what_is_no_message(line: bytes) -> None:
-    with pytest.raises(ValueError, match="is no message"):
+    with pytest.raises(ValueError, match="is not a message"):
         decode(line)
 
 

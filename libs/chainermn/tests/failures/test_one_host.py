@@ -88,8 +88,8 @@ def test_ranks_that_wait_for_each_other(how: str, call: str) -> None:
 def test_rank_that_computes_is_waited_for() -> None:
     result = run("compute", limit=10)
     assert result.returncode == 0, result.stderr
-    assert "ranks have waited for" in result.stderr
-    assert f"HAS NOT come: rank 1 on {HOST}, which is at {SCRIPT}:" in result.stderr
+    assert "ranks have waited" in result.stderr
+    assert f"HAS NOT arrived: rank 1 on {HOST}, which is at {SCRIPT}:" in result.stderr
 
 
 def test_extension_on_one_rank_only_is_named(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_extension_on_one_rank_only_is_named(tmp_path: Path) -> None:
     assert_ended(
         result,
         f"rank 0 on {HOST} has ended its script",
-        f"has come: rank 1 on {HOST}, which has been in allgather_obj (call ",
+        f"has arrived: rank 1 on {HOST}, which has been in allgather_obj (call ",
         f"called by extension 'validation' (Evaluator), at {SCRIPT}:",
         "Only some of these ranks are in extension 'validation' (Evaluator): ",
     )

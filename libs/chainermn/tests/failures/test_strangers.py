@@ -74,7 +74,7 @@ def test_job_among_strangers(job: Job, tmp_path: Path) -> None:
 def test_rank_that_comes_once_the_watch_has_stopped_listening_is_watched(tmp_path: Path) -> None:
     result = run_job(3, [SCRIPT, "with a part", tmp_path], timeout=TIMEOUT).check(fails=True)
     assert f"rank 2 on {socket.gethostname()} (process " in result.stderr
-    assert " is the first to be gone, without a word" in result.stderr
+    assert " disappeared first, without a message" in result.stderr
 
 
 def test_nobody_can_connect_although_a_rank_cannot_join(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_what_a_rank_reports(meet: Meet, ends: list[tuple[str, float]]) -> None:
         report = peer.report_of(lambda it: it.main and "selectors.py" in it.place)
         assert [report.main[i] for i in (0, 2, 3)] == call
         assert report.place.startswith(f"{__file__}:")
-        assert ", inside of it " in report.place
+        assert ", now in " in report.place
         assert report.others == []
     peer.report_of(lambda report: report.main is None)
     peer.channel.send(Go())
@@ -307,7 +307,7 @@ def test_monitor_that_does_not_speak_as_monitors_do(
     assert peer.watch is not None
     peer.watch.join(TIMEOUT)
     ((message, _),) = ends
-    assert "watches over the job on there has sent something that it never says (" in message
+    assert "watches over the job on there has sent something that it never sends (" in message
 
 
 # ---- interrupts ----

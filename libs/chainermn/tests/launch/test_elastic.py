@@ -145,7 +145,7 @@ def test_exit_codes_and_restarts(
 
 
 @pytest.mark.parametrize(
-    "words", ["The whole job is being ended.", "and therefore will terminate the job."]
+    "words", ["Ending the whole job.", "and therefore will terminate the job."]
 )
 def test_success_after_a_loss_is_none(
     states: dict[str, HostState], words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -156,25 +156,25 @@ def test_success_after_a_loss_is_none(
     assert "attempt 1 of 4 ended with exit code 70" in notices(capfd.readouterr().err)
 
 
-ENDING = "The whole job is being ended."
+ENDING = "Ending the whole job."
 KILLED = "prterun noticed that process rank 1 with PID 9 on node b exited on"
 
 
 @pytest.mark.parametrize(
     ("lines", "culprit"),
     [
-        ("chainermn: rank 1 on b.example.org (process 5) is the first to be gone", "b"),
+        ("chainermn: rank 1 on b.example.org (process 5) disappeared first", "b"),
         ("chainermn: rank 1 on b (process 5) has been silent for 9 s: it is stopped, or its", "b"),
         ("chainermn: nothing has come from a.example.org for 6 s. Reported by rank 1 on b", "a"),
         ("chainermn: of the 4 ranks on b all except 1 ended before create_communicator", "b"),
         ("chainermn: the process that watches over the job on a has been killed. Reported", "a"),
         ("prterun noticed that process rank 1 with PID 9 on node b exited on", "b"),
-        ("chainermn: rank 2 of 3 on c.example.org failed; the whole job is being ended. ", ""),
+        ("chainermn: rank 2 of 3 on c.example.org failed; ending the whole job. ", ""),
         ("chainermn: rank 0 on a has ended its script, or called sys.exit, while others", ""),
         ("chainermn: rank 0 on a has waited for 6 s in create_communicator for ranks", ""),
         ("chainermn: rank 0 on a ended its script 9 s ago. If the others are meant", ""),
         ("chainermn: note: 4 ranks share 2 cores on a: they take turns", ""),
-        ("chainermn: rank 0 on elsewhere (process 5) is the first to be gone", ""),
+        ("chainermn: rank 0 on elsewhere (process 5) disappeared first", ""),
         ("an error on b", ""),
         # Which ranks are ended because of it does not matter.
         (f"chainermn: rank 2 of 3 on c failed; {ENDING}\n{KILLED}", ""),
@@ -236,7 +236,7 @@ def test_mpiexec_that_waits_for_a_host_that_is_gone(
     for name, value in seconds.items():
         monkeypatch.setattr(elastic, name, value)
     # Neither obeys, nor ends what it has started.
-    words = "The whole job is being ended." if is_said else ""
+    words = "Ending the whole job." if is_said else ""
     script = f"echo '{words}' >&2; trap '' TERM; sleep 86400 & wait; wait"
     variables = {**started.environment, "CHAINERMN_STALL_LIMIT": "0.1"}
     variables.pop(elastic.MARK, None)

@@ -109,7 +109,7 @@ def compute_while_rank_1_raises() -> None:
 def test_ranks_that_are_slow_to_end_are_no_failures(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(Refused):
         run(compute_while_rank_1_raises, ranks=2)
-    assert "first to be gone" not in capfd.readouterr().err
+    assert "disappeared first" not in capfd.readouterr().err
 
 
 def print_much_and_raise() -> None:

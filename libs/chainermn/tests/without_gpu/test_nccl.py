@@ -251,7 +251,7 @@ def test_job_of_which_a_rank_waits_for_nccl_in_vain_ends(how: str) -> None:
         assert "NCCL_ERROR_REMOTE_ERROR: remote process exited" in result.stderr
     else:
         assert "chainermn: rank 1 on " in result.stderr
-        assert "The whole job is being ended" in result.stderr
+        assert "Ending the whole job" in result.stderr
 
 
 @pytest.mark.mpi(2, 3)

@@ -74,7 +74,7 @@ def test_failure_that_stays_ends_the_job(
     nccl_watch.watch(connection)
     with pytest.raises(Ended):
         nccl_watch._run()
-    expected = ["chainermn: NCCL failed\nThe whole job is being ended."] if is_ended else []
+    expected = ["chainermn: NCCL failed\nEnding the whole job."] if is_ended else []
     assert messages == expected
 
 

@@ -14,8 +14,8 @@ from chainermn.transport.topology import Topology
 class TwoDimensionalCommunicator(MpiCommunicatorBase):
     """A reduce-scatter inside each host, an all-reduce of each shard between hosts, an all-gather.
 
-    All links between hosts are busy at once. Needs the same number of ranks on every host. Only
-    gradients that travel between hosts are rounded.
+    All links between hosts are busy at the same time. It needs the same number of ranks on every
+    host. Gradients are rounded only to travel between hosts.
     """
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Watch all ranks, so that a job whose rank fails ends with a message instead of hanging."""
+"""Watch all ranks, so that a job with a failed rank ends with a message instead of hanging."""
 
 from chainermn.failures.activity import creating, name_callers_by
 from chainermn.failures.ending import end_job

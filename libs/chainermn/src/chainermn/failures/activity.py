@@ -1,13 +1,13 @@
-"""What this rank is doing: a mark around every call that needs other ranks.
+"""Record what this rank is doing: mark every call that needs other ranks.
 
 The calls on a communicator are numbered. All its ranks make the same calls in the same order, so
-the stream that a call belongs to and its number say which calls on other ranks it is to meet. The
-messages from one rank to another are a stream of their own.
+a call's stream and number identify the calls on other ranks that it will meet. The messages from
+one rank to another are a separate stream.
 
-Calls that a script makes on ``communicator.mpi_comm`` itself, or on any other communicator of
-mpi4py, have no mark: a rank that waits in one of them seems to compute. If another rank raises,
-crashes or falls silent, the job ends all the same. If one has ended its script, or ranks wait for
-each other there, the user is only warned.
+Calls that a script makes directly on ``communicator.mpi_comm``, or on another communicator of
+mpi4py, have no mark: a rank that waits in one of them seems to compute. The job still ends if
+another rank raises, crashes or falls silent. If a rank has ended its script, or if ranks wait for
+each other in such calls, the user only gets a warning.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
-# The call of each thread; threads that wait for another one's call to end; and how many calls
-# have begun, by stream.
+# The current call of each thread, the threads that wait for another thread, and the number of
+# calls begun on each stream.
 _waits: dict[int, Wait] = {}
 _waiting_for: dict[int, int] = {}
 _counts: Counter[str] = Counter()
 _groups: Counter[tuple[int, ...]] = Counter()
 
-# Tells from the frame of a call what part of the program makes it.
+# Finds the part of the program that makes a call, given the call's frame.
 _caller_at: Callable[[FrameType], str] | None = None
 
 
 def name_callers_by(function: Callable[[FrameType], str]) -> None:
-    """Have a function say on whose behalf each call is made; see `Wait.caller`.
+    """Use a function to find the part of the program that makes each call; see `Wait.caller`.
 
-    It gets the frame of the call, in its thread; it returns "" for nobody in particular.
+    The function gets the frame of the call, in its thread, and returns "" if it knows nothing.
     """
     global _caller_at
     _caller_at = function
 
 
 class Group:
-    """The ranks of a communicator, by their numbers in ``COMM_WORLD``."""
+    """The ranks of a communicator, numbered as in ``COMM_WORLD``."""
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         self.ranks = world_ranks(mpi_comm)
@@ -60,12 +60,12 @@ class Group:
         self.stream = f"communicator {_groups[self.ranks]} of ranks {self.members}"
 
     def stream_of_messages(self, source: int, dest: int) -> str:
-        """Return the stream of the messages from one rank, by its number there, to another."""
+        """Return the stream of messages between two ranks, numbered as in the communicator."""
         return f"{self.stream}{MESSAGES}{self.ranks[source]} to rank {self.ranks[dest]}"
 
 
 def world_ranks(mpi_comm: MPI.Intracomm) -> tuple[int, ...]:
-    """Return the numbers in ``COMM_WORLD`` of the ranks; negative for those of another world."""
+    """Return the ranks' numbers in ``COMM_WORLD``; negative for ranks of another world."""
     from mpi4py import MPI
 
     group, world = mpi_comm.Get_group(), MPI.COMM_WORLD.Get_group()
@@ -76,9 +76,9 @@ def world_ranks(mpi_comm: MPI.Intracomm) -> tuple[int, ...]:
 
 
 class waiting:
-    """Mark a call, unless it is made inside of another one: the user made the outermost.
+    """Mark a call, unless it is inside another one: the user made only the outermost.
 
-    A context manager, as cheap as possible. For the arguments see `Wait`.
+    A context manager, as cheap as possible. For the arguments, see `Wait`.
     """
 
     def __init__(self, stream: str, operation: str, members: str) -> None:
@@ -105,7 +105,7 @@ class waiting:
 
 @contextlib.contextmanager
 def waiting_for(thread: int) -> Iterator[None]:
-    """Mark that this thread does nothing except wait for another one, given its identifier."""
+    """Mark that this thread only waits for another one, which is given by its identifier."""
     me = threading.get_ident()
     _waiting_for[me] = thread
     try:
@@ -115,7 +115,7 @@ def waiting_for(thread: int) -> Iterator[None]:
 
 
 def creating(mpi_comm: MPI.Intracomm) -> waiting:
-    """Mark the creation of a communicator of these ranks."""
+    """Mark the creation of a communicator for these ranks."""
     ranks = as_ranges(world_ranks(mpi_comm))
     return waiting(f"the creation of communicators of ranks {ranks}", "create_communicator", ranks)
 
@@ -123,7 +123,7 @@ def creating(mpi_comm: MPI.Intracomm) -> waiting:
 def collective(operation: str | F) -> Any:
     """Mark the calls of a method that all ranks of ``self.group`` call.
 
-    A decorator. Its argument, if any, is the name that users know the method by.
+    A decorator. Its argument, if there is one, is the name under which users know the method.
     """
     if not isinstance(operation, str):
         return collective(operation.__name__)(operation)
@@ -143,7 +143,7 @@ def collective(operation: str | F) -> Any:
 def sends(function: F) -> F:
     """Mark the calls of a method ``(self, message, dest, tag, where)``.
 
-    A decorator. ``where`` is the name that users know the method by.
+    A decorator. ``where`` is the name under which users know the method.
     """
 
     @functools.wraps(function)
@@ -157,7 +157,7 @@ def sends(function: F) -> F:
 def receives(function: F) -> F:
     """Mark the calls of a method ``(self, source, tag, status, where)`` that fills in ``status``.
 
-    A decorator. ``where`` is the name that users know the method by.
+    A decorator. ``where`` is the name under which users know the method.
     """
 
     @functools.wraps(function)
@@ -165,7 +165,7 @@ def receives(function: F) -> F:
         group: Group = self.group
         with _passing(group, source, self.rank, f"{where} from", source):
             received = function(self, source, tag, status, where)
-        if source not in range(len(group.ranks)):  # any rank: the sender is known only now
+        if source not in range(len(group.ranks)):  # from any rank, which is only known now
             _counts[group.stream_of_messages(status.Get_source(), self.rank)] += 1
         return received
 
@@ -175,7 +175,7 @@ def receives(function: F) -> F:
 def _passing(
     group: Group, source: int, dest: int, what: str, peer: int
 ) -> contextlib.AbstractContextManager[None]:
-    """Mark a message, unless the peer is no single rank of the group."""
+    """Mark a message if the peer is a single rank of the group."""
     if peer not in range(len(group.ranks)):
         return contextlib.nullcontext()
     members = as_ranges((group.rank, group.ranks[peer]))
@@ -184,12 +184,12 @@ def _passing(
 
 
 def waits() -> list[tuple[Wait, bool]]:
-    """Return the calls that are under way, and for each whether the main thread waits for it."""
+    """Return the calls in progress, each with whether the main thread waits for it."""
     main = threading.main_thread().ident or 0
     main = _waiting_for.get(main, main)
     return [(wait, thread == main) for thread, wait in list(_waits.items())]
 
 
 def counts() -> dict[str, int]:
-    """Return how many calls this rank has begun, by stream."""
+    """Return the number of calls that this rank has begun on each stream."""
     return dict(_counts)

@@ -1,4 +1,4 @@
-"""Messages over TCP, because MPI may be stuck."""
+"""Send messages over TCP, because MPI may be stuck."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import threading
 
 from chainermn.failures.messages import Message, decode, encode
 
-# Messages beyond this are dropped while the peer does not read.
+# Limit on unsent bytes: while the peer does not read, further messages are dropped.
 _MOST_BYTES = 1 << 20
-# All that is read of a peer before it is trusted.
+# Limit on the bytes read from a peer before it is trusted.
 _MOST_BYTES_OF_STRANGER = 1 << 12
 
 
 class MalformedError(ConnectionError):
-    """The peer has sent something other than the messages that are expected of it."""
+    """Raised if the peer sends anything other than the expected messages."""
 
 
 class Channel:
-    """Messages over a socket that may still be connecting. It never waits for the peer.
+    """Sends and receives messages over a socket that may still be connecting.
 
-    Little is read of the peer until `trust` is called.
+    It never waits for the peer, and reads little from it until `trust` is called.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -39,29 +39,29 @@ class Channel:
         return self._socket.fileno()
 
     def check_connection(self) -> None:
-        """Raise ConnectionError if the connection has been lost, or ConnectionRefusedError."""
+        """Raise ConnectionError if the connection is lost, ConnectionRefusedError if refused."""
         error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             is_lost = error in (errno.ECONNRESET, errno.EPIPE)
             raise (ConnectionError if is_lost else ConnectionRefusedError)(os.strerror(error))
 
     def trust(self) -> None:
-        """Let the peer send as much as it likes, as it belongs to the job."""
+        """Let the peer send as much as it likes, because it belongs to the job."""
         self._is_trusted = True
 
     def send(self, message: Message) -> None:
-        """Send a message; never raises: `receive` does if the peer is gone."""
+        """Send a message. This never raises; `receive` does if the peer is gone."""
         self.send_encoded(encode(message))
 
     def send_encoded(self, data: bytes) -> None:
-        """Send what `encode` has returned, as `send` does."""
+        """Send a message that `encode` has encoded, as `send` does."""
         with self._lock:
             if len(self._outgoing) < _MOST_BYTES:
                 self._outgoing += data
         self.flush()
 
     def flush(self) -> None:
-        """Send as much as the peer takes now of what it has not taken yet."""
+        """Send as many of the remaining bytes as the peer takes now."""
         with self._lock, contextlib.suppress(OSError):
             while self._outgoing:
                 self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
@@ -69,14 +69,14 @@ class Channel:
     def receive(self, *, only_first: bool = False) -> list[Message]:
         """Return the messages that have arrived, or at most the first one.
 
-        Raises ConnectionError if the connection is closed, MalformedError if anything except
-        messages comes, or too much.
+        Raises ConnectionError if the connection is closed, and MalformedError if the peer sends
+        something other than messages, or too much.
         """
         most = 1 << 16
         if not self._is_trusted:
             most = _MOST_BYTES_OF_STRANGER - self._n_received
             if most <= 0:
-                raise MalformedError(f"more than {_MOST_BYTES_OF_STRANGER} bytes of a stranger")
+                raise MalformedError(f"more than {_MOST_BYTES_OF_STRANGER} bytes from a stranger")
         try:
             part = self._socket.recv(most, socket.MSG_PEEK if only_first else 0)
             if only_first:
@@ -97,7 +97,7 @@ class Channel:
             raise MalformedError(str(error)) from error
 
     def detach(self) -> socket.socket:
-        """Return the socket, for something other than messages; ends this channel."""
+        """End this channel, and return its socket for other uses."""
         self._socket.setblocking(True)
         return self._socket
 

@@ -1,4 +1,4 @@
-"""How long to wait: the user's limit, turns, and a clock that stands still with its process."""
+"""Timing: the user's stall limit, turns, and a clock that stops while its process does."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 
-#: Environment variable: seconds of silence or waiting that count as a failure; 0 for no limit.
+#: Environment variable for the seconds of silence or waiting that count as a failure, or 0.
 STALL_LIMIT = "CHAINERMN_STALL_LIMIT"
 DEFAULT_LIMIT = 300.0
 _SECONDS_FOR_EACH = 0.3
@@ -15,8 +15,8 @@ _SECONDS_FOR_EACH = 0.3
 class AwakeClock:
     """Counts seconds, except while this process is stopped or its host sleeps.
 
-    A process that wakes up must not mistake its own sleep for the silence of others: any time
-    beyond ``longest_step`` seconds between two readings is taken for sleep.
+    A process that wakes up must not mistake its own sleep for the silence of others. Any time
+    beyond ``longest_step`` seconds between two readings counts as sleep.
     """
 
     def __init__(self, longest_step: float) -> None:
@@ -40,13 +40,15 @@ def stall_limit(environment: Mapping[str, str] = os.environ) -> float:
     except ValueError:
         limit = -1.0
     if not 0 <= limit < float("inf"):
-        raise ValueError(f"{STALL_LIMIT} must be a number of seconds, or 0 for none, got {text!r}")
+        raise ValueError(
+            f"{STALL_LIMIT} must be a number of seconds, or 0 for no limit, got {text!r}"
+        )
     return limit
 
 
 def turn(rank: int) -> float:
-    """Return after how many seconds a rank may print what other ranks notice too.
+    """Return how many seconds a rank waits before it reports a failure that all ranks notice.
 
-    They speak in turn, until one has ended the job.
+    Ranks speak in turn, until one has ended the job.
     """
     return min(rank, 10) * _SECONDS_FOR_EACH

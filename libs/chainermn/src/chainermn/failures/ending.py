@@ -1,4 +1,4 @@
-"""End the whole job, whatever state this rank, MPI and the network are in."""
+"""End the whole job, in whatever state this rank, MPI and the network are."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from typing import Any, NoReturn
 from chainermn.failures.helper import start_shell
 from chainermn.failures.processes import Process, family_of, launchers_of
 
-# mpiexec forwards output by one way and an abort by another, which would overtake the output.
+# mpiexec forwards output and aborts on different paths, so an abort would overtake the output.
 SECONDS_FOR_OUTPUT = 0.3
 # A busy mpiexec may take longer to read the output.
 _SECONDS_UNTIL_READ = 1.2
-# Seconds for MPI to end all processes of the job before they are killed.
+# Seconds that MPI gets to end all processes of the job before they are killed.
 _SECONDS_FOR_MPI = 5
-# Seconds that a rank with nothing to print leaves the one that prints to end the job.
+# Seconds that a rank with nothing to print gives the printing rank to end the job.
 SECONDS_FOR_THE_FIRST = 2.0
 
 # The arguments are tenths of a second, then processes as PID:START.
@@ -52,15 +52,14 @@ _reapers: list[subprocess.Popen[bytes]] = []
 def end_job(
     message: str, *, after: float = 0.0, announce: Callable[[], bool] = lambda: True
 ) -> NoReturn:
-    """Print a message and end all processes of the job, on this host even if MPI is stuck.
+    """Print a message and end all processes of the job, even if MPI is stuck on this host.
 
-    Several threads may call it: each prints, and the first one ends the process. ``announce`` is
-    called first: it returns whether this process prints the message, if there is any, or another
-    one prints it and ends the job. The message comes ``after`` that many seconds, so that another
-    rank can be first.
+    Several threads may call this: each prints, and the first one ends the process. It first calls
+    ``announce``, which returns False if another process prints the message and ends the job. The
+    message, if there is one, comes ``after`` that many seconds, so that another rank can be first.
     """
     is_first = _ending.acquire(blocking=False)
-    with contextlib.suppress(Exception):  # whatever is wrong, even with no memory left
+    with contextlib.suppress(Exception):  # keep going, even without any memory left
         if not announce():
             message, after = "", SECONDS_FOR_THE_FIRST
         if is_first:
@@ -75,13 +74,13 @@ def end_job(
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi and mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.COMM_WORLD.Abort(1)
-    # From a signal mpiexec knows that something has failed, not always from an exit code.
+    # mpiexec always takes a signal as a failure, but not always an exit code.
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("still alive")
 
 
 def print_at_once(message: str) -> None:
-    """Write to standard error in one piece, not interleaved with the output of other ranks."""
+    """Write to standard error in one piece, so that output of other ranks does not mix in."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -103,10 +102,11 @@ def _wait_until_read() -> None:
 
 
 def start_reaper(pid: int) -> None:
-    """Have a rank's process killed soon, with everything that mpiexec has started on this host.
+    """Start a process that soon kills a rank, with all that mpiexec has started on this host.
 
-    Processes of the job go first, MPI's daemon and ``mpiexec`` last. Open MPI's ``mpiexec`` needs
-    this (5.0.11; MPICH's 5.0.2 does not): it waits for a host that the network no longer reaches.
+    It kills the processes of the job first, MPI's daemon and ``mpiexec`` last. Open MPI 5.0.11
+    needs this, because its ``mpiexec`` waits for a host that the network no longer reaches. MPICH
+    5.0.2 does not.
     """
     launchers = launchers_of(pid)
     family = family_of(launchers[-1].pid if launchers else pid)
@@ -115,7 +115,7 @@ def start_reaper(pid: int) -> None:
     victims: list[Process] = [*(p for p in family if not p.is_launcher), *launchers, *family]
     names = dict.fromkeys(f"{victim.pid}:{victim.started}" for victim in victims)
     with contextlib.suppress(OSError):
-        # It must not keep the pipes open by whose end mpiexec knows that a rank has ended.
+        # An open pipe would hide from mpiexec that a rank has ended.
         _reapers.append(
             start_shell(
                 _REAPER,

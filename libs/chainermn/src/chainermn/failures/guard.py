@@ -1,11 +1,11 @@
-"""Process on each host that ends the job if other ranks never start.
+"""The guard: a process on each host that ends the job if other ranks never start.
 
-mpi4py initialises MPI without releasing the GIL, so no thread of a rank can do this. When a rank
-exits before it initialises MPI, MPICH's ``mpiexec`` lets the others wait forever (5.0.2, whatever
-the exit code); Open MPI's ends the job (5.0.11). When a rank never gets there, both wait.
+A thread of a rank cannot do this, because mpi4py initialises MPI without releasing the GIL. If a
+rank exits before it initialises MPI, MPICH 5.0.2's ``mpiexec`` lets the others wait forever,
+whatever the exit code; Open MPI 5.0.11's ends the job. If a rank hangs before it, both wait.
 
-It also keeps a dead rank's files open for a moment: see `guarded.hold_files`. It ends as soon as
-no rank of the host needs it.
+The guard also keeps a dead rank's files open for a moment: see `guarded.hold_files`. It ends as
+soon as no rank on the host needs it.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from chainermn.failures.processes import (
 from chainermn.failures.wait import as_ranges
 
 _PERIOD = 0.25
-# mpiexec may still be starting ranks, or be about to end the job by itself.
+# mpiexec may still be starting ranks, or be about to end the job itself.
 _SECONDS_TO_BE_SURE = 1.5
-# For the rank that has started the guard to connect; it may have been killed first.
+# Time for the rank that started the guard to connect, unless it has been killed.
 _SECONDS_FOR_THE_FIRST = 60.0
-#: How long files are held after the death of their rank.
+#: Seconds that files stay open after their rank has died.
 SECONDS_HELD = 0.5
 
-#: What ranks send: their number follows the first, a file descriptor comes with the second.
+#: Messages from ranks. The rank follows the first; a file descriptor comes with the second.
 STARTING, HOLD, LEAVING = b"starting ", b"hold", b"leaving"
 
 
 class Waiting(NamedTuple):
-    """A rank that waits for others in `start_up.starting`."""
+    """A rank that waits for the others in `start_up.starting`."""
 
     rank: int
     process: Process
@@ -52,15 +52,15 @@ class Waiting(NamedTuple):
 
 
 def main(listener: int, numbers: tuple[int, int, int], limit: float) -> None:
-    """Guard the ranks that connect, in a process that one of them, with these numbers, starts.
+    """Guard the ranks that connect. The rank with these numbers has started this process.
 
-    Their start may take ``limit`` seconds; 0 for no limit.
+    Their start may take ``limit`` seconds; 0 means no limit.
     """
     Guard(socket.socket(fileno=listener), Numbers(*numbers), limit).run()
 
 
 class Guard:
-    """Looks after the ranks of a host that are starting."""
+    """Watches over the starting ranks of a host."""
 
     def __init__(self, listener: socket.socket, numbers: Numbers, limit: float) -> None:
         self._listener = listener
@@ -71,11 +71,11 @@ class Guard:
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._waiting: dict[socket.socket, Waiting] = {}
-        # Files that are kept open until their rank leaves.
+        # Files to keep open until their ranks leave.
         self._held: dict[socket.socket, int] = {}
         self._launcher: Process | None = None
-        # The living ranks of the host; and those that lived when one was first found missing,
-        # before others are ended because of that one.
+        # The living ranks of the host, and those that were alive when one was first found missing.
+        # Later, others may have been ended because of that one.
         self._here: dict[int, Process] = {}
         self._left: dict[int, Process] = {}
         self._missing_since = float("inf")
@@ -83,10 +83,10 @@ class Guard:
         self._is_over = False
 
     def run(self) -> None:
-        """Listen and look until no rank is connected any more, or the job ends."""
+        """Listen and look until no rank is connected any more or the job ends."""
         next_look = _PERIOD
         while not self._is_over:
-            # Without a rank to look at, whatever comes is heard, and nothing else is to be done.
+            # While no rank is waiting, there is nothing to do except listen.
             patience = _PERIOD if self._waiting else _SECONDS_FOR_THE_FIRST
             for key, _ in self._selector.select(patience):
                 if key.fileobj is self._listener:
@@ -138,20 +138,20 @@ class Guard:
             connection.close()
 
     def _look(self, now: float) -> None:
-        """Find ranks that are missing on this host, or that have waited too long."""
+        """Find ranks that are missing on this host or that have waited too long."""
         size, local_size = self._numbers.size, self._numbers.local_size
         self._count_ranks(now)
         first = min(self._waiting.values(), key=lambda waiting: waiting.rank)
         if now - self._missing_since > _SECONDS_TO_BE_SURE:
             left = sorted(self._left)
-            absent = f"of the {local_size} ranks on {self._host} all except {as_ranges(left)}"
+            absent = f"of the {local_size} ranks on {self._host}, all except {as_ranges(left)}"
             if local_size == size:
                 gone = [other for other in range(size) if other not in self._left]
                 absent = f"rank{'s'[: len(gone) > 1]} {as_ranges(gone)} on {self._host}"
             self._end(
                 first.process,
-                f"{absent} ended before create_communicator, in which rank {first.rank} on "
-                f"{self._host} waits. Any output above may say why.",
+                f"{absent} ended before create_communicator, where rank {first.rank} on "
+                f"{self._host} is waiting. Output above may say why.",
             )
             return
         longest = min(self._waiting.values(), key=lambda waiting: waiting.since)
@@ -163,13 +163,13 @@ class Guard:
                 longest.process,
                 f"rank {longest.rank} on {self._host} has waited for {now - longest.since:.0f} s "
                 "in create_communicator for ranks that have not called it. Running on this host: "
-                f"ranks {here}, of {size}{late and f'; not yet in create_communicator: {late}'}. "
+                f"ranks {here} of {size}{late and f'; not yet in create_communicator: {late}'}. "
                 "CHAINERMN_STALL_LIMIT sets how long to wait.",
                 after=turn(longest.rank),
             )
 
     def _count_ranks(self, now: float) -> None:
-        """Find the living ranks that the launcher has started on this host."""
+        """Update the living ranks that the launcher has started on this host."""
         here = {rank: process for rank, process in self._here.items() if process.is_alive()}
         if len(here) < self._numbers.local_size:
             here |= self._find_ranks()
@@ -192,7 +192,7 @@ class Guard:
         return found
 
     def _end_for_lack_of_files(self, error: OSError) -> None:
-        """End the job, as a rank that cannot connect would wait unguarded."""
+        """End the job, because a rank that cannot connect would wait unguarded."""
         self._is_over = True
         self._waiting.clear()
         pids = []
@@ -200,7 +200,7 @@ class Guard:
             assert isinstance(key.fileobj, socket.socket)
             if key.fileobj is not self._listener:
                 pids.append(peer_of(key.fileobj)[0])
-                key.fileobj.close()  # because ending the job takes files, too
+                key.fileobj.close()  # ending the job also needs files
         rank = next(filter(None, map(find, pids)), None)
         if rank is None:
             raise error
@@ -209,21 +209,21 @@ class Guard:
             rank,
             f"the process that guards the ranks on {self._host} while they start cannot open "
             f"another file ({error.strerror}). It needs up to two for each of the "
-            f"{self._numbers.local_size} ranks, and may open {most}. Raise the limit on that "
-            "host, for example by ulimit -n 4096, or start fewer ranks there.",
+            f"{self._numbers.local_size} ranks, but its limit is {most}. Raise the limit on that "
+            "host, for example with ulimit -n 4096, or start fewer ranks there.",
         )
 
     def _end(self, rank: Process, text: str, after: float = 0.0) -> None:
         time.sleep(after)
         if rank.is_alive():  # nobody else was first
             self._is_over = True
-            print_at_once(f"chainermn: {text}\nThe whole job is being ended.")
+            print_at_once(f"chainermn: {text}\nEnding the whole job.")
             start_reaper(rank.pid)
-            rank.kill()  # upon which mpiexec ends the others
+            rank.kill()  # makes mpiexec end the others
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Return the process and the user at the other end."""
+    """Return the process and the user at the other end of a connection."""
     form = "3i"
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(form))
     pid, user, _ = struct.unpack(form, data)

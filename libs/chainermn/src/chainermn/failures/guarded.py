@@ -1,4 +1,4 @@
-"""A rank's connection to the guard of its host."""
+"""Connect a rank to the guard of its host."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from chainermn.failures.guard import HOLD, LEAVING, STARTING, peer_of
 from chainermn.failures.helper import start_helper
 from chainermn.failures.processes import Numbers, launchers_of, numbers_in
 
-# Between two attempts, while another rank starts the guard, and how many there are.
+# Pause between two attempts while another rank starts the guard, and the number of attempts.
 _SECONDS_BETWEEN = 0.01
 _MOST_ATTEMPTS = 1000
-# Ten seconds, for a guard to which many ranks connect at once.
+# Ten seconds, in case many ranks connect to the guard at the same time.
 _SECONDS_TO_CONNECT = struct.pack("ll", 10, 0)
 
 
 @contextlib.contextmanager
 def guarded(rank: int) -> Iterator[None]:
-    """Have this rank guarded. Raises OSError if no guard can be had."""
+    """Let the guard of this host watch over this rank. Raises OSError if that is impossible."""
     with _connect() as connection:
         connection.send(STARTING + str(rank).encode())
         try:
             yield
         finally:
-            # Closing alone would leave a forked child's copy open.
+            # Closing it would not close a forked child's copy.
             with contextlib.suppress(OSError):  # the guard has been killed
                 connection.shutdown(socket.SHUT_RDWR)
 
 
 def hold_files() -> socket.socket | None:
-    """Keep a dead rank's files open for a moment, so that others can still say which one it was.
+    """Keep this rank's files open for a moment after its death, so that others can report it.
 
-    MPICH's ``mpiexec`` ends all output of a job once a rank's files close. On two hosts the
-    message that names the rank was lost whenever it came 0.15 s late (MPICH 5.0.2). It was never
-    lost on one host, or with Open MPI 5.0.11: there, None is returned.
+    MPICH's ``mpiexec`` ends all output of a job once a rank's files close. With MPICH 5.0.2 on two
+    hosts, the message that names the rank was lost whenever it came 0.15 s late. It was never lost
+    on one host or with Open MPI 5.0.11, so there this returns None.
 
-    A rank that ends normally passes the connection that this returns to `release_files`.
+    A rank that ends normally passes the returned connection to `release_files`.
     """
     if os.environ.get("MPI_LOCALNRANKS") == os.environ.get("PMI_SIZE"):
         return None
@@ -56,13 +56,13 @@ def hold_files() -> socket.socket | None:
             connection = stack.enter_context(_connect())
             socket.send_fds(connection, [HOLD], [manager])
         except (KeyError, ValueError, OSError):
-            return None  # not MPICH, or no guard can be had
+            return None  # not MPICH, or the guard cannot be reached
         stack.pop_all()
         return connection
 
 
 def release_files(connection: socket.socket) -> None:
-    """Wait until files are no longer held."""
+    """Wait until the guard has closed this rank's files."""
     with connection, contextlib.suppress(OSError):  # the guard has been killed
         connection.send(LEAVING)
         connection.recv(1)
@@ -82,7 +82,7 @@ def _connect() -> socket.socket:
             _, user = peer_of(connection)
             if user != os.getuid():
                 raise OSError(errno.EADDRINUSE, f"user {user} has taken the name of the guard")
-        except ConnectionRefusedError:  # there is none yet
+        except ConnectionRefusedError:  # the guard does not exist yet
             connection.close()
             _start_guard(name, numbers)
         except OSError:
@@ -94,12 +94,12 @@ def _connect() -> socket.socket:
 
 
 def _name_of_guard() -> str:
-    """Return a name that the ranks of this host know, and other users cannot take before them."""
+    """Return a name that the ranks of this host know and that other users cannot guess."""
     launchers = launchers_of(os.getpid())
     job = f"{launchers[0].pid}-{launchers[0].started}" if launchers else f"{os.getpid()}"
     secret = hashlib.sha256(job.encode())
     with contextlib.suppress(OSError):
-        # Addresses that the system has chosen at random. Only its user may read them.
+        # This holds random addresses, which only the process's user may read.
         secret.update(Path(f"/proc/{job.partition('-')[0]}/auxv").read_bytes())
     return f"\0chainermn-guard-{os.getuid()}-{secret.hexdigest()}"
 
@@ -121,4 +121,4 @@ def _start_guard(name: str, numbers: Numbers) -> None:
             "limit": stall_limit(),
         }
         guard = start_helper("guard", arguments, [listener.fileno()])
-    atexit.register(guard.poll)  # it has usually ended long before
+    atexit.register(guard.poll)  # by then, it has usually ended

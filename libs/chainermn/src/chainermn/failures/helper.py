@@ -1,4 +1,4 @@
-"""Start processes beside a rank that keep running when it is stuck in C code or dead."""
+"""Start processes that keep running when their rank is stuck in C code or dead."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 from chainermn.failures.processes import HELPERS
 
-# Slurm sends these to every process of a job, and a rank may go on for long enough to save what it
-# has done.
+# Slurm sends these to every process of a job, and ranks may then continue until they have saved
+# their work.
 _FOR_RANKS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
-# This package and its parent, without the imports in their __init__.py.
+# This package and its parent, without running their __init__.py.
 _PACKAGES = [
     ("chainermn", str(Path(__file__).parents[1])),
     ("chainermn.failures", str(Path(__file__).parent)),
@@ -44,10 +44,10 @@ def start_helper(
 ) -> subprocess.Popen[bytes]:
     """Run ``main(**arguments)`` of a module of this package in a new process and session.
 
-    Signals to the rank's process group do not reach it, and of those to all processes of the job
-    it heeds only SIGKILL and SIGINT. It shares the rank's standard error, so
-    mpiexec waits for its end, and it inherits the file descriptors. To start fast and leave the
-    cores to the ranks, it imports no package except this one, without the site directories.
+    Signals to the rank's process group do not reach the helper. Of the signals to all processes of
+    the job, it only reacts to SIGKILL and SIGINT. It shares the rank's standard error, so mpiexec
+    waits for it to end, and it inherits the file descriptors. It imports no package except this
+    one and skips the site directories, to start fast and to leave the cores to the ranks.
     """
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_RANKS)  # the helper inherits it
     try:
@@ -67,6 +67,6 @@ def start_helper(
 
 
 def start_shell(script: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-    """Run a script that needs none of Python's files, which may be on a network disk."""
+    """Run a shell script, which does not need Python's files, since the network may be down."""
     command = ["/bin/sh", "-c", script, "sh", *arguments]
     return subprocess.Popen(command, cwd="/", env={"PATH": "/usr/bin:/bin"}, **options)

@@ -1,4 +1,4 @@
-"""How the ranks reach the monitor, which rank 0 starts."""
+"""Start the monitor on rank 0, and tell all ranks how to reach it."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ PURPOSE = "watch"
 
 
 class Invitation(NamedTuple):
-    """How a rank reaches the monitor."""
+    """Tells a rank how to reach the monitor."""
 
     host: str
     entrance: Entrance
-    #: Ranks that are expected, abbreviated by `as_ranges`, and number of ranks of the job.
+    #: Expected ranks, abbreviated by `as_ranges`, and the number of ranks in the job.
     ranks: str
     size: int
-    #: Seconds of silence or waiting that count as a failure; 0 for no limit.
+    #: Seconds of silence or waiting that count as a failure; 0 means no limit.
     limit: float
     #: Seconds between two reports.
     period: float
 
     @classmethod
     def from_json(cls, fields: Sequence[Any]) -> Invitation:
-        """Return one that was JSON in between."""
+        """Rebuild an invitation from the fields of its JSON form."""
         host, entrance, *others = fields
         return cls(host, Entrance(*entrance), *others)
 
     @property
     def seconds_between_ticks(self) -> float:
-        """After how many seconds a rank hears again that the monitor is there."""
+        """Seconds between two signs of life from the monitor."""
         return max(self.period, self.limit / 10)
 
     def accept(self, rank: int) -> Channel | None:
-        """Connect a rank to the monitor; return None if that cannot be reached."""
+        """Connect a rank to the monitor; return None if the monitor cannot be reached."""
         member = Member(rank, PURPOSE, socket.gethostname(), os.getpid())
         return self.entrance.enter(member)
 
@@ -56,10 +56,10 @@ class Invitation(NamedTuple):
 def start_monitor(
     ranks: Sequence[int], size: int, limit: float, *, is_one_host: bool
 ) -> tuple[Invitation, subprocess.Popen[bytes]]:
-    """Start a monitor for ranks; return also its process, which ends with the last of them.
+    """Start a monitor; return an invitation and the process, which ends with the last rank.
 
-    There are ``size`` ranks in the job. If all are on this host, no other one can connect. Raises
-    OSError if no socket or process can be had.
+    The job has ``size`` ranks. If they are all on this host, other hosts cannot connect. Raises
+    OSError if the system has no socket or process left.
     """
     with ExitStack() as stack:
         sockets = [
@@ -72,7 +72,7 @@ def start_monitor(
             as_ranges(ranks),
             size,
             limit,
-            # One process handles this many reports per second with ease.
+            # One process easily handles 500 reports per second.
             max(min(1.0, limit / 10) if limit else 1.0, size / 500),
         )
         files = [each.fileno() for each in sockets]

@@ -1,10 +1,10 @@
-"""How ranks connect to a process of their job, while strangers may reach the same addresses.
+"""Connect ranks to a process of their job, although strangers may reach the same addresses.
 
-Both ends prove that they know the key of the job, which never travels on these connections (MPI
-and mpiexec, which are trusted, carry it): each answers a random number of the other's (a nonce)
-with an HMAC-SHA256 of it. The proofs also hold the address, so nobody can pass them on between a
-rank and another address. They do not protect what follows from those who can change the packets
-of others, who could do the same to MPI.
+Both ends prove that they know the key of the job: each answers the other's random number (nonce)
+with its HMAC-SHA256. The key never travels on these connections; MPI and mpiexec, which are
+trusted, carry it. The proofs include the address, so nobody can relay them between a rank and
+another address. They do not protect later messages from an attacker who can change packets, but
+such an attacker could also attack MPI.
 """
 
 from __future__ import annotations
@@ -35,43 +35,43 @@ from chainermn.failures.messages import (
 )
 
 LOOPBACK = "127.0.0.1"
-# For a stranger to prove that it is none.
+# Seconds that a stranger gets to prove itself.
 _SECONDS_FOR_STRANGERS = 5.0
-# Places for strangers at each address, even where few ranks are expected; and how many come to one
-# before those who have come are heard.
+# Places for strangers at each address, even if few ranks are expected; also the number that are
+# accepted at once before anyone is heard.
 _FEWEST_PLACES = 64
-# The peer's kernel accepts a connection; only its process, which may be starting, answers.
+# The peer's kernel accepts a connection quickly, but its process may be busy starting.
 _SECONDS_TO_CONNECT = 3.0
 _SECONDS_TO_ANSWER = 30.0
-# After which a connection is tried anew. A flood fills the listener's queue, of which one learns
-# nothing; by itself, the kernel tries again after 1 s and 3 s.
+# Seconds before a rank tries a connection again. If a flood fills the listener's queue, the rank
+# gets no error, and the kernel itself only tries again after 1 s and 3 s.
 _SECONDS_TO_CONNECT_ONCE = 0.5
-# Between two attempts of a rank that lost its place to strangers.
+# Seconds between two attempts of a rank that lost its place to strangers.
 _SECONDS_BETWEEN = 0.1
 _SIOCGIFADDR = 0x8915
 
 
 def own_addresses() -> list[str]:
-    """Return the addresses under which other hosts may reach this one."""
+    """Return the addresses at which other hosts may reach this one."""
     found = list(_interface_addresses())
     with contextlib.suppress(OSError):
         found += [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)]
-    # On another host, its loopback address leads to itself.
+    # A loopback address would lead another host to itself.
     others = [each for each in found if not each.startswith("127.") and each != "::1"]
     return list(dict.fromkeys(others)) or [LOOPBACK]
 
 
 def listen(addresses: Iterable[str]) -> list[socket.socket]:
-    """Return sockets that accept connections, one for each address that this host has.
+    """Return listening sockets, one for each address that belongs to this host.
 
-    Raises OSError if it has none of them.
+    Raises OSError if none of the addresses does.
     """
     sockets, reason = [], OSError("no address to listen on")
     for address in addresses:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
             sockets.append(socket.create_server((address, 0), family=family, backlog=1024))
-        except OSError as error:  # as of an address that is translated on the way to this host
+        except OSError as error:  # for example, a router translates this address
             reason = error
     if not sockets:
         raise reason
@@ -79,50 +79,51 @@ def listen(addresses: Iterable[str]) -> list[socket.socket]:
 
 
 class _Stranger(NamedTuple):
-    #: When it has come, from where, and to which of the listener's addresses.
+    #: When it connected, from where, and to which of the listener's addresses.
     since: float
     origin: str
     address: str
-    #: What it has to prove, once it has said hello.
+    #: What it has to prove; None until it has said hello.
     exchange: _Exchange | None = None
 
 
 class _Exchange(NamedTuple):
-    """What both ends know when they prove themselves to each other."""
+    """The facts that both ends know when they prove themselves to each other."""
 
     key: str
-    #: The listener's, without the interface that one end reaches it by.
+    #: The listener's address, without the interface that one end uses to reach it.
     address: str
     nonce_of_rank: str
     nonce_of_listener: str
 
     def proof(self, *what: Any) -> str:
-        """Return the proof of one end, which says these things."""
+        """Return the proof with which one end states these things."""
         text = json.dumps([*self[1:], *what])
         return hmac.digest(bytes.fromhex(self.key), text.encode(), "sha256").hex()
 
     def is_proved(self, proof: str, *what: Any) -> bool:
-        """Tell whether the other end knows the key, and has said these things."""
+        """Tell whether the other end knows the key and has stated these things."""
         return hmac.compare_digest(self.proof(*what).encode(), proof.encode())
 
 
 class Listener:
-    """Lets in those who prove that they belong to the job, each rank once for each purpose.
+    """Accepts peers that prove that they belong to the job, each rank once for each purpose.
 
-    As soon as all ranks have joined, it stops listening and drops all others. Until then, it drops
-    strangers after 5 seconds or 4 KiB. If there are more of them than ranks could be, it drops the
-    oldest from the address that has most. Those who speak as a rank have places of their own, so
-    that a flood of connections alone cannot take them.
+    When all ranks have joined, it stops listening and drops everyone else. Until then, it drops
+    strangers after 5 seconds or 4 KiB. If there are more strangers than there could be ranks, it
+    drops the oldest one from the address that has most of them. Peers that have said hello have
+    separate places, so a flood of connections alone cannot take those.
 
     Parameters
     ----------
     sockets : sequence of socket.socket
-        As `listen` returns them.
+        Listening sockets, as returned by `listen`.
     key : str
+        Key of the job.
     ranks : iterable of int
-        Who is expected.
+        Expected ranks.
     purposes : sequence of str
-        What each rank connects for.
+        Purposes for which each rank connects.
     """
 
     def __init__(
@@ -144,11 +145,11 @@ class Listener:
 
     @property
     def addresses(self) -> list[Address]:
-        """Where it listens."""
+        """The addresses on which it listens."""
         return [_address_of(each) for each in self._sockets]
 
     def expect(self, ranks: Iterable[int]) -> None:
-        """Let in these ranks as well, if need be by new sockets; raise OSError if none works."""
+        """Accept these ranks as well, on new sockets if needed; raise OSError if none works."""
         if not self._sockets:
             self._open(listen(self._hosts))
         self._expected |= {(rank, purpose) for rank in ranks for purpose in self._purposes}
@@ -157,17 +158,17 @@ class Listener:
         self._n_places = max(self._n_places, places)
 
     def fileno(self) -> int:
-        """Return a file descriptor that can be read as soon as `serve` has something to do."""
+        """Return a file descriptor that is readable as soon as `serve` has something to do."""
         return cast(Any, self._selector).fileno()
 
     def serve(self, now: float) -> list[tuple[Channel, Member]]:
-        """Do what there is to do; return those who have just joined.
+        """Handle everything that has arrived; return the members that have just joined.
 
         ``now`` is the time in seconds, by any clock.
         """
         joined = []
         ready = [key.fileobj for key, _ in self._selector.select(0)]
-        # Those who speak are heard before they may have to make room for others.
+        # Hear those that have sent something before they may have to make room for others.
         for channel in ready:
             if isinstance(channel, Channel) and channel in self._strangers:
                 try:
@@ -185,11 +186,11 @@ class Listener:
         return joined
 
     def expect_no_more(self, ranks: Iterable[int]) -> None:
-        """Take note that these ranks never come, unless they have."""
+        """Stop expecting these ranks."""
         self._expected = {each for each in self._expected if each[0] not in {*ranks}}
 
     def stop(self) -> None:
-        """Listen to nobody any more, except those who have joined."""
+        """Stop listening, and drop everyone who has not joined."""
         while self._sockets:
             listening = self._sockets.pop()
             self._selector.unregister(listening)
@@ -198,7 +199,7 @@ class Listener:
             self._drop(channel)
 
     def close(self) -> None:
-        """Stop, and free the file descriptor."""
+        """Stop listening, and free the file descriptor."""
         self.stop()
         self._selector.close()
 
@@ -214,7 +215,7 @@ class Listener:
                 connection, (origin, *_) = listening.accept()
             except BlockingIOError:
                 return
-            except OSError:  # perhaps no more files can be opened
+            except OSError:  # perhaps this process cannot open another file
                 self._drop_one_of(self._strangers)
                 return
             self._make_room(has_greeted=False)
@@ -238,7 +239,7 @@ class Listener:
                 if not exchange.is_proved(message.proof, "rank", *member):
                     raise MalformedError("not of this job")
                 if (member.rank, member.purpose) not in self._expected:
-                    raise MalformedError("a rank that has joined before, or does not exist")
+                    raise MalformedError("a rank that has joined before or does not exist")
                 self._expected.remove((member.rank, member.purpose))
                 self._selector.unregister(channel)
                 del self._strangers[channel]
@@ -246,14 +247,14 @@ class Listener:
                 channel.send(Welcome())
                 return member
             else:
-                raise MalformedError("not what a rank says")
+                raise MalformedError("not what a rank would send")
         return None
 
     def _oldest(self) -> tuple[Channel, _Stranger] | None:
         return next(iter(self._strangers.items()), None)
 
     def _make_room(self, *, has_greeted: bool) -> None:
-        """Have a place for one more of those who have said hello, or of those who have not."""
+        """Make room for one more peer, among those that have said hello or those that have not."""
         if len(self._strangers) >= self._n_places:
             crowd = {
                 channel: stranger
@@ -264,7 +265,7 @@ class Listener:
                 self._drop_one_of(crowd)
 
     def _drop_one_of(self, crowd: dict[Channel, _Stranger]) -> None:
-        """Drop the oldest from the address that most come from."""
+        """Drop the oldest peer from the address that has most of them."""
         for origin, _ in Counter(each.origin for each in crowd.values()).most_common(1):
             self._drop(next(it for it, stranger in crowd.items() if stranger.origin == origin))
 
@@ -275,18 +276,18 @@ class Listener:
 
 
 class Entrance(NamedTuple):
-    """Where ranks find a `Listener`, and the key of the job."""
+    """The addresses of a `Listener`, and the key of the job."""
 
     addresses: list[Address]
     key: str
 
     @classmethod
     def to(cls, sockets: Iterable[socket.socket]) -> Entrance:
-        """Return how to find the listener of these sockets, with a new key."""
+        """Return the entrance to these sockets, with a new key."""
         return cls([_address_of(each) for each in sockets], os.urandom(32).hex())
 
     def enter(self, member: Member) -> Channel | None:
-        """Join, by the first address whose listener knows the key; return None if none does."""
+        """Join at the first address whose listener knows the key; return None if none does."""
         patience = _Patience()
         while met := self._meet(patience):
             channel, exchange = met
@@ -299,7 +300,7 @@ class Entrance(NamedTuple):
         return None
 
     def _meet(self, patience: _Patience) -> tuple[Channel, _Exchange] | None:
-        """Connect to a listener that proves itself; return also what both ends know by then."""
+        """Connect to a listener that proves itself; return the channel and the exchange."""
         nonce = _nonce()
         with contextlib.closing(patience.answers(self.addresses, Hello(nonce))) as answers:
             for channel, address, message in answers:
@@ -312,7 +313,7 @@ class Entrance(NamedTuple):
 
 
 class _Patience:
-    """How long to wait for answers, in all."""
+    """Limits the total time to wait for answers."""
 
     def __init__(self) -> None:
         self._start = monotonic()
@@ -321,10 +322,10 @@ class _Patience:
     def answers(
         self, addresses: Sequence[Address], question: Message
     ) -> Generator[tuple[Channel, Address, Message], None, None]:
-        """Iterate over what those who listen say first, with the connections to them.
+        """Iterate over the first answer from each address, with its connection.
 
-        Where one is closed before that, or not even made, another one is tried, unless it is
-        refused, or something comes that is no message.
+        If a connection fails or closes before that, this tries again, unless the peer refuses the
+        connection or sends something other than a message.
         """
         with selectors.DefaultSelector() as selector, _closing_all(selector):
             lost = [*addresses]
@@ -347,7 +348,7 @@ class _Patience:
                             self._deadline = self._start + _SECONDS_TO_ANSWER
                             channel.send(question)
                             selector.modify(channel, selectors.EVENT_READ, key.data)
-                        # What follows the answer is for those who read later.
+                        # Only the first: whoever gets the channel reads the rest.
                         messages = channel.receive(only_first=True)
                     except ConnectionError as error:
                         selector.unregister(channel)
@@ -362,7 +363,7 @@ class _Patience:
                     time.sleep(_SECONDS_BETWEEN)
 
     def answer(self, channel: Channel, question: Message) -> Message | None:
-        """Return what somebody says next; None if the connection is closed, or time is up."""
+        """Return the peer's next message; None if it closes the connection or the time is up."""
         channel.send(question)
         with selectors.DefaultSelector() as selector, contextlib.suppress(ConnectionError):
             selector.register(channel, selectors.EVENT_READ)
@@ -383,7 +384,7 @@ def _closing_all(selector: selectors.BaseSelector) -> Iterator[None]:
 
 def _connecting(addresses: Iterable[Address]) -> Iterator[tuple[Channel, Address]]:
     for address in addresses:
-        with contextlib.suppress(OSError):  # no such network here
+        with contextlib.suppress(OSError):  # this host is not on that network
             family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
             connection = socket.socket(family)
             channel = Channel(connection)

@@ -1,4 +1,4 @@
-"""Decide what is wrong with a job from the reports of its ranks, without input or output."""
+"""Decide from the reports of ranks what is wrong with a job, without any input or output."""
 
 from __future__ import annotations
 
@@ -8,49 +8,49 @@ from dataclasses import dataclass, field
 
 from chainermn.failures.wait import Key, Wait
 
-# Stall limits for a collective that all ranks have reached: it may simply be a large one.
+# How many stall limits a collective may take once all ranks have reached it: it may be large.
 _LIMITS_IF_COMPLETE = 10
 _MOST_LINES = 16
 
 REMEDY = (
     "All ranks must make the same calls in the same order, the same number of times. "
-    "CHAINERMN_STALL_LIMIT sets after how many seconds of waiting or silence ChainerMN looks for "
-    "the cause, 0 for never; it is now {limit:g}."
+    "After CHAINERMN_STALL_LIMIT seconds of waiting or silence, now {limit:g}, ChainerMN looks "
+    "for the cause; 0 switches this off."
 )
 
 
 @dataclass
 class RankState:
-    """What is known about a rank; all times are on the clock of the `Judge`."""
+    """The state of a rank, as far as it is known; all times are on the clock of the `Judge`."""
 
     #: Rank in ``COMM_WORLD``.
     rank: int
     host: str
     pid: int
-    #: Calls of its main thread and of the others.
+    #: Current calls of its main thread and of its other threads.
     main_wait: Wait | None = None
     other_waits: list[Wait] = field(default_factory=list)
-    #: Number of calls that it has begun, by stream.
+    #: Number of calls that it has begun on each stream.
     counts: dict[str, int] = field(default_factory=dict)
-    #: Where its main thread is.
+    #: Current place of its main thread in the program.
     place: str = "an unknown place"
-    #: When its script ended.
+    #: Time at which its script ended.
     left_at: float | None = None
-    #: When it last reported.
+    #: Time of its last report.
     heard_at: float = 0.0
 
     @property
     def name(self) -> str:
-        """Rank and host, for messages."""
+        """Name for messages: rank and host."""
         return f"rank {self.rank} on {self.host}"
 
     @property
     def waits(self) -> list[Wait]:
-        """Calls of all threads."""
+        """Current calls of all threads."""
         return [*([self.main_wait] if self.main_wait else []), *self.other_waits]
 
     def has_come_to(self, wait: Wait) -> bool:
-        """Tell whether it has begun its part of another rank's call."""
+        """Tell whether this rank has begun its part of another rank's call."""
         for own in self.waits:
             if (own.stream, own.number) == (wait.stream, wait.number):
                 return own.operation == wait.operation or own.is_message
@@ -59,19 +59,19 @@ class RankState:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Something that is wrong, as a message for the user."""
+    """A problem, described for the user."""
 
     text: str
-    #: Identifies the problem, so that the user is not warned of the same one all the time.
+    #: Identifies the problem, so that the same warning is not repeated all the time.
     subject: str
-    #: Whether the job has to end.
+    #: Whether the job must end.
     is_fatal: bool
 
 
 class Judge:
     """Finds out what is wrong.
 
-    ``limit`` seconds of silence or waiting count as a failure; 0 for no limit.
+    ``limit`` seconds of silence or waiting count as a failure; 0 means no limit.
     """
 
     def __init__(self, ranks: Iterable[RankState], now: float, limit: float) -> None:
@@ -82,7 +82,7 @@ class Judge:
         self._remedy = REMEDY.format(limit=limit)
 
     def verdicts(self) -> list[Verdict]:
-        """Return what is wrong, fatal problems first."""
+        """Return all problems, fatal ones first."""
         rules = (self._missed, self._silent, self._deadlocked, self._stalled, self._lingering)
         found = [verdict for rule in rules for verdict in rule()]
         return sorted(found, key=lambda verdict: not verdict.is_fatal)
@@ -107,18 +107,18 @@ class Judge:
             if silence > self._limit:
                 yield self._fatal(
                     f"{state.name} (process {state.pid}) has been silent for {silence:.0f} s: it "
-                    "is stopped, or its host or the network is down. By its last report, it "
-                    f"{self._doing(state)}.{self._waited_for(state)}"
+                    "is stopped, or its host or the network is down. According to its last "
+                    f"report, it {self._doing(state)}.{self._waited_for(state)}"
                 )
 
     def _deadlocked(self) -> Iterator[Verdict]:
-        """Find ranks that wait for each other: each waits for another of them."""
+        """Find groups of ranks in which every rank waits for another of the group."""
         blocked = {
             state.rank: wait
             for state in self._ranks.values()
             if (wait := state.main_wait) and self._now - wait.since > self._limit
         }
-        # Take away, call by call, the ranks that wait for none of those that are left.
+        # Remove, call by call, the ranks that do not wait for any of the remaining ones.
         inside: defaultdict[Key, list[int]] = defaultdict(list)
         calls_without: defaultdict[int, list[Key]] = defaultdict(list)
         waited_for: dict[Key, set[int]] = {}
@@ -158,11 +158,11 @@ class Judge:
             subject = f"{wait.stream} {wait.number}"
             missing = {member.rank for member in self._missing(wait)}
             if missing and missing <= waiting:
-                continue  # the reason is the call that these wait in
-            text = f"all ranks have come, but the call does not end:\n{self._shown(wait)}"
+                continue  # the cause is the call in which the missing ranks wait
+            text = f"all ranks have arrived, but the call does not end:\n{self._shown(wait)}"
             if missing:
                 text = (
-                    f"ranks have waited for {seconds:.0f} s for others. If these are meant to "
+                    f"ranks have waited {seconds:.0f} s for others. If the others are meant to "
                     f"take this long, nothing is wrong.\n{self._shown(wait)}"
                 )
                 yield self._warning(text, subject)
@@ -172,7 +172,7 @@ class Judge:
                 yield self._fatal(text)
 
     def _lingering(self) -> Iterator[Verdict]:
-        """Find ranks that wait for the others to end."""
+        """Find ranks that have ended and wait for the others to end."""
         here = [state for state in self._ranks.values() if state.left_at is None]
         for state in self._ranks.values():
             if here and state.left_at is not None and self._now - state.left_at > self._limit:
@@ -184,13 +184,13 @@ class Judge:
                 )
 
     def _waited_for(self, state: RankState) -> str:
-        """Describe the first call in which others wait for a rank, if there is any."""
+        """Describe the first call in which others wait for a rank, if there is one."""
         calls = [wait for wait in self._calls() if state in self._missing(wait)]
         first = min(calls, key=lambda wait: wait.since, default=None)
         return f"\n{self._shown(first)}" if first else ""
 
     def _calls(self) -> list[Wait]:
-        """Return the calls that ranks are in, each once, as made by the first rank."""
+        """Return all calls in progress, each once, as made by the first rank."""
         calls: dict[Key, Wait] = {}
         for state in self._ranks.values():
             for wait in state.waits:
@@ -216,7 +216,7 @@ class Judge:
     def _shown(self, wait: Wait) -> str:
         missing = {member.rank for member in self._missing(wait)}
         lines = [
-            f"    {'HAS NOT ' if member.rank in missing else 'has '}come: {member.name}, which "
+            f"    {'HAS NOT ' if member.rank in missing else 'has '}arrived: {member.name}, which "
             f"{self._doing(member)}"
             for member in sorted(self._members(wait), key=lambda m: m.rank not in missing)
         ]
@@ -239,7 +239,7 @@ class Judge:
 
 
 def _advice(states: Iterable[RankState]) -> str:
-    """Return what to do if only some of these ranks are in an extension."""
+    """Return advice if only some of these ranks are in an extension."""
     callers = {state.main_wait.caller if state.main_wait else "" for state in states}
     if len(callers) == 1:
         return ""

@@ -1,7 +1,7 @@
-"""Where the main thread is and whether it reacts to interrupts, as seen from another thread.
+"""Find out from another thread where the main thread is and whether it reacts to interrupts.
 
-Not by ``sys._current_frames``: looking at a frame that another thread is running crashed CPython
-3.11. `faulthandler` creates no frame objects.
+This uses `faulthandler`, which does not create frame objects: ``sys._current_frames`` crashed
+CPython 3.11 when the other thread was running the frame.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 _LINE = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
-# Seconds for a main thread that runs Python to handle a KeyboardInterrupt.
+# Seconds that a main thread gets to handle a KeyboardInterrupt, if it is running Python.
 _PATIENCE = 3.0
 _lock = threading.Lock()
 
 
 class Place(NamedTuple):
-    """A line of a program, and its function."""
+    """A line of a program, with the function that contains it."""
 
     file: str
     line: str
@@ -36,7 +36,7 @@ class Place(NamedTuple):
 
 
 def main_stack() -> list[Place]:
-    """Return the calls of the main thread, innermost first, up to 100."""
+    """Return the innermost 100 calls of the main thread, innermost first."""
     with _lock:
         file = _scratch_file()
         os.ftruncate(file, 0)
@@ -51,7 +51,7 @@ def main_stack() -> list[Place]:
 
 @functools.cache
 def _scratch_file() -> int:
-    # Not a pipe or a disk, either of which may be full.
+    # A pipe or a disk might be full.
     if hasattr(os, "memfd_create"):
         return os.memfd_create("stacks")
     import tempfile  # not needed on Linux
@@ -62,19 +62,19 @@ def _scratch_file() -> int:
 
 
 def place() -> str:
-    """Return where the main thread is: in the user's code, and below it if that is elsewhere."""
+    """Return the main thread's line in the user's code, and the innermost line if different."""
     stack = main_stack()
-    return ", inside of it ".join(dict.fromkeys(map(str, [*users_places(stack)[:1], *stack[:1]])))
+    return ", now in ".join(dict.fromkeys(map(str, [*users_places(stack)[:1], *stack[:1]])))
 
 
 def users_places(stack: Iterable[Place]) -> list[Place]:
-    """Return those places of a stack that are in the user's code, not in that of a library."""
+    """Return the places of a stack that are in the user's code rather than in a library."""
     return [place for place in stack if not place.file.startswith(_libraries())]
 
 
 @functools.cache
 def _libraries() -> tuple[str, ...]:
-    # Who looks for the cause of a stall wants to see where these were called from.
+    # To find the cause of a stall, users need the line that called the library.
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     return str(Path(__file__).parent.parent), *map(sysconfig.get_path, names), "<"
 
@@ -82,8 +82,8 @@ def _libraries() -> tuple[str, ...]:
 class Interrupts:
     """Tells whether the main thread, which may be stuck in C code, reacts to SIGINT.
 
-    The numbers of signals go to the file descriptor ``writer`` of a pipe, unless the program uses
-    ``signal.set_wakeup_fd`` itself; pass what comes out to `note`.
+    Signal numbers go to the pipe's file descriptor ``writer``, unless the program itself uses
+    ``signal.set_wakeup_fd``. Pass the bytes read from the pipe to `note`.
     """
 
     def __init__(self, writer: int) -> None:
@@ -95,13 +95,13 @@ class Interrupts:
                 signal.set_wakeup_fd(previous)
 
     def note(self, numbers: bytes) -> None:
-        """Take note of signals that have arrived, by their numbers."""
+        """Remember signals that have arrived, given their numbers."""
         is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
         if signal.SIGINT in numbers and is_default and self._stack is None:
             self._since, self._stack = time.monotonic(), main_stack()
 
     def are_ignored(self) -> bool:
-        """Tell whether the main thread has stood still for seconds since an interrupt."""
+        """Tell whether the main thread has not moved for some seconds since an interrupt."""
         if time.monotonic() - self._since < _PATIENCE:
             return False
         is_stuck = self._stack == main_stack()

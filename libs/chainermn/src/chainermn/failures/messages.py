@@ -1,6 +1,6 @@
-"""What ranks and the monitor say to each other, and the form that is checked before it is used.
+"""Messages between ranks and the monitor, and checks of their form.
 
-On its way, a message is a line of JSON: its name, then its fields.
+A message travels as a line of JSON: its name, then its fields.
 """
 
 from __future__ import annotations
@@ -13,42 +13,42 @@ from typing import Any, NamedTuple, TypeAlias, get_args, get_origin
 
 from chainermn.failures.wait import Wait
 
-# No rank, process or count comes near it, and a float still tells its neighbours apart.
+# Larger than any rank, process or count, and still exact as a float.
 _MOST = 1 << 53
 
 
 class Member(NamedTuple):
-    """Who joins."""
+    """A rank that joins."""
 
     rank: int
-    #: What the connection is for, as a rank may have several.
+    #: Purpose of the connection, since a rank may have several.
     purpose: str
     host: str
     pid: int
 
 
 class Address(NamedTuple):
-    """Where somebody listens."""
+    """An address and port at which something listens."""
 
     host: str
     port: int
 
 
 class Hello(NamedTuple):
-    """A rank's first words, to whoever listens on an address."""
+    """A rank says hello to an unknown listener."""
 
     nonce: str
 
 
 class Challenge(NamedTuple):
-    """The listener proves itself, and asks the rank to do the same."""
+    """The listener proves itself and asks the rank to do the same."""
 
     nonce: str
     proof: str
 
 
 class Join(NamedTuple):
-    """The rank proves itself, and who it is."""
+    """The rank proves itself and its identity."""
 
     member: Member
     proof: str
@@ -59,50 +59,50 @@ class Welcome(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a rank does; the starts of its calls are their ages in seconds."""
+    """A rank reports what it is doing. Its calls have ages in seconds instead of starts."""
 
-    #: Calls of the main thread and of others.
+    #: Current calls of the main thread and of other threads.
     main: Wait | None
     others: list[Wait]
-    #: Streams whose number of calls has changed.
+    #: Numbers of calls on the streams where they have changed.
     counts: dict[str, int]
-    #: Where the main thread is.
+    #: Current place of the main thread.
     place: str
     #: Whether the script has ended.
     left: bool
 
 
 class Failing(NamedTuple):
-    """A rank is about to print why it has failed, and to end the job."""
+    """A rank is about to print why it has failed and to end the job."""
 
-    #: The same on ranks that fail in the same way.
+    #: Equal on ranks that fail in the same way.
     reason: str
 
 
 class Absent(NamedTuple):
-    """These ranks, abbreviated by `as_ranges`, have not been able to join and never will."""
+    """These ranks, abbreviated by `as_ranges`, could not join and never will."""
 
     ranks: str
 
 
 class Expect(NamedTuple):
-    """These ranks are about to join a job that others have joined before."""
+    """These ranks are about to join a job that others have already joined."""
 
     ranks: str
 
 
 class Listening(NamedTuple):
-    """Where the monitor listens for those that a rank has told it to expect."""
+    """The monitor listens on these addresses for the ranks that it was told to expect."""
 
     addresses: list[Address]
 
 
 class Stop(NamedTuple):
-    """The job is being ended by somebody who knows why."""
+    """The job will be ended by something else, for a known reason."""
 
 
 class Tick(NamedTuple):
-    """The monitor is there."""
+    """The monitor is alive."""
 
 
 class Go(NamedTuple):
@@ -110,7 +110,7 @@ class Go(NamedTuple):
 
 
 class End(NamedTuple):
-    """The job has to end, by this rank, for the reason that it has given, if any."""
+    """The job must end. The rank ``first`` ends it, for the reason that it gave, if any."""
 
     first: int | None
     reason: str
@@ -123,22 +123,22 @@ _KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def encode(message: Message) -> bytes:
-    """Return what travels for a message."""
+    """Return a message as a line of JSON."""
     return json.dumps([type(message).__name__, *message]).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:
-    """Return the message in a line, without the line's end; raise ValueError if it is none."""
+    """Parse a line, without its newline; raise ValueError if it is not a message."""
     try:
         kind, *fields = _as(list[Any], json.loads(line))
         message: Message = _as(_KINDS.get(_as(str, kind)), fields)
-    except (ValueError, RecursionError) as error:  # the latter of lists within lists
-        raise ValueError(f"{line[:60]!r} is no message") from error
+    except (ValueError, RecursionError) as error:  # deeply nested lists exceed the recursion limit
+        raise ValueError(f"{line[:60]!r} is not a message") from error
     return message
 
 
 def _as(form: Any, value: Any) -> Any:
-    """Return a value from JSON as a type; raise ValueError if it is of another one."""
+    """Convert a value from JSON to a type; raise ValueError if it does not match."""
     if form is Any:
         return value
     if form is str and type(value) is str:
@@ -158,7 +158,7 @@ def _as(form: Any, value: Any) -> Any:
         return [_as(parts[0], each) for each in value]
     if origin is dict and type(value) is dict:
         return {_as(parts[0], key): _as(parts[1], each) for key, each in value.items()}
-    raise ValueError(f"{value!r:.60} is no {form}")
+    raise ValueError(f"expected {form}, got {value!r:.60}")
 
 
 @functools.cache
@@ -167,7 +167,7 @@ def _forms_of(kind: Any) -> list[Any]:
 
 
 def _printable(text: str) -> str:
-    """Replace what could control the terminal that shows a text."""
+    """Replace characters that could control the terminal that shows a text."""
     if text.isprintable():
         return text
     return "".join(character if character.isprintable() else "?" for character in text)

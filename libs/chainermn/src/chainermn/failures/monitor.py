@@ -1,7 +1,8 @@
-"""Process beside rank 0 that hears all ranks, and decides when the job has to end.
+"""The monitor: a process beside rank 0 that hears all ranks and decides when the job must end.
 
-A process, because rank 0 may itself be stopped or stuck in C code. MPICH 5.0.2 and Open MPI 5.0.11
-both wait forever for a rank that stops, or that calls ``sys.exit`` while others wait for it.
+It is a separate process because rank 0 may itself be stopped or stuck in C code. MPICH 5.0.2 and
+Open MPI 5.0.11 both wait forever for a rank that stops, or that calls ``sys.exit`` while others
+wait for it.
 """
 
 from __future__ import annotations
@@ -41,18 +42,17 @@ from chainermn.failures.messages import (
 from chainermn.failures.processes import Process, find, launchers_of
 from chainermn.failures.wait import from_ranges, last_of
 
-# Once a rank is gone, mpiexec may end the job by itself, with the exit code that fits.
+# Once a rank is gone, mpiexec may end the job itself, with a fitting exit code.
 _SECONDS_FOR_MPIEXEC = 1.0
-# Part of a period in which messages of ranks that have joined collect: to wake up for each costs
-# more than to read it.
+# Fraction of a period in which messages collect, since waking up costs more than reading one.
 _PAUSE = 0.05
-# For ranks to end.
+# Seconds that ranks get to end.
 _SECONDS_FOR_RANKS = 15.0
 
 
 def main(sockets: list[int], invitation: list[Any], pid: int) -> None:
     """Run a monitor, in the process that `start_monitor` starts."""
-    # A socket for each rank, and until it has joined one for each address that it tries.
+    # Each rank needs a socket, and until it has joined one for each address that it tries.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -63,7 +63,7 @@ def main(sockets: list[int], invitation: list[Any], pid: int) -> None:
 class Monitor:
     """Receives the reports of all ranks, the first of which has started this process.
 
-    It listens only until all ranks that it expects have joined: as a rule all of the job.
+    It stops listening when all expected ranks have joined, which are usually all of the job.
     """
 
     def __init__(
@@ -72,26 +72,26 @@ class Monitor:
         key = invitation.entrance.key
         self._listener = Listener(sockets, key, from_ranges(invitation.ranks), [PURPOSE])
         self._invitation = invitation
-        # None as soon as ranks have joined.
+        # None as soon as a rank has joined.
         self._starter = starter
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        # Tells of connections that are closed, and of nothing else; only Linux has it.
+        # Reports only closed connections; exists only on Linux.
         self._ends = select.epoll() if sys.platform == "linux" else None
         self._clock = AwakeClock(2 * invitation.period)
         self._members: dict[Channel, RankState] = {}
         self._warned_at: dict[str, float] = {}
         self._launchers = launchers_of(os.getpid())
-        # Whether a rank that is gone is no failure.
+        # Whether ranks may disappear without that being a failure.
         self._may_leave = False
-        # When the job ends, by which rank and why; and whether the ranks have been told.
+        # When the job ends, which rank ends it and why, and whether the ranks have been told.
         self._end_at = float("inf")
         self._first: int | None = None
         self._reason = ""
         self._is_told = False
 
     def run(self) -> None:
-        """Listen and judge until all ranks are gone."""
+        """Receive reports and judge them until all ranks are gone."""
         next_look = next_tick = 0.0
         while not self._is_done():
             ready = [key.fileobj for key, _ in self._selector.select(self._invitation.period / 4)]
@@ -113,11 +113,11 @@ class Monitor:
                 self._judge()
             if ready and are_members:
                 self._let_messages_collect()
-        if self._is_ending and not self._is_told:  # all ended by themselves
+        if self._is_ending and not self._is_told:  # all ranks ended by themselves
             self._end_mpiexec()
 
     def _let_messages_collect(self) -> None:
-        """Wait a little, unless a rank is gone, because of which others may be ended at once."""
+        """Wait a little, unless a rank is gone: then mpiexec may soon end the others."""
         if self._ends is None:
             return
         for file, _ in self._ends.poll(self._invitation.period * _PAUSE):
@@ -151,11 +151,14 @@ class Monitor:
             channel.close()
             lost = self._members.pop(channel)
             text = (
-                f"{lost.name} (process {lost.pid}) is the first to be gone, without a word: "
-                "it was killed, it has crashed, or it has called os._exit."
+                f"{lost.name} (process {lost.pid}) disappeared first, without a message: it was "
+                "killed, it crashed, or it called os._exit."
             )
             if isinstance(error, MalformedError):
-                text = f"{lost.name} (process {lost.pid}) does not speak as a rank does ({error})."
+                text = (
+                    f"{lost.name} (process {lost.pid}) sent something that a rank never sends "
+                    f"({error})."
+                )
             if not self._may_leave:
                 self._end(text, _SECONDS_FOR_MPIEXEC)
 
@@ -172,14 +175,14 @@ class Monitor:
         elif isinstance(message, Expect):
             self._check_ranks(message.ranks)
             here = {member.rank for member in self._members.values()}
-            with contextlib.suppress(OSError):  # they are told to go nowhere
+            with contextlib.suppress(OSError):  # then the list of addresses below is empty
                 self._listener.expect({*from_ranges(message.ranks)} - here)
             channel.send(Listening(self._listener.addresses))
         elif isinstance(message, Absent):
             self._check_ranks(message.ranks)
             self._listener.expect_no_more(from_ranges(message.ranks))
         else:
-            raise MalformedError(f"{message} is no message of a rank")
+            raise MalformedError(f"{message} is not a message of a rank")
 
     def _note(self, state: RankState, report: Report, now: float) -> None:
         calls = [*([report.main] if report.main else []), *report.others]
@@ -203,7 +206,9 @@ class Monitor:
         except ValueError:
             is_right = False
         if not is_right:
-            raise MalformedError(f"{ranges[:60]!r} are no ranks of {self._invitation.size}")
+            raise MalformedError(
+                f"expected ranks below {self._invitation.size}, got {ranges[:60]!r}"
+            )
 
     def _judge(self) -> None:
         now, limit = self._clock.read(), self._invitation.limit
@@ -216,9 +221,9 @@ class Monitor:
                 print_at_once(f"chainermn: {verdict.text}")
 
     def _end(self, text: str, patience: float = SECONDS_FOR_OUTPUT) -> None:
-        """Print why the job has to end, unless it is already ending, and end it soon after."""
+        """Unless the job is already ending, print why it must end, and end it soon after."""
         if not self._is_ending:
-            print_at_once(f"chainermn: {text}\nThe whole job is being ended.")
+            print_at_once(f"chainermn: {text}\nEnding the whole job.")
             self._end_at = self._clock.read() + patience
 
     def _tell_to_end(self) -> None:
@@ -230,9 +235,9 @@ class Monitor:
         self._is_told = True
 
     def _end_mpiexec(self) -> None:
-        """Kill MPICH's mpiexec, which exits with 0 if a rank has called ``os._exit(0)``.
+        """Kill MPICH's mpiexec, which would exit with 0 if a rank has called ``os._exit(0)``.
 
-        It is still there, because this process keeps the standard error of a rank open.
+        It is still running, because this process keeps a rank's standard error open.
         """
         if any(launcher.name.startswith("hydra_") for launcher in self._launchers):
             time.sleep(SECONDS_HELD + SECONDS_FOR_OUTPUT)

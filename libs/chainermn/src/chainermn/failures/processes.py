@@ -1,4 +1,4 @@
-"""Processes of this host, from ``/proc``; on systems other than Linux, none are found."""
+"""Find processes of this host in ``/proc``; on systems other than Linux, this finds none."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-# Starts of their names, of which Linux keeps 15 characters.
+# Beginnings of process names, which Linux cuts to 15 characters.
 _LAUNCHERS = ("hydra_", "mpiexec", "mpirun", "orted", "orterun", "prted", "prterun")
 
-#: Start of the names of those that `helper` starts beside a rank.
+#: Beginning of the names of processes that `helper` starts.
 HELPERS = "chainermn-"
 
-# By these MPICH and Open MPI tell a rank its `Numbers`.
+# Variables that tell a rank its `Numbers`, with MPICH and with Open MPI.
 _VARIABLES = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -24,7 +24,7 @@ _VARIABLES = (
 
 
 class Numbers(NamedTuple):
-    """A rank, the number of ranks, and the number of those on the same host."""
+    """A rank, the number of ranks, and the number of ranks on the same host."""
 
     rank: int
     size: int
@@ -36,18 +36,18 @@ class Process:
     """A living process."""
 
     pid: int
-    name: str = field(compare=False)  # it changes with exec
-    parent: int = field(compare=False)  # it changes when the parent ends
-    started: str  # tells apart processes that get the same pid one after the other
+    name: str = field(compare=False)  # changes with exec
+    parent: int = field(compare=False)  # changes when the parent ends
+    started: str  # differs between processes that reuse a pid
 
     @property
     def is_launcher(self) -> bool:
-        """Whether it is ``mpiexec``, or the daemon that it starts on each host."""
+        """Whether it is ``mpiexec`` or the daemon that ``mpiexec`` starts on each host."""
         return self.name.startswith(_LAUNCHERS)
 
     @property
     def is_helper(self) -> bool:
-        """Whether it helps to watch a rank, and ends with it."""
+        """Whether it helps to watch a rank and ends with it."""
         return self.name.startswith(HELPERS)
 
     def is_alive(self) -> bool:
@@ -62,7 +62,7 @@ class Process:
 
 
 def find(pid: int) -> Process | None:
-    """Return a process by its number; None if it does not exist or is dead."""
+    """Return the process with a pid; None if it does not exist or is dead."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -73,7 +73,7 @@ def find(pid: int) -> Process | None:
 
 
 def all_processes() -> list[Process]:
-    """Return all processes that this one can see."""
+    """Return all processes that this process can see."""
     try:
         pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
     except OSError:
@@ -84,7 +84,7 @@ def all_processes() -> list[Process]:
 def launchers_of(pid: int) -> list[Process]:
     """Return the daemon and the ``mpiexec`` that started a process, nearest first.
 
-    Wrappers, such as a shell, may lie between the process and the first of them.
+    Wrappers, such as a shell, may be between the process and its first launcher.
     """
     found: list[Process] = []
     process = find(pid)
@@ -98,7 +98,7 @@ def launchers_of(pid: int) -> list[Process]:
 
 
 def numbers_in(environment: Mapping[str, str]) -> Numbers | None:
-    """Return the numbers that mpiexec has set; None if it has not."""
+    """Return the numbers that mpiexec has set in an environment; None if it has not."""
     for names in _VARIABLES:
         rank, size, local_size = map(environment.get, names)
         if rank and size:
@@ -107,16 +107,16 @@ def numbers_in(environment: Mapping[str, str]) -> Numbers | None:
 
 
 def launched_as() -> Numbers | None:
-    """Return the numbers of this process.
+    """Return the numbers of this process if mpiexec started it, and None otherwise.
 
-    None unless mpiexec started this very process: a rank's children inherit its variables.
+    The variables alone are not enough, because a rank's children inherit them.
     """
     launchers = launchers_of(os.getpid())
     return numbers_in(os.environ) if launchers and launchers[0].pid == os.getppid() else None
 
 
 def family_of(pid: int) -> list[Process]:
-    """Return the process, followed by all its descendants."""
+    """Return a process, followed by all its descendants."""
     everything = all_processes()
     family = [process for process in everything if process.pid == pid]
     for member in family:
@@ -125,12 +125,12 @@ def family_of(pid: int) -> list[Process]:
 
 
 def inheriting(name: str, value: str) -> list[Process]:
-    """Return the processes of this host that have inherited a variable of this value."""
+    """Return the processes of this host that have inherited a variable with this value."""
     return [each for each in all_processes() if environment_of(each.pid).get(name) == value]
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """Return the variables with which a process was started; none if they cannot be read."""
+    """Return the variables with which a process was started; empty if they cannot be read."""
     try:
         entries = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
     except OSError:

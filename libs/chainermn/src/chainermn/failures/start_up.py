@@ -1,4 +1,4 @@
-"""What protects a rank while it initialises MPI."""
+"""Protect a rank while it initialises MPI."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from chainermn.failures.processes import numbers_in
 
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
-    """Guard this rank while it initialises MPI and first meets the others.
+    """Guard this rank while it initialises MPI and meets the others for the first time.
 
-    From then on, a crash prints the stack (`faulthandler`). A rank that is already watched needs
-    no guard. Raises ValueError if the stall limit is not a number of seconds.
+    This also makes any later crash print the stack (`faulthandler`). A rank that is already
+    watched does not need a guard. Raises ValueError if the stall limit is not a number of seconds.
     """
     stall_limit()
     if not faulthandler.is_enabled():
-        with contextlib.suppress(Exception):  # no standard error to write to
+        with contextlib.suppress(Exception):  # there may be no standard error
             faulthandler.enable()
     numbers = numbers_in(os.environ)
     if watch.is_on() or numbers is None or numbers.size == 1:
@@ -35,7 +35,7 @@ def starting() -> Iterator[None]:
             stack.enter_context(guarded(numbers.rank))
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            # Python cannot handle an interrupt inside MPI: it has to end the process at once.
+            # Python cannot handle an interrupt inside MPI, so it must end the process at once.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             stack.callback(signal.signal, signal.SIGINT, signal.default_int_handler)
         yield

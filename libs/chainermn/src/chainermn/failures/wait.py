@@ -12,16 +12,16 @@ MESSAGES = ", messages from rank "
 # More than any job has.
 _MOST_RANKS = 1 << 20
 
-#: Tells apart calls; see `Wait.key`.
+#: Identifies a call; see `Wait.key`.
 Key: TypeAlias = tuple[str, int, str]
 
 
 class Wait(NamedTuple):
     """A call in progress."""
 
-    #: Calls are numbered within a stream: a communicator, or messages between two of its ranks.
+    #: Communicator, or messages between two of its ranks, within which calls are numbered.
     stream: str
-    #: Counted from 1.
+    #: Number of the call, counted from 1.
     number: int
     #: Name of the method that the user called.
     operation: str
@@ -29,7 +29,7 @@ class Wait(NamedTuple):
     members: str
     #: Start of the call, by ``time.monotonic``.
     since: float
-    #: Part of the program that makes it, as ``extension 'validation' (Evaluator)``, if known.
+    #: Part of the program that made it, such as ``extension 'validation' (Evaluator)``, if known.
     caller: str = ""
 
     @property
@@ -39,7 +39,7 @@ class Wait(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """The same on all ranks that are in the same collective."""
+        """Key that is equal on all ranks that are in the same collective."""
         return self.stream, self.number, self.operation
 
     @property
@@ -54,7 +54,7 @@ class Wait(NamedTuple):
 
 
 def as_ranges(ranks: Sequence[int]) -> str:
-    """Abbreviate a list of ranks, as in ``0-2,5``, without the negative ones of other worlds."""
+    """Abbreviate a list of ranks, as in ``0-2,5``, leaving out negative ones of other worlds."""
     parts: list[list[int]] = []
     for rank in (each for each in ranks if each >= 0):
         if parts and rank == parts[-1][-1] + 1:
@@ -66,15 +66,15 @@ def as_ranges(ranks: Sequence[int]) -> str:
 
 @functools.lru_cache(1024)
 def from_ranges(ranges: str) -> tuple[int, ...]:
-    """Return the ranks that `as_ranges` has abbreviated; raise ValueError if it has not."""
+    """Return the ranks in a list from `as_ranges`; raise ValueError if it is not such a list."""
     bounds = [[int(rank) for rank in part.split("-")] for part in ranges.split(",")]
     lengths = [bound[-1] - bound[0] + 1 for bound in bounds]
     if min(lengths) < 1 or sum(lengths) > _MOST_RANKS:
-        raise ValueError(f"expected at most {_MOST_RANKS} ranks as in 0-2,5")
+        raise ValueError(f"expected at most {_MOST_RANKS} ranks, written as in 0-2,5")
     return tuple(rank for bound in bounds for rank in range(bound[0], bound[-1] + 1))
 
 
 @functools.lru_cache(1024)
 def last_of(ranges: str) -> int:
-    """Return the highest rank of those that `as_ranges` has abbreviated."""
+    """Return the highest rank in a list from `as_ranges`."""
     return max(from_ranges(ranges))

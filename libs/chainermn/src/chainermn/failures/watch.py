@@ -1,4 +1,4 @@
-"""The watch: every rank reports to the monitor what it does, and ends when it is told to."""
+"""The watch: each rank reports its activity to the monitor, and ends when told to."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
 
 # Seconds that a failing rank waits to learn whether another one has failed in the same way.
 _SECONDS_FOR_AN_ANSWER = 1.0
-#: Reason of ranks that an interrupt ends, wherever they are.
+#: Common reason of all ranks that an interrupt ends.
 INTERRUPTED = "interrupted"
-# Seconds for the monitor to listen again.
+# Seconds that the monitor gets to listen again.
 _SECONDS_FOR_LISTENING = 30.0
-# Seconds for the monitor to notice that all ranks are gone.
+# Seconds that the monitor gets to notice that all ranks are gone.
 _SECONDS_FOR_THE_MONITOR = 3.0
-# While a rank waits at its end, it gives MPI a chance to send messages this often.
+# How often a rank that waits at its end lets MPI send messages.
 _SECONDS_BETWEEN_PROBES = 0.02
 
 _watch: Watch | None = None
@@ -65,14 +65,14 @@ _has_joined = False
 def join(mpi_comm: MPI.Intracomm) -> None:
     """Start to watch the ranks of ``mpi_comm``; a collective call.
 
-    A process has one watch: nothing changes on ranks that have joined before. Ranks that cannot
-    connect to the monitor are warned of: MPI alone notices their failures.
+    A process has one watch: nothing changes on ranks that have already joined. Warns about ranks
+    that cannot connect to the monitor, since only MPI may notice their failures.
     """
     global _watch, _monitor, _held, _has_joined
     ranks = world_ranks(mpi_comm)
     if len(ranks) == 1 or min(ranks) < 0:  # alone, or among processes started later
         return
-    # As few collectives as possible: they are slow where many ranks share a core.
+    # Use few collectives, because they are slow if many ranks share a core.
     known, new, monitor = _watch and _watch.invitation, None, None
     if mpi_comm.rank == 0 and known is None:
         from mpi4py import MPI
@@ -96,7 +96,7 @@ def join(mpi_comm: MPI.Intracomm) -> None:
     if not newcomers:
         return
     invitation = everywhere[0][2]
-    if watched is not None:  # and its monitor has stopped listening
+    if watched is not None:  # its monitor has stopped listening
         entrance = None
         if _watch is not None and mpi_comm.rank == watched:
             entrance = _watch.entrance_for(newcomers)
@@ -118,9 +118,9 @@ def join(mpi_comm: MPI.Intracomm) -> None:
     if unwatched and mpi_comm.rank == 0:
         warnings.warn(
             f"ranks {as_ranges(unwatched)} cannot connect to rank {ranks[0]} by TCP on any port, "
-            "perhaps because of a firewall, or because they are in containers with networks of "
-            "their own (docker run --network=host cures that). If one of them fails in a way that "
-            "MPI does not see, the others will wait forever",
+            "perhaps because of a firewall, or because they are in containers with separate "
+            "networks (use docker run --network=host). If one of them fails in a way that MPI "
+            "does not notice, the others will wait forever",
             stacklevel=3,
         )
 
@@ -131,29 +131,29 @@ def is_on() -> bool:
 
 
 def say_failing(reason: str) -> bool:
-    """Announce that this rank is about to print what has failed, and to end the job.
+    """Announce that this rank is about to print what has failed and to end the job.
 
-    The reason is the same on ranks that fail in the same way. Returns whether this rank has to
-    print it, because no other one was first with the same reason.
+    The reason is equal on ranks that fail in the same way. Returns True if this rank has to print
+    it, because no other rank was first with the same reason.
     """
     return _watch is None or _watch.say_failing(reason)
 
 
 def stop_watching() -> None:
-    """Let all ranks of the job be ended by somebody who knows why, without a word of the watch."""
+    """Silence the watch, because something else is about to end all ranks for a known reason."""
     if _watch is not None:
         _watch.stop()
 
 
 def at_end(function: Callable[[], None]) -> None:
-    """Call a function at the end of this process, once all ranks have reached theirs."""
+    """Call a function at the end of this process, once all ranks have reached their ends."""
     atexit.register(function)
     atexit.unregister(leave)
-    atexit.register(leave)  # what is registered last is called first
+    atexit.register(leave)  # registered last, so it is called first
 
 
 def leave() -> None:
-    """Wait, while watching, until all ranks have reached the end of their scripts."""
+    """Keep watching until all ranks have reached the end of their scripts."""
     if _watch is not None:
         _watch.leave()
     if _monitor is not None:
@@ -166,7 +166,8 @@ def leave() -> None:
 def _stop_in_child() -> None:
     """Make a forked child forget the watch, which its parent keeps.
 
-    It closes its copies of the connections whose ends show that the parent is gone.
+    The child closes its copies of the connections, because their closing shows that the parent is
+    gone.
     """
     global _watch, _monitor, _held
     if _watch is not None:
@@ -177,7 +178,7 @@ def _stop_in_child() -> None:
 
 
 class Watch(threading.Thread):
-    """Thread that reports what a rank of ``COMM_WORLD`` does, and ends it when it is told to."""
+    """A thread that reports a rank's activity to the monitor, and ends the rank when told to."""
 
     def __init__(self, invitation: Invitation, rank: int, channel: Channel) -> None:
         super().__init__(name="chainermn-watch", daemon=True)
@@ -198,7 +199,7 @@ class Watch(threading.Thread):
         self._counts: dict[str, int] = {}
         self._is_leaving = self._is_over = False
         self._released = threading.Event()
-        # Where the monitor listens for others, once asked to.
+        # Addresses on which the monitor listens for others, once asked to.
         self._listening = threading.Event()
         self._addresses: list[Address] = []
         # The rank that ends the job, and its reason.
@@ -230,7 +231,7 @@ class Watch(threading.Thread):
         self._released.set()
 
     def say_failing(self, reason: str) -> bool:
-        """See `say_failing`. Must not run in the thread of the watch, which hears the answer."""
+        """See `say_failing`. Not for the thread of the watch, which hears the answer."""
         digest = hashlib.sha256(reason.encode(errors="replace")).hexdigest()
         self._channel.send(Failing(digest))
         self._told_to_end.wait(_SECONDS_FOR_AN_ANSWER)
@@ -242,7 +243,7 @@ class Watch(threading.Thread):
         self._is_over = True
 
     def entrance_for(self, ranks: Sequence[int]) -> Entrance:
-        """Have the monitor listen for these ranks, as others have joined before."""
+        """Ask the monitor to listen again for these ranks, which join after others."""
         self._listening.clear()
         self._addresses = []
         self._channel.send(Expect(as_ranges(ranks)))
@@ -250,7 +251,7 @@ class Watch(threading.Thread):
         return Entrance(self._addresses, self.invitation.entrance.key)
 
     def say_absent(self, ranks: Sequence[int]) -> None:
-        """Announce that these ranks cannot join, so that nobody listens for them any more."""
+        """Announce that these ranks cannot join, so that the monitor stops listening for them."""
         self._channel.send(Absent(as_ranges(ranks)))
 
     def leave(self) -> None:
@@ -260,7 +261,7 @@ class Watch(threading.Thread):
         mpi: Any = sys.modules["mpi4py.MPI"]
         try:
             while not self._released.wait(_SECONDS_BETWEEN_PROBES):
-                # Messages of this rank may still be on their way, and only MPI's calls move them.
+                # This rank's messages may still be on their way, and only calls of MPI move them.
                 if not mpi.Is_finalized():
                     mpi.COMM_WORLD.Iprobe()
         except KeyboardInterrupt:
@@ -278,7 +279,7 @@ class Watch(threading.Thread):
         os.close(self._wake_writer)
 
     def _end(self, text: str, **how: Any) -> NoReturn:
-        end_job(f"chainermn: {text}\nThe whole job is being ended.", **how)
+        end_job(f"chainermn: {text}\nEnding the whole job.", **how)
 
     def _hear(self) -> None:
         try:
@@ -287,7 +288,7 @@ class Watch(threading.Thread):
         except ConnectionError as error:
             how = "been killed"
             if isinstance(error, MalformedError):
-                how = f"sent something that it never says ({error})"
+                how = f"sent something that it never sends ({error})"
             self._end(
                 f"the process that watches over the job on {self.invitation.host} has {how}. "
                 f"Reported by {self._me}.",
@@ -307,7 +308,7 @@ class Watch(threading.Thread):
             self._addresses = message.addresses
             self._listening.set()
         elif not isinstance(message, Tick):
-            raise MalformedError(f"{message} is no message of a monitor")
+            raise MalformedError(f"{message} is not a message of a monitor")
 
     def _report(self, now: float) -> None:
         waits, counts = activity.waits(), activity.counts()
@@ -323,7 +324,7 @@ class Watch(threading.Thread):
         self._counts = counts
 
     def _aged(self, wait: Wait, now: float) -> Wait:
-        """Replace the start of a call by its age, without the time this process was stopped."""
+        """Replace the start of a call with its age, without any time this process was stopped."""
         longest = now - self._seen_at[wait] + self.invitation.period
         return wait._replace(since=min(time.monotonic() - wait.since, longest))
 

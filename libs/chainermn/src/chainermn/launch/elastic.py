@@ -34,14 +34,14 @@ _ACCUSATION = re.compile(
     rb"(?:chainermn: (?:nothing has come from |[^:]*? on )|prterun noticed .* on node )([\w.-]+)"
 )
 _LOSSES = (
-    b" is the first to be gone",
+    b" disappeared first",
     b" has been silent for ",
     b" ended before create_communicator",
     b"nothing has come from ",
     b"the process that watches over the job ",
     b"prterun noticed ",
 )
-_ENDS = b"he whole job is being ended", b"therefore will terminate the job"
+_ENDS = b"nding the whole job", b"therefore will terminate the job"
 
 #: Takes hosts and variables for all ranks; returns a command and its environment.
 MakeCommand = Callable[[list[Host], Mapping[str, str]], tuple[list[str], dict[str, str]]]

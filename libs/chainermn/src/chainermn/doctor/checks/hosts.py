@@ -18,6 +18,15 @@ VARIABLES = re.compile(
     r"LD_LIBRARY_PATH|PYTHON(PATH|HOME|HASHSEED)|CHAINER.*|CUDA_.*|CUPY_.*|NCCL_.*|MPICH_.*|MV2_.*|FI_.*|UCX_.*"
     r"|.*_NUM_THREADS"
 )
+#: What to do if mpiexec says these words; the last entry is for everything else.
+_REMEDIES = {
+    "unable to get host address": "list the names and addresses of all hosts in the /etc/hosts of "
+    "each, or name the hosts by their addresses",
+    "unable to change wdir": "start the job in a folder that every host has at the same path",
+    "": "let the hosts connect to each other on any port; check their firewalls. If several hosts "
+    "have the same address, such as Docker's, use --network to tell Open MPI which network "
+    "connects them",
+}
 #: A host counts as slow if it takes this many times as long as the median.
 SLOW = 2.5
 #: Fewest hosts to compare: with two, nobody can tell which one makes the link slow.
@@ -44,7 +53,9 @@ def ssh(setup: Setup) -> Finding:
     else:
         cure = f"check that {first} is the right name, and that the host is up and runs sshd"
     return bad(
-        show_by_host(closed), f"{cure}; then this must work", f"ssh -o BatchMode=yes {first} true"
+        show_by_host(closed),
+        f"{cure}; after that, this command must work",
+        f"ssh -o BatchMode=yes {first} true",
     )
 
 
@@ -78,12 +89,8 @@ def job(setup: Setup) -> Finding:
             )
     outcome = setup.probe_hosts("ranks")
     if outcome.failure:
-        return bad(
-            outcome.failure,
-            "let the hosts connect to each other on any port; check their firewalls. If several "
-            "hosts have the same address, such as Docker's, use --network to tell Open MPI which "
-            "network connects them",
-        )
+        remedy = next(text for words, text in _REMEDIES.items() if words in outcome.failure)
+        return bad(outcome.failure, remedy)
     expected = [names[host] for host, ranks in setup.hosts or () for _ in range(ranks)]
     actual = [rank["host"] for rank in outcome.answer]
     if actual != expected:

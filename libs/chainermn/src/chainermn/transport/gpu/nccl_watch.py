@@ -51,7 +51,7 @@ def _run() -> None:
         now = time.monotonic()
         failing_since = failing_since or now
         if now - failing_since > _SECONDS_FOR_RAISING:
-            end_job(f"chainermn: {failure}\nThe whole job is being ended.")
+            end_job(f"chainermn: {failure}\nEnding the whole job.")
 
 
 def _first_failure() -> str | None:
