@@ -48,7 +48,7 @@ pytestmark = pytest.mark.timeout(4 * LIMIT)
 
 
 def test_every_block_says_whether_it_is_run():
-    marks = r"run: (\d ranks?|mpiexec|here|clean|tutorial)|not run: .+"
+    marks = r"run: (\d ranks?|mpiexec|here|clean|tutorial|two hosts)|not run: .+"
     code = [block for block in pages.all_blocks() if block.language not in pages.NOT_CODE]
     assert [str(b) for b in code if b.language == ""] == []
     unmarked = [str(b) for b in code if b.language != "pycon" and not re.fullmatch(marks, b.mark)]
@@ -287,7 +287,7 @@ def test_tutorial_goes_through_as_written(printed_in_tutorial):
     assert copied == []
     # What one process and two ranks print once each, the two ranks of step 1 print both.
     assert characters_of(step1) == characters_of(both)
-    # The same numbers on both, but for the time.
+    # The same numbers on both, except for the time.
     numbers = Counter(re.findall(r"(?<!\S)[\d.]+(?!\S)", " ".join(step1)))
     assert numbers.total() >= 2 * len(row.split())
     assert sum(count % 2 for count in numbers.values()) <= 2
@@ -634,7 +634,7 @@ def test_messages_are_those_of_the_library():
             if not line.startswith(("node", "numpy: node")):  # facts of the hosts
                 assert is_said(line, texts), (str(block), line)
     page = pages.read(DOCS / "troubleshooting.md")
-    headings = re.findall(r"^### (.+)\n\nChainerMN's", page, re.MULTILINE)
+    headings = re.findall(r"^### (.+)\n\nPrinted by ChainerMN", page, re.MULTILINE)
     assert len(headings) > 4
     for heading in headings:
         assert any(re.sub(r"\d+", GAP, heading) in text for text in texts), heading
