@@ -14,7 +14,7 @@ from chainermn.testing.modules import import_modules
 from chainermn.testing.mpiexec import Job, run_job
 
 APPS = Path(__file__).resolve().parent
-# Seconds after which something hangs, on however busy a machine.
+# Seconds after which a job counts as hung, even on a busy machine.
 LIMIT = 600
 
 # Runs the script whose name follows. In its second iteration, one rank waits for SIGUSR1.
@@ -115,7 +115,7 @@ def test_stopped_and_started_again_is_as_if_undisturbed(script, data, options, r
     (iteration,) = re.findall(r"got SIGUSR1: the checkpoint of iteration (\d+) is", ended.stderr)
 
     resumed = run_job(2, command, cwd=stopped, timeout=LIMIT).check()
-    assert f"going on after iteration {iteration}, epoch " in resumed.stdout
+    assert f"resuming after iteration {iteration}, epoch " in resumed.stdout
     with np.load(whole / "result/model.npz") as one, np.load(stopped / "result/model.npz") as two:
         assert sorted(one) == sorted(two)
         for name in one:

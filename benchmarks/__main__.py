@@ -1,4 +1,4 @@
-"""Measure, and write tables and pictures into docs/results: ``python -m benchmarks --help``."""
+"""Measure, and write tables and plots into docs/results: ``python -m benchmarks --help``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.figures import Group
 from benchmarks.harness import Settings
 from chainermn.launch.mpiexec import mpi_flavour
 
-# Parts that depend on MPI; the others are measured with MPICH only.
+# Parts whose times depend on the MPI. The others are measured with MPICH only.
 _WITH_EACH_MPI = ("exchange", "iterations", "startup", "scale", "watch", "failures")
 PARTS = (
     *_WITH_EACH_MPI,
@@ -29,12 +29,14 @@ ON_DEMAND = ("gpu",)
 
 @click.command()
 @click.argument("parts", nargs=-1, type=click.Choice((*PARTS, *ON_DEMAND)))
-@click.option("--rounds", default=5, show_default=True, help="Turns of each contestant.")
-@click.option("--quick", is_flag=True, help="Measure next to nothing, to see whether all works.")
-@click.option("--only", default="", help="Measure only tables whose title contains this.")
-@click.option("--before", default="", help="A Python with another version, to measure beside.")
-@click.option("--write", is_flag=True, help="Measure nothing; write the pages again.")
-@click.option("--output", type=Path, help="Default: docs/results, or a new folder for a trial.")
+@click.option("--rounds", default=5, show_default=True, help="How often to measure each row.")
+@click.option("--quick", is_flag=True, help="Measure once and briefly, to see if everything runs.")
+@click.option("--only", default="", help="Measure only tables whose titles contain this.")
+@click.option("--before", default="", help="Python with another version, to compare with.")
+@click.option("--write", is_flag=True, help="Measure nothing: write pages and plots again.")
+@click.option(
+    "--output", type=Path, help="Folder. Default: docs/results, or a new one for trials."
+)
 def main(
     parts: Sequence[str],
     rounds: int,
@@ -44,9 +46,10 @@ def main(
     write: bool,
     output: Path | None,
 ) -> None:
-    """Measure PARTS, by default all that depend on this MPI, and write into docs/results.
+    """Measure PARTS and write the results into docs/results.
 
-    Measure on a machine that has nothing else to do.
+    By default, measure all parts, or with Open MPI those that depend on the MPI. Use a machine
+    that has nothing else to do.
     """
     if output or quick or before:
         figures.RESULTS = output or Path(tempfile.mkdtemp(prefix="benchmarks-"))
@@ -83,11 +86,20 @@ def measure(part: str, mpi: str, settings: Settings, console: Console) -> None:
 
 
 def write_pages(parts: Sequence[str]) -> None:
-    """Write the pages of those parts that have been measured, and the index of all."""
-    modules = {part: module_of(part) for part in (*PARTS, *ON_DEMAND) if figures.load(part)}
-    for part in modules.keys() & set(parts):
-        getattr(modules[part], "write", report.write)(part, modules[part].TITLE)
-    report.write_index({part: module.TITLE for part, module in modules.items()})
+    """Write pages and plots of those parts that have been measured, and the index of all."""
+    measured = [part for part in (*PARTS, *ON_DEMAND) if figures.load(part)]
+    for part in measured:
+        if part in parts:
+            write_part(part)
+    report.write_index(measured)
+
+
+def write_part(part: str) -> None:
+    """Write the page of a part, and its plots if it has any."""
+    module = module_of(part)
+    getattr(module, "write", report.write)(part)
+    if hasattr(module, "draw"):
+        module.draw()
 
 
 def module_of(part: str) -> ModuleType:

@@ -1,28 +1,25 @@
-"""What the processor computes: functions one by one, and iterations of whole networks."""
+"""Computation on a CPU: functions one by one, and iterations of whole networks."""
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks import figures, report
-from benchmarks.figures import Group, load, milliseconds
+from benchmarks import plots, report
+from benchmarks.figures import Group, find, load, milliseconds
 from benchmarks.functions import CASES
 from benchmarks.harness import Contestant, Place, Settings, Team, teams_of, turns, why_no_torch
 from benchmarks.networks import BATCHES, TITLES
 
-TITLE = "What the processor computes"
 NUMPY, ONEDNN, TORCH = "Chainer, NumPy", "Chainer, oneDNN", "PyTorch"
-COLOURS = {NUMPY: "silver", ONEDNN: "tab:blue"}
-#: By the words of the tables: how the names of the teams end.
+#: Numbers of threads as tables name them, and the endings of the teams' names.
 THREADS = {"one thread": "", f"{os.cpu_count()} threads": ", all cores"}
 DIRECTIONS = ("forward", "backward")
 
 
 def measure(settings: Settings) -> Iterator[Group | str]:
-    """Yield groups, and what could not be measured and why."""
+    """Yield groups, and for anything that could not be measured, the reason."""
     for threads, suffix in THREADS.items():
         teams = {NUMPY: f"NumPy{suffix}", ONEDNN: f"oneDNN{suffix}"}
         if not why_no_torch():
@@ -39,7 +36,7 @@ def measure(settings: Settings) -> Iterator[Group | str]:
 
 
 def computations() -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
-    """Yield what is computed: for people, and as the options of a contestant."""
+    """Yield computations: their key, and the options of a contestant."""
     for network, batchsize in BATCHES.items():
         key = {"what": f"{TITLES[network]}, batch {batchsize}", "direction": "iteration"}
         yield key, {"what": "iteration", "network": network, "batchsize": batchsize}
@@ -56,12 +53,12 @@ def measure_group(
     running: Mapping[str, Team],
     settings: Settings,
 ) -> None:
-    """Let Chainer with NumPy, with oneDNN, and PyTorch take turns."""
+    """Let Chainer with NumPy, Chainer with oneDNN, and PyTorch take turns."""
     is_network = "network" in options
     own: dict[str, Any] = {NUMPY: {"communicator": "naive"}, ONEDNN: {"communicator": "naive"}}
     own[TORCH] = {"alone": True}
     contestants = {
-        # A rank remembers its steps by their names.
+        # A rank stores its steps by name.
         name: Contestant(
             f"{name}: {group.title}", team, {**options, **(own[name] if is_network else {})}
         )
@@ -72,23 +69,22 @@ def measure_group(
         [*contestants.values()],
         settings,
         seconds=1 if is_network else 0.1,
-        # Networks on all cores differ by a tenth from turn to turn.
+        # The times of networks on all cores vary by a tenth between turns.
         rounds=3 * settings.rounds if is_network else None,
     )
     for name, row in zip(contestants, group.rows, strict=True):
         row.name = name
 
 
-def write(part: str, title: str) -> None:
-    """Write the page, a row of a table for each computation, and its picture."""
-    lines = [f"![]({part}.png)", ""]
+def write(part: str) -> None:
+    """Write the page: a table for each number of threads."""
+    lines = []
     for content in load(part).values():
-        lines += [*report.describe_run(content), ""]
+        lines += ["", "## Figures", "", *report.describe_run(content)]
         for threads in dict.fromkeys(group.key["threads"] for group in content["groups"]):
             groups = [group for group in content["groups"] if group.key["threads"] == threads]
-            lines += [f"## {threads.capitalize()}", "", *table(in_order(groups)), ""]
-        draw(in_order(content["groups"]))
-    report.write_page(part, title, lines)
+            lines += ["", f"### {threads.capitalize()}", "", *table(in_order(groups))]
+    report.write_page(part, lines)
 
 
 def in_order(groups: list[Group]) -> list[Group]:
@@ -100,40 +96,26 @@ def in_order(groups: list[Group]) -> list[Group]:
 
 def table(groups: list[Group]) -> list[str]:
     """Return a table in Markdown."""
-    heads = ["ms", "", NUMPY, ONEDNN, TORCH, f"oneDNN of {TORCH}", "oneDNN of NumPy"]
+    times = [f"{name}, ms" for name in (NUMPY, ONEDNN, TORCH)]
+    ratios = [f"oneDNN relative to {name}" for name in (TORCH, "NumPy")]
+    heads = ["computation", "direction", *times, *ratios]
     lines = report.heads_of(heads)
     for group in groups:
         rows = [group.row(name) for name in (NUMPY, ONEDNN, TORCH)]
         times = [milliseconds(row.median) if row.seconds else "-" for row in rows]
-        ratios = [group.ratio(ONEDNN, other) for other in (TORCH, NUMPY)]
-        shown = ["-" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
-        lines.append(report.line([group.key["what"], group.key["direction"], *times, *shown]))
+        ratios = [report.ratio(group, ONEDNN, other) or "-" for other in (TORCH, NUMPY)]
+        lines.append(report.line([group.key["what"], group.key["direction"], *times, *ratios]))
     return lines
 
 
-def draw(groups: list[Group]) -> None:
-    """Draw how much longer Chainer takes than PyTorch, without and with oneDNN."""
-    from matplotlib import pyplot
-
-    threads = list(dict.fromkeys(group.key["threads"] for group in groups))
-    height = 0.22 * max(1, len(groups) / len(threads)) + 1.5
-    figure, axes = pyplot.subplots(
-        1, len(threads), figsize=(5.5 * len(threads), height), squeeze=False, sharey=True
-    )
-    for axis, name in zip(axes.flat, threads, strict=True):
-        shown = [g for g in groups if g.key["threads"] == name and g.ratio(ONEDNN, TORCH)]
-        places = range(len(shown))
-        for offset, contestant in ((-0.2, NUMPY), (0.2, ONEDNN)):
-            ratios = [group.ratio(contestant, TORCH) or math.nan for group in shown]
-            moved = [place + offset for place in places]
-            axis.barh(moved, ratios, 0.4, color=COLOURS[contestant], label=contestant)
-        axis.axvline(1, color="black", linewidth=1)
-        axis.set_xscale("log")
-        names = [f"{group.key['what']}; {group.key['direction']}" for group in shown]
-        axis.set_yticks(places, names, fontsize=7)
-        axis.invert_yaxis()
-        axis.set_title(f"{name}: time of {TORCH}'s", fontsize=8)
-    axes.flat[0].legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(figures.RESULTS / "compute.png", dpi=100)
-    pyplot.close(figure)
+def draw() -> None:
+    """Draw the iterations of networks, with oneDNN, without, and in PyTorch."""
+    rows = {"Chainer, oneDNN": ONEDNN, "Chainer, NumPy": NUMPY, "PyTorch": TORCH}
+    for content in load("compute").values():
+        panels: list[plots.Panel] = []
+        for network in ("conv", "resnet50"):
+            what = f"{TITLES[network]}, batch {BATCHES[network]}"
+            for threads in sorted({group.key["threads"] for group in content["groups"]})[::-1]:
+                group = find(content, what=what, direction="iteration", threads=threads)
+                panels += plots.panel(f"{what}, {threads}", plots.times(group, rows))
+        plots.draw("compute", panels, "ms per iteration of one process; less is better")

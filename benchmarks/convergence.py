@@ -1,4 +1,4 @@
-"""The accuracy of the apps with all that sends less, beside what another seed changes."""
+"""Accuracy of the apps with everything that sends less, compared with other seeds."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import report
+from matplotlib.ticker import MaxNLocator
+
+from benchmarks import plots, report
 from benchmarks.figures import Group, Measured, load
 from benchmarks.harness import ONE_THREAD, REPOSITORY, Place, Settings, places
 from benchmarks.slow import COMPRESSIONS
 
-TITLE = "Accuracy of the apps"
 AS_IT_IS = "exact means"
-_LATER = 100  # steps, a tenth of those of the shortest training that is more than a toy
+_LATER = 100  # steps, a tenth of the shortest training that is more than a toy
 SETTINGS: dict[str, dict[str, Any]] = {
     AS_IT_IS: {},
     "bfloat16": {"dtype": "bfloat16"},
@@ -37,9 +38,9 @@ ONE_HOST, TWO_HOSTS = {"2 ranks, one host": (2,)}, {"2 ranks, two hosts": (1, 1)
 
 
 class App(NamedTuple):
-    """What is measured of an app, and arguments beside those that all have."""
+    """What to measure of an app, and its own arguments."""
 
-    measure: str  # its name in the log
+    measure: str  # name in the log
     arguments: tuple[str, ...] = ()
 
 
@@ -59,9 +60,9 @@ def measure(settings: Settings) -> Iterator[Group | str]:
 
 
 def measure_app(name: str, wanted: Sequence[str], settings: Settings) -> Iterator[Group | str]:
-    """Train an app with some settings and each seed; keep what was measured with the others.
+    """Train an app with some settings and each seed, and keep earlier results of the others.
 
-    A training does not depend on when it is measured.
+    Accuracy does not depend on when it is measured.
     """
     title, key = f"apps/{name}, {APPS[name].measure}", {"app": name}
     saved = [group for content in load("convergence").values() for group in content["groups"]]
@@ -84,15 +85,15 @@ def measure_app(name: str, wanted: Sequence[str], settings: Settings) -> Iterato
 
 
 def places_for(setting: dict[str, Any]) -> Iterator[Place | str]:
-    """Yield where to train: on one host nothing is rounded, and all else is the same there."""
-    # A link so fast that only the training takes time.
+    """Yield where to train. Rounding happens only between hosts, everything else on one, too."""
+    # On this fast link, only the training takes time.
     return places(TWO_HOSTS if "dtype" in setting else ONE_HOST, rate="10gbit")
 
 
 def train(
     place: Place, name: str, setting: dict[str, Any], seed: int, folder: str, quick: bool
 ) -> list[float]:
-    """Return what is measured after each epoch."""
+    """Return the accuracy after each epoch."""
     app = APPS[name]
     out = tempfile.mkdtemp(dir=folder)
     arguments = ["--seed", str(seed), "--out", out, *app.arguments]
@@ -117,15 +118,15 @@ def train(
     return [entry[f"validation/main/{app.measure}"] for entry in log]
 
 
-def write(part: str, title: str) -> None:
-    """Write tables of the last values, and curves in one picture."""
-    report.write(part, title, table, draw)
+def write(part: str) -> None:
+    """Write the page, with tables of the final accuracy."""
+    report.write(part, table)
 
 
 def table(group: Group) -> list[str]:
-    """Return the last value of each curve, in per cent, and how far means are from each other."""
+    """Return the final accuracy for each seed in per cent, the mean, and its difference."""
     exact = group.row(AS_IT_IS).last
-    heads = ["", *(f"seed {seed}" for seed in range(len(exact))), "mean", "difference"]
+    heads = ["setting", *(f"seed {seed}" for seed in range(len(exact))), "mean", "difference"]
     lines = report.heads_of(heads)
     for row in group.rows:
         values = row.last
@@ -134,27 +135,42 @@ def table(group: Group) -> list[str]:
         cells = [f"{100 * value:.2f}" for value in (*values, mean)]
         lines.append(report.line([row.name, *cells, f"{100 * difference:+.2f}"]))
     spread = 100 * (max(exact) - min(exact))
-    return [*lines, "", f"- With {AS_IT_IS} the seed changes it by {spread:.2f}"]
+    return [*lines, "", f"- With {AS_IT_IS}, the seed changes the accuracy by up to {spread:.2f}."]
 
 
-def draw(part: str, path: Path) -> None:
-    """Draw the mean of the seeds after each epoch, and the least and the greatest."""
-    from matplotlib import pyplot
+def draw() -> None:
+    """Draw the final accuracy for each seed, beside the range with exact means."""
+    labels = {name: _short(name) for name in SETTINGS}
+    for content in load("convergence").values():
+        groups = content["groups"]
+        heights = [plots.BAR * len(group.rows) for group in groups]
+        caption = (
+            "final accuracy, %; more is better\n"
+            "a dot is a seed; shaded: the seeds with exact means\n"
+            f"*: compressed or local from step {_LATER}"
+        )
+        with plots.settings():
+            figure, axes = plots.stack(heights, labels.values(), caption, ticks=True)
+            for axis, group in zip(axes, groups, strict=True):
+                _draw_dots(axis, group, labels)
+                plots.title_of(axis, group.title)
+            plots.save(figure, "convergence")
 
-    groups = [group for content in load(part).values() for group in content["groups"]]
-    figure, axes = pyplot.subplots(1, len(groups), figsize=(5 * len(groups), 4), squeeze=False)
-    for axis, group in zip(axes.flat, groups, strict=True):
-        for row in group.rows:
-            by_epoch = list(zip(*row.curves, strict=False))
-            epochs = range(1, len(by_epoch) + 1)
-            (drawn,) = axis.plot(epochs, [*map(statistics.fmean, by_epoch)], label=row.name)
-            least, greatest = [*map(min, by_epoch)], [*map(max, by_epoch)]
-            axis.fill_between(epochs, least, greatest, color=drawn.get_color(), alpha=0.15)
-        axis.set_title(group.title, fontsize=9)
-        axis.set_xlabel("epoch", fontsize=8)
-        axis.tick_params(labelsize=8)
-        axis.grid(alpha=0.3)
-    axes.flat[0].legend(fontsize=8, loc="lower right")
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
-    pyplot.close(figure)
+
+def _short(setting: str) -> str:
+    name, _, later = setting.partition(", from step")
+    return name.replace(",", "").replace("exact means", "exact means (float32)") + " *" * bool(
+        later
+    )
+
+
+def _draw_dots(axis: Any, group: Group, labels: dict[str, str]) -> None:
+    exact = [100 * value for value in group.row(AS_IT_IS).last]
+    axis.axvspan(min(exact), max(exact), color=plots.INK, alpha=0.15, linewidth=0)
+    for y, row in enumerate(group.rows):
+        found = [100 * value for value in row.last]
+        axis.plot(found, [y] * len(found), "o", color=plots.OURS, markersize=4, clip_on=False)
+    axis.set_yticks(range(len(group.rows)), [labels[row.name] for row in group.rows])
+    axis.set_ylim(len(group.rows) - 0.5, -0.5)
+    axis.grid(axis="x", color=plots.INK, alpha=plots.FAINT, linewidth=0.5)
+    axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))

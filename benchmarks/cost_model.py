@@ -1,13 +1,13 @@
-"""How long ``naive`` takes for one array, from counts of what ranks do and what one of each costs.
+"""Predict how long ``naive`` takes for one array: count operations, and multiply by their costs.
 
-Messages have a cost, and so have their bytes, as in Hockney's model (Parallel Computing 20, 1994);
-Thakur, Rabenseifner and Gropp (Int. J. High Perf. Comput. Appl. 19, 2005) count those of
-collectives. Two things are not in these:
+Messages have a cost, and so have their bytes, as in Hockney's model (Parallel Computing 20, 1994).
+Thakur, Rabenseifner and Gropp (Int. J. High Perf. Comput. Appl. 19, 2005) count messages and bytes
+of collectives. Two things are new here:
 
-- Ranks that outnumber the cores take turns. Whatever a rank does takes as many times longer as
-  there are ranks for each core, and one that waits for others waits for their turns.
-- The link of a host works while the cores do something else, so that the slower of both decides.
-  What a link carries is known. Fitted, it came out too fast: links let a short burst pass at once.
+- Ranks that outnumber the cores take turns. All work of a rank takes as many times longer as
+  there are ranks per core, and a rank that waits for others waits for their turns.
+- The link of a host works while the cores do something else, so the slower of both decides. The
+  speed of a link is known. A fit would find it too fast, because links let short bursts pass.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import numpy as np
 from benchmarks.networks import link_seconds
 from chainermn.transport.host import in_turn, mpi_reducer, reducers, shared_memory
 
-# From so many bytes on, MPICH gathers by a ring and not by doublings.
+# From this many bytes on, MPICH gathers along a ring instead of by recursive doubling.
 _RING = 2**19
-# While a chunk is gathered, so is the next one, of those that `MpiReducer` has under way.
+# `MpiReducer` gathers a chunk while it gathers the one before.
 _GATHERED_AT_A_TIME = 2
 
 
 @dataclass(frozen=True)
 class Job:
-    """An exchange of so many bytes, among hosts with so many ranks each. All share the cores."""
+    """An exchange of an array between hosts that share the cores."""
 
     n_bytes: float
     hosts: int
@@ -43,24 +43,24 @@ class Job:
 
     @property
     def ranks_per_core(self) -> float:
-        """Return how many times longer a rank takes than on a core of its own."""
+        """Return how many times longer a rank takes than with its own core."""
         return max(1.0, self.ranks / self.cores)
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What a rank does in an exchange; or, of a machine, the seconds that one of each takes.
+    """What a rank does in an exchange, or the seconds that a machine takes for one of each.
 
     Attributes
     ----------
     exchanges : float
     turns : float
-        Of all ranks on the cores, one after the other, until others have come.
+        Turns of all ranks on the cores that the rank waits for.
     messages : float
     sent_bytes : float
-        To ranks of other hosts, and as many received from them.
+        Bytes sent to ranks of other hosts. As many are received.
     local_bytes : float
-        Copied, from other ranks of the host too, or added to others.
+        Bytes copied, also from other ranks of the host, or added.
     """
 
     exchanges: float = 0
@@ -75,12 +75,12 @@ def counts_of(job: Job) -> Counts:
     n, ranks = job.n_bytes, job.ranks
     chunks = math.ceil(n / _chunk_bytes(job))
     others = (ranks - 1) / ranks
-    # A rank that needs all others waits until each has had its turn; one that needs another, half
-    # as long on average. First of all they agree, by an all-reduce.
+    # A rank that needs all others waits for a turn of each. If it needs one other, it waits half
+    # as long on average. All ranks first agree by an all-reduce.
     doublings = math.ceil(math.log2(ranks))
     turns, messages, sent = doublings / 2, math.log2(job.hosts), leaving_bytes(job) / job.per_host
     if takes_turns(job):
-        # They agree without MPI. All add a chunk, and all read it; the next one follows at once.
+        # They agree without MPI. All add a chunk, and all read it. The next one follows at once.
         turns = 1 + chunks + 1
         local = 2 * n
     elif job.hosts == 1:
@@ -103,7 +103,7 @@ def counts_of(job: Job) -> Counts:
 def leaving_bytes(job: Job) -> float:
     """Return the bytes that leave a host.
 
-    Each rank sends to each rank of another host. Along a ring only one of a host does.
+    Each rank sends to each rank of other hosts. Along a ring, only one rank per host does.
     """
     ranks = job.ranks
     to_each = job.per_host * (ranks - job.per_host)
@@ -116,20 +116,20 @@ def leaving_bytes(job: Job) -> float:
 
 
 def link(job: Job) -> float:
-    """Return the seconds for which the link of a host is busy, at 1 Gbit/s."""
+    """Return how many seconds the link of a host is busy, at 1 Gbit/s."""
     return link_seconds(leaving_bytes(job), 2)
 
 
 def cores(job: Job, machine: Counts) -> float:
-    """Return the seconds for which the cores are busy."""
+    """Return how many seconds the cores are busy."""
     return job.ranks_per_core * float(np.dot(astuple(counts_of(job)), astuple(machine)))
 
 
 def fit(jobs: Sequence[Job], seconds: Sequence[float]) -> Counts:
-    """Return the costs that explain best what jobs have taken that no link has slowed down.
+    """Return the costs that best explain the times of jobs whose links have no limit.
 
-    None of them is negative, and the sum of the squares of the relative errors is least (Lawson
-    and Hanson, Solving Least Squares Problems, 1974).
+    This is the non-negative least-squares fit of the relative errors (Lawson and Hanson, Solving
+    Least Squares Problems, 1974).
     """
     from scipy.optimize import nnls
 
@@ -139,7 +139,7 @@ def fit(jobs: Sequence[Job], seconds: Sequence[float]) -> Counts:
 
 
 def takes_turns(job: Job) -> bool:
-    """Tell whether each rank adds to the sum in its turn."""
+    """Return whether the ranks add to the sum one after the other."""
     return job.hosts == 1 and job.ranks > reducers._RANKS_PER_CORE * job.cores
 
 
@@ -154,6 +154,6 @@ def _is_ring(job: Job) -> bool:
 
 
 def _is_small(job: Job) -> bool:
-    """Tell whether whole arrays are sent to all ranks, and not shards."""
+    """Return whether whole arrays are sent to all ranks instead of shards."""
     most = mpi_reducer._SMALL_BYTES_OF_TWO if job.ranks == 2 else mpi_reducer._SMALL_BYTES
     return job.n_bytes <= most

@@ -1,25 +1,26 @@
-"""How much faster the apps train on two ranks than on one."""
+"""Parallel efficiency of the apps on two ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.figures import Group, Measured
+from benchmarks import plots
+from benchmarks.figures import Group, Measured, load
 from benchmarks.harness import Contestant, Place, Settings, Team, running, slowest
 
-TITLE = "Parallel efficiency of the apps"
-#: Arguments by which nothing but training happens, for long enough; iterations of a turn.
+#: Arguments to train only, for a long time, and the iterations of a turn.
 APPS = {
     "mnist": (["--epoch", "100000"], 400),
     "imagenet": (["--epoch", "100000"], 12),
     "seq2seq": (["--epoch", "100000", "--patience", "100000"], 15),
 }
-ONE = "1 rank on 1 core"
-#: The teams of each turn; those of one turn run at the same time.
+ONE, TWO = "1 rank on 1 core", "ours, 2 ranks on 2 cores"
+AT_THE_SAME_TIME = "2 single ranks at the same time"
+#: The teams of each turn. Teams of one turn run at the same time.
 TURNS = {
-    "ours, 2 ranks on 2 cores": ["two"],
+    TWO: ["two"],
     ONE: ["first"],
-    "2 single ranks at the same time": ["first", "second"],
+    AT_THE_SAME_TIME: ["first", "second"],
     "1 rank on 2 cores": ["whole"],
 }
 
@@ -42,7 +43,7 @@ def measure_app(app: str, settings: Settings) -> Group:
     order = Contestant(app, "", {"app": app, "arguments": arguments})
     group = Group(f"apps/{app}, defaults", {"app": app}, [Measured(turn) for turn in TURNS], ONE)
     with running(starts) as teams:
-        for name, team in teams.items():  # they prepare, and draw images
+        for name, team in teams.items():  # they start up and draw images
             settings.tell(f"{app}: start {name}")
             team.start(order, 2)
             team.finish()
@@ -52,8 +53,22 @@ def measure_app(app: str, settings: Settings) -> Group:
                 for name in names:
                     teams[name].start(order, 3 if settings.quick else iterations)
                 seconds = max(slowest(teams[name].finish()) for name in names)
-                if round_ > 0:  # the first one warms up
+                if round_ > 0:  # the first round warms up
                     group.row(turn).seconds.append(seconds)
     for row in group.rows:
         row.more["efficiency"] = group.ratio(ONE, row.name) or 0.0
     return group
+
+
+def draw() -> None:
+    """Draw the efficiency of each app with MPICH, and without any exchange."""
+    panels: list[plots.Panel] = []
+    for group in load("efficiency").get("mpich", {"groups": []})["groups"]:
+        bars = []
+        for label, row in (("2 ranks", TWO), ("no exchange", AT_THE_SAME_TIME)):
+            percent = 100 * (group.ratio(ONE, row) or 0.0)
+            outlined = 0.0 if row == TWO else percent
+            text = f"{percent:.0f} %"
+            bars.append(plots.Bar(label, percent, plots.OURS, text, outlined=outlined))
+        panels += plots.panel(group.title.partition(",")[0], bars)
+    plots.draw("efficiency", panels, "parallel efficiency on 2 cores; more is better")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.figures import Group
+from benchmarks import plots
+from benchmarks.figures import Group, find, load
 from benchmarks.harness import Contestant, Place, Settings, places, take_turns, why_no_torch
 from benchmarks.networks import GRADIENT_BYTES, TITLES, link_seconds
 from chainermn.communicators import registered
+from chainermn.launch.mpiexec import NAMES
 
-TITLE = "The exchange of gradients alone"
 ORIGINAL = "original naive"
 DTYPES = ("float16", "bfloat16")
 PLACES = {
@@ -18,12 +19,12 @@ PLACES = {
     "2 ranks, two hosts, 1 Gbit/s": (1, 1),
     "4 ranks, two hosts, 1 Gbit/s": (2, 2),
 }
-# One does not exchange, one needs GPUs, and one differs from another on GPUs only.
+# `dummy` does not exchange, `pure_nccl` needs GPUs, `non_cuda_aware` differs on GPUs only.
 COMMUNICATORS = sorted(registered().keys() - {"dummy", "pure_nccl", "non_cuda_aware"})
 
 
 def measure(settings: Settings) -> Iterator[Group | str]:
-    """Yield groups, and what could not be measured and why."""
+    """Yield groups, and for anything that could not be measured, the reason."""
     for place in places(PLACES):
         if isinstance(place, str):
             yield place
@@ -49,7 +50,7 @@ def measure_at(place: Place, network: str, title: str, settings: Settings) -> Gr
 
 
 def contestants(place: Place, network: str) -> list[Contestant]:
-    """Return all that take part."""
+    """Return all contestants."""
 
     def exchange(name: str, team: str, communicator: str | None, **settings: str) -> Contestant:
         options = {"what": "exchange", "network": network, "communicator": communicator}
@@ -71,3 +72,29 @@ def contestants(place: Place, network: str) -> list[Contestant]:
             Contestant("memcpy", "mpi", {"what": "memcpy", "n_bytes": n_bytes}),
         ]
     return found
+
+
+def draw() -> None:
+    """Draw how long each takes for the gradients of ResNet-50, on one host and on two."""
+    both = {
+        "ChainerMN": "ours default",
+        "original ChainerMN": ORIGINAL,
+        "PyTorch gloo": "PyTorch gloo",
+        "MPI_Allreduce": "MPI_Allreduce",
+    }
+    in_16_bits = {"ChainerMN, bfloat16": "ours naive, bfloat16"}
+    _draw("exchange", "2 ranks, one host", both, "dashed: two copies of the bytes in memory")
+    place = "2 ranks, two hosts, 1 Gbit/s"
+    _draw(
+        "exchange_two_hosts", place, in_16_bits | both, "dashed: the link at full speed in float32"
+    )
+
+
+def _draw(name: str, place: str, rows: dict[str, str], dashed: str) -> None:
+    panels: list[plots.Panel] = []
+    for mpi, content in load("exchange").items():
+        group = find(content, network="resnet50", place=place)
+        panels += plots.panel(
+            f"ResNet-50, {NAMES[mpi]}", plots.times(group, rows), group.reference
+        )
+    plots.draw(name, panels, f"ms for all gradients; less is better\n{dashed}")

@@ -1,4 +1,4 @@
-"""How failing jobs end: seconds, exit code, processes left."""
+"""How failing jobs end: seconds, exit code, processes left behind."""
 
 from __future__ import annotations
 
@@ -29,19 +29,18 @@ from libs.chainermn.tests.failures.cases import (
     wait_for,
 )
 
-TITLE = "Failures"
 LINK_DOWN = Case("link goes down", stall_limit=STALL_LIMIT)
 FIGURES = ("exit code", "processes left")
 
 
 def measure(settings: Settings) -> Iterator[Group | str]:
-    """Let jobs fail; yield groups, and what could not be measured and why."""
+    """Let jobs fail. Yield groups, and for anything that could not be measured, the reason."""
     for place in places({"one host": (2,), "two hosts": (1, 1)}):
         if isinstance(place, str):
             yield place
             continue
         settings.tell(place.title)
-        # The first of the emulated hosts starts the jobs.
+        # The first emulated host starts the jobs.
         command = [sys.executable, "-m", "benchmarks.failures", *["--quick"] * settings.quick]
         if place.cluster is not None:
             command = place.cluster.hosts()[0].command(*command, "--hosts")
@@ -53,7 +52,7 @@ def measure(settings: Settings) -> Iterator[Group | str]:
 
 
 def main() -> None:
-    """Let jobs fail on this host, or on the emulated hosts, and print rows as JSON."""
+    """Let jobs fail on this host or on the emulated hosts, and print rows as JSON."""
     hosts = Hosts(EMULATED_HOSTFILE) if "--hosts" in sys.argv else None
     is_quick = "--quick" in sys.argv
     cases = CASES[:1] if is_quick else CASES
@@ -74,7 +73,7 @@ def start(case: Case, hosts: Hosts | None) -> Job | jobs.Job:
 
 
 def pull_plug(hosts: Hosts) -> Outcome:
-    """Make the other host unreachable for as long as a job may take to end."""
+    """Make the other host unreachable for as long as a job may need to end."""
     job = start(LINK_DOWN, hosts)
     wait_for(job, "failing", 1, 120)
     hosts.check(hosts.names[0], *links.set_link(hosts.names[1], "down"))
@@ -87,7 +86,7 @@ def pull_plug(hosts: Hosts) -> Outcome:
 
 
 def describe(case: Case, outcome: Outcome, hosts: Hosts | None) -> dict[str, Any]:
-    """Return the row of a case; ``skipped`` says what is not as it has to be."""
+    """Return the row of a case. ``skipped`` says what is wrong with the outcome."""
     first, second = hosts.names[:2] if hosts else [socket.gethostname()] * 2
     fault = f"took longer than {case.bound:g} s" if outcome.seconds > case.bound else ""
     try:
@@ -99,8 +98,8 @@ def describe(case: Case, outcome: Outcome, hosts: Hosts | None) -> dict[str, Any
     return {"name": case.name, "seconds": [outcome.seconds], "more": more, "skipped": fault}
 
 
-def write(part: str, title: str) -> None:
-    """Write one table of all that has been saved."""
+def write(part: str) -> None:
+    """Write one table of everything that has been saved."""
     saved = load(part)
     columns = {
         f"{NAMES[mpi]}, {group.title}": group
@@ -108,19 +107,23 @@ def write(part: str, title: str) -> None:
         for group in content["groups"]
     }
     names = dict.fromkeys(row.name for group in columns.values() for row in group.rows)
-    lines = report.heads_of(["seconds; exit code; processes left", *columns])
+    lines = [
+        "",
+        "## Seconds; exit code; processes left",
+        "",
+        *report.heads_of(["rank 1", *columns]),
+    ]
     for name in names:
         lines.append(report.line([name, *(_cell(group.row(name)) for group in columns.values())]))
-    lines.append("")
     for mpi, content in saved.items():
-        lines += [f"## {NAMES[mpi]}", "", *report.describe_run(content), ""]
+        lines += ["", f"## {NAMES[mpi]}", "", *report.describe_run(content), ""]
         lines += [
             f"- **{group.title}, {row.name}**: {row.skipped.splitlines()[0]}"
             for group in content["groups"]
             for row in group.rows
             if row.skipped
         ]
-    report.write_page(part, title, lines)
+    report.write_page(part, lines)
 
 
 def _cell(row: Measured) -> str:

@@ -1,4 +1,4 @@
-"""Figures in docs/results/raw: what `python -m benchmarks` saves and the documentation quotes."""
+"""Figures in docs/results/raw, which `python -m benchmarks` saves and the documentation quotes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Measured:
     ----------
     name : str
     seconds : list of float
-        One for each turn.
+        Time of each turn.
     more : dict
         Other figures, by the heads of their columns.
     curves : list of list of float
-        For each turn, what was found after each epoch.
+        Accuracy after each epoch, for each turn.
     spans : list of list
-        For each rank, what it did in the median turn, with its begin and end in seconds.
+        Computations of each rank in the median turn, with their begin and end in seconds.
     skipped : str
         Why the contestant could not run.
     """
@@ -50,7 +50,7 @@ class Measured:
 
 @dataclass
 class Group:
-    """Contestants that were measured in turn: one table.
+    """Contestants that took turns: one table.
 
     Attributes
     ----------
@@ -60,11 +60,11 @@ class Group:
         The same for programs. A new measurement replaces an older one with the same key.
     rows : list of Measured
     baseline : str
-        Name of the contestant that all are compared with.
+        Name of the contestant that all others are compared with.
     reference : float, optional
-        Seconds to compare with that no contestant took.
+        Theoretical time in seconds to compare with.
     reference_is : str
-        What would take that long.
+        Description of the reference.
     notes : list of str
         Further lines below the table.
     """
@@ -78,11 +78,11 @@ class Group:
     notes: list[str] = field(default_factory=list)
 
     def row(self, name: str) -> Measured:
-        """Return a contestant; an empty one if there is none of this name."""
+        """Return a contestant, or an empty one if the name is unknown."""
         return next((row for row in self.rows if row.name == name), Measured(name))
 
     def ratio(self, name: str, other: str) -> float | None:
-        """Return how much longer one takes than another: the median of the rounds' ratios."""
+        """Return the time of one relative to another: the median of the ratios of all rounds."""
         mine, others = self.row(name).seconds, self.row(other).seconds
         if not mine or not others:
             return None
@@ -90,7 +90,7 @@ class Group:
 
 
 def load(part: str) -> dict[str, dict[str, Any]]:
-    """Return what was saved of a part, by MPI; ``groups`` are `Group` again."""
+    """Return the saved figures of a part for each MPI, with ``groups`` as `Group` objects."""
     found = {}
     for path in sorted((RESULTS / "raw").glob(f"{part}-*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -102,9 +102,58 @@ def load(part: str) -> dict[str, dict[str, Any]]:
     return found
 
 
+def find(content: dict[str, Any], **key: str) -> Group:
+    """Return the group with these items in its key, or an empty one."""
+    found = (group for group in content["groups"] if key.items() <= group.key.items())
+    return next(found, Group("", key, [], ""))
+
+
 def milliseconds(seconds: float) -> str:
     """Return milliseconds with about three digits."""
     value = 1e3 * seconds
     if value < 0.1:
         return f"{value:.3f}"
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def figure(name: str) -> str:
+    """Return a figure as text, or the least and the greatest if several have the name.
+
+    Parameters
+    ----------
+    name : str
+        ``PART: WHERE: ROW`` is a time, and ``PART: WHERE: ROW / OTHER ROW`` the ratio of two. The
+        part names files in ``results/raw``: those of both MPIs, or as ``PART-mpich`` that of one.
+        ``WHERE:`` may be repeated, and selects the tables whose titles contain each of the texts.
+
+    Raises
+    ------
+    ValueError
+        If there is no such table or row.
+    """
+    part, *where, rows = name.split(": ")
+    part, _, only = part.partition("-")
+    groups = [
+        group
+        for mpi, content in load(part).items()
+        for group in content["groups"]
+        if only in ("", mpi) and all(text in group.title for text in where)
+    ]
+    if not groups:
+        raise ValueError(f"docs/results/raw has no table {': '.join([part, *where])!r}")
+    values = []
+    for group in groups:
+        value = _value(group, rows)
+        if value is None:
+            raise ValueError(f"{rows!r} has not been measured with {group.title!r}")
+        values.append(value)
+    is_ratio = " / " in rows
+    ends = [f"{v:.2f}" if is_ratio else milliseconds(v) for v in (min(values), max(values))]
+    return " to ".join(dict.fromkeys(ends)) + ("" if is_ratio else " ms")
+
+
+def _value(group: Group, rows: str) -> float | None:
+    name, _, other = rows.partition(" / ")
+    if other:
+        return group.ratio(name, other)
+    return group.row(name).median if group.row(name).seconds else None

@@ -1,4 +1,4 @@
-"""The functions that are measured one by one, in Chainer and in PyTorch alike."""
+"""The functions to measure one by one, in Chainer and in PyTorch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Case:
     shapes : tuple of tuples of int
     options : dict
     is_first : bool
-        Whether it is the first layer of a network, where nobody wants the gradient of its input.
+        Whether it is the first layer of a network, which needs no gradient of its input.
     """
 
     kind: str
@@ -36,7 +36,7 @@ def _linear(n: int, n_in: int, n_out: int) -> Case:
 
 _WIDE, _DEEP = (2, 256, 56, 56), (2, 512, 7, 7)
 
-#: By a name for people. The sizes are those of the networks that are measured, and of the apps.
+#: Cases by name. The sizes are those of the measured networks and of the apps.
 CASES = {
     "convolution 7x7, stride 2, 3 to 64 channels": _convolution(
         (2, 3, 224, 224), 64, 7, stride=2, pad=3

@@ -1,4 +1,4 @@
-"""On GPUs: copies of gradients, whole iterations, how long GPUs idle, and exchanges."""
+"""On GPUs: copies of gradients, whole iterations, idle time, and exchanges."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import figures, report
+from benchmarks import figures, plots, report
 from benchmarks.figures import Group, Measured
 from benchmarks.harness import REPOSITORY, Contestant, Place, Settings, take_turns, why_no_torch
 from benchmarks.networks import GRADIENT_BYTES, TITLES
 from chainermn.communicators import registered
 from chainermn.spans import Span
 
-TITLE = "On GPUs"
-#: Verdicts of ``ci/prove_on_gpu.py`` for the page, beside the raw figures.
+#: File with the verdicts of ``ci/prove_on_gpu.py``, beside the raw figures.
 VERDICTS = "proof_on_gpu.md"
 SINGLE, MIXED = "float32", "mixed precision"
-#: Networks, examples in a batch, and precisions. In small batches the host decides on the time.
+#: Networks, batch sizes and precisions. With small batches, the host limits the speed.
 CASES = (
     ("conv", 64, SINGLE),
     ("conv", 64, MIXED),
@@ -36,12 +35,12 @@ WIRES = {"float32": 4, "float16": 2}
 COPIES = "copies of as many bytes"
 IDLE = "GPU idle, %"
 _SECONDS, _TIMES_ROUNDS = 0.4, 4
-_LIMIT = 150.0  # seconds for a training that is recorded
+_LIMIT = 150.0  # seconds for a recorded training
 _ITERATIONS = 40
 
 
 def measure(settings: Settings) -> Iterator[Group | str]:
-    """Yield groups, and what could not be measured and why."""
+    """Yield groups, and for anything that could not be measured, the reason."""
     from chainermn.transport.gpu.available import why_no_gpu, why_no_nccl
     from chainermn.transport.gpu.device import the_gpu
 
@@ -77,12 +76,12 @@ def has_cudnn() -> bool:
 
 
 def baseline_of(rows: Sequence[Measured], name: str) -> str:
-    """Return the name of a row if it was measured, else that of the first."""
+    """Return the name of a row if it was measured, else the name of the first row."""
     return name if any(row.name == name and row.seconds for row in rows) else rows[0].name
 
 
 def copies(settings: Settings) -> Iterator[Group]:
-    """Yield what gathering and scattering gradients takes, beside copies of as many bytes."""
+    """Yield times of gathering and scattering gradients, beside copies of as many bytes."""
     place = Place("one GPU", (1,))
     for network in ("resnet50", "mlp"):
         for wire, itemsize in WIRES.items():
@@ -95,10 +94,10 @@ def copies(settings: Settings) -> Iterator[Group]:
                 Contestant("ours", "copies on a GPU", {"what": "gather and scatter", **options}),
                 Contestant(COPIES, "copies on a GPU", {"what": "copies", **options}),
             ]
-            # A turn has many copies already.
+            # Each turn repeats the copies many times.
             rounds = _TIMES_ROUNDS * settings.rounds
             rows = take_turns(place, found, settings, seconds=0, rounds=rounds)
-            # Gradients are read and written once each, and so is the buffer.
+            # Gradients and the buffer are each read and written once.
             moved = 2 * GRADIENT_BYTES[network] * (1 + itemsize / 4)
             for row in rows:
                 if row.seconds:
@@ -107,7 +106,7 @@ def copies(settings: Settings) -> Iterator[Group]:
 
 
 def iterations(network: str, batch: int, gpus: int, *, is_mixed: bool) -> list[Contestant]:
-    """Return all that train a network; on one GPU, without what only exchanges."""
+    """Return all contestants that train a network. On one GPU, none exchanges."""
     options = {"what": "iteration", "network": network, "batchsize": batch}
     options |= {"on_gpu": True, "mixed": is_mixed}
     ours, alone = {**options, "communicator": None}, {**options, "alone": gpus == 1}
@@ -125,7 +124,7 @@ def iterations(network: str, batch: int, gpus: int, *, is_mixed: bool) -> list[C
 
 
 def recorded(settings: Settings, place: Place) -> Iterator[Group]:
-    """Yield how long the GPUs idle in a training with a timeline, which is kept."""
+    """Yield how long the GPUs idle in a training, whose timeline is kept."""
     network, batch, _ = CASES[-1]
     title = f"idle GPU, {TITLES[network]}, mixed precision, batch {batch}; {place.title}"
     if not settings.wants(title):
@@ -137,12 +136,12 @@ def recorded(settings: Settings, place: Place) -> Iterator[Group]:
         row.seconds, row.more[IDLE] = idle(record(place, network, batch, file))
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         row.skipped = str(error)
-    notes = ["Idle: no stream has any work of the updater's; gaps between kernels do not count."]
+    notes = ["Idle: no stream has work of the updater. Gaps between kernels do not count."]
     yield Group(title, {"network": network, "what": "idle"}, [row], row.name, notes=notes)
 
 
 def record(place: Place, network: str, batch: int, file: Path) -> Mapping[int, Sequence[Span]]:
-    """Train with a timeline; return what each rank and its GPU did."""
+    """Train with a timeline. Return the spans of each rank and its GPU."""
     from chainermn.timeline import trace
 
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -167,9 +166,9 @@ def record(place: Place, network: str, batch: int, file: Path) -> Mapping[int, S
 
 
 def idle(tracks: Mapping[int, Iterable[Span]]) -> tuple[list[float], float]:
-    """Return seconds of each iteration, and the share of the time in which a GPU idles, in %.
+    """Return seconds of each iteration, and the share of the time that a GPU idles, in %.
 
-    That is in which no stream has any work of the updates: the mean over the ranks.
+    A GPU idles while no stream has work of an update. The share is the mean over the ranks.
     """
     seconds: list[float] = []
     shares = []
@@ -189,7 +188,7 @@ def idle(tracks: Mapping[int, Iterable[Span]]) -> tuple[list[float], float]:
 
 
 def exchanges(settings: Settings, place: Place) -> Iterator[Group]:
-    """Yield the exchange of gradients, and nothing else, by all communicators."""
+    """Yield exchanges of gradients with all communicators."""
     for network in dict.fromkeys(network for network, *_ in CASES):
         size = f"{GRADIENT_BYTES[network] / 1e6:.1f} MB"
         title = f"exchange, {TITLES[network]}, {size}; {place.title}"
@@ -205,13 +204,40 @@ def exchanges(settings: Settings, place: Place) -> Iterator[Group]:
         yield Group(title, {"network": network, "what": "exchange"}, rows, found[0].name)
 
 
-def write(part: str, title: str) -> None:
-    """Write ``docs/results/gpu.md``: what was proved on a GPU, then the figures."""
+def write(part: str) -> None:
+    """Write the page: figures, then verdicts."""
     lines = []
-    if (path := figures.RESULTS / "raw" / VERDICTS).exists():
-        lines += ["## What was proved", "", path.read_text(encoding="utf-8")]
     for content in figures.load(part).values():
-        lines += ["## Figures", "", *report.describe_run(content), ""]
+        lines += ["", "## Figures", "", *report.describe_run(content)]
         for group in content["groups"]:
-            lines += [f"### {group.title}", "", *report.table(group), ""]
-    report.write_page(part, title, lines)
+            lines += ["", f"### {group.title}", "", *report.table(group)]
+    if (path := figures.RESULTS / "raw" / VERDICTS).exists():
+        lines += ["", "## What was proved", "", path.read_text(encoding="utf-8")]
+    report.write_page(part, lines)
+
+
+def draw() -> None:
+    """Draw how much longer an iteration takes than PyTorch's."""
+    rows = {"ours, with cuDNN": "", "PyTorch, channels last": "... channels last"}
+    for content in figures.load("gpu").values():
+        panels: list[plots.Panel] = []
+        for network in ("resnet50", "conv"):
+            bars = []
+            for case, batch, precision in CASES:
+                group = figures.find(
+                    content, network=network, batch=str(batch), precision=precision
+                )
+                short = precision.partition(" ")[0]
+                for row, label in rows.items():
+                    ratio = group.ratio(row, "PyTorch")
+                    if case == network and ratio is not None:
+                        label = label or f"{short}, batch {batch}"
+                        bars.append(plots.Bar(label, ratio, plots.colour_of(row), f"{ratio:.2f}"))
+            panels += plots.panel(f"{TITLES[network]}, one GPU", bars, 1 / 1e3)
+        plots.draw(
+            "gpu",
+            panels,
+            "time of an iteration as a multiple of PyTorch's (dashed)\n"
+            "less is better; blue: ChainerMN with cuDNN\n"
+            "orange: PyTorch with channels last",
+        )

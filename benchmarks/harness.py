@@ -1,4 +1,4 @@
-"""Jobs of ranks that stay alive and are measured in turn, so that other load meets all alike."""
+"""Jobs of ranks that stay alive and take turns, so other load slows all of them down alike."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ THE_ORIGINAL = {"CHAINER_COMPAT_BUNDLED_CHAINERMN": "1"}
 _PATIENCE = 180.0  # seconds for a turn, or for imports
 _MOST_REPEATS = 300
 
-#: The jobs of contestants: the module of `benchmarks.ranks` that they run, and their variables.
+#: Jobs of contestants: the module of `benchmarks.ranks` that they run, and their variables.
 _TEAMS = {
     "ours": ("with_chainer", {}),
     "ours, NumPy": ("with_chainer", WITH_NUMPY),
@@ -62,15 +62,15 @@ class Settings:
     Attributes
     ----------
     rounds : int
-        Turns of each contestant.
+        Number of turns of each contestant.
     quick : bool
-        Only see whether everything works.
+        Whether to measure as little as possible, to see if everything runs.
     only : str
-        Measure only groups whose title contains this.
+        Text in the titles of groups to measure.
     before : str
-        A Python with another version of chainermn, to be measured beside this one; or empty.
+        Python with another version of chainermn to compare with, or empty.
     tell : callable
-        Is told what is being measured.
+        Function that gets a description of the current measurement.
     """
 
     rounds: int
@@ -80,7 +80,7 @@ class Settings:
     tell: Callable[[str], None]
 
     def wants(self, title: str) -> bool:
-        """Return whether to measure a group of this title."""
+        """Return whether to measure a group with this title."""
         return self.only in title
 
 
@@ -94,7 +94,7 @@ class Place:
     ranks : tuple of int
         Number of ranks on each host.
     cluster : Cluster, optional
-        Emulated hosts; this machine by default.
+        Emulated hosts. Default: this machine.
     """
 
     title: str
@@ -107,7 +107,7 @@ class Place:
         return sum(self.ranks)
 
     def command(self, arguments: Sequence[str], forward: Sequence[str]) -> list[str]:
-        """Return the command that starts a job here."""
+        """Return the command that starts a job in this place."""
         if self.cluster is None:
             return mpiexec_command(self.size, arguments, python=False)
         command = mpiexec_command(
@@ -116,13 +116,13 @@ class Place:
         return self.cluster.hosts()[0].command(*command)
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of such a job; emulated hosts share the cores."""
+        """Return the environment of such a job. Emulated hosts share the cores."""
         if self.cluster is None:
             return launch_environment()
         return {**launch_environment(self._hosts()), **ONE_THREAD, "GLOO_SOCKET_IFNAME": "eth0"}
 
     def first_address(self) -> str:
-        """Return the name by which all ranks reach the first host."""
+        """Return the name of the first host, as all ranks know it."""
         return "localhost" if self.cluster is None else self._hosts()[0][0]
 
     def _hosts(self) -> list[tuple[str, int]]:
@@ -134,10 +134,10 @@ class Place:
 def places(
     ranks: Mapping[str, tuple[int, ...]], rate: str = "1gbit", latency: float = 0.0
 ) -> Iterator[Place | str]:
-    """Yield places of these titles, or the reason why there are no emulated hosts.
+    """Yield places with these titles, or the reason why there are no emulated hosts.
 
-    Hosts are joined by links of this rate and latency (in seconds), and exist only while their
-    places are in use.
+    The links between hosts have this rate, and this latency in seconds. Hosts exist only while
+    their places are in use.
     """
     for title, on_hosts in ranks.items():
         if len(on_hosts) == 1:
@@ -156,7 +156,7 @@ def places(
 
 
 def why_no_torch() -> list[str]:
-    """Return why there is no comparison with PyTorch; nothing if there is one."""
+    """Return the reason if PyTorch cannot take part, else an empty list."""
     if importlib.util.find_spec("torch") is None:
         return ["PyTorch: it is not installed; pip install torch"]
     return []
@@ -164,13 +164,13 @@ def why_no_torch() -> list[str]:
 
 @dataclass(frozen=True)
 class Contestant:
-    """A step that ranks can be told to repeat.
+    """A step that a team can repeat.
 
     Attributes
     ----------
     name : str
     team : str
-        The job that takes part for it.
+        Name of the job that runs it.
     options : dict
         Arguments of the function that prepares the step.
     """
@@ -181,23 +181,23 @@ class Contestant:
 
 
 class CannotRun(Exception):
-    """A contestant does not work here; the message is the reason."""
+    """Raised if a contestant does not work here. The message is the reason."""
 
 
 class Team:
-    """A job of ranks. Between its turns it waits without using a core.
+    """A job of ranks. Between its turns it uses no processor time.
 
     Parameters
     ----------
     place : Place
     program : str
-        The module of `benchmarks.ranks` that the ranks run.
+        Module of `benchmarks.ranks` that the ranks run.
     env : mapping, optional
-        Variables of the ranks.
+        Environment variables of the ranks.
     core : int, optional
-        The only core that the job may run on.
+        Core to confine the job to.
     python : str
-        The interpreter of the ranks.
+        Interpreter of the ranks.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class Team:
             )
 
     def start(self, contestant: Contestant, repeat: int, before: int = 1) -> None:
-        """Let all ranks repeat a step, after having taken some that are not measured."""
+        """Let all ranks repeat a step, after ``before`` steps that are not measured."""
         order = {
             "name": contestant.name,
             "options": contestant.options,
@@ -242,10 +242,10 @@ class Team:
             os.write(command, json.dumps(order).encode() + b"\n")
 
     def finish(self) -> list[dict[str, Any]]:
-        """Wait for all ranks; return what each has measured.
+        """Wait for all ranks, and return what each has measured.
 
-        That is ``seconds`` per step, and with `Orders.obey` the ``times`` that a repeat has
-        stepped and the bytes ``sent`` per step.
+        These are ``seconds`` per step. With `Orders.obey`, they also have ``times``, the number of
+        steps in a repeat, and the bytes ``sent`` per step.
 
         Raises
         ------
@@ -261,7 +261,7 @@ class Team:
         return answers
 
     def close(self) -> None:
-        """Let the ranks end, or end them if they do not."""
+        """Ask the ranks to end, and kill them if they do not."""
         for command in self._commands:
             os.write(command, b"null\n")
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -283,18 +283,18 @@ class Team:
                 line += os.read(answer, 65536)
             elif self._process.poll() is not None or time.monotonic() > deadline:
                 said = self._log.read_text(errors="replace")[-3000:]
-                raise RuntimeError(f"a job has ended or does not answer; it said: {said}")
+                raise RuntimeError(f"a job has ended or does not answer. It said: {said}")
         return line
 
 
 def _fifo(path: Path) -> int:
     os.mkfifo(path)
-    return os.open(path, os.O_RDWR)  # which, unlike reading or writing alone, does not wait
+    return os.open(path, os.O_RDWR)  # opening for reading or writing alone would wait
 
 
 @contextlib.contextmanager
 def running(starts: Mapping[str, Callable[[], Team]]) -> Iterator[dict[str, Team]]:
-    """Start teams; end them, whatever happens."""
+    """Start teams, and end them in any case."""
     with contextlib.ExitStack() as stack:
         teams = {}
         for name, start in starts.items():
@@ -316,19 +316,19 @@ def take_turns(
     seconds: float,
     rounds: int | None = None,
 ) -> list[Measured]:
-    """Measure contestants one after the other, each once per round.
+    """Measure contestants one after the other, each of them once per round.
 
     Parameters
     ----------
     place : Place
     contestants : sequence of Contestant
         Those of PyTorch are left out if it is not installed. With ``settings.before``, another
-        version of the library takes part wherever ours does.
+        version of the library takes part for each contestant of ours.
     settings : Settings
     seconds : float
-        How long a turn takes, unless a single step takes longer.
+        Length of a turn, unless a single step takes longer.
     rounds : int, optional
-        Number of turns, if not that of the settings.
+        Number of turns. Default: that of the settings.
     """
     if why_no_torch():
         contestants = [c for c in contestants if not c.team.startswith("torch")]
@@ -343,7 +343,7 @@ def take_turns(
 
 @contextlib.contextmanager
 def teams_of(place: Place, names: Iterable[str], settings: Settings) -> Iterator[dict[str, Team]]:
-    """Start the teams of these names."""
+    """Start the teams with these names."""
     with running({name: _starter(name, place, settings) for name in names}) as teams:
         yield teams
 
@@ -362,7 +362,7 @@ def turns(
     seconds: float,
     rounds: int | None = None,
 ) -> list[Measured]:
-    """Measure contestants of running teams, as `take_turns` does."""
+    """Measure contestants of running teams, like `take_turns`."""
     rounds = 1 if settings.quick else rounds or settings.rounds
     seconds = 0.0 if settings.quick else seconds
     measured = {contestant.name: Measured(contestant.name) for contestant in contestants}
@@ -371,24 +371,24 @@ def turns(
         team = teams[contestant.team]
         settings.tell(f"{team.place.title}: {contestant.name}")
         try:
-            for _ in range(3):  # the first step initialises, or allocates
+            for _ in range(3):  # the first step initialises or allocates
                 team.start(contestant, 1)
                 answers = team.finish()
                 if (once := slowest(answers) * answers[0].get("times", 1)) > seconds:
-                    break  # which is no small part of so long a step
+                    break  # initialising matters little in a long step
         except CannotRun as error:
             measured[contestant.name].skipped = str(error)
         else:
             repeats[contestant.name] = max(1, min(_MOST_REPEATS, round(seconds / once)))
     for number in range(rounds):
-        # A contestant finds caches as the one before has left them: not always the same one.
-        order = random.Random(number)  # noqa: S311  # an order is no secret
+        # Each contestant finds the caches of the one before it, so the order changes.
+        order = random.Random(number)  # noqa: S311  # not for cryptography
         for contestant in order.sample(contestants, len(contestants)):
             if contestant.name in repeats:
                 team = teams[contestant.team]
                 settings.tell(f"{team.place.title}: {contestant.name}")
                 repeat = repeats[contestant.name]
-                # Of a step that is long enough to be repeated once, the first is no exception.
+                # If a step is so long that it runs once per turn, the first step is measured.
                 team.start(contestant, repeat, before=int(repeat > 1))
                 answers = team.finish()
                 row = measured[contestant.name]

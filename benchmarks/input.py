@@ -1,7 +1,7 @@
-"""The reading of images by apps/imagenet, beside PyTorch's DataLoader on the same files.
+"""How fast apps/imagenet reads images, compared with PyTorch's DataLoader on the same files.
 
-Both read files by the same function of the app, decoding and cutting out at random as in training,
-in as many worker processes, and hand over batches ready for the network.
+Both read files with the same function of the app, which decodes and crops as in training. Both use
+as many worker processes, and return batches that are ready for the network.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ from benchmarks.harness import REPOSITORY, Settings, why_no_torch
 from chainermn.iterators import start_forkserver
 from chainermn.process.memory import keep_freed_memory
 
-TITLE = "The input pipeline of apps/imagenet"
 PIXELS, CROP = (500, 375), 224
 BATCHSIZE = 32
 FILES = 640
 WORKERS = (1, 2)
-PREFETCH = 4  # batches that a worker of PyTorch reads ahead, and all of Chainer's together
+PREFETCH = 4  # batches that each worker of PyTorch reads ahead, or all workers of Chainer together
 MEAN, DEVIATION = np.array([124, 116, 104]), np.array([58, 57, 57])
 
 Batches: TypeAlias = Generator[np.ndarray, None, None]
 
 
 def measure(settings: Settings) -> Iterator[Group | str]:
-    """Yield groups, and what could not be measured and why."""
+    """Yield groups, and for anything that could not be measured, the reason."""
     sys.path.insert(0, str(REPOSITORY / "apps/imagenet"))
     import data
 
@@ -55,7 +54,7 @@ def measure(settings: Settings) -> Iterator[Group | str]:
             rows = in_turn(streams, n_workers, n_files // BATCHSIZE, settings)
             group = Group(title, {"workers": str(n_workers)}, rows, "PyTorch DataLoader")
             group.reference = BATCHSIZE * alone / n_workers
-            group.reference_is = "decoding and cutting in one process, divided by the workers"
+            group.reference_is = "decoding and cropping in one process, divided by the workers"
             yield group
     yield from why_no_torch()
 
@@ -65,17 +64,17 @@ def in_turn(
 ) -> list[Measured]:
     """Measure the seconds per batch of each stream."""
     rows = {name: Measured(name) for name in streams}
-    for stream in streams.values():  # workers start
+    for stream in streams.values():  # starts the workers
         take(stream, 4)
     for _ in range(settings.rounds):
         for name, stream in streams.items():
             settings.tell(f"{n_workers} workers: {name}")
-            time.sleep(1)  # until the other one has read ahead what it may
+            time.sleep(1)  # until the other one has stopped reading ahead
             take(stream, 2 * PREFETCH * n_workers)
             start = time.perf_counter()
             take(stream, n_batches)
             rows[name].seconds.append((time.perf_counter() - start) / n_batches)
-    for stream in streams.values():  # which ends the workers
+    for stream in streams.values():  # ends the workers
         stream.close()
     return list(rows.values())
 
@@ -94,7 +93,7 @@ def decode_alone(images: Any) -> float:
 
 
 def draw_files(folder: Path, n: int) -> list[tuple[str, int]]:
-    """Write images with about as much detail as photographs; return names and labels."""
+    """Write images with as much detail as photographs. Return names and labels."""
     random = np.random.default_rng(0)
     width, height = PIXELS
     pairs = []
@@ -120,7 +119,7 @@ def with_chainer(images: Any, n_workers: int) -> Batches:
 
 
 def _keep_freed_memory(_: int) -> None:
-    keep_freed_memory()  # as workers of ours do
+    keep_freed_memory()  # like our workers
 
 
 def with_torch(images: Any, n_workers: int) -> Batches:

@@ -1,4 +1,4 @@
-"""The cost model: its costs are measured with few ranks, its times checked with many."""
+"""Fit the cost model to jobs with few ranks, and check it with many."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from benchmarks.cost_model import Job
 from benchmarks.figures import Group, load, milliseconds
 from benchmarks.harness import Contestant, Place, Settings, places, take_turns
 
-TITLE = "The cost model"
 SIZES = (4_000, 64_000, 400_000, 4_000_000)
-#: Hosts and ranks on each by which costs are found, without a limit of the links; and those on
-#: which the model has to prove itself, with 1 Gbit/s.
+#: Hosts and ranks per host: jobs to fit, whose links have no limit, and jobs to check at 1 Gbit/s.
 FITTED = ((1, 2), (1, 4), (1, 8), (1, 10), (1, 16), (2, 1), (4, 1), (8, 1))
 CHECKED = ((1, 32), (1, 64), (16, 1), (16, 2))
-#: Above this error, a prediction has failed.
+#: With a larger error, a prediction has failed.
 MOST = 0.15
-#: What has costs of its own, because the ranks do something else.
+#: Kinds of jobs that have costs of their own, because the ranks work differently.
 KINDS: dict[str, Callable[[Job], bool]] = {
     "one host": lambda job: job.hosts == 1 and not cost_model.takes_turns(job),
     "one host, where each rank adds in its turn": cost_model.takes_turns,
@@ -27,7 +25,7 @@ KINDS: dict[str, Callable[[Job], bool]] = {
 
 
 def measure(settings: Settings) -> Iterator[Group | str]:
-    """Yield groups, and what could not be measured and why."""
+    """Yield groups, and for anything that could not be measured, the reason."""
     for hosts, per_host in (*FITTED, *CHECKED):
         title = title_of(hosts, per_host)
         rate = "off" if (hosts, per_host) in FITTED else "1gbit"
@@ -44,7 +42,7 @@ def title_of(hosts: int, per_host: int) -> str:
 
 
 def measure_at(place: Place, settings: Settings) -> Group:
-    """Measure the exchange of arrays."""
+    """Measure exchanges of arrays."""
     options = {"what": "exchange", "communicator": "naive"}
     contestants = [
         Contestant(str(n), "ours", {**options, "network": f"array of {n}"}) for n in SIZES
@@ -55,22 +53,22 @@ def measure_at(place: Place, settings: Settings) -> Group:
     return Group(place.title, key, rows, rows[0].name)
 
 
-def write(part: str, title: str) -> None:
-    """Write the page: what was found and predicted on one host, and on several."""
+def write(part: str) -> None:
+    """Write the page: costs and predictions for one host and for several."""
     lines = []
-    # The counts are those of MPICH's collectives, so there is no other MPI.
+    # The model counts MPICH's collectives, so there is no other MPI.
     for content in load(part).values():
-        lines += [*report.describe_run(content), ""]
+        lines += ["", "## Figures", "", *report.describe_run(content)]
         measured = list(points(content["groups"]))
         for kind, is_of_kind in KINDS.items():
             jobs = [(job, seconds) for job, seconds in measured if is_of_kind(job)]
             if any(is_fitted(job) for job, _ in jobs):
-                lines += [f"## {kind.capitalize()}", "", *describe(jobs), ""]
-    report.write_page(part, title, lines)
+                lines += ["", f"### {kind.capitalize()}", "", *describe(jobs)]
+    report.write_page(part, lines)
 
 
 def points(groups: list[Group]) -> Iterator[tuple[Job, float]]:
-    """Yield what was exchanged, and the seconds that it took."""
+    """Yield jobs and their times in seconds."""
     for group in sorted(groups, key=lambda group: [int(value) for value in group.key.values()]):
         for row in group.rows:
             if row.seconds:
@@ -78,18 +76,18 @@ def points(groups: list[Group]) -> Iterator[tuple[Job, float]]:
 
 
 def is_fitted(job: Job) -> bool:
-    """Tell whether costs are found by this job."""
+    """Return whether costs are fitted to this job."""
     return (job.hosts, job.per_host) in FITTED
 
 
 def describe(jobs: list[tuple[Job, float]]) -> list[str]:
-    """Return costs, predictions beside what was measured, and where these fail."""
+    """Return a table of costs, a table of predictions, and a list of those that failed."""
     machine = cost_model.fit(*zip(*(it for it in jobs if is_fitted(it[0])), strict=True))
-    lines = report.heads_of(["of a rank", "costs"])
+    lines = report.heads_of(["one of these", "costs"])
     for name, value in vars(machine).items():
         unit, scale = ("ns", 1e9) if name.endswith("bytes") else ("µs", 1e6)
         lines.append(report.line([name.replace("_", " "), f"{scale * value:.3g} {unit}"]))
-    heads = ["", "kB", "measured, ms", "predicted", "cores", "link", "error, %"]
+    heads = ["job", "kB", "measured, ms", "predicted", "cores", "link", "error, %"]
     lines += ["", *report.heads_of(heads)]
     failed = []
     for job, seconds in jobs:

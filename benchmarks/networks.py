@@ -1,22 +1,22 @@
-"""The networks that are measured, in Chainer and in PyTorch alike, and what a link takes."""
+"""Sizes of the measured networks, and the time that a link takes for their gradients."""
 
 from __future__ import annotations
 
 import itertools
 
 INPUT_SHAPES = {"mlp": (784,), "conv": (3, 64, 64), "resnet50": (3, 224, 224)}
-#: Examples in a batch, with which an iteration on a CPU takes at most about a second.
+#: Examples in a batch. An iteration on a CPU then takes at most about a second.
 BATCHES = {"mlp": 100, "conv": 8, "resnet50": 2}
 TITLES = {"mlp": "MLP 784-1000-1000-10", "conv": "conv net", "resnet50": "ResNet-50"}
 
 MLP_UNITS = (784, 1000, 1000, 10)
 
-#: Channels of the 3x3 convolutions, and those after which the picture is halved.
+#: Channels of the 3x3 convolutions, and the convolutions that pooling follows.
 CHANNELS = (3, 64, 128, 256, 512, 512, 512)
 POOLED = (0, 1, 2, 3, 5)
 CLASSES = 256
 
-# TCP with time stamps leaves 1448 of the 1514 bytes that an interface counts per Ethernet frame.
+# An interface counts 1514 bytes per Ethernet frame. TCP with time stamps carries 1448 of them.
 _LINK_BYTES_PER_SECOND = 1e9 / 8 * 1448 / 1514
 
 

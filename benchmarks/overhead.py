@@ -1,4 +1,4 @@
-"""What something costs in an iteration: iterations with it, beside iterations without."""
+"""Measure the overhead of something: iterations with it and without."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.harness import Contestant, Place, Settings, take_turns
 from benchmarks.networks import TITLES
 
 CASES = (("mlp", 10), ("mlp", 100), ("conv", 8))
-# A difference of a hundredth needs more turns than one of a tenth.
+# A difference of one per cent needs more turns than one of ten.
 _TIMES_ROUNDS = 4
 
 
@@ -18,9 +18,9 @@ def measure(
     contestants_of: Callable[[str, int], Sequence[Contestant]],
     reference: str,
 ) -> Iterator[Group]:
-    """Yield a group for each network and size of a batch, given who measures it.
+    """Yield a group for each network and batch size.
 
-    ``reference`` is the name of the contestant without what is measured.
+    ``reference`` is the name of the contestant without the overhead.
     """
     place = Place("2 ranks, one host", (2,))
     for network, batchsize in CASES:

@@ -1,18 +1,16 @@
-"""A pipeline of two ranks: how long it takes for a batch in micro-batches, and how idle it is."""
+"""A pipeline of two ranks: its time for a batch, and how long its ranks are idle."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from benchmarks import report
-from benchmarks.figures import Group, Measured, load
+from benchmarks import plots
+from benchmarks.figures import Group, Measured, load, milliseconds
 from benchmarks.harness import Contestant, Place, Settings, Team, running
 from benchmarks.ranks.pipeline import BATCHSIZE, CHANNELS, example
 
-TITLE = "A pipeline of micro-batches"
 ONE = "1 rank on 1 core"
 #: The number of micro-batches of each row.
 ROWS = {ONE: 1, **{f"2 ranks, m = {number}": number for number in (1, 2, 4, 8)}}
@@ -39,7 +37,7 @@ def measure(settings: Settings) -> Iterator[Group | str]:
 
 
 def row_of(name: str, turns: list[dict[str, Any]]) -> Measured:
-    """Return what was measured, with the times of the median turn."""
+    """Return all turns, with the spans of the median one."""
     chart = example()
     row = Measured(name, [turn["seconds"] for turn in turns])
     if name != ONE:
@@ -50,14 +48,38 @@ def row_of(name: str, turns: list[dict[str, Any]]) -> Measured:
     return row
 
 
-def write(part: str, title: str) -> None:
-    """Write the page and the picture."""
-    report.write(part, title, draw_into=draw)
+def draw() -> None:
+    """Draw when each rank computes in the median turn of each row."""
+    for content in load("pipeline").values():
+        rows = [row for group in content["groups"] for row in group.rows if row.spans]
+        heights = [plots.BAR * len(row.spans) for row in rows]
+        caption = (
+            "one batch; a number is a micro-batch; grey: idle\nblue: forward; orange: backward"
+        )
+        with plots.settings():
+            figure, axes = plots.stack(heights, ["rank 0"], caption)
+            for axis, row in zip(axes, rows, strict=True):
+                _draw_spans(axis, row.spans)
+                axis.set_xlim(0, 1e3 * max(map(example().duration, (row.spans for row in rows))))
+                number = f"{ROWS[row.name]} micro-batch" + "es" * (ROWS[row.name] > 1)
+                idle = f"{row.more[IDLE]:.0f} % idle"
+                plots.title_of(axis, f"{number}: {milliseconds(row.median)} ms, {idle}")
+            plots.save(figure, "pipeline")
 
 
-def draw(part: str, path: Path) -> None:
-    """Draw when each rank computes."""
-    for content in load(part).values():
-        for group in content["groups"]:
-            rows = [row for row in group.rows if row.spans]
-            example().draw({ROWS[row.name]: row.spans for row in rows}, path)
+def _draw_spans(axis: Any, ranks: list[list[Any]]) -> None:
+    colours = {"forward": plots.OURS, "backward": plots.PYTORCH}
+    start = min(spans[0][2] for spans in ranks)
+    for rank, spans in enumerate(ranks):
+        idle = 1e3 * example().duration(ranks)
+        axis.barh(rank, idle, color=plots.INK, alpha=plots.FAINT, height=0.8)
+        for direction, number, begin, end in spans:
+            left, width = 1e3 * (begin - start), 1e3 * (end - begin)
+            # Narrower than its time, so that neighbours are told apart.
+            axis.barh(rank, 0.97 * width, left=left, height=0.8, color=colours[direction])
+            axis.text(
+                left + width / 2, rank, number, ha="center", va="center_baseline", color="white"
+            )
+    axis.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in range(len(ranks))])
+    axis.set_ylim(len(ranks) - 0.5, -0.5)
+    axis.set_xticks([])

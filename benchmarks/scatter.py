@@ -1,4 +1,4 @@
-"""The scattering of a data set: its time, and the memory of a rank that receives."""
+"""Scatter a data set: the time, and the memory of a rank that receives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from benchmarks.harness import (
     slowest,
 )
 
-TITLE = "scatter_dataset"
 ORIGINAL = "original"
 ROW_BYTES = 784 * 4 + 4
 LENGTHS = {"arrays": 60_000, "pairs": 1_281_167}
@@ -35,7 +34,7 @@ def measure(settings: Settings) -> Iterator[Group | str]:
 
 
 def measure_data(data: str, title: str, settings: Settings) -> Group:
-    """Measure with one kind of data set; every turn is a new job."""
+    """Measure one kind of data set. Every turn is a new job."""
     place = Place("2 ranks, one host", (2,))
     options = {"data": data, "length": LENGTHS[data] // (20 if settings.quick else 1)}
     rows = {name: Measured(name) for name in ENVIRONMENTS}

@@ -1,8 +1,8 @@
-"""Ranks that do nothing except report to a monitor, as many as wanted in one process.
+"""Simulate any number of ranks in one process: all they do is report to a monitor.
 
     python -m benchmarks.simulated_ranks 512 --seconds 60
 
-prints what the monitor of that many ranks costs, and how soon it says what is wrong, as JSON.
+prints as JSON what the monitor of 512 ranks costs, and how soon it says what is wrong.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from chainermn.failures.invitation import PURPOSE, Invitation, start_monitor
 from chainermn.failures.messages import Member, Report
 from chainermn.failures.wait import Wait, as_ranges
 
-#: Seconds of silence or waiting, where that is all that can be seen.
+#: Seconds of silence or waiting after which the watch ends a job.
 STALL_LIMIT = 6.0
-# Ten times what the watch promises.
+# Ten times the limit that the watch promises.
 _PATIENCE = 10 * (10.0 + STALL_LIMIT)
 CPU = "% of a core"
 MEMORY, GROWTH = "MiB", "KiB more at the end"
@@ -38,13 +38,13 @@ PLACE = (
 
 
 class Ranks:
-    """Channels of ranks that train: in every report they wait in the next all-reduce.
+    """Channels of ranks that train: in each report they wait in the next all-reduce.
 
     Parameters
     ----------
     size : int
     invitation : Invitation
-        That of the monitor.
+        Invitation of the monitor.
     """
 
     def __init__(self, size: int, invitation: Invitation) -> None:
@@ -60,7 +60,7 @@ class Ranks:
             self.channels.append(channel)
 
     def report(self, rank: int, number: int, stream: str = "", **what: Any) -> None:
-        """Let a rank say that it has been in a call for half a period."""
+        """Report that a rank has been in a call for half a period."""
         stream = stream or self.stream
         call = Wait(stream, number, "allreduce", self.members, self.period / 2)
         usual = Report(call, [], {stream: number}, PLACE, left=False)
@@ -74,7 +74,7 @@ class Ranks:
     def train(
         self, is_over: Callable[[], bool], report: Callable[[int, int], None] | None = None
     ) -> None:
-        """Report once per period, each rank at its own time, until something is true."""
+        """Report once per period, each rank at another time, until ``is_over`` returns true."""
         report = report or self.report
         start = time.monotonic()
         for number in itertools.count(1):
@@ -88,7 +88,7 @@ class Ranks:
 
 
 class Monitored:
-    """A monitor, the ranks that it watches, and what it says."""
+    """A monitor, the ranks that it watches, and its messages."""
 
     def __init__(self, size: int, limit: float) -> None:
         reader, writer = os.pipe()
@@ -105,7 +105,7 @@ class Monitored:
         self.ranks = Ranks(size, invitation)
 
     def said(self) -> str:
-        """Return what the monitor has written to standard error."""
+        """Return the messages of the monitor on standard error."""
         try:
             while part := os.read(self._reader, 1 << 16):
                 self._said += part
@@ -114,15 +114,15 @@ class Monitored:
         return self._said.decode()
 
     def wait_for(self, text: str, report: Callable[[int, int], None] | None = None) -> float:
-        """Go on until the monitor has said something; return when, by ``time.monotonic``."""
+        """Continue until the monitor prints a text. Return that time of ``time.monotonic``."""
         is_too_late = after(_PATIENCE)
         self.ranks.train(lambda: text in self.said() or is_too_late(), report)
         if text not in self.said():
-            raise RuntimeError(f"the monitor has not said {text!r}, but {self.said()!r}")
+            raise RuntimeError(f"the monitor should have said {text!r}, and said {self.said()!r}")
         return time.monotonic()
 
     def seconds_of_cpu(self) -> float:
-        """Return what the monitor has used so far."""
+        """Return the processor time of the monitor so far."""
         stat = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -143,7 +143,7 @@ class Monitored:
 
 @contextmanager
 def monitored(size: int, limit: float) -> Iterator[Monitored]:
-    """Let a monitor watch ranks that have reported a few times."""
+    """Start a monitor and ranks that have reported a few times."""
     it = Monitored(size, limit)
     try:
         it.ranks.train(after(3 * it.ranks.period))
@@ -153,13 +153,13 @@ def monitored(size: int, limit: float) -> Iterator[Monitored]:
 
 
 def after(seconds: float) -> Callable[[], bool]:
-    """Return a function that tells whether this time has passed."""
+    """Return a function that returns whether this time has passed."""
     end = time.monotonic() + seconds
     return lambda: time.monotonic() >= end
 
 
 def cost(size: int, seconds: float) -> dict[str, float]:
-    """Return what the monitor uses while all goes well."""
+    """Return the processor time and memory of the monitor while all is well."""
     with monitored(size, 300.0) as it:
         memory, cpu, start = it.memory(), it.seconds_of_cpu(), time.monotonic()
         it.ranks.train(after(seconds))
@@ -173,7 +173,7 @@ def cost(size: int, seconds: float) -> dict[str, float]:
 
 
 def death(size: int) -> float:
-    """Return after how many seconds a closed connection is noticed."""
+    """Return the seconds until the monitor notices a closed connection."""
     with monitored(size, 300.0) as it:
         it.ranks.channels.pop().close()
         start = time.monotonic()
@@ -181,7 +181,7 @@ def death(size: int) -> float:
 
 
 def leaving(size: int) -> float:
-    """Return after how many seconds a rank that others wait for is known to have left."""
+    """Return the seconds until the monitor says that a rank has left while others wait for it."""
 
     def report(rank: int, number: int) -> None:
         if rank == size - 1:
@@ -195,7 +195,7 @@ def leaving(size: int) -> float:
 
 
 def silence(size: int) -> float:
-    """Return the seconds from the stall limit until a silent rank is named."""
+    """Return the seconds from the stall limit until the monitor names a silent rank."""
 
     def report(rank: int, number: int) -> None:
         if rank < size - 1:
@@ -207,7 +207,7 @@ def silence(size: int) -> float:
 
 
 def deadlock(size: int) -> float:
-    """Return the seconds from the stall limit until it is said that ranks wait for each other."""
+    """Return the seconds from the stall limit until the monitor reports a deadlock."""
 
     def report(rank: int, number: int) -> None:
         stream = f"communicator {2 + rank % 2} of ranks {it.ranks.members}"
@@ -219,7 +219,7 @@ def deadlock(size: int) -> float:
         return it.wait_for("these ranks wait for each other", report) - start - STALL_LIMIT
 
 
-#: What can be wrong, and how long it takes to say so.
+#: Faults, and the functions that measure how soon they are reported.
 WRONG = {
     "a rank dies, s": death,
     "a rank leaves, s": leaving,
@@ -230,7 +230,9 @@ WRONG = {
 
 @click.command()
 @click.argument("size", type=int)
-@click.option("--seconds", default=30.0, show_default=True, help="How long all goes well.")
+@click.option(
+    "--seconds", default=30.0, show_default=True, help="How long to measure while all is well."
+)
 def main(size: int, seconds: float) -> None:
     """Print what a monitor of SIZE ranks costs, and how soon it says what is wrong."""
     found = cost(size, seconds)

@@ -1,4 +1,4 @@
-"""Whole iterations over slow links, with all that sends less or less often."""
+"""Whole iterations over slow links, with everything that sends less, or less often."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import psutil
 
-from benchmarks.figures import Group
+from benchmarks import plots
+from benchmarks.figures import Group, find, load
 from benchmarks.harness import Contestant, Place, Settings, places, take_turns, why_no_torch
 from benchmarks.networks import BATCHES, GRADIENT_BYTES, TITLES, link_seconds
 
-TITLE = "Slow networks"
 NO_EXCHANGE = "ours, no exchange"
-#: What ``tc`` calls the rate, bits per second, and seconds each way.
+#: Name of the rate for ``tc``, bits per second, and seconds of latency each way.
 LINKS = {
     f"{rate}, {latency} ms": (name, bits, latency / 1e3)
     for rate, name, bits in (("1 Gbit/s", "1gbit", 1e9), ("100 Mbit/s", "100mbit", 1e8))
@@ -27,12 +27,12 @@ COMPRESSIONS: dict[str, dict[str, Any]] = {
     "Quantization, 8 bits": {"kind": "Quantization"},
 }
 
-# In bytes; tried.
+# In bytes, from experience.
 _TOO_LITTLE = 24 << 30
 
 
 def measure(settings: Settings) -> Iterator[Group | str]:
-    """Yield groups, and what could not be measured and why."""
+    """Yield groups, and for anything that could not be measured, the reason."""
     for hosts, ranks in HOSTS.items():
         for link, (rate, bits, latency) in LINKS.items():
             wanted = [
@@ -53,7 +53,7 @@ def measure(settings: Settings) -> Iterator[Group | str]:
 
 
 def why_not(network: str, place: Place) -> str:
-    """Return why this machine cannot measure all contestants at a time; empty if it can."""
+    """Return why this machine cannot measure all contestants together; empty if it can."""
     if network == "resnet50" and place.size > 2 and psutil.virtual_memory().total < _TOO_LITTLE:
         return f"{_TOO_LITTLE >> 30} GiB of memory are not enough for all contestants"
     return ""
@@ -65,7 +65,7 @@ def title_of(network: str, hosts: str, link: str) -> str:
 
 
 def measure_at(place: Place, network: str, title: str, bits: float, settings: Settings) -> Group:
-    """Measure all contestants with one network, over links of so many bits per second."""
+    """Measure all contestants with one network, over links of ``bits`` per second."""
     rows = take_turns(
         place,
         contestants(network),
@@ -80,7 +80,7 @@ def measure_at(place: Place, network: str, title: str, bits: float, settings: Se
 
 
 def contestants(network: str) -> list[Contestant]:
-    """Return all that take part."""
+    """Return all contestants."""
     common: dict[str, Any] = {"network": network, "batchsize": BATCHES[network]}
 
     def chainer(name: str, communicator: str = "naive", **options: Any) -> Contestant:
@@ -112,3 +112,34 @@ def contestants(network: str) -> list[Contestant]:
         torch("PyTorch DDP, fp16 hook", hook="fp16"),
         torch("PyTorch DDP, PowerSGD hook, rank 4", hook="power_sgd"),
     ]
+
+
+def draw() -> None:
+    """Draw iterations with each setting on two hosts, and on four."""
+    rows = {
+        "no exchange": NO_EXCHANGE,
+        "float32": "ours, overlap on",
+        "bfloat16": "ours, bfloat16",
+        "Quantization()": "ours, Quantization, 8 bits",
+        "TopK(0.01)": "ours, TopK, 1 %",
+        "PowerSGD(rank=4)": "ours, PowerSGD, rank 4",
+        "accumulate=8": "ours, accumulate 8",
+        "LocalSGD(8)": "ours, LocalSGD, period 8",
+        "PyTorch DDP": "PyTorch DDP",
+        "... fp16 hook": "PyTorch DDP, fp16 hook",
+        "... PowerSGD hook": "PyTorch DDP, PowerSGD hook, rank 4",
+    }
+    drawn = {"slow": ("resnet50", "two hosts"), "slow_four_hosts": ("conv", "four hosts")}
+    for name, (network, number) in drawn.items():
+        hosts = next(title for title in HOSTS if number in title)
+        panels: list[plots.Panel] = []
+        for content in load("slow").values():
+            for link in LINKS:
+                if "0.2 ms" in link:
+                    group = find(content, network=network, place=f"{hosts}, {link}")
+                    title = f"{TITLES[network]}, {number}, {link.partition(',')[0]}"
+                    panels += plots.panel(
+                        title, plots.times(group, rows, {"no exchange": NO_EXCHANGE})
+                    )
+        caption = "ms per iteration; less is better\nEach panel has its own scale."
+        plots.draw(name, panels, caption, one_scale=False)

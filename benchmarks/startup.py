@@ -1,4 +1,4 @@
-"""How long it takes until a script can begin."""
+"""How long a script takes to start."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from benchmarks.figures import Group, Measured
 from benchmarks.harness import REPOSITORY, THE_ORIGINAL, Settings
 from chainermn.launch.mpiexec import launch_environment, mpiexec_command
 
-TITLE = "Start-up"
 CHAINER = "import chainer"
 MPI = "from mpi4py import MPI"
-# Public names are imported when they are used.
+# chainermn imports its public names when they are used.
 CHAINERMN = "import chainermn\nfor name in dir(chainermn): getattr(chainermn, name)"
 COMMUNICATOR = "chainermn.create_communicator('naive')"
 OURS, ORIGINAL = "import chainer, chainermn; create_communicator", "the original: the same"
@@ -59,6 +58,6 @@ def measure_scripts(
             env = {**os.environ, **launch_environment(), **env}
             start = time.perf_counter()
             subprocess.run(command, env=env, cwd=REPOSITORY, check=True, capture_output=True)
-            if round_ > 0:  # the first one reads the files from the disk
+            if round_ > 0:  # the first round reads the files from the disk
                 rows[name].seconds.append(time.perf_counter() - start)
     return Group(title, {"start": title}, list(rows.values()), baseline)

@@ -1,4 +1,4 @@
-"""What it costs to record what every rank does, and to report on it."""
+"""The cost of a timeline, and of a report on the ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from benchmarks import overhead
 from benchmarks.figures import Group
 from benchmarks.harness import Contestant, Settings
 
-TITLE = "Timelines and reports"
 OFF = "ours, not recorded"
 _CONTESTANTS = {
     OFF: ("in a trainer", False),

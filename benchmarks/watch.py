@@ -1,4 +1,4 @@
-"""What the watch over failures costs: in an iteration, and the monitor of many ranks."""
+"""The cost of the watch over failures: in an iteration, and of the monitor of many ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from benchmarks.figures import Group, Measured
 from benchmarks.harness import REPOSITORY, Contestant, Settings
 from benchmarks.simulated_ranks import STALL_LIMIT, WRONG
 
-TITLE = "The watch over failures"
 OFF = "ours, not watched"
 MONITOR = "The monitor, until it says what is wrong; simulated ranks"
 SIZES = (8, 64, 512)
@@ -49,24 +48,24 @@ def _measure_monitor(settings: Settings) -> Group:
         noticed = [found[name] for name in WRONG]
         rows.append(Measured(f"{size} ranks", seconds=noticed, more=found))
     notes = [
-        f"All goes well for {seconds} s, over which the processor time is averaged.",
+        f"The processor time is averaged over {seconds} s in which all is well.",
         "Each rank reports that it waits in the next all-reduce.",
-        "Seconds are those until the monitor prints what is wrong; of silence and of a deadlock, "
-        f"those after the stall limit, here {STALL_LIMIT:g} s.",
+        "Seconds are the time until the monitor prints what is wrong. For silence and a deadlock, "
+        f"they start at the stall limit, here {STALL_LIMIT:g} s.",
     ]
     return Group(MONITOR, {"ranks": "simulated"}, rows, rows[0].name, notes=notes)
 
 
-def write(part: str, title: str) -> None:
-    """Write the page of a part."""
-    report.write(part, title, table_of=_table)
+def write(part: str) -> None:
+    """Write the page."""
+    report.write(part, _table)
 
 
 def _table(group: Group) -> list[str]:
     if group.title != MONITOR:
         return report.table(group)
     columns = list(group.rows[0].more)
-    lines = report.heads_of(["", *columns])
+    lines = report.heads_of(["job", *columns])
     for row in group.rows:
         lines.append(report.line([row.name, *(f"{row.more[column]:.2f}" for column in columns)]))
     return [*lines, "", *(f"- {note}" for note in group.notes)]

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Try everything that needs a GPU on one, and write down task by task what is proved.
+"""Run everything that needs a GPU, and write down a verdict on each task.
 
-With --bundle, the script first installs what ci/gpu_bundle.py has put there, without a network and
-into the environment of the Python that runs it. Otherwise everything has to be installed already.
-The script ends within --seconds and leaves what it has found in --out: verdicts.md and
-verdicts.json, whole logs, and figures of the benchmarks.
+With --bundle, the script first installs the packages that ci/gpu_bundle.py has collected. It needs
+no network, and installs into the environment of the Python that runs it. Without --bundle,
+everything has to be installed already. The script ends within --seconds. It leaves its results in
+--out: verdicts.md and verdicts.json, complete logs, and the times of the benchmarks.
 
     python3 ci/prove_on_gpu.py --bundle build/gpu_bundle --out proof
-    python3 ci/prove_on_gpu.py --only benchmarks --out proof_2       # goes on later
-    python3 ci/prove_on_gpu.py --collect proof proof_2               # into docs/results/gpu.md
+    python3 ci/prove_on_gpu.py --only benchmarks --out proof_2       # continue later
+    python3 ci/prove_on_gpu.py --collect proof proof_2               # update docs/results/gpu.md
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from ci.gpu_proof.tasks import Lane, Task, every_test, tasks
 from ci.gpu_proof.verdicts import FAILED, FILE, NOT_REACHED, PROVED, REHEARSED, SKIPPED, Outcome
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Every process of a task inherits this variable, by which those left behind are found.
+#: Every process of a task inherits this variable. It identifies those that are left behind.
 MARK = "PROVE_ON_GPU_TASK"
 RUN = uuid.uuid4().hex
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-# Seconds for what is ended to end.
+# Seconds that a process gets to end after a signal.
 _GRACE = 5.0
 _LINES_OF_FAILURES = 25
-# In the reasons of tests that are skipped in a rehearsal.
+# Reasons for which a rehearsal may skip tests.
 _FOR_WANT_OF_A_GPU = re.compile("CUDA|GPU|only collected")
-_SLOWER_IN_REHEARSALS = 5  # on two cores, instead of sixteen
+_SLOWER_IN_REHEARSALS = 5  # two cores instead of sixteen
 _MACHINE = (
     ("kernel", "uname -srm; nproc; head -n 1 /proc/meminfo"),
     ("GPU", "nvidia-smi --query-gpu=name,compute_cap,driver_version,memory.total --format=csv"),
@@ -68,31 +68,32 @@ _PACKAGES = (
 
 @dataclass
 class Run:
-    """What all tasks of a run share.
+    """State that all tasks of a run share.
 
     Attributes
     ----------
     out : Path
-        Folder of results.
+        Folder for results.
     place : Path
-        Folder for anything else.
+        Folder for temporary files.
     deadline : float
-        By `time.monotonic`.
+        End of the run, as a time of `time.monotonic`.
     about : dict
-        What there is to know about the run.
+        Date, commit, machine and command.
     outcomes : dict
-        By the names of the tasks, in their order.
+        Outcome of each task, by its name, in the order of the tasks.
     nccl : Path, optional
-        An NCCL that takes several ranks on one GPU.
+        NCCL library that allows several ranks on one GPU.
     lacks_nccl : bool
-        Whether the machine has none of its own.
+        Whether the machine has no NCCL of its own.
     is_rehearsal : bool
+        Whether this is a run without a GPU.
     told : set of str
-        Names of all tests of which there is an outcome.
+        Names of all tests that have an outcome.
     why_stopped : str
-        Why no more tasks are begun; empty while they are.
+        Why no more tasks start; empty while they do.
     is_over : bool
-        Whether those that have begun are killed, too: then they have no verdict.
+        Whether running tasks are killed as well. They then have no verdict.
     """
 
     out: Path
@@ -162,19 +163,19 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--bundle", type=Path, help="install from this folder first")
+    add("--bundle", type=Path, help="first install from this folder")
     out = Path(os.environ.get("OUT", "proof"))
-    add("--out", type=Path, default=out, help="for results (default: $OUT, or ./proof)")
-    add("--seconds", type=float, default=540, help="end by then (default: %(default)g)")
-    add("--only", nargs="+", default=[], metavar="TASK", help="some of the tasks")
-    add("--list", action="store_true", help="show the tasks")
-    add("--rehearse", action="store_true", help="go as far as one gets without a GPU")
-    add("--collect", nargs="+", type=Path, metavar="OUT", help="put results into docs/results")
+    add("--out", type=Path, default=out, help="folder for results (default: $OUT, or ./proof)")
+    add("--seconds", type=float, default=540, help="time limit (default: %(default)g)")
+    add("--only", nargs="+", default=[], metavar="TASK", help="run these tasks")
+    add("--list", action="store_true", help="show the tasks and exit")
+    add("--rehearse", action="store_true", help="run what works without a GPU")
+    add("--collect", nargs="+", type=Path, metavar="OUT", help="copy results into docs/results")
     return parser.parse_args()
 
 
 def prove(run: Run, chosen: Sequence[Task], bundle: Path | None, *, wants_all: bool) -> int:
-    """Do all there is to do; return the exit code."""
+    """Install the bundle, run the tasks and return the exit code."""
     with (run.out / "machine.log").open("a", buffering=1) as log:
         run.about["machine"] = describe_machine(log)
         print(*run.about["machine"], sep="\n", flush=True)
@@ -208,7 +209,7 @@ def prove(run: Run, chosen: Sequence[Task], bundle: Path | None, *, wants_all: b
 
 
 def describe_machine(log: TextIO) -> list[str]:
-    """Return what the machine is, within half a minute."""
+    """Describe the machine, within half a minute."""
     found = []
     for what, command in _MACHINE:
         try:
@@ -228,29 +229,29 @@ def describe_machine(log: TextIO) -> list[str]:
 
 
 def versions() -> str:
-    """Return the versions of what is installed."""
+    """Return the versions of the installed packages."""
     code = (
         "import importlib.metadata as m\n"
         "for name in " + repr(_PACKAGES) + ":\n"
         "    try: print(name, m.version(name), end='; ')\n"
         "    except m.PackageNotFoundError: pass\n"
     )
-    # In a process of its own: this one may have started before they were installed.
+    # In a new process, because this one may have started before they were installed.
     shown = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     return f"packages: {shown.stdout.rstrip('; ')}"
 
 
 def commit_of(bundle: Path | None) -> str:
-    """Return which commit the bundle was made of; without one, this checkout's."""
+    """Return the commit of the bundle, or of this checkout if there is no bundle."""
     if bundle is not None:
         return (bundle / "COMMIT").read_text().strip()
     return commit()
 
 
 def install(run: Run, bundle: Path, log: TextIO) -> None:
-    """Install into the environment of this Python, where ``mpiexec`` and libmpi are looked for."""
+    """Install into the environment of this Python: ``mpiexec`` and libmpi are found there."""
     if not (bundle / "SHA256SUMS").exists():
-        sys.exit(f"{bundle} is no bundle: make one by ci/gpu_bundle.py, and copy it here")
+        sys.exit(f"{bundle} is not a bundle: make one with ci/gpu_bundle.py and copy it here")
     for line in (bundle / "SHA256SUMS").read_text().splitlines():
         digest, name = line.split(maxsplit=1)
         path = bundle / name
@@ -292,12 +293,12 @@ def distribution(wheel: Path) -> str:
 
 
 def why_none(run: Run, log: TextIO) -> tuple[str, str]:
-    """Return why there is no GPU, and why no NCCL; empty if there is one."""
+    """Return why there is no GPU, and why there is no NCCL; empty if there is one."""
     answer = run.place / f"{uuid.uuid4().hex}.json"
-    # Into a file: whatever warns while it is imported does so on standard output or error.
+    # Into a file, because imports may print warnings on standard output and error.
     code = (
         "import json, sys, traceback\n"
-        # chainermn looks for a GPU only where somebody has imported CuPy.
+        # chainermn looks for a GPU only if CuPy has been imported.
         "try: import cupy\n"
         "except ImportError: traceback.print_exc()\n"
         "from chainermn.transport.gpu.available import why_no_gpu, why_no_nccl\n"
@@ -307,14 +308,14 @@ def why_none(run: Run, log: TextIO) -> tuple[str, str]:
     try:
         no_gpu, no_nccl = json.loads(answer.read_text())
     except (OSError, ValueError):
-        return (f"asking for it ended with exit code {exit_code}, see machine.log",) * 2
+        return (f"looking for it ended with exit code {exit_code}, see machine.log",) * 2
     return no_gpu, no_nccl
 
 
 def follow(command: Sequence[str], log: TextIO, env: dict[str, str], seconds: float) -> int | None:
-    """Run a command, at most for so long, with its output in the log.
+    """Run a command with a time limit and write its output to the log.
 
-    Returns its exit code, or None if it had to be ended. None of its processes is left.
+    Return its exit code, or None if it was stopped. No process of it is left behind.
     """
     mark = f"{RUN}-{uuid.uuid4().hex}"
     print(f"\n$ {' '.join(command)}", file=log, flush=True)
@@ -331,19 +332,19 @@ def follow(command: Sequence[str], log: TextIO, env: dict[str, str], seconds: fl
     try:
         code = process.wait(max(0.0, seconds))
     except subprocess.TimeoutExpired:
-        process.terminate()  # lets pytest say where it was, and mpiexec end its ranks
+        process.terminate()  # pytest then says where it was, and mpiexec ends its ranks
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE)
     finally:
         for line in kill_marked(mark):
             print(f"left behind, killed: {line}", file=log, flush=True)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # of one that a driver holds
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold the process
             process.wait(_GRACE)
     return code
 
 
 def kill_marked(mark: str) -> list[str]:
-    """Kill all processes whose mark begins so; return their command lines."""
+    """Kill all processes whose mark starts with this; return their command lines."""
     wanted = f"{MARK}={mark}".encode()
     killed = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -357,13 +358,13 @@ def kill_marked(mark: str) -> list[str]:
 
 
 def do_all(run: Run, chosen: Iterable[Task], lane: Lane) -> None:
-    """Do the tasks of a lane, one after the other."""
+    """Run the tasks of a lane, one after the other."""
     log_file = run.out / f"{lane.value}.log"
     with log_file.open("a", buffering=1) as log:
         for task in chosen:
             outcome = run.outcomes[task.name]
             if run.why_stopped or run.seconds_left < 1:
-                outcome.note = run.why_stopped or "the time was up"
+                outcome.note = run.why_stopped or "no time was left"
                 continue
             do(run, task, outcome, log)
             with run.lock:
@@ -383,7 +384,7 @@ def show_end(path: Path) -> None:
 
 
 def do(run: Run, task: Task, outcome: Outcome, log: TextIO) -> None:
-    """Do a task, and find its verdict."""
+    """Run a task and find its verdict."""
     start = time.monotonic()
     own_limit = task.seconds * (_SLOWER_IN_REHEARSALS if run.is_rehearsal else 1)
     limit = min(own_limit, run.seconds_left - _GRACE)
@@ -395,7 +396,7 @@ def do(run: Run, task: Task, outcome: Outcome, log: TextIO) -> None:
     told.touch()
     env = {FILE: str(told), "MPLBACKEND": "Agg"}
     if run.nccl is not None and (task.needs_own_nccl or run.lacks_nccl):
-        # CuPy would take PyTorch's, unless one is loaded already.
+        # CuPy would load PyTorch's NCCL, unless one is loaded already.
         env["LD_PRELOAD"] = str(run.nccl)
     commands = task.rehearsal() if run.is_rehearsal else task.commands
     codes: list[int] = []
@@ -411,7 +412,7 @@ def do(run: Run, task: Task, outcome: Outcome, log: TextIO) -> None:
         if code is None:
             ended_by = "its own limit" if limit == own_limit else "the end of the time"
             break
-        # No test left is no failure of pytest's where another command has some.
+        # Exit code 5 means that no test was selected. Another command of the task may have some.
         codes.append(0 if task.is_tests and code == 5 else code)
     run.told |= verdicts.count_tests(outcome, told.read_text().splitlines())
     outcome.seconds = time.monotonic() - start
@@ -422,7 +423,7 @@ def do(run: Run, task: Task, outcome: Outcome, log: TextIO) -> None:
     elif any(codes):
         outcome.note = f"exit code {next(filter(None, codes))}"
     if ended_by == "its own limit":
-        codes.append(-1)  # something hangs, or is far slower than it should be
+        codes.append(-1)  # it hangs, or is much too slow
     outcome.verdict = verdicts.judge(
         outcome, codes, is_tests=task.is_tests, is_complete=not ended_by
     )
@@ -433,14 +434,14 @@ def do(run: Run, task: Task, outcome: Outcome, log: TextIO) -> None:
 
 
 def check_rehearsal(run: Run, wants_all: bool) -> int:
-    """Return 0 if everything went as far as it can without a GPU, and no test was left out."""
+    """Return 0 if everything that works without a GPU succeeded, and each test was selected."""
     complaints = [
         f"{outcome.name}: {outcome.verdict}, {outcome.explain()}"
         for outcome in run.outcomes.values()
         if outcome.verdict in (FAILED, NOT_REACHED)
     ]
     for outcome in run.outcomes.values():
-        # What is missing beside a GPU would be missing where there is one, too.
+        # Anything else that is missing here would also be missing on a machine with a GPU.
         strange = [reason for reason in outcome.skipped if not _FOR_WANT_OF_A_GPU.search(reason)]
         complaints += [f"{outcome.name}: tests were skipped: {reason}" for reason in strange]
     if wants_all:
@@ -456,16 +457,20 @@ def check_rehearsal(run: Run, wants_all: bool) -> int:
 
 
 def collect(folders: Sequence[Path]) -> int:
-    """Put the results of several runs, the latest last, into docs/results."""
-    # Where tasks run, this is not needed, and may not be installed yet.
+    """Copy the results of several runs, the latest last, into docs/results."""
+    # Machines that run tasks do not need these, and may not have installed them yet.
     from benchmarks import figures, gpu
 
     if empty := [str(folder) for folder in folders if not (folder / "verdicts.json").exists()]:
-        sys.exit(f"no verdicts.json in {', '.join(empty)}: name folders that --out has named")
+        sys.exit(
+            f"no verdicts.json in {', '.join(empty)}: name folders that earlier runs got as --out"
+        )
     runs = [verdicts.load(folder / "verdicts.json") for folder in folders]
     gpus = {line for about, _ in runs for line in about["machine"] if line.startswith("GPU:")}
     if len(gpus) > 1:
-        sys.exit(f"one page is about one kind of GPU; these runs had {'; '.join(sorted(gpus))}")
+        sys.exit(
+            f"the page is about one kind of GPU, and these runs had {'; '.join(sorted(gpus))}"
+        )
     about, _ = runs[-1]
     raw = figures.RESULTS / "raw"
     raw.mkdir(parents=True, exist_ok=True)
@@ -476,17 +481,18 @@ def collect(folders: Sequence[Path]) -> int:
         for file in folder.glob("gpu-*.timeline.gz"):
             shutil.copy(file, raw)
         for file in folder.glob("gpu-*.json"):
-            # Where they were measured, git may know nothing of the commit.
+            # The machine that measured them may have no git history.
             figures_of[file.name].append((json.loads(file.read_text("utf-8")), about["commit"]))
     for name, measured in figures_of.items():
         text = json.dumps(verdicts.merge_figures(measured), indent=1)
         (raw / name).write_text(text + "\n", encoding="utf-8")
-    gpu.write("gpu", gpu.TITLE)
+    gpu.write("gpu")
+    gpu.draw()
     print(f"written: {figures.RESULTS / 'gpu.md'}")
     return 0
 
 
 if __name__ == "__main__":
-    # It comes from those who give this a limit of their own.
+    # Callers with a time limit of their own send SIGTERM.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     sys.exit(main())

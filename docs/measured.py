@@ -1,4 +1,4 @@
-"""Figures of the benchmarks, for pages beside those that ``nox -s benchmarks`` writes."""
+"""Figures and tables of the benchmarks for the hand-written pages."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks import figures
-from benchmarks.figures import Group, Measured, load, milliseconds
+from benchmarks.figures import Group, Measured, figure, load, milliseconds
 from chainermn.communicators import registered
 from chainermn.launch.mpiexec import NAMES
 
-#: For each part, the places whose groups its table shows, and its columns with their rows.
+__all__ = ["figure", "files", "table"]
+
+#: For each part: the places that its table shows, and its columns with the rows they show.
 _TABLES = {
     "exchange": (
         ("2 ranks, one host", "two hosts"),
@@ -30,19 +32,7 @@ _TABLES = {
     ),
 }
 
-#: Columns of what slow networks are measured with, and their rows.
-_SLOW = {
-    "float32": "ours, overlap on",
-    "bfloat16": "ours, bfloat16",
-    "`PowerSGD(rank=2)`": "ours, PowerSGD, rank 2",
-    "`PowerSGD(rank=4)`": "ours, PowerSGD, rank 4",
-    "`TopK(density=0.01)`": "ours, TopK, 1 %",
-    "`Quantization()`": "ours, Quantization, 8 bits",
-    "`accumulate=8`": "ours, accumulate 8",
-    "`LocalSGD(period=8)`": "ours, LocalSGD, period 8",
-}
-
-#: Rows of the table of accuracy: what tells how many bytes are sent, and what was trained with.
+#: Rows of the table of accuracy: the row that counts the bytes, and the setting of the training.
 _ACCURACY = {
     "float32": ("ours, overlap on", "exact means"),
     "bfloat16": ("ours, bfloat16", "bfloat16"),
@@ -62,49 +52,13 @@ _ACCURACY = {
 
 
 def files() -> list[Path]:
-    """Return the files from which figures and tables are made."""
+    """Return the files with the raw figures."""
     return sorted((figures.RESULTS / "raw").glob("*.json"))
-
-
-def figure(name: str) -> str:
-    """Return a figure in words, or the least and the greatest where several have the name.
-
-    Parameters
-    ----------
-    name : str
-        ``PART: WHERE: ROW`` is a time, and ``PART: WHERE: ROW / OTHER ROW`` the ratio of two. The
-        part is that of files in ``results/raw``, of both MPIs or as ``PART-mpich`` of one. Each
-        of any number of texts ``WHERE:`` has to occur in the titles of the tables.
-
-    Raises
-    ------
-    ValueError
-        If nothing of this name has been measured.
-    """
-    part, *where, rows = name.split(": ")
-    part, _, only = part.partition("-")
-    groups = [
-        group
-        for mpi, content in load(part).items()
-        for group in content["groups"]
-        if only in ("", mpi) and all(text in group.title for text in where)
-    ]
-    if not groups:
-        raise ValueError(f"docs/results/raw has no table {': '.join([part, *where])!r}")
-    values = []
-    for group in groups:
-        value = _value(group, rows)
-        if value is None:
-            raise ValueError(f"{rows!r} has not been measured with {group.title!r}")
-        values.append(value)
-    is_ratio = " / " in rows
-    ends = [f"{v:.2f}" if is_ratio else milliseconds(v) for v in (min(values), max(values))]
-    return " to ".join(dict.fromkeys(ends)) + ("" if is_ratio else " ms")
 
 
 def table(subject: str) -> Iterator[str]:
     """Yield the lines of a table in Markdown."""
-    made = {"slow": _slow, "accuracy": _accuracy, "pipeline": _pipeline}.get(subject)
+    made = {"accuracy": _accuracy, "pipeline": _pipeline}.get(subject)
     return made() if made else _times(subject)
 
 
@@ -123,18 +77,6 @@ def _times(part: str) -> Iterator[str]:
         yield ""
         yield f"Medians, {content['about']['date']}: {content['about']['machine']}."
         yield ""
-
-
-def _slow() -> Iterator[str]:
-    """Yield a row for each network and link: multiples of the time without any exchange."""
-    yield f"| network, link | no exchange | {' | '.join(_SLOW)} |"
-    yield f"|---|{'---:|' * (1 + len(_SLOW))}"
-    for content in load("slow").values():
-        for group in content["groups"]:
-            without = milliseconds(group.row(group.baseline).median)
-            ratios = (group.ratio(row, group.baseline) for row in _SLOW.values())
-            cells = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
-            yield f"| {group.title} | {without} ms | {' | '.join(cells)} |"
 
 
 def _accuracy() -> Iterator[str]:
@@ -158,8 +100,8 @@ def _accuracy() -> Iterator[str]:
 
 
 def _pipeline() -> Iterator[str]:
-    """Yield a row for each number of micro-batches, which is the last word of its name."""
-    yield "| micro-batches | time, of one rank's on one core | idle | in theory |"
+    """Yield a row for each number of micro-batches, the last word of its name."""
+    yield "| micro-batches | time relative to one rank on one core | idle | in theory |"
     yield "|---|---:|---:|---:|"
     for content in load("pipeline").values():
         for group in content["groups"]:
@@ -172,13 +114,6 @@ def _pipeline() -> Iterator[str]:
 def _mean_and_ends(row: Measured) -> str:
     last = [100 * value for value in row.last]
     return f"{statistics.fmean(last):.1f} ({min(last):.1f} to {max(last):.1f})"
-
-
-def _value(group: Group, rows: str) -> float | None:
-    name, _, other = rows.partition(" / ")
-    if other:
-        return group.ratio(name, other)
-    return group.row(name).median if group.row(name).seconds else None
 
 
 def _cell(group: Group, name: str) -> str:

@@ -1,4 +1,4 @@
-"""What a search prints and draws, on rank 0."""
+"""Output of a search, on rank 0."""
 
 import csv
 from pathlib import Path
@@ -23,13 +23,13 @@ def accuracy_of(trial: FrozenTrial) -> float:
 
 
 def finished(study: Study) -> list[FrozenTrial]:
-    """Return the trials that have ended, the first to end first."""
+    """Return the finished trials, in the order of their ends."""
     trials = [trial for trial in study.trials() if trial.state in NAMES]
     return sorted(trials, key=lambda trial: trial.datetime_complete)
 
 
 class Table:
-    """Prints a row for each trial that has ended.
+    """Prints a row per finished trial.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class Table:
         self._n_printed = 0
 
     def print_new_rows(self) -> None:
-        """Print the trials that have ended since the last time."""
+        """Print the trials that have finished since the last call."""
         for trial in finished(self.study)[self._n_printed :]:
             values = {name: f"{value:.4g}" for name, value in trial.params.items()}
             row = {"trial": trial.number, **values, "epochs": len(trial.intermediate_values)}
@@ -55,7 +55,7 @@ class Table:
 
 
 def print_summary(study: Study, out: Path) -> None:
-    """Write and draw the trials, and say which is the best and where the files are."""
+    """Write and draw the trials, and print which is best and where the files are."""
     trials = finished(study)
     write(trials, out / "trials.csv")
     draw(trials, out / "trials.png")
@@ -82,13 +82,15 @@ def write(trials: list[FrozenTrial], path: Path) -> None:
 
 
 def draw(trials: list[FrozenTrial], path: Path) -> None:
-    """Draw the accuracies in the order of the trials, and over each hyper-parameter."""
+    """Draw the accuracies in the order of the trials, and over each hyperparameter."""
     from matplotlib.figure import Figure
 
     names = list(trials[0].params)
-    figure = Figure(figsize=(3.2 * (len(names) + 1), 3.2), layout="constrained", dpi=100)
-    panels = figure.subplots(1, len(names) + 1, sharey=True)
-    for axes, name in zip(panels, ["trial", *names], strict=True):
+    rows = [["trial"] * 2, *map(list, zip(*2 * [iter([*names, "."])], strict=False))]
+    # Narrow, so that the labels are readable on a phone.
+    figure = Figure(figsize=(5.4, 2.2 * len(rows)), layout="constrained", dpi=160)
+    panels = figure.subplot_mosaic(rows, sharey=True)
+    for name, axes in panels.items():
         for state, colour in COLOURS.items():
             shown = [trial for trial in trials if NAMES[trial.state] == state]
             if not shown:
@@ -101,11 +103,11 @@ def draw(trials: list[FrozenTrial], path: Path) -> None:
             axes.set_xscale("log")
         axes.set_xlabel(name)
         axes.grid(alpha=0.3)
-    panels[0].set_ylabel("validation accuracy")
-    panels[0].legend()
+    panels["trial"].legend()
+    figure.supylabel("validation accuracy")
     figure.savefig(path)
 
 
 def is_logarithmic(distribution: BaseDistribution) -> bool:
-    """Tell whether a hyper-parameter is searched by its order of magnitude."""
+    """Tell whether a hyperparameter is searched on a logarithmic scale."""
     return getattr(distribution, "log", False)

@@ -225,7 +225,7 @@ ROW = {"name": "a.tar", "images": 3, "bytes": 10240, "classes": 2}
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "no JSON"),
+        ("", "not JSON"),
         ("[]", "names no shard"),
         ("{}", "expected a list, got {}"),
         ('[{"name": "a"}]', "[0]: 'images' is missing"),
@@ -335,7 +335,7 @@ def test_killed_and_started_again_is_as_if_undisturbed(
     job = Job(2, list(map(str, program)), cwd=tmp_path).wait(600)
     job.check(fails=True)
     job = start(2, "train.py", *lists, *SHORT, "--loaderjob", "3", cwd=tmp_path)
-    assert "going on after iteration 20, epoch 1, from " in job.stdout
+    assert "resuming after iteration 20, epoch 1, from " in job.stdout
     resumed, undisturbed = read_arrays(tmp_path / "result"), read_arrays(trained)
     for name in undisturbed:
         np.testing.assert_array_equal(resumed[name], undisturbed[name], err_msg=name)

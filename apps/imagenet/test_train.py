@@ -23,7 +23,7 @@ from chainermn.testing.traps import set_traps
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 ACCURACY = "validation/main/accuracy"
-# Seconds after which something hangs, on however busy a machine.
+# Seconds after which a job counts as hung, even on a busy machine.
 LIMIT = 600
 PICTURES = ["accuracy.png", "confusion.png", "loss.png", "ranks.png"]
 
@@ -197,7 +197,7 @@ def killed(kills_itself, drawn_lists, tmp_path_factory) -> Path:
         program = [kills_itself, last, HERE / "train.py", *options]
         job = Job(2, list(map(str, program)), cwd=folder).wait(LIMIT)
         job.check(fails=True)
-        assert ("going on after iteration 8, epoch 0, from " in job.stdout) == (last == 31), job
+        assert ("resuming after iteration 8, epoch 0, from " in job.stdout) == (last == 31), job
     return folder / "result"
 
 
@@ -205,7 +205,7 @@ def test_killed_and_started_again_is_as_if_undisturbed(two_ranks, killed, train,
     _, undisturbed = two_ranks
     out = shutil.copytree(killed, tmp_path / "result")
     job = train(2, drawn, out, *SHORT)
-    assert "going on after iteration 30, epoch 2, from " in job.stdout
+    assert "resuming after iteration 30, epoch 2, from " in job.stdout
     assert_equal_models(out, undisturbed)
     assert list(map(without_times, read_log(out))) == list(
         map(without_times, read_log(undisturbed))
@@ -231,17 +231,17 @@ def test_resumed_from_a_given_snapshot_it_is_as_if_undisturbed(
         np.savez_compressed(file, **arrays)
     options = [*SHORT, "--resume", snapshot]
     job = train(2, drawn, out, *options)
-    assert re.findall(r"going on after iteration (\d+)", job.stdout) == ["24"]
+    assert re.findall(r"resuming after iteration (\d+)", job.stdout) == ["24"]
     assert_equal_models(out, undisturbed)
 
 
 def test_finished_run_goes_on_with_another_number_of_ranks(two_ranks, train, drawn, tmp_path):
     out = shutil.copytree(two_ranks[1], tmp_path / "result")
     job = train(3, drawn, out, *SHORT, warns=True)
-    assert "Training has ended there, after 3 epochs: ask for more to train on" in job.stderr
+    assert "Training has ended there, after 3 epochs: ask for more, or use" in job.stderr
     assert read_log(out) == read_log(two_ranks[1])
     job = train(3, drawn, out, *SHORT, "--epoch", "4")
-    assert "going on after iteration 45, epoch 3, from " in job.stdout
+    assert "resuming after iteration 45, epoch 3, from " in job.stdout
     assert [row["iteration"] for row in read_log(out)] == [15, 30, 45, 55]
 
 

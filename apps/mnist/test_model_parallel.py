@@ -16,7 +16,7 @@ from chainermn.testing.mpiexec import JobResult, direct_environment, mpiexec_com
 
 HERE = Path(__file__).resolve().parent
 ACCURACY, LOSS = "validation/main/accuracy", "validation/main/loss"
-# Seconds after which something hangs, on however busy a machine.
+# Seconds after which a job counts as hung, even on a busy machine.
 LIMIT = 600
 # Where other programs use the cores too, the threads of a BLAS wait long for each other.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -186,7 +186,7 @@ def test_model_parallel_training_is_that_of_one_process(arrays, tmp_path):
 
     succeed(run_job(2, [*arguments, "parts", "--epoch", "1"], cwd=tmp_path))
     job = succeed(run_job(2, [*arguments, "parts", "--epoch", "3"], cwd=tmp_path))
-    assert "going on after iteration 13, epoch 1, from parts/snapshot_iter_13.0" in job.stdout
+    assert "resuming after iteration 13, epoch 1, from parts/snapshot_iter_13.0" in job.stdout
     for name in ("model.npz", "best.npz"):
         with np.load(tmp_path / "whole" / name) as one, np.load(tmp_path / "parts" / name) as two:
             for key in one:
@@ -199,7 +199,7 @@ def test_dual_parallel_training_is_that_of_one_process_also_after_a_kill(arrays,
     shown = run_here([*command, script, *OPTIONS, "--epoch", "3", "--out", "result"], tmp_path)
     assert shown.returncode == 0, shown
     assert (tmp_path / "killed").exists()
-    assert "going on after iteration 7, epoch 1, from result/snapshot_iter_7.0" in shown.stdout
+    assert "resuming after iteration 7, epoch 1, from result/snapshot_iter_7.0" in shown.stdout
     expected = OneProcess(arrays, 2)
     expected.train(3)
     expected.assert_is_in(tmp_path / "result")

@@ -35,7 +35,7 @@ from chainermn.testing.traps import set_traps
 
 HERE = Path(__file__).resolve().parent
 ACCURACY = "validation/main/accuracy"
-# Seconds after which something hangs, on however busy a machine.
+# Seconds after which a job counts as hung, even on a busy machine.
 LIMIT = 600
 
 
@@ -52,7 +52,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 def train(ranks: int, out: Path, *options: str | Path, warns: bool = False) -> JobResult:
-    env = ONE_THREAD if ranks == 1 else {}  # for more ranks the library sees to it
+    env = ONE_THREAD if ranks == 1 else {}  # with more ranks, the library divides the cores
     command = [HERE / "train.py", "--out", out, *options]
     return run_job(ranks, command, cwd=out.parent, env=env).check(warns=warns)
 
@@ -250,7 +250,7 @@ def test_killed_job_that_is_started_again_ends_as_one_left_alone(two_ranks, tmp_
     )
     assert shown.returncode == 0, shown
     assert (tmp_path / "killed").exists()
-    expected = "going on after iteration 48, epoch 2, from result/snapshot_iter_48.0"
+    expected = "resuming after iteration 48, epoch 2, from result/snapshot_iter_48.0"
     assert expected in shown.stdout.splitlines()
     result = tmp_path / "result"
     for name in ("model.npz", "best.npz"):
@@ -273,7 +273,7 @@ def test_finished_run_is_extended_with_more_epochs(two_ranks, tmp_path):
     assert_equal_networks(out / "model.npz", whole / "model.npz")
     # From a snapshot of another folder, and with another number of ranks.
     job = train(3, tmp_path / "third", "--epoch", "7", "--resume", out / "snapshot_iter_144.0")
-    assert "going on after iteration 144, epoch 6, from " in job.stdout
+    assert "resuming after iteration 144, epoch 6, from " in job.stdout
     assert read_log(tmp_path / "third")[-1]["epoch"] == 7
     assert json.loads((tmp_path / "third/best.json").read_text())["epoch"] == 7
 
@@ -308,7 +308,7 @@ def test_input_that_is_wrong_ends_all_ranks_with_one_line(two_ranks, tmp_path):
         (["--resume", "absent"], "No such file or directory: 'absent'"),
         (["--resume", "snapshot.0"], "in snapshot.0 is a pickle of more than None, numbers and"),
         (["--evaluate", "--out", "strange"], "in strange/best.npz is a pickle of more than None"),
-        (["--unit", "20"], "was written with other settings (unit: 200, now 20). Use those again"),
+        (["--unit", "20"], "was written with other settings (unit: 200, now 20). Use the same"),
         (["--out", "file/result"], "file/result"),
         (["--quiet", "--data", "."], "only --dataset mnist is read from a folder"),
         (["--dataset", "mnist", "--data", "bomb"], "t10k-labels-idx1-ubyte.gz: expected 38 bytes"),
@@ -352,7 +352,7 @@ def test_predictions_wrong_ones_first(two_ranks, predict, monkeypatch, tmp_path,
     assert shown.startswith(f"{accuracy:.2%} of 360 images read correctly\n")
     n_wrong = round(360 * (1 - accuracy))
     wrong = drawn["digits"] != drawn["read"]
-    assert wrong.tolist() == [True] * n_wrong + [False] * (72 - n_wrong)
+    assert wrong.tolist() == [True] * n_wrong + [False] * (36 - n_wrong)
     assert picture.read_bytes().startswith(PNG)
 
     monkeypatch.setattr(sys, "argv", [*command, "--model", "cnn"])

@@ -186,7 +186,7 @@ def test_run_that_goes_on_is_as_one_never_interrupted(read_log, train, dates, tm
     assert "going on" not in train(2, resumed, *options, "--epoch", "1").stdout
     first = read_bytes(resumed, "model.npz")
     job = train(2, resumed, *options)
-    assert f"going on after iteration 11, epoch 1, from {resumed}/snapshot" in job.stdout
+    assert f"resuming after iteration 11, epoch 1, from {resumed}/snapshot" in job.stdout
     for key in ("epoch", "iteration", "main/loss", "lr", *SCORES):
         assert [row[key] for row in read_log(resumed)] == [row[key] for row in read_log(straight)]
     last, wanted = (load(out / "model.npz") for out in (resumed, straight))
@@ -202,18 +202,18 @@ def test_other_ways_to_go_on(read_log, train, dates, tmp_path):
     train(1, out, *options)
     (out / "attention.png").unlink()  # as if it had been killed just before it was drawn
     job = train(1, out, *options, warns=True)  # nothing is left to do
-    assert "going on after iteration 42" in job.stderr
+    assert "resuming after iteration 42" in job.stderr
     shown = job.stdout
     files = re.search(r"networks: .*/\{(.*)\}\n", shown)[1].split(",")
     assert "loss.png" in files and all((out / name).exists() for name in files)
     assert f"exactly, loss {read_log(out)[-1]['validation/main/loss']:.4f}\n" in shown
     # More epochs, on another number of ranks.
-    assert "going on after iteration 42" in train(2, out, *options, "--epoch", "3").stdout
+    assert "resuming after iteration 42" in train(2, out, *options, "--epoch", "3").stdout
     assert [row["epoch"] for row in read_log(out)] == [1, 2, 3]
     # A snapshot that is named, with other options; and these options without a name.
     options += ["--lr", "0.1"]
     shown = train(1, out, *options, "--resume", out / "snapshot_iter_21.0").stdout
-    assert "going on after iteration 21, epoch 1" in shown
+    assert "resuming after iteration 21, epoch 1" in shown
     log = read_log(out)
     job = train(1, tmp_path / "result", *options, "--seed", "1", "--epoch", "1", fails=True)
     assert re.search(r"error: .* with other settings \(.*seed: 0, now 1", job.stderr)
@@ -289,7 +289,7 @@ def test_training_stops_without_progress(read_log, train, dates, tmp_path):
         if killed != out:
             shutil.copytree(out, killed, ignore=shutil.ignore_patterns("snapshot_iter_33.0"))
             assert len(list(killed.glob("snapshot_iter_*"))) == 2
-        assert "going on after" in train(2, killed, *options).stdout
+        assert "resuming after" in train(2, killed, *options).stdout
         assert len(read_log(killed)) == 3
 
 
@@ -341,7 +341,7 @@ def test_model_parallel_training_is_that_of_one_process(read_log, train, app, da
     script = "train_model_parallel.py"
     assert train(2, out, *options, "--epoch", "1", "--quiet", script=script).stdout == ""
     job = train(2, out, *options, script=script)
-    assert "going on after iteration 21, epoch 1" in job.stdout
+    assert "resuming after iteration 21, epoch 1" in job.stdout
     assert job.stdout.startswith("ranks: 2, hosts: 1, communicator: SingleNodeCommunicator\n")
 
     (description,), (index,) = (out.glob(f"corpus/{name}-*") for name in ("vocabulary", "index"))

@@ -1,4 +1,4 @@
-"""A rank of a team: ``python -m benchmarks.ranks FOLDER PROGRAM``; see `benchmarks.harness`."""
+"""One rank of a team of `benchmarks.harness`: ``python -m benchmarks.ranks FOLDER PROGRAM``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.ranks.orders import Orders
 
-# What Chainer's wheel contains.
+# Packages in Chainer's wheel.
 _WHEEL = ("chainer", "chainermn")
 
 
@@ -22,19 +22,19 @@ def main() -> None:
         check_original()
         module.run(Orders(Path(folder)))
     except Exception:
-        # MPI would wait for the other ranks, which wait for this one.
+        # On exit, MPI would wait for the other ranks, which wait for this one.
         traceback.print_exc()
         os._exit(1)
 
 
 def check_original() -> None:
-    """Raise if this rank is one of the original's, but has imported another ``chainermn``."""
+    """Raise an error if this rank should use the original ``chainermn`` but imported another."""
     if "CHAINER_COMPAT_BUNDLED_CHAINERMN" in os.environ and "chainermn" in sys.modules:
         folders = [Path(str(sys.modules[name].__file__)).parents[1] for name in _WHEEL]
         if folders[0] != folders[1]:
             raise RuntimeError(
-                f"chainermn was to be the original, which lies beside Chainer in {folders[0]}, "
-                f"but it was imported from {folders[1]}; unset PYTHONPATH"
+                f"expected the original chainermn, beside Chainer in {folders[0]}, "
+                f"but it was imported from {folders[1]}: unset PYTHONPATH"
             )
 
 

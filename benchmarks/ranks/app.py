@@ -1,4 +1,4 @@
-"""Run an unchanged app, measure its iterations, and let it wait between turns."""
+"""Run an unchanged app, measure its iterations, and pause it between turns."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(orders: Orders) -> None:
 
     Trainer.run = measured
     os.environ["MPLBACKEND"] = "Agg"
-    # A new folder: in that of an earlier run, the app would go on with it.
+    # In the folder of an earlier run, the app would resume that run.
     with tempfile.TemporaryDirectory() as out, contextlib.suppress(Enough):
         sys.argv = [script, *arguments, "--out", out]
         runpy.run_path(script, run_name="__main__")
@@ -47,10 +47,10 @@ class Enough(BaseException):
 
 
 class Clock:
-    """Counts iterations, and waits for orders between turns.
+    """Counts iterations and waits for orders between turns.
 
-    Only the iterations of rank 0 count: it does most of the work beside them, such as validation
-    and snapshots, while the others wait for it in their next iteration.
+    Only the iterations of rank 0 count. Rank 0 does most of the work between iterations, such as
+    validation and snapshots, while the others wait for it in their next iteration.
     """
 
     def __init__(self, orders: Orders, iterations: int) -> None:

@@ -1,4 +1,4 @@
-"""The functions that are measured one by one, in Chainer."""
+"""The functions to measure one by one, in Chainer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Arrays = Sequence[chainer.Variable]
 
 
 def step_of(name: str, backward: bool) -> Step:
-    """Return a function's computation, or that of its gradients; NumPy's arrays in and out."""
+    """Return a step that computes a function or its gradients, from and to NumPy arrays."""
     case = CASES[name]
     function = make(case)
     random = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""On one GPU: gathering gradients into a buffer and scattering them, and copies without more."""
+"""On one GPU: gather gradients into a buffer and scatter them, or only copy memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chainermn.gradients.batched_copy import BatchedCopy
 from chainermn.transport.gpu.device import the_gpu
 
 _TIMES = 20
-# Copies of so many bytes keep the GPU busy until the script has asked for all that is measured.
+# These copies keep the GPU busy until the script has queued everything to be measured.
 _BUSY_BYTES, _BUSY_TIMES = 1 << 28, 100
 
 
@@ -22,7 +22,7 @@ def run(orders: Orders) -> None:
 
 
 def gather_and_scatter(network: str, wire: str) -> Step:
-    """Return what an exchange does beside the all-reduce."""
+    """Return a step with the work of an exchange, except for the all-reduce."""
     gpu, sizes = the_gpu(), sizes_of(network)
     dtype = np.dtype(np.float32)
     arrays = [zeros(size, dtype) for size in sizes]
@@ -37,7 +37,7 @@ def gather_and_scatter(network: str, wire: str) -> Step:
 
 
 def copies(network: str, wire: str) -> Step:
-    """Return copies from memory to memory that read and write as many bytes."""
+    """Return a step with plain copies that read and write as many bytes."""
     n = sum(sizes_of(network))
     itemsizes = (4, np.dtype(wire).itemsize)
     pairs = [[zeros(n * itemsize, np.dtype(np.uint8)) for _ in range(2)] for itemsize in itemsizes]
@@ -50,7 +50,7 @@ def copies(network: str, wire: str) -> Step:
 
 
 def timed(once: Callable[[], None]) -> Step:
-    """Return a step that tells how long the GPU takes for something, as its events have it."""
+    """Return a step that measures the time on the GPU with events."""
     gpu = the_gpu()
     into, source = (zeros(_BUSY_BYTES, np.dtype(np.uint8)) for _ in range(2))
 

@@ -1,4 +1,4 @@
-"""Whole iterations of an updater, with its batches; recorded where the variable says so."""
+"""Whole iterations of an updater with its batches, recorded if ``CHAINERMN_TIMELINE`` is set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def run(orders: Orders) -> None:
 
 
 def iteration(what: str, network: str, batchsize: int, report: bool) -> Step:
-    """Return one iteration, as a trainer has it update; with what `DistributedReport` does."""
+    """Return one iteration of a trainer, optionally with the work of `DistributedReport`."""
     comm = chainermn.create_communicator()
     made = networks.make(network)
     model = chainer.links.Classifier(made.model)

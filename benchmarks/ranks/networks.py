@@ -1,4 +1,4 @@
-"""The networks that are measured, in Chainer."""
+"""The networks to measure, in Chainer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Network:
 
 
 def make(name: str) -> Network:
-    """Return a network by its name; ``array of 4000`` has one parameter of so many bytes."""
+    """Return a network by its name. ``array of 4000`` has one parameter of 4000 bytes."""
     if name.startswith("array of "):
         return Network(array(int(name.split()[-1])), ())
     return Network(_MAKERS[name](), INPUT_SHAPES[name])

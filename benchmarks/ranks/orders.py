@@ -1,4 +1,4 @@
-"""The other end of `benchmarks.harness.Team`: orders to a rank, and its answers."""
+"""A rank's side of `benchmarks.harness.Team`: read orders and answer them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 
 
 def rank_and_size() -> tuple[int, int]:
-    """Return the rank and size that ``mpiexec`` has told, before MPI is initialised."""
+    """Return rank and size from the variables of ``mpiexec``, before MPI is initialised."""
     found = []
     for variables, default in ((_RANK_VARIABLES, 0), (_SIZE_VARIABLES, 1)):
         values = [os.environ[name] for name in variables if name in os.environ]
@@ -25,7 +25,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 class Orders:
-    """Orders for this rank; waiting for them uses no core."""
+    """Orders for this rank. Waiting for them uses no processor time."""
 
     def __init__(self, folder: Path) -> None:
         rank, _ = rank_and_size()
@@ -40,12 +40,12 @@ class Orders:
         self._answers.write(json.dumps(measured) + "\n")
 
     def obey(self, prepare: Callable[..., Step]) -> None:
-        """Repeat steps as ordered; the first step of a turn is not measured, if it is short.
+        """Repeat steps as ordered. The first step of a turn is not measured if it is short.
 
         Parameters
         ----------
         prepare : callable
-            Given the options of a contestant, returns its step.
+            Function that gets the options of a contestant and returns its step.
         """
         steps: dict[str, Step] = {}
         for order in self:
@@ -56,10 +56,10 @@ class Orders:
                 self.answer({"error": f"{type(error).__name__}: {error}"})
                 continue
             if isinstance(step, Pipelined):
-                n_before = max(n_before, 1)  # a step waits for what the one before has begun
+                n_before = max(n_before, 1)  # a step waits for work of the step before
             sent_before = bytes_sent()
             for _ in range(n_before):
-                step()  # finds the caches, and the cores, as the contestant before has left them
+                step()  # caches and cores are as the previous contestant left them
             start = time.perf_counter()
             for _ in range(repeat):
                 more = step()
@@ -73,7 +73,7 @@ class Orders:
 
 @dataclass(frozen=True)
 class Pipelined:
-    """A step that leaves work under way, which ``settle`` finishes after the turn."""
+    """A step that leaves work running, which ``settle`` finishes after the turn."""
 
     step: Callable[[], None]
     settle: Callable[[], None]
@@ -84,7 +84,7 @@ class Pipelined:
 
 @dataclass(frozen=True)
 class Repeated:
-    """A step that counts for as many as it takes to come around."""
+    """A step that repeats after ``times`` calls, which are measured together."""
 
     step: Callable[[], None]
     times: int
@@ -94,12 +94,12 @@ class Repeated:
             self.step()
 
 
-#: May return further figures to answer.
+#: A step may return further figures for the answer.
 Step: TypeAlias = "Pipelined | Repeated | Callable[[], dict[str, Any] | None]"
 
 
 def bytes_sent() -> int:
-    """Return the bytes that the network interfaces of this host have sent, without loopback."""
+    """Return how many bytes the network interfaces of this host have sent, without loopback."""
     total = 0
     for line in Path("/proc/self/net/dev").read_text().splitlines()[2:]:
         name, counts = line.split(":")

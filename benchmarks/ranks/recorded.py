@@ -14,7 +14,7 @@ from benchmarks.ranks import networks
 from benchmarks.ranks.with_chainer import make_optimizer, use_device
 from chainermn.extensions import Timeline
 
-_BATCHES = 4  # of examples, which are read again and again
+_BATCHES = 4  # of examples, read again and again
 
 
 def main() -> None:

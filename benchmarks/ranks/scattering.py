@@ -1,4 +1,4 @@
-"""Scatter a data set once, and measure the memory that takes."""
+"""Scatter a data set once, and measure time and memory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from chainer.datasets import TupleDataset
 import chainermn
 from benchmarks.ranks.orders import Orders
 
-# A virtual machine may hand back memory that was free for a second or two. Getting it again can
-# take three times as long as the scattering, so half a gigabyte is taken before, in the large
-# pages that NumPy asks for.
+# A virtual machine may return memory that was free for a second or two to its host. Getting it
+# back can take three times as long as the scattering. So half a gigabyte is allocated first, in
+# large pages, which NumPy requests.
 TAKE_MEMORY = "import numpy; numpy.ones(1 << 26)"
 
 
@@ -28,9 +28,9 @@ def run(orders: Orders) -> None:
 
 
 def scatter(data: str, length: int) -> dict[str, Any]:
-    """Scatter a data set that rank 0 makes; the memory is that of a process which has no other."""
+    """Scatter a data set of rank 0, and measure memory, which only the data set changes."""
     comm = chainermn.create_communicator("naive")
-    # The first messages allocate buffers that are not the data set's.
+    # The first messages allocate buffers, which are not to be counted.
     chainermn.scatter_dataset(list(range(100)) if comm.rank == 0 else None, comm)
     whole = MAKERS[data](length) if comm.rank == 0 else None
     gc.collect()
@@ -38,7 +38,7 @@ def scatter(data: str, length: int) -> dict[str, Any]:
     process = psutil.Process()
     comm.mpi_comm.Barrier()
     before = process.memory_info().rss
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: man 5 proc
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak: man 5 proc
     start = time.perf_counter()
     part = chainermn.scatter_dataset(whole, comm, shuffle=True, seed=0)
     seconds = time.perf_counter() - start
@@ -48,7 +48,7 @@ def scatter(data: str, length: int) -> dict[str, Any]:
 
 
 def peak() -> int:
-    """Return the most bytes that this process has held in memory."""
+    """Return the peak memory of this process, in bytes."""
     status = Path("/proc/self/status").read_text().split()
     return int(status[status.index("VmHWM:") + 1]) * 1024
 

@@ -1,4 +1,4 @@
-"""The same as `with_chainer`, without the watch over failures."""
+"""Like `with_chainer`, without the watch over failures."""
 
 from __future__ import annotations
 

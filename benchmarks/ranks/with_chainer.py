@@ -1,6 +1,6 @@
-"""Chainer's networks with our ``chainermn``, another version of it, or the original.
+"""Chainer's networks with this ``chainermn``, another version of it, or the original.
 
-Use only public names of the library here: they are the same in all of these.
+Use only public names of the library here, because all versions have these.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.ranks import functions, networks
 from benchmarks.ranks.orders import Orders, Pipelined, Repeated, Step
 from benchmarks.ranks.with_settings import made_from
 
-# In which overlap='auto' has found out on several hosts whether overlap pays.
+# After these, overlap='auto' has decided on several hosts whether overlap pays.
 _ITERATIONS_OF_TRIAL = 20
 
 
@@ -28,13 +28,13 @@ def run(orders: Orders) -> None:
 def exchange(
     network: str, communicator: str | None, on_gpu: bool = False, **settings: Any
 ) -> Step:
-    """Return the exchange of all gradients, and nothing else."""
+    """Return a step that only exchanges all gradients."""
     comm = chainermn.create_communicator(communicator, **settings)
     device = use_device(comm, on_gpu)
     model = networks.make(network).model
     random = np.random.default_rng(comm.rank)
     for parameter in model.params():
-        # As small as gradients are: as float16, half of them are subnormal.
+        # Small, like gradients: in float16, half of them are subnormal.
         parameter.grad = random.normal(0, 1e-4, parameter.shape).astype(np.float32)
     model.to_device(device)
     return until_done(lambda: comm.multi_node_mean_grad(model), device)
@@ -50,7 +50,7 @@ def iteration(
     mixed: bool = False,
     **settings: Any,
 ) -> Step:
-    """Return a whole iteration with settings as `made_from` expects them."""
+    """Return a whole iteration, with the settings of `made_from`."""
     wire: dict[str, Any] = {} if dtype is None else {"allreduce_grad_dtype": dtype}
     comm = chainermn.create_communicator(communicator, **wire)
     device = use_device(comm, on_gpu)
@@ -58,7 +58,7 @@ def iteration(
     with chainer.using_config("dtype", precision):
         made = networks.make(network)
     model = chainer.links.Classifier(made.model)
-    # PyTorch's side computes none either.
+    # Neither does PyTorch's step.
     model.compute_accuracy = False
     model.to_device(device)
     optimizer = make_optimizer(comm, mixed, **settings).setup(model)
@@ -79,7 +79,7 @@ def iteration(
 
 
 def make_optimizer(comm: Any, mixed: bool = False, **settings: Any) -> Any:
-    """Return an optimizer, with what computing in float16 needs."""
+    """Return an optimizer, with float32 updates and loss scaling in mixed precision."""
     optimizer = chainer.optimizers.SGD(1e-4)
     optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, **made_from(**settings))
     if mixed:
@@ -89,8 +89,8 @@ def make_optimizer(comm: Any, mixed: bool = False, **settings: Any) -> Any:
 
 
 def forward(network: str, batchsize: int, and_backward: bool) -> Step:
-    """Return the computation of a loss, and of its gradients."""
-    chainermn.create_communicator("naive")  # for its effects on threads and memory
+    """Return a step that computes a loss and, if wanted, its gradients."""
+    chainermn.create_communicator("naive")  # sets threads and memory
     made = networks.make(network)
     x, t = made.examples(batchsize)
 
@@ -104,16 +104,16 @@ def forward(network: str, batchsize: int, and_backward: bool) -> Step:
 
 
 def function(name: str, backward: bool) -> Step:
-    """Return the computation of one function, or of its gradients."""
-    chainermn.create_communicator("naive")  # for its effects on threads and memory
+    """Return a step that computes one function, or its gradients."""
+    chainermn.create_communicator("naive")  # sets threads and memory
     return functions.step_of(name, backward)
 
 
 def use_device(comm: Any, on_gpu: bool) -> Any:
-    """Return the CPU, or the GPU of this rank: as `chainermn.choose_device`, if that is there."""
+    """Return the CPU or the GPU of this rank. Not all versions have `choose_device`."""
     name = "@numpy"
     if on_gpu:
-        # There is one alone where each rank sees only its own.
+        # There is only one if each rank sees only its own.
         visible = chainer.backends.cuda.cupy.cuda.runtime.getDeviceCount()
         name = f"@cupy:{comm.intra_rank % visible}"
     device = chainer.get_device(name)

@@ -1,4 +1,4 @@
-"""MPI itself, and a copy of as many bytes."""
+"""Plain MPI, and a copy of as many bytes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def run(orders: Orders) -> None:
 
 
 def allreduce(n_bytes: int) -> Step:
-    """Return one ``MPI_Allreduce`` of float32, in place."""
-    array = np.full(n_bytes // 4, 0, np.float32)  # whose sums stay zero
+    """Return one in-place ``MPI_Allreduce`` of float32."""
+    array = np.full(n_bytes // 4, 0, np.float32)  # sums of zeros stay zero
     return lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, array)
 
 
 def memcpy(n_bytes: int) -> Step:
-    """Return a copy inside each rank, by all ranks at the same time."""
+    """Return a copy inside each rank, at the same time on all ranks."""
     source, into = (np.zeros(n_bytes, np.uint8) for _ in range(2))
     source[...] = 1
     return lambda: np.copyto(into, source)

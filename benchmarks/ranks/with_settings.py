@@ -16,7 +16,7 @@ import chainermn
 def main() -> None:
     """Run the app.
 
-    JSON is an object: ``dtype``, in which gradients travel between hosts, and arguments of
+    JSON is an object with ``dtype``, the type of gradients between hosts, and arguments of
     `made_from`.
     """
     given, *sys.argv = sys.argv[1:]
@@ -42,13 +42,13 @@ def made_from(
     Parameters
     ----------
     compression : dict, optional
-        The ``kind`` of one, the name of its class, and its arguments.
+        ``kind``, the name of its class, and the arguments of that class.
     local : dict, optional
-        The arguments of local SGD.
+        Arguments of `LocalSGD`.
     **settings
-        Any others.
+        Other arguments, which are returned unchanged.
     """
-    # Looked up only here: the original has neither.
+    # Imported only if needed, because the original has neither.
     if local is not None:
         settings["local"] = chainermn.optimizers.LocalSGD(**local)
     if compression is not None:

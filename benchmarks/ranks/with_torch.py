@@ -15,7 +15,7 @@ from benchmarks.functions import CASES, Case
 from benchmarks.networks import CHANNELS, CLASSES, INPUT_SHAPES, MLP_UNITS, POOLED
 from benchmarks.ranks.orders import Orders, Step, rank_and_size
 
-# Those of DistributedDataParallel: a small first bucket lets the exchange start early.
+# Sizes in DistributedDataParallel. A small first bucket lets the exchange start early.
 FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20
 
 
@@ -25,13 +25,13 @@ def run(orders: Orders) -> None:
     address = f"tcp://{os.environ['BENCHMARK_ROOT']}:29517"
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     distributed.init_process_group(backend, init_method=address, rank=rank, world_size=size)
-    # As CuPy computes.
+    # CuPy does not use TF32 either.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     orders.obey(lambda what, **options: PREPARE[what](**options))
 
 
 def exchange(network: str, on_gpu: bool = False) -> Step:
-    """Return the all-reduces of the buckets that DDP would make, without copying into them."""
+    """Return the all-reduces of the buckets of DDP, without the copies into them."""
     device = device_of(on_gpu)
     buckets, filled, limit = [], 0, FIRST_BUCKET
     for parameter in reversed(list(MAKERS[network]().parameters())):
@@ -59,18 +59,18 @@ def iteration(
     mixed: bool = False,
     channels_last: bool = False,
 ) -> Step:
-    """Return a whole iteration, with DDP and one of its hooks, or without an exchange."""
+    """Return a whole iteration, with DDP and perhaps a hook, or without an exchange."""
     device = device_of(on_gpu)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     model = MAKERS[network]().to(device, memory_format=layout)
     if not alone:
-        # With several buckets, the hook's all-reduces meet in different orders on gloo.
+        # With several buckets on gloo, the order of the hook's all-reduces differs between ranks.
         bucket = {"bucket_cap_mb": 1000} if hook == "power_sgd" else {}
         model = nn.parallel.DistributedDataParallel(model, **bucket)
     if hook == "fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif hook == "power_sgd":
-        # 2 is the first iteration in which this hook may compress.
+        # This hook can compress from iteration 2 on.
         state = powerSGD_hook.PowerSGDState(None, 4, start_powerSGD_iter=2)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)

@@ -39,11 +39,10 @@ def test_the_page_has_a_table_for_each_number_of_threads(
     threads = ["one thread", "8 threads"]
     groups = [group("add", direction, t) for t in threads for direction in compute.DIRECTIONS]
     report.save("compute", "mpich", groups, [])
-    compute.write("compute", compute.TITLE)
+    compute.write("compute")
+    compute.draw()
     text = (tmp_path / "compute.md").read_text()
-    assert [line for line in text.splitlines() if line.startswith("## ")] == [
-        "## One thread",
-        "## 8 threads",
-    ]
+    headings = [line for line in text.splitlines() if line.startswith("### ")]
+    assert headings == ["### One thread", "### 8 threads"]
     assert text.count("| add | backward |") == 2
-    assert (tmp_path / "compute.png").stat().st_size > 1000
+    assert not (tmp_path / "compute.svg").exists()  # no network was measured

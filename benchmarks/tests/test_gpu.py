@@ -121,12 +121,13 @@ def test_the_page_has_verdicts_and_figures(
     monkeypatch.setattr(figures, "RESULTS", tmp_path)
     rows = [Measured("ours", [0.0012], {"GB/s": 340.0}), Measured(COPIES, [0.001])]
     report.save("gpu", "mpich", [Group("gather", {"what": "copies"}, rows, COPIES)], ["cuDNN: no"])
-    gpu.write("gpu", gpu.TITLE)
+    gpu.write("gpu")
     before = (tmp_path / "gpu.md").read_text()
-    assert "What was proved" not in before
-    assert "| ours | 1.20 | 1.20-1.20 | 1.20 | 340.00 |" in before
+    assert "## What was proved" not in before
+    assert "| ChainerMN | 1.20 | 1.20-1.20 | 1.20 | 340.00 |" in before
     (tmp_path / "raw" / gpu.VERDICTS).write_text("| A task | proved |\n")
-    gpu.write("gpu", gpu.TITLE)
+    gpu.write("gpu")
     text = (tmp_path / "gpu.md").read_text()
-    assert "## What was proved\n\n| A task | proved |\n\n## Figures\n" in text
+    assert text.endswith("## What was proved\n\n| A task | proved |\n")
+    assert "## Figures" in text
     assert IDLE not in text

@@ -85,7 +85,7 @@ def test_the_page_says_where_predictions_fail(
         key = {"hosts": str(hosts), "per_host": str(per_host), "cores": "2"}
         groups.append(Group(model.title_of(hosts, per_host), key, rows, rows[0].name))
     report.save("model", "mpich", groups, [])
-    model.write("model", model.TITLE)
+    model.write("model")
     text = (tmp_path / "model.md").read_text()
     assert "| 16 ranks, 16 hosts | 4 |" in text
     off = "- Predictions that are off by more than 15 %:"

@@ -1,7 +1,7 @@
-"""Take out of NVIDIA's NCCL what one kind of GPU does not need, so that it can be carried.
+"""Make NVIDIA's NCCL small enough to copy, by removing kernels for other kinds of GPU.
 
-More than nine tenths of ``libnccl.so.2`` are its kernels, once for each architecture. Zeros take
-their place, so that nothing moves, and xz leaves next to nothing of zeros.
+More than nine tenths of ``libnccl.so.2`` are kernels, one copy for each architecture. They are
+overwritten with zeros, so no offset changes, and xz compresses zeros to almost nothing.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-# Of ELF files with 64 bits: where the table of sections is told, and one of its entries.
+# 64-bit ELF files: where the offset and sizes of the section table are, and one of its entries.
 _SECTIONS_AT, _SIZES_AT = 0x28, 0x3A
 _SECTION = struct.Struct("<IIQQQQ")
 _WITHOUT_CONTENT = 8
 
-# Kernels lie in fat binaries: a header, then for each architecture a header and a program.
+# Kernels are in fat binaries: a header, then a header and a program for each architecture.
 _FAT_BINARY = struct.Struct("<IHHQ")
 _MAGIC = 0xBA55ED50
 _PROGRAM = struct.Struct("<HHIQ")
@@ -24,7 +24,7 @@ _PTX, _MACHINE_CODE = 1, 2
 
 
 class Section(NamedTuple):
-    """A part of an ELF file."""
+    """Section of an ELF file."""
 
     name: str
     offset: int
@@ -32,29 +32,29 @@ class Section(NamedTuple):
 
 
 def prune(library: bytearray, architecture: int) -> int:
-    """Overwrite by zeros the kernels for all other GPUs, and symbols for debuggers.
+    """Overwrite kernels for all other GPUs, and debug symbols, with zeros.
 
     Parameters
     ----------
     library : bytearray
-        Content of ``libnccl.so.2``; it is changed.
+        Content of ``libnccl.so.2``. It is changed in place.
     architecture : int
-        Compute capability of the GPU without its point: 90 for an H100 or an H200.
+        Compute capability of the GPU without the dot: 90 for an H100 or an H200.
 
     Returns
     -------
     int
-        Number of programs that are kept.
+        Number of programs kept.
 
     Raises
     ------
     ValueError
-        If there is none for this architecture.
+        If there is no program for this architecture.
     """
     kept, found = 0, set()
     for section in sections(library):
         if section.name == "__nv_relfatbin" or section.name.startswith(".debug"):
-            # The first are for linking kernels anew, which nobody does at run time.
+            # The first would serve to link kernels again, which nobody does at run time.
             clear(library, section.offset, section.size)
         elif section.name.endswith("nv_fatbin"):
             for kind, its_architecture, offset, size in programs(library, section):
@@ -78,7 +78,7 @@ def clear(content: bytearray, offset: int, size: int) -> None:
 def sections(content: bytes | bytearray) -> Iterator[Section]:
     """Yield the sections of an ELF file that have content."""
     if content[:5] != b"\x7fELF\x02":
-        raise ValueError("not an ELF file of 64 bits")
+        raise ValueError("not a 64-bit ELF file")
     (table,) = struct.unpack_from("<Q", content, _SECTIONS_AT)
     size, number, of_names = struct.unpack_from("<HHH", content, _SIZES_AT)
     headers = [_SECTION.unpack_from(content, table + i * size) for i in range(number)]
@@ -96,7 +96,7 @@ def programs(content: bytes | bytearray, section: Section) -> Iterator[tuple[int
     while at + _FAT_BINARY.size <= end:
         magic, _, header, body = _FAT_BINARY.unpack_from(content, at)
         if magic != _MAGIC:
-            at += 8  # between fat binaries is padding
+            at += 8  # padding between fat binaries
             continue
         program, at = at + header, at + header + body
         while program + _PROGRAM.size <= at:

@@ -1,4 +1,4 @@
-"""What ``ci/prove_on_gpu.py`` does on a GPU, the most telling first."""
+"""The tasks of ``ci/prove_on_gpu.py``, the most informative first."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 COMPUTE, RANKS = "libs/chainer_compat/tests/gpu", "libs/chainermn/tests/gpu"
 APPS = Path(__file__).resolve().parents[2] / "apps"
 TEST_SECONDS = 20
-#: Of the titles of `benchmarks.gpu`, by which it is told what to measure.
+#: Parts of the titles of `benchmarks.gpu`: each selects a measurement.
 MEASURED = ("iteration, ResNet-50", "iteration, conv net", "idle", "gather", "exchange")
 
-# Parts of the tests on ranks that are tasks of their own.
+# Tests on ranks that have a task of their own.
 _KERNELS, _TIMELINE = "(batched_copy or kernel)", "test_timeline"
 _OVERLAP, _BUFFERS = "overlap", "double_buffering"
 _SANITIZER = "/usr/local/cuda/bin/compute-sanitizer"
 
 
 class Lane(Enum):
-    """Which tasks run at the same time; within a lane, one runs after the other."""
+    """Lane of a task. Lanes run at the same time, and the tasks of a lane one after the other."""
 
     RANKS = "ranks"
     COMPUTE = "compute"
@@ -38,18 +38,18 @@ class Task:
     ----------
     name, title : str
     commands : sequence of sequence of str
-        Arguments of Python, or with ``under``, of Python under another program.
+        Arguments of Python.
     seconds : float
-        How long all of them may take.
+        Time limit for all commands together.
     lane : Lane
     under : sequence of str
-        A program that runs Python, with its arguments.
+        Program that runs Python, with its arguments.
     needs_own_nccl : bool
-        Whether it needs an NCCL that takes several ranks on one GPU.
+        Whether the task needs an NCCL that allows several ranks on one GPU.
     writes : str
-        A file in the folder of outputs that is kept, and without which nothing is proved.
+        File in the folder for outputs. It is kept, and without it nothing is proved.
     rehearsed : sequence of sequence of str, optional
-        Commands that take their place where there is no GPU. By default, tests are only collected.
+        Commands to run if there is no GPU. By default, tests are only collected.
     """
 
     name: str
@@ -64,11 +64,11 @@ class Task:
 
     @property
     def is_tests(self) -> bool:
-        """Return whether outcomes of tests decide, not the exit code alone."""
+        """Return whether outcomes of tests decide, not only the exit code."""
         return "pytest" in self.commands[0]
 
     def rehearsal(self) -> Sequence[Sequence[str]]:
-        """Return what to do instead where there is no GPU."""
+        """Return the commands to run if there is no GPU."""
         if self.rehearsed is not None:
             return self.rehearsed
         more = ["--collect-only", "-q"] if self.is_tests else []
@@ -78,26 +78,26 @@ class Task:
 def tests(
     *selection: str, only: str = "", ranks: Sequence[int] = (), seconds: float = TEST_SECONDS
 ) -> list[str]:
-    """Return arguments of Python that run some of the tests, at most for so long each."""
+    """Return arguments of Python that run some of the tests, with a time limit for each."""
     command = ["-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", "-m", "gpu"]
-    # Warnings of CuPy's are no faults of ours.
+    # CuPy's warnings are not our faults.
     command += ["-W", "default", "-p", "ci.gpu_proof.tell_outcomes", f"--timeout={seconds}"]
-    # No signal interrupts a call of CUDA's that hangs: the stacks are all one gets of it.
+    # No signal interrupts a CUDA call that hangs. At least its stacks are printed.
     command += ["-o", f"faulthandler_timeout={0.75 * seconds:g}"]
     command += ["-k", only] if only else []
-    # After a failure ranks are started anew, and many of them leave no time for the rest.
+    # After a failure, ranks start again. Many failures would leave no time for other tests.
     command += ["--maxfail=10"] if RANKS in selection else []
     return [*command, *(f"--mpi-ranks={number}" for number in ranks), *selection]
 
 
 def every_test() -> list[str]:
-    """Return arguments of Python that show the names of all tests for GPUs."""
+    """Return arguments of Python that list all tests for GPUs."""
     quiet = ["-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", "-W", "default"]
     return [*quiet, "--collect-only", "-q", "--color=no", COMPUTE, RANKS, str(APPS)]
 
 
 def on_one_and_more(only: str) -> list[list[str]]:
-    """Return tests on one rank, then on several that share the GPU without NCCL."""
+    """Return tests on one rank, then on several ranks that share the GPU without NCCL."""
     return [
         tests(RANKS, only=only, ranks=[1]),
         tests(RANKS, only=f"({only}) and not nccl", ranks=[2, 3, 4]),
@@ -110,15 +110,15 @@ def tasks(out: str, processes: int) -> list[Task]:
     Parameters
     ----------
     out : str
-        Folder of outputs.
+        Folder for outputs.
     processes : int
-        For tests on one rank that may run at the same time.
+        Number of processes for tests on one rank.
     """
     return [*on_ranks(), *on_one_rank(processes), *alone(out)]
 
 
 def on_ranks() -> Iterator[Task]:
-    """Yield what proves the library on one GPU, the most basic first."""
+    """Yield the tasks for the library on one GPU, the most basic first."""
     start = "import chainermn; print(chainermn.create_communicator('naive').rank)"
     launch = ["-m", "chainermn", "launch", "-n", "2", sys.executable, "-c", start]
     yield Task("ranks", "two ranks start", [launch], 40)
@@ -136,7 +136,7 @@ def on_ranks() -> Iterator[Task]:
     yield Task("overlap", "overlap", on_one_and_more(_OVERLAP), 60)
     yield Task("double_buffering", "double buffering", on_one_and_more(_BUFFERS), 60)
     yield Task("timeline", "timelines", on_one_and_more(_TIMELINE), 50)
-    # Only accesses of memory: a call that CuPy tries and that fails is no fault.
+    # Check memory accesses only: CuPy tries some API calls that may fail.
     checked = [shutil.which("compute-sanitizer") or _SANITIZER, "--tool", "memcheck"]
     checked += ["--report-api-errors", "no", "--error-exitcode", "86"]
     slowly = tests(RANKS, only=_KERNELS, ranks=[1], seconds=80)
@@ -145,32 +145,32 @@ def on_ranks() -> Iterator[Task]:
 
 
 def on_one_rank(processes: int) -> Iterator[Task]:
-    """Yield what proves Chainer and the apps on one rank."""
+    """Yield the tasks for Chainer and the apps on one rank."""
     together = ["-n", str(processes)] if processes > 1 else []
     computes = tests(*together, COMPUTE, only="test_computes")
     title = "Chainer's functions and links"
     yield Task("compute", title, [computes], 150, Lane.COMPUTE, rehearsed=[computes])
     cudnn = tests(*together, COMPUTE, only="not test_computes")
     yield Task("cudnn", "cuDNN", [cudnn], 150, Lane.COMPUTE, rehearsed=[cudnn])
-    # Others of the apps' tests import what may not be there.
+    # Other tests of the apps import packages that may be missing.
     files = [path for path in sorted(APPS.glob("*/test_*.py")) if "mark.gpu" in path.read_text()]
     apps = tests(*together, *map(str, files), seconds=150)
     yield Task("apps", "apps with --gpu", [apps], 200, Lane.APPS, rehearsed=[apps])
 
 
 def alone(out: str) -> Iterator[Task]:
-    """Yield what fills the GPU, or is disturbed by others on it."""
+    """Yield the tasks that fill the GPU, or that other tasks would disturb."""
     shared = [tests(RANKS, only="nccl", ranks=[2]), tests(RANKS, only="nccl", ranks=[3, 4])]
     title = "NCCL on several ranks, which may share a GPU"
     yield Task("shared_gpu", title, shared, 100, Lane.ALONE, needs_own_nccl=True)
     mnist = ["-m", "chainermn", "launch", "-n", "2", "apps/mnist/train.py"]
-    # By MPI: the others use NCCL inside a host, which ranks of one GPU have to ask for.
+    # `flat` uses MPI. The others use NCCL inside a host, which ranks on one GPU must enable.
     mnist += ["--communicator", "flat", "--out", f"{out}/mnist"]
     trained, rehearsed = [*mnist, "--gpu", "--epoch", "5"], [*mnist, "--epoch", "1"]
     title = "apps/mnist with --gpu and --communicator flat, on two ranks"
     yield Task("two_ranks", title, [trained], 50, Lane.ALONE, rehearsed=[rehearsed])
     measure = ["-m", "benchmarks", "gpu", "--rounds", "3", "--output", f"{out}/results"]
-    # One by one: each saves what it has measured when it ends.
+    # One at a time: each saves its results when it ends.
     measured = [[*measure, "--only", what] for what in MEASURED]
     yield Task(
         "benchmarks",

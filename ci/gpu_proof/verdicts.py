@@ -1,4 +1,4 @@
-"""What is proved on a GPU, and what is not: verdicts on tasks, and their table."""
+"""Verdicts on the tasks of ``ci/prove_on_gpu.py``, and their table."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-#: A variable that names the file to which tests' outcomes are told.
+#: Variable with the name of the file for the outcomes of tests.
 FILE = "PROVE_ON_GPU_OUTCOMES"
 
 PROVED, FAILED, SKIPPED, NOT_REACHED = "proved", "failed", "skipped", "not reached"
-#: What proves a task on a GPU went well as far as it goes without one.
+#: Without a GPU, the task succeeded as far as it can.
 REHEARSED = "rehearsed"
 #: A test that was skipped has shown nothing, whatever the reason.
 _MEANING = {
@@ -32,17 +32,17 @@ class Outcome:
     Attributes
     ----------
     name, title : str
-        Those of the task.
+        Name and title of the task.
     verdict : {'proved', 'failed', 'skipped', 'not reached', 'rehearsed'}
     passed : int
-        Number of tests.
+        Number of tests that passed.
     failed : list of str
-        Names of tests.
+        Names of tests that failed.
     skipped : dict
-        Number of tests that were skipped, by the reason.
+        Number of tests that were skipped, for each reason.
     seconds : float
     note : str
-        What else there is to say.
+        Anything else that readers should know.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Outcome:
     note: str = ""
 
     def explain(self) -> str:
-        """Return why it is not simply proved, in one line."""
+        """Return one line with the note, reasons of skipped tests, and names of failed tests."""
         parts = [self.note] if self.note else []
         for reason, number in self.skipped.items():
             parts.append(f"{number} skipped: {reason[:_LONGEST_REASON]}")
@@ -66,13 +66,13 @@ class Outcome:
 
 
 def count_tests(outcome: Outcome, told: Iterable[str]) -> set[str]:
-    """Count what `tell_outcomes` has told of tests; return their names.
+    """Count the outcomes that `tell_outcomes` wrote; return the names of the tests.
 
     Parameters
     ----------
     outcome : Outcome
     told : iterable of str
-        Lines of JSON; the last may be cut off.
+        Lines of JSON. The last may be incomplete.
     """
     names, skipped = set(), Counter[str]()
     for line in told:
@@ -97,13 +97,13 @@ def judge(outcome: Outcome, codes: Sequence[int], *, is_tests: bool, is_complete
     Parameters
     ----------
     outcome : Outcome
-        With what is known of its tests.
+        Outcome that has the counts of its tests.
     codes : sequence of int
         Exit codes of its commands.
     is_tests : bool
-        Whether it is proved by tests, of which at least one has to pass.
+        Whether the task is proved by tests. At least one has to pass.
     is_complete : bool
-        Whether the commands ran to their ends.
+        Whether all commands ended by themselves.
     """
     if outcome.failed or any(codes):
         return FAILED
@@ -117,7 +117,7 @@ def judge(outcome: Outcome, codes: Sequence[int], *, is_tests: bool, is_complete
 def table(outcomes: Iterable[Outcome]) -> list[str]:
     """Return the verdicts as a table in Markdown."""
     lines = [
-        "| | verdict | passed | failed | skipped | seconds | |",
+        "| task | verdict | passed | failed | skipped | seconds | notes |",
         f"|---|---{4 * '|---:'}|---|",
     ]
     for each in outcomes:
@@ -128,7 +128,7 @@ def table(outcomes: Iterable[Outcome]) -> list[str]:
 
 
 def save(path: Path, about: dict[str, Any], outcomes: Iterable[Outcome]) -> None:
-    """Write outcomes, and what there is to know about the run; never a part of them."""
+    """Write the outcomes and the description of the run, completely or not at all."""
     content = {"about": about, "outcomes": [asdict(outcome) for outcome in outcomes]}
     part = path.with_suffix(".part")
     part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -136,15 +136,15 @@ def save(path: Path, about: dict[str, Any], outcomes: Iterable[Outcome]) -> None
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[Outcome]]:
-    """Return what `save` has written."""
+    """Return the description of the run and its outcomes, as `save` wrote them."""
     content = json.loads(path.read_text(encoding="utf-8"))
     return content["about"], [Outcome(**outcome) for outcome in content["outcomes"]]
 
 
 def merge(runs: Sequence[tuple[dict[str, Any], list[Outcome]]]) -> list[Outcome]:
-    """Return the last outcome of each task, but none of a run that did not come to its end.
+    """Return the last outcome of each task that was reached.
 
-    An outcome of another commit than that of the last run says so.
+    If it comes from another commit than the last run, its note says so.
     """
     found: dict[str, Outcome] = {}
     last = runs[-1][0]["commit"]
@@ -159,14 +159,14 @@ def merge(runs: Sequence[tuple[dict[str, Any], list[Outcome]]]) -> list[Outcome]
 
 
 def merge_figures(runs: Sequence[tuple[dict[str, Any], str]]) -> dict[str, Any]:
-    """Return the last figures of each group that the benchmarks measure.
+    """Return the last measurement of each group.
 
-    Those of another commit than the last run's say so.
+    If it comes from another commit than the last run, its notes say so.
 
     Parameters
     ----------
     runs : sequence of tuple
-        What the benchmarks have saved, and the commit.
+        What the benchmarks saved, and the commit.
     """
     content, last = runs[-1]
     groups: dict[str, dict[str, Any]] = {}
@@ -179,7 +179,7 @@ def merge_figures(runs: Sequence[tuple[dict[str, Any], str]]) -> dict[str, Any]:
 
 
 def page(about: dict[str, Any], outcomes: Sequence[Outcome]) -> list[str]:
-    """Return lines in Markdown: where it was tried, and the verdicts."""
+    """Return lines in Markdown: machine, command and verdicts."""
     machine = [f"    {line}" for line in about["machine"]]
     lines = [f"{about['date']}, commit {about['commit']}:", "", *machine, ""]
     return [*lines, f"    {about['command']}", "", *table(outcomes)]

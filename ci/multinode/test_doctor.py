@@ -67,7 +67,7 @@ def test_hosts_are_fine(hosts: Hosts) -> None:
     # How fast the network is depends on what else the machine does.
     advice = r"on CPU, use create_communicator\('\w+'(, allreduce_grad_dtype='bfloat16')?\)"
     assert re.match(advice, rows["network"]["found"])
-    gradients = r"those of 25\.6 million take about .* s with float32, .*PowerSGD\(rank=4\)\. "
+    gradients = r"25\.6 million gradients take about .* s with float32, .*PowerSGD\(rank=4\)\. "
     assert re.match(gradients, rows["gradients of the model"]["found"])
 
 

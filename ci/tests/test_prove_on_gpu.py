@@ -196,9 +196,9 @@ def test_results_of_several_runs_make_one_page(
     # The last of each, and of which commit, whatever git said where they were measured.
     assert "; commit def." in text
     copies, idle = text.split("### ")[1:]
-    assert "| ours | 1.00 | 1.00-1.00 | 1.00 |" in copies
+    assert "| ChainerMN | 1.00 | 1.00-1.00 | 1.00 |" in copies
     assert "- At commit abc." in copies
-    assert "| ours | 3.00 | 3.00-3.00 | 1.00 |" in idle
+    assert "| ChainerMN | 3.00 | 3.00-3.00 | 1.00 |" in idle
     assert "At commit" not in idle
     with pytest.raises(SystemExit, match=r"no verdicts\.json in /no/such/folder"):
         prove_on_gpu.collect([*folders, Path("/no/such/folder")])
@@ -253,7 +253,7 @@ def test_warnings_are_no_reason_for_having_no_gpu(
     with (tmp_path / "log").open("w") as log:
         assert prove_on_gpu.why_none(run, log) == ("", "it is too old")
         (package / "available.py").write_text("raise ImportError('broken')")
-        reason = "asking for it ended with exit code 1, see machine.log"
+        reason = "looking for it ended with exit code 1, see machine.log"
         assert prove_on_gpu.why_none(run, log) == (reason, reason)
     assert "printed" in (tmp_path / "log").read_text()
 
@@ -315,7 +315,7 @@ def test_a_bundle_that_was_changed_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_bundle_is_refused(tmp_path: Path) -> None:
     run = prove_on_gpu.Run(tmp_path, tmp_path, 0, {})
-    with pytest.raises(SystemExit, match=r"is no bundle: make one by ci/gpu_bundle\.py"):
+    with pytest.raises(SystemExit, match=r"is not a bundle: make one with ci/gpu_bundle\.py"):
         prove_on_gpu.install(run, tmp_path, sys.stdout)
 
 

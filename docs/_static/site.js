@@ -10,7 +10,8 @@ function nameWhatHasNoName() {
 
 // The Tab key reaches what scrolls sideways, and the arrow keys then scroll it.
 function makeScrollableReachable() {
-  for (const element of document.querySelectorAll(".content pre, .content .table-wrapper")) {
+  const wide = ".content :is(pre, .table-wrapper, .cell_output, p:has(> img), figure)";
+  for (const element of document.querySelectorAll(wide)) {
     if (element.scrollWidth > element.clientWidth) {
       element.tabIndex = 0;
     } else {

@@ -1,4 +1,4 @@
-"""Data parallelism: each rank has the whole model and a part of the data."""
+"""Data parallelism: each rank has the whole model and part of the data."""
 
 from drawings.svg import Canvas
 

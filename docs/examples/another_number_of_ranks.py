@@ -1,4 +1,4 @@
-"""Train until an epoch, going on from the snapshot that some number of ranks have left, if any."""
+"""Train until an epoch. If there is a snapshot, of any number of ranks, resume from it."""
 
 import sys
 

@@ -38,7 +38,7 @@ class Net(chainer.Chain):
         h = F.relu(self.second(h))  # some of the output channels
         h = F.concat(chainermn.functions.allgather(self.comm, h), axis=1)  # all of them
         h = F.relu(self.third(h))  # again some of the output channels, and with these
-        h = self.last(h)  # as inputs, a part of each sum
+        h = self.last(h)  # as inputs, some terms of each sum
         return chainermn.functions.allreduce(self.comm, h)
 
 

@@ -1,6 +1,6 @@
-"""Train, and go on where an earlier run of this script was ended.
+"""Train, and resume where an earlier run of this script ended.
 
-Give it a folder, and a number to end it by force in that iteration.
+Arguments: a folder, and the iteration in which to end by force.
 """
 
 import os
@@ -20,7 +20,7 @@ def main(out: str, end_in: int) -> None:
     trainer.extend(checkpointer, trigger=(5, "iteration"))  # on every rank
     checkpointer.maybe_load(trainer)
     if comm.rank == 0:
-        print(f"going on from iteration {trainer.updater.iteration}", flush=True)
+        print(f"resuming after iteration {trainer.updater.iteration}", flush=True)
     # end
     trainer.extend(lambda trainer: os._exit(1), name="crash", trigger=(end_in, "iteration"))
     trainer.run()

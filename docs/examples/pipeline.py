@@ -58,7 +58,7 @@ def backprop(model: chainer.Link, x: np.ndarray, t: np.ndarray, micro_batches: i
 
 # begin recompute
 class Recomputed(chainer.Sequential):
-    """Layers that keep nothing but their input, and compute the rest again in backward."""
+    """Layers that keep only their input, and compute the rest again in backward."""
 
     def forward(self, x: chainer.Variable | np.ndarray) -> chainer.Variable:
         x = x if isinstance(x, chainer.Variable) else chainer.Variable(x)

@@ -1,9 +1,9 @@
 """The blocks of code on the pages, and what is said about running each of them.
 
 A comment ``<!-- run: 2 ranks -->``, ``<!-- run: mpiexec -->``, ``<!-- run: here -->``,
-``<!-- run: clean -->``, ``<!-- run: tutorial -->`` or ``<!-- not run: REASON -->`` stands right
-before a block. ``<!-- prints -->`` before a block of text says that the block before it prints
-this, lines in any order.
+``<!-- run: clean -->``, ``<!-- run: tutorial -->``, ``<!-- run: two hosts -->`` (run by
+ci/multinode) or ``<!-- not run: REASON -->`` stands right before a block. ``<!-- prints -->``
+before a block of text says that the block before it prints this, lines in any order.
 """
 
 from __future__ import annotations

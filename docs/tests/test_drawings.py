@@ -1,4 +1,4 @@
-"""Drawings are those of today, and can be read on a phone and by those who do not see them."""
+"""Drawings are up to date, and can be read on a phone and by people who do not see them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ each_drawing = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name
 
 
 @each_drawing
-def test_file_is_that_of_today(path):
-    """Else ``python -m drawings``, in docs, writes it."""
+def test_file_is_up_to_date(path):
+    """If not, ``python -m drawings`` in ``docs`` writes it."""
     assert path.read_text(encoding="utf-8") == FILES[path]
 
 

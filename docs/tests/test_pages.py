@@ -48,7 +48,7 @@ pytestmark = pytest.mark.timeout(4 * LIMIT)
 
 
 def test_every_block_says_whether_it_is_run():
-    marks = r"run: (\d ranks?|mpiexec|here|clean|tutorial)|not run: .+"
+    marks = r"run: (\d ranks?|mpiexec|here|clean|tutorial|two hosts)|not run: .+"
     code = [block for block in pages.all_blocks() if block.language not in pages.NOT_CODE]
     assert [str(b) for b in code if b.language == ""] == []
     unmarked = [str(b) for b in code if b.language != "pycon" and not re.fullmatch(marks, b.mark)]
@@ -179,10 +179,9 @@ def test_doctests(block, tmp_path):
 
 def test_every_column_of_a_table_has_a_heading():
     heads = re.compile(r"^\|(.*)\|\n\|[-:| ]+\|$", re.MULTILINE)
-    readmes = [ROOT / "README.md", ROOT / "ci/README.md"]
     nameless = [
         (str(page.relative_to(ROOT)), head)
-        for page in [*pages.PAGES, *readmes]
+        for page in [*pages.PAGES, *pages.READMES]
         for head in heads.findall(pages.read(page))
         if not all(cell.strip() for cell in head.split("|"))
     ]
@@ -288,7 +287,7 @@ def test_tutorial_goes_through_as_written(printed_in_tutorial):
     assert copied == []
     # What one process and two ranks print once each, the two ranks of step 1 print both.
     assert characters_of(step1) == characters_of(both)
-    # The same numbers on both, but for the time.
+    # The same numbers on both, except for the time.
     numbers = Counter(re.findall(r"(?<!\S)[\d.]+(?!\S)", " ".join(step1)))
     assert numbers.total() >= 2 * len(row.split())
     assert sum(count % 2 for count in numbers.values()) <= 2
@@ -380,13 +379,34 @@ def test_lines_of_the_readme_make_a_script_distributed(tmp_path):
 def test_checkpoints_go_on_after_a_crash(tmp_path):
     script, weights = EXAMPLES / "checkpoints.py", []
     crashed, lines = run_on_ranks(2, script, tmp_path / "a", "12", cwd=tmp_path)
-    assert lines == ["going on from iteration 0"], crashed
+    assert lines == ["resuming after iteration 0"], crashed
     assert crashed.returncode != 0 or mpi_flavour() == "mpich"  # which takes os._exit for an end
     for out, begin in (("a", 10), ("b", 0)):
         lines = lines_of_ranks(2, script, tmp_path / out, "1000", cwd=tmp_path)
-        assert lines == [f"going on from iteration {begin}"]
+        assert lines == [f"resuming after iteration {begin}"]
         weights.append((tmp_path / out / "weights.npy").read_bytes())
     assert weights[0] == weights[1]
+
+
+def test_a_killed_job_is_restarted_and_ends_as_if_nothing_had_happened(tmp_path):
+    def launch(out: str, *options: str) -> str:
+        command = shlex.join(["docs/examples/resume.py", str(tmp_path / out), *options])
+        folder = tmp_path / f"cwd_{out}_{len(options)}"
+        folder.mkdir()
+        text = f"chainermn launch -n 2 --max-restarts 1 {command} || echo exit code $?"
+        return run_in_shell(text, folder, direct_environment())
+
+    killed = launch("killed", "--kill-in", "12")
+    assert "attempt 1 of 2 ended" in killed
+    assert "resuming after iteration 10" in killed
+    stopped = launch("stopped", "--stop-in", "12")
+    assert stopped.endswith("exit code 75\n"), stopped
+    assert "resuming after iteration" in launch("stopped")
+    assert launch("plain") == "finished after iteration 40\n"
+    weights = {
+        (tmp_path / out / "weights.npy").read_bytes() for out in ("killed", "stopped", "plain")
+    }
+    assert len(weights) == 1
 
 
 def test_another_number_of_ranks(tmp_path):
@@ -420,6 +440,16 @@ def test_timelines_that_a_script_asks_for(tmp_path):
 
 def test_evaluator_of_ones_own(tmp_path):
     assert lines_of_ranks(2, EXAMPLES / "own_evaluator.py", cwd=tmp_path) == ["120 examples"]
+
+
+def test_fine_tuning_on_few_examples_is_better_than_training_on_them(tmp_path):
+    lines = lines_of_ranks(2, EXAMPLES / "fine_tuning.py", tmp_path / "weights", cwd=tmp_path)
+    pattern = r"([\w ]+): (\d+)% right, first layer changed by (\S+)"
+    found = [re.fullmatch(pattern, line).groups() for line in lines]
+    accuracy = {name: int(percent) for name, percent, _ in found}
+    change = {name: float(number) for name, _, number in found}
+    assert accuracy["from scratch"] < 75 < min(accuracy["frozen body"], accuracy["slow body"])
+    assert change["frozen body"] == 0 < change["slow body"] < 0.1 < change["from scratch"]
 
 
 def test_worker_processes_under_mpi(tmp_path):
@@ -604,7 +634,7 @@ def test_messages_are_those_of_the_library():
             if not line.startswith(("node", "numpy: node")):  # facts of the hosts
                 assert is_said(line, texts), (str(block), line)
     page = pages.read(DOCS / "troubleshooting.md")
-    headings = re.findall(r"^### (.+)\n\nChainerMN's", page, re.MULTILINE)
+    headings = re.findall(r"^### (.+)\n\nPrinted by ChainerMN", page, re.MULTILINE)
     assert len(headings) > 4
     for heading in headings:
         assert any(re.sub(r"\d+", GAP, heading) in text for text in texts), heading

@@ -128,7 +128,7 @@ def test_file_of_at_most_so_many_bytes(tmp_path: Path) -> None:
     path.write_bytes(b"\xc3\xa4")
     assert read_text(path) == "ä"
     path.write_bytes(b"ab\xff")
-    with pytest.raises(ValueError, match=f"{path}: no UTF-8 .* 0xff in position 2"):
+    with pytest.raises(ValueError, match=f"{path}: not UTF-8 .* 0xff in position 2"):
         read_text(path)
     with pytest.raises(IsADirectoryError, match=str(tmp_path)):
         read_bytes(tmp_path, 5)
@@ -193,11 +193,11 @@ def test_json_of_the_right_form(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "no JSON (Expecting value: line 1 column 1 (char 0))"),
-        ("\x00", "no JSON (Expecting value: line 1 column 1 (char 0))"),
+        ("", "not JSON (Expecting value: line 1 column 1 (char 0))"),
+        ("\x00", "not JSON (Expecting value: line 1 column 1 (char 0))"),
         (
             "{\n1: 2}",
-            "no JSON (Expecting property name enclosed in double quotes: line 2 column 1",
+            "not JSON (Expecting property name enclosed in double quotes: line 2 column 1",
         ),
         ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
         ("[1]", "expected an object, got [1]"),
@@ -212,10 +212,10 @@ def test_json_of_the_right_form(tmp_path: Path) -> None:
         (as_json(kind="[]"), "'kind': expected one of a, b, got []"),
         (as_json(rates="{}"), "'rates': expected a list, got {}"),
         (as_json(rates="[1, true]"), "'rates'[1]: expected a finite number, got True"),
-        (as_json(rates="[NaN]"), "no JSON (NaN is no number)"),
+        (as_json(rates="[NaN]"), "not JSON (NaN is not a number)"),
         (as_json(rates="[-1e999]"), "'rates'[0]: expected a finite number, got -inf"),
         (as_json(rates=f"[1{'0' * 400}]"), "'rates'[0]: expected a finite number, got 1000"),
-        (as_json(rates=f"[1{'0' * 5000}]"), "no JSON (Exceeds the limit"),
+        (as_json(rates=f"[1{'0' * 5000}]"), "not JSON (Exceeds the limit"),
         (as_json(pair="[1]"), "'pair': expected a list of 2, got [1]"),
         (as_json(counts='{"y": "z"}'), "'counts': 'y': expected an integer, got 'z'"),
         (as_json(maybe="1"), "'maybe': expected a string or null, got 1"),

@@ -80,7 +80,7 @@ def test_a_gpu_that_is_not_there_has_a_remedy(tmp_path: Path) -> None:
     for ranks in (1, 2):
         result = run_job(ranks, [script])
         assert result.returncode != 0
-        assert result.stderr.count("Let chainermn.choose_device(comm) choose") == 1, result
+        assert result.stderr.count("Use chainermn.choose_device(comm) instead") == 1, result
 
 
 def test_alone_it_is_an_ordinary_traceback(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_exit_of_the_whole_job_is_one_line(tmp_path: Path, ranks: int, failing: 
 @pytest.mark.parametrize("how", ["by add_hook", "from outside"])
 def test_failure_before_mpi_is_initialised(tmp_path: Path, how: str) -> None:
     script = tmp_path / "script.py"
-    # Rank 0 does not come to anything by which it could notice.
+    # Rank 0 does not reach any call in which it could notice.
     script.write_text(
         "import os, time, chainermn\n"
         + ("chainermn.global_except_hook.add_hook()\n" if how == "by add_hook" else "")

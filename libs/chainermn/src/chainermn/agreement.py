@@ -1,7 +1,7 @@
-"""Checks that all ranks make together: either all go on, or all raise.
+"""Checks after which all ranks continue, or all ranks raise.
 
-A check that only one rank makes, and fails, leaves the others waiting for it in the next
-collective. So each rank first tells all the others what it has found.
+If an error stops only one rank, the others wait for it in their next collective call. So each
+rank first tells all others whether it has an error.
 
 Every function here is collective, unless it says otherwise. ``ranks`` is a communicator of
 chainermn or of mpi4py.
@@ -26,22 +26,22 @@ __all__ = ["check_equal", "check_root", "exit_together", "run_on_root", "run_tog
 
 T = TypeVar("T")
 
-#: Replaces integers by their maxima over the ranks.
+#: A function that replaces integers by their maxima over the ranks.
 Maximum: TypeAlias = "Callable[[NDArray[np.int64]], object]"
 
-# The exceptions that mean the same on a rank that only hears of them.
+# Exceptions that mean the same on a rank that did not raise them itself.
 _PORTABLE = (TypeError, ValueError, IndexError, KeyError)
 
-# Kept alive, because MPI may still write to the memory of an all-reduce that is not over.
+# Kept alive, because MPI may still write to the memory of an unfinished all-reduce.
 _unfinished: list[tuple[Any, Any]] = []
 
 
 class Ranks(Protocol):
-    """What is asked of a communicator; one of mpi4py lacks ``_obj`` in the names of methods."""
+    """A communicator; the names of mpi4py's methods lack the suffix ``_obj``."""
 
     @property
     def rank(self) -> int:
-        """Number of this process."""
+        """Number of this process among all ranks, from 0."""
 
     @property
     def size(self) -> int:
@@ -49,21 +49,41 @@ class Ranks(Protocol):
 
 
 def run_together(ranks: Ranks, where: str, act: Callable[[], T]) -> T:
-    """Return ``act()`` of this rank, or raise on every rank if it raises on any.
+    """Call a function on every rank; if it raises on any rank, raise on all ranks.
 
     Parameters
     ----------
     ranks : CommunicatorBase
+        Communicator of the ranks that call it.
     where : str
-        What the user called, for the message.
+        Short description of the step, for error messages.
     act : callable
-        Must not communicate.
+        Function without arguments. It must not communicate.
+
+    Returns
+    -------
+    object
+        The result of ``act()`` on this rank.
 
     Raises
     ------
     Exception
-        Where ``act`` raised, that exception; on the other ranks one of the same type if that is
-        TypeError, ValueError, IndexError or KeyError, else RuntimeError, with the same message.
+        On ranks where ``act`` raises, its exception. On other ranks, an exception with the same
+        message: of the same type if that is TypeError, ValueError, IndexError or KeyError,
+        otherwise RuntimeError.
+
+    Examples
+    --------
+    >>> from chainermn.agreement import run_together
+    >>> run_together(comm, "reading the size", lambda: int("32"))
+    32
+    >>> text = "32" if comm.rank == 0 else "many"
+    >>> run_together(comm, "reading the size", lambda: int(text))
+    Traceback (most recent call last):
+        ...
+    ValueError: reading the size: rank 1: ValueError: invalid literal for int() ...: 'many'
+    ValueError: invalid literal for int() with base 10: 'many'
+    (reading the size, rank 1; all ranks raise)
     """
     result, raised = _try(act)
     reports = _method(ranks, "allgather")(_report(raised))
@@ -72,22 +92,39 @@ def run_together(ranks: Ranks, where: str, act: Callable[[], T]) -> T:
 
 
 def run_on_root(ranks: Ranks, root: int, where: str, act: Callable[[], T]) -> T:
-    """Return, on every rank, ``act()`` of the root, or raise on every rank if it raises there.
+    """Call a function on the root and return its result on all ranks; if it raises, all raise.
 
     Parameters
     ----------
     ranks : CommunicatorBase
+        Communicator of the ranks that call it.
     root : int
-        The only rank that calls ``act``; the same on every rank.
+        Rank that calls ``act``; the same on every rank.
     where : str
-        What the user called, for the message.
+        Short description of the step, for error messages.
     act : callable
-        Must not communicate. Returns anything that can be pickled.
+        Function without arguments, whose result can be pickled. It must not communicate.
+
+    Returns
+    -------
+    object
+        The result of ``act()`` on the root.
 
     Raises
     ------
     Exception
-        As for `run_together`.
+        On every rank, if ``act`` raises, as for `run_together`.
+
+    Examples
+    --------
+    Read a file once, and use its contents on every rank:
+
+    >>> from pathlib import Path
+    >>> from chainermn.agreement import run_on_root
+    >>> if comm.rank == 0:
+    ...     length = Path("classes.txt").write_text("cat dog")
+    >>> run_on_root(comm, 0, "reading", lambda: Path("classes.txt").read_text().split())
+    ['cat', 'dog']
     """
     result, raised = _try(act) if ranks.rank == root else (None, None)
     result, report = _method(ranks, "bcast")((result, _report(raised)), root=root)
@@ -97,22 +134,37 @@ def run_on_root(ranks: Ranks, root: int, where: str, act: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def exit_together(ranks: Ranks) -> Iterator[None]:
-    """End the program on all ranks, with one line, if the body fails on any because of its input.
+    """End the program on all ranks with a one-line message if the ``with`` block fails on any.
 
-    For scripts: their user has misspelt the name of a file and needs no tracebacks. Every rank
-    must leave the body, so on each rank it either does not communicate, or only with functions
-    such as `run_on_root`, which raise on all ranks or on none.
+    Use it in scripts, around steps that fail because of wrong input, such as a misspelled file
+    name: users then see one line instead of tracebacks. Every rank must reach the end of the
+    block. So the block must not communicate, except with functions that raise on all ranks or
+    on none, such as `run_on_root`.
 
     Parameters
     ----------
     ranks : CommunicatorBase
+        Communicator of all ranks of the program.
 
     Raises
     ------
     SystemExit
-        On all ranks, if the body raises ImportError, OSError, RuntimeError or ValueError on any,
-        or whatever the functions of this module raise on all ranks. Rank 0 prints ``error:`` and
-        the message, of the lowest rank that has one.
+        On all ranks, if the block raises ImportError, OSError, RuntimeError or ValueError on any
+        rank, or if a function of this module raises in it. Rank 0 prints ``error:`` and the
+        message of the lowest rank that has one.
+
+    Examples
+    --------
+    Rank 0 prints the message; the exit code is 1 on every rank:
+
+    >>> from chainermn.agreement import exit_together
+    >>> with exit_together(comm):
+    ...     if not 0.0 < float("7") < 1.0:
+    ...         raise ValueError("--dropout must be between 0 and 1, got 7")
+    Traceback (most recent call last):
+        ...
+    SystemExit: error: --dropout must be between 0 and 1, got 7
+    SystemExit: 1
     """
     message = None
     try:
@@ -129,24 +181,32 @@ def exit_together(ranks: Ranks) -> Iterator[None]:
 
 
 def check_equal(ranks: Ranks, value: object, where: str) -> None:
-    """Raise on all ranks unless all give the same value.
+    """Raise on all ranks unless all ranks pass the same value.
 
     Parameters
     ----------
     ranks : CommunicatorBase
+        Communicator of the ranks that call it.
     value : object
-        Anything that can be pickled. Values are equal if their ``repr`` is.
+        Value to compare; anything that can be pickled. Values are equal if their ``repr`` is.
     where : str
-        What the user called, for the message.
+        Short description of the step, for error messages.
 
     Raises
     ------
     ValueError
-        If the ranks differ.
-    TypeError, ValueError, IndexError
-        If the value of a rank is an ``InputError``.
+        On every rank, if the values differ.
+
+    Examples
+    --------
+    >>> from chainermn.agreement import check_equal
+    >>> check_equal(comm, 32, "batch size")
+    >>> check_equal(comm, 32 + comm.rank, "batch size")
+    Traceback (most recent call last):
+        ...
+    ValueError: batch size: the ranks disagree, but all must give the same. rank 0: 32; rank 1: 33
     """
-    if not hasattr(ranks, "allgather_obj"):  # one of mpi4py's: the quick way, if nothing is wrong
+    if not hasattr(ranks, "allgather_obj"):  # mpi4py's: take the fast path if all is well
         is_agreed, _ = agree(ranks, repr(value), ())  # type: ignore[arg-type]
         if is_agreed and not isinstance(value, InputError):
             return
@@ -157,18 +217,30 @@ def check_equal(ranks: Ranks, value: object, where: str) -> None:
 
 
 def check_root(ranks: Ranks, root: int, where: str) -> None:
-    """Raise on all ranks unless all give the same root, which is a rank.
+    """Raise on all ranks unless all ranks pass the same root, and it is a rank.
 
     Parameters
     ----------
     ranks : CommunicatorBase
+        Communicator of the ranks that call it.
     root : int
+        Number to check.
     where : str
-        What the user called, for the message.
+        Short description of the step, for error messages.
 
     Raises
     ------
     ValueError
+        On every rank, if ``root`` is not a rank, or differs between ranks.
+
+    Examples
+    --------
+    >>> from chainermn.agreement import check_root
+    >>> check_root(comm, 1, "my_broadcast")
+    >>> check_root(comm, 2, "my_broadcast")
+    Traceback (most recent call last):
+        ...
+    ValueError: my_broadcast: rank 0: root must be a rank, 0 to 1, got 2
     """
 
     def describe() -> str:
@@ -181,14 +253,14 @@ def check_root(ranks: Ranks, root: int, where: str) -> None:
 
 @dataclass(frozen=True)
 class InputError:
-    """An error that a rank sends in place of its data."""
+    """An error that a rank sends instead of its data."""
 
     kind: type[Exception]
     message: str
 
 
 def attempt(make: Callable[[], T]) -> T | InputError:
-    """Return ``make()``, or an `InputError` for the exception that it raises. Not collective."""
+    """Return ``make()``, or an `InputError` if it raises an exception. Not collective."""
     try:
         return make()
     except Exception as error:
@@ -197,7 +269,7 @@ def attempt(make: Callable[[], T]) -> T | InputError:
 
 
 def raise_errors_of(parts: Mapping[int, Any], where: str) -> None:
-    """Raise the first `InputError` among what ranks have sent, by rank. Not collective.
+    """Raise the first `InputError` in what the ranks have sent, by rank. Not collective.
 
     ``parts`` must be the same on every rank.
     """
@@ -207,7 +279,7 @@ def raise_errors_of(parts: Mapping[int, Any], where: str) -> None:
 
 
 def raise_disagreement(everywhere: Sequence[object], where: str) -> NoReturn:
-    """Raise the error of ranks that should have given the same; ``everywhere`` is by rank."""
+    """Raise because ranks gave different values; ``everywhere`` has one entry per rank."""
     shown = "; ".join(f"rank {rank}: {part}" for rank, part in enumerate(everywhere))
     raise ValueError(f"{where}: the ranks disagree, but all must give the same. {shown}")
 
@@ -220,11 +292,11 @@ def agree(
 ) -> tuple[bool, tuple[bool, ...]]:
     """Tell whether a description is the same on every rank, and which flags are true on any.
 
-    One small all-reduce. Descriptions are compared by their ``repr``, and remembered, so that a
-    long one that seldom changes costs little. Every rank gives as many flags. ``maximum`` does the
-    all-reduce; by default, MPI's blocking one does.
+    This takes one small all-reduce. Descriptions are compared by their ``repr``, whose digests
+    are cached, so a long one that seldom changes costs little. Every rank passes the same number
+    of flags. ``maximum`` does the all-reduce; by default, MPI's blocking call does.
     """
-    from mpi4py import MPI  # not `load_mpi`, which takes half as long as the rest
+    from mpi4py import MPI  # `load_mpi` would take half as long as the rest of this function
 
     digest = _digest(description)
     result = np.array([digest, -digest, *flags], np.int64)
@@ -237,7 +309,7 @@ def agree(
 
 
 def maximum_by(mpi_comm: MPI.Intracomm, wait: Callable[[MPI.Request], object]) -> Maximum:
-    """Return an all-reduce for `agree` during which ``wait`` may do other things."""
+    """Return an all-reduce for `agree` that waits by calling ``wait``, which may do other work."""
     from mpi4py import MPI
 
     def maximum(integers: NDArray[np.int64]) -> None:

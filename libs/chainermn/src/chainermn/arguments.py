@@ -1,4 +1,4 @@
-"""Check arguments that are easily mixed up, and name what was expected and what was given."""
+"""Check arguments that are easily mixed up; errors name the expected and the actual argument."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from __future__ import annotations
 def check_communicator(call: str, communicator: object, other: object) -> None:
     """Raise TypeError unless an argument is a communicator.
 
-    ``call`` is the correct call, as ``scatter_dataset(dataset, comm)``, and ``other`` the argument
-    that may have been swapped with ``communicator``.
+    ``call`` is the correct call, such as ``scatter_dataset(dataset, comm)``. ``other`` is the
+    argument that may have been swapped with ``communicator``.
     """
     if _is_communicator(communicator):
         return
@@ -21,7 +21,7 @@ def check_communicator(call: str, communicator: object, other: object) -> None:
 def check_has(where: str, argument: object, expected: str, *attributes: str) -> None:
     """Raise TypeError unless an argument has all these attributes and is not a class.
 
-    ``where`` is the function that was called, ``expected`` a description as ``an optimizer``.
+    ``where`` is the function that was called, ``expected`` a description such as ``an optimizer``.
     """
     if isinstance(argument, type) or not all(hasattr(argument, name) for name in attributes):
         raise TypeError(f"{where}: expected {expected}, got {_described(argument)}")
@@ -32,7 +32,8 @@ def check_number(
 ) -> None:
     """Raise ValueError unless an argument is a number from ``least`` to ``most``.
 
-    ``what`` is the argument, as ``LocalSGD: period``; ``kind`` is int, or float for any number.
+    ``what`` is the argument, such as ``LocalSGD: period``; ``kind`` is int, or float for any
+    number.
     """
     is_number = isinstance(value, (int, kind)) and not isinstance(value, bool)
     if not is_number or not value >= least or (most is not None and value > most):

@@ -1,4 +1,4 @@
-"""Data sets, under their module's name in ChainerMN 1.0."""
+"""Data sets; ChainerMN 1.0 has this module."""
 
 from chainermn.datasets import (
     DataSizeError,

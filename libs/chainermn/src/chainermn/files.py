@@ -1,7 +1,7 @@
-"""Files: written completely or not at all, and read as if a stranger had made them.
+"""Write files completely or not at all, and read files from people you do not trust.
 
-What reads takes no more memory than its caller says, never waits for a pipe, and names the file,
-and the line or the key, in its errors.
+The functions that read use no more memory than the caller allows, and never wait for a pipe. Their
+errors name the file, and the line or the key.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 from types import UnionType
 from typing import IO, Any, BinaryIO, Literal, NoReturn
 
-# No extended header of a tar file has more bytes, as no path has. There may be as many of them as
-# there are members, except of those that are for all members.
+# No extended header of a tar file has more bytes, because no path has. Each member may have one;
+# only the number of those for all members is limited.
 _LARGEST_TAR_HEADER = 1 << 12
 _MOST_FOR_ALL_MEMBERS = 100
 _EXTENDED = {b"x", b"g", b"X", b"L", b"K"}
@@ -29,24 +29,34 @@ _EXTENDED = {b"x", b"g", b"X", b"L", b"K"}
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a new file that takes the place of another one when the ``with`` block has ended.
+    """Write a file completely or not at all: it is replaced when the ``with`` block ends.
 
-    If the block raises, or the process is killed, what was there before stays as it was.
+    If the block raises, or the process is killed, the old file does not change.
 
     Parameters
     ----------
     path : path
-        Its folder must exist.
+        File to write, in an existing folder.
     mode : {'w', 'wb'}
-        Text is written as UTF-8.
+        Whether to write text, as UTF-8, or bytes.
 
     Raises
     ------
     OSError
-        With the name of the file, also if the disk is full.
+        If the file cannot be written; the error has its name, even if the disk is full.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from chainermn.files import atomic_write
+    >>> if comm.rank == 0:
+    ...     with atomic_write("scores.json") as file:
+    ...         n = file.write("[0.9, 0.8]")
+    ...     print(Path("scores.json").read_text())
+    [0.9, 0.8]
     """
     path = Path(path)
-    # Several may write the same file. Nobody else may have put a link there before.
+    # Several processes may write the same file, and nobody must be able to put a link there.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open(
@@ -57,7 +67,7 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        if error.errno and error.filename is None:  # that of a disk without space
+        if error.errno and error.filename is None:  # if the disk is full
             error.filename = str(path)
         raise
     finally:
@@ -79,21 +89,22 @@ def open_regular(
     Parameters
     ----------
     path : path
+        File to open.
     most : int, optional
-        Bytes that the file may have.
+        Largest size in bytes that is allowed.
     buffering : int
-        As for Python's `open`.
+        Buffering, as in Python's `open`.
 
     Raises
     ------
     OSError
         If there is no such file.
     ValueError
-        If it is a pipe or a device, which may never end, or has more bytes.
+        If it is a pipe or a device, which may never end, or if it is larger.
     """
 
     def open_at_once(name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_NONBLOCK)  # a pipe would wait for who writes into it
+        return os.open(name, flags | os.O_NONBLOCK)  # opening a pipe would wait for a writer
 
     with contextlib.ExitStack() as on_error:
         file = on_error.enter_context(open(path, "rb", buffering, opener=open_at_once))
@@ -107,23 +118,23 @@ def open_regular(
 
 
 def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
-    """Return the content of a file of at most so many bytes. Raises what `open_regular` does."""
+    """Return the content of a file of at most ``most`` bytes; it raises like `open_regular`."""
     with open_regular(path, most) as file:
         return file.read()
 
 
 def read_text(path: str | os.PathLike[str], most: int = 1 << 26) -> str:
-    """Return the text of a file of at most so many bytes of UTF-8.
+    """Return the text of a UTF-8 file of at most ``most`` bytes.
 
     Raises
     ------
     OSError, ValueError
-        As `open_regular` does; or if it is no UTF-8.
+        For the reasons of `open_regular`, or if the file is not UTF-8.
     """
     try:
         return read_bytes(path, most).decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: no UTF-8 ({error})") from None
+        raise ValueError(f"{path}: not UTF-8 ({error})") from None
 
 
 def read_lines(
@@ -134,16 +145,16 @@ def read_lines(
     Parameters
     ----------
     lines : binary file
-        Need not be regular, nor have an end.
+        File to read, of any kind; it may be endless.
     name : path
-        What to call it in errors.
+        Name of the file in errors.
     most : int
-        Bytes that a line may have, with its line break.
+        Largest size of a line in bytes, including its line break.
 
     Raises
     ------
     ValueError
-        If a line has more; before more is read.
+        If a line is longer, before the rest of it is read.
     """
     pieces = iter(functools.partial(lines.readline, most + 1), b"")
     for number, line in enumerate(pieces, 1):
@@ -153,30 +164,31 @@ def read_lines(
 
 
 def open_tar(file: BinaryIO, mode: Literal["r:", "r|"] = "r:") -> tarfile.TarFile:
-    """Open a tar file, which is not compressed, for reading.
+    """Open an uncompressed tar file for reading.
 
     Parameters
     ----------
     file : binary file
+        File to read.
     mode : {'r:', 'r|'}
-        The latter is for a file that cannot seek.
+        Mode; ``'r|'`` is for files that cannot seek.
 
     Raises
     ------
     tarfile.TarError
-        Here and where members are read, also if the size of one is negative, which would lead
-        back to the same one for ever, or it has a large extended header, for which Python before
-        3.11.10 and 3.12.6 takes the square of its size in time. Others are raised as well.
+        Here and while members are read, if the file is damaged. This includes members with a
+        negative size, which Python would read again and again, and large extended headers, for
+        which Python before 3.11.10 and 3.12.6 needs quadratic time. Other errors are possible.
     """
     return tarfile.open(fileobj=file, mode=mode, tarinfo=_Member)
 
 
 class _Member(tarfile.TarInfo):
-    """A member of a tar file, which is checked before tarfile goes on after it."""
+    """A member of a tar file, which is checked before tarfile continues after it."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
-        """Read a header as it stands in the file."""
+        """Read a header from the file."""
         member = super().frombuf(buf, encoding, errors)
         if member.type in _EXTENDED and member.size > _LARGEST_TAR_HEADER:
             raise tarfile.ReadError(f"an extended header of {member.size} bytes")
@@ -184,7 +196,7 @@ class _Member(tarfile.TarInfo):
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> _Member:
-        """Read a header with the extended ones before it, which can say another size."""
+        """Read a header and the extended headers before it, which may have another size."""
         member = super().fromtarfile(archive)
         if len(archive.pax_headers) > _MOST_FOR_ALL_MEMBERS:
             raise tarfile.ReadError(f"{len(archive.pax_headers)} extended headers for all members")
@@ -197,60 +209,64 @@ class _Member(tarfile.TarInfo):
 
 
 def read_json(path: str | os.PathLike[str], form: object, most: int = 1 << 26) -> Any:
-    """Return the content of a JSON file, of at most so many bytes, once it has the right form.
+    """Return the content of a JSON file after checking its form.
 
     Parameters
     ----------
     path : path
+        File to read.
     form : object
-        See `check_form`.
+        Form of the content, see `check_form`.
     most : int
+        Largest size in bytes that is allowed.
 
     Raises
     ------
     OSError
         If there is no such file.
     ValueError
-        If it is something else, has another form, or NaN or Infinity for a number.
+        If it is not JSON, has another form, or contains NaN or Infinity.
     """
     return parse_json(read_bytes(path, most), path, form)
 
 
 def parse_json(content: bytes, name: str | os.PathLike[str], form: object) -> Any:
-    """Return what JSON says, once it has the right form; see `read_json`."""
+    """Return the content of JSON after checking its form; see `read_json`."""
 
     def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is no number")
+        raise ValueError(f"{constant} is not a number")
 
     try:
         found = json.loads(content, parse_constant=refuse)
     except RecursionError:
         raise ValueError(f"{name}: nested too deeply") from None
     except ValueError as error:
-        raise ValueError(f"{name}: no JSON ({error})") from None
+        raise ValueError(f"{name}: not JSON ({error})") from None
     check_form(found, form, str(name))
     return found
 
 
 def check_form(value: Any, form: Any, name: str, *place: str | int) -> None:
-    """Check the types of what JSON or the like has said.
+    """Check the types in the content of a JSON file or the like.
 
     Parameters
     ----------
     value : object
+        Value to check.
     form : object
-        A type; ``float`` is any finite number, and no number is a ``bool``. A range of integers.
-        A set of the values to choose from. A list with the form of all items, a tuple with that
-        of each. A dict with the forms of keys, beside which there may be others; the key ``str``
-        stands for all keys.
+        Expected form, which is one of: a type (``float`` means any finite number, and a ``bool``
+        is not a number); a range of integers; a set of allowed values; a list with one form for
+        all items; a tuple with a form for each item; a dict with the forms of keys (other keys
+        are allowed, and the key ``str`` stands for all keys).
     name : str
-        What to call the whole in errors.
+        Name of the whole content in errors.
     *place : str or int
-        Keys and indices that led to the value.
+        Keys and indices that lead to the value.
 
     Raises
     ------
     ValueError
+        If the value has another form.
     """
 
     def check(is_right: bool, expected: str) -> None:
@@ -297,5 +313,5 @@ def _name_of(form: Any) -> str:
 
 
 def _short(value: object) -> str:
-    """Return a value as one short line, whatever it is."""
+    """Return any value as one short line."""
     return reprlib.repr(value)

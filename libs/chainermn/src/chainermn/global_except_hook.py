@@ -1,11 +1,11 @@
 """End the whole job when one rank fails.
 
-Without this hook, a rank that dies of an uncaught exception leaves the others waiting forever.
+Without this hook, a rank that ends with an uncaught exception leaves the others waiting forever.
 With it, the rank prints its traceback and its number, and ends the job. If several ranks fail in
-the same way, only one prints it. An interrupt (Ctrl-C) prints one line.
+the same way, only one prints the traceback. An interrupt (Ctrl-C) prints one line.
 
-`create_communicator` installs the hook. For failures before that, call `add_hook` in the script,
-or set ``CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS=1``.
+`create_communicator` installs the hook. For failures before that call, use `add_hook`, or set
+``CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS=1``.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any, NoReturn
 from chainermn import failures, resuming
 from chainermn.failures.main_thread import Place, users_places
 
-#: Setting either of them installs the hook when ``chainermn`` is imported.
+#: Environment variables. If one of them is set, importing ``chainermn`` installs the hook.
 VARIABLES = ("CHAINERMN_FORCE_ABORT_ON_EXCEPTION", "CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS")
 
-# Of CuPy, from a script that takes the GPU of number `comm.intra_rank`.
+# CuPy's error in a script that uses GPU number `comm.intra_rank`.
 _NO_SUCH_GPU = "cudaErrorInvalidDevice"
 _CHOOSE_DEVICE = (
-    "There is no GPU of this number: each rank may see only its own, as number 0, or a host has "
-    "more ranks than GPUs. Let chainermn.choose_device(comm) choose, in place of "
+    "There is no GPU with this number: each rank may see only its own, as number 0, or a host has "
+    "more ranks than GPUs. Use chainermn.choose_device(comm) instead of "
     "chainer.get_device_from_id(comm.intra_rank).use()."
 )
 
@@ -37,7 +37,14 @@ _pid = 0
 
 
 def add_hook() -> None:
-    """Install the hook, unless it is already installed."""
+    """Install the hook, unless it is already installed.
+
+    Examples
+    --------
+    Call it at the start of a script, for errors before `create_communicator`:
+
+    >>> chainermn.global_except_hook.add_hook()
+    """
     global _previous_hook, _pid
     _pid = os.getpid()
     if sys.excepthook is not _abort_job:
@@ -46,26 +53,38 @@ def add_hook() -> None:
 
 
 def add_hook_if_enabled() -> None:
-    """Install the hook if one of `VARIABLES` is set."""
+    """Install the hook if one of the environment variables in `VARIABLES` is set.
+
+    Examples
+    --------
+    >>> chainermn.global_except_hook.add_hook_if_enabled()  # as ``import chainermn`` does
+    """
     if any(os.environ.get(variable) for variable in VARIABLES):
         add_hook()
 
 
 def exit_job(message: str) -> NoReturn:
-    """End the whole job from one rank, with one line and no traceback.
+    """End the whole job from one rank, with a one-line message instead of a traceback.
 
-    For scripts whose input turns out to be damaged in the middle of training, where not all ranks
-    can come to `agreement.exit_together`. Not collective.
+    Use it if one rank finds damaged input during training, where the other ranks do not call
+    `chainermn.agreement.exit_together`. Not collective.
 
     Parameters
     ----------
     message : str
-        What is wrong, and what to do.
+        Description of the problem and of what to do.
 
     Raises
     ------
     SystemExit
-        If this process is the only rank, or is none. Otherwise nothing is raised.
+        If there is only one rank. Otherwise the function does not return.
+
+    Examples
+    --------
+    >>> chainermn.global_except_hook.exit_job("images/7.png is damaged: download it again")
+    Traceback (most recent call last):
+        ...
+    SystemExit: error: images/7.png is damaged: download it again
     """
     rank, size = _rank_and_size()
     if size == 1:
@@ -85,7 +104,7 @@ def _abort_job(
         _previous_hook(kind, error, trace)
         return
     if isinstance(error, MemoryError):
-        traceback.clear_frames(trace)  # their memory is needed from here on
+        traceback.clear_frames(trace)  # frees memory that is needed below
     me = f"rank {rank} of {size} on {socket.gethostname()}"
     if isinstance(error, KeyboardInterrupt):
         reason = failures.INTERRUPTED
@@ -99,17 +118,17 @@ def _abort_job(
 
 
 def _end_job(rank: int, text: str, reason: str) -> NoReturn:
-    """Print a text, unless another rank is first with the same reason, and end the job."""
+    """Print a text, unless another rank printed it for the same reason, and end the job."""
     failures.end_job(
         text,
-        # So that ranks that fail in different ways print one after the other.
+        # Ranks that fail in different ways then print one after another.
         after=min(rank, 10) * 0.03,
         announce=lambda: failures.say_failing(reason),
     )
 
 
 def _rank_and_size() -> tuple[int, int]:
-    """Return the rank of this process and the number of ranks: 0 and 1 outside a job."""
+    """Return the rank of this process and the number of ranks; 0 and 1 outside a job."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if os.getpid() != _pid:  # a forked child must not touch the MPI of its parent
         return 0, 1

@@ -1,4 +1,4 @@
-"""The evaluator, under its module's name in ChainerMN 1.0."""
+"""The evaluator; ChainerMN 1.0 has this module."""
 
 from chainermn.extensions import create_multi_node_evaluator
 

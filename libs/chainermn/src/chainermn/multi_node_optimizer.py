@@ -1,4 +1,4 @@
-"""The optimizer, under its module's name in ChainerMN 1.0."""
+"""The optimizer; ChainerMN 1.0 has this module."""
 
 from chainermn.optimizers import create_multi_node_optimizer
 

@@ -1,4 +1,8 @@
-"""NCCL's names, where CuPy brings them: nothing is imported before one is asked for."""
+"""NCCL's functions and constants from CuPy, which is imported only when one is used.
+
+For example, ``chainermn.nccl.get_version()`` returns the version of NCCL, and
+``chainermn.nccl._available`` tells whether there is NCCL.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,12 @@ _NAMES = frozenset(
 
 
 def __getattr__(name: str) -> Any:
-    """Return one of NCCL's names, or as ``_available`` whether they are there.
+    """Return the object of this name from CuPy; ``_available`` tells whether NCCL is there.
 
     Raises
     ------
     AttributeError
-        If there is no such name, or no CuPy that has NCCL.
+        If there is no such name, or no CuPy with NCCL.
     """
     if name not in _NAMES and name != "_available":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

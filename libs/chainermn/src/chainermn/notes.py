@@ -1,6 +1,6 @@
-"""Notes on standard error, about the machine.
+"""Notes about the machine, on standard error.
 
-They are not warnings, so a job that is only slow does not fail if warnings are errors.
+They are not warnings, so a job that is only slow does not fail where warnings are errors.
 """
 
 from __future__ import annotations

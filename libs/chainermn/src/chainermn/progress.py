@@ -1,4 +1,4 @@
-"""Show how far a long piece of work is, where people watch and where nobody does."""
+"""Show the progress of a long piece of work, on a terminal and in log files."""
 
 from __future__ import annotations
 
@@ -11,10 +11,17 @@ __all__ = ["Progress", "is_watched", "silence", "terminal_size"]
 
 
 def is_watched() -> bool:
-    """Tell whether what this process prints arrives at a terminal.
+    """Tell whether the output of this process appears on a terminal, also under mpiexec.
 
-    ``sys.stdout.isatty()`` cannot tell under mpiexec: MPICH's always gives its ranks a pipe,
-    and Open MPI's always a terminal. So it is mpiexec's own output that is looked at.
+    ``sys.stdout.isatty()`` does not work under mpiexec: MPICH's mpiexec always gives its ranks a
+    pipe, and Open MPI's always a terminal. So this function checks the output of mpiexec itself.
+
+    Examples
+    --------
+    >>> import sys
+    >>> if not chainermn.progress.is_watched():
+    ...     print("no colors, no progress bars")
+    no colors, no progress bars
     """
     try:
         if os.readlink("/proc/self/fd/1") == os.devnull:
@@ -25,9 +32,15 @@ def is_watched() -> bool:
 
 
 def terminal_size() -> os.terminal_size:
-    """Return the columns and lines of the terminal at which what this process prints arrives.
+    """Return the columns and lines of the terminal that shows the output of this process.
 
-    ``COLUMNS`` and ``LINES`` where it cannot be asked, or 80 and 24.
+    If there is none, these are the variables ``COLUMNS`` and ``LINES``, or 80 and 24.
+
+    Examples
+    --------
+    >>> columns, lines = chainermn.progress.terminal_size()
+    >>> columns > 0, lines > 0
+    (True, True)
     """
     try:
         terminal = os.open(_output(), os.O_RDONLY | os.O_NOCTTY)
@@ -43,10 +56,14 @@ def terminal_size() -> os.terminal_size:
 
 
 def silence() -> None:
-    """Print nothing to standard output from now on, nor do processes started from now on.
+    """Discard standard output from now on, also that of processes started from now on.
 
-    For scripts with ``--quiet``: what is printed there, and with it every bar, is about progress.
-    Warnings and errors go to standard error, and are seen.
+    Use it for an option ``--quiet`` of a script, to hide progress bars and logs. Warnings and
+    errors still appear, because they go to standard error.
+
+    Examples
+    --------
+    >>> chainermn.progress.silence()
     """
     sys.stdout.flush()
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -66,14 +83,25 @@ def _output() -> str:
 
 
 class Progress:
-    """A bar on a terminal; a line for each tenth elsewhere. For one rank.
+    """A progress bar on a terminal, and a line per tenth of the work elsewhere; for one rank.
 
     Parameters
     ----------
     total : int
-        Steps.
+        Number of steps.
     what : str
-        A name for the work, such as ``'reading images'``.
+        Name of the work, such as ``'reading images'``.
+
+    Examples
+    --------
+    >>> if comm.rank == 0:
+    ...     progress = chainermn.progress.Progress(4, "reading images")
+    ...     for _ in range(4):
+    ...         progress.step()
+    reading images: 20%
+    reading images: 50%
+    reading images: 70%
+    reading images: 100%
     """
 
     _WIDTH = 40
@@ -93,7 +121,7 @@ class Progress:
     def _draw(self, before: int) -> None:
         if 1000 * self.done // self.total == 1000 * before // self.total:
             return
-        up = "\033[A" if self._drawn else ""  # since Open MPI passes on whole lines only
+        up = "\033[A" if self._drawn else ""  # because Open MPI only passes on whole lines
         self._drawn = True
         share = self.done / self.total
         bar = "#" * int(share * self._WIDTH)

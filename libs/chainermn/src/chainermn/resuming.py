@@ -1,4 +1,4 @@
-"""Explain errors from loading a snapshot of a job with another number of ranks."""
+"""Explain errors from loading a snapshot of a job with a different number of ranks."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import re
 import traceback
 from typing import Any
 
-#: Key under which a `MultiNodeOptimizer` saves the number of ranks.
+#: Key with which a `MultiNodeOptimizer` saves the number of ranks.
 N_RANKS = "chainermn_ranks"
 
 _ORDER = re.compile(r"(.*/)?iterator:[^/]+/_?order")
 _REMEDY = (
-    "To resume with another number of ranks, write and load snapshots by "
+    "To resume with another number of ranks, write and load snapshots with "
     "chainermn.extensions.multi_node_snapshot(comm, extensions.snapshot(autoload=True), []). It "
-    "also loads this one from the trainer's folder, if you append .0 to the name of the file and "
+    "also loads this snapshot from the trainer's folder, if you append .0 to its file name and "
     "give extensions.snapshot the filename= with which it was written"
 )
 
 
 def explain(error: BaseException) -> None:
-    """Add a note to an error if it means that an iterator does not fit the snapshot.
+    """Add a note to an error if its cause is that an iterator does not fit the snapshot.
 
-    A snapshot holds the order of the examples of one rank. With another number of ranks, each has
-    another number of examples, and chainer_compat refuses to read one order for the other. The
-    frames of the error's traceback tell which.
+    A snapshot holds the order of the examples of one rank. With a different number of ranks, each
+    has a different number of examples, so chainer_compat refuses to load the order. The frames of
+    the error's traceback tell the numbers.
     """
     if not isinstance(error, ValueError):
         return  # reading `f_locals` of a frame would keep its objects alive
@@ -56,7 +56,7 @@ def _ranks_of(updater: Any) -> int | None:
 
 def _saved_ranks(file: Any) -> int | None:
     """Return the number of ranks of the job that wrote a snapshot; None if it is not saved."""
-    from chainer_compat.npz import open_npz  # so that commands which load nothing start quickly
+    from chainer_compat.npz import open_npz  # here, so that commands start quickly
 
     with open_npz(file) as saved:
         key = next((key for key in saved if key.endswith(f"/{N_RANKS}")), None)

@@ -1,6 +1,6 @@
-"""What this rank does and when: named spans of time, for timelines and reports.
+"""Named spans of time on this rank, for timelines and reports.
 
-Nothing is measured until somebody listens. Until then a `span` costs a tenth of a microsecond.
+Nothing is measured until a listener is added. Until then, a `span` costs a tenth of a microsecond.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
-#: The track of what the training script itself does.
+#: Track of the main thread, which runs the training script.
 MAIN = threading.main_thread().name
 
 _NO_DETAILS: Mapping[str, Any] = {}
@@ -30,57 +30,57 @@ class Span(NamedTuple):
     #: Start and end, in nanoseconds of `now`.
     start: int
     end: int
-    #: What else is known, for people; for a call that needs other ranks, ``stream`` and
-    #: ``number`` tell which calls it meets there.
+    #: Details for people. For a call that needs other ranks, ``stream`` and ``number`` tell which
+    #: calls of these ranks belong to it.
     details: Mapping[str, Any] = _NO_DETAILS
 
 
 class Streams(Protocol):
-    """What tells when a GPU does what the host has given it."""
+    """An object that measures when a GPU does the work that the host has submitted."""
 
     def mark(self) -> Any:
-        """Return a mark of the place in the current stream that the host has come to."""
+        """Mark the current position in the current stream."""
 
     def add(self, name: str, start: Any, end: Any, details: Mapping[str, Any]) -> None:
-        """Tell of a span when the GPU has come to the mark of its end."""
+        """Report a span as soon as the GPU has reached the mark of its end."""
 
 
-#: Is given each span when it ends, in the thread that it belongs to.
+#: A function that gets each span when it ends, in the thread that it belongs to.
 Listener: TypeAlias = Callable[[Span], None]
 
 _listeners: tuple[Listener, ...] = ()
 
 _streams: Streams | None = None
 
-#: Time in nanoseconds, on a clock that all processes of a host share.
+#: Time in nanoseconds, from a clock that all processes of a host share.
 now = time.monotonic_ns
 
 
 def listen(listener: Listener) -> None:
-    """Have a function get every span that ends from now on."""
+    """Call a function with every span that ends from now on."""
     global _listeners
     _listeners = (*_listeners, listener)
 
 
 def unlisten(listener: Listener) -> None:
-    """Let a function get no more spans."""
+    """Stop calling a function."""
     global _listeners
     _listeners = tuple(other for other in _listeners if other != listener)
 
 
 def measure_streams(streams: Streams | None) -> None:
-    """Have what is in each `span` measured on the streams of a GPU, too; None: no more."""
+    """Also measure each `span` on the streams of a GPU, or stop that with None."""
     global _streams
     _streams = streams
 
 
 def are_streams_measured() -> bool:
-    """Tell whether what is in spans is measured on the streams of a GPU."""
+    """Tell whether spans are measured on the streams of a GPU."""
     return _streams is not None
 
 
 def are_wanted() -> bool:
-    """Tell whether anybody listens."""
+    """Tell whether there are listeners."""
     return bool(_listeners)
 
 
@@ -91,7 +91,7 @@ def add(
     track: str | None = None,
     details: Mapping[str, Any] = _NO_DETAILS,
 ) -> None:
-    """Tell of a span that has ended; by default on the track of this thread."""
+    """Report a span that has ended, by default on the track of this thread."""
     ended = Span(name, track or threading.current_thread().name, start, end, details)
     for listener in _listeners:
         listener(ended)
@@ -100,16 +100,21 @@ def add(
 def span(
     name: str, track: str | None = None, details: Mapping[str, Any] = _NO_DETAILS
 ) -> AbstractContextManager[object]:
-    """Return a context manager that measures the ``with`` block, if anybody listens.
+    """Show a ``with`` block in the timeline, if one is recorded.
 
     Parameters
     ----------
     name : str
-        What is done in it, such as ``'forward'``.
+        Name of the work in the block, such as ``'forward'``.
     track : str, optional
-        Where, if not in this thread.
+        Track that shows it; the one of this thread by default.
     details : mapping, optional
-        What else people would like to know of it.
+        Further information to show.
+
+    Examples
+    --------
+    >>> with chainermn.spans.span("augment images", details={"images": 32}):
+    ...     x = np.zeros((32, 3, 8, 8))[:, :, :, ::-1]
     """
     return _Measured(name, track, details) if _listeners else _UNMEASURED
 
@@ -118,7 +123,7 @@ _UNMEASURED = contextlib.nullcontext()
 
 
 def spanned(name: str) -> Callable[[F], F]:
-    """Return a decorator that measures each call of a function, if anybody listens."""
+    """Return a decorator that measures each call of a function, if there are listeners."""
 
     def decorate(function: F) -> F:
         @functools.wraps(function)

@@ -98,7 +98,7 @@ def test_object_that_cannot_be_pickled_raises_on_all_ranks(comm: MpiCommunicator
         comm.bcast_obj(at_last(lock), root=last)
     with pytest.raises(TypeError, match=match):
         comm.scatter_obj(at_last([lock] * comm.size), root=last)
-    with pytest.raises(ValueError, match=r"scatter_obj: .* entries, one a rank, got 9"):
+    with pytest.raises(ValueError, match=r"scatter_obj: .* entries, one per rank, got 9"):
         comm.scatter_obj(at_last([1] * 9), root=last)
     if comm.size > 1 and comm.rank == 0:
         with pytest.raises(TypeError, match="send_obj to rank 1: rank 0: cannot pickle"):

@@ -126,7 +126,7 @@ def test_bare_communicator_of_mpi() -> None:
     part = chainermn.scatter_dataset(numbers, comm.mpi_comm, shuffle=True, seed=1)
     expected = chainermn.scatter_dataset(numbers, comm, shuffle=True, seed=1)
     assert list(part) == list(expected)
-    with pytest.raises(TypeError, match="rank 0 must give a data set with a length"):
+    with pytest.raises(TypeError, match="rank 0 must pass a data set with a length"):
         chainermn.scatter_dataset(None, comm.mpi_comm)
 
 

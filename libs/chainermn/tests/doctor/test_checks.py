@@ -524,6 +524,20 @@ def job_over_hosts_hangs(bench: Bench) -> Setup:
     return setup
 
 
+@wrong("a job over the hosts", "b: unable to get host", "names and addresses of all hosts")
+def names_are_not_known_there(bench: Bench) -> Setup:
+    setup = two_hosts()
+    setup.outcomes["ranks", "hosts"] = Outcome(failure="b: unable to get host address for a")
+    return setup
+
+
+@wrong("a job over the hosts", "b: unable to change wdir to /x", "every host has at the same path")
+def folder_is_not_there(bench: Bench) -> Setup:
+    setup = two_hosts()
+    setup.outcomes["ranks", "hosts"] = Outcome(failure="b: unable to change wdir to /x")
+    return setup
+
+
 @wrong(
     "a job over the hosts",
     "ranks run elsewhere than expected: rank 2 on a, expected b",

@@ -84,7 +84,7 @@ def test_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("script", "version"),
     [
         ("echo 'mpiexec (OpenRTE) 5.0.11'", "5.0.11"),
-        ("echo HYDRA; echo '    Version:  4.3.0rc2 of today' >&2", "4.3.0rc2"),
+        ("echo HYDRA; echo '    Version:  4.3.0rc2 from today' >&2", "4.3.0rc2"),
         ("echo of somebody", "none"),
     ],
 )
@@ -179,6 +179,12 @@ def test_probes_run_on_every_rank_and_once(monkeypatch: pytest.MonkeyPatch) -> N
         (5, hosts, *of_all, "settings"),
         (2, hosts[:1], "ranks", "communicators"),
     ]
+
+
+def test_system_that_binds_no_process_to_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As macOS."""
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert host_facts.cores() == os.cpu_count()
 
 
 @pytest.mark.parametrize(

@@ -218,6 +218,11 @@ def test_cuda_driver(code: int, error: str, monkeypatch: pytest.MonkeyPatch) -> 
             "print('nonsense'); raise SystemExit('told\\n--')",
             "ended with exit code 1 and no answer: told",
         ),
+        (
+            "raise SystemExit('[proxy:1@b] connect (sock.c:1): unable to get host address for a\\n"
+            "[proxy:1@b] main (pmip.c:2): unable to connect\\n[mpiexec@a] main: error waiting')",
+            "ended with exit code 1 and no answer: b: unable to get host address for a",
+        ),
         ("", "ended with exit code 0 and no answer"),
         (
             "print('chainermn-doctor-answer [1'); raise SystemExit(3)",

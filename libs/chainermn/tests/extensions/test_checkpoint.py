@@ -258,7 +258,7 @@ def test_bad_arguments(arguments: Any, message: str) -> None:
     comm = chainermn.create_communicator("naive")
     with pytest.raises(ValueError, match=message):
         create_multi_node_checkpointer(arguments[0], comm, *arguments[1:])
-    with pytest.raises(ValueError, match="no output directory"):
+    with pytest.raises(ValueError, match="no output folder"):
         create_multi_node_checkpointer("x", comm).maybe_load(counter())
 
 

@@ -322,7 +322,7 @@ def test_resumed_run_draws_the_numbers_of_one_never_interrupted(
     np.random.seed(99)
     assert snapshot.resume(resumed)
     epoch = 4 * 2 * comm.size // 12
-    said = f"going on after iteration 4, epoch {epoch}, from {out}/part/snapshot_iter_4.0\n"
+    said = f"resuming after iteration 4, epoch {epoch}, from {out}/part/snapshot_iter_4.0\n"
     assert capsys.readouterr().out == (said if comm.rank == 0 else "")
     resumed.run()
     state = training.state_of(whole)
@@ -353,7 +353,7 @@ def test_run_with_other_settings_is_left_alone(shared_tmp_path: Path, training: 
     trainer, snapshot = settled(training, comm, out, 2, {"lr": 0.2, "unit": 3})
     expected = (
         rf"{out}/snapshot_iter_3\.0 was written with other settings \(lr: 0\.1, now 0\.2\)\. Use "
-        f"those again to go on with that run, or another folder than {out} for a new one"
+        f"the same settings to resume that run, or a folder other than {out} for a new one"
     )
     with pytest.raises(ValueError, match=expected):
         snapshot.resume(trainer)
@@ -370,7 +370,7 @@ def test_snapshot_without_settings_is_of_another_run(shared_tmp_path: Path, trai
     comm = chainermn.create_communicator("naive")
     run(training, comm, shared_tmp_path, 1, [])
     trainer, snapshot = settled(training, comm, shared_tmp_path, 2, {})
-    with pytest.raises(ValueError, match="does not say with which settings it was written"):
+    with pytest.raises(ValueError, match="does not have the settings of its run"):
         snapshot.resume(trainer)
 
 
@@ -392,7 +392,7 @@ def test_run_that_has_ended_is_not_trained_on(
     out, err = capsys.readouterr()
     said = "Training has ended there, after 4 iterations: ask for more" in err
     assert said == (comm.rank == 0 and iterations <= 4)
-    assert ("going on after iteration 4" in out) == (comm.rank == 0 and iterations > 4)
+    assert ("resuming after iteration 4" in out) == (comm.rank == 0 and iterations > 4)
     trainer.run()
     assert trainer.updater.iteration == ended
 
@@ -438,8 +438,8 @@ def test_resume_from_a_given_file(
     assert snapshot.resume(trainer, shared_tmp_path / "old/snapshot_iter_3.0")
     assert trainer.updater.iteration == 3
     ending = (
-        ". Training has ended there, after 3 iterations: ask for more to train on, or use another "
-        f"folder than {shared_tmp_path}/new to begin anew\n"
+        ". Training has ended there, after 3 iterations: ask for more, or use a folder "
+        f"other than {shared_tmp_path}/new to start over\n"
     )
     assert capsys.readouterr().err.endswith(ending) == (comm.rank == 0)
     if len(snapshot.replica_set) == comm.size:  # of any name

@@ -454,7 +454,7 @@ def test_backward_in_different_orders_raises_on_every_rank(comm: CommunicatorBas
         loss = F.sum(allgather(comm, F.sin(F.sin(x)))[0]) + F.sum(allreduce(comm, x))
     else:
         loss = F.sum(allgather(comm, x)[0]) + F.sum(allreduce(comm, F.sin(F.sin(x))))
-    with pytest.raises(RuntimeError, match="If this is in backward"):
+    with pytest.raises(RuntimeError, match="In backward, the order follows"):
         loss.backward()
 
 

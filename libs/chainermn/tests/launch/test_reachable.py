@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from chainermn.__main__ import main
 from chainermn.launch import command, run
-from chainermn.launch.mpiexec import OTHER_LAUNCHERS
+from chainermn.launch.mpiexec import OTHER_LAUNCHERS, mpi_flavour
 from chainermn.launch.reachable import HostState, check_hosts, examine_hosts, unreachable
 
 
@@ -144,7 +144,7 @@ def test_nothing_is_ended_without_a_mark(
 
 
 def test_host_that_refuses(ssh: Callable[..., None], port: int) -> None:
-    refuse = "{ echo Permission denied >&2; exit 255; }"
+    refuse = "{ echo Permission denied. >&2; exit 255; }"
     ssh("echo hostname 127.0.0.1", f"echo port {port}", other=refuse)
     found = examine_hosts(["alias"], [sys.executable], "A=1")
     assert found == {"alias": HostState("ssh fails: Permission denied")}
@@ -211,9 +211,24 @@ def test_launch_names_a_host_without_the_script(
         f"Error: alias: it has no {tmp_path / 'absent'}. "
         "To find out more, run: chainermn doctor --host alias:2\n",
     )
-    # An argument of another program is no file that hosts must have.
+    # Hosts need not have a file that is an argument of another program.
     for others in (["cat", script], [sys.executable, "-c", "pass", script], ["-m", script]):
         assert CliRunner().invoke(main, [*options, *map(str, others)]).exit_code == 0
+
+
+def test_launch_names_a_host_without_this_folder(
+    ssh: Callable[..., None], port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "run_to_end", lambda *arguments: 0)
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    absent = f"{{ sed 's:{here}:{tmp_path}/absent:' | exec sh; }}"
+    ssh("echo hostname 127.0.0.1", f"echo port {port}", other=absent)
+    result = CliRunner().invoke(main, ["launch", "--host", "localhost:1,alias:1", "hostname"])
+    named = f"alias: it has no {tmp_path}/absent. " in result.output
+    # Open MPI then starts the ranks in the home folder.
+    assert (result.exit_code, named) == ((1, True) if mpi_flavour() == "mpich" else (0, False))
 
 
 def test_function_is_not_sent_to_a_host_that_there_is_not(ssh: Callable[..., None]) -> None:

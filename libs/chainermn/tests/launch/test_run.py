@@ -109,7 +109,7 @@ def compute_while_rank_1_raises() -> None:
 def test_ranks_that_are_slow_to_end_are_no_failures(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(Refused):
         run(compute_while_rank_1_raises, ranks=2)
-    assert "first to be gone" not in capfd.readouterr().err
+    assert "disappeared first" not in capfd.readouterr().err
 
 
 def print_much_and_raise() -> None:
@@ -350,7 +350,7 @@ def test_pickling_in_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def start_second() -> None:
         pickled.append(threads.submit(dumps, second))
-        second_is_there.wait(0.5)  # in vain, if the second waits for the first
+        second_is_there.wait(0.5)  # times out if the second waits for the first
 
     pickled: list[Future[bytes]] = []
     with ThreadPoolExecutor(1) as threads:

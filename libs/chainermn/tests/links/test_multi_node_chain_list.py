@@ -267,5 +267,7 @@ def test_two_outputs(comm: CommunicatorBase) -> None:
 def test_input_from_this_rank_that_is_not_there(comm: CommunicatorBase) -> None:
     model = MultiNodeChainList(comm)
     model.add_link(Divide(), comm.rank, None)
-    with pytest.raises(RuntimeError, match=f"on rank {comm.rank}: .* no earlier link gives one"):
+    with pytest.raises(
+        RuntimeError, match=f"on rank {comm.rank}: .* no earlier link has an output"
+    ):
         model()

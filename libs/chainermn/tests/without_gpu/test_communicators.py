@@ -294,7 +294,7 @@ def test_mixed_memory_is_refused_on_all_ranks(stand_in: Any, name: str) -> None:
             call(own)
     with pytest.raises(ValueError, match="in GPU memory"):
         comm.alltoall([own] * comm.size)
-    message = r"rank 0: expected arrays of one kind, got some of NumPy's and some of CuPy's"
+    message = r"rank 0: expected either NumPy or CuPy arrays, got some of both"
     with pytest.raises(TypeError, match=message):
         comm.bcast((host, device))
     with pytest.raises(TypeError, match=message):

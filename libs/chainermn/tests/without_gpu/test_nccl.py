@@ -259,7 +259,8 @@ def test_gpu_that_two_ranks_use(stand_in: Any, monkeypatch: pytest.MonkeyPatch) 
     check_devices(WORLD, stand_in)
     stand_in._device, stand_in._visible = "0000:07:00.0", 1
     message = (
-        f"same one as rank 0, 0000:07:00.0 of .* has {WORLD.size} ranks, and rank 1 sees 1 GPU"
+        f"rank 1 uses the same one as rank 0, 0000:07:00.0 of .* has {WORLD.size} ranks, "
+        "and rank 1 sees 1 GPU"
     )
     with pytest.raises(RuntimeError, match=message):
         check_devices(WORLD, stand_in)

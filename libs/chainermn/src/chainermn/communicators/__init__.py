@@ -44,40 +44,57 @@ def create_communicator(
     allreduce_grad_dtype: DTypeLike | None = None,
     batched_copy: bool = True,
 ) -> MpiCommunicatorBase:
-    """Create a communicator, and initialise MPI if that has not been done.
+    """Create a communicator, and initialize MPI if necessary.
 
-    This also divides the cores of each host among its ranks, unless ``OMP_NUM_THREADS`` or the
-    like is set; lets each rank keep the memory it has freed, unless ``MALLOC_TRIM_THRESHOLD_`` or
-    the like is set; and has an uncaught exception on one rank end the whole job
-    (`chainermn.global_except_hook`).
+    Call it at the start of your script. It also
+
+    - makes an uncaught exception on one rank end the whole job, see
+      `chainermn.global_except_hook`;
+    - divides the cores of each host among its ranks, unless a variable such as
+      ``OMP_NUM_THREADS`` is set;
+    - lets each rank keep the memory that it has freed, unless a variable such as
+      ``MALLOC_TRIM_THRESHOLD_`` is set.
 
     Parameters
     ----------
     communicator_name : str, optional
-        How gradients are averaged: one of the names in `registered`. By default ``pure_nccl`` if
-        every rank can have a GPU for itself; otherwise ``single_node`` on one host,
-        ``two_dimensional`` on several, or ``hierarchical`` if they have different numbers of
-        ranks.
+        Algorithm that averages gradients: one of the names in `registered`. The default is
+        ``pure_nccl`` if every rank can have its own GPU. Otherwise it is ``single_node`` on one
+        host, ``two_dimensional`` on several hosts with the same number of ranks, and
+        ``hierarchical`` if they have different numbers of ranks.
     mpi_comm : mpi4py.MPI.Intracomm, optional
-        The ranks that take part; all by default.
+        MPI communicator of the ranks that take part; all ranks by default.
     allreduce_grad_dtype : {'float16', 'bfloat16', 'float32', 'float64'}, optional
-        Dtype of gradients while they travel. By default they keep their own; with ``pure_nccl``
-        it is ``chainer.global_config.dtype``. In host memory, values of 16 bits are added up in
-        float32, and rounded once before they leave and once on the way back. Gradients in host
-        memory that never leave the host are not rounded.
+        Dtype in which gradients are sent. By default they keep their own dtype; with
+        ``pure_nccl`` the default is ``chainer.global_config.dtype``. In host memory, 16-bit
+        values are added up in float32, and rounded twice: before they are sent and before they
+        are sent back. Gradients in host memory that stay on one host are not rounded.
     batched_copy : bool
-        Accepted for scripts written for the original: copies are always batched.
+        Ignored, because copies are always batched; accepted for scripts written for the original
+        ChainerMN.
 
     Returns
     -------
     CommunicatorBase
+        Communicator of all ranks, or of those in ``mpi_comm``.
 
     Raises
     ------
     ValueError
-        On every rank, if the name is unknown or the ranks give different arguments.
+        On every rank, if the name is unknown, or if ranks pass different arguments.
     RuntimeError
-        If no MPI library can be loaded, or ``mpiexec`` belongs to another MPI.
+        If no MPI library can be loaded, or if ``mpiexec`` belongs to another MPI.
+
+    Examples
+    --------
+    >>> comm = chainermn.create_communicator()
+    >>> comm.rank, comm.size
+    (0, 2)
+    (1, 2)
+
+    Choose an algorithm, and send gradients in 16 bits:
+
+    >>> comm = chainermn.create_communicator("flat", allreduce_grad_dtype="float16")
     """
     global_except_hook.add_hook()
     with contextlib.ExitStack() as stack:

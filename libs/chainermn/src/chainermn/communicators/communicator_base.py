@@ -1,4 +1,4 @@
-"""The interface that the rest of the library, and its users, are written against."""
+"""The interface of all communicators."""
 
 from __future__ import annotations
 
@@ -28,27 +28,43 @@ if TYPE_CHECKING:
 
 
 class CommunicatorBase(Configurable, ABC):
-    """A group of ranks that exchange arrays, objects and the state of models.
+    """A group of ranks that exchange arrays, objects, and the parameters and gradients of models.
 
-    All methods except the point-to-point ones (``send``, ``recv``, ``send_obj``, ``recv_obj``) are
-    collective: every rank calls them, in the same order.
+    All methods are collective, except the point-to-point ones (``send``, ``recv``, ``send_obj``,
+    ``recv_obj``): every rank must call them, in the same order.
 
-    Arrays are of NumPy or CuPy and hold numbers or bool, in any shape. Objects can be pickled.
+    Arrays are NumPy or CuPy arrays of numbers or bool, in any shape. Objects are anything that
+    can be pickled.
 
     Raises
     ------
     TypeError
-        From every method, if an argument is something else: on both ranks of a point-to-point
-        call, on every rank of a collective one.
+        From every method, if an argument has the wrong type. Both ranks of a point-to-point call
+        raise, and all ranks of a collective call.
     ValueError
-        On every rank, if a sequence has another number of entries than there are ranks, ``root``
-        is not the same rank everywhere, or the ranks disagree where they must give the same.
+        On every rank, if a sequence does not have one entry per rank, if ``root`` is not a rank
+        or differs between ranks, or if the ranks pass different values where they must agree.
+
+    Examples
+    --------
+    Each rank has a number, and so does its host:
+
+    >>> comm.rank
+    0
+    1
+    >>> comm.size
+    2
+    >>> comm.inter_rank, comm.inter_size
+    (0, 1)
+    >>> comm.intra_rank, comm.intra_size
+    (0, 2)
+    (1, 2)
     """
 
-    #: Whether arrays travel by NCCL.
+    #: Whether arrays are sent by NCCL.
     uses_nccl: ClassVar[bool] = False
 
-    #: The MPI communicator underneath, for your own MPI code.
+    #: The MPI communicator of these ranks, for your own calls of mpi4py.
     mpi_comm: MPI.Intracomm
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -56,7 +72,7 @@ class CommunicatorBase(Configurable, ABC):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a communicator belongs to the process that made it: call "
+            "a communicator belongs to the process that created it: call "
             "chainermn.create_communicator() inside the function, or in the other process"
         )
 
@@ -65,7 +81,7 @@ class CommunicatorBase(Configurable, ABC):
     @property
     @abstractmethod
     def rank(self) -> int:
-        """Number of this process, from 0."""
+        """Number of this process among all ranks, from 0."""
 
     @property
     @abstractmethod
@@ -75,7 +91,7 @@ class CommunicatorBase(Configurable, ABC):
     @property
     @abstractmethod
     def intra_rank(self) -> int:
-        """Position of this rank among the ranks of its host, from 0."""
+        """Number of this rank among the ranks of its host, from 0."""
 
     @property
     @abstractmethod
@@ -85,7 +101,7 @@ class CommunicatorBase(Configurable, ABC):
     @property
     @abstractmethod
     def inter_rank(self) -> int:
-        """Number of this host, from 0."""
+        """Number of this host among all hosts, from 0."""
 
     @property
     @abstractmethod
@@ -94,23 +110,41 @@ class CommunicatorBase(Configurable, ABC):
 
     @abstractmethod
     def split(self, color: int, key: int) -> Self:
-        """Divide the ranks into groups with a communicator each.
+        """Divide the ranks into groups, each with its own communicator.
 
         Parameters
         ----------
         color : int
-            Ranks that give the same number form a group; not negative.
+            Number of the group that this rank joins, at least 0.
         key : int
-            The ranks of a group are numbered in the order of their keys.
+            Sort key: the ranks of a group are numbered in the order of their keys.
 
         Returns
         -------
         CommunicatorBase
-            Of the same class and configuration, over the ranks of this rank's group.
+            Communicator of this rank's group, with the same class and settings.
+
+        Examples
+        --------
+        Put even and odd ranks into two groups:
+
+        >>> group = comm.split(color=comm.rank % 2, key=comm.rank)
+        >>> group.size
+        1
         """
 
     def finalize(self) -> None:
-        """Release what the communicator holds. It cannot be used afterwards."""
+        """Free the resources of this communicator, which you cannot use afterwards.
+
+        A ``with`` block does this at its end.
+
+        Examples
+        --------
+        >>> with comm.split(color=0, key=-comm.rank) as reversed_ranks:
+        ...     reversed_ranks.rank
+        1
+        0
+        """
 
     def __enter__(self) -> Self:
         return self
@@ -121,7 +155,7 @@ class CommunicatorBase(Configurable, ABC):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # After an error the other ranks may never come to a collective clean-up.
+        # After an error, other ranks may never reach a collective clean-up.
         if error is None:
             self.finalize()
 
@@ -129,136 +163,217 @@ class CommunicatorBase(Configurable, ABC):
 
     @property
     def over_mpi(self) -> CommunicatorBase:
-        """The communicator of the same ranks whose arrays travel by MPI; mostly this one."""
+        """A communicator of the same ranks that sends arrays by MPI; this one, if it does."""
         return self
 
     @abstractmethod
     def send(self, data: Arrays, dest: int, tag: int = 0) -> None:
-        """Send an array, or several, to rank ``dest``, which calls :meth:`recv`.
+        """Send one or several arrays to another rank, which must call :meth:`recv`.
 
         Parameters
         ----------
         data : ndarray, or tuple or list of ndarray
+            Arrays to send, of any shapes and dtypes.
         dest : int
+            Rank that receives them.
         tag : int
+            Number that :meth:`recv` must give too, to tell messages apart.
+
+        Examples
+        --------
+        >>> if comm.rank == 0:
+        ...     comm.send(np.arange(3), dest=1)
+        ... else:
+        ...     comm.recv(source=0)
+        array([0, 1, 2])
         """
 
     @abstractmethod
     def recv(self, source: int, tag: int = 0) -> Arrays:
-        """Return what rank ``source`` sends by :meth:`send`.
+        """Receive the arrays that another rank sends with :meth:`send`.
+
+        Parameters
+        ----------
+        source : int
+            Rank that sends.
+        tag : int
+            Number that the sender gives to :meth:`send`.
 
         Returns
         -------
         ndarray or tuple of ndarray
-            As it was sent; a list arrives as a tuple, as from all methods.
+            The arrays as they were sent. A list arrives as a tuple, from all methods.
+
+        Examples
+        --------
+        >>> if comm.rank == 0:
+        ...     comm.send((np.zeros(2), np.ones(1)), dest=1, tag=7)
+        ... else:
+        ...     comm.recv(source=0, tag=7)
+        (array([0., 0.]), array([1.]))
         """
 
     @abstractmethod
     def bcast(self, x: Arrays | None, root: int = 0) -> Arrays:
-        """Give every rank the array, or the arrays, of rank ``root``.
+        """Broadcast: give every rank the arrays of the root.
 
         Parameters
         ----------
         x : ndarray, or tuple or list of ndarray
-            What ``root`` gives; ignored elsewhere.
+            Arrays to send; only those of the root are used.
         root : int
+            Rank that sends.
 
         Returns
         -------
         ndarray or tuple of ndarray
-            On ``root``, ``x`` itself; a tuple of its arrays, if it is a list.
+            The arrays of the root. On the root, this is ``x`` itself, or a tuple if ``x`` is a
+            list.
+
+        Examples
+        --------
+        >>> comm.bcast(np.arange(3) if comm.rank == 0 else None)
+        array([0, 1, 2])
         """
 
     @abstractmethod
     def gather(self, x: Arrays, root: int = 0) -> tuple[Arrays, ...] | None:
-        """Bring the arrays of all ranks to ``root``.
+        """Collect the arrays of all ranks on the root.
 
         Parameters
         ----------
         x : ndarray, or tuple or list of ndarray
-            Shapes may differ from rank to rank, dtypes may not.
+            Arrays of this rank. Ranks may pass different shapes, but must pass the same dtypes.
         root : int
+            Rank that receives.
 
         Returns
         -------
         tuple or None
-            On ``root`` one entry per rank, elsewhere None.
+            On the root, one entry per rank; on other ranks, None.
+
+        Examples
+        --------
+        >>> arrays = comm.gather(np.array([comm.rank, 10]))
+        >>> if comm.rank == 0:
+        ...     print(arrays)
+        (array([ 0, 10]), array([ 1, 10]))
         """
 
     @abstractmethod
     def allgather(self, x: Arrays) -> tuple[Arrays, ...]:
-        """Give every rank the arrays of all ranks; otherwise as :meth:`gather`."""
-
-    @abstractmethod
-    def scatter(self, xs: Sequence[Arrays] | Array | None, root: int = 0) -> Arrays:
-        """Give rank ``i`` the entry ``xs[i]`` of rank ``root``.
-
-        Parameters
-        ----------
-        xs : sequence of (ndarray, or tuple or list of ndarray), or ndarray of shape (size, ...)
-            What ``root`` gives; ignored elsewhere. Shapes may differ from entry to entry.
-        root : int
-
-        Returns
-        -------
-        ndarray or tuple of ndarray
-        """
-
-    @abstractmethod
-    def alltoall(self, xs: Sequence[Array]) -> tuple[Array, ...]:
-        """Send ``xs[i]`` to rank ``i``, for every ``i``.
-
-        Parameters
-        ----------
-        xs : sequence of ndarray
-            One entry per rank. Shapes may differ, dtypes may not.
-
-        Returns
-        -------
-        tuple of ndarray
-            Entry ``i`` is what rank ``i`` sent here.
-        """
-
-    @abstractmethod
-    def allreduce(self, x: Arrays, op: Op = "sum") -> Arrays:
-        """Combine the arrays of all ranks, element by element.
+        """Collect the arrays of all ranks on every rank.
 
         Parameters
         ----------
         x : ndarray, or tuple or list of ndarray
-            Of the same shape and dtype on every rank.
-        op : {'sum', 'mean', 'max', 'min', 'prod'}
-            ``'mean'`` needs floats; bool takes ``'max'`` (any) and ``'min'`` (all).
+            Arrays of this rank. Ranks may pass different shapes, but must pass the same dtypes.
+
+        Returns
+        -------
+        tuple
+            One entry per rank.
+
+        Examples
+        --------
+        >>> comm.allgather(np.array([comm.rank, 10]))
+        (array([ 0, 10]), array([ 1, 10]))
+        """
+
+    @abstractmethod
+    def scatter(self, xs: Sequence[Arrays] | Array | None, root: int = 0) -> Arrays:
+        """Send entry ``xs[i]`` of the root to rank ``i``.
+
+        Parameters
+        ----------
+        xs : sequence of (ndarray, or tuple or list of ndarray), or ndarray of shape (size, ...)
+            One entry per rank; only those of the root are used. Entries may have different
+            shapes.
+        root : int
+            Rank that sends.
 
         Returns
         -------
         ndarray or tuple of ndarray
-            New arrays, the same on every rank; float16 is added up in float32.
+            The entry for this rank.
+
+        Examples
+        --------
+        >>> comm.scatter([np.zeros(2), np.ones(3)] if comm.rank == 0 else None)
+        array([0., 0.])
+        array([1., 1., 1.])
+        """
+
+    @abstractmethod
+    def alltoall(self, xs: Sequence[Array]) -> tuple[Array, ...]:
+        """Send ``xs[i]`` to rank ``i``, from every rank to every rank.
+
+        Parameters
+        ----------
+        xs : sequence of ndarray
+            One array per rank. Shapes may differ, dtypes must not.
+
+        Returns
+        -------
+        tuple of ndarray
+            One array per rank: entry ``i`` comes from rank ``i``.
+
+        Examples
+        --------
+        >>> comm.alltoall([np.array([comm.rank, 0]), np.array([comm.rank, 1])])
+        (array([0, 0]), array([1, 0]))
+        (array([0, 1]), array([1, 1]))
+        """
+
+    @abstractmethod
+    def allreduce(self, x: Arrays, op: Op = "sum") -> Arrays:
+        """All-reduce: combine the arrays of all ranks, element by element.
+
+        Parameters
+        ----------
+        x : ndarray, or tuple or list of ndarray
+            Arrays with the same shapes and dtypes on every rank.
+        op : {'sum', 'mean', 'max', 'min', 'prod'}
+            Operation. ``'mean'`` needs floats; bool allows only ``'max'`` (any) and ``'min'``
+            (all).
+
+        Returns
+        -------
+        ndarray or tuple of ndarray
+            New arrays, the same on every rank. float16 values are added up in float32.
+
+        Examples
+        --------
+        >>> x = np.array([1.0, comm.rank])
+        >>> comm.allreduce(x)
+        array([2., 1.])
+        >>> comm.allreduce(x, op="mean")
+        array([1. , 0.5])
         """
 
     def agree_to_add_up(self, like: Array, error: InputError | None, where: str) -> None:
-        """Raise on every rank if a rank has an error, or another layout: before :meth:`add_up`.
+        """Raise on every rank if one has an error or a different layout; call before `add_up`.
 
-        Where ``like`` is in GPU memory, the ranks ask each other only when they meet its layout
-        for the first time, since they would have to wait for each other. Thereafter an error
-        raises on its rank alone, and ends the job, unless it is caught.
+        In GPU memory, the ranks compare a layout only the first time they use it, because
+        comparing makes them wait for each other. Later errors are raised only on the rank that
+        has them, which ends the job unless the script catches them.
 
         Parameters
         ----------
         like : ndarray
-            Its shape, dtype and memory determine those of the arrays to add up.
+            Array with the shape, dtype and memory of the arrays to add up.
         error : InputError, optional
-            What is wrong with the input of this rank.
+            Error in the input of this rank.
         where : str
-            What the user called, for the message.
+            Name of the function that the user called, for the message.
         """
         check_equal(self, error or describe_array(like), where)
 
     def add_up(self, array: Array) -> Array:
-        """Return the sum of the arrays of all ranks, which may overwrite ``array``.
+        """Return the sum of the arrays of all ranks; this may overwrite ``array``.
 
-        Otherwise as :meth:`allreduce`, but the ranks do not ask each other about the layout, on
-        which they agree by :meth:`agree_to_add_up`.
+        Unlike :meth:`allreduce`, it does not compare the layouts on all ranks; call
+        :meth:`agree_to_add_up` before.
         """
         return cast(Array, self.allreduce(array))
 
@@ -266,70 +381,210 @@ class CommunicatorBase(Configurable, ABC):
 
     @abstractmethod
     def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Send an object to rank ``dest``, which calls :meth:`recv_obj`."""
-
-    @abstractmethod
-    def recv_obj(self, source: int, status: Any = None, tag: int | None = None) -> Any:
-        """Return an object that rank ``source`` sends by :meth:`send_obj`.
-
-        Parameters
-        ----------
-        source : int
-        status : mpi4py.MPI.Status, optional
-            Filled in with source and tag.
-        tag : int, optional
-            Any, if not given.
-        """
-
-    @abstractmethod
-    def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        """Give every rank the object of rank ``root``.
+        """Send an object to another rank, which must call :meth:`recv_obj`.
 
         Parameters
         ----------
         obj : object
-            What ``root`` gives; ignored elsewhere.
+            Object to send.
+        dest : int
+            Rank that receives it.
+        tag : int
+            Number to tell messages apart.
+
+        Examples
+        --------
+        >>> if comm.rank == 0:
+        ...     comm.send_obj({"epoch": 3}, dest=1)
+        ... else:
+        ...     comm.recv_obj(source=0)
+        {'epoch': 3}
+        """
+
+    @abstractmethod
+    def recv_obj(self, source: int, status: Any = None, tag: int | None = None) -> Any:
+        """Receive an object that another rank sends with :meth:`send_obj`.
+
+        Parameters
+        ----------
+        source : int
+            Rank that sends.
+        status : mpi4py.MPI.Status, optional
+            Status that is filled in with the source and the tag of the message.
+        tag : int, optional
+            Number that the sender gives to :meth:`send_obj`. By default, any tag is accepted.
+
+        Returns
+        -------
+        object
+            A copy of the object.
+
+        Examples
+        --------
+        >>> if comm.rank == 0:
+        ...     comm.send_obj("hello", dest=1, tag=5)
+        ... else:
+        ...     comm.recv_obj(source=0, tag=5)
+        'hello'
+        """
+
+    @abstractmethod
+    def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
+        """Broadcast: give every rank the object of the root.
+
+        Parameters
+        ----------
+        obj : object
+            Object to send; only that of the root is used.
         max_buf_len : int, optional
-            Accepted for scripts written for the original; messages are divided as need be.
+            Ignored; accepted for scripts written for the original ChainerMN.
         root : int
+            Rank that sends.
+
+        Returns
+        -------
+        object
+            The object of the root: itself on the root, a copy on other ranks.
+
+        Examples
+        --------
+        >>> comm.bcast_obj({"lr": 0.1} if comm.rank == 0 else None)
+        {'lr': 0.1}
         """
 
     @abstractmethod
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
-        """Bring the objects of all ranks to ``root``: a list there, None elsewhere."""
+        """Collect the objects of all ranks on the root.
+
+        Parameters
+        ----------
+        obj : object
+            Object of this rank.
+        root : int
+            Rank that receives.
+
+        Returns
+        -------
+        list or None
+            On the root, one object per rank; on other ranks, None.
+
+        Examples
+        --------
+        >>> names = comm.gather_obj(f"rank {comm.rank}")
+        >>> if comm.rank == 0:
+        ...     print(names)
+        ['rank 0', 'rank 1']
+        """
 
     @abstractmethod
     def allgather_obj(self, obj: Any) -> list[Any]:
-        """Give every rank the list of the objects of all ranks."""
+        """Collect the objects of all ranks on every rank.
+
+        Parameters
+        ----------
+        obj : object
+            Object of this rank.
+
+        Returns
+        -------
+        list
+            One object per rank.
+
+        Examples
+        --------
+        >>> comm.allgather_obj(f"rank {comm.rank}")
+        ['rank 0', 'rank 1']
+        """
 
     @abstractmethod
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
-        """Give rank ``i`` the object ``objs[i]`` of rank ``root``."""
+        """Send object ``objs[i]`` of the root to rank ``i``.
+
+        Parameters
+        ----------
+        objs : sequence of object
+            One object per rank; only those of the root are used.
+        root : int
+            Rank that sends.
+
+        Returns
+        -------
+        object
+            The object for this rank.
+
+        Examples
+        --------
+        >>> comm.scatter_obj(["train.txt", "test.txt"] if comm.rank == 0 else None)
+        'train.txt'
+        'test.txt'
+        """
 
     @abstractmethod
     def allreduce_obj(self, obj: Any) -> Any:
-        """Add up the objects of all ranks by ``+``, in the order of the ranks."""
+        """Add up the objects of all ranks with ``+``, in the order of the ranks.
+
+        Parameters
+        ----------
+        obj : object
+            Object of this rank.
+
+        Returns
+        -------
+        object
+            The sum, the same on every rank.
+
+        Examples
+        --------
+        >>> comm.allreduce_obj(comm.rank + 1)
+        3
+        >>> comm.allreduce_obj([comm.rank])
+        [0, 1]
+        """
 
     # ---- models ----
 
     @abstractmethod
     def bcast_data(self, model: chainer.Link) -> None:
-        """Give every rank's ``model`` the parameters of rank 0.
+        """Give the models of all ranks the parameters of rank 0.
 
-        A parameter that is not initialised on rank 0 is taken from the lowest rank on which it
-        is; where it is not yet initialised it becomes so. Persistent values stay as they are.
-        """
-
-    @abstractmethod
-    def multi_node_mean_grad(self, model: chainer.Link, zero_fill: bool = False) -> None:
-        """Replace every gradient of ``model`` by its mean over the ranks.
+        A parameter that is not initialized on rank 0 comes from the lowest rank that has it.
+        Afterwards it is initialized on all ranks. Persistent values, such as the statistics of
+        batch normalization, do not change.
 
         Parameters
         ----------
         model : chainer.Link
+            Model with the same parameters on every rank.
+
+        Examples
+        --------
+        >>> model = L.Linear(2, 1, initialW=comm.rank, initial_bias=comm.rank)
+        >>> comm.bcast_data(model)
+        >>> model.W.array, model.b.array
+        (array([[0., 0.]], dtype=float32), array([0.], dtype=float32))
+        """
+
+    @abstractmethod
+    def multi_node_mean_grad(self, model: chainer.Link, zero_fill: bool = False) -> None:
+        """Replace every gradient of a model by its mean over all ranks.
+
+        A multi-node optimizer calls this in each iteration; see `create_multi_node_optimizer`.
+
+        Parameters
+        ----------
+        model : chainer.Link
+            Model with the same parameters on every rank.
         zero_fill : bool
-            Take a gradient that a rank does not have (``None``) for zeros. Otherwise a gradient
-            that no rank has stays ``None``, and one that only some have is a ValueError.
+            Whether to treat missing gradients (``None``) as zeros. Otherwise, a gradient that no
+            rank has stays ``None``, and one that only some ranks have raises ValueError.
+
+        Examples
+        --------
+        >>> model = L.Linear(2, 1)
+        >>> model.W.grad = np.full((1, 2), comm.rank, np.float32)
+        >>> comm.multi_node_mean_grad(model, zero_fill=True)
+        >>> model.W.grad
+        array([[0.5, 0.5]], dtype=float32)
         """
 
     def mean_grad_unless(
@@ -341,8 +596,8 @@ class CommunicatorBase(Configurable, ABC):
     ) -> Sequence[bool]:
         """Call :meth:`multi_node_mean_grad`, unless a flag is true on any rank.
 
-        Returns for each flag whether it is true on any rank. Gradients are compressed by the
-        ``compressor``, from :meth:`create_compressor` of this communicator.
+        The ``compressor``, from :meth:`create_compressor` of this communicator, compresses the
+        gradients. For each flag, the result tells whether it is true on any rank.
         """
         found = self.any_of_each(flags)
         if not any(found):
@@ -350,12 +605,12 @@ class CommunicatorBase(Configurable, ABC):
         return found
 
     def any_of_each(self, flags: Sequence[bool]) -> Sequence[bool]:
-        """Tell for each of ``flags`` whether it is true on any rank; as many on all ranks."""
+        """Tell for each flag whether it is true on any rank; all ranks pass the same number."""
         found: Any = self.allreduce(np.array(flags, np.uint8), "max")
         return [bool(flag) for flag in found]
 
     def create_compressor(self, compression: Compression) -> Compressor:
-        """Return what compresses the gradients of a model.
+        """Return an object that compresses the gradients of a model.
 
         Raises
         ------
@@ -370,7 +625,7 @@ class CommunicatorBase(Configurable, ABC):
     def create_overlapped_exchange(
         self, compressor: Compressor | None = None
     ) -> OverlappedExchange:
-        """Return what averages gradients while backward still computes others.
+        """Return an exchange that averages gradients while backward still computes others.
 
         Raises
         ------
@@ -380,7 +635,7 @@ class CommunicatorBase(Configurable, ABC):
         raise RuntimeError(f"{type(self).__name__} does not exchange in the background")
 
     def create_background_exchange(self) -> BackgroundExchange:
-        """Return what averages gradients while the next iteration computes.
+        """Return an exchange that averages gradients during the next iteration.
 
         Raises
         ------
@@ -390,9 +645,22 @@ class CommunicatorBase(Configurable, ABC):
         raise RuntimeError(f"{type(self).__name__} does not exchange in the background")
 
     def broadcast_data(self, model: chainer.Link) -> None:
-        """Call :meth:`bcast_data`, under its name in ChainerMN 1.0."""
+        """Call :meth:`bcast_data`; the name that ChainerMN 1.0 used.
+
+        Examples
+        --------
+        >>> comm.broadcast_data(model)
+        """
         self.bcast_data(model)
 
     def allreduce_grad(self, model: chainer.Link, zero_fill: bool = False) -> None:
-        """Call :meth:`multi_node_mean_grad`, under its name in ChainerMN 1.0."""
+        """Call :meth:`multi_node_mean_grad`; the name that ChainerMN 1.0 used.
+
+        Examples
+        --------
+        >>> model.cleargrads()
+        >>> comm.allreduce_grad(model, zero_fill=True)
+        >>> model.predictor.b.grad
+        array([0., 0., 0.], dtype=float32)
+        """
         self.multi_node_mean_grad(model, zero_fill)

@@ -1,4 +1,4 @@
-"""Named settings of a communicator that can be changed after its creation."""
+"""Settings of a communicator that you can change after you have created it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 class Configurable:
-    """Attributes set within :meth:`config_scope` become settings, each object its own.
+    """An object whose attributes become settings if they are set in a :meth:`config_scope`.
 
-    A setting is read and changed as an attribute, or by name with :meth:`get_config` and
+    Read and change a setting as an attribute, or by name with :meth:`get_config` and
     :meth:`set_config`.
     """
 
@@ -19,12 +19,20 @@ class Configurable:
 
     @property
     def within_config_scope(self) -> bool:
-        """Whether attributes that are being set become settings."""
+        """Whether attributes that are set now become settings."""
         return self._within_config_scope
 
     @contextlib.contextmanager
     def config_scope(self) -> Iterator[None]:
-        """Make settings of the attributes that are set in the ``with`` block."""
+        """Turn the attributes that are set in the ``with`` block into settings.
+
+        Examples
+        --------
+        >>> with comm.config_scope():
+        ...     comm.verbose = True
+        >>> comm.get_config("verbose")
+        True
+        """
         before = self._within_config_scope
         self._within_config_scope = True
         try:
@@ -38,12 +46,47 @@ class Configurable:
             self._config_names = tuple(dict.fromkeys((*self._config_names, name)))
 
     def set_config(self, name: str, value: Any = True) -> None:
-        """Change a setting; ValueError if there is none of that name."""
+        """Change a setting.
+
+        Parameters
+        ----------
+        name : str
+            Name of an existing setting.
+        value : object
+            New value.
+
+        Raises
+        ------
+        ValueError
+            If there is no setting of that name.
+
+        Examples
+        --------
+        >>> comm.set_config("allreduce_grad_dtype", np.float16)
+        >>> comm.allreduce_grad_dtype
+        dtype('float16')
+        """
         self._check_name(name)
         setattr(self, name, value)
 
     def get_config(self, name: str | None = None) -> Any:
-        """Return the value of a setting, or without a name the dict of all of them."""
+        """Return the value of a setting, or a dict of all settings.
+
+        Parameters
+        ----------
+        name : str, optional
+            Name of a setting; all settings by default.
+
+        Raises
+        ------
+        ValueError
+            If there is no setting of that name.
+
+        Examples
+        --------
+        >>> comm.get_config()
+        {'allreduce_grad_dtype': None, 'batched_copy': True}
+        """
         if name is None:
             return {each: getattr(self, each) for each in self._config_names}
         self._check_name(name)

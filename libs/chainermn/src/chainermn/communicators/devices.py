@@ -1,4 +1,4 @@
-"""Give each rank a device."""
+"""Choose a device for each rank."""
 
 from __future__ import annotations
 
@@ -15,28 +15,36 @@ from chainermn.transport.host.mpi import host_name
 
 
 def choose_device(comm: CommunicatorBase, gpu: bool = True) -> chainer.backend.Device:
-    """Let this rank compute on a GPU of its own, or on the CPU.
+    """Choose a GPU for each rank, or the CPU, and use it from now on. Collective.
 
-    The ranks of a host share the GPUs that they see, whether each sees all of the host's or only
-    its own, as under Slurm's ``--gpus-per-task``. If there are more ranks than GPUs, several use
-    the same one, which NCCL refuses. Collective.
+    The GPUs of a host are divided among its ranks. This also works if each rank sees only its
+    own GPU, as with Slurm's ``--gpus-per-task``. With more ranks than GPUs, several ranks share
+    a GPU; NCCL does not support that.
 
     Parameters
     ----------
     comm : CommunicatorBase
-        All ranks of the job.
+        Communicator of all ranks of the job.
     gpu : bool
-        Whether to choose a GPU; otherwise it is the CPU.
+        Whether to choose a GPU instead of the CPU. Ranks may differ.
 
     Returns
     -------
     chainer.backend.Device
-        Already in use, as by its method ``use``.
+        Device of this rank, on which its ``use`` has been called.
 
     Raises
     ------
     RuntimeError
-        On every rank, if a rank that is to use a GPU cannot.
+        On every rank, if a rank with ``gpu=True`` cannot use a GPU.
+
+    Examples
+    --------
+    >>> device = chainermn.choose_device(comm, gpu=False)
+    >>> device
+    <CpuDevice (numpy)>
+    >>> model.to_device(device)
+    <chainer.links...Classifier object at 0x...>
     """
     seen = run_together(comm, "choose_device", lambda: _visible_gpus() if gpu else [])
     everywhere = comm.allgather_obj((comm.inter_rank, seen))

@@ -1,4 +1,4 @@
-"""No exchange at all."""
+"""An exchange that does nothing."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from chainermn.transport.reducer import Array, Reducers, Steps
 
 
 class DummyCommunicator(MpiCommunicatorBase):
-    """No exchange, only the copies that one needs: for measuring what the exchange costs.
+    """No exchange, only the copies it would need. Measure with it how long the exchange takes.
 
-    The replicas drift apart: never train with it.
+    Never train with it: the replicas become different.
     """
 
     sends_rows = False

@@ -1,4 +1,4 @@
-"""Which extension of a trainer makes a call."""
+"""Find the extension of a trainer that makes a call."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _METHODS = ("__call__", "initialize", "finalize", "on_error")
 
 
 def extension_at_work(frame: FrameType) -> str:
-    """Return which extension has come to this frame, for messages; empty if none has.
+    """Return the extension that called this frame, for messages; empty if none did.
 
     Parameters
     ----------
     frame : frame
-        Of the thread that asks: those of another thread must not be looked at.
+        Frame of the calling thread; it is not safe to read those of other threads.
     """
     inner, outer = frame, frame.f_back
     while outer is not None and outer.f_code is not _RUN:
         inner, outer = outer, outer.f_back
     if outer is None or "entry" not in outer.f_locals:
         return ""
-    # `Trainer.run` has the entry of its latest extension at hand whatever it calls.
+    # In `Trainer.run` this variable keeps its latest extension, whatever it calls now.
     extension: Any = outer.f_locals["entry"].extension
     own = (extension, *(getattr(extension, name, None) for name in _METHODS))
     if not any(getattr(function, "__code__", None) is inner.f_code for function in own):

@@ -1,6 +1,6 @@
-"""What the ranks send each other: arrays with their layout, and pickled objects.
+"""Messages between ranks: arrays with their layout, and pickled objects.
 
-Both travel as a `Message`: a small header that MPI pickles, followed by bare buffers.
+Both are a `Message`: a small header that MPI pickles, followed by plain buffers.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from chainermn.transport.reducer import Array
 
 Arrays: TypeAlias = Array | tuple[Array, ...] | list[Array]
 
-# Pickles up to this many bytes travel with their header, in one message instead of two.
+# Pickles of up to this many bytes are sent with their header, in one message instead of two.
 _INLINE_BYTES = 1 << 16
 
 
 class Message(ABC):
-    """A message, of which pickling yields the header alone.
+    """A message; pickling it gives only its header.
 
-    The sender sends the message, then its `buffers`. The receiver fills in the `buffers` of the
-    message that it gets, then opens it.
+    The sender sends the message, then its `buffers`. The receiver fills the `buffers` of the
+    message that it has received, then opens it.
     """
 
     @cached_property
@@ -39,7 +39,7 @@ class Message(ABC):
 
     @abstractmethod
     def open(self) -> Any:
-        """Return the object that was sent; on the sender, the very same one."""
+        """Return the object that was sent; on the sender, the object itself."""
 
 
 class ArrayMessage(Message):
@@ -48,7 +48,7 @@ class ArrayMessage(Message):
     Raises
     ------
     TypeError
-        If ``data`` is something else, or not made of numbers, or made of arrays of both.
+        If ``data`` is anything else, does not hold numbers, or mixes NumPy and CuPy arrays.
     """
 
     def __init__(self, data: Arrays) -> None:
@@ -60,16 +60,16 @@ class ArrayMessage(Message):
                 described = f"a tuple or list with {type(array)}" if self.is_tuple else type(array)
                 raise TypeError(
                     f"expected an array, or a tuple or list of arrays, got {described}; "
-                    "np.array(x) makes one of a number; for other objects there are send_obj, "
-                    "bcast_obj, allreduce_obj, ..."
+                    "turn a number into an array with np.array(x), and send other objects with "
+                    "send_obj, bcast_obj, allreduce_obj, ..."
                 )
             if array.dtype.kind not in "biufc":
                 raise TypeError(f"expected an array of numbers or bool, got dtype {array.dtype}")
         self.on_gpu = any(on_gpu(array) for array in arrays)
         if self.on_gpu and not all(on_gpu(array) for array in arrays):
             raise TypeError(
-                "expected arrays of one kind, got some of NumPy's and some of CuPy's; "
-                "chainer.backends.cuda.to_gpu and to_cpu make one of the other"
+                "expected either NumPy or CuPy arrays, got some of both; convert them with "
+                "chainer.backends.cuda.to_gpu or to_cpu"
             )
         self.shapes = [array.shape for array in arrays]
         self.dtypes = [array.dtype for array in arrays]
@@ -159,11 +159,11 @@ def describe_array(array: Any) -> str | InputError:
 
 
 def as_tuple(data: Arrays) -> tuple[Array, ...]:
-    """Return the arrays that ``data`` is made of."""
+    """Return the arrays in ``data`` as a tuple."""
     return tuple(data) if isinstance(data, list | tuple) else (data,)
 
 
 def _in_numpy(array: Any) -> Any:
-    """Return what counts as an array in host memory, such as a row of a vector, as NumPy's."""
+    """Return arrays in host memory, and NumPy scalars such as an element, as NumPy arrays."""
     host_types = (np.generic, *chainer.get_cpu_array_types())
     return array if on_gpu(array) or not isinstance(array, host_types) else np.asarray(array)

@@ -1,4 +1,4 @@
-"""Arrays, objects and models over MPI: everything that all communicators share."""
+"""Send arrays, objects and models by MPI: the code that all communicators share."""
 
 from __future__ import annotations
 
@@ -54,42 +54,43 @@ if TYPE_CHECKING:
 
 
 class MpiCommunicatorBase(CommunicatorBase):
-    """What all communicators share. By itself, one all-reduce among all ranks for each bucket.
+    """Base class of all communicators. It does one all-reduce among all ranks for each bucket.
 
-    An algorithm is a subclass that declares attributes, and if need be overrides
+    An algorithm is a subclass that sets class attributes and, if necessary, overrides
     :meth:`average` and :meth:`why_not`.
 
     Parameters
     ----------
     mpi_comm : mpi4py.MPI.Intracomm
-        The ranks that take part.
+        MPI communicator of the ranks that take part.
     allreduce_grad_dtype : {'float16', 'bfloat16', 'float32', 'float64'}, optional
-        Dtype of gradients while they travel; that of the gradients by default.
+        Dtype in which gradients are sent; their own dtype by default.
     batched_copy : bool
-        Accepted for scripts written for the original: copies are always batched.
+        Ignored, because copies are always batched; accepted for scripts written for the original
+        ChainerMN.
     topology : Topology, optional
-        The hosts that the ranks run on; asked from MPI by default.
+        Hosts that the ranks run on; MPI knows them by default.
 
     Raises
     ------
     ValueError
         On every rank, if the algorithm cannot run on these hosts.
     RuntimeError
-        On every rank, if it needs NCCL and a rank has none.
+        On every rank, if the algorithm needs NCCL and a rank has none.
     """
 
-    #: Gradients are gathered into buffers of at most this many bytes, those in GPU memory into
-    #: one; 0: one buffer per parameter. By default 256 KiB on one host, 4 MiB on several.
+    #: Size of a bucket in bytes, at most. 0 means one bucket per parameter. By default it is
+    #: 256 KiB on one host and 4 MiB on several. In GPU memory there is always a single bucket.
     bucket_bytes: ClassVar[float | None] = None
 
     #: Whether an all-reduce of GPU memory among all ranks uses NCCL; otherwise it uses MPI.
     everyone_by_nccl: ClassVar[bool] = True
 
-    #: Whether only the rows of embeddings' gradients are sent that are not zero, between hosts.
+    #: Whether only the nonzero rows of the gradients of embeddings are sent between hosts.
     sends_rows: ClassVar[bool] = True
 
-    #: Whether MPI is given the GPU memory that it moves, but does not add up, where
-    #: ``CHAINERMN_CUDA_AWARE=1`` says that it takes it.
+    #: Whether MPI may read and write GPU memory, except to add up, if ``CHAINERMN_CUDA_AWARE=1``
+    #: says that it can.
     may_be_cuda_aware: ClassVar[bool] = True
 
     def __init__(
@@ -103,7 +104,7 @@ class MpiCommunicatorBase(CommunicatorBase):
         self.mpi_comm = mpi_comm
         self._topology = topology or Topology.of(mpi_comm)
         self._check_ranks()
-        #: The name of these ranks for the watch.
+        #: These ranks, as the watch knows them.
         self.group = Group(mpi_comm)
         self._split_off: MPI.Intracomm | None = None
         self._agreed_layouts: set[str | InputError] = set()
@@ -122,12 +123,12 @@ class MpiCommunicatorBase(CommunicatorBase):
 
     @classmethod
     def why_not(cls, topology: Topology) -> str:
-        """Return why the algorithm cannot run on these hosts; empty if it can.
+        """Return why the algorithm cannot run on these hosts, or an empty string if it can.
 
         Parameters
         ----------
         topology : Topology
-            The same on all ranks, except for the number of this rank.
+            Hosts and their ranks: the same on all ranks, except for the number of this rank.
         """
         return ""
 
@@ -135,20 +136,21 @@ class MpiCommunicatorBase(CommunicatorBase):
     def average(
         buffer: Array, reducers: Reducers, divisor: int, wire_dtype: np.dtype[Any] | None
     ) -> Steps:
-        """Make the elements of a buffer their sums over the ranks, divided: the algorithm.
+        """Replace a buffer by its sum over all ranks, divided by a number: the algorithm.
 
-        A generator that yields whatever it has to wait for, and never waits itself. So one
-        thread can carry on several exchanges in turn.
+        This is a generator that yields each request it has to wait for, and never waits itself.
+        So one thread can run several exchanges in turn.
 
         Parameters
         ----------
         buffer : array of shape (n,)
-            Floats of the same length and dtype on all ranks, in host memory or GPU memory.
+            Floats in host memory or GPU memory, with the same length and dtype on all ranks.
         reducers : Reducers
-            For that memory.
+            Collectives for that memory.
         divisor : int
+            Number to divide the sum by.
         wire_dtype : dtype or None
-            Dtype to round to between hosts; None: nothing is rounded.
+            Dtype to round to between hosts; None to round nothing.
         """
         return reducers.everyone.allreduce(buffer, divisor, wire_dtype)
 
@@ -172,7 +174,7 @@ class MpiCommunicatorBase(CommunicatorBase):
 
     @property
     def allreduce_grad_dtype(self) -> np.dtype[Any] | None:
-        """Dtype of gradients while they travel; None: their own."""
+        """Dtype in which gradients are sent; None for their own dtype."""
         return self._gradients.wire_dtype
 
     @allreduce_grad_dtype.setter
@@ -283,7 +285,7 @@ class MpiCommunicatorBase(CommunicatorBase):
         results = tuple(_copy(array) for array in as_tuple(x))
         for result in results:
             flat = result.reshape(-1)
-            # MPI knows no maximum of bool.
+            # MPI has no maximum of bool.
             self._transport_of(flat).allreduce(
                 flat.view(np.uint8) if flat.dtype == bool else flat, op
             )
@@ -375,7 +377,7 @@ class MpiCommunicatorBase(CommunicatorBase):
 
     @collective("update")
     def any_of_each(self, flags: Sequence[bool]) -> Sequence[bool]:
-        # Of what `allreduce` does, all that takes time is left out.
+        # `allreduce` would do the same, but takes longer.
         return agree(self.mpi_comm, None, flags)[1]
 
     @collective
@@ -426,7 +428,7 @@ class MpiCommunicatorBase(CommunicatorBase):
         return here.open()
 
     def _allgather_headers(self, own: Any, where: str) -> list[Any]:
-        """Return what every rank has to send: headers, but ``own`` for this rank."""
+        """Return the header of each rank's message; for this rank, ``own`` itself."""
         headers = self.mpi_comm.allgather(own)
         raise_errors_of(dict(enumerate(headers)), where)
         headers[self.rank] = own
@@ -468,32 +470,32 @@ class MpiCommunicatorBase(CommunicatorBase):
         return messages[root].open()
 
     def _transport_of(self, part: Array) -> MpiTransport | GpuMpiTransport | NcclTransport:
-        """Return what carries a part of a message in a collective call."""
-        # NCCL knows no complex numbers. While it may be exchanging gradients beside the script, of
-        # which one rank may be further than another, it must not be given anything else.
+        """Return the transport for part of a message in a collective call."""
+        # NCCL has no complex numbers. While it may exchange gradients in the background, it must
+        # do nothing else, because one rank may be further in that exchange than another.
         by_nccl = self.uses_nccl and not self._exchanges_beside_script
         if by_nccl and on_gpu(part) and part.dtype.kind != "c":
             return self._gpu_transports.nccl
         return self._point_to_point_of(part)
 
     def _point_to_point_of(self, part: Array) -> MpiTransport | GpuMpiTransport:
-        """Return what carries a part of a message from one rank to another."""
+        """Return the transport for part of a message from one rank to another."""
         return self._gpu_transports.mpi if on_gpu(part) else self._transport
 
     def _one_each(self, xs: Any) -> Any:
         is_sequence = isinstance(xs, (list, tuple, *chainer.get_array_types()))
         if not is_sequence or getattr(xs, "ndim", 1) == 0:
-            raise TypeError(f"expected a sequence with one entry a rank, got {type(xs)}")
+            raise TypeError(f"expected a sequence with one entry per rank, got {type(xs)}")
         if len(xs) != self.size:
-            raise ValueError(f"expected {self.size} entries, one a rank, got {len(xs)}")
+            raise ValueError(f"expected {self.size} entries, one per rank, got {len(xs)}")
         return xs
 
 
 def _copy(array: Array) -> Array:
-    """Return a copy that is contiguous, and that MPI can calculate with."""
+    """Return a contiguous copy that MPI can calculate with."""
     if on_gpu(array):
         return array.copy(order="C")
-    # In the byte order of this machine, the only one that MPI can calculate with.
+    # MPI can calculate only in the byte order of this machine.
     return np.array(array, array.dtype.newbyteorder("="), order="C")
 
 
@@ -507,25 +509,25 @@ def _one_array(x: Array) -> ArrayMessage:
 def _messages(kind: Callable[[Any], Message], xs: Any) -> list[Message]:
     messages = [kind(x) for x in xs]
     if len({getattr(message, "on_gpu", False) for message in messages}) > 1:
-        raise TypeError("expected arrays of one kind, got some of NumPy's and some of CuPy's")
+        raise TypeError("expected either NumPy or CuPy arrays, got some of both")
     return messages
 
 
 def _check_dtypes(rows: Sequence[Sequence[ArrayMessage]], where: str) -> None:
-    """Raise unless all messages, a row from each rank, hold the same dtypes."""
+    """Raise unless all messages, one row per rank, hold the same dtypes."""
     kinds = {(each.is_tuple, each.on_gpu, *each.dtypes) for row in rows for each in row}
     if len(kinds) > 1:
         shown = "; ".join(
             f"rank {rank}: {', '.join(map(str, row))}" for rank, row in enumerate(rows)
         )
         raise ValueError(
-            f"{where}: all ranks must give the same dtypes, all in host memory or all in GPU "
+            f"{where}: all ranks must pass the same dtypes, all in host memory or all in GPU "
             f"memory, got: {shown}"
         )
 
 
 def _check_split(color: int, key: int) -> None:
-    # What a C int holds; MPI takes no negative color.
+    # The range of a C int; MPI accepts no negative color.
     for name, number, least in (("color", color, 0), ("key", key, -(2**31))):
         if not (isinstance(number, int | np.integer) and least <= number < 2**31):
             raise ValueError(
@@ -539,7 +541,7 @@ def _describe_reduction(data: Arrays, op: Op) -> str:
         raise ValueError(f"op must be 'sum', 'mean', 'max', 'min' or 'prod', got {op!r}")
     for dtype in described.dtypes:
         if op == "mean" and dtype.kind not in "fc":
-            raise TypeError(f"the mean of {dtype} is not one; cast to a float dtype before")
+            raise TypeError(f"op 'mean' needs floats, got {dtype}; cast to a float dtype first")
         if dtype.kind == "c" and op in ("max", "min"):
             raise TypeError(f"op {op!r} of {dtype}: complex numbers have no order")
         if dtype.kind == "b" and op not in ("max", "min"):

@@ -6,7 +6,7 @@ from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
 
 class NaiveCommunicator(MpiCommunicatorBase):
-    """One all-reduce for each parameter, in place; GPU memory travels by MPI."""
+    """One all-reduce for each parameter; MPI also sends gradients in GPU memory."""
 
     bucket_bytes = 0
     everyone_by_nccl = False

@@ -1,4 +1,4 @@
-"""As hierarchical, for an MPI that cannot read the memory of a GPU."""
+"""The hierarchical algorithm for an MPI that cannot read GPU memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names by which `create_communicator` knows communicators."""
+"""The names of communicators that `create_communicator` accepts."""
 
 from __future__ import annotations
 
@@ -26,26 +26,41 @@ _classes: dict[str, type[MpiCommunicatorBase]] = {
 
 
 def registered() -> dict[str, type[MpiCommunicatorBase]]:
-    """Return the class of each communicator by its name, in alphabetical order."""
+    """Return the class of each communicator by its name, in alphabetical order.
+
+    Examples
+    --------
+    >>> names = list(chainermn.communicators.registered())
+    >>> names[:3]
+    ['dummy', 'flat', 'hierarchical']
+    """
     return dict(sorted(_classes.items()))
 
 
 def register(name: str, kind: type[MpiCommunicatorBase]) -> None:
-    """Make ``create_communicator(name)`` create communicators of a class of your own.
+    """Give your own communicator class a name, which `create_communicator` then accepts.
 
     Parameters
     ----------
     name : str
-        Not yet taken, except by the same class.
+        Name that no other class has.
     kind : type
-        A subclass of `MpiCommunicatorBase`.
+        Subclass of `MpiCommunicatorBase`.
 
     Raises
     ------
     TypeError
-        If ``kind`` is anything else.
+        If ``kind`` is not such a subclass.
     ValueError
         If another class has that name.
+
+    Examples
+    --------
+    >>> class OneBucket(chainermn.communicators.MpiCommunicatorBase):
+    ...     bucket_bytes = float("inf")  # all gradients in one all-reduce
+    >>> chainermn.communicators.register("one_bucket", OneBucket)
+    >>> type(chainermn.create_communicator("one_bucket")).__name__
+    'OneBucket'
     """
     if not (isinstance(kind, type) and issubclass(kind, MpiCommunicatorBase)):
         raise TypeError(f"register: expected a subclass of MpiCommunicatorBase, got {kind!r}")
@@ -56,7 +71,7 @@ def register(name: str, kind: type[MpiCommunicatorBase]) -> None:
 
 
 def default_on_cpu(topology: Topology) -> str:
-    """Return the name of the communicator that sends the fewest bytes, in buckets."""
+    """Return the name of the communicator that sends the fewest bytes between hosts."""
     names = ("single_node", "two_dimensional", "hierarchical")
     return next(name for name in names if not _classes[name].why_not(topology))
 

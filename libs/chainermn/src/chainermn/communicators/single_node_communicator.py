@@ -7,7 +7,7 @@ from chainermn.transport.topology import Topology
 
 
 class SingleNodeCommunicator(MpiCommunicatorBase):
-    """One all-reduce for each large gradient and for small ones together, on one host only."""
+    """One all-reduce for each large gradient, one for small ones together; on one host only."""
 
     @classmethod
     def why_not(cls, topology: Topology) -> str:

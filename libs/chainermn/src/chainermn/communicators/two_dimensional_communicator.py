@@ -14,8 +14,8 @@ from chainermn.transport.topology import Topology
 class TwoDimensionalCommunicator(MpiCommunicatorBase):
     """A reduce-scatter inside each host, an all-reduce of each shard between hosts, an all-gather.
 
-    All links between hosts are busy at once. Needs the same number of ranks on every host. Only
-    gradients that travel between hosts are rounded.
+    All links between hosts are busy at the same time. It needs the same number of ranks on every
+    host. Gradients are rounded only to travel between hosts.
     """
 
     @classmethod
@@ -25,7 +25,7 @@ class TwoDimensionalCommunicator(MpiCommunicatorBase):
             return ""
         return (
             "two_dimensional needs the same number of ranks on every host, got "
-            f"{', '.join(map(str, per_host))}; use hierarchical, or start as many on each"
+            f"{', '.join(map(str, per_host))}; use hierarchical, or start the same number on each"
         )
 
     @staticmethod

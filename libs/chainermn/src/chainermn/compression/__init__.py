@@ -1,7 +1,7 @@
-"""Compression of gradients: fewer bytes on the network, and what is left out is sent later.
+"""Compression of gradients: ranks send fewer bytes, and send the error later.
 
-Each algorithm is one file. Its class holds the settings, and compresses the gradients of one
-bucket; `chainermn.gradients.compressor` keeps what it remembers from one step to the next.
+Each algorithm is one file. Its class holds the settings and compresses the gradients of one
+bucket; `chainermn.gradients.compressor` keeps the errors from one step to the next.
 """
 
 from chainermn.compression.compression import Compression

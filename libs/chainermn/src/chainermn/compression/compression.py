@@ -1,4 +1,4 @@
-"""What a compression is, and what it is given."""
+"""The interface of compressions, and its types."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from chainermn.transport.reducer import Array, Pending
 
 
 class Tensor(NamedTuple):
-    """The gradient of a parameter on this rank, and what is remembered of it."""
+    """The gradient of a parameter on this rank, and its memory from earlier steps."""
 
     name: str
     gradient: Array  # flat; read-only
@@ -24,36 +24,45 @@ class Tensor(NamedTuple):
 
 
 class Means(NamedTuple):
-    """The means of gradients over the ranks, still compressed: the same on all ranks.
+    """Means of gradients over all ranks, still compressed; the same on all ranks.
 
-    ``is_finite`` is a bool, or an array of one that may still be computed.
+    ``is_finite`` is a bool, or a bool array on a GPU that may still compute it.
     """
 
     write: Sequence[Callable[[Array], None]]  # each fills a flat array of `Memory.dtype`
     is_finite: Array | bool
 
 
-#: Yields what it has to wait for, and returns the means of the gradients that it was given.
+#: A generator that yields the requests it waits for, and returns the means of gradients.
 Exchange: TypeAlias = Generator[Pending, None, Means]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compression(ABC):
-    """Settings of a compression, and its algorithm.
+    """Base class of compressions, for writing your own.
 
     Parameters
     ----------
     start_iteration : int
-        Number of steps before, in which gradients are exchanged as without compression. The first
-        gradients of a network are large and change quickly.
+        Number of steps without compression at the start, when gradients are large and change
+        quickly.
+
+    Examples
+    --------
+    All compressions have this parameter:
+
+    >>> issubclass(chainermn.compression.TopK, chainermn.compression.Compression)
+    True
+    >>> chainermn.compression.TopK(start_iteration=100).start_iteration
+    100
     """
 
     start_iteration: int = 0
 
-    #: Names of the arrays that are remembered of each parameter.
+    #: Names of the arrays that each parameter keeps from one step to the next.
     remembers: ClassVar[tuple[str, ...]]
-    #: Whether `exchange` also takes gradients that are not compressed, since they cost no latency
-    #: in a message that it sends anyway.
+    #: Whether `exchange` also gets the gradients that are not compressed, because they cost no
+    #: latency in a message that it sends anyway.
     takes_all: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -63,25 +72,26 @@ class Compression(ABC):
         check_number(f"{type(self).__name__}: {name}", getattr(self, name), least, most, kind)
 
     def check_optimizer(self, optimizer: chainer.Optimizer) -> None:
-        """Raise a ValueError if this optimizer cannot use the means."""
+        """Raise ValueError if the compression does not work with this optimizer."""
 
     def arithmetic(self) -> bytes:
-        """Return the results of arithmetic that must be the same, bit for bit, on all ranks."""
+        """Return the results of a calculation that must be identical on all ranks."""
         return b""
 
     @abstractmethod
     def compresses(self, shape: tuple[int, ...]) -> bool:
-        """Tell whether a parameter of this shape is compressed; others are sent as they are."""
+        """Tell whether a gradient of this shape is compressed; others are sent as they are."""
 
     @abstractmethod
     def exchange(self, tensors: Sequence[Tensor], collectives: Collectives, step: int) -> Exchange:
-        """Average gradients over the ranks, as exactly as their compression allows.
+        """Average gradients over all ranks, as precisely as the compression allows.
 
         Parameters
         ----------
         tensors : sequence of Tensor
-            The same on all ranks, except for the values of gradients and memories.
+            Gradients and their memories: the same on all ranks, except for their values.
         collectives : Collectives
+            Communication of the ranks.
         step : int
             Number of steps with compression so far.
         """

@@ -1,4 +1,4 @@
-"""What a compression remembers of one parameter from one step to the next."""
+"""Arrays that a compression keeps for one parameter from one step to the next."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ LOSS_SCALE = "loss_scale"
 
 
 class Memory:
-    """Arrays by name, whose next values take their places only when `commit` is called.
+    """Arrays by name, whose next values replace the present ones only when `commit` is called.
 
-    So an exchange whose means are not used, because gradients have changed since or are not
-    finite, leaves no trace, unless it works in place.
+    So an exchange has no effect if its means are not used, because gradients have changed or are
+    not finite, unless it works in place.
 
     Parameters
     ----------
     array : array
-        The values of the parameter. Arrays made here are in the same memory.
+        Values of the parameter. New arrays are in the same memory.
 
     Attributes
     ----------
     shape : tuple of int
         Shape of the parameter.
     dtype : dtype
-        Dtype of sums: that of the parameter, but at least float32.
+        Dtype of sums: that of the parameter, or float32 if that is wider.
     arrays : dict of str to array
+        Present values.
     loss_scale : float
-        Factor of all gradients of which the arrays are sums.
+        Loss scale of the gradients that the arrays are sums of.
     """
 
     def __init__(self, array: Array) -> None:
@@ -55,7 +56,7 @@ class Memory:
         return math.prod(self.shape)
 
     def fits(self, array: Array) -> bool:
-        """Tell whether a parameter with these values can go on with this memory."""
+        """Tell whether a parameter with these values can continue with this memory."""
         is_alike = self.shape == array.shape and self.dtype == _dtype_for(array)
         return is_alike and on_gpu(self._like) == on_gpu(array)
 
@@ -65,20 +66,20 @@ class Memory:
         return xp.zeros_like(self._like, self.dtype, shape=n)
 
     def place(self, array: Array) -> Array:
-        """Return an array of host memory, copied to the memory of the parameter if need be."""
+        """Return an array in host memory, copied to the memory of the parameter if necessary."""
         return the_gpu().upload(array) if on_gpu(self._like) else array
 
     def start(self, loss_scale: float | None, in_place: bool) -> None:
-        """Begin to set next values; any that have not been committed are forgotten.
+        """Start to set next values, and drop those that were not committed.
 
         Parameters
         ----------
         loss_scale : float or None
-            The loss scale of the gradient. If it has changed, the arrays follow it. None: that of
-            the arrays, for a gradient of zeros.
+            Loss scale of the gradient; if it has changed, the arrays are rescaled. None, for a
+            gradient of zeros, stands for the loss scale of the arrays.
         in_place : bool
-            Whether to overwrite the present values, which takes less time and memory. If the next
-            ones are not committed after all, all begins anew.
+            Whether to overwrite the present values, which saves time and memory. If the next
+            values are then not committed, the memory starts from zero.
         """
         self.discard()
         self._in_place = in_place
@@ -86,7 +87,7 @@ class Memory:
 
     @property
     def factor(self) -> float:
-        """How much larger the loss scale of the next values is than that of the present ones."""
+        """Ratio of the loss scale of the next values to that of the present ones."""
         return self._next_loss_scale / self.loss_scale
 
     def add(self, name: str, gradient: Array, decay: float = 1.0) -> Array:
@@ -95,13 +96,16 @@ class Memory:
         Parameters
         ----------
         name : str
+            Name of the array.
         gradient : array of shape (size,)
+            Gradient to add.
         decay : float
+            Factor of the present value.
 
         Returns
         -------
         array of shape (size,)
-            The next value, which may be changed.
+            Next value; the caller may change it.
         """
         result, factor = self.next(name), decay * self.factor
         xp = chainer.backend.get_array_module(gradient)
@@ -115,9 +119,9 @@ class Memory:
         return result
 
     def next(self, name: str) -> Array:
-        """Return an array of shape (size,) for the next value, to be filled.
+        """Return an array of shape (size,) that the caller fills with the next value.
 
-        In place, it is the present one.
+        In place, it is the present value.
         """
         result = self.arrays.get(name) if self._in_place else self._spare.pop(name, None)
         if result is None:
@@ -134,13 +138,13 @@ class Memory:
         return list(self._next.values())
 
     def commit(self) -> None:
-        """Let the next values take their places."""
+        """Replace the present values by the next ones."""
         self._spare = {} if self._in_place else self.arrays
         self.arrays, self._next = self._next, {}
         self.loss_scale = self._next_loss_scale
 
     def discard(self) -> None:
-        """Forget the next values of all arrays, if there are any."""
+        """Drop the next values of all arrays, if there are any."""
         if self._next and self._in_place:
             self.arrays = {}
         elif self._next:
@@ -148,13 +152,13 @@ class Memory:
         self._next = {}
 
     def state(self) -> dict[str, Any]:
-        """Return what is remembered, for a snapshot; nothing if that has been overwritten."""
+        """Return the arrays and the loss scale for a snapshot; nothing if they are overwritten."""
         if not self.arrays or (self._in_place and self._next):
             return {}
         return {**self.arrays, LOSS_SCALE: np.array(self.loss_scale)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Remember what a snapshot holds."""
+        """Load the arrays and the loss scale of a snapshot."""
         arrays = dict(state)
         self.loss_scale = self._next_loss_scale = float(arrays.pop(LOSS_SCALE))
         in_host_memory = {n: np.array(chainer.backends.cuda.to_cpu(a)) for n, a in arrays.items()}

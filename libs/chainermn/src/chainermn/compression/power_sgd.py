@@ -21,40 +21,51 @@ from chainermn.transport.collectives import Collectives
 from chainermn.transport.gpu.device import on_gpu
 from chainermn.transport.reducer import Array, Pending, padded_length
 
-# A block of rows stays in the second-level cache while it is used several times, and is so small
-# that BLAS multiplies it by a thin matrix without copying it first, which takes half the time.
+# A block of rows stays in the second-level cache while it is used several times. It is so small
+# that BLAS multiplies it by a thin matrix without copying it first, which halves the time.
 _BLOCK_BYTES = 1 << 18
-# The first so many bytes of totals are subtracted from while a message is under way. With more the
-# message would be there before, and subtracting in the next step takes less time.
+# This many bytes of totals are subtracted from while a message is being sent. With more, the
+# message would arrive earlier, and subtracting in the next step is faster.
 _SUBTRACTED_BYTES = 8 << 20
-# A column depends on others if this is left of its length.
+# A column depends on others if less than this fraction of its length remains.
 _DEPENDENT = 1e-6
-# Of the matrices that show how BLAS rounds, also where its blocks end.
+# Rows of the matrices that show how BLAS rounds, also at the ends of its blocks.
 _ROWS = 515
 
 
 @dataclass(frozen=True, kw_only=True)
 class PowerSGD(Compression):
-    """Approximates each gradient by a matrix of low rank (Vogels et al., arXiv:1905.13727, 2019).
+    """Compression that approximates each gradient by a matrix of low rank.
 
-    A gradient of shape ``(n, ...)`` is taken for a matrix of ``n`` rows. What the approximation
-    leaves out is added to the gradient of the next step (error feedback), and the power iteration
-    that finds the approximation goes on from that of the step before (warm start). Gradients with
-    one dimension are sent as they are, and so are those that would not become much smaller.
+    A gradient of shape ``(n, ...)`` counts as a matrix with ``n`` rows. The error of the
+    approximation is added to the gradient of the next step (error feedback). The power iteration
+    that finds the approximation continues from the step before (warm start). Gradients with one
+    dimension are not compressed, nor are those that would hardly become smaller.
 
     Parameters
     ----------
     rank : int
         Rank of the approximations. An ``n`` by ``m`` matrix becomes ``rank * (n + m)`` numbers.
     min_ratio : float
-        A gradient is compressed if that makes it at least so many times smaller.
+        Smallest compression ratio for which a gradient is compressed.
     start_iteration : int
-        See `Compression`.
+        Number of steps without compression at the start.
 
     Notes
     -----
-    Each rank needs memory for one more copy of the gradients; for two, with overlap or with loss
+    Each rank needs memory for one more copy of the gradients, or for two with overlap or loss
     scaling.
+
+    Examples
+    --------
+    >>> optimizer = chainermn.create_multi_node_optimizer(
+    ...     chainer.optimizers.SGD(), comm, compression=chainermn.compression.PowerSGD(rank=4)
+    ... )
+
+    References
+    ----------
+    Vogels, Karimireddy and Jaggi: PowerSGD: Practical low-rank gradient compression for
+    distributed optimization, arXiv:1905.13727, 2019.
     """
 
     rank: int = 4
@@ -70,7 +81,7 @@ class PowerSGD(Compression):
 
     @override
     def arithmetic(self) -> bytes:
-        """Multiply two matrices as for a mean: BLAS may round differently on another processor."""
+        """Multiply two matrices; BLAS may round the product differently on other processors."""
         left = _random("left", (_ROWS, self.rank)).astype(np.float32)
         right = _random("right", (self.rank, _ROWS)).astype(np.float32)
         product = np.empty(_ROWS**2, np.float32)
@@ -120,8 +131,8 @@ class PowerSGD(Compression):
 class _Matrix(NamedTuple):
     """A gradient as a matrix.
 
-    The total of one step, less the product that has been sent, is what has been left out, with
-    which the total of the next begins. The product may be subtracted only then, block by block,
+    The error of a step is its total minus the product that has been sent, and the total of the
+    next step starts with it. The product may be subtracted only then, block by block,
     while each block is in the cache for what follows.
     """
 
@@ -154,7 +165,7 @@ class _Matrix(NamedTuple):
             xp.matmul(block, self.right.T, out=left[rows])
 
     def remember_sent(self, left: Array, own: Array, subtract: bool) -> None:
-        """Subtract the product that this rank has sent, or remember to do so in the next step."""
+        """Subtract the product that this rank has sent, or keep it to do so in the next step."""
         if subtract:
             _subtract_product(self.total, left, own)
         else:
@@ -162,7 +173,7 @@ class _Matrix(NamedTuple):
             self.tensor.memory.set("own", own)
 
     def remember_start(self, mean: Array) -> None:
-        """Remember where the next power iteration starts."""
+        """Keep the start of the next power iteration."""
         memory = self.tensor.memory
         initial = memory.place(_random(self.tensor.name, mean.shape))
         memory.set("right", _warm_start(mean, initial))
@@ -193,7 +204,7 @@ def _average_rights(
 def _message(
     shapes: Sequence[tuple[int, ...]], tensors: Sequence[Tensor], collectives: Collectives
 ) -> tuple[Array, list[Array]]:
-    """Return a buffer for `Collectives.mean`, and arrays of these shapes that are parts of it."""
+    """Return a buffer for `Collectives.mean`, and its parts as arrays of these shapes."""
     length = sum(map(math.prod, shapes))
     buffer = tensors[0].memory.zeros(padded_length(length, collectives.size))
     return buffer, _parts(buffer, shapes)
@@ -234,8 +245,8 @@ def _project_transposed(matrix: Array, left: Array, out: Array) -> None:
 def _orthonormalise(left: Array) -> None:
     """Make columns orthogonal and of length 1, by the modified Gram-Schmidt process.
 
-    A column that depends on those before it becomes zero: divided by its tiny length, rounding
-    errors would point anywhere.
+    A column that depends on those before it becomes zero. Divided by its tiny length, its
+    rounding errors would point in any direction.
     """
     xp = get_array_module(left)
     columns = xp.ascontiguousarray(left.T, np.float64)
@@ -254,7 +265,7 @@ def _length(vector: Array) -> Array:
 
 
 def _warm_start(right: Array, initial: Array) -> Array:
-    """Return the rows with a length of 1. Initial rows replace those that are zero."""
+    """Return the rows scaled to length 1. Initial rows replace rows of zeros."""
     rows = right.astype(np.float64)
     length = _length(rows)[:, None]
     if (length == 0).any():

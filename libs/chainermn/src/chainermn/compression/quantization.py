@@ -1,4 +1,4 @@
-"""Quantization: gradients are sent as small integers, with a scale for each block of them."""
+"""Quantization: gradients are sent as small integers, with a scale for each block."""
 
 from __future__ import annotations
 
@@ -18,34 +18,47 @@ from chainermn.transport.collectives import Collectives
 from chainermn.transport.gpu.device import on_gpu
 from chainermn.transport.reducer import Array
 
-# Elements that stay in the second-level cache while they are used several times.
+# Number of elements that stay in the second-level cache while they are used several times.
 _CHUNK = 1 << 15
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantization(Compression):
-    """Rounds gradients to integers of 8 or 16 bits, and sends what that loses in the next step.
+    """Compression that rounds gradients to integers of 8 or 16 bits.
 
-    Each block of elements has a scale of its own, by which its largest element becomes the
-    largest integer. Each rank adds up the integers of one shard, times their scales, and rounds
-    the mean in the same way. What rounding loses, here and there, is added to the gradient of the
-    next step (error feedback; Seide et al., "1-bit stochastic gradient descent", 2014; on both
-    ways as by Tang et al., "DoubleSqueeze", arXiv:1905.05957, 2019).
+    Each block of elements has its own scale, which turns its largest element into the largest
+    integer. Each rank adds up one shard: the integers of all ranks times their scales. It rounds
+    the mean in the same way. The errors of both roundings are added to the gradient of the next
+    step (error feedback).
 
     Parameters
     ----------
     bits : {8, 16}
+        Number of bits per element.
     block : int
         Number of elements that share a scale, which takes 4 bytes.
     min_size : int
-        Gradients with fewer elements are sent as they are.
+        Number of elements from which a gradient is compressed.
     start_iteration : int
-        See `Compression`.
+        Number of steps without compression at the start.
 
     Notes
     -----
-    Each rank needs memory for one more copy of the gradients; for two, with overlap or with loss
+    Each rank needs memory for one more copy of the gradients, or for two with overlap or loss
     scaling.
+
+    Examples
+    --------
+    >>> optimizer = chainermn.create_multi_node_optimizer(
+    ...     chainer.optimizers.SGD(), comm, compression=chainermn.compression.Quantization(bits=8)
+    ... )
+
+    References
+    ----------
+    Seide et al.: 1-bit stochastic gradient descent and its application to data-parallel
+    distributed training of speech DNNs, 2014 (error feedback).
+
+    Tang et al.: DoubleSqueeze, arXiv:1905.05957, 2019 (error feedback for both roundings).
     """
 
     bits: int = 8
@@ -74,7 +87,7 @@ class Quantization(Compression):
         shards = [_mean(wire.of_all(received, k), t.memory) for k, t in enumerate(tensors)]
         message = wire.encode(shards, 1)
         for error, lost in zip(errors, shards, strict=True):
-            # The mean lacks this on all ranks, so here it counts once for each of them.
+            # The mean lacks this on all ranks, so it counts once per rank here.
             shard = error[rank * lost.size : (rank + 1) * lost.size]
             shard += lost[: shard.size] * size
         means = yield from collectives.allgather(message[0])
@@ -95,7 +108,7 @@ class _Encoded(NamedTuple):
 
 
 class _Wire:
-    """Where each tensor lies in a message: the shard of each tensor, codes before scales."""
+    """The layout of a message: the shard of each tensor, codes before scales."""
 
     def __init__(self, settings: Quantization, memories: Sequence[Memory], n_ranks: int) -> None:
         self._dtype = np.dtype(f"int{settings.bits}")
@@ -103,7 +116,7 @@ class _Wire:
         self._n_blocks = [-(-m.size // (settings.block * n_ranks)) for m in memories]
 
     def encode(self, arrays: Sequence[Array], n_shards: int) -> Array:
-        """Return a row of bytes for each shard; what rounding loses stays in the arrays."""
+        """Return a row of bytes for each shard; the rounding errors stay in the arrays."""
         parts = []
         for array, n_blocks in zip(arrays, self._n_blocks, strict=True):
             encoded = self._encode(array, n_blocks * n_shards)
@@ -111,7 +124,7 @@ class _Wire:
         return get_array_module(parts[0]).concatenate(parts, axis=1)
 
     def of_all(self, rows: Array, index: int) -> list[_Encoded]:
-        """Return what each of the rows holds of a tensor."""
+        """Return the part of a tensor in each row."""
         per_block = self._block * self._dtype.itemsize + 4
         start = sum(self._n_blocks[:index]) * per_block
         n_blocks = self._n_blocks[index]
@@ -143,11 +156,11 @@ class _Wire:
 
 
 def _encode(values: Array, codes: Array, scales: Array) -> None:
-    """Round blocks to integers times their scales, and leave what is lost in ``values``."""
+    """Round blocks to integers times their scales, and leave the errors in ``values``."""
     xp = get_array_module(values)
     largest = xp.maximum(values.max(axis=1), -values.min(axis=1)).astype(np.float32)
     limit = np.float32(np.iinfo(codes.dtype).max)
-    # Numbers too small to divide by are all lost. NaN is none of them.
+    # Numbers too small to divide by become zero, but not NaN.
     is_tiny = largest <= limit * np.finfo(np.float32).tiny
     scales[...] = xp.where(is_tiny, 0, largest / limit)
     inverse = xp.where(is_tiny, 0, 1 / xp.where(is_tiny, 1, scales).astype(values.dtype))
@@ -159,7 +172,7 @@ def _encode(values: Array, codes: Array, scales: Array) -> None:
 
 
 def _mean(parts: Sequence[_Encoded], memory: Memory) -> Array:
-    """Return the mean of a shard of all ranks, added up in their order."""
+    """Return the mean of a shard over all ranks, added up in the order of the ranks."""
     placed = [_placed(part, memory) for part in parts]
     total = memory.zeros(placed[0].codes.size)
     _write(placed[:1], total)
@@ -176,7 +189,7 @@ def _placed(part: _Encoded, memory: Memory) -> _Encoded:
 
 
 def _write(shards: Sequence[_Encoded], out: Array) -> None:
-    """Fill ``out`` with decoded shards, one after the other."""
+    """Fill ``out`` with decoded shards, one after another."""
     xp = get_array_module(out)
     start = 0
     for codes, scales in shards:

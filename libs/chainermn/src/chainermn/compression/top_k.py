@@ -17,40 +17,52 @@ from chainermn.transport.collectives import Collectives
 from chainermn.transport.reducer import Array
 
 _FIRST_DENSITY = 0.25
-# Of so many elements, a threshold is estimated.
+# Number of elements from which a threshold is estimated.
 _SAMPLE = 1 << 12
-# How many more elements than are needed a threshold should let pass.
+# Ratio of the elements that should pass a threshold to those that are needed.
 _MARGIN = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class TopK(Compression):
-    """Sends the largest elements of each gradient (Lin et al., "Deep Gradient Compression", 2018).
+    """Compression that sends only the largest elements of each gradient.
 
-    Elements that are not sent are added up until they are large enough (error feedback). With
-    momentum this is done for the velocity (momentum correction), which starts again from zero
-    where an element has been sent (momentum factor masking). Use it with an optimizer without
-    momentum, such as ``chainer.optimizers.SGD``, then. Gradients with one dimension and small ones
-    are sent as they are.
+    The other elements are added up until they are large enough (error feedback). With
+    ``momentum``, this is done for the velocity (momentum correction), which restarts from zero
+    where an element has been sent (momentum factor masking); then use an optimizer without
+    momentum, such as ``chainer.optimizers.SGD``. Gradients with one dimension and small gradients
+    are not compressed.
 
     Parameters
     ----------
     density : float
-        Which part of the elements of a gradient each rank sends. Each takes 8 bytes.
+        Fraction of the elements of a gradient that each rank sends. Each takes 8 bytes.
     momentum : float
-        Factor of the velocity in each step; 0 for an optimizer with a momentum of its own.
+        Factor of the velocity in each step; 0 for an optimizer with its own momentum.
     warmup_iterations : int
-        Number of steps in which the density falls exponentially, from 0.25.
+        Number of steps in which the density falls exponentially from 0.25.
     min_size : int
-        Gradients with fewer elements are sent as they are.
+        Number of elements from which a gradient is compressed.
     start_iteration : int
-        See `Compression`.
+        Number of steps without compression at the start.
 
     Notes
     -----
-    Each rank needs memory for one more copy of the gradients, or two with momentum; twice that
-    with overlap or with loss scaling. All ranks receive the elements of all others, so use it on
-    few ranks.
+    Each rank needs memory for one more copy of the gradients, or for two with momentum; twice
+    that with overlap or loss scaling. Every rank receives the elements of all other ranks, so use
+    it with few ranks.
+
+    Examples
+    --------
+    >>> compression = chainermn.compression.TopK(density=0.01, momentum=0.9)
+    >>> optimizer = chainermn.create_multi_node_optimizer(
+    ...     chainer.optimizers.SGD(), comm, compression=compression
+    ... )
+
+    References
+    ----------
+    Lin et al.: Deep gradient compression: Reducing the communication bandwidth for distributed
+    training, ICLR 2018.
     """
 
     density: float = 0.01
@@ -111,7 +123,7 @@ class TopK(Compression):
         return memory.add("unsent", gradient)
 
     def _count(self, size: int, step: int) -> int:
-        """Return how many elements of a gradient each rank sends."""
+        """Return the number of elements of a gradient that each rank sends."""
         density = self.density
         if step < self.warmup_iterations:
             progress = step / self.warmup_iterations
@@ -120,13 +132,13 @@ class TopK(Compression):
 
 
 def find_largest(array: Array, count: int) -> Array:
-    """Return the positions of the ``count`` elements with the largest magnitudes, sorted.
+    """Return the sorted positions of the ``count`` elements with the largest magnitudes.
 
-    NaN counts as the largest. Of equal elements, some are taken.
+    NaN counts as the largest. Which of several equal elements are taken is not defined.
     """
     xp = get_array_module(array)
     magnitudes = abs(array)
-    # A threshold from a sample sorts most elements out, which saves time.
+    # A threshold from a sample excludes most elements, which saves time.
     sample = xp.sort(magnitudes[:: max(1, array.size // _SAMPLE)])
     n_above = int(_MARGIN * count * sample.size / array.size) + 1
     threshold = sample[-min(n_above, sample.size)]

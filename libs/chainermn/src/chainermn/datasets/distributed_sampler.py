@@ -1,4 +1,4 @@
-"""Divide a data set among the ranks anew for each epoch."""
+"""Divide a data set among the ranks, in a new way for each epoch."""
 
 from __future__ import annotations
 
@@ -26,33 +26,42 @@ def create_distributed_sampler(
     seed: int | None = None,
     force_equal_length: bool = True,
 ) -> DistributedOrderSampler:
-    """Divide a data set that every rank can read, anew for each epoch.
+    """Divide a data set that every rank can read, in a new way for each epoch.
 
-    Give the sampler to an iterator of Chainer's, which then visits the part of this rank:
-    ``SerialIterator(dataset, batch_size, order_sampler=sampler)``. Examples are shuffled across
-    all ranks; `scatter_dataset` only allows shuffling within the part of each rank.
+    Give the sampler to one of Chainer's iterators, together with the whole data set. The iterator
+    then reads only the shard of its rank. Examples are shuffled across all ranks, while
+    `scatter_dataset` fixes the shard of each rank once.
 
     Parameters
     ----------
     dataset : sized or int
-        The whole data set, or the number of its examples; of the same length on every rank.
+        Whole data set, or its number of examples; the same length on every rank.
     comm : CommunicatorBase
+        Communicator of the ranks that share the examples.
     shuffle : bool
-        Shuffle anew before each epoch. Otherwise all epochs are the same.
+        Whether to shuffle before each epoch. Otherwise all epochs are the same.
     seed : int, optional
-        Seed of the shuffling, from 0 to 2**32 - 1. Every rank uses the seed of rank 0, which by
-        default draws one from NumPy's global generator.
+        Seed of the shuffling, from 0 to 2**32 - 1. Every rank uses that of rank 0. By default,
+        rank 0 draws one from NumPy's global generator.
     force_equal_length : bool
-        As for `scatter_dataset`.
+        Whether all ranks get the same number of examples, see `scatter_dataset`.
 
     Returns
     -------
     DistributedOrderSampler
+        Order sampler for ``chainer.iterators``.
 
     Raises
     ------
     TypeError, ValueError
         On every rank, if an argument is invalid or the lengths differ.
+
+    Examples
+    --------
+    >>> sampler = chainermn.create_distributed_sampler(data, comm, seed=1)
+    >>> iterator = chainer.iterators.SerialIterator(data, batch_size=2, order_sampler=sampler)
+    >>> len(next(iterator)), iterator.epoch_detail
+    (2, 0.5)
     """
     where = "create_distributed_sampler"
 
@@ -71,15 +80,27 @@ def create_distributed_sampler(
 
 
 class DistributedOrderSampler(OrderSampler):
-    """Shuffles the examples of one rank; see `create_distributed_sampler`.
+    """Order sampler that `create_distributed_sampler` returns.
 
-    The order of an epoch depends only on the seed, the epoch and the number of ranks. This rank
-    visits ``range(begin, end)`` of the ``n`` shuffled examples of all ranks.
+    The order of an epoch depends only on the seed, the epoch and the number of ranks. Of all
+    ``n`` shuffled examples, this rank reads those at ``range(begin, end)``.
 
     Attributes
     ----------
     epoch : int
-        The epoch whose order the next call returns.
+        Epoch whose order the next call returns, from 0.
+
+    Examples
+    --------
+    The ranks share the eight examples, in a different way in each epoch:
+
+    >>> sampler = chainermn.create_distributed_sampler(8, comm, seed=1)
+    >>> sampler.order(epoch=0)
+    array([6, 3, 7, 1])
+    array([4, 0, 2, 5])
+    >>> sampler.order(epoch=1)
+    array([7, 2, 0, 6])
+    array([3, 1, 4, 5])
     """
 
     def __init__(self, n: int, begin: int, end: int, seed: int, shuffle: bool = True) -> None:
@@ -91,27 +112,27 @@ class DistributedOrderSampler(OrderSampler):
         self._latest: Indices | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next call return the order of ``epoch``, counted from 0.
+        """Choose the epoch, from 0, whose order the next call returns.
 
-        Needed only to visit epochs in another order than 0, 1, 2, ...: an iterator that resumes
-        from a snapshot continues with the epoch after that of the snapshot.
+        You need this only to read epochs in an order other than 0, 1, 2, ... An iterator that
+        resumes from a snapshot continues by itself with the next epoch.
         """
         self.epoch = epoch
 
     def order(self, epoch: int) -> Indices:
-        """Return the indices of this rank's examples in the order of an epoch."""
+        """Return the indices of this rank's examples, in the order of an epoch."""
         if not self._shuffle:
             return np.arange(self.n)[self._part]
-        # RandomState's numbers are the same in every release of NumPy.
+        # RandomState gives the same numbers in every release of NumPy.
         generator = np.random.RandomState([self.seed, epoch])
         return generator.permutation(self.n)[self._part].copy()
 
     def __call__(self, current_order: Indices, current_position: int) -> Indices:
-        """Return the next order, as Chainer's iterators ask for it.
+        """Return the next order; Chainer's iterators call this before each epoch.
 
-        ``current_order`` is what the previous call returned, or what the iterator read from a
-        snapshot; ``arange(n)`` at the start. Raises ValueError if the iterator's data set has
-        another length.
+        ``current_order`` is the order that the previous call returned or that a snapshot held,
+        or ``arange(n)`` at the start. Raises ValueError if the iterator's data set has another
+        length.
         """
         length = self._part.stop - self._part.start
         if len(current_order) not in (self.n, length):
@@ -124,12 +145,12 @@ class DistributedOrderSampler(OrderSampler):
         if not is_start and not is_known:
             self._recognise(current_order)
         order = self.order(self.epoch)
-        self._latest = order.copy()  # iterators load snapshots into the array they were given
+        self._latest = order.copy()  # iterators load snapshots into the array that they hold
         self.epoch += 1
         return order
 
     def _recognise(self, current_order: Indices) -> None:
-        """Continue after the epoch whose order the iterator has read from a snapshot."""
+        """Continue after the epoch whose order the iterator has loaded from a snapshot."""
         for epoch in range(_SEARCHED_EPOCHS):
             if np.array_equal(self.order(epoch), current_order):
                 self.epoch = epoch + 1
@@ -137,6 +158,6 @@ class DistributedOrderSampler(OrderSampler):
         warnings.warn(
             f"the iterator's order is none of the first {_SEARCHED_EPOCHS} epochs with the seed "
             f"{self.seed}: its snapshot was written with another seed, number of ranks or order "
-            f"sampler. Continuing with epoch {self.epoch}; set_epoch sets another",
+            f"sampler. Continuing with epoch {self.epoch}; choose another with set_epoch",
             stacklevel=3,
         )

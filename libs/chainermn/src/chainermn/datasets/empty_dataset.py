@@ -1,4 +1,4 @@
-"""Stand in for the data set of a rank that reads none."""
+"""Create a data set for ranks that read no data."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ from collections.abc import Sized
 
 
 def create_empty_dataset(dataset: Sized) -> list[tuple[()]]:
-    """Return a data set of the same length as another, without its contents.
+    """Create a data set without contents, with the same length as another one.
 
-    Use it in model parallelism, on ranks whose input comes from another rank: their iterator
-    still has to step and count epochs as the others do.
+    Use it in model parallelism, on ranks whose input comes from another rank. Their iterators
+    still have to count iterations and epochs as those of the other ranks do.
 
     Parameters
     ----------
     dataset : sized
-        Data set whose length is taken.
+        Data set that gives the length.
 
     Returns
     -------
     list of tuple
-        ``len(dataset)`` empty tuples, so that the model is called without arguments.
+        ``len(dataset)`` empty tuples; the updater then calls the model without arguments.
+
+    Examples
+    --------
+    >>> chainermn.create_empty_dataset(["a", "b", "c"])
+    [(), (), ()]
     """
     return [()] * len(dataset)

@@ -19,7 +19,17 @@ if TYPE_CHECKING:
 
 
 class DataSizeError(RuntimeError):
-    """Never raised. Kept for scripts that catch it: there is no limit on the size any more."""
+    """An error that is never raised, because the size of data sets is no longer limited.
+
+    It is kept for scripts that catch it.
+
+    Examples
+    --------
+    >>> try:
+    ...     part = chainermn.scatter_dataset(data, comm)
+    ... except chainermn.DataSizeError:
+    ...     raise
+    """
 
 
 def scatter_dataset(
@@ -32,46 +42,54 @@ def scatter_dataset(
     *,
     force_equal_length: bool = True,
 ) -> SubDataset:
-    """Divide the data set of one rank among all ranks.
+    """Divide the data set of one rank among all ranks. Collective.
 
     Parameters
     ----------
     dataset : sequence
-        On ``root``, anything with ``len`` and ``[]`` that can be pickled; ignored elsewhere.
+        Data set with ``len`` and ``[]`` that can be pickled; only that of the root is used.
     comm : CommunicatorBase or mpi4py.MPI.Intracomm
-        Scripts written for ChainerMN 1.0 give the second.
+        Communicator of the ranks that share the examples. Scripts written for ChainerMN 1.0 may
+        pass one of mpi4py.
     root : int
-        The rank that has the data set. The arguments below are taken from it too.
+        Rank that has the data set. The arguments below count only on this rank.
     shuffle : bool
-        Take the examples in random order.
+        Whether to shuffle the examples before they are divided.
     seed : int, optional
-        Seed of that order; by default, the order is different each time.
+        Seed of the shuffling. By default, the order is different each time.
     max_buf_len : int
-        ``root`` copies and sends at most this many bytes of arrays at a time.
+        Number of bytes of arrays that the root copies and sends at a time, at most.
     force_equal_length : bool
-        Give all ranks the same number of examples: some examples go to two ranks, if the number
-        of ranks does not divide the number of examples. Otherwise ranks may differ by one
-        example, and some have none if there are fewer examples than ranks.
+        Whether all ranks get the same number of examples. Some examples then go to two ranks if
+        the number of ranks does not divide the number of examples. Otherwise, ranks may differ
+        by one example; with fewer examples than ranks, some ranks get none.
 
     Returns
     -------
     chainer.datasets.SubDataset
-        The examples of this rank.
+        The shard of this rank.
 
     Raises
     ------
     TypeError
-        On every rank, if the data set of ``root`` has no length, or examples that another rank
-        is to get cannot be pickled.
+        On every rank, if the data set of the root has no length, or if its examples cannot be
+        pickled.
     ValueError
-        On every rank, if ``root`` is not the same rank everywhere.
+        On every rank, if ``root`` is not a rank, or differs between ranks.
 
     Notes
     -----
-    If the data set is an array, a list, a ``TupleDataset`` or ``DictDataset`` of these, or a
-    ``SubDataset`` of one of those, each rank receives and holds only its own examples. Any other
-    data set is sent whole to every rank, since it may compute its examples in any way: it should
-    read them on demand.
+    Each rank receives and holds only its own examples if the data set is an array, a list, a
+    ``TupleDataset`` or ``DictDataset`` of these, or a ``SubDataset`` of one of those. Every rank
+    receives any other data set as a whole, because that may compute its examples in any way. Such
+    a data set should read its examples on demand.
+
+    Examples
+    --------
+    >>> part = chainermn.scatter_dataset([10, 11, 12, 13] if comm.rank == 0 else None, comm)
+    >>> part[:]
+    [10, 11]
+    [12, 13]
     """
     where = "scatter_dataset"
     if not isinstance(comm, CommunicatorBase):
@@ -86,7 +104,7 @@ def scatter_dataset(
         try:
             n = len(dataset)  # type: ignore[arg-type]
         except TypeError as error:
-            raise TypeError(f"rank {root} must give a data set with a length: {error}") from None
+            raise TypeError(f"rank {root} must pass a data set with a length: {error}") from None
         order = np.random.RandomState(seed).permutation(n) if shuffle else None
         columns = Columns.of(SubDataset(dataset, 0, n, order)) if comm.size > 1 else None
         if columns is None:
@@ -109,27 +127,35 @@ def scatter_dataset(
 def scatter_index(
     n_total_samples: int, comm: CommunicatorBase, root: int = 0, *, force_equal_length: bool = True
 ) -> tuple[int, int]:
-    """Divide ``range(n_total_samples)`` among all ranks.
+    """Divide the indices of a data set among all ranks. Collective.
 
     Parameters
     ----------
     n_total_samples : int
-        Number of examples, on ``root``; ignored elsewhere.
+        Number of examples of the data set; only that of the root is used.
     comm : CommunicatorBase
+        Communicator of the ranks that share the examples.
     root : int
+        Rank that knows the number of examples.
     force_equal_length : bool
-        As for `scatter_dataset`.
+        Whether all ranks get the same number of indices, see `scatter_dataset`.
 
     Returns
     -------
     (begin, end) : tuple of int
-        The part of this rank is ``range(begin, end)``.
+        Bounds of this rank's part, ``range(begin, end)``.
 
     Raises
     ------
     TypeError, ValueError
-        On every rank, if ``n_total_samples`` of ``root`` is not a number of examples, or ``root``
-        is not the same rank everywhere.
+        On every rank, if ``n_total_samples`` of the root is not an integer or is negative, or if
+        ``root`` is not a rank or differs between ranks.
+
+    Examples
+    --------
+    >>> chainermn.scatter_index(100, comm)
+    (0, 50)
+    (50, 100)
     """
     where = "scatter_index"
     check_root(comm, root, where)
@@ -147,12 +173,31 @@ def scatter_index(
 def get_n_iterations_for_one_epoch(
     dataset: Sized, local_batch_size: int, comm: CommunicatorBase
 ) -> int:
-    """Return, on every rank, the number of batches in the part of rank 0, ``dataset``.
-
-    Raises TypeError or ValueError on every rank, if the arguments of rank 0 are invalid.
+    """Return the number of batches of an epoch on rank 0. Collective.
 
     .. deprecated:: 1.0
-        Give the trainer a number of epochs, ``(n, 'epoch')``.
+        Give the trainer a number of epochs instead: ``(n, 'epoch')``.
+
+    Parameters
+    ----------
+    dataset : sized
+        Shard of this rank; only that of rank 0 is used.
+    local_batch_size : int
+        Number of examples per rank in a batch.
+    comm : CommunicatorBase
+        Communicator of all ranks.
+
+    Raises
+    ------
+    TypeError, ValueError
+        On every rank, if the arguments of rank 0 are invalid.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> warnings.simplefilter("ignore")  # of the deprecation
+    >>> chainermn.get_n_iterations_for_one_epoch(range(100), 32, comm)
+    4
     """
     _warn("get_n_iterations_for_one_epoch", 1)
     return _n_iterations(dataset, local_batch_size, comm)
@@ -161,23 +206,40 @@ def get_n_iterations_for_one_epoch(
 def get_epoch_trigger(
     n_epochs: int, dataset: Sized, local_batch_size: int, comm: CommunicatorBase
 ) -> tuple[int, str]:
-    """Return, on every rank, a trigger that fires every ``n_epochs`` epochs of rank 0.
-
-    Raises TypeError or ValueError on every rank, if the arguments of rank 0 are invalid.
+    """Return a trigger in iterations that fires every ``n_epochs`` epochs of rank 0. Collective.
 
     .. deprecated:: 1.0
-        Give the trainer ``(n_epochs, 'epoch')``.
+        Give the trainer ``(n_epochs, 'epoch')`` instead.
+
+    Parameters
+    ----------
+    n_epochs : int
+        Number of epochs between two calls.
+    dataset, local_batch_size, comm
+        The arguments of `get_n_iterations_for_one_epoch`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        On every rank, if the arguments of rank 0 are invalid.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> warnings.simplefilter("ignore")  # of the deprecation
+    >>> chainermn.get_epoch_trigger(2, range(100), 32, comm)
+    (8, 'iteration')
     """
     _warn("get_epoch_trigger", n_epochs)
     return n_epochs * _n_iterations(dataset, local_batch_size, comm), "iteration"
 
 
 def part_bounds(n: int, rank: int, size: int, force_equal_length: bool) -> tuple[int, int]:
-    """Return where the part of ``rank`` in ``range(n)`` begins and ends."""
+    """Return the bounds of the part of ``rank`` in ``range(n)``."""
     if force_equal_length:
         begin = n * rank // size
         return begin, begin + -(-n // size)
-    # As the original does: the first ranks have one more.
+    # The first ranks have one more, as in the original ChainerMN.
     each, remainder = divmod(n, size)
     begin = rank * each + min(rank, remainder)
     return begin, begin + each + (rank < remainder)

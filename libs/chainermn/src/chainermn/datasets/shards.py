@@ -19,16 +19,16 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 Column: TypeAlias = "NDArray[Any] | list[Any]"
 Indices: TypeAlias = NDArray[np.intp]
 
-# Of the rows of all ranks in one round. Larger rounds are no faster, and each rank holds a round
-# in addition to its part.
+# Size of the rows of all ranks in one round. Larger rounds are not faster, and each rank holds a
+# round in addition to its part.
 _ROUND_BYTES = 32 * 2**20
 
 
 @dataclass
 class Columns:
-    """A data set taken apart: example ``i`` is made of row ``rows[i]`` of each column.
+    """A data set as columns: example ``i`` consists of row ``rows[i]`` of each column.
 
-    ``assemble`` makes a data set of the same kind from a list of columns.
+    ``assemble`` turns a list of columns into a data set of the same kind.
     """
 
     columns: list[Column]
@@ -37,10 +37,10 @@ class Columns:
 
     @classmethod
     def of(cls, dataset: Any) -> Columns | None:
-        """Take a data set apart; return None if it is not made of columns.
+        """Return the columns of a data set, or None if it has none.
 
         Arrays, lists, a `TupleDataset` or `DictDataset` of these, and a `SubDataset` of one of
-        those are made of columns. Instances of subclasses are not: their ``[]`` may do anything.
+        those have columns. Instances of subclasses do not: their ``[]`` may do anything.
         """
         if type(dataset) is SubDataset:
             base = cls.of(dataset._dataset)
@@ -62,7 +62,7 @@ class Columns:
         return cls(columns, np.arange(len(dataset)), assemble)
 
     def round_length(self, max_bytes: int, n_ranks: int) -> int:
-        """Return how many examples each rank gets in a round of at most ``max_bytes``."""
+        """Return the number of examples per rank in a round of at most ``max_bytes``."""
         limit = min(max_bytes, _ROUND_BYTES) // n_ranks
         limit -= limit // 64  # room for headers
         return max(1, limit // max(1, sum(map(_row_bytes, self.columns))))
@@ -101,11 +101,11 @@ def scatter_columns(
     begin, end = bounds[comm.rank]
     own: list[Column] = []
 
-    # A function, since a chunk that still has a name would stay while the next one comes.
+    # A function, because a chunk that still has a name would stay in memory during the next one.
     def receive(start: int) -> None:
         chunks = run_together(comm, "scatter_dataset", partial(take, start))
         kept: Any = None
-        if chunks is not None:  # the root does not pickle its own
+        if chunks is not None:  # the root does not pickle its own chunk
             kept, chunks[root] = chunks[root], None
         chunk = comm.scatter_obj(chunks, root=root) or kept
         # Joining all chunks at the end would take twice the memory.

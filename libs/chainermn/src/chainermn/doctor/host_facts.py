@@ -105,6 +105,8 @@ def contents(path: str) -> str:
 
 def cores(quota: str = "/sys/fs/cgroup/cpu.max") -> int:
     """Return the number of cores that this process may use, within its container's quota."""
+    if not hasattr(os, "sched_getaffinity"):  # macOS
+        return os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0))
     try:
         with open(quota) as file:

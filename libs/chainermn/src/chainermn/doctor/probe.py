@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 _MARK = "chainermn-doctor-answer "
+# MPICH's last lines say only that mpiexec failed. The first one of a host gives the cause.
+_CAUSE = re.compile(r"^\[proxy:\d+@(\S+)\] .*: (unable to .*)", re.MULTILINE)
 _GRACE = 10.0
 #: Makes MPICH's ranks sleep between two looks for messages, for hosts with fewer cores than ranks.
 #: Open MPI always gets such a setting.
@@ -105,10 +107,12 @@ def _lines(process: subprocess.Popen[bytes], limit: float) -> Iterator[str]:
 
 def _failure(code: int, err: str) -> str:
     lines = [line.strip() for line in err.splitlines() if re.search(r"\w", line)]
-    last = f": {lines[-1]}" if lines else ""
+    cause = f": {lines[-1]}" if lines else ""
+    if found := _CAUSE.search(err):
+        cause = f": {found[1]}: {found[2]}"
     if code < 0:
-        return f"crashed with {signal.Signals(-code).name}{last}"
-    return f"ended with exit code {code} and no answer{last}"
+        return f"crashed with {signal.Signals(-code).name}{cause}"
+    return f"ended with exit code {code} and no answer{cause}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

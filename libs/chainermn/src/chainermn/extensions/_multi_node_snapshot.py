@@ -1,4 +1,4 @@
-"""Write and read one snapshot for all ranks whose trainers are replicas."""
+"""Write and load one snapshot for all ranks whose trainers are replicas."""
 
 from __future__ import annotations
 
@@ -35,50 +35,64 @@ def multi_node_snapshot(
     replica_sets: Sequence[int | Iterable[int]],
     settings: Mapping[str, Any] | None = None,
 ) -> MultiNodeSnapshot:
-    """Let ranks whose trainers are replicas write one snapshot, and resume from it.
+    """Create an extension that writes one snapshot for all ranks, and resumes from it.
 
     Parameters
     ----------
     comm : CommunicatorBase
+        Communicator of the ranks that train.
     snapshot : extension
-        From ``chainer.training.extensions.snapshot`` or ``snapshot_object``. The number of the
-        writing rank is appended to its ``filename``, as ``.{rank}``.
+        Snapshot of Chainer, from ``chainer.training.extensions.snapshot`` or ``snapshot_object``.
+        The number of the rank that writes is appended to its ``filename``, as ``.{rank}``.
     replica_sets : sequence of (int or iterable of int)
         Disjoint sets of ranks whose trainers are replicas of each other. The lowest rank of a set
-        writes for the whole set. Ranks in none of them form one more set: ``[]`` means one
-        snapshot for all ranks; use ``[0]`` if other ranks have extensions that rank 0 lacks.
+        writes for the whole set. Ranks that are in none of them form one more set, so ``[]``
+        means one snapshot for all ranks. Use ``[0]`` if other ranks have extensions that rank 0
+        lacks.
     settings : mapping, optional
-        What the run was started with, as far as it changes the result: of strings, numbers and
-        other values that JSON knows. Snapshots are labelled with them, and a run goes on by
-        itself with the same settings only. They then also hold the state of NumPy's global random
-        generator of every rank, for the same number of ranks.
+        Settings of the run that change its result, such as ``vars(args)``: strings, numbers and
+        other values that JSON supports. They label the snapshots, and a run only resumes by
+        itself with the same settings. The snapshots then also hold the state of NumPy's global
+        random generator of every rank, for the same number of ranks.
 
     Returns
     -------
     MultiNodeSnapshot
-        Call ``trainer.extend(snapshot, trigger=(1, 'epoch'))`` with it on every rank.
+        Extension for the trainer of every rank.
 
     Raises
     ------
     ValueError, TypeError
-        On every rank, if ``replica_sets`` is anything else or differs between ranks, or
-        ``snapshot`` is not a snapshot, or ``settings`` are not for JSON, differ between ranks,
-        or belong to a snapshot of something else than the trainer.
+        On every rank, if ``snapshot`` is not a snapshot, if ``replica_sets`` or ``settings`` are
+        invalid or differ between ranks, or if ``settings`` are given for a snapshot of an object
+        other than the trainer.
 
     Notes
     -----
-    With ``autoload=True``, or by `MultiNodeSnapshot.resume`, all sets load the newest snapshot
-    that every set has, skipping damaged files. A file that could run code is not skipped, but
-    refused on every rank. You can resume with another number of ranks if the
-    same ranks write. An iterator's shuffled order fits only the number of examples that a rank
-    had. If a rank now has another number, its iterator resumes at the same fraction of the epoch,
-    in its own order. With `create_distributed_sampler`, or another order sampler that has a method
-    ``order(epoch)``, each rank resumes with its own part of the same epoch, for any number of
-    ranks. What each rank still has to send is in the snapshot too, except in that of
-    ``snapshot_on_error``, and is loaded by the same number of ranks.
+    With ``autoload=True``, or in `MultiNodeSnapshot.resume`, all sets load the newest snapshot
+    that every set has, and skip damaged files. A file that could run code is not skipped; every
+    rank raises.
 
-    All ranks wait for the one that writes. It is much quicker without compression:
+    You can resume with a different number of ranks if the same ranks write. The shuffled order of
+    an iterator fits only the number of examples that a rank had. If this number changes, the
+    iterator resumes at the same fraction of the epoch, in its own order. With
+    `create_distributed_sampler`, or another order sampler with a method ``order(epoch)``, each
+    rank resumes with its part of the same epoch, for any number of ranks. Snapshots also hold the
+    gradients that ranks still have to send, except those of ``snapshot_on_error``; only the same
+    number of ranks loads them.
+
+    All ranks wait for the one that writes. Writing is much faster without compression:
     ``extensions.snapshot(savefun=functools.partial(save_npz, compression=False))``.
+
+    Examples
+    --------
+    >>> snapshot = training.extensions.snapshot(filename="snapshot_{.updater.epoch}")
+    >>> snapshot = chainermn.extensions.multi_node_snapshot(comm, snapshot, [])
+    >>> trainer.extend(snapshot, trigger=(1, "epoch"))
+    >>> trainer.run()
+    >>> import os
+    >>> sorted(os.listdir("result"))
+    ['snapshot_1.0', 'snapshot_2.0']
     """
     check_communicator(f"{_WHERE}(comm, snapshot, replica_sets)", comm, snapshot)
 
@@ -109,14 +123,28 @@ def parse_replica_sets(replica_sets: Sequence[int | Iterable[int]], size: int) -
 
 
 class MultiNodeSnapshot(Extension):
-    """Writes and reads the snapshots of one replica set; see `multi_node_snapshot`.
+    """The extension that `multi_node_snapshot` returns.
 
     Attributes
     ----------
     replica_set : set of int
-        Ranks that share snapshots with this one.
+        Ranks that share snapshots with this rank.
     master : int
-        The rank of this set that writes.
+        Rank of this set that writes.
+
+    Examples
+    --------
+    Resume from the newest snapshot, if there is one:
+
+    >>> snapshot = training.extensions.snapshot()
+    >>> snapshot = chainermn.extensions.multi_node_snapshot(comm, snapshot, [])
+    >>> trainer.extend(snapshot)
+    >>> snapshot.resume(trainer)
+    False
+    >>> trainer.run()
+    >>> longer = training.Trainer(updater, (3, "epoch"), out="result")
+    >>> is_resumed = snapshot.resume(longer)
+    resuming after iteration 4, epoch 2, from result/snapshot_iter_4.0
     """
 
     trigger = 1, "epoch"
@@ -148,12 +176,12 @@ class MultiNodeSnapshot(Extension):
         return self.comm.rank == self.master
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Load the newest snapshot, if ``autoload`` is on; then this is collective.
+        """Load the newest snapshot, if ``autoload`` is on. This is then collective.
 
-        Raises on every rank if the snapshot does not fit the trainer of any, or holds pickles of
-        more than None, numbers and strings, which could run code. Warns of each damaged snapshot,
-        which is skipped; and, on rank 0, if nothing is loaded because the ranks that write now
-        have no snapshot in common.
+        Raises on every rank if the snapshot does not fit the trainer of any rank, or holds
+        pickles other than None, numbers and strings, which could run code. Warns about each
+        damaged snapshot that it skips. Rank 0 warns if nothing is loaded because the ranks that
+        write now have no snapshot in common.
         """
         autoload, self.snapshot.autoload = self.snapshot.autoload, False
         if self.is_master:
@@ -184,30 +212,31 @@ class MultiNodeSnapshot(Extension):
     def resume(
         self, trainer: chainer.training.Trainer, path: str | os.PathLike[str] | None = None
     ) -> bool:
-        """Load a snapshot before training starts, or none if there is none. Collective.
+        """Load a snapshot before training starts, if there is one. Collective.
 
-        Rank 0 prints what is loaded. If the trainer has been trained for as long as it is to be,
-        its ``run`` does nothing any more, and rank 0 says so on standard error.
+        Rank 0 prints which snapshot is loaded. If training is already complete, the trainer's
+        ``run`` returns at once, and rank 0 says so on standard error.
 
         Parameters
         ----------
         trainer : chainer.training.Trainer
+            Trainer to load.
         path : path, optional
-            The snapshot, whatever its settings; of the lowest rank that writes if several do. By
-            default the newest with the same settings in the folder of the trainer.
+            Snapshot to load, whatever its settings; if several ranks write, that of the lowest.
+            By default, this is the newest one with the same settings in the trainer's folder.
 
         Returns
         -------
         bool
-            Whether one was loaded.
+            Whether a snapshot was loaded.
 
         Raises
         ------
         OSError, ValueError, RuntimeError
-            On every rank, if the folder has snapshots, but none with the same settings; if
-            ``path`` cannot be read by any rank that writes; if the snapshot holds pickles of more
-            than None, numbers and strings, which could run code; or if it does not fit the
-            trainer of any, part of which may have been loaded by then.
+            On every rank, if the folder has snapshots, but none with the same settings; if a rank
+            that writes cannot read ``path``; if the snapshot holds pickles other than None,
+            numbers and strings, which could run code; or if it does not fit the trainer of any
+            rank. In the last case, part of it may have been loaded.
         """
         if path is None:
             directory = Path(trainer.out)
@@ -225,9 +254,9 @@ class MultiNodeSnapshot(Extension):
         if self.comm.rank == 0:
             updater = trainer.updater
             place = f"iteration {updater.iteration}, epoch {updater.epoch}"
-            # A script with --quiet hides what is printed to standard output.
+            # A script with --quiet hides standard output.
             stream = sys.stderr if ended else sys.stdout
-            print(f"going on after {place}, from {file}{ended}", file=stream, flush=True)
+            print(f"resuming after {place}, from {file}{ended}", file=stream, flush=True)
         return True
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
@@ -239,7 +268,7 @@ class MultiNodeSnapshot(Extension):
             if self._random_states:
                 serializer("random_states", np.stack(self._random_states))
             return
-        # Neither a snapshot after an error nor one of other ranks has what is this rank's.
+        # A snapshot after an error, or of other ranks, lacks the state of this rank.
         with contextlib.suppress(KeyError):
             states = serializer("random_states", None)
             if len(states) == len(self.replica_set):
@@ -250,7 +279,7 @@ class MultiNodeSnapshot(Extension):
 
     @contextlib.contextmanager
     def _with_states_of_all(self, optimizer: MultiNodeOptimizer) -> Iterator[None]:
-        """Let the master save what each rank of the set still has to send."""
+        """Let the master save the unsent gradients of each rank of the set."""
         own = optimizer.communicator.rank, optimizer.unsent()
         optimizer.unsent_elsewhere = dict(self._gathered(own)[1:])
         try:
@@ -268,7 +297,7 @@ class MultiNodeSnapshot(Extension):
             self._random_states = []
 
     def _gathered(self, own: Any) -> list[Any]:
-        """Return, on the master, what the ranks of the set give, its own first; else nothing."""
+        """Return the values of all ranks of the set, on the master only, its own first."""
         if not self.is_master:
             self.comm.send_obj(own, self.master)
             return []
@@ -308,10 +337,9 @@ class MultiNodeSnapshot(Extension):
         if any(by_rank.values()) and not common and self.comm.rank == 0:
             counts = ", ".join(f"{len(times)} by rank {rank}" for rank, times in by_rank.items())
             warnings.warn(
-                f"{_WHERE}: nothing is loaded from {directory}, as no snapshot there was written "
-                f"by each of the ranks that write now; there are {counts}. Was the number of "
-                "ranks different, or replica_sets? With replica_sets=[], any number of ranks can "
-                "load a snapshot",
+                f"{_WHERE}: nothing is loaded from {directory}, because the ranks that write now "
+                f"have no snapshot in common there: {counts}. Was the number of ranks different, "
+                "or replica_sets? With replica_sets=[], any number of ranks can load a snapshot",
                 stacklevel=4,
             )
         # Sorted by the times of the first set alone: clocks of other hosts may differ.
@@ -329,7 +357,7 @@ class MultiNodeSnapshot(Extension):
             passed_over = passed_over or found
         if passed_over:
             raise ValueError(
-                f"{passed_over}. Use those again to go on with that run, or another folder than "
+                f"{passed_over}. Use the same settings to resume that run, or a folder other than "
                 f"{directory} for a new one"
             )
         return None
@@ -338,23 +366,23 @@ class MultiNodeSnapshot(Extension):
         return difference(path, self._label) if self.is_master else ""
 
     def _remove_unfinished(self, directory: Path) -> None:
-        """Remove what a killed job has left of snapshots that it was writing."""
+        """Remove the unfinished snapshots of a job that was killed."""
         if self.is_master and directory.is_dir():
-            # Chainer writes them in folders of such names.
+            # Chainer writes snapshots in folders with these names.
             unfinished = re.compile(rf"tmp{self._pattern()}.*")
             for folder in directory.iterdir():
                 if unfinished.fullmatch(folder.name) and folder.is_dir():
                     shutil.rmtree(folder, ignore_errors=True)
 
     def _pattern(self) -> str:
-        """Return what matches the names of this rank's snapshots; group 1 is without suffix."""
+        """Return a pattern for the names of this rank's snapshots; group 1 lacks the suffix."""
         if callable(self._plain_filename):
             raise TypeError("autoload needs a snapshot whose filename is a string")
         stem = ".*".join(map(re.escape, re.split(r"\{.*\}", self._plain_filename)))
         return rf"({stem})\.{self.comm.rank}"
 
     def _times(self, directory: Path) -> dict[str, float] | None:
-        """Return this rank's snapshots and their times of writing; None if it writes none."""
+        """Return this rank's snapshots and when they were written; None if it writes none."""
         if not self.is_master:
             return None
         pattern = re.compile(self._pattern())
@@ -370,7 +398,7 @@ def _numbers(name: str) -> list[int]:
 
 
 def _end_if_finished(trainer: chainer.training.Trainer) -> str:
-    """Let a trainer stop at once if it has been trained for its whole length, and say so."""
+    """Make a trainer stop at once if its training is complete, and return a text about it."""
     length_of = getattr(trainer.stop_trigger, "get_training_length", None)
     if length_of is None:
         return ""
@@ -382,6 +410,6 @@ def _end_if_finished(trainer: chainer.training.Trainer) -> str:
     trainer.stop_trigger = lambda _: True
     plural = unit if done == 1 else f"{unit}s"
     return (
-        f". Training has ended there, after {done} {plural}: ask for more to train on, or use "
-        f"another folder than {trainer.out} to begin anew"
+        f". Training has ended there, after {done} {plural}: ask for more, or use a folder "
+        f"other than {trainer.out} to start over"
     )

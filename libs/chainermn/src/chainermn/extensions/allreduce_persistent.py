@@ -1,4 +1,4 @@
-"""Average running statistics over the ranks."""
+"""Average the running statistics of all ranks."""
 
 from __future__ import annotations
 
@@ -13,17 +13,23 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 
 
 class AllreducePersistent(Extension):
-    """Replaces persistent arrays of a model by their means over the ranks.
+    """Extension that replaces the persistent arrays of a model by their means over all ranks.
 
-    Without it, models differ in test mode: each rank computes the statistics of its
-    ``BatchNormalization`` from its own batches. It runs before evaluators and snapshots.
+    Use it with ``BatchNormalization``: each rank computes its statistics from its own batches, so
+    without this extension the models of the ranks differ in test mode. It runs before evaluators
+    and snapshots.
 
     Parameters
     ----------
     model : chainer.Link
         Model whose persistent float arrays are averaged in place. Other persistent values, such
-        as counters, stay as they are.
+        as counters, do not change.
     comm : CommunicatorBase
+        Communicator of the ranks.
+
+    Examples
+    --------
+    >>> trainer.extend(chainermn.extensions.AllreducePersistent(model, comm))
     """
 
     trigger = 1, "epoch"
@@ -36,7 +42,7 @@ class AllreducePersistent(Extension):
     def __call__(self, trainer: chainer.training.Trainer | None = None) -> None:
         """Average the arrays. Every rank must call it.
 
-        Raises ValueError on every rank, if the models have different persistent arrays.
+        Raises ValueError on every rank if the models have different persistent arrays.
         """
         named = dict(_named_float_persistents(self.model))
         own = {(name, value.shape, value.dtype.name) for name, value in named.items()}

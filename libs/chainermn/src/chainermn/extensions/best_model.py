@@ -1,4 +1,4 @@
-"""Keep the best model of a run, whatever becomes of its snapshots."""
+"""Save the best model of a run."""
 
 from __future__ import annotations
 
@@ -15,39 +15,50 @@ from chainermn.files import atomic_write
 
 
 class BestModel(Extension):
-    """Writes a model whenever an observed value is better than ever before in the run.
+    """Extension that saves the model whenever an observed value is the best of the run so far.
 
-    The parameters go into ``filename`` in the trainer's folder, as
-    ``chainer.serializers.save_npz`` writes them with ``compression=False``. A file of the same
-    name that ends with ``.json`` says how good they are: ``metric``, ``value``, ``epoch`` and
-    ``iteration``. Either file is always complete, also if the job is killed while it is written.
-    Snapshots of the trainer hold the best value so far, from which a resumed run goes on; in
-    another folder than the file's it begins anew.
+    The parameters are saved as ``filename`` in the trainer's folder, as by
+    ``chainer.serializers.save_npz`` with ``compression=False``. A file with the same name and the
+    suffix ``.json`` has the ``metric``, its ``value``, and the ``epoch`` and ``iteration``. Both
+    files are always complete, even if the job is killed while it writes.
 
-    Use it on one rank, after the evaluator, with the same trigger:
-    ``if comm.rank == 0: trainer.extend(BestModel(model, 'validation/main/accuracy'))``.
+    Snapshots of the trainer hold the best value so far, so a resumed run continues with it. If
+    the file is not in the trainer's folder, the search for the best starts over.
+
+    Use it on one rank, with the same trigger as the evaluator.
 
     Parameters
     ----------
     model : chainer.Link
+        Model to save.
     metric : str
-        The observed value. A value that is not a number is never the best.
+        Name of the observed value. NaN is never the best value.
     mode : {'max', 'min'}
-        Whether it should rise or fall.
+        Whether a larger or a smaller value is better.
     filename : str
-        Ends with ``.npz``.
+        Name of the file, which must end with ``.npz``.
 
     Attributes
     ----------
     value : float
-        The best so far; minus or plus infinity at first.
+        Best value so far; minus or plus infinity at first.
     epoch, iteration : int
-        When it was reached.
+        Epoch and iteration of the best value.
 
     Raises
     ------
     ValueError
-        If ``mode`` or ``filename`` is anything else.
+        If ``mode`` or ``filename`` is invalid.
+
+    Examples
+    --------
+    >>> test_iterator = chainer.iterators.SerialIterator(data, 4, repeat=False, shuffle=False)
+    >>> evaluator = training.extensions.Evaluator(test_iterator, model)
+    >>> trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm))
+    >>> if comm.rank == 0:
+    ...     trainer.extend(chainermn.extensions.BestModel(model, "validation/main/accuracy"))
+    >>> trainer.run()
+    >>> chainer.serializers.load_npz("result/best.npz", model)
     """
 
     trigger = 1, "epoch"
@@ -70,18 +81,18 @@ class BestModel(Extension):
         self.epoch = self.iteration = 0
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Forget the best value of a snapshot from elsewhere, whose model is not here."""
+        """Forget the best value of a snapshot if its model is not in this folder."""
         if not Path(trainer.out, self.filename).exists():
             self.value = -self._sign * math.inf
             self.epoch = self.iteration = 0
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        """Write the model if it is the best.
+        """Save the model if it is the best.
 
         Raises
         ------
         KeyError
-            If the value has not been observed in this iteration.
+            If the value was not observed in this iteration.
         """
         if self.metric not in trainer.observation:
             seen = ", ".join(sorted(trainer.observation)) or "nothing"
@@ -106,7 +117,7 @@ class BestModel(Extension):
             description.write(json.dumps(about, indent=1) + "\n")
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Load or save the best value and when it was reached."""
+        """Load or save the best value, and its epoch and iteration."""
         self.value = float(serializer("value", np.float64(self.value)))
         self.epoch = int(serializer("epoch", self.epoch))
         self.iteration = int(serializer("iteration", self.iteration))

@@ -1,4 +1,4 @@
-"""Checkpoint all ranks together, in one file per rank."""
+"""Save checkpoints of all ranks together, in one file per rank."""
 
 from __future__ import annotations
 
@@ -33,43 +33,53 @@ def create_multi_node_checkpointer(
 ) -> MultiNodeCheckpointer:
     """Create an extension that lets an interrupted job resume.
 
-    Each rank writes the state of its own trainer; `MultiNodeCheckpointer.maybe_load` loads the
-    newest checkpoint that is complete. Use it for fault tolerance, not for keeping models: the
-    files are deleted when training ends.
+    Each rank writes the state of its own trainer, and `MultiNodeCheckpointer.maybe_load` loads
+    the newest complete checkpoint. Use it for fault tolerance, not to keep models: the files are
+    deleted when training ends.
 
     Parameters
     ----------
     name : str
-        Prefix of the files, ``{name}.{rank}.{iteration}``.
+        Prefix of the file names, ``{name}.{rank}.{iteration}``.
     comm : CommunicatorBase
+        Communicator of all ranks.
     cp_interval : int
-        Keep at least this many checkpoints.
+        Number of checkpoints to keep, at least.
     gc_interval : int
-        Delete older ones once there are this many more.
+        Number of further checkpoints after which old ones are deleted.
     path : path, optional
-        Directory of the files, shared by all hosts or local to each; the output directory of the
-        trainer by default.
+        Folder of the files, shared by all hosts or local to each; the trainer's folder by
+        default.
 
     Returns
     -------
     MultiNodeCheckpointer
-        Call ``trainer.extend(checkpointer, trigger=(1000, 'iteration'))`` with it on every rank.
+        Extension for the trainer of every rank.
 
     Raises
     ------
     TypeError
         If ``comm`` is not a communicator.
     ValueError
-        On every rank, if an argument is invalid or ``name`` differs between ranks.
+        On every rank, if an argument is invalid, or if ``name`` differs between ranks.
 
     Notes
     -----
-    The same number of ranks resumes with the state of each rank. Another number can resume if the
-    models were replicas: then all ranks load what rank 0 wrote. The iteration, the epoch and the
-    optimizer's state continue, and iterators resume at the same fraction of the epoch, as with
-    `multi_node_snapshot`. The learning rate is what the script sets, as Chainer does not save it:
-    one computed from ``comm.size`` fits the new number of ranks. Only ``ExponentialShift`` and
-    the like keep the saved value until they next change it.
+    With the same number of ranks, each rank resumes with its own state. A different number can
+    resume if the models were replicas: all ranks then load the file of rank 0. The iteration, the
+    epoch and the optimizer's state continue, and iterators resume at the same fraction of the
+    epoch, as with `multi_node_snapshot`.
+
+    Chainer does not save the learning rate, so it is the one that your script sets; if you compute
+    it from ``comm.size``, it fits the new number of ranks. Only extensions such as
+    ``ExponentialShift`` keep the saved value until they next change it.
+
+    Examples
+    --------
+    >>> checkpointer = chainermn.create_multi_node_checkpointer("mnist", comm)
+    >>> trainer.extend(checkpointer, trigger=(1000, "iteration"))
+    >>> checkpointer.maybe_load(trainer, optimizer)
+    >>> trainer.run()
     """
     where = "create_multi_node_checkpointer"
     check_communicator(f"{where}(name, comm)", comm, name)
@@ -89,7 +99,18 @@ def create_multi_node_checkpointer(
 
 
 class MultiNodeCheckpointer(Extension):
-    """Writes and loads checkpoints; see `create_multi_node_checkpointer`."""
+    """The extension that `create_multi_node_checkpointer` returns.
+
+    Examples
+    --------
+    Save any object that ``chainer.serializers`` can save, and load it again:
+
+    >>> checkpointer = chainermn.create_multi_node_checkpointer("model", comm, path="result")
+    >>> checkpointer.save(model, iteration=1)
+    >>> checkpointer.maybe_load(model)
+    >>> checkpointer.get_stats()
+    'Snapshot duration stats (sec): avg=..., min=..., max=...'
+    """
 
     trigger = 1, "iteration"
     priority = -100  # as Chainer's snapshots: after everything that reports
@@ -119,13 +140,18 @@ class MultiNodeCheckpointer(Extension):
     def save(self, target: Any, iteration: int) -> None:
         """Write a checkpoint of an object that ``chainer.serializers`` can save. Collective.
 
-        The checkpoint with the highest ``iteration`` is the newest.
+        Parameters
+        ----------
+        target : object
+            Object to save, such as a trainer or a model.
+        iteration : int
+            Number of the checkpoint; the one with the highest number is the newest.
 
         Raises
         ------
         OSError
-            On ranks that cannot write their file; the others raise RuntimeError. Earlier
-            checkpoints stay.
+            On ranks that cannot write their file; other ranks raise RuntimeError. Earlier
+            checkpoints are kept.
         """
         self._settle_path(target)
         files = self._files
@@ -152,33 +178,34 @@ class MultiNodeCheckpointer(Extension):
         optimizer: Any = None,
         path: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Load the newest checkpoint that is complete, if there is one. Collective.
+        """Load the newest complete checkpoint, if there is one. Collective.
 
-        It is complete if all ranks together find all of its files, whether in one folder or each
-        in its own. Another number of ranks than wrote it loads the file of rank 0.
+        A checkpoint is complete if all ranks together find all of its files, either in one folder
+        or each in its own. If a different number of ranks wrote it, all ranks load the file of
+        rank 0.
 
         Parameters
         ----------
         trainer : chainer.training.Trainer
-            The trainer, or another object that was given to `save`.
+            Trainer to load, or another object that was given to `save`.
         optimizer : MultiNodeOptimizer, optional
-            Ignored; scripts written for the original give it. The one in ``trainer`` is loaded.
+            Ignored, because the optimizer of ``trainer`` is loaded; accepted for scripts written
+            for the original ChainerMN.
         path : path, optional
-            Directory of the files from now on.
+            Folder of the files from now on.
 
         Raises
         ------
         ValueError
-            On every rank, if the newest checkpoint was written by another number of ranks, whose
+            On every rank, if a different number of ranks wrote the newest checkpoint, and their
             parameters differ.
         OSError
-            On a rank that cannot read the file of another one, or whose file holds pickles of
-            more than None, numbers and strings, which could run code; the others raise
-            RuntimeError.
+            On a rank that cannot read the file of another rank, or whose file holds pickles other
+            than None, numbers and strings, which could run code; other ranks raise RuntimeError.
         RuntimeError
-            On every rank, if there are checkpoints but none fits ``trainer``, part of which may
-            have been loaded by then. A UserWarning names each file that is skipped: damaged, of
-            another job, or not fitting.
+            On every rank, if there are checkpoints but none fits ``trainer``. Part of one may
+            have been loaded. A UserWarning names each file that is skipped because it is damaged,
+            belongs to another job, or does not fit.
         """
         self._settle_path(trainer, path)
         files, failure = self._files, ""
@@ -201,7 +228,7 @@ class MultiNodeCheckpointer(Extension):
             self._files.remove()
 
     def get_stats(self) -> str:
-        """Tell how many seconds writing took on this rank."""
+        """Return a text with the mean, shortest and longest time of writing on this rank."""
         if not self._seconds:
             return "No snapshot was taken"
         mean, least, most = np.mean(self._seconds), min(self._seconds), max(self._seconds)
@@ -213,7 +240,7 @@ class MultiNodeCheckpointer(Extension):
         if self.path is None:
             if not hasattr(target, "out"):
                 raise ValueError(
-                    f"{type(target)} has no output directory, as a trainer has: give a path to "
+                    f"{type(target)} has no output folder, unlike a trainer: give a path to "
                     "create_multi_node_checkpointer"
                 )
             self.path = Path(target.out)
@@ -237,7 +264,7 @@ class MultiNodeCheckpointer(Extension):
         return ""
 
     def _read_own(self, checkpoint: Checkpoint, target: Any) -> Any:
-        """Return the file of this rank, or a copy of what another host has."""
+        """Return the file of this rank, or a copy of it from another host."""
         own: Any = str(self._files.path(checkpoint.iteration))
         failure: Exception | None = None
         for writer, reader in checkpoint.readers.items():
@@ -277,10 +304,10 @@ class MultiNodeCheckpointer(Extension):
                 if of_rank.get(name) != by_rank[0].get(name):
                     raise ValueError(
                         f"{_WHERE}: the checkpoint of iteration {iteration} was written by "
-                        f"{len(readers)} ranks that are no replicas: {name} of rank {rank} is "
-                        f"not that of rank 0. So {self.comm.size} ranks cannot load it; start as "
-                        f"many as wrote it, or use another name than {self.name!r} or another "
-                        f"path than {self.path} to begin anew"
+                        f"{len(readers)} ranks that are not replicas: {name} differs between "
+                        f"rank 0 and rank {rank}. So {self.comm.size} ranks cannot load it; start "
+                        f"{len(readers)} ranks, or start over with another name than "
+                        f"{self.name!r} or another path than {self.path}"
                     )
         path = self._files.path(iteration, 0)
         return run_on_root(self.comm, readers[0], _WHERE, path.read_bytes)

@@ -1,4 +1,4 @@
-"""The files of checkpoints: how they are called, which job wrote them, which are complete."""
+"""The files of checkpoints: their names, the job that wrote them, and which are complete."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from chainermn.agreement import run_together
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions.npz_files import find_damage, is_usable_everywhere, write_npz
 
-#: The array that tells who wrote a file. Loading ignores arrays that it does not know.
+#: Name of the array that tells which job and rank wrote a file. Loading ignores unknown arrays.
 LABEL = "chainermn_checkpoint"
 _WHERE = "maybe_load"
 
 
 class Job(NamedTuple):
-    """What the files of one checkpoint have in common."""
+    """The job that wrote the files of a checkpoint."""
 
     n_ranks: int
-    #: A random number, as another job may have had as many ranks and come as far.
+    #: A random number, because another job may have had as many ranks and iterations.
     run: int
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint whose files have all been found."""
+    """A checkpoint that has all its files."""
 
     iteration: int
-    #: For each rank that wrote it, the rank of this job that can read the file.
+    #: For each rank that wrote a file, the rank of this job that reads it.
     readers: Mapping[int, int]
 
 
@@ -44,9 +44,11 @@ class CheckpointFiles:
     Parameters
     ----------
     folder : path
-        Shared by all hosts, or local to each.
+        Folder that all hosts share, or a local one of each.
     name : str
+        Prefix of the file names.
     comm : CommunicatorBase
+        Communicator of all ranks.
     """
 
     def __init__(self, folder: Path, name: str, comm: CommunicatorBase) -> None:
@@ -70,9 +72,9 @@ class CheckpointFiles:
         return sorted(iteration for rank, iteration in self._present() if rank == self._comm.rank)
 
     def remove(self, before: float = float("inf")) -> None:
-        """Remove what this rank has written before an iteration, in this job or an earlier one.
+        """Remove this rank's files from before an iteration, also those of earlier jobs.
 
-        The files of ranks that this job no longer has are shared out.
+        The ranks of this job divide the files of ranks that it no longer has.
         """
         size, own = self._comm.size, self._comm.rank
         for rank, iteration in self._present():
@@ -80,15 +82,15 @@ class CheckpointFiles:
                 self.path(iteration, rank).unlink(missing_ok=True)
 
     def remove_unfinished(self) -> None:
-        """Remove what was left when this rank was killed while it wrote."""
+        """Remove files that this rank was writing when it was killed."""
         for leftover in self._beginning_with(f".{self._name}.{self._comm.rank}."):
             leftover.unlink(missing_ok=True)
 
     def complete(self) -> Iterator[Checkpoint]:
-        """Yield the checkpoints that are complete, newest first. Collective.
+        """Yield the complete checkpoints, newest first. Collective.
 
-        A UserWarning names each file that is skipped. A damaged one spoils the checkpoint of the
-        job that wrote it, and no other one.
+        A UserWarning names each file that is skipped. A damaged file spoils only the checkpoint
+        that it belongs to.
         """
         size = self._comm.size
         seen = self._comm.allgather_obj({iteration for _, iteration in self._present()})
@@ -109,7 +111,7 @@ class CheckpointFiles:
                     yield checkpoint
 
     def _gather(self, iteration: int, spoiled: Container[Job | None]) -> list[Checkpoint]:
-        """Find the files of checkpoints that are not spoiled, wherever they are. Collective."""
+        """Find the files of checkpoints that are not spoiled, on all hosts. Collective."""
         readable = {}
         for rank, number in self._present():
             if number == iteration:
@@ -121,7 +123,7 @@ class CheckpointFiles:
             for rank, job in jobs.items():
                 found[job][rank].append(reader)
         return [
-            # A file is read by its own rank if that can, and reading is shared out.
+            # A rank reads its own file if it can; the ranks divide the other files.
             Checkpoint(
                 iteration,
                 {
@@ -134,7 +136,7 @@ class CheckpointFiles:
         ]
 
     def _damage_of_others(self, checkpoint: Checkpoint) -> str:
-        """Examine the files that this rank reads, except its own, which has been examined."""
+        """Examine the files that this rank reads for others."""
         for writer, reader in checkpoint.readers.items():
             if reader == self._comm.rank != writer:
                 path = self.path(checkpoint.iteration, writer)
@@ -146,7 +148,7 @@ class CheckpointFiles:
         return is_usable_everywhere(self._comm, f"checkpoint {self.path(iteration)}", fault)
 
     def _examine(self, iteration: int) -> tuple[Job | None, str]:
-        """Return which job wrote the file of this rank, if it is there, and what is wrong."""
+        """Return the job that wrote this rank's file, if it exists, and what is wrong with it."""
         path = self.path(iteration)
         if not path.exists():
             return None, ""
@@ -159,13 +161,13 @@ class CheckpointFiles:
                 label = arrays.read_for(LABEL, np.zeros(4, np.int64))
             n_ranks, *place, run = label.astype(np.int64, casting="safe").tolist()
         except (OSError, KeyError, TypeError, ValueError):
-            return None, "it is no checkpoint"
+            return None, "it is not a checkpoint"
         if place != [rank, iteration]:
-            return None, f"by its label it is of rank and iteration {place}"
+            return None, f"its label says rank and iteration {place}"
         return Job(n_ranks, run), ""
 
     def _present(self) -> set[tuple[int, int]]:
-        """Return rank and iteration of every file that this rank sees."""
+        """Return the rank and iteration of every file that this rank sees."""
         pattern = re.compile(rf"{re.escape(self._name)}\.([0-9]+)\.([0-9]+)")
         found = (pattern.fullmatch(file.name) for file in self._beginning_with(f"{self._name}."))
         return {(int(name[1]), int(name[2])) for name in found if name}

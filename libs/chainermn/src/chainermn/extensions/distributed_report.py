@@ -1,4 +1,4 @@
-"""Report where the time of all ranks goes."""
+"""Report how all ranks spend their time."""
 
 from __future__ import annotations
 
@@ -21,43 +21,52 @@ _REPORTED = ("data", "compute", "layers", "exchange", "waiting")
 
 
 class DistributedReport(Extension):
-    """Reports, once per epoch, where the time of all ranks goes.
+    """Extension that reports, once per epoch, how all ranks spend their time.
 
-    On rank 0 it reports, for Chainer's ``LogReport`` and all that reads the log:
+    On rank 0, it reports these values, which appear in Chainer's ``LogReport``:
 
-    - ``parallel efficiency``: the share of the time, from 0 to 1, that the ranks spend neither on
-      exchanging nor on waiting for each other;
-    - ``time/data``, ``time/compute``, ``time/layers`` (what multi-node layers exchange),
-      ``time/exchange`` and ``time/waiting``: seconds of a mean iteration, on average over the
-      ranks, and ``time/data/slowest`` and so on of the rank that takes longest for it;
-    - ``slowest rank``: the rank that the others wait for, if they do.
+    - ``parallel efficiency``: fraction of the time, from 0 to 1, in which the ranks neither
+      exchange nor wait for each other;
+    - ``time/data``, ``time/compute``, ``time/layers`` (exchange in multi-node layers),
+      ``time/exchange`` and ``time/waiting``: seconds per iteration, on average over the ranks.
+      ``time/data/slowest`` and so on are those of the rank that takes longest;
+    - ``slowest rank``: number of the rank that the others wait for, if there is one.
 
-    Give ``LogReport`` the same trigger: it would take the mean of several reports.
+    Give ``LogReport`` the same trigger, because it would average several reports.
 
-    When training ends, it draws the last epoch into a picture, a bar for each rank. The `Summary`
-    of the last epoch is its attribute ``summary``, whose ``straggler`` says what the slowest rank
-    is slow at, and whose ``advice()`` says what to do about all this.
+    When training ends, the last epoch is drawn into a picture with a bar for each rank. The
+    attribute ``summary`` is the `Summary` of the last epoch: its ``straggler`` tells why the
+    slowest rank is slow, and its ``advice()`` tells what to do.
 
-    Use it on every rank, wherever the log is kept: ``trainer.extend(DistributedReport(comm))``.
+    Use it on every rank.
 
     Parameters
     ----------
     comm : CommunicatorBase
-        Its ranks are reported on.
+        Communicator of the ranks to report on.
     filename : path, optional
-        Picture in the trainer's folder; None for none.
+        Name of the picture in the trainer's folder; None to draw none.
 
     Attributes
     ----------
     summary : Summary or None
-        On rank 0, once there is one.
+        Summary of the last epoch, on rank 0.
 
     Raises
     ------
     ValueError
-        If ``filename`` does not end as the name of a picture.
+        If ``filename`` does not have the suffix of a picture.
     ModuleNotFoundError
-        On every rank, if there is to be a picture and rank 0 has no matplotlib.
+        On every rank, if a picture is wanted and rank 0 has no matplotlib.
+
+    Examples
+    --------
+    >>> report = chainermn.extensions.DistributedReport(comm, filename=None)
+    >>> trainer.extend(report)
+    >>> trainer.run()
+    >>> if comm.rank == 0:
+    ...     print(0 < report.summary.efficiency < 1)
+    True
     """
 
     trigger = 1, "epoch"
@@ -77,7 +86,7 @@ class DistributedReport(Extension):
             run_on_root(comm, 0, "DistributedReport", _check_matplotlib)
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Begin to measure. Every rank must have this extension."""
+        """Start to measure. Every rank must have this extension."""
         self.comm.allgather_obj(None)
         self._observation = observe(trainer)
         self._gathering = SharedGathering(self.comm.mpi_comm)
@@ -95,7 +104,7 @@ class DistributedReport(Extension):
             self._picture = Path(trainer.out, self.filename), f"epoch {trainer.updater.epoch}"
 
     def finalize(self) -> None:
-        """Measure no more, and draw: drawing takes longer than many an iteration."""
+        """Stop measuring, and draw; drawing takes longer than many iterations."""
         if self._gathering is not None:
             self._gathering.stop()
             self._gathering = None

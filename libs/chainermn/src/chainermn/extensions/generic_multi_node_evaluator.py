@@ -1,4 +1,4 @@
-"""Evaluate on all ranks, and put the results together on one."""
+"""Evaluate on all ranks, and combine the results on one rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _END = object()
 
 
 def has_examples(iterator: Any) -> bool:
-    """Tell whether an iterator may yield examples: Chainer's fail over an empty data set."""
+    """Tell whether an iterator may have examples; Chainer's fail with an empty data set."""
     dataset = getattr(iterator, "dataset", None)
     return not isinstance(dataset, Sized) or len(dataset) > 0
 
@@ -29,27 +29,45 @@ def has_examples(iterator: Any) -> bool:
 class GenericMultiNodeEvaluator(Extension):
     """Base class of evaluators whose result is not a mean, such as a BLEU score.
 
-    Each rank calls `calc_local` for each batch of its own iterator, then ``root`` calls
-    `aggregate` with the results of all ranks. Subclasses override one or both.
+    Each rank calls `calc_local` for each batch of its own iterator. Then the root calls
+    `aggregate` with the results of all ranks. Override one or both in a subclass.
 
     Parameters
     ----------
     comm : CommunicatorBase or None
-        None if this process is the only one.
+        Communicator of the ranks; None for a single process without MPI.
     iterator : chainer.dataset.Iterator
         Iterator over the data of this rank, with ``repeat=False``. Ranks may have different
         numbers of batches, or none.
     target : callable
-        The model, which `calc_local` calls.
+        Model, which `calc_local` calls.
     device : device specifier, optional
-        Device that batches are sent to.
+        Device to send batches to.
     converter : callable
-        Converts a batch to arrays.
+        Function that converts a batch to arrays.
     root : int
-        The rank that puts the results together. Unless it is the same rank everywhere, all ranks
-        raise ValueError.
+        Rank that combines the results. All ranks raise ValueError if it is not a rank or differs
+        between ranks.
     progress_hook : callable, optional
-        ``progress_hook(batch)`` is called on ``root`` after each of its batches.
+        Function that the root calls with each of its batches, after evaluating it.
+
+    Examples
+    --------
+    Report the largest prediction of all ranks:
+
+    >>> class Largest(chainermn.extensions.GenericMultiNodeEvaluator):
+    ...     def calc_local(self, x, t):
+    ...         return self._targets["main"](x).array.max().item()
+    ...     def aggregate(self, results):
+    ...         return max(results)
+    >>> own = chainer.iterators.SerialIterator(
+    ...     [(np.float32([comm.rank]), 0)], batch_size=1, repeat=False
+    ... )
+    >>> evaluator = Largest(comm, own, L.Linear(1, 1, initialW=10))
+    >>> largest = evaluator(trainer)
+    >>> if comm.rank == 0:
+    ...     print(largest)
+    10.0
     """
 
     trigger = 1, "epoch"
@@ -80,10 +98,10 @@ class GenericMultiNodeEvaluator(Extension):
 
     @spans.spanned("evaluation")
     def __call__(self, trainer: chainer.training.Trainer) -> Any:
-        """Evaluate; every rank must call it. With `chainermn.optimizers.LocalSGD`, average before.
+        """Evaluate. Every rank must call it. With local SGD, parameters are averaged before.
 
-        Returns the return value of `aggregate` on ``root``, None elsewhere. If `calc_local` or
-        `aggregate` raises on one rank, every rank raises.
+        On the root, it returns the result of `aggregate`; on other ranks, None. If `calc_local`
+        or `aggregate` raises on any rank, every rank raises.
         """
         for optimizer in sending_later(trainer):
             optimizer.settle()
@@ -98,18 +116,18 @@ class GenericMultiNodeEvaluator(Extension):
             )
 
     def calc_local(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of a batch: any object that can be pickled, or None for no result.
+        """Return the result for a batch: an object that can be pickled, or None for no result.
 
-        Takes the arrays of a batch, in test mode and without backward. By default, calls
+        It receives the arrays of a batch, in test mode and without backward. By default, it calls
         ``target``.
         """
         return self._targets["main"](*args, **kwargs)
 
     def aggregate(self, results: list[Any]) -> Any:
-        """Put together the results of all batches of all ranks; by default, return the list.
+        """Combine the results of all batches of all ranks; by default, return the list.
 
-        First come the results of the first batch of each rank, in the order of the ranks; then
-        those of the second, and so on.
+        The list starts with the results of the first batch of each rank, in the order of the
+        ranks. Those of the second batches follow, and so on.
         """
         return results
 

@@ -1,4 +1,4 @@
-"""What a terminal shows of a training: the rows of the log, bars, and speed."""
+"""The live view of a training in a terminal: rows of the log, progress bars and speed."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from rich.table import Table
 EFFICIENCY, SLOWEST = "parallel efficiency", "slowest rank"
 _NUMBER = 10  # characters of a column at least
 _GAP = 2  # between columns
-_LINES = 13  # of the view around the rows
-_WIDTH = 100  # of the bars, at most
+_LINES = 13  # lines of the view around the rows
+_WIDTH = 100  # width of the bars, at most
 
 
 @dataclass
 class State:
-    """Where a training is.
+    """The state of a training.
 
     Attributes
     ----------
     log : sequence of dict
-        The entries of the log so far.
+        Entries of the log so far.
     latest : dict of float
-        What was observed in the last iteration, and ``iteration``, ``epoch``, which has decimals,
-        and ``elapsed_time`` (seconds).
+        Values observed in the last iteration, and ``iteration``, ``epoch`` (with a fraction) and
+        ``elapsed_time`` (in seconds).
     speed : dict of float
-        For example ``images/s``.
+        Values such as ``images/s``.
     done : float or None
-        Share of the whole training, from 0 to 1; None if its length is unknown.
+        Fraction of the training that is done, from 0 to 1; None if its length is unknown.
     minutes_left : float or None
-        None if unknown.
+        Estimated minutes until the end; None if unknown.
     """
 
     log: Sequence[Mapping[str, float]]
@@ -46,15 +46,16 @@ class State:
 
 
 def view(columns: Sequence[str], state: State, width: int, height: int) -> RenderableType:
-    """Return the last rows that fit, a row of the last iteration, and how far that is.
+    """Return the last rows that fit, a row for the last iteration, and the progress.
 
     Parameters
     ----------
     columns : sequence of str
-        Entries of the log. Those on the right are left out where the terminal is too narrow.
+        Entries of the log. If the terminal is too narrow, those on the right are left out.
     state : State
+        State of the training.
     width, height : int
-        Columns and lines of the terminal.
+        Size of the terminal in columns and lines.
     """
     log = state.log[-max(1, height - _LINES) :]
     is_between = not log or log[-1].get("iteration") != state.latest["iteration"]
@@ -68,7 +69,7 @@ def rows(
     width: int,
     current: Mapping[str, float] | None = None,
 ) -> Table:
-    """Return a table of entries of the log, and of one that is not complete yet."""
+    """Return a table of log entries, and of the current one, which is not complete yet."""
     headers = _headers(columns, width)
     table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
     for lines in headers.values():
@@ -81,7 +82,7 @@ def rows(
 
 
 def _headers(columns: Sequence[str], width: int) -> dict[str, list[str]]:
-    """Return the lines of the header of each column that fits in."""
+    """Return the header lines of each column that fits."""
     headers = {name: [name] for name in columns}
     if _total(headers) > width:
         headers = {name: re.sub("/(?!s$)", "/ ", name).split() for name in columns}
@@ -114,7 +115,7 @@ def _current_row(state: State) -> dict[str, float]:
 
 
 def _bars(state: State, width: int) -> Table:
-    """Return a bar of the whole training, if its length is known, and one of the epoch."""
+    """Return a bar for the whole training, if its length is known, and one for the epoch."""
     bars = Table(box=None, show_header=False, padding=(0, _GAP, 0, 0), pad_edge=False, width=width)
     bars.add_column()
     bars.add_column(ratio=1)

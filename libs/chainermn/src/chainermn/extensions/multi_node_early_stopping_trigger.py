@@ -1,4 +1,4 @@
-"""Stop early, on all ranks in the same iteration."""
+"""Stop early on all ranks, in the same iteration."""
 
 from __future__ import annotations
 
@@ -13,36 +13,48 @@ from chainermn.extensions.observation_aggregator import ObservationAggregator
 
 
 class MultiNodeEarlyStoppingTrigger:
-    """Stops training on all ranks once the mean over the ranks no longer improves.
+    """Stop trigger that ends training when the mean of a value over ranks stops improving.
 
-    Use it as the ``stop_trigger`` of the trainer on every rank. Rank 0 decides, so ranks stop
+    Use it as the ``stop_trigger`` of the trainer on every rank. Rank 0 decides, so all ranks stop
     together even if their epochs end in different iterations.
 
     Parameters
     ----------
     comm : CommunicatorBase
+        Communicator of the ranks.
     check_trigger : (int, 'epoch' or 'iteration')
-        How often to compare the mean of the values since the last check with the best so far.
+        Interval of the checks. A check compares the mean of the values since the last check with
+        the best mean so far.
     monitor : str
-        The observed value, such as ``'main/loss'`` or ``'validation/main/loss'``.
+        Name of the observed value, such as ``'main/loss'`` or ``'validation/main/loss'``.
     patience : int, optional
-        Stop after this many checks in a row without an improvement; 3 by default. ``patients``
-        is an alias.
+        Number of checks in a row without an improvement after which training stops; 3 by
+        default. ``patients`` is an alias.
     mode : {'auto', 'min', 'max'}
-        Whether the value should fall or rise. ``'auto'`` means rise if ``monitor`` contains
-        ``'accuracy'``, fall otherwise.
+        Whether a smaller or a larger value is better. ``'auto'`` means larger if ``monitor``
+        contains ``'accuracy'``, otherwise smaller.
     verbose : bool
-        Print on rank 0.
+        Whether rank 0 prints the result of each check.
     max_trigger : (int, 'epoch' or 'iteration')
-        Stop at the latest then.
+        Length of the training, at most.
     suffix : str
-        The mean over the ranks is reported as ``monitor + suffix``.
+        Suffix of the name under which the mean over the ranks is reported: ``monitor + suffix``.
 
     Notes
     -----
-    Snapshots of the trainer keep the best value and the number of checks since; those of the
-    original do not. Chainer writes a snapshot before it asks the trigger, so a resumed run skips
-    the check that was due in the iteration of its snapshot.
+    Snapshots of the trainer hold the best value and the number of checks since then, unlike those
+    of the original ChainerMN. Chainer writes a snapshot before it asks the trigger. So a resumed
+    run skips the check in the iteration of its snapshot.
+
+    Examples
+    --------
+    >>> stop = chainermn.extensions.MultiNodeEarlyStoppingTrigger(
+    ...     comm, monitor="main/loss", patience=3, max_trigger=(2, "epoch")
+    ... )
+    >>> trainer = training.Trainer(updater, stop_trigger=stop)
+    >>> trainer.run()
+    >>> updater.epoch
+    2
     """
 
     def __init__(
@@ -72,14 +84,14 @@ class MultiNodeEarlyStoppingTrigger:
         self._resumed = False
 
     def __call__(self, trainer: chainer.training.Trainer) -> bool:
-        """Tell whether to stop, with the same answer on every rank. Collective."""
+        """Tell whether to stop; the answer is the same on every rank. Collective."""
         self.aggregator(trainer)
         return run_on_root(self.comm, 0, type(self).__name__, lambda: self._decide(trainer))
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Load or save the best value and the number of checks since.
+        """Load or save the best value and the number of checks since then.
 
-        Loading a snapshot without them, such as one of the original, changes nothing.
+        Loading a snapshot without them changes nothing.
         """
         actual = self.actual_trigger
         try:
@@ -98,7 +110,7 @@ class MultiNodeEarlyStoppingTrigger:
         if not self._resumed:
             return bool(self.actual_trigger(trainer))
         self._resumed = False
-        # Nothing has been observed yet, but the triggers must see that this iteration is over.
+        # Nothing has been observed yet, but the triggers must know that this iteration is over.
         self.actual_trigger._interval_trigger(trainer)
         return bool(self.actual_trigger._max_trigger(trainer))
 

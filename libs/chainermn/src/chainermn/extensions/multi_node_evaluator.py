@@ -1,4 +1,4 @@
-"""Evaluate over all ranks."""
+"""Evaluate on all ranks."""
 
 from __future__ import annotations
 
@@ -39,23 +39,24 @@ def create_multi_node_evaluator(
     Parameters
     ----------
     actual_evaluator : chainer.training.extensions.Evaluator
-        Evaluator over the data of this rank, or any object whose ``evaluate`` returns a dict of
+        Evaluator of the data of this rank, or any object whose ``evaluate`` returns a dict of
         numbers.
     communicator : CommunicatorBase
+        Communicator of the ranks.
     mean_over : {'ranks', 'examples'}
-        ``'ranks'`` takes the mean over the ranks of each rank's mean over its batches. This
-        differs from the mean over all examples if ranks have different numbers of examples, or
-        batches have different sizes. ``'examples'`` weights every batch by its size, so the
-        result does not depend on how the examples are divided. It needs an evaluator that
-        converts batches and calls its function as Chainer's does.
+        How to weight the results. ``'ranks'`` first averages the batches of each rank, then the
+        ranks. This differs from the mean over all examples if ranks have different numbers of
+        examples, or if batches have different sizes. ``'examples'`` weights every batch by its
+        size, so the result does not depend on how the examples are divided. It needs an evaluator
+        that converts batches and calls its function as Chainer's does.
 
     Returns
     -------
     Evaluator
-        ``actual_evaluator`` itself. For every key, its ``evaluate`` now returns, on every rank,
-        the mean over the ranks that found it. Every rank must call it; a rank without examples
-        adds nothing. If it raises on one rank, it does so on all. As an extension of a trainer
-        with `chainermn.optimizers.LocalSGD`, it averages parameters before.
+        ``actual_evaluator`` itself. Its ``evaluate`` now returns, on every rank and for every
+        key, the mean over the ranks that have this key. Every rank must call it. A rank without
+        examples adds nothing. If it raises on any rank, every rank raises. In a trainer with
+        `chainermn.optimizers.LocalSGD`, parameters are averaged before.
 
     Raises
     ------
@@ -63,6 +64,16 @@ def create_multi_node_evaluator(
         If ``actual_evaluator`` has no ``evaluate``, or ``communicator`` is not a communicator.
     ValueError
         If ``mean_over`` is unknown.
+
+    Examples
+    --------
+    >>> part = chainermn.scatter_dataset(data, comm)
+    >>> test_iterator = chainer.iterators.SerialIterator(part, 4, repeat=False, shuffle=False)
+    >>> evaluator = training.extensions.Evaluator(test_iterator, model)
+    >>> evaluator = chainermn.create_multi_node_evaluator(evaluator, comm)
+    >>> trainer.extend(evaluator)
+    >>> sorted(evaluator())
+    ['validation/main/accuracy', 'validation/main/loss']
     """
     call = f"{_WHERE}(actual_evaluator, communicator)"
     check_communicator(call, communicator, actual_evaluator)
@@ -109,10 +120,10 @@ def create_multi_node_evaluator(
 
 @contextlib.contextmanager
 def _example_weights(evaluator: Any) -> Iterator[Callable[[str], float]]:
-    """Make an evaluator's mean over batches a mean over examples.
+    """Turn an evaluator's mean over batches into a mean over examples.
 
-    Chainer's summaries accept a pair of a value and its weight, here the length of the batch.
-    Yields a function that returns over how many examples the mean for a key was taken.
+    Chainer's summaries accept a pair of a value and its weight, here the size of the batch.
+    Yields a function that returns the number of examples in the mean for a key.
     """
     converter, function = evaluator.converter, evaluator.eval_func
     weights: Counter[str] = Counter()

@@ -16,15 +16,15 @@ from chainermn.files import atomic_write
 def write_npz(path: Path, arrays: dict[str, Any]) -> None:
     """Write an NPZ file. Even if the process is killed, the old or the new file is complete."""
     with atomic_write(path, "wb") as file:
-        # Compressing floats takes more than ten times as long, and hardly saves any space.
+        # Compressing floats takes more than ten times as long, and saves hardly any space.
         np.savez(file, **arrays)
 
 
 def find_damage(path: Path) -> str:
     """Read the whole file; return a description of its damage, or ``''``.
 
-    Raises UnsafeFileError if it holds pickles: those are no accident, so to go on without the file
-    is not for a job to decide.
+    Raises UnsafeFileError if it holds pickles. These are not an accident, so a job must not
+    continue without the file.
     """
     try:
         with open_npz(path) as arrays:

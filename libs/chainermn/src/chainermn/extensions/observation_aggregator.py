@@ -1,4 +1,4 @@
-"""Put the reported values of all ranks together."""
+"""Combine the reported values of all ranks."""
 
 from __future__ import annotations
 
@@ -15,25 +15,34 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 
 
 class ObservationAggregator(Extension):
-    """Reports, on every rank, one value made of the observations of all ranks.
+    """Extension that combines the observed values of all ranks into one value for all ranks.
 
     Parameters
     ----------
     comm : CommunicatorBase
+        Communicator of the ranks.
     original_key : str
-        Key of the value that each rank observes, such as ``'main/loss'``. Iterations in which a
-        rank does not observe it do not count.
+        Name of the value that each rank observes, such as ``'main/loss'``. Iterations in which a
+        rank does not observe it are ignored.
     aggregated_key : str, optional
-        Key under which the result is reported; ``original_key`` by default.
+        Name under which the result is reported; ``original_key`` by default.
     comm_trigger : trigger
-        When to aggregate the observations since the last time; it must fire in the same
+        Trigger that combines the observations since the last time. It must fire in the same
         iterations on all ranks.
     aggregator : callable, optional
-        Called on rank 0 with a list of one list per rank, which holds the observations of that
-        rank: in the order of time, in host memory, variables without their graph. Returns the
-        result. By default, the mean of all observations, element by element: a variable of their
-        dtype if they are variables, such as the loss of a ``Classifier``; otherwise a float, or
-        an array of float64.
+        Function that rank 0 calls with one list per rank, and that returns the result. A list
+        holds the observations of a rank in the order of time, in host memory, as variables
+        without graph. By default, it is the mean of all observations, element by element: a
+        variable with the same dtype if they are variables, such as the loss of a ``Classifier``;
+        otherwise a float or an array of float64.
+
+    Examples
+    --------
+    >>> trainer.extend(chainermn.extensions.ObservationAggregator(comm, "main/loss"))
+    >>> trainer.run()
+    >>> losses = comm.allgather_obj(trainer.observation["main/loss"].item())
+    >>> losses[0] == losses[1]
+    True
     """
 
     trigger = 1, "iteration"
@@ -57,9 +66,9 @@ class ObservationAggregator(Extension):
         self._history: list[Any] = []
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        """Note what is observed now. If ``comm_trigger`` fires, aggregate; then it is collective.
+        """Keep the current value. If ``comm_trigger`` fires, combine all values; then collective.
 
-        If the aggregator raises, it does so on every rank.
+        If the aggregator raises, every rank raises.
         """
         if self.original_key in trainer.observation:
             self._history.append(_in_host_memory(trainer.observation[self.original_key]))

@@ -1,4 +1,4 @@
-"""The state of NumPy's global random generator, as an array that snapshots can hold."""
+"""Save and restore the state of NumPy's global random generator in snapshots."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _N_KEYS = 624  # of the Mersenne Twister
 
 
 def current() -> NDArray[np.float64]:
-    """Return the state, of shape (627,); of shape (0,) if it is not the usual generator's.
+    """Return the state with shape (627,), or shape (0,) if the generator is not the usual one.
 
-    All numbers except the last are whole and below 2**32, so float64 holds them exactly.
+    All numbers except the last are integers below 2**32, so float64 holds them exactly.
     """
     state = np.random.get_state(legacy=False)
     if state["bit_generator"] != "MT19937":
@@ -22,7 +22,7 @@ def current() -> NDArray[np.float64]:
 
 
 def restore(state: NDArray[np.float64]) -> None:
-    """Set the state that `current` has returned."""
+    """Restore a state that `current` returned."""
     if len(state) != _N_KEYS + 3:
         return
     keys, (position, has_gauss, gauss) = state[:_N_KEYS], state[_N_KEYS:]

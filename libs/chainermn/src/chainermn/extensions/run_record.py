@@ -1,4 +1,4 @@
-"""Write down how a run was started."""
+"""Record how a run was started."""
 
 from __future__ import annotations
 
@@ -26,25 +26,37 @@ _WHERE = "record_run"
 def record_run(
     comm: CommunicatorBase, arguments: Mapping[str, Any], out: str | os.PathLike[str]
 ) -> None:
-    """Write ``run.json``, which says how a run was started, into a folder. Collective.
+    """Write a file ``run.json`` that tells how a run was started. Collective.
 
-    The file has ``command``, ``arguments``, ``started`` (with the time zone), ``ranks``,
-    ``hosts`` (by rank), ``versions`` and ``git``: the commit of the folder of the script, and
-    whether it has been changed since; null if that folder is not in a git repository. A run that
-    goes on writes it anew.
+    The file has the keys ``command``, ``arguments``, ``started`` (with the time zone), ``ranks``,
+    ``hosts`` (by rank), ``versions`` and ``git``. The last one is the commit of the script's
+    folder and whether files have changed since then, or null outside a git repository. A run that
+    resumes replaces the file.
 
     Parameters
     ----------
     comm : CommunicatorBase
+        Communicator of all ranks.
     arguments : mapping
-        Such as ``vars(args)``. What JSON does not know is written as text.
+        Arguments of the run, such as ``vars(args)``. Values that JSON does not support are
+        written as text.
     out : path
-        Is made if it does not exist.
+        Folder of the file, which is created if it does not exist.
 
     Raises
     ------
     OSError
-        If the file cannot be written; RuntimeError with the same message on all ranks but 0.
+        On rank 0, if it cannot write the file; other ranks raise RuntimeError with the same
+        message.
+
+    Examples
+    --------
+    >>> chainermn.extensions.record_run(comm, {"batchsize": 32}, "result")
+    >>> import json
+    >>> from pathlib import Path
+    >>> record = json.loads(Path("result/run.json").read_text())
+    >>> record["ranks"], record["arguments"]
+    (2, {'batchsize': 32})
     """
     check_communicator(f"{_WHERE}(comm, arguments, out)", comm, arguments)
     hosts = comm.allgather_obj(socket.gethostname())
@@ -81,10 +93,10 @@ def _versions() -> dict[str, str]:
 
 
 def _git(folder: Path) -> dict[str, Any] | None:
-    """Return the commit of a folder, and whether files that git knows have changed there."""
+    """Return the commit of a folder, and whether tracked files have changed there."""
 
     def ask(*arguments: str) -> str:
-        # Without a lock, which would get in the way of whoever works there.
+        # Without a lock, because somebody may work in that repository.
         return subprocess.run(
             ["git", "--no-optional-locks", "-C", str(folder), *arguments],
             stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""Read snapshots: the settings they are labelled with, and the state of a trainer."""
+"""Read snapshots: the settings that label them, and the state of a trainer."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from numpy.typing import NDArray
 
 from chainer_compat.npz import open_npz
 
-_SHOWN = 4  # differences between settings, at most
+_SHOWN = 4  # number of different settings to show, at most
 LABEL = "chainermn_settings"  # the array that holds a snapshot's settings
 _LENGTH = "chainermn_length"
 
 
 def label_of(settings: Mapping[str, Any] | None) -> str | None:
-    """Return the text that settings are compared by."""
+    """Return the text that represents settings in comparisons."""
     return None if settings is None else json.dumps(dict(settings), sort_keys=True)
 
 
 def load(path: Path, contents: bytes, target: Any) -> None:
-    """Load what a file contains into a trainer, or into another object that can be loaded.
+    """Load the contents of a file into a trainer, or into another object that can be loaded.
 
     Raises
     ------
     OSError, ValueError
-        If the file is damaged or unsafe, or does not fit; part may have been loaded by then.
+        If the file is damaged or unsafe, or does not fit. Part of it may have been loaded.
     """
     try:
         with open_npz(io.BytesIO(contents), str(path)) as saved:
             saved.replace(_fit_iterators(saved, target))
             chainer.serializers.NpzDeserializer(saved).load(target)
-    except OSError:  # says itself what is wrong with the file
+    except OSError:  # its message tells what is wrong with the file
         raise
-    except Exception as error:  # everything that is loaded has its own
+    except Exception as error:  # every object that is loaded may raise other types
         raise ValueError(
             f"{path} does not fit: was it written with other settings, or by another script? "
             f"({type(error).__name__}: {error})"
@@ -48,7 +48,7 @@ def load(path: Path, contents: bytes, target: Any) -> None:
 
 
 def difference(path: Path, label: str | None) -> str:
-    """Tell how the settings of a snapshot differ from those of this run; ``''`` if they do not."""
+    """Describe how the settings of a snapshot differ from those of this run; ``''`` if not."""
     if label is None:
         return ""
     with open_npz(path) as saved:
@@ -57,7 +57,7 @@ def difference(path: Path, label: str | None) -> str:
     try:
         then = dict(json.loads(found))
     except (TypeError, ValueError):
-        return f"{path} does not say with which settings it was written"
+        return f"{path} does not have the settings of its run"
     differing = [
         f"{name}: {then.get(name)!r}, now {now.get(name)!r}"
         for name in sorted({*then, *now})
@@ -70,9 +70,9 @@ def difference(path: Path, label: str | None) -> str:
 
 
 def lengths_of_data(arrays: Iterable[str], target: Any) -> dict[str, Any]:
-    """Return how many examples the iterators of a trainer have, under keys beside theirs.
+    """Return the number of examples of each iterator of a trainer, with keys next to its own.
 
-    Without it, the position in examples that are not shuffled would not say how far that is.
+    They turn the position in examples that are not shuffled into a fraction of the epoch.
     """
     lengths = {}
     for key, iterator in _iterators(arrays, target):
@@ -85,8 +85,8 @@ def lengths_of_data(arrays: Iterable[str], target: Any) -> dict[str, Any]:
 def digests_of_model(path: Path, target: Any) -> dict[str, bytes]:
     """Return digests of the parameters in a snapshot of a trainer or a link, by key.
 
-    Of another object, return those of all arrays. Persistent values, such as the statistics of
-    batch normalization, may differ between replicas.
+    For other objects, return the digests of all arrays. Persistent values, such as the statistics
+    of batch normalization, are left out, because they may differ between replicas.
     """
     links = {"": target}
     if hasattr(target, "updater"):
@@ -113,14 +113,14 @@ def _persistent_values(target: Any) -> set[str]:
 
 def _digest(array: NDArray[Any]) -> bytes:
     digest = hashlib.blake2b(repr((array.shape, array.dtype)).encode(), digest_size=16)
-    # That of a parameter without an array is None.
+    # The value of a parameter without an array is None.
     is_object = array.dtype.hasobject
     digest.update(repr(array.tolist()).encode() if is_object else array.tobytes())
     return digest.digest()
 
 
 def _iterators(keys: Iterable[str], target: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each iterator of a trainer, with the start of its keys in a snapshot."""
+    """Yield each iterator of a trainer, with the prefix of its keys in a snapshot."""
     for key in keys:
         found = re.fullmatch(r"(updater/iterator:([^/]+)/)current_position", key)
         if found and hasattr(target.updater, "get_iterator"):
@@ -128,7 +128,7 @@ def _iterators(keys: Iterable[str], target: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _fit_iterators(saved: Mapping[str, Any], trainer: Any) -> dict[str, Any]:
-    """Return replacements for the orders and positions in ``saved`` that do not fit this rank."""
+    """Return replacements for orders and positions in ``saved`` that do not fit this rank."""
     fitted: dict[str, Any] = {}
     for prefix, iterator in _iterators(saved, trainer):
         now = chainer.serializers.DictionarySerializer()

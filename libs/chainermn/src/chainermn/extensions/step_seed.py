@@ -1,4 +1,4 @@
-"""Random numbers of a step that depend on nothing but a seed, the rank and the iteration."""
+"""Make the random numbers of a step depend only on a seed, the rank and the iteration."""
 
 from __future__ import annotations
 
@@ -11,35 +11,38 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 
 
 class StepSeed(Extension):
-    """Seeds the random generators of NumPy and CuPy before every step.
+    """Extension that seeds the random generators of NumPy and CuPy before every step.
 
-    So each rank drops out units of its own, and a run that goes on from a snapshot drops out the
-    same units as one that was never interrupted, in host and in GPU memory.
-
-    Use it on every rank: ``trainer.extend(StepSeed(args.seed, comm))``.
+    With it, dropout is different on each rank, and a resumed run drops out the same units as a
+    run without interruption, on CPUs and GPUs. Use it on every rank.
 
     Parameters
     ----------
     seed : int
-        Not negative.
+        Seed of the run, at least 0.
     comm : CommunicatorBase
+        Communicator of the ranks.
 
     Notes
     -----
-    Examples must then be shuffled by something else than NumPy's global generator, such as
-    `create_distributed_sampler`: an iterator that uses it would shuffle the examples of each rank
-    in another order, and snapshots for several ranks hold only one.
+    Do not shuffle examples with NumPy's global generator then; use `create_distributed_sampler`.
+    Otherwise each rank would shuffle its examples in a different order, but snapshots for several
+    ranks hold only one order.
+
+    Examples
+    --------
+    >>> trainer.extend(chainermn.extensions.StepSeed(0, comm))
     """
 
     trigger = 1, "iteration"
-    priority = -1000  # after all that may draw numbers between two steps
+    priority = -1000  # after all code that may draw numbers between two steps
 
     def __init__(self, seed: int, comm: CommunicatorBase) -> None:
         check_communicator("StepSeed(seed, comm)", comm, seed)
         self.seed, self.rank = seed, comm.rank
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Seed the first step, also after resuming."""
+        """Seed the first step, also of a resumed run."""
         self(trainer)
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:

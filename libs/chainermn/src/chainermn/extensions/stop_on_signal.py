@@ -1,4 +1,4 @@
-"""Stop all ranks with a checkpoint when a job has to make room."""
+"""Stop all ranks with a checkpoint when a job gets a signal."""
 
 from __future__ import annotations
 
@@ -17,66 +17,71 @@ from chainermn.agreement import check_equal, run_together
 from chainermn.arguments import check_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 
-# Ranks ask each other about as often, whatever an iteration takes.
+# Ranks ask each other about this often, however long an iteration takes.
 _SECONDS_BETWEEN = 1.0
 
 
 class StopOnSignal(Extension):
-    """Writes a checkpoint and ends the program once any rank gets a signal.
+    """Extension that writes a checkpoint and ends the program when any rank gets a signal.
 
-    Slurm sends signals before a time limit and when another job takes the nodes. Create this
-    extension early, on every rank, and before iterators that start processes: until then the
-    signals end the program at once, and in those processes also later. ::
+    Slurm sends signals before a time limit, and when another job takes the nodes (preemption).
 
-        checkpointer = create_multi_node_checkpointer("job", comm)
-        stop = StopOnSignal(comm, checkpointer)
-        ...  # iterators, updater, trainer
-        trainer.extend(checkpointer, trigger=(1000, "iteration"))
-        trainer.extend(stop)
-        checkpointer.maybe_load(trainer)
-        trainer.run()
+    Create this extension on every rank, at the start of your script, before iterators that start
+    processes. Until then, the signals end the program at once, and processes that were started
+    before do not ignore them.
 
-    All ranks stop at the end of the same iteration, even if only one rank gets the signal. The
-    iteration counts as finished, so a resumed run equals one that was never stopped.
-    ``trainer.run()`` then raises SystemExit with the exit code 75 (``EX_TEMPFAIL``), which means
-    "run me again": a batch script can requeue the job, and ``chainermn launch`` does not restart
-    it. A signal that comes too late for that changes nothing, and training ends as usual.
+    All ranks stop at the end of the same iteration, even if only one rank gets the signal. This
+    iteration counts as finished, so a resumed run equals one that was never stopped. Then
+    ``trainer.run()`` raises SystemExit with the exit code 75 (``EX_TEMPFAIL``), which means "run
+    me again": a batch script can requeue the job, and ``chainermn launch`` does not restart it.
+    A signal that comes too late has no effect, and training ends as usual.
 
     Parameters
     ----------
     comm : CommunicatorBase
+        Communicator of all ranks.
     checkpoint : callable
-        Called with the trainer on every rank to write the checkpoint: a checkpointer, or a
-        snapshot extension such as `multi_node_snapshot` returns.
+        Function that writes the checkpoint; every rank calls it with the trainer. Use a
+        checkpointer, or a snapshot extension from `multi_node_snapshot`.
     signals : sequence of signal.Signals
-        The signals to stop for.
+        Signals to stop for.
 
     Attributes
     ----------
     exit_code : int
-        75.
+        Exit code of the program, 75.
 
     Raises
     ------
     TypeError
         If ``comm`` is not a communicator.
     ValueError
-        On every rank, if an argument is invalid, ranks give different signals, or this is not the
-        main thread, which alone can handle signals.
+        On every rank, if an argument is invalid, if ranks pass different signals, or if this is
+        not the main thread, because only the main thread can handle signals.
 
     Notes
     -----
-    Ranks ask each other about once a second, after every iteration if one takes longer. That is
-    one small message per rank, and adds up to a second to the time from signal to checkpoint: have
-    the signal sent early enough, as by ``--signal=USR1@90``.
+    Ranks ask each other about once per second, or after every iteration if that takes longer.
+    This takes one small message per rank. It delays the checkpoint by up to a second, so have the
+    signal sent early enough, for example with ``--signal=USR1@90``.
 
-    Slurm and MPICH's ``mpiexec`` send signals to every process of a job. Those that a rank starts
-    after this extension was created, or by `start_forkserver`, ignore these signals, except
-    SIGTERM, which ends them. A rank whose iterators have worker processes would then wait for them
-    forever: give it ``[signal.SIGUSR1]``.
+    Slurm and MPICH's ``mpiexec`` send signals to every process of a job. Processes that a rank
+    starts after it has created this extension, or with `start_forkserver`, ignore these signals,
+    except SIGTERM, which ends them. A rank would wait forever for worker processes of its
+    iterators that have ended. So use ``[signal.SIGUSR1]`` with such iterators.
 
-    ``mpiexec`` itself ends all ranks when it gets SIGTERM, so ranks can stop in order for SIGTERM
-    only if it is sent to them, as by ``srun``. SIGUSR1 is passed on by either MPI.
+    ``mpiexec`` itself ends all ranks when it gets SIGTERM. So ranks can stop with a checkpoint for
+    SIGTERM only if they get it directly, for example from ``srun``. Both MPIs pass SIGUSR1 on.
+
+    Examples
+    --------
+    >>> checkpointer = chainermn.create_multi_node_checkpointer("job", comm)
+    >>> stop = chainermn.extensions.StopOnSignal(comm, checkpointer)
+    >>> # Create iterators, updater and trainer here.
+    >>> trainer.extend(checkpointer, trigger=(1000, "iteration"))
+    >>> trainer.extend(stop)
+    >>> checkpointer.maybe_load(trainer)
+    >>> trainer.run()
     """
 
     trigger = 1, "iteration"
@@ -109,24 +114,24 @@ class StopOnSignal(Extension):
                 raise ValueError("no program can handle SIGKILL or SIGSTOP")
             for number in numbers:
                 self._previous[number] = signal.signal(number, self._note)
-            # What this process starts from now on inherits this. But SIGTERM ends its workers.
+            # Processes that this one starts from now on inherit the mask. SIGTERM ends workers.
             blocked = set(numbers) - {signal.SIGTERM, signal.SIGINT}
             self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
             return numbers
 
         try:
             check_equal(comm, run_together(comm, where, install), where)
-        except Exception:  # of any kind, on a rank that only hears of it
+        except Exception:  # of any type, on a rank where another one failed
             self.finalize()
             raise
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Begin to count."""
+        """Start to count iterations."""
         self._next_check = 0
         self._last_check = trainer.updater.iteration, time.monotonic()
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        """Stop if a rank has got a signal. Every rank must call it in the same iteration."""
+        """Stop if a rank has received a signal. Every rank must call it in the same iteration."""
         iteration = trainer.updater.iteration
         if iteration < self._next_check:
             return
@@ -142,11 +147,11 @@ class StopOnSignal(Extension):
             self._stop(trainer, everywhere)
         done = max(1, iteration - last)
         fitting = int(_SECONDS_BETWEEN * 1e6) * self.comm.size * done // max(1, total)
-        # What the first iterations take tells little of the others.
+        # The time of the first iterations tells little about the others.
         self._next_check = iteration + max(1, min(fitting, 2 * done))
 
     def finalize(self) -> None:
-        """Leave the signals to whatever handled them before."""
+        """Restore the handlers that the signals had before."""
         if self._mask is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
             self._mask = None
@@ -172,7 +177,7 @@ class StopOnSignal(Extension):
 
 
 class _Sum(tuple[int, list[tuple[int, str]]]):
-    """A pair that is added up by its parts."""
+    """A pair whose parts are added up separately."""
 
     def __add__(self, other: Any) -> _Sum:
         return _Sum((self[0] + other[0], self[1] + other[1]))

@@ -11,25 +11,28 @@ from chainer.training.extension import Extension
 
 
 class TensorBoardReport(Extension):
-    """Writes the entries of the log for TensorBoard, as scalars by iteration.
+    """Extension that writes the log for TensorBoard, as scalars by iteration.
 
-    ``tensorboard --logdir result/tensorboard`` shows them. A resumed run goes on in the same
-    curves.
-
-    Use it on one rank, after Chainer's ``LogReport``:
-    ``if comm.rank == 0: trainer.extend(TensorBoardReport())``.
+    View it with ``tensorboard --logdir result/tensorboard``. A resumed run continues the same
+    curves. Use it on one rank, together with Chainer's ``LogReport``.
 
     Parameters
     ----------
     folder : str
-        In the trainer's folder.
+        Name of a folder in the trainer's folder.
     log_report : str
-        Name of the ``LogReport`` in the trainer.
+        Name of the ``LogReport`` extension of the trainer.
 
     Raises
     ------
     ModuleNotFoundError
         If tensorboardX is not installed.
+
+    Examples
+    --------
+    >>> if comm.rank == 0:
+    ...     trainer.extend(training.extensions.LogReport())
+    ...     trainer.extend(chainermn.extensions.TensorBoardReport())
     """
 
     trigger = 1, "iteration"
@@ -47,16 +50,16 @@ class TensorBoardReport(Extension):
         self._n_written = 0
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Open the folder; rows of the log that there are already have been written there."""
+        """Open the folder; the rows that the log has now have been written before."""
         self._n_written = len(trainer.get_extension(self.log_report).log)
         folder = Path(trainer.out, self.folder)
-        # What was written after the snapshot that training goes on from does not count any more.
+        # Values from after the snapshot that this run resumes from are no longer valid.
         self._writer = self._tensorboard.SummaryWriter(
             str(folder), purge_step=trainer.updater.iteration + 1
         )
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        """Write the rows of the log that are new."""
+        """Write the new rows of the log."""
         log = trainer.get_extension(self.log_report).log
         for row in log[self._n_written :]:
             for name, value in row.items():

@@ -1,4 +1,4 @@
-"""Print the log where people watch, and where nobody does."""
+"""Print the log: as a live view on a terminal, as plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -17,31 +17,40 @@ from chainermn.progress import is_watched, terminal_size
 
 _ERASE_BELOW = "\033[J"
 _UP = "\033[{}A"
-_ROOM = 3  # empty lines for what others print between two drawings: a warning has two or three
-#: Seconds between two drawings, and the share of the time that drawing may take, at most.
+_ROOM = 3  # empty lines for output of others between two drawings; a warning has two or three
+#: Seconds between two drawings, and the fraction of the time that drawing may take, at most.
 _INTERVAL, _SHARE = 0.25, 0.01
 
 
 class TerminalReport(PrintReport):
-    """Prints a row for each entry of the log; on a terminal, a live view of the training.
+    """Extension that prints the log: as a live view on a terminal, as plain lines elsewhere.
 
-    The live view has the last rows that fit, the latest values of the columns, bars of the
-    training and of the epoch, the speed of `Throughput`, the time left, and what a
-    ``DistributedReport`` says in the log. It is drawn at most four times a second, and takes at
-    most a hundredth of the time. In the end all rows are left.
+    The live view has the last rows of the log, the current values, progress bars for the training
+    and the epoch, the speed from `Throughput`, the time left, and the values of a
+    ``DistributedReport``. It is drawn at most four times per second, and takes at most one
+    hundredth of the time. When training ends, all rows remain.
 
-    A file or pipe gets plain lines, without bars and escape sequences. Under ``mpiexec`` it is
-    the output of ``mpiexec`` that counts.
+    A file or a pipe gets plain lines, without progress bars and escape sequences. Under
+    ``mpiexec``, the output of ``mpiexec`` decides.
 
-    Use it on one rank, after Chainer's ``LogReport``:
-    ``if comm.rank == 0: trainer.extend(TerminalReport(['epoch', 'main/loss']))``.
+    Use it on one rank, together with Chainer's ``LogReport``.
 
     Parameters
     ----------
     columns : sequence of str
-        Entries of the log.
+        Names of the values to print.
     update_interval : int
-        Iterations between two drawings, at least.
+        Number of iterations between two drawings, at least.
+
+    Examples
+    --------
+    >>> if comm.rank == 0:
+    ...     trainer.extend(training.extensions.LogReport())
+    ...     trainer.extend(chainermn.extensions.TerminalReport(["epoch", "main/loss"]))
+    >>> trainer.run()
+    epoch       main/loss
+    1           ...
+    2           ...
     """
 
     trigger = 1, "iteration"
@@ -57,7 +66,7 @@ class TerminalReport(PrintReport):
         self._due = 0.0
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        """Print or draw what is new."""
+        """Print new rows, or draw the live view."""
         if self._drawing is None:
             super().__call__(trainer)
             return
@@ -66,14 +75,14 @@ class TerminalReport(PrintReport):
             trainer.updater.iteration % self._update_interval == 0
             and time.monotonic() >= self._due
         ):
-            begin = time.thread_time()  # other programs may have the core meanwhile
+            begin = time.thread_time()  # other programs may use the core in between
             size = terminal_size()
             self._drawing.replace(self.view(trainer, size.columns, size.lines), *size)
             cost = time.thread_time() - begin
             self._due = time.monotonic() + max(_INTERVAL, cost / _SHARE)
 
     def finalize(self) -> None:
-        """Leave all rows of the log, without what was below."""
+        """Print all rows of the log instead of the live view."""
         if self._drawing is not None and self._trainer is not None:
             log = self._trainer.get_extension("LogReport").log
             columns, _ = terminal_size()
@@ -81,26 +90,26 @@ class TerminalReport(PrintReport):
             self._trainer = None
 
     def view(self, trainer: chainer.training.Trainer, columns: int, lines: int) -> RenderableType:
-        """Return what a terminal of so many columns and lines shows now."""
+        """Return the live view for a terminal with this many columns and lines."""
         return view(self._columns, _state_of(trainer, self._columns), columns, lines)
 
 
 class Drawing:
-    """Takes the place of itself, below all that is printed.
+    """A drawing below all other output, which each new drawing replaces.
 
-    Meanwhile the cursor waits at the first of a few empty lines above it. Text that other ranks
+    In between, the cursor stays at the first of a few empty lines above it. Text that other ranks
     print on the same terminal, such as warnings, appears there and stays above the next drawing.
-    Rich's ``Live`` waits at the last line: it would take that text for lines of its own, and erase
-    it. It also hides the cursor, and a rank that is killed could not show it again.
+    Rich's ``Live`` leaves the cursor on the last line, so it would erase such text. It also hides
+    the cursor, and a rank that is killed could not show it again.
     """
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
     def replace(self, content: RenderableType, columns: int, lines: int) -> None:
-        """Draw, and wait for the next drawing; what does not fit is left out at the top."""
-        # Open MPI passes on whole lines only, so what is written ends with one: the cursor goes up
-        # to the line above the drawing, and down again.
+        """Draw; lines that do not fit are left out at the top."""
+        # Open MPI only passes on whole lines, so the output ends with a newline: the cursor goes
+        # up to the line above the drawing, then down again.
         room = max(0, min(_ROOM, lines - 3))
         fit = max(1, lines - room - 2)
         shown = self._render(content, columns).splitlines(keepends=True)[-fit:]
@@ -108,7 +117,7 @@ class Drawing:
         self._write("\n" * room + "".join(shown) + up + "\n")
 
     def end(self, content: RenderableType, columns: int) -> None:
-        """Draw for the last time, and go on below."""
+        """Draw for the last time, and leave the cursor below."""
         self._write(self._render(content, columns))
 
     def _render(self, content: RenderableType, columns: int) -> str:
@@ -118,7 +127,7 @@ class Drawing:
         return captured.get()
 
     def _write(self, text: str) -> None:
-        # At once: it may go through the pipe of mpiexec, in between what others print.
+        # In one piece, because other ranks may print to the same pipe of mpiexec.
         sys.stdout.write(_ERASE_BELOW + text)
         sys.stdout.flush()
 
@@ -131,16 +140,16 @@ class PlainOutput:
         sys.stdout.write(text.replace(_ERASE_BELOW, ""))
 
     def flush(self) -> None:
-        """Let it be seen."""
+        """Flush standard output."""
         sys.stdout.flush()
 
 
 def _state_of(trainer: chainer.training.Trainer, columns: Sequence[str]) -> State:
     updater = trainer.updater
-    # Nothing else, since each value may have to come from a GPU.
+    # No other values, because each may have to come from a GPU.
     shown = {*columns, EFFICIENCY, SLOWEST} & trainer.observation.keys()
     latest = {name: _number(trainer.observation[name]) for name in shown}
-    # The last batch of an epoch may have examples of the next one.
+    # The last batch of an epoch may contain examples of the next epoch.
     latest["epoch"] = updater.epoch if updater.is_new_epoch else updater.epoch_detail
     latest["iteration"] = updater.iteration
     latest["elapsed_time"] = trainer.elapsed_time

@@ -1,4 +1,4 @@
-"""How fast training goes, and how long it still takes."""
+"""Measure the speed of training, and estimate the time left."""
 
 from __future__ import annotations
 
@@ -11,24 +11,33 @@ from chainer.training.extension import PRIORITY_EDITOR, Extension
 
 
 class Throughput(Extension):
-    """Reports how much is trained with in a second, and how many minutes are left.
+    """Extension that reports the speed of training, such as images per second, and the time left.
 
-    Reported as ``{what}/s`` and ``minutes left``, once per interval of the trigger. The speed is
-    that of the steps alone: their forward and backward, the exchange and the wait for the next
-    batch, but neither evaluation nor snapshots. The minutes left are those of everything, at the
-    pace so far; they are not reported if the trainer's stop trigger does not know its length.
+    It reports ``{what}/s`` and ``minutes left`` whenever its trigger fires. The speed is that of
+    the steps: forward, backward, exchange, and the wait for the next batch, without evaluation
+    and snapshots. The minutes left include everything. They are not reported if the stop trigger
+    of the trainer does not know the length of the training.
 
-    Use it where the log is kept: ``if comm.rank == 0: trainer.extend(Throughput('images',
-    args.batchsize, comm.size))``.
+    Use it on the rank that keeps the log.
 
     Parameters
     ----------
     what : str
-        The plural of what is counted.
+        Plural of the things to count, such as ``'images'``.
     of_a_step : float or str
-        How many of them a rank has in a step, or the name of an observation that says so.
+        Number of them in a step of one rank, or the name of an observed value that has it.
     n_ranks : int
-        Ranks that have as many.
+        Number of ranks to multiply it by.
+
+    Examples
+    --------
+    >>> throughput = chainermn.extensions.Throughput("images", 2, comm.size)
+    >>> if comm.rank == 0:
+    ...     trainer.extend(throughput)
+    >>> trainer.run()
+    >>> if comm.rank == 0:
+    ...     print(sorted(key for key in trainer.observation if key != "main/loss"))
+    ['images/s', 'main/accuracy', 'minutes left']
     """
 
     trigger = 1, "epoch"
@@ -39,7 +48,7 @@ class Throughput(Extension):
         self._count = self._seconds = 0.0
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Measure the steps from now on."""
+        """Start to measure steps."""
         updater = trainer.updater
         update = updater.update
 
@@ -52,7 +61,7 @@ class Throughput(Extension):
         updater.update = timed
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        """Report on the interval that ends."""
+        """Report the speed since the last report."""
         if found := self.speed():
             if (left := minutes_left(trainer)) is not None:
                 found["minutes left"] = left
@@ -60,13 +69,13 @@ class Throughput(Extension):
         self._count = self._seconds = 0.0
 
     def speed(self) -> dict[str, float]:
-        """Return ``{what}/s`` of the interval so far; nothing before its first step."""
+        """Return ``{what}/s`` since the last report; an empty dict before the first step."""
         if not self._seconds:
             return {}
         return {f"{self.what}/s": self.n_ranks * self._count / self._seconds}
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Load or save what has been measured of the interval."""
+        """Load or save the measurements since the last report."""
         self._count = float(serializer("count", np.float64(self._count)))
         self._seconds = float(serializer("seconds", np.float64(self._seconds)))
 
@@ -78,7 +87,7 @@ class Throughput(Extension):
 
 
 def share_done(trainer: chainer.training.Trainer) -> float | None:
-    """Return how much of the training is done, from 0 to 1; None if its length is unknown."""
+    """Return the fraction of the training that is done, from 0 to 1; None if unknown."""
     length_of = getattr(trainer.stop_trigger, "get_training_length", None)
     if length_of is None:
         return None
@@ -88,6 +97,6 @@ def share_done(trainer: chainer.training.Trainer) -> float | None:
 
 
 def minutes_left(trainer: chainer.training.Trainer) -> float | None:
-    """Return how long the training still takes, at the pace so far; None if that is unknown."""
+    """Return the minutes that training still takes at the speed so far; None if unknown."""
     done = share_done(trainer)
     return trainer.elapsed_time * (1 / done - 1) / 60 if done else None

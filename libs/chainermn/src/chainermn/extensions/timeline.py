@@ -1,4 +1,4 @@
-"""Record what every rank does."""
+"""Record a timeline of all ranks."""
 
 from __future__ import annotations
 
@@ -18,40 +18,46 @@ from chainermn.observation.timeline_file import TimelineFile
 
 
 class Timeline(Extension):
-    """Records what every rank does, and writes it into one file when training ends.
+    """Extension that records a timeline of all ranks (profiling), and writes it into one file.
 
-    The file is in the Trace Event Format: https://ui.perfetto.dev shows it, with a process for
-    each rank and a track for each thread; ``chainermn report`` sums it up. The variable
-    ``CHAINERMN_TIMELINE=FILE`` does the same for a script without this extension.
+    Open the file in https://ui.perfetto.dev, which shows a process for each rank and a track for
+    each thread, or run ``chainermn report`` for a summary. The format is the Trace Event Format.
+    The environment variable ``CHAINERMN_TIMELINE=FILE`` does the same for a script without this
+    extension.
 
-    Recorded are, for each iteration, the wait for the batch and its conversion, forward, backward,
-    each bucket's way through the exchange, the wait for other ranks, the optimizer's step,
+    The timeline shows, for each iteration, the wait for the batch and its conversion, forward,
+    backward, each step of the exchange for each bucket, the wait for other ranks, the optimizer,
     extensions, evaluation and checkpoints. A rank keeps its latest 50,000 spans.
 
-    Use it on every rank: ``trainer.extend(Timeline(comm))``. If an exception ends training,
-    nothing is written.
+    Use it on every rank. The file is written when training ends, unless an exception ends it.
 
     Parameters
     ----------
     comm : CommunicatorBase
-        Its ranks are recorded.
+        Communicator of the ranks to record.
     filename : path
-        In the trainer's folder; compressed if it ends with ``.gz``.
+        Name of the file in the trainer's folder. It is compressed if it ends with ``.gz``.
     layers : bool
-        Whether to record each link's forward and each function's backward. This costs some
-        microseconds each.
+        Whether to record the forward of each link and the backward of each function. This takes
+        some microseconds each.
     iterations : (int, int), optional
-        The first and the last iteration to record; all by default.
+        First and last iteration to record; all by default.
 
     Raises
     ------
     OSError
-        On every rank, when training begins, if the file cannot be written.
+        On every rank, at the start of training, if the file cannot be written.
     ValueError
-        If the iterations are not a first and a last one.
+        If ``iterations`` is not a pair of a first and a last iteration.
+
+    Examples
+    --------
+    >>> trainer.extend(chainermn.extensions.Timeline(comm, iterations=(2, 3)))
+    >>> trainer.run()
+    timeline of 2 ranks: .../result/timeline.json. Open it in https://ui.perfetto.dev, ...
     """
 
-    trigger = None  # it has nothing to do while training goes on
+    trigger = None  # it does nothing during training
     priority = -1000  # after everything else
 
     def __init__(
@@ -69,7 +75,7 @@ class Timeline(Extension):
         self._has_failed = False
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Begin to record."""
+        """Start to record."""
         settings = replace(self._settings, path=str(Path(trainer.out, self.filename)))
         self._has_failed = False
         self._file = TimelineFile(self.comm.mpi_comm, settings, "Timeline")
@@ -79,7 +85,7 @@ class Timeline(Extension):
         """Do nothing."""
 
     def on_error(self, trainer: chainer.training.Trainer, exc: Exception, tb: Any) -> None:
-        """Note that an exception ends training."""
+        """Remember that an exception ends training."""
         self._has_failed = True
 
     def finalize(self) -> None:

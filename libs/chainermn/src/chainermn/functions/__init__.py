@@ -1,12 +1,11 @@
-"""Communicate differentiably: variables travel between ranks, and their gradients back.
+"""Differentiable communication: variables travel between ranks, and their gradients travel back.
 
-All functions take NumPy or CuPy arrays in place of variables.
+All functions also accept NumPy and CuPy arrays instead of variables.
 
 Every rank must call the collective functions (:func:`allgather`, :func:`allreduce`,
 :func:`alltoall`, :func:`bcast`, :func:`gather`, :func:`reduce_scatter`, :func:`scatter`) in the
-same order, and run backward through each of them: through at least one of its results. Gradients
-are those of the sum of the losses of all ranks. ``xs`` has one entry per rank: a sequence of
-variables, or one variable of shape ``(size, ...)``.
+same order. Every rank must also run backward through at least one result of each call. The
+gradients are those of the sum of the losses of all ranks.
 """
 
 from chainermn.functions.batch_normalization import multi_node_batch_normalization

@@ -27,9 +27,9 @@ Backend = Literal["auto", "mpi", "nccl"]
 def get_communication_backend(
     comm: CommunicatorBase, communication_backend: Backend = "auto"
 ) -> Literal["mpi", "nccl"]:
-    """Return the backend that reduces the statistics of a batch.
+    """Return the backend that adds up the statistics of a batch.
 
-    Raises ``ValueError`` if it is unknown, or ``'nccl'`` where ``comm`` does not use NCCL.
+    Raises ``ValueError`` if it is unknown, or if it is ``'nccl'`` and ``comm`` does not use NCCL.
     """
     if communication_backend not in ("auto", "mpi", "nccl"):
         raise ValueError(
@@ -45,9 +45,9 @@ def get_communication_backend(
 
 
 class MultiNodeBatchNormalization(chainer.FunctionNode):
-    """Normalizes by the mean and variance over the batches of all ranks.
+    """Normalizes with the mean and variance over the batches of all ranks.
 
-    Sums over ``axis``, and updates ``running_mean`` and ``running_var``, if given, in place.
+    It sums over ``axis``, and updates ``running_mean`` and ``running_var``, if given, in place.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class MultiNodeBatchNormalization(chainer.FunctionNode):
         var = self.comm.add_up(squares) / count
         inv_std = 1 / xp.sqrt(var + self.eps)
         self._count, self._mean, self._inv_std = count, mean, inv_std
-        # In place from here on: a batch is large, and allocating another takes long.
+        # In place from here on: a batch is large, and allocating another one takes long.
         y *= (gamma * inv_std)[self._expand]
         y += beta[self._expand]
 
@@ -99,8 +99,8 @@ class MultiNodeBatchNormalization(chainer.FunctionNode):
     def _add_up_with_count(self, x: Any) -> tuple[Any, Any]:
         """Return the sum and the number of the elements per channel, over all ranks.
 
-        The number is an array without axes, in the memory of ``x``: the host would have to wait
-        for the GPU to read it.
+        The number is an array without axes, in the memory of ``x``: to read it, the host would
+        have to wait for the GPU.
         """
         xp = backend.get_array_module(x)
         total = x.sum(axis=self.axis, dtype=np.result_type(x.dtype, self._dtype))
@@ -110,7 +110,7 @@ class MultiNodeBatchNormalization(chainer.FunctionNode):
         packed[-1] = own_count
         packed = self.comm.add_up(packed)
         count = packed[-1:].reshape(())
-        if own_count <= 1:  # so it is on every rank, if the sum is
+        if own_count <= 1:  # otherwise the sum is larger, too
             _check_count(float(count))
         return packed[:-1].reshape(total.shape), count
 
@@ -180,45 +180,62 @@ def multi_node_batch_normalization(
     axis: int | tuple[int, ...] | None = None,
     communication_backend: Backend = "auto",
 ) -> chainer.Variable:
-    """Normalize by the mean and variance over the batches of all ranks together.
+    """Normalize a batch with the mean and variance over the batches of all ranks.
 
-    Values and running statistics equal those of ``chainer.functions.batch_normalization`` on the
-    concatenated batch. Gradients are those of the sum of the losses of all ranks, except those
-    of ``gamma`` and ``beta``: every rank holds a replica of these, so they get the mean over the
-    ranks, as from a multi-node optimizer. Every rank must run backward through it.
+    Output and running statistics equal those of ``chainer.functions.batch_normalization`` on the
+    concatenated batch. Gradients are those of the sum of the losses of all ranks. Only ``gamma``
+    and ``beta`` get the mean over the ranks, as from a multi-node optimizer, because every rank
+    has a replica of them. Every rank must call the function, and run backward through it.
 
     Parameters
     ----------
     x : chainer.Variable or ndarray
-        float16, float32 or float64. Batches may differ in size, and be empty on some ranks.
+        Batch of this rank, in float16, float32 or float64. Ranks may have batches of different
+        sizes, and some may be empty.
     gamma, beta : chainer.Variable or ndarray
-        Scale and offset, of the shape of ``x`` without the axes that are summed over.
+        Scale and offset, with the shape of ``x`` without the axes that are summed over.
     comm : CommunicatorBase
+        Communicator of the ranks.
     eps : float
-        Added to the variance.
+        Number that is added to the variance.
     running_mean, running_var : ndarray, optional
-        Moving averages, of the shape of ``gamma``; updated in place.
+        Moving averages with the shape of ``gamma``, which are updated in place.
     decay : float
         Decay rate of the moving averages.
     axis : int or tuple of int, optional
-        Axes to sum over; by default, all except those of the channels, which follow the first.
+        Axes to sum over. By default, these are all axes except those of the channels, which
+        follow the first axis.
     communication_backend : {'auto', 'mpi', 'nccl'}
-        Backend that reduces statistics in GPU memory; by default, that of ``comm``.
+        Backend that adds up statistics in GPU memory; by default, that of ``comm``.
 
     Returns
     -------
     chainer.Variable
-        Normalized batch, of the shape and dtype of ``x``. Statistics have the dtype of ``gamma``,
-        at least float32.
+        Normalized batch with the shape and dtype of ``x``. Statistics have the dtype of
+        ``gamma``, or float32 if that is wider.
 
     Raises
     ------
     TypeError, ValueError
-        On every rank, if dtypes or shapes do not fit on any rank, ranks have different ``gamma``,
-        or the batch is empty on all ranks. In GPU memory, the ranks check each other's arguments
-        only the first time that they give a ``gamma`` of this shape and dtype, so that they need
-        not wait for each other in every call. Thereafter, what does not fit raises on its rank
-        alone, which ends the job, unless the script catches it.
+        On every rank, if dtypes or shapes do not fit on any rank, if ``gamma`` differs in shape
+        or dtype between ranks, or if the batch is empty on all ranks. In GPU memory, the ranks
+        compare arguments only the first time they use a ``gamma`` of this shape and dtype,
+        because comparing makes them wait for each other. Later errors are raised only on the
+        rank that has them, which ends the job unless the script catches them.
+
+    Examples
+    --------
+    >>> x = np.float32([[2 * comm.rank], [2 * comm.rank + 1]])  # 0, 1 and 2, 3
+    >>> gamma, beta = np.ones(1, np.float32), np.zeros(1, np.float32)
+    >>> y = chainermn.functions.multi_node_batch_normalization(x, gamma, beta, comm)
+    >>> y.array.round(2).ravel()  # mean 1.5, variance 1.25
+    array([-1.34, -0.45], dtype=float32)
+    array([0.45, 1.34], dtype=float32)
+
+    References
+    ----------
+    Ioffe and Szegedy: Batch Normalization: Accelerating Deep Network Training by Reducing
+    Internal Covariate Shift, ICML 2015.
     """
     if get_communication_backend(comm, communication_backend) == "mpi":
         comm = comm.over_mpi
@@ -245,7 +262,7 @@ def _check(
     channels = tuple(length for i, length in enumerate(x.shape) if i not in axes)
     if not channels == gamma.shape == beta.shape or gamma.dtype != beta.dtype:
         raise ValueError(
-            f"expected gamma and beta of shape {channels} and of one dtype, as x has shape "
+            f"expected gamma and beta of shape {channels} and of one dtype, because x has shape "
             f"{x.shape} and is summed over the axes {axes}; got "
             f"{gamma.dtype}{list(gamma.shape)} and {beta.dtype}{list(beta.shape)}"
         )

@@ -1,8 +1,8 @@
 """Collective calls on variables. The backward of each is another of these calls.
 
 Every rank calls the same functions in the same order, and runs backward. In forward, the ranks
-tell each other which function they call and whether any of their variables requires a gradient.
-Then either every rank is connected to the graph, so that all reach backward, or none is.
+tell each other which function they call, and whether any of their variables requires a gradient.
+Then either all ranks are connected to the graph, so that all reach backward, or none is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Variables: TypeAlias = tuple[chainer.Variable, ...]
 
 
 class _Ballot(NamedTuple):
-    """Message from each rank to all others before a call."""
+    """Message that each rank sends to all others before a call."""
 
     call: str
     gradient: bool
@@ -48,24 +48,24 @@ class Collective(chainer.FunctionNode):
         return type(self).__name__.lower()
 
     def check(self, inputs: Sequence[tuple[str, ...]]) -> None:
-        """Raise if the call is invalid. Every rank gets the same arguments, so all raise.
+        """Raise if the call is invalid. All ranks raise, because they get the same arguments.
 
         ``inputs`` are the dtypes and shapes of the inputs, by rank.
         """
 
     @abstractmethod
     def communicate(self, xs: tuple[Any, ...]) -> Sequence[Any] | None:
-        """Return output arrays for input arrays, or None on a rank without outputs."""
+        """Return the output arrays for input arrays, or None on a rank without outputs."""
 
     @abstractmethod
     def adjoint(self) -> Collective:
         """Return the call that sends the gradients back."""
 
     def join(self, make: Callable[[], Variables], delegate: Any = None) -> Variables:
-        """Apply it on all ranks together; return the outputs, or a delegate.
+        """Call the function on all ranks together; return the outputs, or a delegate.
 
         ``make`` returns the inputs; if it raises, every rank raises. ``delegate`` stands in for
-        the inputs of a rank that gives none.
+        the inputs of a rank that has none.
         """
         made = attempt(make) if self.gives else ()
         ballots = self.comm.allgather_obj(
@@ -103,7 +103,7 @@ class Collective(chainer.FunctionNode):
     def backward(
         self, indexes: tuple[int, ...], gys: tuple[chainer.Variable | None, ...]
     ) -> tuple[chainer.Variable | None, ...]:
-        """Send back gradients, which are zeros for outputs that were not used."""
+        """Send gradients back; those of unused outputs are zeros."""
         adjoint = self.adjoint()
         if self.gets:
             gxs = adjoint.join(lambda: or_zeros(gys, self._outputs))
@@ -113,7 +113,7 @@ class Collective(chainer.FunctionNode):
 
 
 class Rooted(Collective):
-    """A collective call in which one rank, the root, has another part than the rest."""
+    """A collective call in which one rank, the root, plays a different part."""
 
     #: Whether only the root has inputs; otherwise, only the root has outputs.
     from_root: ClassVar[bool]
@@ -134,7 +134,7 @@ class Rooted(Collective):
 
 
 class AllGather(Collective):
-    """Every rank gives one array and gets those of all ranks. Its backward is `ReduceScatter`."""
+    """Every rank gets one array from each rank. Its backward is `ReduceScatter`."""
 
     @override
     def communicate(self, xs: tuple[Any, ...]) -> Sequence[Any]:
@@ -265,55 +265,75 @@ class Scatter(Rooted):
 
 
 def allgather(comm: CommunicatorBase, x: chainer.Variable) -> tuple[chainer.Variable, ...]:
-    """Give every rank the variables of all ranks.
+    """Collect the variables of all ranks on every rank.
 
-    Backward adds up, on each rank, the gradients of its variable on all ranks.
+    In backward, each rank gets the sum of the gradients that all ranks have for its variable.
 
     Parameters
     ----------
     comm : CommunicatorBase
+        Communicator of the ranks.
     x : chainer.Variable or ndarray
-        Shapes may differ from rank to rank, dtypes may not.
+        Variable of this rank. Ranks may pass different shapes, but must pass the same dtype.
 
     Returns
     -------
     tuple of chainer.Variable
-        One per rank. Every rank must run backward, through at least one of them.
+        One variable per rank. Every rank must run backward through at least one of them.
 
     Raises
     ------
     TypeError, ValueError
-        On every rank, if any rank gives anything else, or dtypes differ.
+        On every rank, if any rank passes anything else, or if dtypes differ.
     RuntimeError
-        On every rank, if the ranks call different functions, or if one needs a gradient and
-        another records no graph (``chainer.no_backprop_mode``).
+        On every rank, if the ranks call different functions, or if one rank needs a gradient
+        and another records no graph (``chainer.no_backprop_mode``).
+
+    Examples
+    --------
+    >>> x = chainer.Variable(np.float32([comm.rank + 1]))
+    >>> y = F.concat(chainermn.functions.allgather(comm, x), axis=0)
+    >>> y.array
+    array([1., 2.], dtype=float32)
+    >>> F.sum(y * y).backward()
+    >>> x.grad  # the losses of both ranks depend on x
+    array([4.], dtype=float32)
+    array([8.], dtype=float32)
     """
     return AllGather(comm).join(lambda: (as_variable(x),))
 
 
 def reduce_scatter(comm: CommunicatorBase, xs: Sequence[chainer.Variable]) -> chainer.Variable:
-    """Return on rank ``i`` the sum over all ranks of their ``xs[i]``.
+    """Add up ``xs[i]`` of all ranks, and return the sum on rank ``i``.
 
     Backward gives every rank the gradients of all sums, as :func:`allgather` does.
 
     Parameters
     ----------
     comm : CommunicatorBase
+        Communicator of the ranks.
     xs : sequence of (chainer.Variable or ndarray), or one of shape (size, ...)
-        One entry per rank, all of the same dtype. Entry ``i`` has the same shape on every rank;
+        One entry per rank, all with the same dtype. Entry ``i`` has the same shape on every rank;
         different entries may have different shapes.
 
     Returns
     -------
     chainer.Variable
-        Sum, of the shape and dtype of ``xs[rank]``; float16 is added up in float32.
+        Sum with the shape and dtype of ``xs[rank]``. float16 values are added up in float32.
 
     Raises
     ------
     TypeError, ValueError
-        On every rank, if any rank gives anything else or the ranks disagree.
+        On every rank, if any rank passes anything else, or if shapes or dtypes differ.
     RuntimeError
-        As for :func:`allgather`.
+        On every rank, for the reasons of :func:`allgather`.
+
+    Examples
+    --------
+    >>> x = np.float32([[1, 2], [10, 20]])  # a row per rank
+    >>> chainermn.functions.reduce_scatter(comm, x).array
+    array([2., 4.], dtype=float32)
+    array([20., 40.], dtype=float32)
     """
     return ReduceScatter(comm).join(lambda: _one_each(comm, xs))[0]
 
@@ -321,28 +341,36 @@ def reduce_scatter(comm: CommunicatorBase, xs: Sequence[chainer.Variable]) -> ch
 def alltoall(
     comm: CommunicatorBase, xs: Sequence[chainer.Variable]
 ) -> tuple[chainer.Variable, ...]:
-    """Send ``xs[i]`` to rank ``i``, for every ``i``.
+    """Send ``xs[i]`` to rank ``i``, from every rank to every rank.
 
     Backward sends each gradient to the rank that its variable came from.
 
     Parameters
     ----------
     comm : CommunicatorBase
+        Communicator of the ranks.
     xs : sequence of (chainer.Variable or ndarray), or one of shape (size, ...)
-        One entry per rank. Shapes may differ, dtypes may not.
+        One entry per rank. Shapes may differ, dtypes must not.
 
     Returns
     -------
     tuple of chainer.Variable
-        Entry ``i`` comes from rank ``i``. Every rank must run backward, through at least one of
-        them.
+        One variable per rank: entry ``i`` comes from rank ``i``. Every rank must run backward
+        through at least one of them.
 
     Raises
     ------
     TypeError, ValueError
-        On every rank, if any rank gives anything else or another number of entries.
+        On every rank, if any rank passes anything else, or not one entry per rank.
     RuntimeError
-        As for :func:`allgather`.
+        On every rank, for the reasons of :func:`allgather`.
+
+    Examples
+    --------
+    >>> xs = [np.float32([10 * comm.rank]), np.float32([10 * comm.rank + 1])]
+    >>> [y.item() for y in chainermn.functions.alltoall(comm, xs)]
+    [0.0, 10.0]
+    [1.0, 11.0]
     """
     return AllToAll(comm).join(lambda: _one_each(comm, xs))
 
@@ -350,57 +378,83 @@ def alltoall(
 def allreduce(
     comm: CommunicatorBase, x: chainer.Variable, op: Literal["sum", "mean"] = "sum"
 ) -> chainer.Variable:
-    """Return the sum, or the mean, of the variables of all ranks.
+    """Return the sum, or the mean, of the variables of all ranks on every rank.
 
-    Backward reduces the gradients in the same way. They are the derivative of the sum of the
+    Backward reduces the gradients in the same way. They are the derivatives of the sum of the
     losses of all ranks.
 
     Parameters
     ----------
     comm : CommunicatorBase
+        Communicator of the ranks.
     x : chainer.Variable or ndarray
-        Of the same shape and dtype on every rank.
+        Variable with the same shape and dtype on every rank.
     op : {'sum', 'mean'}
+        Operation.
 
     Returns
     -------
     chainer.Variable
-        The same values on every rank; float16 is added up in float32. Every rank must run
-        backward through it.
+        Sum or mean, the same on every rank. float16 values are added up in float32. Every rank
+        must run backward through it.
 
     Raises
     ------
     TypeError, ValueError
-        On every rank, if any rank gives anything else or the ranks disagree.
+        On every rank, if any rank passes anything else, or if shapes, dtypes or ``op`` differ.
     RuntimeError
-        As for :func:`allgather`.
+        On every rank, for the reasons of :func:`allgather`.
+
+    Examples
+    --------
+    >>> x = chainer.Variable(np.float32([1, comm.rank]))
+    >>> y = chainermn.functions.allreduce(comm, x)
+    >>> y.array
+    array([2., 1.], dtype=float32)
+    >>> F.sum(y).backward()
+    >>> x.grad  # the losses of both ranks depend on x
+    array([2., 2.], dtype=float32)
     """
     return AllReduce(comm, op).join(lambda: (as_variable(x),))[0]
 
 
 def bcast(comm: CommunicatorBase, x: chainer.Variable | None, root: int = 0) -> chainer.Variable:
-    """Give every rank the variable of rank ``root``.
+    """Broadcast: give every rank the variable of the root.
 
-    Backward adds up the gradients of all ranks on ``root``.
+    Backward adds up the gradients of all ranks on the root.
 
     Parameters
     ----------
     comm : CommunicatorBase
+        Communicator of the ranks.
     x : chainer.Variable or ndarray
-        Variable to send, on ``root``; ignored elsewhere.
+        Variable to send; only that of the root is used.
     root : int
+        Rank that sends.
 
     Returns
     -------
     chainer.Variable
-        Every rank must run backward through it.
+        Variable of the root. Every rank must run backward through it.
 
     Raises
     ------
     TypeError, ValueError
-        On every rank, if ``root`` gives anything else, or is not a rank.
+        On every rank, if the root passes anything else, or if ``root`` is not a rank.
     RuntimeError
-        As for :func:`allgather`. Calls with different roots count as different functions.
+        On every rank, for the reasons of :func:`allgather`. Calls with different roots count as
+        different functions.
+
+    Examples
+    --------
+    >>> x = chainer.Variable(np.float32([1, 2])) if comm.rank == 0 else None
+    >>> y = chainermn.functions.bcast(comm, x)
+    >>> y.array
+    array([1., 2.], dtype=float32)
+    >>> F.sum(y).backward()
+    >>> if comm.rank == 0:
+    ...     print(x.grad)
+    [2. 2.]
     """
     return Bcast(comm, root).join(lambda: (as_variable(x),))[0]
 
@@ -408,30 +462,43 @@ def bcast(comm: CommunicatorBase, x: chainer.Variable | None, root: int = 0) -> 
 def gather(
     comm: CommunicatorBase, x: chainer.Variable, root: int = 0
 ) -> tuple[chainer.Variable, ...] | chainer.Variable:
-    """Gather the variables of all ranks on ``root``.
+    """Collect the variables of all ranks on the root.
 
-    Backward scatters the gradients from there.
+    Backward scatters the gradients from the root.
 
     Parameters
     ----------
     comm : CommunicatorBase
+        Communicator of the ranks.
     x : chainer.Variable or ndarray
-        Shapes may differ from rank to rank, dtypes may not.
+        Variable of this rank. Ranks may pass different shapes, but must pass the same dtype.
     root : int
+        Rank that receives.
 
     Returns
     -------
     tuple of chainer.Variable, or chainer.Variable
-        On ``root``, a tuple of one variable per rank. Elsewhere, a delegate: float32, of shape
-        ``(0,)``; run backward from it, or connect it to a loss by :func:`pseudo_connect`.
+        On the root, a tuple with one variable per rank. On other ranks, a delegate variable:
+        float32 with shape ``(0,)``. Run backward from it, or connect it to a loss with
+        :func:`pseudo_connect`.
 
     Raises
     ------
     TypeError, ValueError
-        On every rank, if any rank gives anything else, dtypes differ, or ``root`` is not a
-        rank.
+        On every rank, if any rank passes anything else, if dtypes differ, or if ``root`` is not
+        a rank.
     RuntimeError
-        As for :func:`bcast`.
+        On every rank, for the reasons of :func:`bcast`.
+
+    Examples
+    --------
+    >>> x = chainer.Variable(np.float32([comm.rank + 1]))
+    >>> y = chainermn.functions.gather(comm, x)
+    >>> loss = F.sum(F.concat(y, axis=0) ** 2) if comm.rank == 0 else y
+    >>> loss.backward()
+    >>> x.grad
+    array([2.], dtype=float32)
+    array([4.], dtype=float32)
     """
     gathered = Gather(comm, root).join(lambda: (as_variable(x),))
     return gathered if comm.rank == root else gathered[0]
@@ -440,35 +507,45 @@ def gather(
 def scatter(
     comm: CommunicatorBase, xs: Sequence[chainer.Variable] | None, root: int = 0
 ) -> chainer.Variable:
-    """Give rank ``i`` the variable ``xs[i]`` of rank ``root``.
+    """Send variable ``xs[i]`` of the root to rank ``i``.
 
-    Backward gathers the gradients there.
+    Backward gathers the gradients on the root.
 
     Parameters
     ----------
     comm : CommunicatorBase
+        Communicator of the ranks.
     xs : sequence of (chainer.Variable or ndarray), or one of shape (size, ...)
-        One entry per rank, on ``root``; ignored elsewhere. Shapes may differ, dtypes may not.
+        One entry per rank; only those of the root are used. Shapes may differ, dtypes must not.
     root : int
+        Rank that sends.
 
     Returns
     -------
     chainer.Variable
-        Every rank must run backward through it.
+        Variable for this rank. Every rank must run backward through it.
 
     Raises
     ------
     TypeError, ValueError
-        On every rank, if ``root`` gives anything else or another number of entries, or is not a
-        rank.
+        On every rank, if the root passes anything else, or not one entry per rank, or if
+        ``root`` is not a rank.
     RuntimeError
-        As for :func:`bcast`.
+        On every rank, for the reasons of :func:`bcast`.
+
+    Examples
+    --------
+    >>> xs = chainer.Variable(np.float32([[1, 2], [3, 4]])) if comm.rank == 0 else None
+    >>> y = chainermn.functions.scatter(comm, xs)
+    >>> y.array
+    array([1., 2.], dtype=float32)
+    array([3., 4.], dtype=float32)
     """
     return Scatter(comm, root).join(lambda: _one_each(comm, xs))[0]
 
 
 def _one_each(comm: CommunicatorBase, xs: Any) -> Variables:
-    """Return the entries of a sequence or an array: one per rank, all of one dtype."""
+    """Return the entries of a sequence or an array: one per rank, all with one dtype."""
     if not isinstance(xs, list | tuple):
         stacked = as_variable(xs)
         if stacked.ndim == 0:
@@ -490,14 +567,14 @@ def _check_agreement(ballots: Sequence[_Ballot]) -> None:
         shown = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
         raise RuntimeError(
             f"the ranks call different functions: {shown}. All must make the same calls in the "
-            "same order. If this is in backward, its order follows from the depth of the graph: "
-            "fix it by pseudo_connect"
+            "same order. In backward, the order follows from the depth of the graph: control it "
+            "with pseudo_connect"
         )
     needing = [rank for rank, ballot in enumerate(ballots) if ballot.gradient]
     silent = [rank for rank, ballot in enumerate(ballots) if not ballot.recording]
     if needing and silent:
         raise RuntimeError(
             f"{calls[0]}: rank {needing[0]} needs a gradient, but rank {silent[0]} records no "
-            "graph (chainer.config.enable_backprop is off there) and would never come to "
-            "backward; set it alike on all ranks"
+            "graph (chainer.config.enable_backprop is off there) and would never reach backward; "
+            "set it to the same value on all ranks"
         )

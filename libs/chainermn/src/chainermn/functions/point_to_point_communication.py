@@ -48,7 +48,7 @@ class _Message(chainer.FunctionNode):
 
 
 class Send(_Message):
-    """Sends arrays, returns a delegate; its backward is `Recv`."""
+    """Sends arrays and returns a delegate variable. Its backward is `Recv`."""
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Send the header, then the inputs."""
@@ -68,7 +68,7 @@ class Send(_Message):
 
 
 class Recv(_Message):
-    """Takes a delegate, returns received arrays; its backward is `Send`.
+    """Takes a delegate variable and returns received arrays. Its backward is `Send`.
 
     The header has been received before.
     """
@@ -98,28 +98,29 @@ def send(
     rank: int,
     tag: int = 0,
 ) -> chainer.Variable:
-    """Send variables to another rank, which calls :func:`recv`.
+    """Send variables to another rank, which must call :func:`recv`.
 
-    The backward of this function waits for the gradients that the backward of :func:`recv`
-    sends, so backward must run on both ranks. This rank hangs in backward if the loss of the
-    other rank does not depend on the received variables; :func:`pseudo_connect` makes it depend
-    on them. If no input requires a gradient, none is sent.
+    Run backward on both ranks: here it waits for the gradients that the backward of :func:`recv`
+    sends. It hangs if the loss of the other rank does not depend on the received variables; use
+    :func:`pseudo_connect` there. If no variable requires a gradient, nothing is sent back.
 
     Parameters
     ----------
     x : chainer.Variable or ndarray, or a list or tuple of them
-        Variables of any shape and dtype; integers and bool have no gradients.
+        Variables to send, of any shapes and dtypes. Integers and bool have no gradients.
     communicator : CommunicatorBase
+        Communicator of both ranks.
     rank : int
-        Destination; not this rank.
+        Rank that receives them; not this rank.
     tag : int
-        Distinguishes messages between the same two ranks.
+        Number that :func:`recv` must give too, to tell messages apart.
 
     Returns
     -------
     chainer.Variable
-        A delegate: float32, of shape ``(0,)``. Its ``backward()`` is that of ``x``. Pass it to
-        :func:`recv` or :func:`pseudo_connect`, or call its ``backward()`` at the end.
+        Delegate variable: float32 with shape ``(0,)``. Backward from it computes the gradients
+        of ``x``. Pass it to :func:`recv` or :func:`pseudo_connect`, or call its ``backward()``
+        at the end.
 
     Raises
     ------
@@ -129,6 +130,19 @@ def send(
     RuntimeError
         In backward, if the gradients of another message arrive, because the two ranks
         communicate in different orders.
+
+    Examples
+    --------
+    Rank 0 sends ``x``; rank 1 computes a loss from it. Both run backward:
+
+    >>> if comm.rank == 0:
+    ...     x = chainer.Variable(np.float32([1, 2]))
+    ...     chainermn.functions.send(x, comm, rank=1).backward()
+    ...     print("gradient:", x.grad)
+    ... else:
+    ...     loss = F.sum(3 * chainermn.functions.recv(comm, rank=0))
+    ...     loss.backward()
+    gradient: [3. 3.]
     """
     _check_peer(communicator, rank, "send")
     return _send(x, communicator, rank, tag)
@@ -141,34 +155,50 @@ def recv(
     tag: int = 0,
     force_tuple: bool = False,
 ) -> chainer.Variable | tuple[chainer.Variable, ...]:
-    """Receive the variables that another rank sends by :func:`send`.
+    """Receive the variables that another rank sends with :func:`send`.
 
-    The backward of this function sends their gradients back. Use at least one of the variables,
-    or :func:`send` waits in backward; the gradients of unused ones are zeros.
+    Backward sends their gradients back. Use at least one of the variables, because :func:`send`
+    waits for gradients in backward. Those of unused variables are zeros.
 
     Parameters
     ----------
     communicator : CommunicatorBase
+        Communicator of both ranks.
     rank : int
-        Source; not this rank.
+        Rank that sends; not this rank.
     delegate_variable : chainer.Variable, optional
-        Delegate that :func:`send` returned on this rank. It makes the result depend on that
-        call, so that backward comes through here first. You need it if the other rank computes
-        the received variables from the ones sent.
+        Delegate variable that :func:`send` returned on this rank. It makes the result depend on
+        that call, so that backward passes here first. You need it if the other rank computes the
+        received variables from those that this rank sent.
     tag : int
-        Tag that the other rank gives to :func:`send`.
+        Number that the sender gives to :func:`send`.
     force_tuple : bool
-        Return a tuple even if there is only one variable.
+        Whether to return a tuple even for a single variable.
 
     Returns
     -------
     chainer.Variable or tuple of chainer.Variable
-        Variables of the shapes and dtypes that were sent.
+        Variables with the shapes and dtypes that were sent.
 
     Raises
     ------
     TypeError, ValueError
         As :func:`send` does.
+
+    Examples
+    --------
+    Rank 0 sends ``x`` to rank 1, which sends its square back:
+
+    >>> from chainermn.functions import recv, send
+    >>> if comm.rank == 0:
+    ...     x = chainer.Variable(np.array(3, np.float32))
+    ...     delegate = send(x, comm, rank=1)
+    ...     y = recv(comm, rank=1, delegate_variable=delegate)
+    ...     y.backward()
+    ...     print(y.array, x.grad)
+    ... else:
+    ...     send(recv(comm, rank=0) ** 2, comm, rank=0).backward()
+    9.0 6.0
     """
     _check_peer(communicator, rank, "recv")
     received = _recv(communicator, rank, delegate_variable, tag)
@@ -222,10 +252,10 @@ def _recv(
         raise RuntimeError(
             f"rank {comm.rank} waits for {_describe(answers)} from rank {rank} (tag {tag}), but "
             f"{_describe(header.answers)} came. The two ranks communicate in different orders: "
-            "fix the order of backward by the delegate_variable of recv or by pseudo_connect, or "
-            "give the messages different tags"
+            "control the order of backward with the delegate_variable of recv or with "
+            "pseudo_connect, or give the messages different tags"
         )
-    # A function of Chainer's cannot take both NumPy and CuPy arrays.
+    # Chainer's functions cannot mix NumPy and CuPy arrays.
     xp = np if delegate is None else chainer.backend.get_array_module(delegate)
     anchor = chainer.Variable(empty_delegate(xp), requires_grad=any(header.wanted))
     if delegate is not None:

@@ -1,4 +1,4 @@
-"""Make variables depend on each other without sharing values."""
+"""Make variables depend on each other without changing their values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PseudoConnect(chainer.FunctionNode):
     def backward(
         self, indexes: tuple[int, ...], gys: tuple[chainer.Variable | None, ...]
     ) -> tuple[chainer.Variable | None, ...]:
-        """Return zeros for the delegate, whose backward would not run without a gradient."""
+        """Return zeros for the delegate, because its backward runs only with a gradient."""
         present = tuple(gy for gy in gys if gy is not None)
         if not present:
             return (zeros(self._delegate), *gys)
@@ -54,7 +54,7 @@ class WithDelegate(chainer.FunctionNode):
     def backward(
         self, indexes: tuple[int, ...], gys: tuple[chainer.Variable | None, ...]
     ) -> tuple[chainer.Variable, ...]:
-        """Return zeros for inputs of which only the delegate was used."""
+        """Return zeros for the gradients of inputs if only the delegate was used."""
         delegate, *rest = gys
         gxs = or_zeros(rest, self._inputs)
         return gxs if delegate is None else PseudoConnect().apply((delegate, *gxs))
@@ -63,29 +63,46 @@ class WithDelegate(chainer.FunctionNode):
 def pseudo_connect(
     delegate_variable: chainer.Variable | None, *actual_variables: chainer.Variable
 ) -> tuple[chainer.Variable, ...]:
-    """Make variables depend on another one, without changing their values.
+    """Make variables depend on another variable, without changing their values.
 
-    Backward then reaches ``delegate_variable`` from any of the results, after all functions
-    that use them. It gets a gradient of zeros.
+    Backward then reaches ``delegate_variable`` from any of the results, after all functions that
+    use the results. It gets a gradient of zeros.
 
-    Use it to start the backward of several graphs from one variable, and to fix the order in
-    which a rank communicates: the call that comes first in forward must come last in backward.
+    Use it to run backward through several graphs at once, and to control the order in which a
+    rank communicates: the first call in forward must be the last call in backward.
 
     Parameters
     ----------
     delegate_variable : chainer.Variable or None
-        Delegate that :func:`send` returns, or any other variable. None connects nothing.
+        Delegate variable that :func:`send` returned, or any other variable. None connects
+        nothing.
     *actual_variables : chainer.Variable or ndarray
+        Variables that shall depend on it.
 
     Returns
     -------
     tuple of chainer.Variable
-        One for each of ``actual_variables``, with the same arrays; always a tuple.
+        Variables with the arrays of ``actual_variables``; always a tuple.
 
     Raises
     ------
     TypeError
         If an argument is neither a variable nor an array.
+
+    Examples
+    --------
+    Rank 0 sends an array to rank 1, and also has its own loss. One backward serves both:
+
+    >>> x = chainer.Variable(np.array(3, np.float32))
+    >>> if comm.rank == 0:
+    ...     delegate = chainermn.functions.send(x, comm, rank=1)
+    ...     (loss,) = chainermn.functions.pseudo_connect(delegate, 10 * x)
+    ... else:
+    ...     loss = chainermn.functions.recv(comm, rank=0) ** 2
+    >>> loss.backward()
+    >>> if comm.rank == 0:
+    ...     print(x.grad)  # 10 from its own loss, and 2 * 3 from rank 1
+    16.0
     """
     actual = tuple(as_variable(variable) for variable in actual_variables)
     if delegate_variable is None or not actual:

@@ -1,4 +1,4 @@
-"""Iterators that yield the same batches or order on several ranks, or read with workers."""
+"""Iterators that read with workers, or yield the same batches or order on several ranks."""
 
 from chainermn.iterators.multi_node_iterator import MultiNodeIterator, create_multi_node_iterator
 from chainermn.iterators.multiprocess_iterator import MultiprocessIterator, start_forkserver

@@ -26,48 +26,65 @@ _START: dict[str, Any] = {
 def create_multi_node_iterator(
     actual_iterator: Iterator | None, communicator: CommunicatorBase, rank_master: int = 0
 ) -> MultiNodeIterator:
-    """Make all ranks iterate over the batches of one rank.
+    """Create an iterator that yields the batches of one rank on all ranks.
 
     Use it in model parallelism, if several ranks need the same input. Every rank must create the
-    iterator, and step it as often as the others.
+    iterator, and take the same number of batches from it.
 
     Parameters
     ----------
     actual_iterator : chainer.dataset.Iterator
-        Iterator over examples that can be pickled, on ``rank_master``; ignored elsewhere.
+        Iterator over examples that can be pickled; only that of ``rank_master`` is used.
     communicator : CommunicatorBase
+        Communicator of the ranks.
     rank_master : int
-        The rank that reads.
+        Rank that reads the data.
 
     Returns
     -------
     MultiNodeIterator
+        Iterator for this rank.
 
     Raises
     ------
     TypeError
-        On every rank, if ``rank_master`` gives no iterator.
+        On every rank, if ``rank_master`` passes no iterator.
     ValueError
-        On every rank, if ``rank_master`` is not the same rank everywhere.
+        On every rank, if ``rank_master`` is not a rank, or differs between ranks.
+
+    Examples
+    --------
+    >>> read = chainer.iterators.SerialIterator([5, 6, 7, 8], 2, shuffle=False)
+    >>> iterator = chainermn.create_multi_node_iterator(read if comm.rank == 0 else None, comm)
+    >>> next(iterator)
+    [5, 6]
     """
     check_root(communicator, rank_master, _WHERE)
     return MultiNodeIterator(actual_iterator, communicator, rank_master)
 
 
 class MultiNodeIterator(Iterator):
-    """Yields the batches of the master's iterator; see `create_multi_node_iterator`.
+    """The iterator that `create_multi_node_iterator` returns.
 
     ``next`` and ``reset`` are collective; ``serialize`` is not. Every rank saves the state of the
-    master's iterator. So all ranks can load the snapshot of any of them and then continue with
-    the same batch; a plain iterator can load it too.
+    master's iterator. So all ranks can load the snapshot of any rank, and continue with the same
+    batch. A plain iterator can load it too.
 
     Attributes
     ----------
     epoch, is_new_epoch, current_position, epoch_detail, previous_epoch_detail
         State of the master's iterator, on every rank.
     batch_size, repeat
-        Settings of the master's iterator, on every rank, if it has them. On the master, all its
-        other attributes are available as well.
+        Settings of the master's iterator, on every rank, if it has them. The master itself also
+        has all other attributes of its iterator.
+
+    Examples
+    --------
+    >>> iterator = chainer.iterators.SerialIterator(data, batch_size=4)
+    >>> iterator = chainermn.create_multi_node_iterator(iterator, comm)
+    >>> batches = [next(iterator) for _ in range(2)]
+    >>> iterator.epoch, iterator.is_new_epoch, iterator.batch_size
+    (1, True, 4)
     """
 
     def __init__(
@@ -110,7 +127,7 @@ class MultiNodeIterator(Iterator):
         elif self._order is not None:
             try:
                 self._order = serializer(self._order_key, self._order)
-            except KeyError:  # the snapshot has none; the master sends its own
+            except KeyError:  # the snapshot has no order; the master sends its own
                 self._order = None
         state = self._own_state()
         # Chainer's serializers cannot load None into a number.
@@ -152,9 +169,9 @@ class MultiNodeIterator(Iterator):
         return {name: getattr(self._actual, name, start) for name, start in _START.items()}
 
     def _share(self, act: Callable[[], Any]) -> Any:
-        """Return, on every rank, what ``act`` returns on the master; update the state.
+        """Return the result of ``act()`` on the master to every rank, and update the state.
 
-        Everything travels in one broadcast, since every step of training calls this.
+        A single broadcast sends everything, because every iteration of training calls this.
         """
 
         def step() -> tuple[Any, dict[str, Any], tuple[Any] | None]:

@@ -16,27 +16,33 @@ from chainer.iterators import _statemachine, multiprocess_iterator
 
 from chainermn.process.workers import is_worker, set_up_worker
 
-# Batches that workers read at a time. Chainer lets them begin the next one only when all of one
-# has been read and copied, and meanwhile some of them wait.
+# Number of batches that workers read at a time. Chainer's workers begin a batch only after the
+# one before has been read and copied, so some of them wait.
 _IN_FLIGHT = 3
 
-# They ask a rank to stop, and may be sent to every process of a job.
+# Signals that ask a rank to stop. Some launchers send them to every process of a job.
 _FOR_RANKS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def start_forkserver(preload: Sequence[str] = ("__main__", "chainer", "PIL.Image")) -> None:
-    """Start the process of which all workers of this rank will be copies.
+    """Start the process from which the workers of this rank will be forked.
 
-    Call it before `create_communicator`: what MPI has set up in a process must not be copied into
-    another one, so a rank must not fork once MPI is initialised.
-
-    Workers ignore SIGUSR1 and SIGUSR2, which ask a rank to stop; see `StopOnSignal`.
+    Call it before `create_communicator` if you use a ``MultiprocessIterator``. A rank itself must
+    not fork after MPI is initialized, because the state of MPI must not be copied to another
+    process. Workers ignore SIGUSR1 and SIGUSR2, which ask a rank to stop; see `StopOnSignal`.
 
     Parameters
     ----------
     preload : sequence of str
-        Modules that take long to import, so that workers find them there. Those that are not
-        installed are left out.
+        Names of modules to import in that process, so that workers start faster. Modules that are
+        not installed are ignored.
+
+    Examples
+    --------
+    >>> import multiprocessing
+    >>> chainermn.iterators.start_forkserver()
+    >>> multiprocessing.get_start_method()
+    'forkserver'
     """
     multiprocessing.set_start_method("forkserver", force=True)
     multiprocessing.set_forkserver_preload(list(preload))
@@ -50,33 +56,45 @@ def start_forkserver(preload: Sequence[str] = ("__main__", "chainer", "PIL.Image
 class MultiprocessIterator(chainer.iterators.MultiprocessIterator):
     """Reads examples in worker processes, several batches ahead.
 
-    It takes and does what ``chainer.iterators.MultiprocessIterator`` does, with two differences.
-    Workers begin with the next batches while the last examples of one are still being read, so
-    none of them waits; this takes shared memory for three batches. And they end with their
-    rank, in whatever way it ends, so a job whose rank is killed leaves none of them behind.
+    It works like ``chainer.iterators.MultiprocessIterator``, with two differences. Workers start
+    the next batches while the last examples of one are still being read, so they do not wait for
+    each other; this takes shared memory for three batches. And workers end with their rank, even
+    if it is killed.
+
+    Call `start_forkserver` at the start of your script, before `create_communicator`.
 
     Parameters
     ----------
     dataset : dataset
-        The workers get it pickled, unless they are forked.
+        Data set to read. Workers receive a pickled copy, unless they are forked.
     batch_size : int
+        Number of examples in a batch.
     repeat : bool
+        Whether to continue after the first epoch.
     shuffle : bool, optional
+        Whether to shuffle before each epoch; true by default.
     n_processes : int, optional
-        Workers: the rank's share of the cores of its host; by default all cores.
+        Number of workers. Use the share of this rank in the cores of its host. The default is all
+        cores.
     n_prefetch : int
-        Batches to have ready.
+        Number of batches to read ahead.
     shared_mem : int, optional
-        Bytes of the largest example; by default those of the largest in the first batch.
+        Size of the largest example in bytes; by default, the largest of the first batch.
     order_sampler : callable, optional
-        Such as `create_distributed_sampler` returns.
+        Order of the examples, such as `create_distributed_sampler` returns.
     dataset_timeout : float, optional
-        Seconds after which a ``TimeoutWarning`` is issued.
+        Number of seconds after which reading an example causes a ``TimeoutWarning``.
     maxtasksperchild : int, optional
+        Number of examples after which a worker is replaced by a new one.
 
-    Notes
-    -----
-    Under MPI, call `start_forkserver` first of all.
+    Examples
+    --------
+    >>> chainermn.iterators.start_forkserver()
+    >>> numbers = chainermn.scatter_dataset(np.arange(100), comm)
+    >>> iterator = chainermn.iterators.MultiprocessIterator(numbers, 4, n_processes=2)
+    >>> len(next(iterator))
+    4
+    >>> iterator.finalize()
     """
 
     def _initialize_loop(self) -> None:
@@ -97,7 +115,7 @@ class MultiprocessIterator(chainer.iterators.MultiprocessIterator):
 
 
 class _ForWorkers:
-    """A dataset that sets up the workers that it arrives in."""
+    """A data set that sets up the workers that receive it."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -122,7 +140,7 @@ class _ForWorkers:
 
 
 class _Loop(multiprocess_iterator._PrefetchLoop):
-    """Thread that hands out the reading of several batches; each has a slot of shared memory."""
+    """Thread that lets workers read several batches; each has a slot in shared memory."""
 
     def _allocate_shared_memory(self) -> None:
         self._pending: deque[tuple[int, Any, Any]] = deque()
@@ -138,7 +156,7 @@ class _Loop(multiprocess_iterator._PrefetchLoop):
         if status == self._comm.STATUS_RESET:
             self.prefetch_state = state
             while self._pending:
-                # Before another batch gets the slot, nobody may write there any more.
+                # Workers must have stopped writing before another batch uses the slot.
                 if self._next() is None:
                     return False
         while self._free:

@@ -1,4 +1,4 @@
-"""Visit examples in the same order on all ranks."""
+"""Read examples in the same order on all ranks."""
 
 from __future__ import annotations
 
@@ -20,42 +20,55 @@ _WHERE = "create_synchronized_iterator"
 def create_synchronized_iterator(
     actual_iterator: Iterator, communicator: CommunicatorBase
 ) -> SynchronizedIterator:
-    """Make the iterators of all ranks visit their data sets in the same order.
+    """Make the iterators of all ranks read their examples in the same order. Collective.
 
-    Use it in model parallelism, if each rank reads its own part of every example. The data sets
-    have the same length. After this call, the iterators no longer communicate.
+    Use it in model parallelism, if each rank reads its own part of every example. All data sets
+    must have the same length. After this call, the iterators no longer communicate.
 
     Parameters
     ----------
     actual_iterator : chainer.dataset.Iterator
-        Has ``dataset``, ``order_sampler`` and ``reset``, as Chainer's iterators have.
+        Iterator with the attributes ``dataset``, ``order_sampler`` and ``reset``, such as those
+        of Chainer.
     communicator : CommunicatorBase
+        Communicator of the ranks.
 
     Returns
     -------
     SynchronizedIterator
-        Its random order depends on a seed that rank 0 draws from NumPy's global generator. An
-        order sampler that is not Chainer's ``ShuffleOrderSampler`` is replaced by a copy of the
-        one of rank 0. Without shuffling, the order stays as it is.
+        Wrapper of ``actual_iterator``. Its random order depends on a seed that rank 0 draws from
+        NumPy's global generator. An order sampler other than Chainer's ``ShuffleOrderSampler`` is
+        replaced by a copy of that of rank 0. Without shuffling, the order does not change.
 
     Raises
     ------
     ValueError
-        On every rank, if an iterator lacks one of these attributes, or the data sets have
+        On every rank, if an iterator lacks one of these attributes, or if the data sets have
         different lengths.
     TypeError
-        On every rank, if the order sampler of rank 0 must be copied and cannot be pickled.
+        On every rank, if the order sampler of rank 0 must be copied but cannot be pickled.
+
+    Examples
+    --------
+    >>> words = ["a", "b", "c", "d"] if comm.rank == 0 else ["A", "B", "C", "D"]
+    >>> iterator = chainer.iterators.SerialIterator(words, 4)
+    >>> iterator = chainermn.create_synchronized_iterator(iterator, comm)
+    >>> batches = comm.allgather_obj("".join(next(iterator)))
+    >>> batches[0].upper() == batches[1]
+    True
     """
 
     def check() -> tuple[int, OrderSampler | None]:
         for name in ("dataset", "order_sampler", "reset"):
             if not hasattr(actual_iterator, name):
                 kind = type(actual_iterator)
-                raise ValueError(f"the iterator must have {name!r}, as Chainer's have; got {kind}")
+                raise ValueError(
+                    f"the iterator must have {name!r}, as those of Chainer have; got {kind}"
+                )
         n, sampler = len(actual_iterator.dataset), actual_iterator.order_sampler
         if type(sampler) is ShuffleOrderSampler:
             return n, DistributedOrderSampler(n, 0, n, int(np.random.randint(2**31)))
-        # Rank 0 needs a copy too: its own may share a generator with other code.
+        # Rank 0 needs a copy too: its own sampler may share a generator with other code.
         return n, copy.deepcopy(sampler) if communicator.rank == 0 else None
 
     length, sampler = run_together(communicator, _WHERE, check)
@@ -69,7 +82,17 @@ def create_synchronized_iterator(
 
 
 class SynchronizedIterator(Iterator):
-    """Wraps an iterator. Reading or setting any other attribute does so in that iterator."""
+    """The iterator that `create_synchronized_iterator` returns.
+
+    All other attributes are those of ``actual_iterator``.
+
+    Examples
+    --------
+    >>> iterator = chainer.iterators.SerialIterator(data, batch_size=2)
+    >>> iterator = chainermn.create_synchronized_iterator(iterator, comm)
+    >>> iterator.batch_size, iterator.epoch
+    (2, 0)
+    """
 
     actual_iterator: Iterator
     communicator: CommunicatorBase
@@ -88,11 +111,11 @@ class SynchronizedIterator(Iterator):
             self.actual_iterator.finalize()
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load the position and the seed, so that later epochs are the same too."""
+        """Save or load the position and the seed, so that later epochs are the same, too."""
         sampler = self.actual_iterator.order_sampler
         if isinstance(sampler, DistributedOrderSampler):
-            # The seed comes first: once loaded, an iterator with workers continues at once. A
-            # snapshot of a plain iterator has no seed.
+            # The seed comes first, because an iterator with workers continues as soon as it is
+            # loaded. A snapshot of a plain iterator has no seed.
             with contextlib.suppress(KeyError):
                 sampler.seed = serializer("seed", sampler.seed)
         self.actual_iterator.serialize(serializer)

@@ -84,6 +84,14 @@ def run(
         If an argument is wrong, or if the function, its arguments or a result cannot be pickled.
     KeyboardInterrupt
         If you interrupt the call.
+
+    Examples
+    --------
+    >>> def add_up(x):
+    ...     comm = chainermn.create_communicator()
+    ...     return comm.allreduce_obj(x + comm.rank)
+    >>> chainermn.launch.run(add_up, 10, ranks=2)
+    [21, 21]
     """
     if not callable(function):
         raise TypeError(f"run: function must be callable, got {function!r}")

@@ -20,6 +20,7 @@ from chainermn.launch.membership import Discover, DiscoveryError, discover_by
 from chainermn.launch.mpiexec import (
     find_mpiexec,
     launch_settings,
+    mpi_flavour,
     mpiexec_command,
     starts_by_srun,
 )
@@ -170,7 +171,9 @@ def _files(arguments: Sequence[str]) -> list[str]:
     scripts = [Path(it) for it in arguments[1:2] if arguments[0] == sys.executable]
     needed = [str(script) for script in scripts if script.is_absolute() and script.is_file()]
     with _in_one_line(OSError, RuntimeError):
-        return [str(find_mpiexec()), arguments[0], *needed]
+        # Open MPI starts ranks in the home folder where this one is missing, MPICH fails.
+        here = [os.getcwd()] if mpi_flavour() == "mpich" else []
+        return [str(find_mpiexec()), arguments[0], *needed, *here]
 
 
 def _hosts_now(find_hosts: Discover, discover: str | None) -> list[Host]:

@@ -106,7 +106,7 @@ def _examine(name: str, files: Sequence[str], mark: str) -> HostState:
         return HostState(f"ssh fails: {error}")
     if shown.returncode:
         lines = shown.stderr.strip().splitlines() or [f"exit code {shown.returncode}"]
-        return HostState(f"ssh fails: {printable(lines[-1])}")
+        return HostState(f"ssh fails: {printable(lines[-1].rstrip('.'))}")
     said = dict(line.partition("=")[::2] for line in shown.stdout.splitlines())
     lacks = said.get("lacks")
     return HostState(f"it has no {printable(lacks)}" if lacks else "", said.get("host", ""))

@@ -18,19 +18,24 @@ from chainermn.links.shared import CommunicatorHolder
 
 
 class MultiNodeBatchNormalization(CommunicatorHolder, L.BatchNormalization):
-    """Batch normalization by the mean and variance over the batches of all ranks.
+    """Batch normalization with the mean and variance over the batches of all ranks.
 
-    In training mode, all ranks must call it together, and batches may differ in size. Output,
-    gradients and running statistics equal those of ``chainer.links.BatchNormalization`` on the
-    concatenated batch; see `chainermn.functions.multi_node_batch_normalization`. In test mode, it
-    does not communicate. Attributes and all other parameters are those of Chainer's link.
+    Use it instead of ``chainer.links.BatchNormalization`` if the batch of a single rank is too
+    small for good statistics. Output, gradients and running statistics equal those of Chainer's
+    link on the concatenated batch; see `chainermn.functions.multi_node_batch_normalization`.
+    During training, every rank must call it, and batches may differ in size. In test mode, it
+    does not communicate.
 
     Parameters
     ----------
+    size, decay, eps, dtype, use_gamma, use_beta, initial_gamma, initial_beta, axis, \
+    initial_avg_mean, initial_avg_var
+        The parameters of ``chainer.links.BatchNormalization``.
     comm : CommunicatorBase
-        Shared by copies of the link. After unpickling, set it by ``link.comm = ...``.
+        Communicator of the ranks; copies of the link share it. After unpickling a link, set its
+        attribute ``comm``.
     communication_backend : {'auto', 'mpi', 'nccl'}
-        Backend that reduces statistics in GPU memory; by default, that of ``comm``.
+        Backend that adds up statistics in GPU memory; by default, that of ``comm``.
 
     Raises
     ------
@@ -38,6 +43,14 @@ class MultiNodeBatchNormalization(CommunicatorHolder, L.BatchNormalization):
         If ``communication_backend`` is unknown, or ``comm`` does not have it.
     RuntimeError
         If neither ``size`` nor ``axis`` is given.
+
+    Examples
+    --------
+    >>> link = chainermn.links.MultiNodeBatchNormalization(1, comm)
+    >>> y = link(np.float32([[2 * comm.rank], [2 * comm.rank + 1]]))  # 0, 1 and 2, 3
+    >>> y.array.round(2).ravel()  # mean 1.5, variance 1.25
+    array([-1.34, -0.45], dtype=float32)
+    array([0.45, 1.34], dtype=float32)
     """
 
     def __init__(
@@ -76,8 +89,8 @@ class MultiNodeBatchNormalization(CommunicatorHolder, L.BatchNormalization):
     def forward(self, x: chainer.Variable, finetune: bool = False) -> chainer.Variable:
         """Normalize a batch.
 
-        With ``finetune``, plain averages over all batches since ``start_finetuning()`` replace
-        the moving averages.
+        With ``finetune``, the running statistics are plain averages over all batches since
+        ``start_finetuning()``, instead of moving averages.
         """
         if not chainer.config.train:
             return super().forward(x)

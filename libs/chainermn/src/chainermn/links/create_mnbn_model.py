@@ -17,30 +17,40 @@ def create_mnbn_model(
     comm: CommunicatorBase,
     communication_backend: Backend = "auto",
 ) -> chainer.Link:
-    """Copy a model, replacing ``L.BatchNormalization`` by `MultiNodeBatchNormalization`.
+    """Copy a model, and replace its batch normalization by `MultiNodeBatchNormalization`.
 
     Parameters
     ----------
     link : chainer.Link
-        A layer, or any nesting of Chain, ChainList and Sequential. It stays as it is.
+        Model to copy: a layer, or any nesting of Chain, ChainList and Sequential. It does not
+        change.
     comm : CommunicatorBase
+        Communicator of the ranks.
     communication_backend : {'auto', 'mpi', 'nccl'}
-        See `MultiNodeBatchNormalization`.
+        Backend of the new layers, see `MultiNodeBatchNormalization`.
 
     Returns
     -------
     chainer.Link
-        A deep copy that keeps parameters, persistent values and hyperparameters. A layer that
-        occurs twice is still one layer. Instances of subclasses of ``L.BatchNormalization`` are
-        not replaced, since they may compute something else.
+        Deep copy with the same parameters, persistent values and hyperparameters. A layer that
+        occurs twice in the model is still one layer. Instances of subclasses of
+        ``chainer.links.BatchNormalization`` are not replaced, because they may compute something
+        else.
 
     Raises
     ------
     ValueError
         If ``communication_backend`` is unknown, or ``comm`` does not have it.
+
+    Examples
+    --------
+    >>> model = chainer.Sequential(L.Linear(2, 3), L.BatchNormalization(3))
+    >>> model = chainermn.links.create_mnbn_model(model, comm)
+    >>> [type(layer).__name__ for layer in model]
+    ['Linear', 'MultiNodeBatchNormalization']
     """
     get_communication_backend(comm, communication_backend)
-    # deepcopy takes the layers in this memo for copied, wherever in the model they occur.
+    # deepcopy does not copy the layers in this memo, wherever they occur in the model.
     copies: dict[int, object] = {}
     for layer in link.links():
         if type(layer) is L.BatchNormalization:

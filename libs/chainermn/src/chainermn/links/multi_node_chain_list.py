@@ -23,28 +23,35 @@ class _Peers(NamedTuple):
 
 
 class MultiNodeChainList(CommunicatorHolder, chainer.ChainList):
-    """A model made of links on several ranks, for model parallelism.
+    """A model whose links are on several ranks, for model parallelism.
 
-    Each rank adds the links that it computes, in the order of computation, with the ranks that
-    their inputs come from and their outputs go to. Forward receives, computes and sends in this
-    order, backward in the reverse order, even if a link does not use all that it receives. Choose
-    the orders so that no two ranks wait for each other: that would be a deadlock.
+    On each rank, add the links that this rank computes, in the order of computation. For each
+    link, name the ranks that send its inputs and receive its outputs. Forward receives, computes
+    and sends in this order, and backward in the reverse order. Choose the orders so that no two
+    ranks wait for each other, which would be a deadlock.
 
     Parameters
     ----------
     comm : CommunicatorBase
-        Shared by copies of the link. After unpickling, set it by ``link.comm = ...``.
+        Communicator of the ranks; copies of the model share it. After unpickling a model, set
+        its attribute ``comm``.
 
     Examples
     --------
-    An encoder and a decoder on rank 0, with the middle of the model on rank 1:
+    An encoder and a decoder on rank 0, and the layer between them on rank 1:
 
-    >>> model = MultiNodeChainList(comm)                             # doctest: +SKIP
-    >>> if comm.rank == 0:                                           # doctest: +SKIP
-    ...     model.add_link(Encoder(), rank_in=None, rank_out=1)
-    ...     model.add_link(Decoder(), rank_in=1, rank_out=None)
+    >>> model = chainermn.MultiNodeChainList(comm)
+    >>> if comm.rank == 0:
+    ...     model.add_link(L.Linear(8, 4), rank_in=None, rank_out=1)
+    ...     model.add_link(L.Linear(3, 8), rank_in=1, rank_out=None)
+    ...     y = model(np.ones((5, 8), np.float32))
     ... else:
-    ...     model.add_link(Middle(), rank_in=0, rank_out=0)
+    ...     model.add_link(L.Linear(4, 3), rank_in=0, rank_out=0)
+    ...     y = model()
+    >>> y.shape  # on rank 1, a delegate variable
+    (5, 8)
+    (0,)
+    >>> F.sum(y).backward()
     """
 
     def __init__(self, comm: CommunicatorBase) -> None:
@@ -58,31 +65,31 @@ class MultiNodeChainList(CommunicatorHolder, chainer.ChainList):
         Parameters
         ----------
         link : chainer.Link
-            Link that takes one argument per rank in ``rank_in``: a variable, or a tuple of
-            variables if the link there returns a tuple.
+            Link with one argument per rank in ``rank_in``: a variable, or a tuple of variables if
+            the link on that rank returns a tuple.
         rank_in : int or sequence of int, optional
-            Ranks that its arguments come from. None means the arguments of the model. This rank
-            means the output of an earlier link: the first one not yet taken.
+            Ranks that send its arguments. None stands for the arguments of the model. The number
+            of this rank stands for the output of an earlier link: the first that is still unused.
         rank_out : int or sequence of int, optional
-            Ranks that its output goes to. None means that it is the output of the model; at most
-            one link per rank may have None.
+            Ranks that receive its output. None makes it the output of the model; only one link
+            per rank may have None.
 
         Raises
         ------
         TypeError, ValueError
-            If a rank is not an int or does not exist, or two links have ``rank_out=None``.
+            If a rank is not an int or does not exist, or if two links have ``rank_out=None``.
         """
         peers = _Peers(self._ranks(rank_in, "rank_in"), self._ranks(rank_out, "rank_out"))
         if peers.dests is None and any(other.dests is None for other in self._peers):
             raise ValueError(
                 f"rank {self.comm.rank}: a link with rank_out=None has been added before; on each "
-                "rank, only one link can give the output of the model"
+                "rank, only one link can compute the output of the model"
             )
         super().add_link(link)
         self._peers += (peers,)
 
     def forward(self, *inputs: Any) -> Any:
-        """Compute the part of this rank.
+        """Compute the links of this rank.
 
         Parameters
         ----------
@@ -92,14 +99,14 @@ class MultiNodeChainList(CommunicatorHolder, chainer.ChainList):
         Returns
         -------
         chainer.Variable or tuple of chainer.Variable
-            The output of the link with ``rank_out=None``. If this rank has none, a delegate:
-            float32, of shape ``(0,)``. Every rank must call ``backward()`` of its result, or of
-            a variable computed from it.
+            Output of the link with ``rank_out=None``. On a rank without such a link, a delegate
+            variable: float32 with shape ``(0,)``. Every rank must run backward from its result,
+            or from a variable computed from it.
 
         Raises
         ------
         RuntimeError
-            If a link with this rank in ``rank_in`` finds no output of an earlier one.
+            If a link has this rank in ``rank_in``, and no earlier link has an unused output.
         """
         messages = _Messages(self.comm)
         output = None
@@ -135,7 +142,7 @@ class MultiNodeChainList(CommunicatorHolder, chainer.ChainList):
 
 
 class _Messages:
-    """Messages of one forward, each of which depends on the one before."""
+    """The messages of one forward; each depends on the one before."""
 
     def __init__(self, comm: CommunicatorBase) -> None:
         self._comm = comm
@@ -147,11 +154,12 @@ class _Messages:
             if not self._kept:
                 raise RuntimeError(
                     f"MultiNodeChainList on rank {rank}: a link takes its input from this rank, "
-                    "but no earlier link gives one; first add a link with this rank in rank_out"
+                    "but no earlier link has an output for it; first add a link with this rank in "
+                    "rank_out"
                 )
             return self._kept.popleft()
         received: Any = recv(self._comm, rank, self.delegate, force_tuple=True)
-        # Backward must come through here even if no link uses the received variables.
+        # Backward must pass here even if no link uses the received variables.
         self.delegate, *xs = WithDelegate().apply(received)
         return tuple(xs) if len(xs) > 1 else xs[0]
 

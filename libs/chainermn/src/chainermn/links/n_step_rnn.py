@@ -13,7 +13,14 @@ from chainermn.links.shared import CommunicatorHolder
 
 
 class MultiNodeNStepRNN(CommunicatorHolder, chainer.Chain):
-    """A recurrent link on one of several ranks; see :func:`create_multi_node_n_step_rnn`."""
+    """The recurrent link that :func:`create_multi_node_n_step_rnn` returns.
+
+    Examples
+    --------
+    >>> rnn = chainermn.links.create_multi_node_n_step_rnn(L.NStepLSTM(1, 2, 3, 0.0), comm)
+    >>> rnn.n_cells, rnn.actual_rnn.n_layers
+    (2, 1)
+    """
 
     def __init__(
         self,
@@ -31,7 +38,7 @@ class MultiNodeNStepRNN(CommunicatorHolder, chainer.Chain):
 
     @property
     def n_cells(self) -> int:
-        """Number of hidden states: 2 of an LSTM (``hx``, ``cx``), 1 of the others."""
+        """Number of hidden states: 2 for an LSTM (``hx`` and ``cx``), 1 for other links."""
         return int(self.actual_rnn.n_cells)
 
     def forward(self, *inputs: Any) -> tuple[Any, ...]:
@@ -40,23 +47,24 @@ class MultiNodeNStepRNN(CommunicatorHolder, chainer.Chain):
         Parameters
         ----------
         *inputs
-            ``xs``, a list of sequences of shape (length, in_size); or ``hx, xs`` or
-            ``hx, cx, xs``, as for ``actual_link``. Hidden states must be None if they are
-            received.
+            Either ``xs``, a list of sequences of shape (length, in_size), or the arguments of
+            ``actual_link``: ``hx, xs`` or ``hx, cx, xs``. With ``rank_in``, hidden states must be
+            None.
 
         Returns
         -------
         tuple
-            The results of ``actual_link``, ``hy, ys`` or ``hy, cy, ys``, followed by a delegate,
-            which is None without ``rank_out``. Run backward from it, or connect it to a loss by
-            `chainermn.functions.pseudo_connect`.
+            Results of ``actual_link``, ``hy, ys`` or ``hy, cy, ys``, and a delegate variable. Run
+            backward from it, or connect it to a loss with `chainermn.functions.pseudo_connect`.
+            Without ``rank_out``, it is None.
 
         Raises
         ------
         TypeError
             If the number of inputs is wrong.
         ValueError
-            If hidden states are both given and received, or their number is wrong.
+            If hidden states are given although they come from another rank, or if their number
+            is wrong.
         """
         *hidden, xs = inputs or (None,)
         if not inputs or len(hidden) not in (0, self.n_cells):
@@ -74,7 +82,7 @@ class MultiNodeNStepRNN(CommunicatorHolder, chainer.Chain):
         rank = self.comm.rank
         if any(state is not None for state in hidden):
             raise ValueError(
-                f"rank {rank}: hidden states come from rank {self.rank_in}; give None, or xs alone"
+                f"rank {rank}: hidden states come from rank {self.rank_in}; pass None, or only xs"
             )
         states: Any = recv(self.comm, self.rank_in, force_tuple=True)  # type: ignore[arg-type]
         if len(states) != self.n_cells:
@@ -91,33 +99,48 @@ def create_multi_node_n_step_rnn(
     rank_in: int | None = None,
     rank_out: int | None = None,
 ) -> MultiNodeNStepRNN:
-    """Pass the hidden states of a recurrent link from rank to rank.
+    """Create a recurrent link that passes its hidden states from rank to rank.
 
-    Ranks connected as ``None -> 0 -> 1 -> ... -> None`` together compute ``actual_link`` on the
-    concatenated sequences. A bidirectional link is applied to the part of each rank in turn.
+    Connected as ``None -> 0 -> 1 -> ... -> None``, the ranks together compute ``actual_link`` on
+    the concatenated sequences. A bidirectional link works on the part of each rank separately.
 
     Parameters
     ----------
     actual_link : NStepLSTM, NStepBiLSTM, NStepGRU, NStepBiGRU, NStepRNNTanh, ...
-        A link of ``chainer.links``; becomes the child ``actual_rnn``.
+        Link of ``chainer.links``, which becomes the child ``actual_rnn``.
     communicator : CommunicatorBase
-        Shared by copies of the link. After unpickling, set it by ``link.comm = ...``.
+        Communicator of the ranks; copies of the link share it. After unpickling a link, set its
+        attribute ``comm``.
     rank_in : int, optional
-        Rank that initial hidden states come from. If None, they are arguments, or zeros.
+        Rank that sends the initial hidden states. By default, they are arguments, or zeros.
     rank_out : int, optional
-        Rank that final hidden states go to.
+        Rank that receives the final hidden states.
 
     Returns
     -------
     MultiNodeNStepRNN
-        Called with ``xs``, it returns the results of ``actual_link`` and a delegate variable,
-        from which backward starts on ranks with ``rank_out``. On ranks with ``rank_in``, backward
-        must reach the received hidden states, from the delegate or from ``ys``.
+        Link that, called with ``xs``, returns the results of ``actual_link`` and a delegate
+        variable. On ranks with ``rank_out``, run backward from the delegate. On ranks with
+        ``rank_in``, backward must reach the received hidden states, from the delegate or from
+        ``ys``.
 
     Raises
     ------
     ValueError
-        If ``actual_link`` is anything else, or a rank does not exist or is this rank.
+        If ``actual_link`` is anything else, or if a rank does not exist or is this rank.
+
+    Examples
+    --------
+    Rank 0 reads the first part of a sequence and rank 1 the rest:
+
+    >>> peers = {"rank_out": 1} if comm.rank == 0 else {"rank_in": 0}
+    >>> rnn = L.NStepGRU(n_layers=1, in_size=2, out_size=3, dropout=0.0)
+    >>> rnn = chainermn.links.create_multi_node_n_step_rnn(rnn, comm, **peers)
+    >>> hy, ys, delegate = rnn([np.ones((4, 2), np.float32)])
+    >>> if comm.rank == 0:
+    ...     delegate.backward()
+    ... else:
+    ...     F.sum(ys[0]).backward()
     """
     if not isinstance(actual_link, NStepRNNBase):
         raise ValueError(

@@ -8,7 +8,7 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 
 
 class SharedCommunicator:
-    """Holds a communicator, which deep copies share and pickling leaves out."""
+    """Holds a communicator, which deep copies share and pickles leave out."""
 
     def __init__(self, comm: CommunicatorBase | None = None) -> None:
         self.comm = comm
@@ -21,16 +21,16 @@ class SharedCommunicator:
 
 
 class CommunicatorHolder:
-    """Mixin that gives links the attribute ``comm``."""
+    """Mixin for links that have the attribute ``comm``."""
 
     _shared = SharedCommunicator()
 
     @property
     def comm(self) -> CommunicatorBase:
-        """The communicator, which copies of the link share; unpickled links have none."""
+        """The communicator, which copies of the link share. Unpickled links have none."""
         if self._shared.comm is None:
             raise RuntimeError(
-                "this link has no communicator, since it was unpickled; assign one to its "
+                "this link has no communicator, because it was unpickled; assign one to its "
                 "attribute `comm`"
             )
         return self._shared.comm

@@ -113,26 +113,34 @@ def record_timeline(
     layers: bool = False,
     iterations: tuple[int, int] | None = None,
 ) -> Iterator[None]:
-    """Record what every rank does in the ``with`` block, and write it into one file. Collective.
+    """Record a timeline of all ranks during the ``with`` block, and write one file. Collective.
 
-    In a training loop without a trainer, mark each iteration by
-    ``with chainermn.spans.span('iteration', details={'iteration': number})``. If the block raises,
-    nothing is written.
+    Use it for training loops without a trainer, and mark each iteration with
+    `chainermn.spans.span`. If the block raises, the file is not written.
 
     Parameters
     ----------
     comm : CommunicatorBase
-        Its ranks are recorded.
+        Communicator of the ranks to record.
     filename : path
+        File to write. It is compressed if the name ends with ``.gz``.
     layers, iterations
-        As for `chainermn.extensions.Timeline`.
+        The parameters of `chainermn.extensions.Timeline`.
 
     Raises
     ------
     OSError
         On every rank, if the file cannot be written.
     ValueError
-        If the iterations are not a first and a last one.
+        If ``iterations`` is not a pair of a first and a last iteration.
+
+    Examples
+    --------
+    >>> with chainermn.record_timeline(comm, "timeline.json"):
+    ...     for i in range(1, 4):
+    ...         with chainermn.spans.span("iteration", details={"iteration": i}):
+    ...             optimizer.update(model, np.ones((4, 2), np.float32), np.zeros(4, np.int32))
+    timeline of 2 ranks: .../timeline.json. Open it in https://ui.perfetto.dev, ...
     """
     settings = Settings(str(filename), layers, iterations)
     timeline = TimelineFile(comm.mpi_comm, settings, "record_timeline")

@@ -42,83 +42,98 @@ def create_multi_node_optimizer(
     local: LocalSGD | None = None,
     uneven: bool = False,
 ) -> MultiNodeOptimizer:
-    """Wrap an optimizer so that its ``update`` takes a step on the mean of all ranks' gradients.
+    """Wrap an optimizer so that each step uses the mean of the gradients of all ranks.
 
     Parameters
     ----------
     actual_optimizer : chainer.Optimizer
+        Optimizer that takes the steps.
     communicator : CommunicatorBase
+        Communicator of the ranks that train the model.
     double_buffering : bool
-        Whether to exchange the gradients of one iteration while the next one computes its own.
-        Each step is then one iteration late; see `DoubleBufferingOptimizer`.
+        Whether to exchange the gradients of one iteration while the next iteration computes its
+        own. Each step then uses gradients that are one iteration old; see
+        `DoubleBufferingOptimizer`.
     zero_fill : bool
-        Whether to treat a missing gradient (``None``) as zeros. Otherwise a gradient that no rank
+        Whether to treat missing gradients (``None``) as zeros. Otherwise, a gradient that no rank
         has stays ``None``, and one that only some ranks have is an error on all ranks.
     overlap : bool or 'auto'
-        Whether to exchange gradients while backward still computes others. The result is the same
-        in all cases. The exchange runs in a thread. With Open MPI on several hosts, which only
-        one thread may call at a time, the thread of the exchange has turns while backward is
-        inside functions of Chainer. Without ``MPI_THREAD_SERIALIZED``, and in other functions, the
-        exchange goes on between functions, which hides less. If you call ``loss.backward``
-        yourself, call `MultiNodeOptimizer.backward` instead. ``'auto'`` tries overlap on several
-        hosts: some of the first iterations overlap and some do not, and the faster way is kept.
-        On one host overlap costs more than it hides, because the ranks leave no core for it.
-        Gradients in GPU memory are exchanged on a separate stream, with ``True`` only. Double
-        buffering already hides the exchange.
+        Whether to exchange gradients while backward still computes others. This does not change
+        the result. ``'auto'`` tries it on several hosts: some of the first iterations overlap and
+        some do not, then it keeps the faster way. On one host, overlap costs more time than it
+        saves, because no core is free for it. Gradients in GPU memory need ``True``; they are
+        exchanged on a separate stream. If you call ``loss.backward`` yourself, call
+        `MultiNodeOptimizer.backward` instead.
     compression : Compression, optional
-        How to send gradients in fewer bytes: one of the classes in ``chainermn.compression``. The
-        means are then approximate, but the same on all ranks. What they lack is sent later.
+        Algorithm that sends gradients in fewer bytes: an object of a class in
+        ``chainermn.compression``. Means are then approximate, but the same on all ranks. The
+        error is sent later.
     accumulate : int
-        Exchange gradients and take a step once in so many calls of ``update``, on the mean over
-        the batches of all of them: a batch so many times as large. At the end of an epoch a step
-        is taken on what there is. An update is still an iteration of a trainer.
+        Number of calls of ``update`` per step (gradient accumulation). The step uses the mean
+        over all their batches, as if the batch were so many times as large. At the end of an
+        epoch, a step uses the batches since the last one. An iteration of a trainer is still one
+        update.
     local : LocalSGD, optional
-        Let each rank take steps on its own gradients, and average parameters now and then. A
-        compression then compresses the changes of the parameters.
+        Settings of local SGD: each rank takes several steps on its own gradients, then the
+        parameters of all ranks are averaged. A compression then compresses the changes of the
+        parameters.
     uneven : bool
-        Whether ranks may have different numbers of batches in an epoch. A rank that has ended it
-        takes the steps of the others with them, without a gradient of its own: each mean is over
-        the ranks that have one. It needs an updater that calls `new_epoch` of the optimizer at
-        the end of an epoch, as ``chainer.training.StandardUpdater`` does, and extensions whose
-        triggers count epochs, because ranks then have different numbers of iterations. An updater
-        may have one such optimizer only.
+        Whether ranks may have different numbers of batches in an epoch. A rank that has finished
+        the epoch joins the steps of the others without a gradient, and each mean is over the
+        ranks that have one. Use an updater that calls `new_epoch` of the optimizer, as
+        ``chainer.training.StandardUpdater`` does, with only one such optimizer. Triggers of
+        extensions must count epochs, because ranks have different numbers of iterations.
 
     Returns
     -------
     MultiNodeOptimizer
-        An optimizer to use in place of ``actual_optimizer``, with the same attributes, hooks and
-        serialisation.
+        Optimizer to use instead of ``actual_optimizer``, with the same attributes, hooks and
+        serialization.
 
     Raises
     ------
     TypeError
-        If ``actual_optimizer`` is not an optimizer, ``communicator`` not a communicator,
-        ``compression`` not a compression, or ``double_buffering`` neither True nor False.
+        If ``actual_optimizer`` is not an optimizer, ``communicator`` is not a communicator,
+        ``compression`` is not a compression, or ``double_buffering`` is neither True nor False.
     ValueError
-        If ``overlap`` has another value, or ``double_buffering`` is True together with
-        ``overlap`` or with ``compression``; if the optimizer or the communicator cannot be used
-        with this compression; if ``accumulate`` is not a positive integer; if ``local`` is given
-        together with ``double_buffering``, ``overlap=True`` or ``accumulate``, or ``uneven`` is
-        True together with any of these but ``overlap``, or without ``zero_fill``. If ranks give
-        different settings, the first ``update`` raises on all of them.
+        If an argument has an invalid value, if the optimizer or the communicator does not support
+        the compression, or if arguments exclude each other: ``double_buffering`` and ``local``
+        both exclude ``overlap=True``; ``double_buffering`` excludes ``compression`` and
+        ``local``; ``local`` excludes ``accumulate``; ``uneven`` excludes all of them except
+        ``overlap``, and needs ``zero_fill``. If ranks pass different settings, the first
+        ``update`` raises on all ranks.
 
     Notes
     -----
-    The first ``update``, and each one after parameters were added or initialised, takes no step.
-    Instead it gives all ranks the parameters of rank 0, because the gradients so far belong to
-    different parameters on different ranks. After loading a snapshot that made all ranks equal,
-    the first ``update`` does take its step, so a resumed run loses none.
+    The first ``update`` takes no step, nor does the first one after parameters were added or
+    initialized. Instead, it gives all ranks the parameters of rank 0, because the gradients so
+    far belong to different parameters on different ranks. After you have loaded a snapshot that
+    made all ranks equal, the first ``update`` does take its step, so a resumed run loses none.
 
-    Hooks see the mean gradient, so ``WeightDecay`` and ``GradientClipping`` act as they do in one
-    process with the batches of all ranks. So does dynamic loss scaling: an overflow on one rank
-    makes the mean overflow, and all ranks skip the step.
+    Hooks see the mean gradient. So ``WeightDecay`` and ``GradientClipping`` have the same effect
+    as in one process with the batches of all ranks. The same is true for dynamic loss scaling: an
+    overflow on one rank makes the mean overflow, and all ranks skip the step.
+
+    Overlap uses a thread. With Open MPI on several hosts, only one thread may call MPI at a time,
+    so the exchange takes turns while backward is inside Chainer's functions. In other functions,
+    or without ``MPI_THREAD_SERIALIZED``, it continues only between functions, which hides less
+    of it.
+
+    Examples
+    --------
+    >>> optimizer = chainer.optimizers.MomentumSGD(lr=0.1 * comm.size)
+    >>> optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, accumulate=2)
+    >>> optimizer = optimizer.setup(model)
+    >>> optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(1e-4))
+    >>> optimizer.lr
+    0.2
     """
     call = f"{_WHERE}(actual_optimizer, communicator)"
     check_communicator(call, communicator, actual_optimizer)
     check_has(_WHERE, actual_optimizer, "an optimizer", "setup", "update")
     if double_buffering not in (True, False, None):
         raise TypeError(
-            f"{_WHERE}: double_buffering must be True or False, got {double_buffering!r}. Give a "
+            f"{_WHERE}: double_buffering must be True or False, got {double_buffering!r}. Pass a "
             "compression as compression=..., a LocalSGD as local=..."
         )
     if overlap not in (True, False, "auto"):

@@ -1,4 +1,4 @@
-"""What updates accumulate for a later exchange."""
+"""Gradients or parameter changes that updates accumulate for a later exchange."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _ANCHOR = "anchor"
 
 
 class Accumulated(ABC):
-    """What has been accumulated, as snapshots hold it.
+    """Accumulated arrays, which snapshots hold.
 
     Attributes
     ----------
     keys : tuple of str
-        Names of the arrays that there may be of each parameter.
+        Names of the arrays that each parameter may have.
     """
 
     keys: ClassVar[tuple[str, ...]]
     _loaded: Arrays | None = None
 
     def load(self, arrays: Arrays | None) -> None:
-        """Remember what a snapshot holds, until `take_over`; with None, nothing.
+        """Keep the arrays of a snapshot until `take_over`; None drops them.
 
-        ``arrays`` may hold others, too.
+        ``arrays`` may also hold arrays with other keys.
         """
         self._loaded = arrays
 
     def take_over(self, optimizer: chainer.Optimizer) -> None:
-        """Go on from what has been loaded, if anything has been.
+        """Continue from the loaded arrays, if there are any.
 
-        A snapshot loads an optimizer before its model, so this has to wait for an update.
+        An update calls this, because snapshots load the optimizer before its model.
         """
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
@@ -47,15 +47,15 @@ class Accumulated(ABC):
 
     @abstractmethod
     def state(self, optimizer: chainer.Optimizer) -> Arrays:
-        """Return it, for a snapshot."""
+        """Return the arrays for a snapshot."""
 
     @abstractmethod
     def _go_on_from(self, loaded: Arrays, optimizer: chainer.Optimizer) -> None:
-        """Replace what there is by what has been loaded."""
+        """Replace the current arrays by those of a snapshot."""
 
 
 class AccumulatedGradients(Accumulated):
-    """The gradients of an optimizer's target, and their loss scales."""
+    """The gradients of an optimizer's model, and their loss scales."""
 
     keys: ClassVar[tuple[str, ...]] = (_GRADIENT, _SCALE)
 
@@ -84,12 +84,12 @@ class AccumulatedGradients(Accumulated):
 
 
 class Anchors(Accumulated):
-    """The parameters when they were last averaged: steps accumulate from there on.
+    """The parameters as they were when they were last averaged.
 
     Attributes
     ----------
     arrays : dict of str to array
-        By name of the parameter; empty until a step is taken after the replicas became equal.
+        Arrays by the names of parameters; empty until the first step on equal replicas.
     """
 
     keys: ClassVar[tuple[str, ...]] = (_ANCHOR,)

@@ -1,4 +1,4 @@
-"""Which ranks still have batches in an epoch, where ranks have different numbers of them."""
+"""Know which ranks still have batches in an epoch, if ranks have different numbers of them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ if TYPE_CHECKING:
 
 
 class Attendance:
-    """What all ranks know of who has ended the epoch.
+    """The ranks that have finished the epoch, as far as all ranks know.
 
     Attributes
     ----------
     is_absent : bool
-        Whether this rank has ended it, and others have not.
+        Whether this rank has finished it, and others have not.
     has_news : bool
-        Whether this rank has ended it, and the others do not know yet.
+        Whether this rank has finished it, and the others do not know yet.
     """
 
     def __init__(self, communicator: CommunicatorBase) -> None:
@@ -26,15 +26,15 @@ class Attendance:
 
     @property
     def weight(self) -> float:
-        """The factor that turns a mean over all ranks into one over those that are present."""
+        """Factor that turns a mean over all ranks into a mean over those that are present."""
         return self._communicator.size / self._n_present
 
     def leave(self) -> None:
-        """End the epoch on this rank."""
+        """Finish the epoch on this rank."""
         self.is_absent = self.has_news = True
 
     def agree(self) -> bool:
-        """Hear the news of all ranks; tell whether all have ended the epoch. Collective."""
+        """Ask all ranks, and tell whether all have finished the epoch. Collective."""
         self._n_present = self._communicator.allgather_obj(self.is_absent).count(False)
         self.has_news = False
         if self._n_present:

@@ -17,24 +17,37 @@ if TYPE_CHECKING:
 
 
 class DoubleBufferingOptimizer(MultiNodeOptimizer):
-    """Takes each step on the mean gradient of the iteration before.
+    """Takes each step on the mean gradients of the iteration before.
 
-    ``update`` of iteration ``k`` waits for the mean gradients of iteration ``k - 1``, starts to
-    exchange the gradients of iteration ``k``, and takes a step on those means. So the first
-    ``update`` after one that synchronises takes no step, and the last gradients are not used.
+    ``create_multi_node_optimizer(..., double_buffering=True)`` returns it. In iteration ``k``,
+    ``update`` waits for the mean gradients of iteration ``k - 1``, starts to exchange those of
+    iteration ``k``, and takes a step on the means. So the first ``update`` on equal parameters
+    takes no step, and the last gradients are never used.
 
-    A snapshot does not contain the gradients under way: a resumed run takes one step less.
+    A snapshot does not contain the gradients that are being exchanged, so a resumed run takes one
+    step less.
 
-    If several threads may not call MPI at the same time (without ``MPI_THREAD_MULTIPLE``, and with
-    Open MPI on several hosts), the results are the same, but the exchange does not run in the
+    If several threads may not call MPI at the same time (without ``MPI_THREAD_MULTIPLE``, or with
+    Open MPI on several hosts), results are the same, but the exchange does not run in the
     background.
+
+    Examples
+    --------
+    >>> optimizer = chainer.optimizers.SGD()
+    >>> optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, double_buffering=True)
+    >>> optimizer = optimizer.setup(model)
+    >>> for _ in range(3):  # gives all ranks equal parameters; starts an exchange; takes a step
+    ...     optimizer.update(model, np.ones((4, 2), np.float32), np.zeros(4, np.int32))
+    >>> optimizer.wait()
+    >>> optimizer.t
+    1
     """
 
     _exchange: BackgroundExchange | None = None
     _buffer: chainer.Link | None = None
 
     def setup(self, link: chainer.Link) -> Self:
-        """Set the link whose parameters are optimized, and return this optimizer."""
+        """Set the model whose parameters are optimized, and return this optimizer."""
         self._drop()
         return super().setup(link)
 
@@ -44,7 +57,7 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
         Raises
         ------
         Exception
-            On every rank, the errors of `MultiNodeOptimizer.update`.
+            On every rank, for the reasons of `MultiNodeOptimizer.update`.
         """
         if self._exchange is not None:
             self._exchange.wait()
@@ -53,7 +66,7 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
         return "double_buffering=True" + self._further_settings()
 
     def _after_restoring(self, restored: Unsent | None) -> bool:
-        # Gradients under way belong to the parameters from before the loading.
+        # The gradients that are being exchanged belong to the parameters before loading.
         self._drop()
         return super()._after_restoring(restored)
 
@@ -67,7 +80,7 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
             return found
         target, is_first = self.actual_optimizer.target, self._buffer is None
         if self._buffer is None:
-            # Shares the arrays of the parameters, but has gradients of its own.
+            # Shares the arrays of the parameters, but has its own gradients.
             self._buffer = target.copy(mode="share")
         if self._exchange is None:
             self._exchange = self.communicator.create_background_exchange()
@@ -87,7 +100,7 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
 
 
 def _swap_gradients(one: chainer.Link, other: chainer.Link) -> None:
-    # A parameter that has two names must not be swapped back.
+    # A parameter with two names must not be swapped back.
     pairs = {id(p): (p, twin) for p, twin in zip(one.params(), other.params(), strict=True)}
     for parameter, twin in pairs.values():
         if parameter.array is None:

@@ -1,4 +1,4 @@
-"""Clip gradients by the norm of all of them, also of scaled ones and in 16 bits."""
+"""Clip gradients by their norm, also with loss scaling and in 16 bits."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 
 
 class GradientClipping:
-    """Optimizer hook: scales the gradients down if their norm is larger than a threshold.
+    """Optimizer hook that scales gradients down if their norm is larger than a threshold.
 
-    As ``chainer.optimizer_hooks.GradientClipping``, which however takes the norm of gradients as
-    they are scaled by ``loss_scaling``, and adds up float16 in float16. With a multi-node
-    optimizer it is the norm of the mean gradients, the same on all ranks.
+    It works like ``chainer.optimizer_hooks.GradientClipping``, but also with mixed precision: it
+    takes the norm of gradients without their loss scale, and adds up float16 values in float32.
+    With a multi-node optimizer, the norm is that of the mean gradients, the same on all ranks.
 
     Parameters
     ----------
     threshold : float
-        The largest norm.
+        Largest norm that is allowed.
     comm : CommunicatorBase, optional
-        Of ranks whose models are parts of one: the norm is that of all parts together. Each
-        update is then collective.
+        Communicator of the ranks that hold the parts of one model, for model parallelism. The
+        norm is then that of all parts together, and every rank must call ``update``.
 
     Raises
     ------
@@ -32,6 +32,10 @@ class GradientClipping:
         If ``comm`` is not a communicator.
     ValueError
         If the threshold is not a positive number.
+
+    Examples
+    --------
+    >>> optimizer.add_hook(chainermn.optimizers.GradientClipping(threshold=1.0))
 
     References
     ----------
@@ -50,17 +54,17 @@ class GradientClipping:
         self.threshold, self.comm = threshold, comm
 
     def __call__(self, optimizer: chainer.Optimizer) -> None:
-        """Scale the gradients."""
+        """Scale the gradients down, if necessary."""
         parameters = [p for p in optimizer.target.params() if p.grad is not None]
         squares: Any = sum(gradient.dot(gradient) for gradient in map(_flat, parameters))
         if self.comm is not None:
             squares = self.comm.allreduce(np.array(float(squares)))
-        # Without ``comm`` the host neither knows the norm of a GPU's gradients nor waits for it.
+        # Without ``comm``, the host does not need the norm of a GPU's gradients, nor waits for it.
         xp = chainer.backend.get_array_module(squares)
         norm = xp.sqrt(xp.asarray(squares, np.float64))
         factor = self.threshold / xp.maximum(norm, self.threshold)
         # A step whose gradients overflow is skipped afterwards.
-        # [()], since CuPy multiplies by NumPy's scalars, but not by its arrays without axes.
+        # [()], because CuPy multiplies by NumPy's scalars, but not by its arrays without axes.
         factor = xp.where(xp.isfinite(norm), factor, 1.0)[()]
         if xp is np and factor == 1:
             return
@@ -69,7 +73,7 @@ class GradientClipping:
 
 
 def _flat(parameter: Any) -> Any:
-    """Return a gradient without its scale, of shape (n,); a copy only if it has to be."""
+    """Return a gradient without its loss scale, of shape (n,); a copy only if necessary."""
     gradient = parameter.grad.ravel()
     gradient = gradient.astype(np.promote_types(gradient.dtype, np.float32), copy=False)
     scale = parameter._loss_scale or 1

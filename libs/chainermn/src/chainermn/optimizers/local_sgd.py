@@ -1,4 +1,4 @@
-"""Local SGD: each rank takes steps of its own, and parameters are averaged now and then."""
+"""Local SGD: each rank takes several steps of its own, then parameters are averaged."""
 
 from __future__ import annotations
 
@@ -25,26 +25,38 @@ States = Literal["keep", "average", "reset"]
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSGD:
-    """Take steps on this rank's own gradients, and average parameters every ``period`` steps.
+    """Settings of local SGD, for the argument ``local`` of `create_multi_node_optimizer`.
 
-    Local SGD (Stich, arXiv:1805.09767, 2019) exchanges ``period`` times less than averaging
-    gradients does. With ``start_iteration``, gradients are averaged first, and parameters later
-    (post-local SGD; Lin et al., "Don't use large mini-batches, use local SGD", 2020).
+    Each rank takes ``period`` steps on its own gradients, then the parameters of all ranks are
+    averaged. So ranks exchange ``period`` times less than with averaged gradients. With
+    ``start_iteration``, the first steps use averaged gradients (post-local SGD).
 
     Parameters
     ----------
     period : int
         Number of steps of each rank between two averages.
     start_iteration : int
-        Number of steps on averaged gradients before.
+        Number of steps on averaged gradients before local SGD starts.
     states : {'keep', 'average', 'reset'}
-        What happens to the state of the optimizer, such as momentum, when parameters are
-        averaged: each rank keeps its own, it is averaged too, or it begins anew.
+        Treatment of the optimizer's state, such as momentum, when parameters are averaged: each
+        rank keeps its own, the states are averaged too, or they start from zero.
 
     Raises
     ------
     ValueError
         If an argument is invalid.
+
+    Examples
+    --------
+    >>> optimizer = chainermn.create_multi_node_optimizer(
+    ...     chainer.optimizers.SGD(), comm, local=chainermn.optimizers.LocalSGD(period=16)
+    ... )
+
+    References
+    ----------
+    Stich: Local SGD converges fast and communicates little, arXiv:1805.09767, 2019.
+
+    Lin et al.: Don't use large mini-batches, use local SGD, 2020.
     """
 
     period: int = 8
@@ -61,10 +73,20 @@ class LocalSGD:
 
 
 class LocalSGDOptimizer(MultiNodeOptimizer):
-    """Takes steps of its own on each rank; see `LocalSGD`.
+    """Optimizer that `create_multi_node_optimizer` returns for local SGD; see `LocalSGD`.
 
-    What is exchanged is by how much parameters have changed since they were last averaged. It
-    travels as gradients do, so it can be compressed too, and sent in 16 bits.
+    Ranks exchange the changes of parameters since the last average. These are sent like
+    gradients, so they can be compressed, or sent in 16 bits.
+
+    Examples
+    --------
+    >>> local = chainermn.optimizers.LocalSGD(period=2)
+    >>> optimizer = chainer.optimizers.SGD()
+    >>> optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, local=local)
+    >>> optimizer = optimizer.setup(model)
+    >>> for _ in range(4):  # gives all ranks equal parameters, then takes three steps
+    ...     optimizer.update(model, np.ones((4, 2), np.float32), np.zeros(4, np.int32))
+    >>> optimizer.average()  # after the second step, they were averaged already
     """
 
     local: LocalSGD
@@ -82,7 +104,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         vars(self).update(local=local, _accumulated=Anchors())
 
     def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
-        """Take a step on this rank's gradients; every ``period`` steps, average parameters.
+        """Take a step on this rank's gradients; after ``period`` steps, average parameters.
 
         Before ``start_iteration``, this is `MultiNodeOptimizer.update`. Every rank must call it.
 
@@ -111,21 +133,20 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
             self.average()
 
     def new_epoch(self, auto: bool = False) -> None:
-        """Tell that an epoch has ended, as updaters do, and average parameters.
+        """Finish an epoch: average parameters, so that evaluators and snapshots use the averages.
 
-        So an evaluation or a snapshot at the end of an epoch is of averaged parameters. Every
-        rank must call it.
+        Updaters call this. Every rank must call it.
         """
         self.settle()
         self.actual_optimizer.new_epoch(auto)
 
     def settle(self) -> None:
-        """Average parameters, unless they have been averaged since the last step. Collective."""
+        """Average parameters, unless this was done after the last step. Collective."""
         if self._is_local and self._replicas.were_equal(self.actual_optimizer.target):
             self.average()
 
     def average(self) -> None:
-        """Average parameters now. Every rank must call it.
+        """Average the parameters of all ranks now. Every rank must call it.
 
         Raises
         ------
@@ -163,11 +184,11 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         return self.actual_optimizer.t >= self.local.start_iteration
 
     def _begin_local_steps(self) -> None:
-        """Prepare for what is exchanged from now on: parameters, no gradients."""
+        """Prepare to exchange parameters instead of gradients from now on."""
         if any(parameter.dtype == np.float16 for _, parameter in self._parameters()):
             raise ValueError(
-                f"{self.local} does not average parameters in float16, which would round away "
-                "small steps. Use float32 for the model"
+                f"{self.local} does not average parameters in float16, because rounding would "
+                "lose small steps. Use float32 for the model"
             )
         if self._compressor is not None:
             self._compressor.load(self._compressor.n_exchanges, {})
@@ -175,7 +196,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
     def _begin(self) -> bool:
         """Make the replicas equal, unless a snapshot has done so; tell whether it has."""
         restored_here, self._restored = self._restored, None
-        # The same collective with which steps on averaged gradients begin.
+        # Steps on averaged gradients start with the same collective.
         flags = True, restored_here is not None, False, False, False
         _, restored, *_ = self._mean_unless(flags)
         self._agree_on_settings()
@@ -188,7 +209,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         return False
 
     def _average_unless(self, *flags: bool) -> Sequence[bool]:
-        """Average parameters, unless a flag is true on any rank; return which are."""
+        """Average parameters, unless a flag is true on any rank; return which flags are."""
         parameters, anchors = self._parameters(), self._accumulated.arrays
         for name, parameter in parameters:
             parameter.cleargrad()
@@ -231,14 +252,14 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         return [p.update_rule for _, p in self._parameters() if p.update_rule is not None]
 
     def _parameters(self) -> list[tuple[str, chainer.Parameter]]:
-        """Return the initialised parameters with their names, each once."""
+        """Return the initialized parameters with their names, each once."""
         pairs = named_parameters(self.actual_optimizer.target)
         once = {parameter.node: (name, parameter) for name, parameter in pairs}
         return [(name, p) for name, p in once.values() if p.array is not None]
 
     @property
     def has_unsent(self) -> bool:
-        """Whether the settings let something be sent later."""
+        """Whether the settings may leave something to send later."""
         return True
 
     def _agree_on_settings(self) -> None:

@@ -1,4 +1,4 @@
-"""The wrapper that puts the gradient exchange between backward and update."""
+"""The optimizer that exchanges gradients between backward and update."""
 
 from __future__ import annotations
 
@@ -31,15 +31,28 @@ Overlap: TypeAlias = bool | Literal["auto"]
 
 
 class MultiNodeOptimizer:
-    """See `create_multi_node_optimizer`.
+    """The optimizer that `create_multi_node_optimizer` returns.
 
-    All other attributes are read from and set on ``actual_optimizer``.
+    All other attributes are those of ``actual_optimizer``.
 
     Attributes
     ----------
     actual_optimizer : chainer.Optimizer
+        Optimizer that takes the steps.
     communicator : CommunicatorBase
+        Communicator of the ranks that train the model.
     zero_fill : bool
+        Whether missing gradients are treated as zeros.
+
+    Examples
+    --------
+    In your own training loop, call ``update`` with the function that computes the loss:
+
+    >>> x, t = np.ones((4, 2), np.float32), np.zeros(4, np.int32)
+    >>> optimizer.update(model, x, t)  # gives all ranks the parameters of rank 0
+    >>> optimizer.update(model, x, t)  # averages gradients and takes a step
+    >>> optimizer.t
+    1
     """
 
     actual_optimizer: chainer.Optimizer
@@ -51,7 +64,7 @@ class MultiNodeOptimizer:
     _attendance: Attendance | None
     _replicas: Replicas
     _accumulated: Accumulated
-    #: What other ranks still have to send, by rank, for a snapshot of all.
+    #: Gradients that other ranks still have to send, by rank, for a snapshot of all ranks.
     unsent_elsewhere: Mapping[int, Unsent] = {}
     # Number of updates since gradients were averaged.
     _n_updates = 0
@@ -81,11 +94,11 @@ class MultiNodeOptimizer:
 
     @property
     def compression(self) -> Compression | None:
-        """How gradients are compressed; None if they are not."""
+        """The compression of gradients; None if they are not compressed."""
         return None if self._compressor is None else self._compressor.compression
 
     def setup(self, link: chainer.Link) -> Self:
-        """Set the link whose parameters are optimized, and return this optimizer."""
+        """Set the model whose parameters are optimized, and return this optimizer."""
         self.actual_optimizer.setup(link)
         self._replicas.forget()
         self._n_updates = 0
@@ -95,22 +108,22 @@ class MultiNodeOptimizer:
         return self
 
     def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
-        """Average the gradients over the ranks and take a step. Every rank must call it.
+        """Average the gradients of all ranks and take a step. Every rank must call it.
 
-        With ``accumulate=k`` this is done by every ``k``-th call, and by `new_epoch`.
+        With ``accumulate=k``, every ``k``-th call does this, and `new_epoch`.
 
         Parameters
         ----------
         lossfun : callable, optional
-            Function that returns the loss, given ``args`` and ``kwds``; its backward runs first.
-            By default the current gradients are used.
+            Function that returns the loss, called as ``lossfun(*args, **kwds)``; then backward
+            runs. By default, the gradients that the parameters have are used.
 
         Raises
         ------
         ValueError
-            On every rank, if the ranks have different parameters, or optimizers with different
-            settings; without ``zero_fill`` also if they have different gradients. With
-            ``accumulate``, if ``lossfun`` is not given.
+            On every rank, if the ranks have different parameters or settings; without
+            ``zero_fill``, also if only some ranks have a gradient. With ``accumulate``, if
+            ``lossfun`` is not given.
         """
         self._accumulated.take_over(self.actual_optimizer)
         if lossfun is not None:
@@ -118,7 +131,7 @@ class MultiNodeOptimizer:
         elif self._accumulate > 1:
             raise ValueError(
                 f"accumulate={self._accumulate} needs update(lossfun, ...), as "
-                "chainer.training.StandardUpdater calls it. In a loop of your own, call "
+                "chainer.training.StandardUpdater calls it. In your own training loop, call "
                 "loss.backward() several times before update()"
             )
         self._n_updates += 1
@@ -162,10 +175,10 @@ class MultiNodeOptimizer:
         self._step_unless()
 
     def new_epoch(self, auto: bool = False) -> None:
-        """Tell that an epoch has ended, as updaters do. Every rank must call it.
+        """Finish an epoch. Updaters call this; every rank must call it.
 
-        With ``accumulate``, take a step on the mean of the batches since the last one. With
-        ``uneven``, take the steps of those ranks that still have batches.
+        With ``accumulate``, take a step on the mean of the batches since the last step. With
+        ``uneven``, join the steps of the ranks that still have batches.
         """
         if self._accumulate > 1 and self._replicas.were_equal(self.actual_optimizer.target):
             self._update_all(ends_epoch=True)
@@ -178,7 +191,7 @@ class MultiNodeOptimizer:
         self.actual_optimizer.new_epoch(auto)
 
     def _complete_loss_scales(self) -> None:
-        """Give parameters without a gradient the loss scale of the others: it may be on a rank."""
+        """Give parameters without a gradient the loss scale that other ranks may have for it."""
         scale = self.actual_optimizer._loss_scale
         if scale is None:
             return
@@ -189,7 +202,7 @@ class MultiNodeOptimizer:
                 parameter._loss_scale = scales[0] if scales else scale
 
     def _weigh_all_the_same(self, n_updates: int) -> None:
-        """Let gradients of fewer batches than usual be their mean, too. Collective."""
+        """Turn gradients of fewer batches than usual into their mean. Collective."""
         self._check_equal_counts(
             n_updates,
             f"accumulate={self._accumulate}: an epoch ends with different numbers of batches to "
@@ -201,13 +214,13 @@ class MultiNodeOptimizer:
                 parameter.grad = parameter.grad * (self._accumulate / n_updates)
 
     def _check_equal_counts(self, n_updates: int, problem: str) -> None:
-        """Raise on all ranks unless they have made as many updates."""
+        """Raise on all ranks unless all have made the same number of updates."""
         counts = self.communicator.allgather_obj(n_updates)
         if len(set(counts)) > 1:
             shown = ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(counts))
             raise ValueError(
-                f"{problem}: {shown}. Give all ranks equally many examples, as scatter_dataset "
-                "does with force_equal_length=True"
+                f"{problem}: {shown}. Give all ranks the same number of examples, as "
+                "scatter_dataset does with force_equal_length=True"
             )
 
     def _backward(self, lossfun: Callable[..., Any], *args: Any, **kwds: Any) -> None:
@@ -229,7 +242,7 @@ class MultiNodeOptimizer:
             return
         scale = actual._loss_scale
         with chainer.using_device(loss.device):
-            # So that the sum over all batches is their mean.
+            # The sum over all batches is then their mean.
             seed = (1 if scale is None else scale) / self._accumulate
             loss.grad = loss.device.xp.full_like(loss.array, seed)
         if self._n_updates == self._accumulate - 1:
@@ -238,11 +251,11 @@ class MultiNodeOptimizer:
             loss.backward(loss_scale=scale)
 
     def backward(self, loss: chainer.Variable) -> None:
-        """Run ``loss.backward()``, with the loss scale of this optimizer, before `update()`.
+        """Run ``loss.backward()`` with the loss scale of this optimizer; call `update()` next.
 
-        If the exchange of gradients overlaps with backward, it begins here; after a plain
-        ``loss.backward()`` it begins with `update`. To accumulate gradients over several batches,
-        use ``loss.backward()`` for all except the last::
+        Use it in your own training loop, for ``overlap``: the exchange of gradients then starts
+        during backward. After a plain ``loss.backward()`` it starts in `update`. To accumulate
+        gradients over several batches, use ``loss.backward()`` for all except the last::
 
             model.cleargrads()
             for batch in batches[:-1]:
@@ -250,19 +263,20 @@ class MultiNodeOptimizer:
             optimizer.backward(loss(model, batches[-1]))
             optimizer.update()
 
-        From here to `update` the gradients are read-only. Replacing them costs a second exchange.
+        Do not change the gradients between this call and `update`. Replacing them costs a second
+        exchange.
 
         Parameters
         ----------
         loss : chainer.Variable
-            A loss of one element.
+            Loss with one element.
         """
         loss.backward(loss_scale=self.actual_optimizer._loss_scale)
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Save or load the state of ``actual_optimizer``, and what is still to be sent.
+        """Save or load the state of ``actual_optimizer``, and gradients that are still unsent.
 
-        The number of ranks is saved too, which loading neither needs nor reads.
+        The number of ranks is saved too, but loading does not read it.
         """
         self.actual_optimizer.serialize(serializer)
         comm = self.communicator
@@ -287,11 +301,11 @@ class MultiNodeOptimizer:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether the settings let something be sent later."""
+        """Whether the settings may leave something to send later."""
         return self._compressor is not None or self._accumulate > 1
 
     def unsent(self) -> Unsent:
-        """Return what this rank still has to send."""
+        """Return the gradients that this rank still has to send."""
         compressor = self._compressor
         arrays: dict[str, dict[str, Any]] = {}
         if compressor is not None:
@@ -303,10 +317,10 @@ class MultiNodeOptimizer:
         return Unsent(n_exchanges, self._n_updates, arrays)
 
     def settle(self) -> None:
-        """Make parameters equal on all ranks, if they are not. Collective."""
+        """Make parameters equal on all ranks, for an evaluation or a snapshot. Collective."""
 
     def _step_unless(self, *flags: bool) -> Sequence[bool]:
-        """Average gradients and take a step, unless a flag is true on any rank; return which."""
+        """Average gradients and step, unless a flag is true on any rank; return which are."""
         found = self._mean_unless(flags)
         if not any(found):
             if self._attendance is not None and self._attendance.weight != 1:
@@ -322,7 +336,7 @@ class MultiNodeOptimizer:
     def _mean_unless(self, flags: Sequence[bool]) -> Sequence[bool]:
         target = self.actual_optimizer.target
         if self._compressor is None:
-            # Communicators of users need not know of compression.
+            # Users' communicators may lack this parameter.
             return self.communicator.mean_grad_unless(flags, target, self.zero_fill)
         return self.communicator.mean_grad_unless(flags, target, self.zero_fill, self._compressor)
 
@@ -354,9 +368,9 @@ class MultiNodeOptimizer:
         return settings + ", uneven=True" * (self._attendance is not None)
 
     def _after_restoring(self, restored: Unsent | None) -> bool:
-        """Agree on what snapshots have told, of which at least one rank has loaded one.
+        """Agree on how to continue after at least one rank has loaded a snapshot.
 
-        Returns whether all ranks go on from what they had to send. Otherwise they forget it.
+        Returns whether all ranks continue with their unsent gradients. Otherwise they drop these.
         """
         if restored is None:
             reason = "a rank has loaded no snapshot" if self.has_unsent else ""
@@ -376,7 +390,7 @@ class MultiNodeOptimizer:
         return False
 
     def _forget(self, n_exchanges: int) -> None:
-        """Forget what was to be sent, as it does not belong to what other ranks would send."""
+        """Drop unsent gradients, because they do not fit those of other ranks."""
         if self._compressor is not None:
             self._compressor.load(n_exchanges, {})
 
@@ -385,7 +399,7 @@ class MultiNodeOptimizer:
         return replicas.are_equal(self.communicator, arrays)
 
     def _synchronise(self) -> None:
-        """Make the replicas equal. Collective. Subclasses drop what belongs to the old ones."""
+        """Make the replicas equal. Subclasses drop gradients of the old ones. Collective."""
         target = self.actual_optimizer.target
         replicas.make_equal(self.communicator, target)
         self._replicas.note_equal(target)
@@ -407,7 +421,7 @@ class MultiNodeOptimizer:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"{type(self).__name__} cannot be pickled, as its communicator belongs to this "
+            f"{type(self).__name__} cannot be pickled, because its communicator belongs to this "
             "process. Pickle its actual_optimizer, or save it with chainer.serializers"
         )
 
@@ -420,7 +434,7 @@ class MultiNodeOptimizer:
         """Return a wrapper like this one around a copy of its optimizer."""
         compressor = None if self._compressor is None else self._compressor.copy()
         twin = self._twin(actual_optimizer, compressor)
-        # What it has accumulated, or done on its own, is not copied: then it begins anew.
+        # Accumulated gradients and local steps are not copied: with them, the copy starts over.
         is_settled = self._n_updates == 0
         if is_settled and not self._replicas.has_other_parameters(self.actual_optimizer.target):
             twin._replicas.note_equal(actual_optimizer.target)
@@ -428,7 +442,7 @@ class MultiNodeOptimizer:
 
 
 def sending_later(target: Any) -> list[MultiNodeOptimizer]:
-    """Return the optimizers of a trainer, an updater, or ``target`` itself, that send later."""
+    """Return the optimizers with unsent gradients: of a trainer or an updater, or ``target``."""
     updater = getattr(target, "updater", target)
     optimizers = getattr(updater, "get_all_optimizers", lambda: {"": updater})()
     return [

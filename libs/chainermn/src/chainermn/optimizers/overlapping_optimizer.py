@@ -1,4 +1,4 @@
-"""Gradients exchanged while backward still computes others."""
+"""Exchange gradients while backward still computes others."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
 if TYPE_CHECKING:
     from chainermn.gradients.overlap.exchange import OverlappedExchange
 
-# Not measured: in these the order of gradients is learned and memory is first touched.
+# Not measured, because they learn the order of gradients and touch memory for the first time.
 _ITERATIONS_BEFORE = 3
 _ITERATIONS_EACH = 7
 
 
 class OverlappingOptimizer(MultiNodeOptimizer):
-    """Hides the exchange behind backward; its steps are those of `MultiNodeOptimizer`.
+    """Overlaps the exchange with backward; its steps are those of `MultiNodeOptimizer`.
 
-    See `chainermn.gradients.overlap.exchange`. If the communicator cannot do that, or if
+    See `chainermn.gradients.overlap.exchange`. If the communicator does not support that, or if
     ``overlap='auto'`` finds it slower, the exchange follows backward.
     """
 
@@ -37,7 +37,7 @@ class OverlappingOptimizer(MultiNodeOptimizer):
     _close: Any = None
 
     def backward(self, loss: chainer.Variable) -> None:
-        """Run ``loss.backward()`` and begin to exchange: see `MultiNodeOptimizer.backward`."""
+        """Run ``loss.backward()`` and start the exchange; see `MultiNodeOptimizer.backward`."""
         actual, exchange = self.actual_optimizer, self._exchange_in_use()
         with self._timed():
             if exchange is None:
@@ -60,11 +60,11 @@ class OverlappingOptimizer(MultiNodeOptimizer):
 
     def _create_exchange(self) -> None:
         if self._overlap == "auto" and self._is_on_gpu_anywhere():
-            # Not measured yet.
+            # 'auto' is not measured yet on GPUs.
             return
         create, compressor = self.communicator.create_overlapped_exchange, self._compressor
         try:
-            # Communicators of users need not know of compression.
+            # Users' communicators may lack this parameter.
             exchange = create() if compressor is None else create(compressor)
         except RuntimeError as error:
             self._is_possible = False
@@ -94,7 +94,7 @@ class OverlappingOptimizer(MultiNodeOptimizer):
             return exchange.mean(self.actual_optimizer.target, self.zero_fill, flags)
 
     def _decide(self, medians: tuple[float, float]) -> None:
-        """Keep the faster way, measured by the slowest rank. Collective."""
+        """Keep the faster way, judged by the slowest rank. Collective."""
         slowest: Any = self.communicator.allreduce(np.array(medians), "max")
         with_overlap, without = slowest
         self._trial = None
@@ -104,10 +104,10 @@ class OverlappingOptimizer(MultiNodeOptimizer):
 
 
 class _Trial:
-    """Alternates iterations with and without overlap, and times them. Equal on all ranks."""
+    """Times iterations that alternate, equally on all ranks, between overlap and none."""
 
     def __init__(self) -> None:
-        self.seconds = [0.0]  # of each iteration; the last one is not over yet
+        self.seconds = [0.0]  # per iteration; the last one is still running
 
     @property
     def overlaps(self) -> bool:
@@ -123,7 +123,7 @@ class _Trial:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Add the time of the ``with`` block, in which overlap can save time, to the iteration."""
+        """Add the time of the ``with`` block, which overlap can shorten, to the iteration."""
         start = perf_counter()
         try:
             yield

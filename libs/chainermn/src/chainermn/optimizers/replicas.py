@@ -1,4 +1,4 @@
-"""The replicas of a model: making them equal on all ranks, and what is known of that."""
+"""The replicas of a model: make them equal on all ranks, and know whether they are."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Replicas:
-    """What this rank knows of the replicas: of which model they were equal, at least once.
+    """Remembers the model whose replicas were equal on all ranks at least once.
 
-    They are no longer if there is another model, or if a parameter has been added, replaced or
-    initialised.
+    This no longer holds for another model, nor after a parameter has been added, replaced or
+    initialized.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Replicas:
         return self._link is not None and self._link is target
 
     def has_other_parameters(self, target: chainer.Link) -> bool:
-        """Tell whether this model has other initialised parameters than when they were equal."""
+        """Tell whether other parameters are initialized now than when replicas were equal."""
         if not self.were_equal(target):
             return True
         return self._nodes != initialised_parameters(target).keys()
@@ -43,38 +43,35 @@ class Replicas:
         self._nodes = frozenset(initialised_parameters(target))
 
     def forget(self) -> None:
-        """Forget of which model they were equal."""
+        """Forget the model."""
         self._link, self._nodes = None, frozenset()
 
 
 def make_equal(communicator: CommunicatorBase, target: chainer.Link) -> None:
-    """Give all ranks the same parameters, by `bcast_data`, and states of update rules.
-
-    Collective.
-    """
+    """Give all ranks the same parameters and initial states of update rules. Collective."""
     communicator.bcast_data(target)
     initialise_states(target)
 
 
 def are_equal(communicator: CommunicatorBase, arrays: Iterable[tuple[str, Any]]) -> bool:
-    """Tell whether all ranks have the same arrays, given with their names. Collective."""
+    """Tell whether all ranks have the same named arrays. Collective."""
     digests = communicator.allgather_obj(_digest(arrays))
     return all(digest == digests[0] for digest in digests)
 
 
 def arrays_of(target: chainer.Link) -> list[tuple[str, Any]]:
-    """Return the arrays of all parameters with their names; None for one without an array."""
+    """Return the names and arrays of all parameters; None if a parameter has no array."""
     return [(name, parameter.array) for name, parameter in named_parameters(target)]
 
 
 def initialise_states(link: chainer.Link) -> None:
-    """Initialise the states of update rules, without which Chainer cannot load a snapshot."""
+    """Initialize the states of update rules; Chainer cannot load a snapshot without them."""
     for parameter in link.params():
         rule = getattr(parameter, "update_rule", None)
         if rule is None or parameter.array is None:
             continue
         if rule._use_fp32_update and parameter.dtype == np.float16:
-            continue  # the state is that of a copy in float32
+            continue  # the state belongs to a copy in float32
         rule._init_states(parameter)
 
 

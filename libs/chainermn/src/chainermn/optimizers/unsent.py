@@ -1,7 +1,7 @@
-"""What a rank still has to send, in snapshots.
+"""Save and load, in snapshots, the gradients that a rank still has to send.
 
-A part of it is different on each rank. A snapshot that one rank writes for all holds the parts of
-all, if they have been given to that rank before.
+Some of them differ between ranks. A snapshot that one rank writes for all ranks holds those of
+all ranks, if this rank has received them before.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import chainer
 import numpy as np
 
-#: For each parameter, arrays by name.
+#: Arrays by name, for each parameter.
 Arrays: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 _LABEL = "label"
@@ -20,17 +20,18 @@ _COUNT = "parameters"
 
 
 class Unsent(NamedTuple):
-    """What a snapshot tells of a rank.
+    """Unsent gradients of a rank, as a snapshot holds them.
 
     Attributes
     ----------
     n_exchanges : int
-        How often gradients had been averaged.
+        Number of exchanges before the snapshot.
     n_updates : int
-        Number of updates since.
+        Number of updates since the last exchange.
     arrays : Arrays
+        Unsent arrays of each parameter.
     reason : str
-        Why the snapshot does not tell more; empty if it tells all.
+        Reason why the snapshot lacks something; empty if it is complete.
     """
 
     n_exchanges: int = 0
@@ -40,7 +41,7 @@ class Unsent(NamedTuple):
 
 
 def save(serializer: chainer.Serializer, n_ranks: int, of_ranks: Mapping[int, Unsent]) -> None:
-    """Save what some of the ranks have not sent yet."""
+    """Save the unsent gradients of some ranks."""
     first = next(iter(of_ranks.values()))
     serializer(_LABEL, np.array([n_ranks, first.n_exchanges, first.n_updates]))
     for rank, unsent in of_ranks.items():
@@ -60,20 +61,21 @@ def load(
     keys: Iterable[str],
     is_compressed: bool,
 ) -> Unsent:
-    """Return what a rank had not sent, as far as the snapshot tells.
+    """Return the unsent gradients of a rank, as far as the snapshot has them.
 
     Parameters
     ----------
     serializer : chainer.Deserializer
+        Part of the snapshot.
     n_ranks, rank : int
-        Of this job.
+        Number of ranks of this job, and number of this rank.
     names, keys : iterable of str
-        Of the parameters, and of the arrays of each that may be there.
+        Names of the parameters, and of the arrays that each may have.
     is_compressed : bool
-        Whether the settings compress what is sent.
+        Whether this job compresses gradients.
     """
     label = _loaded(serializer, _LABEL)
-    if label is None:  # written with settings that send all at once
+    if label is None:  # written with settings that leave nothing unsent
         return Unsent()
     size, n_exchanges, n_updates = map(int, label)
     of_rank = serializer[f"rank{rank}"]

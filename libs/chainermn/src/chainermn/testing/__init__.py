@@ -1,4 +1,4 @@
-"""Tools for testing code that runs on several ranks.
+"""Test code that runs on several ranks.
 
 With ``pytest_plugins = ["chainermn.testing.pytest_plugin"]`` in a ``conftest.py``, plain
 ``pytest`` runs a test marked ``@pytest.mark.mpi(2)`` on two ranks. To run a script on several

@@ -1,4 +1,4 @@
-"""Look up a device by its number."""
+"""Return a device by its number."""
 
 from __future__ import annotations
 
@@ -9,14 +9,32 @@ if TYPE_CHECKING:
 
 
 def get_device(device_id: int | None = None, use_chainerx: bool = False) -> chainer.backend.Device:
-    """Return the GPU ``device_id``, or the CPU if it is None.
+    """Return the CPU, or the GPU with a number.
+
+    Parameters
+    ----------
+    device_id : int, optional
+        Number of the GPU; None for the CPU.
+    use_chainerx : bool
+        Must be False; accepted for scripts written for the original ChainerMN.
+
+    Returns
+    -------
+    chainer.backend.Device
+        Device, which is not used yet.
 
     Raises
     ------
     ValueError
-        If ``use_chainerx``, which is not supported.
+        If ``use_chainerx`` is True, because ChainerX is not supported.
+
+    Examples
+    --------
+    >>> import chainermn.testing
+    >>> chainermn.testing.get_device()
+    <CpuDevice (numpy)>
     """
-    import chainer  # not above: those who run jobs import this package, too
+    import chainer  # here, because importing this package must not take long
 
     if use_chainerx:
         raise ValueError("ChainerX arrays are not supported; use NumPy's or CuPy's")

@@ -1,7 +1,7 @@
-"""Run a script several times in the same ranks, each time with other arguments.
+"""Run a script several times on the same ranks, each time with other arguments.
 
-To start ranks and import Chainer takes a second, to refuse an argument a few milliseconds. Each
-rank runs this module.
+Starting ranks and importing Chainer takes a second, but checking an argument takes only a few
+milliseconds. Each rank runs this module.
 """
 
 from __future__ import annotations
@@ -29,30 +29,40 @@ def run_in_turn(
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
 ) -> list[JobResult]:
-    """Run a script with each of several lists of arguments, one after the other, in one job.
+    """Run a script several times in one job, each time with other arguments.
 
-    For a script that ends by itself or by `SystemExit` on all ranks. The modules that it imports
-    are imported once.
+    This is much faster than one job per run, for example to test error messages. On all ranks,
+    the script must return or raise `SystemExit`. The modules that it imports are imported once.
 
     Parameters
     ----------
     ranks : int
+        Number of ranks.
     script : path
+        Script to run.
     cases : sequence of sequences
-        The arguments of each run.
+        Arguments of each run.
     timeout, env, cwd
-        Those of `run_job`, for the whole job.
+        The parameters of `run_job`, for the whole job.
 
     Returns
     -------
     list of JobResult
-        One for each run. Its ``returncode`` is the largest exit code of the ranks, and its
-        output that of one rank after the other, in any order.
+        One result per run. Its ``returncode`` is the largest exit code of the ranks. Its output
+        is that of all ranks, in any order.
 
     Raises
     ------
     RuntimeError
-        If the job ends otherwise; it has the output.
+        If the job ends in any other way; the message contains the output.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from chainermn.testing.in_turn import run_in_turn
+    >>> length = Path("check.py").write_text("import sys; sys.exit(int(sys.argv[1]) < 1)")
+    >>> [result.returncode for result in run_in_turn(2, "check.py", [["0"], ["5"]])]
+    [1, 0]
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -80,28 +90,28 @@ def _read(path: Path) -> str:
 
 
 def main(folder: Path, script: str) -> None:
-    """Run a script with all arguments that a folder names, and write there how it ended."""
+    """Run a script with each list of arguments in a folder, and write the results there."""
     sys.path[0] = str(Path(script).resolve().parent)
     for run, arguments in enumerate(json.loads((folder / "cases").read_text())):
         sys.argv = [script, *arguments]
         code = 0
-        # Each rank has files of its own: ranks that print in pieces would mix them.
+        # Each rank has its own files, because ranks that print in pieces would mix their output.
         own = f"{folder}/{run}.{os.getpid()}"
         with _written_to(1, f"{own}.out"), _written_to(2, f"{own}.err"):
             try:
                 runpy.run_path(script, run_name="__main__")
             except SystemExit as end:
                 said = end.code or 0
-                if not isinstance(said, int):  # a message, as Python takes it
+                if not isinstance(said, int):  # a message, which Python would print
                     print(said, file=sys.stderr)
                     said = 1
-                code = int(said) & 255  # as the system takes it
+                code = int(said) & 255  # as the system does
         Path(f"{own}.code").write_text(f"{code}\n")
 
 
 @contextlib.contextmanager
 def _written_to(descriptor: int, path: str) -> Iterator[None]:
-    """Have what is written to a descriptor, also by C code, written to a file."""
+    """Redirect a file descriptor to a file, also for C code."""
     before = os.dup(descriptor)
     file = os.open(path, os.O_WRONLY | os.O_CREAT)
     os.dup2(file, descriptor)

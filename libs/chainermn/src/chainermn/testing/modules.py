@@ -1,4 +1,4 @@
-"""Import the modules of a folder, such as an app, whatever else has their names."""
+"""Import the modules of a folder, such as an app, even if other modules have the same names."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from types import ModuleType, SimpleNamespace
 
 
 def import_modules(folder: Path, names: Iterable[str]) -> SimpleNamespace:
-    """Import modules that are beside each other, so that other folders may have the same names.
+    """Import modules of a folder; other folders may have modules with the same names.
 
-    They import each other by their plain names. Afterwards `sys.modules` and `sys.path` are as
-    before: what had one of these names has it again.
+    The modules import each other by their plain names. Afterwards, `sys.modules` and `sys.path`
+    are as before.
 
     Parameters
     ----------
     folder : Path
+        Folder of the modules.
     names : iterable of str
-        Such as ``"data"`` or ``"models.lstm"``.
+        Names such as ``"data"`` or ``"models.lstm"``.
 
     Returns
     -------
     SimpleNamespace
-        The modules, by their names; a dot becomes an underscore.
+        Modules by their names, in which a dot becomes an underscore.
     """
     own = {path.stem for path in folder.iterdir()}
 

@@ -22,10 +22,10 @@ from chainermn.launch.mpiexec import mpi_flavour as mpi_flavour
 from chainermn.launch.mpiexec import mpiexec_command as mpiexec_command
 from chainermn.notes import without_notes
 
-#: Seconds for processes to end after ``mpiexec``: Open MPI's daemons take a moment, more on a busy
-#: machine. Processes that outlive it have been left behind.
+#: Seconds that processes have to end after ``mpiexec``. Open MPI's daemons take a moment, or
+#: longer on a busy machine. Processes that run longer have been left behind.
 _GRACE = 20.0
-#: Every process of a job inherits this variable, by which processes left behind are found.
+#: Variable that every process of a job inherits, to find processes that are left behind.
 JOB_VARIABLE = "CHAINERMN_TESTING_JOB"
 
 
@@ -37,20 +37,27 @@ def direct_environment() -> dict[str, str]:
 
 @dataclass
 class JobResult:
-    """How a job ended.
+    """Result of a job, which `run_job` returns.
 
     Attributes
     ----------
     returncode : int
         Exit code of ``mpiexec``.
     stdout, stderr : str
-        Output of all ranks, without notes (``chainermn.notes``), which depend on the machine.
+        Output of all ranks. Notes about the machine (``chainermn.notes``) are left out.
     seconds : float
-        Wall time of ``mpiexec``.
+        Wall time of ``mpiexec`` in seconds.
     timed_out : bool
         Whether the job was killed because it took too long.
     left_behind : list of str
-        Command lines of processes that outlived ``mpiexec`` and were then killed.
+        Command lines of processes that ran longer than ``mpiexec``, and were killed.
+
+    Examples
+    --------
+    >>> from chainermn.testing.mpiexec import run_job
+    >>> result = run_job(2, ["-c", "raise SystemExit(3)"])
+    >>> result.returncode, result.timed_out, result.left_behind
+    (3, False, [])
     """
 
     returncode: int
@@ -61,10 +68,17 @@ class JobResult:
     left_behind: list[str] = field(default_factory=list)
 
     def check(self, *, fails: bool = False, warns: bool = False) -> JobResult:
-        """Return this; raise AssertionError unless the job has ended as expected.
+        """Return the result; raise AssertionError unless the job ended as expected.
 
-        That is by itself, leaving no process behind, and with an exit code that is 0 unless it
-        ``fails``. Unless it ``fails``, there is something on standard error only if it ``warns``.
+        The job must end by itself and leave no process behind. Its exit code must be 0, and it
+        must not write to standard error.
+
+        Parameters
+        ----------
+        fails : bool
+            Whether the exit code must not be 0; standard error is then ignored.
+        warns : bool
+            Whether the job must write to standard error.
         """
         if fails:
             is_expected = self.returncode != 0
@@ -76,7 +90,7 @@ class JobResult:
 
 
 def processes_with(name: str, value: str) -> list[psutil.Process]:
-    """Return the running processes on this host that have inherited a variable of this value."""
+    """Return the running processes of this host that inherited a variable with this value."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -87,7 +101,7 @@ def processes_with(name: str, value: str) -> list[psutil.Process]:
 
 
 class Job:
-    """A running ``mpiexec`` with its ranks; takes what `run_job` takes."""
+    """A running ``mpiexec`` with its ranks; the parameters are those of `run_job`."""
 
     def __init__(
         self,
@@ -173,10 +187,35 @@ def run_job(
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
 ) -> JobResult:
-    """Run ``mpiexec -n ranks python *arguments``, at most ``timeout`` seconds.
+    """Run a Python script on several ranks: ``mpiexec -n ranks python *arguments``.
 
-    ``arguments`` are a script and its arguments, or ``-m module``. ``env`` has environment
-    variables, added to those of this process; ``cwd`` is the working directory of the ranks.
-    Never raises if the job fails: see the :class:`JobResult`.
+    If the job fails, it does not raise; check the result.
+
+    Parameters
+    ----------
+    ranks : int
+        Number of ranks.
+    arguments : sequence of (str or path)
+        Arguments of Python: a script and its arguments, or ``-m`` and a module.
+    timeout : float
+        Number of seconds after which the job is killed.
+    env : mapping, optional
+        Environment variables, in addition to those of this process.
+    cwd : path, optional
+        Working directory of the ranks; by default, that of this process.
+
+    Returns
+    -------
+    JobResult
+        Exit code and output.
+
+    Examples
+    --------
+    >>> from chainermn.testing.mpiexec import run_job
+    >>> from pathlib import Path
+    >>> script = "from mpi4py import MPI; MPI.COMM_WORLD.rank or print(MPI.COMM_WORLD.size)"
+    >>> length = Path("size.py").write_text(script)
+    >>> run_job(2, ["size.py"]).check().stdout.strip()
+    '2'
     """
     return Job(ranks, arguments, env=env, cwd=cwd).wait(timeout)

@@ -1,8 +1,8 @@
 """Pytest plugin: ``@pytest.mark.mpi(2)`` runs a test on two ranks under a real ``mpiexec``.
 
-``@pytest.mark.mpi(1, 2, 3, timeout=10)`` runs it three times, on one, two and three ranks, for at
-most ten seconds each time. A test passes if it passes on every rank. Fixtures are set up on the
-ranks: ``mpi_ranks`` is the number of ranks, ``shared_tmp_path`` a directory that they share.
+``@pytest.mark.mpi(1, 2, 3, timeout=10)`` runs it three times, on one, two and three ranks, for up
+to ten seconds each. A test passes if it passes on every rank. Fixtures are set up on the ranks.
+The fixture ``mpi_ranks`` is the number of ranks, ``shared_tmp_path`` a folder that they share.
 
 ``pytest --mpi-ranks 2 --mpi-ranks 3`` deselects tests on other numbers of ranks.
 """
@@ -18,7 +18,7 @@ import pytest
 from chainermn.testing.rank_pool import WORKER_NAME, RankPool, RankResult
 
 DEFAULT_TIMEOUT = 30.0
-# Enough for a crash with the stacks of all threads.
+# Characters; enough for a crash with the stacks of all threads.
 _MOST_OUTPUT = 20_000
 _MARKER = "mpi(*ranks, timeout=30): run once on each of these numbers of ranks"
 _GRAVITY = ("failed", "died", "hung", "skipped", "passed")
@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker; outside the ranks, take over the tests that carry it."""
+    """Declare the marker; outside the ranks, take over the tests that have it."""
     config.addinivalue_line("markers", _MARKER)
     if not config.pluginmanager.hasplugin(WORKER_NAME):
         config.pluginmanager.register(MpiRunner(config), "chainermn-mpi-runner")

@@ -1,11 +1,11 @@
 """Ranks that keep running between tests.
 
-Starting ``mpiexec`` and importing Chainer takes a second or more per rank, a test often only
-milliseconds. A `RankPool` starts its ranks once and gives them one test after another. If a test
-fails on any rank, messages may still be on their way, so the next test gets a fresh pool.
+Starting ``mpiexec`` and importing Chainer takes a second or more per rank, but a test often takes
+only milliseconds. A `RankPool` starts its ranks once and gives them one test after another. If a
+test fails on any rank, messages may still be on their way, so the next test gets a new pool.
 
-Each rank runs this module, which is a pytest session (`RankWorker`) with a Unix socket to the
-pool. So the pool notices at once if a rank dies, whatever ``mpiexec`` does.
+Each rank runs this module: a pytest session (`RankWorker`) with a Unix socket to the pool. So the
+pool notices at once if a rank dies, whatever ``mpiexec`` does.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from chainermn.testing.mpiexec import Job
 WORKER_NAME = "chainermn-rank-worker"
 
 START_LIMIT = 120.0
-# Seconds for the other ranks to finish once one has failed; those that need it never will.
+# Seconds that other ranks have to finish after one has failed; ranks that wait for it never will.
 GRACE_AFTER_FAILURE = 2.0
-# Seconds after the time limit when a rank ends itself, should the pool be gone.
+# Seconds after the time limit when a rank ends itself, in case the pool is gone.
 _GRACE_WITHOUT_POOL = 30.0
-# Seconds for a rank to write its stacks; the main thread comes last, and may be cut off.
+# Seconds that a rank has to write its stacks; the main thread comes last, and may be cut off.
 STACK_LIMIT = 5.0
 _ENDS_OF_STACKS = ("in _run_module_as_main", "...")
 # Frames of pytest, and those below it, to the end of a thread's stack.
@@ -57,10 +57,10 @@ class RankResult(NamedTuple):
 
 
 class RankPool:
-    """Processes under one ``mpiexec`` that run the tests that they are given.
+    """Ranks of one ``mpiexec`` that run tests on request.
 
-    ``pytest_arguments`` are those of the pytest session on each rank, including the test files.
-    The current test fails if the ranks do not start.
+    ``pytest_arguments`` are the arguments of the pytest session on each rank, including the test
+    files. The current test fails if the ranks do not start.
     """
 
     def __init__(self, ranks: int, pytest_arguments: Sequence[str]) -> None:
@@ -137,7 +137,7 @@ class RankPool:
         return _BELOW_THE_TEST.sub("", stack).rstrip() or "(it does not react to a signal either)"
 
     def close(self) -> str:
-        """Let the ranks end by themselves; return what went wrong, or ``''``."""
+        """Let the ranks end by themselves; return a description of problems, or ``''``."""
         for connection in self._connections:
             with contextlib.suppress(OSError):
                 connection.send(None)
@@ -151,7 +151,7 @@ class RankPool:
         return f"after their last test, {self.ranks} ranks {how}\n{result.stderr}"
 
     def kill(self) -> str:
-        """Kill the ranks; return output of them and ``mpiexec`` that pytest did not capture."""
+        """Kill the ranks; return output of ranks and ``mpiexec`` that pytest did not capture."""
         output = self._job.kill()
         self._clear()
         return "\n".join(filter(None, (text.strip() for text in output)))
@@ -163,7 +163,7 @@ class RankPool:
 
 
 class RankWorker:
-    """Replaces pytest's loop over the tests by one that takes orders from the pool."""
+    """Replaces pytest's loop over the tests by a loop over the requests of the pool."""
 
     def __init__(self, connection: Connection) -> None:
         self.__name__ = WORKER_NAME  # under which pytest registers it
@@ -172,10 +172,10 @@ class RankWorker:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Run the tests that the pool names, until it says stop or is gone."""
+        """Run the tests that the pool requests, until it says stop or is gone."""
         if session.testsfailed:
             raise session.Interrupted("errors during collection")
-        # It has shown errors of the collection; from here on the pool shows them.
+        # It has shown errors of the collection; from here on, the pool shows errors.
         session.config.pluginmanager.unregister(name="terminalreporter")
         items = {item.nodeid: item for item in session.items}
         self._connection.send("ready")
@@ -205,7 +205,7 @@ class RankWorker:
 
 
 def main(directory: Path, arguments: list[str]) -> int:
-    """Run the tests that the pool with this directory names."""
+    """Run the tests that the pool in this directory requests."""
     from mpi4py import MPI
 
     rank = MPI.COMM_WORLD.rank

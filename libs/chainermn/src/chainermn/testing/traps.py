@@ -1,4 +1,4 @@
-"""Files that run code when they are unpickled: no script of yours should fall for one."""
+"""Files that run code when they are unpickled, to test that your scripts do not unpickle them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from chainer_compat.npz import open_npz
 
 
 class Trap:
-    """Makes a folder when it is unpickled.
+    """An object that creates a folder when it is unpickled.
 
     Parameters
     ----------
     folder : path
-        Must not exist yet. A test asserts that it still does not.
+        Folder that does not exist. A test asserts that it still does not.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -32,16 +32,32 @@ def set_traps(
     path: str | os.PathLike[str],
     folder: str | os.PathLike[str],
 ) -> None:
-    """Write a copy of an NPZ file, such as a snapshot, in which a trap is in each array.
+    """Write a copy of an NPZ file, such as a snapshot, whose arrays run code when unpickled.
+
+    Use it to test that a script refuses such a file.
 
     Parameters
     ----------
     source : path
-        Arrays have the names and shapes of those in this file.
+        File that gives the names and shapes of the arrays.
     path : path
-        The file to write.
+        File to write.
     folder : path
-        Is made when any of the arrays is unpickled.
+        Folder that is created if any of the arrays is unpickled.
+
+    Examples
+    --------
+    >>> import os
+    >>> from chainermn.testing.traps import set_traps
+    >>> name = f"trap.{comm.rank}.npz"
+    >>> np.savez(name, W=np.zeros(3))
+    >>> set_traps(name, name, f"unpickled.{comm.rank}")
+    >>> chainer.serializers.load_npz(name, L.Linear(1, nobias=True))
+    Traceback (most recent call last):
+        ...
+    chainer_compat.npz.UnsafeFileError: ...
+    >>> os.path.exists(f"unpickled.{comm.rank}")
+    False
     """
     trapped: dict[str, Any] = {}
     with open_npz(source) as arrays:

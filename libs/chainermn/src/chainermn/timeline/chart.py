@@ -42,7 +42,7 @@ def draw(summary: Summary, path: str | os.PathLike[str], title: str) -> None:
 
     n_ranks = len(summary.ranks)
     height = _LEAST_INCHES + _INCHES_PER_RANK * n_ranks
-    figure = Figure(figsize=(8, height), layout="constrained")
+    figure = Figure(figsize=(5.5, height), layout="constrained")
     axes: Any = figure.add_subplot()
     left = [0.0] * n_ranks
     for part in PARTS:
@@ -58,4 +58,4 @@ def draw(summary: Summary, path: str | os.PathLike[str], title: str) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path, "wb") as file:
-        figure.savefig(file, format=path.suffix[1:], dpi=100)
+        figure.savefig(file, format=path.suffix[1:], dpi=150)

@@ -1,4 +1,4 @@
-"""Sum up where the time of all ranks goes, find a straggler, and give advice."""
+"""Sum up how all ranks spend their time, which rank the others wait for, and what to do."""
 
 from __future__ import annotations
 
@@ -44,18 +44,27 @@ _ADVICE_BETWEEN_HOSTS = {
 
 @dataclass(frozen=True)
 class RankSummary:
-    """A summary of one rank's iterations.
+    """Summary of the iterations of one rank, an item of `Summary.ranks`.
 
     Attributes
     ----------
     seconds : dict
-        Mean seconds of an iteration by part.
+        Mean seconds per iteration of each part, such as ``'data'`` or ``'compute'``.
     share_with_slow_data : float
-        Share of the iterations that spend a tenth or more of their time on the batch.
+        Fraction of the iterations that spend at least a tenth of their time on the batch.
     delay : float
-        Seconds of a mean iteration for which the other ranks, on average, waited for this one.
+        Mean seconds per iteration that the other ranks, on average, wait for this rank.
     extensions : dict
-        Seconds of a mean iteration by name of the extension, slowest first.
+        Mean seconds per iteration of each extension by name, the slowest first.
+
+    Examples
+    --------
+    >>> report = chainermn.extensions.DistributedReport(comm, filename=None)
+    >>> trainer.extend(report)
+    >>> trainer.run()
+    >>> if comm.rank == 0:
+    ...     print(list(report.summary.ranks[1].seconds)[:2])
+    ['data', 'compute']
     """
 
     seconds: Mapping[str, float]
@@ -65,26 +74,33 @@ class RankSummary:
 
     @property
     def iteration(self) -> float:
-        """Mean seconds of an iteration."""
+        """Mean seconds per iteration."""
         return sum(self.seconds.values())
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """The rank that the others wait for most.
+    """The rank that the others wait for most, in `Summary.straggler`.
 
     Attributes
     ----------
     rank : int
-        The straggler.
+        Number of the rank.
     delay : float
-        Seconds of a mean iteration for which the other ranks, on average, waited for it.
+        Mean seconds per iteration that the other ranks, on average, wait for it.
     part : str
-        Part of an iteration that takes it longer than the others.
+        Part of an iteration that takes it longer than others, such as ``'data'``.
     seconds, others : float
-        Seconds per iteration that it spends on this part, and that the others do on average.
+        Mean seconds per iteration of that part: on this rank, and on average on the others.
     host : str
-        Host of the rank; empty if all ranks are on one host.
+        Name of its host; empty if all ranks are on one host.
+
+    Examples
+    --------
+    >>> from chainermn.timeline.summary import Straggler
+    >>> print(Straggler(rank=1, delay=0.02, part="data", seconds=0.03, others=0.01))
+    rank 1 keeps the others waiting for 20 ms of an iteration: getting a batch takes it 30 ms,
+    the others 10 ms
     """
 
     rank: int
@@ -117,39 +133,52 @@ _NAME_OF = {
 
 @dataclass(frozen=True)
 class Summary:
-    """A summary of where the time of all ranks goes."""
+    """Summary of how all ranks spend their time; `DistributedReport` makes one.
 
+    Examples
+    --------
+    >>> report = chainermn.extensions.DistributedReport(comm, filename=None)
+    >>> trainer.extend(report)
+    >>> trainer.run()
+    >>> if comm.rank == 0:
+    ...     summary = report.summary
+    ...     rank, seconds = summary.slowest("compute")
+    ...     print(0 < summary.mean("compute") <= seconds < summary.iteration)
+    True
+    """
+
+    #: Summary of each rank.
     ranks: Sequence[RankSummary]
-    #: Host of each rank; empty if all are on one host.
+    #: Host of each rank; empty if all ranks are on one host.
     hosts: Sequence[str] = ()
 
     @property
     def iteration(self) -> float:
-        """Mean seconds of an iteration."""
+        """Mean seconds per iteration."""
         return _mean([rank.iteration for rank in self.ranks])
 
     def mean(self, part: str) -> float:
-        """Return the mean seconds per iteration that go into a part."""
+        """Return the mean seconds per iteration of a part, on average over the ranks."""
         return _mean([rank.seconds[part] for rank in self.ranks])
 
     def slowest(self, part: str) -> tuple[int, float]:
-        """Return the rank for which a part takes longest, and its seconds per iteration."""
+        """Return the rank for which a part takes longest, and its mean seconds per iteration."""
         seconds = [rank.seconds[part] for rank in self.ranks]
         return seconds.index(max(seconds)), max(seconds)
 
     @property
     def efficiency(self) -> float:
-        """Share of the time, from 0 to 1, that ranks spend neither exchanging nor waiting.
+        """Parallel efficiency: fraction of the time without exchange and waiting, from 0 to 1.
 
-        A single process would also spend this time. It might take less of it, because it would
-        not share cores and caches, but this cannot show that.
+        A single process would spend this time too. It might be faster, because no other process
+        shares its cores and caches; the efficiency does not account for that.
         """
         lost = sum(map(self.mean, ("layers", "exchange", "waiting")))
         return 1 - lost / self.iteration
 
     @property
     def straggler(self) -> Straggler | None:
-        """The rank that the others wait for most; None if they hardly wait, or for all equally."""
+        """Rank that the others wait for most; None if they hardly wait, or for all equally."""
         delays = [rank.delay for rank in self.ranks]
         rank = delays.index(max(delays))
         is_late = delays[rank] > _LATE * self.iteration
@@ -163,7 +192,7 @@ class Summary:
         return Straggler(rank, delays[rank], part, own[part], usual[part], host)
 
     def advice(self) -> list[str]:
-        """Return sentences that say what takes much time and what to do about it."""
+        """Return a list of texts: what takes much time, and what to do about it."""
         found = []
         slow_data = [one.share_with_slow_data for one in self.ranks]
         rank = slow_data.index(max(slow_data))

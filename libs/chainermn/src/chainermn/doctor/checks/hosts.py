@@ -18,6 +18,15 @@ VARIABLES = re.compile(
     r"LD_LIBRARY_PATH|PYTHON(PATH|HOME|HASHSEED)|CHAINER.*|CUDA_.*|CUPY_.*|NCCL_.*|MPICH_.*|MV2_.*|FI_.*|UCX_.*"
     r"|.*_NUM_THREADS"
 )
+#: What to do if mpiexec says these words; the last entry is for everything else.
+_REMEDIES = {
+    "unable to get host address": "list the names and addresses of all hosts in the /etc/hosts of "
+    "each, or name the hosts by their addresses",
+    "unable to change wdir": "start the job in a folder that every host has at the same path",
+    "": "let the hosts connect to each other on any port; check their firewalls. If several hosts "
+    "have the same address, such as Docker's, use --network to tell Open MPI which network "
+    "connects them",
+}
 #: A host counts as slow if it takes this many times as long as the median.
 SLOW = 2.5
 #: Fewest hosts to compare: with two, nobody can tell which one makes the link slow.
@@ -80,12 +89,8 @@ def job(setup: Setup) -> Finding:
             )
     outcome = setup.probe_hosts("ranks")
     if outcome.failure:
-        return bad(
-            outcome.failure,
-            "let the hosts connect to each other on any port; check their firewalls. If several "
-            "hosts have the same address, such as Docker's, use --network to tell Open MPI which "
-            "network connects them",
-        )
+        remedy = next(text for words, text in _REMEDIES.items() if words in outcome.failure)
+        return bad(outcome.failure, remedy)
     expected = [names[host] for host, ranks in setup.hosts or () for _ in range(ranks)]
     actual = [rank["host"] for rank in outcome.answer]
     if actual != expected:
@@ -197,7 +202,7 @@ def gradients(setup: Setup) -> Finding:
         advice = (
             "Overlap hides an exchange that takes less time than backward: use the first of these "
             f"that does, {', '.join(worth_it)}; or exchange less often, with accumulate=8 or "
-            "local=chainermn.optimizers.LocalSGD(period=8). The guide to slow networks shows how "
+            "local=chainermn.optimizers.LocalSGD(period=8). The guide 'Slow networks' says how "
             "each affects the accuracy"
         )
     said = ", ".join(f"{time:.2g} s with {how}" for how, time in times.items())
