@@ -13,7 +13,7 @@ import pytest
 from chainermn.testing.mpiexec import direct_environment, mpi_flavour
 
 APPS = Path(__file__).resolve().parent
-# Seconds after which something hangs, on however busy a machine.
+# Seconds after which a job counts as hung, even on a busy machine.
 LIMIT = 600
 
 

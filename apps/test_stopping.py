@@ -14,7 +14,7 @@ from chainermn.testing.modules import import_modules
 from chainermn.testing.mpiexec import Job, run_job
 
 APPS = Path(__file__).resolve().parent
-# Seconds after which something hangs, on however busy a machine.
+# Seconds after which a job counts as hung, even on a busy machine.
 LIMIT = 600
 
 # Runs the script whose name follows. In its second iteration, one rank waits for SIGUSR1.

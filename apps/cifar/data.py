@@ -1,4 +1,4 @@
-"""Small colour images, each with the class of what it shows."""
+"""Small colour images with classes."""
 
 import gzip
 import io
@@ -18,7 +18,7 @@ SIDE = 32
 PIXELS = 3 * SIDE * SIDE
 DATASETS = ("shapes", "cifar10", "cifar100")
 MOST_BYTES = 1 << 28  # of a file, or of all in an archive; CIFAR has 185 million
-# How far a crop at random may be off.
+# Largest offset of a random crop.
 PADDING = 4
 
 
@@ -26,7 +26,7 @@ PADDING = 4
 class BinaryFiles:
     """What the binary version of CIFAR consists of; a row is the labels, a byte each, and pixels.
 
-    Of several labels the last one counts.
+    The last of several labels counts.
     """
 
     train: tuple[str, ...]
@@ -52,7 +52,7 @@ class Images:
     train, validation : chainer.datasets.TupleDataset
         Nine tenths and one tenth of the images to train on, divided at random.
     test : chainer.datasets.TupleDataset
-        Images that neither training nor any choice of hyperparameters sees.
+        Images that neither training nor the choice of hyperparameters uses.
     classes : list of str
         Their names.
     """
@@ -64,7 +64,7 @@ class Images:
 
 
 def load(dataset: str, path: str | None = None, examples: int | None = None) -> Images:
-    """Return images to train on, to validate with, and to test with.
+    """Return training, validation and test images.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def decode(
         Labels of an image, of which the last one is returned.
     n_classes : int
     name : str
-        What to call the file in errors.
+        Name of the file for error messages.
 
     Returns
     -------
@@ -129,7 +129,7 @@ def decode(
     Raises
     ------
     ValueError
-        If it is something else, or has been cut off.
+        If it has another format, or is truncated.
     """
     row = n_labels + PIXELS
     if not content or len(content) % row:
@@ -148,7 +148,7 @@ def decode(
 
 
 def normalised(dataset: TupleDataset, augment: bool = False) -> TransformDataset:
-    """Return a data set as networks take it: images of ``chainer.config.dtype``, from -1 to 1.
+    """Return a data set for a network: images of ``chainer.config.dtype``, from -1 to 1.
 
     With ``augment``, each time that an image is asked for, it is mirrored or not, and cut out of
     one with a black frame of 4 pixels, as NumPy's global random generator decides.
@@ -187,7 +187,7 @@ def _divided(
 
 
 def _reader(path: Path) -> Callable[[str], bytes]:
-    """Return a function that returns the content of a file, by its name, in a folder or archive.
+    """Return a function that reads a file, by name, from a folder or archive.
 
     The function raises FileNotFoundError if there is no such file.
     """
@@ -212,7 +212,7 @@ def _reader(path: Path) -> Callable[[str], bytes]:
 
 def _unpack(path: Path) -> list[tuple[str, bytes]]:
     try:
-        # Tarfile alone does not look at the checksum of the whole.
+        # tarfile by itself ignores the checksum of the archive.
         with open_regular(path) as packed, gzip.GzipFile(fileobj=packed) as file:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
@@ -226,5 +226,5 @@ def _unpack(path: Path) -> list[tuple[str, bytes]]:
             ]
     except FileNotFoundError:
         raise
-    except Exception as error:  # gzip, zlib and tarfile raise what they like
+    except Exception as error:  # gzip, zlib and tarfile raise all kinds of exceptions
         raise ValueError(f"{path}: damaged, or no .tar.gz ({error})") from None

@@ -48,7 +48,7 @@ class ResNet(chainer.Chain):
     n_out : int
         Number of classes.
     dropout : float
-        Share of the last features that a step of training leaves out.
+        Share of the last features that are dropped in training.
     """
 
     def __init__(self, n_units: int, n_out: int, dropout: float) -> None:
@@ -89,13 +89,13 @@ def load_weights(content: bytes, path: Path, network: chainer.Chain) -> None:
     content : bytes
         Of a file that Chainer's ``save_npz`` has written.
     path : path
-        What to call it in errors.
+        Name for error messages.
     network : chainer.Chain
 
     Raises
     ------
     OSError, ValueError
-        If it is something else, or has the weights of another network.
+        If it has another format, or the weights of another network.
     """
     try:
         with open_npz(io.BytesIO(content), str(path)) as arrays:

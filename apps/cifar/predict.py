@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Look at the test images with a trained network, and draw what it takes them for."""
+"""Classify the test images with a trained network, and draw them."""
 
 import argparse
 import sys
@@ -15,7 +15,7 @@ from chainermn.files import read_json
 from model import ResNet, load_weights
 
 N_COLUMNS, N_ROWS = 6, 6
-# Of what train.py was given, what is used here.
+# Arguments of train.py that are used here.
 ARGUMENTS = {
     "dataset": set(data.DATASETS),
     "data": str | None,
@@ -45,8 +45,10 @@ def main() -> int:
     print(f"{1 - wrong.mean():.2%} of {len(labels)} test images recognised")
     pairs = Counter(zip(labels[wrong].tolist(), seen[wrong].tolist(), strict=True))
     for (label, other), n in pairs.most_common(5):
-        print(f"  {images.classes[label]} taken for {images.classes[other]}: {n} times")
-    # The wrong ones first, of these the surest first; then the right ones, the least sure first.
+        print(
+            f"  {images.classes[label]} taken for {images.classes[other]}: {n} time{'s' * (n > 1)}"
+        )
+    # Errors first, the most confident first; then correct ones, the least confident first.
     order = np.lexsort([np.where(wrong, -1, 1) * chances.max(axis=1), ~wrong])
     draw(images, order[: N_COLUMNS * N_ROWS], seen, args.picture)
     print(f"picture: {args.picture.resolve()}")
@@ -70,7 +72,7 @@ def read_arguments(weights: Path) -> dict[str, Any]:
     Raises
     ------
     OSError, ValueError
-        If it is not there, damaged, or of another form.
+        If it is missing, damaged, or of another form.
     """
     record = weights.with_name("run.json")
     arguments = read_json(record, {"arguments": ARGUMENTS})["arguments"]
@@ -82,7 +84,7 @@ def read_arguments(weights: Path) -> dict[str, Any]:
 def predict(
     network: chainer.Chain, dataset: chainer.datasets.TransformDataset, batchsize: int = 100
 ) -> np.ndarray:
-    """Return how likely each class is.
+    """Return the probability of each class.
 
     Parameters
     ----------
@@ -102,7 +104,7 @@ def predict(
 
 
 def draw(images: data.Images, shown: np.ndarray, seen: np.ndarray, path: Path) -> None:
-    """Draw test images with what they were taken for, and what a wrong one really is."""
+    """Draw test images, each with the predicted class, and the true class of errors."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(N_COLUMNS, N_ROWS * 1.25), layout="constrained", dpi=90)

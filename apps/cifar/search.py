@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Search for the hyperparameters with which a network learns best."""
+"""Search for the best hyperparameters of a network."""
 
 import argparse
 from pathlib import Path
@@ -19,7 +19,7 @@ from chainermn.progress import silence
 from search_reports import Table, print_summary
 from study import Study
 
-# Another value of these goes on with the same study.
+# A study can be continued with other values of these.
 FREE = {"data", "communicator", "gpu", "out", "trials", "ranks_per_trial", "quiet"}
 
 
@@ -61,7 +61,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def prepare_study(args: argparse.Namespace) -> None:
-    """Make the study, or go on with the one that is there, which no other job may be doing."""
+    """Make the study, or continue the existing one, which no other job may use."""
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     for lock in out.glob("*.lock"):  # of a job that was killed
@@ -77,7 +77,7 @@ def split(comm: chainermn.CommunicatorBase, size: int | None) -> chainermn.Commu
     Raises
     ------
     ValueError
-        If the ranks cannot be divided so.
+        If the ranks cannot be divided like this.
     """
     size = size or comm.size
     if comm.size % size:
@@ -97,7 +97,7 @@ def train(
     images: data.Images,
     study: Study | None,
 ) -> None:
-    """Train a trial on the ranks of a group, and tell the study how it has ended. Collective."""
+    """Train a trial on the ranks of a group, and tell the study how it ended. Collective."""
     trainer, network = training.create_trainer(args, comm, device, images)
     verdict = Verdict(comm, study, args.epoch)
     trainer.extend(verdict)
@@ -107,7 +107,7 @@ def train(
         trainer.extend(best)
         trainer.extend(extensions.LogReport())
     record_run(comm, vars(args), args.out)
-    with np.errstate(all="ignore"):  # whatever becomes infinite ends the trial
+    with np.errstate(all="ignore"):  # an infinite value ends the trial
         trainer.run()
     run_on_root(comm, 0, "tell", lambda: study.tell(verdict.state, best.value))
 

@@ -1,4 +1,4 @@
-"""What a search prints and draws, on rank 0."""
+"""Output of a search, on rank 0."""
 
 import csv
 from pathlib import Path
@@ -23,13 +23,13 @@ def accuracy_of(trial: FrozenTrial) -> float:
 
 
 def finished(study: Study) -> list[FrozenTrial]:
-    """Return the trials that have ended, the first to end first."""
+    """Return the finished trials, in the order of their ends."""
     trials = [trial for trial in study.trials() if trial.state in NAMES]
     return sorted(trials, key=lambda trial: trial.datetime_complete)
 
 
 class Table:
-    """Prints a row for each trial that has ended.
+    """Prints a row per finished trial.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class Table:
         self._n_printed = 0
 
     def print_new_rows(self) -> None:
-        """Print the trials that have ended since the last time."""
+        """Print the trials that have finished since the last call."""
         for trial in finished(self.study)[self._n_printed :]:
             values = {name: f"{value:.4g}" for name, value in trial.params.items()}
             row = {"trial": trial.number, **values, "epochs": len(trial.intermediate_values)}
@@ -55,7 +55,7 @@ class Table:
 
 
 def print_summary(study: Study, out: Path) -> None:
-    """Write and draw the trials, and say which is the best and where the files are."""
+    """Write and draw the trials, and print which is best and where the files are."""
     trials = finished(study)
     write(trials, out / "trials.csv")
     draw(trials, out / "trials.png")
@@ -87,7 +87,7 @@ def draw(trials: list[FrozenTrial], path: Path) -> None:
 
     names = list(trials[0].params)
     rows = [["trial"] * 2, *map(list, zip(*2 * [iter([*names, "."])], strict=False))]
-    # So narrow that a phone shows labels in a size to read.
+    # Narrow, so that the labels are readable on a phone.
     figure = Figure(figsize=(5.4, 2.2 * len(rows)), layout="constrained", dpi=160)
     panels = figure.subplot_mosaic(rows, sharey=True)
     for name, axes in panels.items():
@@ -109,5 +109,5 @@ def draw(trials: list[FrozenTrial], path: Path) -> None:
 
 
 def is_logarithmic(distribution: BaseDistribution) -> bool:
-    """Tell whether a hyperparameter is searched by its order of magnitude."""
+    """Tell whether a hyperparameter is searched on a logarithmic scale."""
     return getattr(distribution, "log", False)

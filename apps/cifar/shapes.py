@@ -31,7 +31,7 @@ def cross(bar: float) -> Points:
 
 
 def heart() -> Points:
-    """Return a heart, by a well-known curve of sines and cosines."""
+    """Return a heart, from a well-known curve of sines and cosines."""
     return [
         (math.sin(a) ** 3, -(13 * math.cos(a) - 5 * math.cos(2 * a) - 2 * math.cos(3 * a)) / 16)
         for a in np.linspace(0, 2 * math.pi, 40)
@@ -39,7 +39,7 @@ def heart() -> Points:
 
 
 def crescent() -> Points:
-    """Return what is left of a circle where another one covers it."""
+    """Return a circle that another circle covers in part."""
     outer = [(math.cos(a), math.sin(a)) for a in np.linspace(0.9, 2 * math.pi - 0.9, 30)]
     inner = [(0.45 + 0.8 * math.cos(a), 0.8 * math.sin(a)) for a in np.linspace(4.92, 1.36, 30)]
     return outer + inner
@@ -112,5 +112,5 @@ def _draw(outlines: list[Points], random: np.random.RandomState) -> np.ndarray:
 
 
 def _dull(random: np.random.RandomState, shape: tuple[int, ...]) -> np.ndarray:
-    """Return colours near to grey, of shape (*shape, 3)."""
+    """Return colours close to grey, of shape (*shape, 3)."""
     return random.randint(40, 200, (*shape, 1)) + random.randint(0, 50, (*shape, 3))

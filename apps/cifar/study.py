@@ -15,7 +15,7 @@ REPEATS = "repeats"
 
 
 def suggest(trial: optuna.Trial) -> dict[str, float | int]:
-    """Return what a trial is trained with, by the names of options of `train.py`."""
+    """Return the values of a trial, by the names of options of `train.py`."""
     return {
         "lr": trial.suggest_float("lr", 0.02, 2, log=True),
         "weight_decay": trial.suggest_float("weight_decay", 1e-5, 1e-2, log=True),
@@ -34,14 +34,14 @@ class Study:
     out : path
         An existing folder, with or without the file.
     n_trials : int
-        How many trials the study is to have, of all groups and jobs together.
+        Number of trials in the finished study, over all groups and jobs.
     seed : int
         Of the values that are tried.
     """
 
     def __init__(self, out: Path, n_trials: int, seed: int) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        out = out.resolve()  # the lock on the file is a link to it
+        out = out.resolve()  # the file's lock is a link to it
         self.n_trials, self.seed = n_trials, seed
         self._lock = JournalFileOpenLock(str(out / "ask"))
         self._study = optuna.create_study(
@@ -55,7 +55,7 @@ class Study:
         self._trial: optuna.Trial | None = None  # the one under way
 
     def check(self, settings: dict[str, Any]) -> None:
-        """Raise ValueError if the study was begun with other settings."""
+        """Raise ValueError if the study was started with other settings."""
         begun = self._study.user_attrs.get("settings", settings)
         changes = [
             f"{k}: {begun.get(k)}, now {v}" for k, v in settings.items() if begun.get(k) != v
@@ -68,14 +68,14 @@ class Study:
         self._study.set_user_attr("settings", settings)
 
     def repeat_lost(self) -> None:
-        """Have the trials tried again whose job was killed. No other job may be at work."""
+        """Schedule trials again if their job was killed. No other job may be running."""
         for trial in self._study.get_trials(states=[TrialState.RUNNING]):
             self._study.tell(trial.number, state=TrialState.FAIL)
             self._study.enqueue_trial(trial.params, {REPEATS: trial.number})
 
     def ask(self) -> tuple[int, dict[str, float | int]] | None:
-        """Begin a trial; return its number and values, or None if there are enough trials."""
-        self._lock.acquire()  # or two groups begin the last trial
+        """Start a trial; return its number and values, or None if there are enough trials."""
+        self._lock.acquire()  # or two groups would start the last trial
         try:
             begun = [trial for trial in self.trials() if trial.state != TrialState.WAITING]
             if len(begun) >= self.n_trials:
@@ -90,7 +90,7 @@ class Study:
             self._lock.release()
 
     def report(self, epoch: int, loss: float, accuracy: float) -> TrialState:
-        """Take notice of an epoch's validation; return how the trial ends if it ends now."""
+        """Record an epoch's validation; return how the trial ends if it ends now."""
         if not math.isfinite(loss):
             return TrialState.FAIL
         self._trial.report(accuracy, epoch)

@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 from chainermn.testing.mpiexec import direct_environment
 
 HERE = Path(__file__).resolve().parent
-# Seconds after which something hangs, on however busy a machine.
+# Seconds after which a job counts as hung, even on a busy machine.
 LIMIT = 600
 TINY = ["--examples", "60", "--epoch", "2", "--batchsize", "9"]
 

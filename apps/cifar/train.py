@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train a network to tell what small colour images show."""
+"""Train a network to classify small colour images."""
 
 import argparse
 from pathlib import Path
@@ -15,7 +15,7 @@ from chainermn.progress import silence
 from model import load_weights
 from reports import add_reports, print_summary
 
-# Another value of these goes on with the same run.
+# A run can be resumed with other values of these.
 FREE = {"data", "communicator", "gpu", "out", "resume", "evaluate", "tensorboard", "quiet"}
 
 

@@ -21,7 +21,7 @@ LOSS, ACCURACY = "validation/main/loss", "validation/main/accuracy"
 
 
 def add_arguments(parser: argparse.ArgumentParser, epoch: int) -> None:
-    """Add what both scripts understand to a parser; ``epoch`` is a default."""
+    """Add the options of both scripts to a parser; ``epoch`` is a default."""
     add = parser.add_argument
     add("--dataset", choices=data.DATASETS, default="shapes", help="default: %(default)s")
     add("--data", metavar="PATH", help="folder or .tar.gz with the binary version of CIFAR")
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser, epoch: int) -> None:
 
 
 def checked(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Return what was typed; end the program if a number makes no sense."""
+    """Parse the arguments; end the program if a number makes no sense."""
     args = parser.parse_args()
     for name, value in vars(args).items():
         least = 0 if name in ("seed", "dropout", "lr", "weight_decay") else 1
@@ -46,7 +46,7 @@ def checked(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def start(args: argparse.Namespace) -> tuple[chainermn.CommunicatorBase, chainer.backend.Device]:
-    """Connect the ranks, and let this one compute on its device."""
+    """Connect the ranks, and select this rank's device."""
     comm = chainermn.create_communicator(args.communicator)
     if comm.rank == 0:
         kind = type(comm).__name__

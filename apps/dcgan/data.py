@@ -1,4 +1,4 @@
-"""Images to learn from, all of one size, without labels."""
+"""Training images of one size, without labels."""
 
 import gzip
 import io
@@ -18,21 +18,21 @@ from chainermn.progress import Progress
 IDX_FILES = "train-images-idx3-ubyte", "t10k-images-idx3-ubyte"
 HELD_OUT = 0.1  # share of the files in a folder
 FEWEST_FILES = 100
-MOST_BYTES = 1 << 30  # of a file and of what is in it; MNIST's largest has 47 million
+MOST_BYTES = 1 << 30  # of a file and of its unpacked content; MNIST's largest has 47 million
 
-# The only formats that are read, whatever a file is called. Pillow knows many more, and runs other
-# programs for some.
+# The only formats to read, whatever a file is called. Pillow knows many more, and runs other
+# programs for some of them.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 # Of an image, as its file says; a file of a few bytes can claim billions.
 MOST_PIXELS = 128_000_000
-# Pillow warns of larger images than this, and refuses those that are twice as large.
+# Pillow warns of images larger than this, and refuses images twice as large.
 Image.MAX_IMAGE_PIXELS = MOST_PIXELS // 2
 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
 
 def load(dataset: str, directory: str | None, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images to train on, and those to compare generated ones with.
+    """Return the training images, and images to compare generated ones with.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def to_pixels(images: list[np.ndarray], device: chainer.backend.Device) -> Any:
 
 
 def digest(images: np.ndarray) -> str:
-    """Return a short text that other images do not have."""
+    """Return a digest of images."""
     return f"{zlib.crc32(images):08x}"
 
 
@@ -106,7 +106,7 @@ def read_idx(content: bytes, name: str) -> np.ndarray:
             )
         n, height, width = (int.from_bytes(header[i : i + 4], "big") for i in (4, 8, 12))
         size = n * height * width
-        # No more than it promises, nor more than there can be: it may unpack to gigabytes.
+        # Read at most what the header says: a small file may unpack to gigabytes.
         pixels = file.read(min(size, MOST_BYTES) + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{name}: damaged gzip file ({error})") from None
@@ -119,7 +119,7 @@ def read_idx(content: bytes, name: str) -> np.ndarray:
 
 
 def _load_digits() -> tuple[np.ndarray, np.ndarray]:
-    # As sklearn.datasets.load_digits reads them, without the half second to import it.
+    # Like sklearn.datasets.load_digits, without the half second that its import takes.
     path = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
     pixels = np.loadtxt(path, delimiter=",")[:, :-1].reshape(-1, 8, 8)
     order = np.random.RandomState(0).permutation(len(pixels))

@@ -1,4 +1,4 @@
-"""How far generated images are from real ones, as one number.
+"""The distance between generated and real images, as one number.
 
 It is the Frechet distance of M. Heusel et al., "GANs Trained by a Two Time-Scale Update Rule
 Converge to a Local Nash Equilibrium", NIPS 2017. There a large network that knows photographs
@@ -25,7 +25,7 @@ DISTANCE = "validation/distance"
 
 
 class FeatureNetwork(chainer.Chain):
-    """Tells by how many quarters an image has been turned; its hidden layer describes images.
+    """Tells by how many quarter turns an image was rotated; its hidden layer describes images.
 
     To learn that, it has to know what is in the images, but needs no labels: S. Gidaris, P. Singh
     and N. Komodakis, "Unsupervised Representation Learning by Predicting Image Rotations", ICLR
@@ -65,7 +65,7 @@ class FeatureNetwork(chainer.Chain):
 
 
 def train_features(images: np.ndarray, steps: int = 500, batchsize: int = 64) -> FeatureNetwork:
-    """Return a network that has learnt which way up images are, the same one each time.
+    """Train a network that knows which way up images are; the result is always the same.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def train_features(images: np.ndarray, steps: int = 500, batchsize: int = 64) ->
 
 
 def load_features(folder: Path, images: np.ndarray) -> FeatureNetwork:
-    """Return the network for these images from a folder; the first time, train and save it.
+    """Load the network for these images from a folder, or train and save it.
 
     It is kept because training on another processor, or with other threads, rounds differently.
 
@@ -145,7 +145,7 @@ def frechet_distance(p: Gaussian, q: Gaussian) -> float:
 
 
 class Reference(NamedTuple):
-    """What generated images are measured by.
+    """The reference for the distance of generated images.
 
     Attributes
     ----------
@@ -177,7 +177,7 @@ def create_reference(train: np.ndarray, validation: np.ndarray, folder: Path) ->
 
 
 class DistanceEvaluator(chainermn.extensions.GenericMultiNodeEvaluator):
-    """Reports, on rank 0, how far generated images are from the validation images.
+    """Reports, on rank 0, the distance between generated images and the validation images.
 
     The images are made from the same random numbers each time, and each rank makes some of them.
     So the distance is the same on any number of ranks.

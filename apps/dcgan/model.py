@@ -22,7 +22,7 @@ WEIGHTS = chainer.initializers.Normal(0.02)
 
 
 class Generator(chainer.Chain):
-    """Turns random numbers into images.
+    """Generator: turns random numbers into images.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class Generator(chainer.Chain):
 
 
 class Discriminator(chainer.Chain):
-    """Tells real images from generated ones; takes the parameters of `Generator`."""
+    """Discriminator: tells real images from generated ones. Has the parameters of `Generator`."""
 
     def __init__(self, channels: int, size: int, n_units: int) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Discriminator(chainer.Chain):
             self.judge = L.Linear(widths[-1] * side**2, 1, initialW=WEIGHTS)
 
     def forward(self, images: chainer.Variable) -> chainer.Variable:
-        """Return a score for each image, of shape (n, 1): positive if it seems to be real."""
+        """Return a score per image, of shape (n, 1): positive if it looks real."""
         h = F.leaky_relu(self.look(images))
         for halve, normalize in zip(self.halve, self.normalize, strict=True):
             h = F.leaky_relu(normalize(halve(h)))
@@ -113,7 +113,7 @@ def pyramid(size: int, n_units: int) -> tuple[int, list[int]]:
 
 
 def weights_of(channels: int, size: int, n_units: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the names and shapes of what makes a generator large."""
+    """Yield the names and shapes of the largest arrays of a generator."""
     side, widths = pyramid(size, n_units)
     widths.reverse()
     yield "project/W", (widths[0] * side**2, N_LATENT)

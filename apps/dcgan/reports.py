@@ -1,4 +1,4 @@
-"""What a run leaves behind: log, pictures, curves, generators, and what it prints."""
+"""What a run writes and prints: log, pictures, curves and generators."""
 
 import argparse
 import math
@@ -37,7 +37,7 @@ def add_reports(
 
 
 class Pictures(chainer.training.Extension):
-    """Draws, after each epoch, what has become of the same random numbers.
+    """Draws the same latents after each epoch.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class Pictures(chainer.training.Extension):
 
 
 def save_grid(images: np.ndarray, path: Path) -> None:
-    """Draw images beside and below each other.
+    """Draw images in a grid.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def save_grid(images: np.ndarray, path: Path) -> None:
 
 
 def draw_curves(log: list[dict[str, float]], distances: dict[str, float], path: Path) -> None:
-    """Draw losses and distance, epoch by epoch, with distances to compare with."""
+    """Draw losses and distance, epoch by epoch, with reference distances."""
     figure = Figure(figsize=(7, 6), layout="constrained", dpi=100)
     of_distance, of_losses = figure.subplots(2, sharex=True)
     epochs = [row["epoch"] for row in log]
@@ -104,7 +104,7 @@ def draw_curves(log: list[dict[str, float]], distances: dict[str, float], path: 
 
 
 def finish(trainer: chainer.training.Trainer, distances: dict[str, float]) -> None:
-    """Draw the curves, and say how good the generator has become and where the files are."""
+    """Draw the curves, and print how good the generator is and where the files are."""
     out = Path(trainer.out)
     log, best = trainer.get_extension("LogReport").log, trainer.get_extension("BestModel")
     draw_curves(log, distances, out / "curves.png")

@@ -27,7 +27,7 @@ from chainermn.testing.traps import set_traps
 
 HERE = Path(__file__).resolve().parent
 DISTANCE = "validation/distance"
-# Seconds after which something hangs, on however busy a machine.
+# Seconds after which a job counts as hung, even on a busy machine.
 LIMIT = 600
 # Where other programs use the cores too, the threads of a BLAS wait long for each other.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -36,13 +36,13 @@ EPOCHS = 8
 
 @pytest.fixture(scope="module")
 def app() -> SimpleNamespace:
-    """Return the modules of the app, imported so that another app's may have the same names."""
+    """Import the modules of the app, so that another app's may have the same names."""
     names = ["data", "evaluation", "generate", "model", "reports", "train", "updater"]
     return import_modules(HERE, names)
 
 
 def train(ranks: int, out: Path, *options: str | Path, fails: bool = False) -> JobResult:
-    env = ONE_THREAD if ranks == 1 else {}  # for more ranks the library sees to it
+    env = ONE_THREAD if ranks == 1 else {}  # with more ranks, the library divides the cores
     command = [HERE / "train.py", "--out", out, *options]
     return run_job(ranks, command, cwd=out.parent, env=env, timeout=LIMIT).check(fails=fails)
 

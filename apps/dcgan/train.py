@@ -86,7 +86,7 @@ def create_trainer(
     device: chainer.backend.Device,
     images: np.ndarray,
 ) -> chainer.training.Trainer:
-    """Return a trainer of two networks, of which each rank has a replica."""
+    """Return a trainer of two networks; each rank has a replica of both."""
     optimizers = {}
     for name, kind in (("generator", Generator), ("discriminator", Discriminator)):
         network = kind(*images.shape[1:3], args.unit)

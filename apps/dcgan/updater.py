@@ -1,4 +1,4 @@
-"""One step of training of two networks that work against each other."""
+"""A training step of two networks that work against each other."""
 
 import chainer
 import chainer.functions as F
@@ -9,7 +9,7 @@ from model import draw_latents
 class GANUpdater(chainer.training.StandardUpdater):
     """Trains a generator and a discriminator on the same images.
 
-    It is an updater for one process: there is nothing about ranks in it. With multi-node
+    It is an updater for one process and does not mention ranks. With multi-node
     optimizers the same lines train on any number of ranks.
 
     Takes what ``chainer.training.StandardUpdater`` does. The optimizers are a dict with the keys
@@ -17,7 +17,7 @@ class GANUpdater(chainer.training.StandardUpdater):
     """
 
     def update_core(self) -> None:
-        """Let both networks take a step."""
+        """Update both networks."""
         of_generator = self.get_optimizer("generator")
         of_discriminator = self.get_optimizer("discriminator")
         generator, discriminator = of_generator.target, of_discriminator.target
@@ -28,12 +28,12 @@ class GANUpdater(chainer.training.StandardUpdater):
         score_of_real = discriminator(real)
 
         of_generator.update(self.loss_of_generator, score_of_generated)
-        # From here on backward ends at the images: what made them has taken its step.
+        # Backward ends at the images from here on, because the generator has taken its step.
         generated.unchain_backward()
         of_discriminator.update(self.loss_of_discriminator, score_of_real, score_of_generated)
 
     def loss_of_generator(self, of_generated: chainer.Variable) -> chainer.Variable:
-        """Return the loss, which is small if generated images seem to be real.
+        """Return the loss, which is small if generated images look real.
 
         It is the one of I. Goodfellow et al., "Generative Adversarial Nets", NIPS 2014, that does
         not saturate: -log D(G(z)), with D the sigmoid of the score.

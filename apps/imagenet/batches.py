@@ -20,9 +20,9 @@ Source = data.ImageList | Shards
 def load(
     path: str | Path, root: Path, comm: chainermn.CommunicatorBase, allow_outside: bool = False
 ) -> Source:
-    """Return the images of a list, or those of a folder of shards. Every host must see them.
+    """Load a list of images, or a folder of shards, which every host must see.
 
-    The paths of a list start from ``root``, and lead out of it only if they may.
+    The paths of a list start from ``root``; they may lead out of it only if that is allowed.
 
     Raises
     ------
@@ -50,7 +50,7 @@ def create_iterators(
     validation: Source,
     about: dict[str, Any],
 ) -> tuple[chainer.dataset.Iterator, chainer.dataset.Iterator]:
-    """Return iterators over this rank's images to train on and to validate with."""
+    """Return iterators over this rank's training and validation images."""
     size = about["insize"]
     jobs = available_workers(comm) if args.loaderjob is None else args.loaderjob
     # The ranks agree on their parts before anything can fail on one of them.

@@ -1,4 +1,4 @@
-"""What the tests share: the modules of the app, small data sets, and jobs."""
+"""Fixtures that the tests share: the modules of the app, small data sets, and jobs."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from chainermn.testing.modules import import_modules
 from chainermn.testing.mpiexec import JobResult, run_job
 
 HERE = Path(__file__).resolve().parent
-# Seconds after which something hangs, on however busy a machine.
+# Seconds after which a job counts as hung, even on a busy machine.
 LIMIT = 600
 NAMES = ["data", "evaluation", "export", "generated", "idx", "ilsvrc", "images", "layouts"]
 NAMES += ["lr_range", "models", "options", "predict", "prepare", "shard_iterator", "shards"]
@@ -23,7 +23,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 @pytest.fixture(scope="session")
 def app() -> SimpleNamespace:
-    """Return the modules of the app, imported so that another app's may have the same names."""
+    """Import the modules of the app, so that another app's may have the same names."""
     return import_modules(HERE, NAMES)
 
 
@@ -50,7 +50,7 @@ def start() -> Callable[..., JobResult]:
     """Return a function that runs a script of the app under mpiexec, to its end."""
 
     def run(ranks: int, script: str, *options: object, cwd: Path, **outcome: bool) -> JobResult:
-        env = ONE_THREAD if ranks == 1 else {}  # for more ranks the library sees to it
+        env = ONE_THREAD if ranks == 1 else {}  # with more ranks, the library divides the cores
         arguments = [HERE / script, *map(str, options)]
         return run_job(ranks, arguments, cwd=cwd, env=env, timeout=LIMIT).check(**outcome)
 
@@ -68,7 +68,7 @@ def train(start) -> Callable[..., JobResult]:
     return run
 
 
-# Runs the script whose name follows, and kills the last rank once it has taken so many iterations.
+# Runs the script whose name follows, and kills the last rank after a number of iterations.
 KILLS_ITSELF = """
 import os, runpy, signal, sys
 from chainer.training import StandardUpdater

@@ -1,4 +1,4 @@
-"""Labelled image files: their list, the examples made of them, and batches of these."""
+"""Labelled image files: lists, the examples made from them, and batches."""
 
 import hashlib
 import os
@@ -21,7 +21,7 @@ from chainermn.files import open_regular, read_json, read_lines
 from chainermn.global_except_hook import exit_job
 from chainermn.iterators import MultiprocessIterator
 
-# Of the side of a validation image, what is cut out of its middle: 224 of 256 pixels.
+# Share of a validation image's side that is cropped from its middle: 224 of 256 pixels.
 CENTRE = 0.875
 
 # A list with more is taken for a mistake, before memory is allocated for its network.
@@ -34,7 +34,7 @@ LARGEST_MEAN = 1 << 26  # bytes of a file; that of Chainer's example has less th
 class ImageList:
     """Paths of images, relative to a folder, and their classes.
 
-    They are kept in three arrays, so that 1.3 million take 50 MB and are quickly sent to ranks
+    Three arrays hold them, so that 1.3 million take 50 MB and are quickly sent to ranks
     and workers.
 
     Parameters
@@ -42,9 +42,9 @@ class ImageList:
     pairs : sequence of (str, int)
         Path and class.
     confined : bool
-        Whether no path may lead out of the folder that all start from.
+        Whether paths must stay in the folder that they start from.
     source : str
-        File that has a line for each, for errors.
+        File with one line per image, for error messages.
     first : int
         Line of the first.
     """
@@ -64,7 +64,7 @@ class ImageList:
 
     @classmethod
     def read(cls, path: str | Path, root: str | Path | None = None) -> "ImageList":
-        """Read a file with a line ``path label`` for each image.
+        """Read a list with one line ``path label`` per image.
 
         Parameters
         ----------
@@ -102,11 +102,11 @@ class ImageList:
 
     @property
     def n_classes(self) -> int:
-        """The least number of classes that there must be."""
+        """The smallest possible number of classes."""
         return int(self.labels.max()) + 1
 
     def digest(self) -> str:
-        """Return what tells this list from others."""
+        """Return a digest of this list."""
         found = hashlib.sha256(self.text.tobytes())
         found.update(self.ends.tobytes() + self.labels.tobytes())
         return found.hexdigest()[:16]
@@ -131,7 +131,7 @@ class ImageList:
 
 @dataclass
 class Unreadable:
-    """What a dataset gives in place of an example that it cannot read."""
+    """A dataset's replacement for an example that it cannot read."""
 
     path: str
     reason: str
@@ -139,10 +139,10 @@ class Unreadable:
 
 
 class Images(DatasetMixin):
-    """Examples made of image files, when they are asked for.
+    """Examples, made from image files on access.
 
     An example is a pair of an image, uint8 of shape (3, size, size), and its class, int32. It is
-    `Unreadable` in place of an error, as an error in a worker would be lost there.
+    `Unreadable` instead of an error, which would get lost in a worker.
 
     Parameters
     ----------
@@ -152,9 +152,9 @@ class Images(DatasetMixin):
     size : int
         Height and width of the examples.
     seed : int, optional
-        Cut out and flip at random. By default the middle is taken as it is.
+        Crop and flip at random. By default the middle is used as it is.
     least : float
-        Of an image's area, the smallest share that is cut out at random.
+        Smallest share of an image's area in a random crop.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Images(DatasetMixin):
         return len(self.listed)
 
     def get_example(self, i: int) -> tuple[np.ndarray, np.ndarray] | Unreadable:
-        """Return example ``i % len(self)``, cut out as befits epoch ``i // len(self)``.
+        """Return example ``i % len(self)``, cropped for epoch ``i // len(self)``.
 
         So the same ``i`` is always the same example, whichever worker makes it, and also in a
         run that has been resumed.
@@ -203,7 +203,7 @@ def make_example(
     least: float = 0.08,
     root: Path | None = None,
 ) -> tuple[np.ndarray, np.ndarray] | Unreadable:
-    """Return an example; see `Images`. It depends on nothing else than what is given."""
+    """Return an example; see `Images`. It depends only on the arguments."""
     random = None if seed is None else np.random.default_rng([seed, number])
     if random is None:
         choose = partial(images.centre_box, share=CENTRE)
@@ -211,7 +211,7 @@ def make_example(
         choose = partial(images.random_box, random=random, least=least)
     try:
         image = images.read_image(file, size, choose, root)
-    except Exception as error:  # Pillow's decoders raise what they like
+    except Exception as error:  # Pillow's decoders raise all kinds of exceptions
         return Unreadable(name, f"{type(error).__name__}: {error}", size)
     if random is not None and random.random() < 0.5:
         image = np.ascontiguousarray(image[:, :, ::-1])
@@ -219,7 +219,7 @@ def make_example(
 
 
 class EpochOrder(chainer.iterators.OrderSampler):
-    """Orders that tell `Images` the epoch too: ``i + epoch * len(images)``.
+    """Orders that also tell `Images` the epoch: ``i + epoch * len(images)``.
 
     Parameters
     ----------
@@ -231,7 +231,7 @@ class EpochOrder(chainer.iterators.OrderSampler):
         self.sampler = sampler
 
     def __call__(self, current_order: np.ndarray, current_position: int) -> np.ndarray:
-        """Return the order that follows, as Chainer's iterators ask for it."""
+        """Return the next order, when one of Chainer's iterators asks for it."""
         n = self.sampler.n
         order = self.sampler(current_order % n, current_position)
         return order + n * (self.sampler.epoch - 1)
@@ -259,12 +259,12 @@ def create_iterator(
 
 
 class ToBatch(chainer.dataset.Converter):
-    """Converter: arrays of a batch, from examples of `Images`.
+    """Convert examples of `Images` to the arrays of a batch.
 
     Parameters
     ----------
     mean, deviation : array
-        Of red, green and blue, to be taken away and divided by.
+        To subtract from red, green and blue, and to divide by.
     skip : bool
         Leave out files that cannot be read, and count them in ``self.skipped``.
     """
@@ -303,12 +303,12 @@ class ToBatch(chainer.dataset.Converter):
 
 
 def check_files(listed: ImageList, root: str | Path, comm: chainermn.CommunicatorBase) -> None:
-    """Look for some of the files on every host.
+    """Check that some of the files exist on every host.
 
     Raises
     ------
     FileNotFoundError, RuntimeError, ValueError
-        On all ranks, if one is missing on any host, or outside of the folder and may not be.
+        On all ranks, if one is missing on any host, or outside of the folder without permission.
     """
     some = np.linspace(0, len(listed) - 1, min(len(listed), 20)).astype(int)
 
@@ -350,9 +350,9 @@ def read_statistics(path: Path) -> dict[str, list[float]]:
         return {name: found[name] for name in ("mean", "deviation")}
     open_regular(path, LARGEST_MEAN).close()
     try:
-        # Mapped, it takes no memory before there is something in it.
+        # A memory map takes no memory before it is used.
         image = np.lib.format.open_memmap(path, mode="r")
-    except Exception as error:  # NumPy's reader of headers raises what it likes
+    except Exception as error:  # NumPy's reader of headers raises all kinds of exceptions
         raise ValueError(f"{path}: expected an array in NumPy's format ({error})") from None
     if image.ndim != 3 or len(image) != 3 or image.dtype.kind not in "fiu":
         found = f"{image.dtype} of shape {image.shape}"
@@ -364,7 +364,7 @@ def read_statistics(path: Path) -> dict[str, list[float]]:
 
 
 class Sums:
-    """Sums over the pixels of images, in integers: exact, in whatever order they are added."""
+    """Sums over the pixels of images, in integers, so they are exact in any order."""
 
     def __init__(self) -> None:
         self.pixels = 0

@@ -1,4 +1,4 @@
-"""How good the network is on images that it was not trained with."""
+"""Evaluation on images that the network was not trained with."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ import chainermn
 
 
 class TopKEvaluator(extensions.Evaluator):
-    """Reports the loss, and how often the right class is the first or among the first five.
+    """Reports the loss, and top-1 and top-5 accuracy.
 
     All are means over images, also under
     ``create_multi_node_evaluator(..., mean_over="examples")``.
@@ -20,7 +20,7 @@ class TopKEvaluator(extensions.Evaluator):
     Parameters
     ----------
     iterator : chainer.dataset.Iterator
-        Goes once over the images of this rank.
+        Iterates once over the images of this rank.
     target : training.Classifier
     n_classes : int
     converter, device
@@ -50,7 +50,7 @@ class TopKEvaluator(extensions.Evaluator):
         return super().evaluate()
 
     def judge(self, x: np.ndarray, t: np.ndarray) -> None:
-        """Report on a batch, which is empty if none of its images can be read."""
+        """Report a batch, which is empty if none of its images can be read."""
         if len(t) == 0:
             return
         classifier = self.get_target("main")
@@ -65,7 +65,7 @@ class TopKEvaluator(extensions.Evaluator):
             "accuracy": float(right[:, 0].mean()),
             "top5": float(right.any(axis=1).mean()),
         }
-        # With their weights: a batch may have lost images that cannot be read.
+        # Weighted, because a batch may lack images that cannot be read.
         chainer.report({key: (mean, len(t)) for key, mean in means.items()}, classifier)
 
 

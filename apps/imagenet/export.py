@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write a network that train.py has trained as an ONNX file, for programs without Chainer.
 
-The file takes red, green and blue from 0 to 255, and gives how likely each class is.
+The file takes red, green and blue from 0 to 255, and returns the probability of each class.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import numpy as np
 
 import trained
 
-OPSET, IR_VERSION = 11, 6  # the highest that onnx_chainer knows, and the lowest that has it
+OPSET, IR_VERSION = 11, 6  # the highest opset of onnx_chainer, and the lowest that works
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def check_installed() -> None:
-    """Say what to install, since not every user of the app needs it."""
+    """Tell users what to install, because not everyone needs it."""
     for name in ("onnx", "onnxruntime"):
         try:
             importlib.import_module(name)
@@ -97,12 +97,12 @@ def make_weights_constant(graph) -> None:
 
 
 def compare(model: trained.Trained, content: bytes) -> float:
-    """Return how far ONNX Runtime is from Chainer on images of noise.
+    """Return the difference between ONNX Runtime and Chainer on images of noise.
 
     Raises
     ------
     ValueError
-        If that is more than rounding.
+        If it is larger than rounding errors.
     """
     import onnxruntime
 

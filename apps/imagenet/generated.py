@@ -1,4 +1,4 @@
-"""A small data set, drawn at first use: ten shapes, coloured, textured, turned, in noise."""
+"""A small data set, drawn at first use: ten shapes, coloured, textured and rotated, in noise."""
 
 import json
 import math
@@ -31,9 +31,9 @@ SEED = 2012
 
 
 def provide(root: Path, comm: chainermn.CommunicatorBase) -> None:
-    """Draw the data set if it is not there. Every rank must call it.
+    """Draw the data set unless it exists. Collective.
 
-    Rank 0 does so for all; hosts that do not see what it wrote, for themselves.
+    Rank 0 draws for all ranks; hosts that do not see its files draw their own.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def provide(root: Path, comm: chainermn.CommunicatorBase) -> None:
 
 
 def create(root: Path, n_train: int, n_validation: int, seed: int = SEED) -> None:
-    """Draw the images into a new folder, which appears when it is complete."""
+    """Draw the images into a new folder, which appears only when complete."""
     root = root.resolve()
     root.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{root.name}-", dir=root.parent))
@@ -85,7 +85,7 @@ def create(root: Path, n_train: int, n_validation: int, seed: int = SEED) -> Non
 
 
 def draw(label: int, random: np.random.Generator) -> Image.Image:
-    """Draw a picture of a class, of 48 to 96 pixels a side."""
+    """Draw a picture of a class, of 48 to 96 pixels per side."""
     size = int(random.integers(48, 97))
     mask = _shape(label, 2 * size, random).resize((size, size), Image.Resampling.LANCZOS)
     alpha = np.asarray(mask, np.float64)[..., None] / 255
@@ -167,7 +167,7 @@ def _shape(label: int, side: int, random: np.random.Generator) -> Image.Image:
 
 
 def _colours(random: np.random.Generator) -> np.ndarray:
-    """Return two colours that are not alike."""
+    """Return two different colours."""
     while True:
         pair = random.uniform(20, 235, (2, 3))
         if np.linalg.norm(pair[0] - pair[1]) > 110:
@@ -175,7 +175,7 @@ def _colours(random: np.random.Generator) -> np.ndarray:
 
 
 def _textured(colour: np.ndarray, size: int, random: np.random.Generator) -> np.ndarray:
-    """Return a square of about a colour, with stripes and a gradient."""
+    """Return a square that has about one colour, with stripes and a gradient."""
     y, x = np.mgrid[:size, :size] / size - 0.5
     a, b = random.uniform(0, 2 * math.pi, 2)
     stripes = np.sin(random.uniform(5, 60) * (x * math.cos(a) + y * math.sin(a)) + b)

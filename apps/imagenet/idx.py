@@ -32,12 +32,12 @@ def write_images(folder: Path, out: Path, rank: int, size: int) -> DataSet:
         Has four files with the names that MNIST's and Fashion-MNIST's have, gzipped or not.
     out : path
     rank, size : int
-        Number of this rank, and how many there are.
+        Number of this rank, and of ranks.
 
     Returns
     -------
     DataSet
-        All images, on each rank. The classes are called by their numbers.
+        All images, on each rank. Classes are named by their numbers.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def read_array(folder: Path, name: str, ndim: int) -> np.ndarray:
             if magic == 0x800 + ndim and size > MOST_BYTES:
                 expected = f"at most idx.MOST_BYTES = {MOST_BYTES} bytes"
                 raise ValueError(f"{path}: expected {expected}, got an array of {size}")
-            # Not all that there is, as a small file can unpack to gigabytes.
+            # A limit, because a small file can unpack to gigabytes.
             content = file.read(size + 1) if magic == 0x800 + ndim else b""
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged ({error})") from None

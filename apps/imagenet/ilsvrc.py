@@ -1,4 +1,4 @@
-"""What the validation images of ILSVRC2012 show: the files that say it."""
+"""The classes of ILSVRC2012's validation images, from several kinds of files."""
 
 import csv
 import io
@@ -82,12 +82,12 @@ def read_development_kit(path: Path) -> dict[int, str]:
         file = io.BytesIO(_unpacked(content))
         synsets = loadmat(file, variable_names=["synsets"], squeeze_me=True)["synsets"]
         return {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
-    except Exception as error:  # SciPy raises what it likes
+    except Exception as error:  # SciPy raises all kinds of exceptions
         raise ValueError(f"{path}: no meta.mat of ILSVRC2012 ({error!r})") from None
 
 
 def _unpacked(content: bytes) -> bytearray:
-    """Return a MAT file of version 5 without compression, since SciPy unpacks gigabytes."""
+    """Decompress a MAT file of version 5, because SciPy would unpack gigabytes."""
     element = struct.Struct("<II" if content[126:128] == b"IM" else ">II")
     unpacked, begin = bytearray(content[:128]), 128
     while begin < len(content):

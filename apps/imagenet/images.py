@@ -15,8 +15,8 @@ from chainermn.files import open_regular
 Box = tuple[float, float, float, float]  # left, upper, right, lower, in pixels
 Chooser = Callable[[int, int], Box]  # from width and height to the box to cut out
 
-# The only formats that are read, whatever a file is called. Pillow knows many more, and runs other
-# programs for some.
+# The only formats to read, whatever a file is called. Pillow knows many more, and runs other
+# programs for some of them.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 # Of an image, as its file says; a file of a few bytes can claim billions. The memory that it takes
@@ -27,18 +27,18 @@ MOST_BYTES = 8 * MOST_PIXELS
 
 HINT = "--allow-outside takes paths and links that lead out of --root"
 
-# Pillow warns of larger images than this, and refuses those that are twice as large.
+# Pillow warns of images larger than this, and refuses images twice as large.
 Image.MAX_IMAGE_PIXELS = MOST_PIXELS // 2
 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
 
 def endings() -> set[str]:
-    """Return what names of the files that are read end with, such as ``.jpg``."""
+    """Return the file name endings that are read, such as ``.jpg``."""
     return {ending for ending, name in Image.registered_extensions().items() if name in FORMATS}
 
 
 def leads_out(path: str | Path, root: Path) -> bool:
-    """Tell whether a path, relative to a folder without links, is of something outside of it."""
+    """Tell whether a path, relative to a folder without links, leads out of it."""
     return not Path(os.path.realpath(root / path)).is_relative_to(root)
 
 
@@ -52,7 +52,7 @@ def open_image(path: str | Path, root: Path | None = None) -> BinaryIO:
     """
     file = open_regular(path, MOST_BYTES)
     if root is not None:
-        try:  # Linux says where an open file is; to follow a path takes longer than to open it
+        try:  # Linux tells where an open file is; following a path takes longer than opening it
             is_inside = os.readlink(f"/proc/self/fd/{file.fileno()}").startswith(f"{root}/")
         except OSError:
             is_inside = False
@@ -71,7 +71,7 @@ def read_image(
     ----------
     path : path or binary file
         In any of `FORMATS`, of any mode: grey, with a palette, transparent
-        (put on white), CMYK, 16 bits. It is turned upright if its EXIF data say how.
+        (put on white), CMYK, 16 bits. It is rotated upright according to its EXIF data.
     size : int
         Height and width of the result.
     choose : callable
@@ -115,10 +115,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB":
         return image
     if image.mode.startswith("I"):
-        # Pillow would cut off all that is brighter than 255.
+        # Pillow would cut off everything brighter than 255.
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.has_transparency_data:
-        if image.mode != "RGBA":  # to convert would copy it
+        if image.mode != "RGBA":  # converting would copy it
             image = image.convert("RGBA")
         upright = Image.new("RGB", image.size, "white")
         upright.paste(image, mask=image)
@@ -127,7 +127,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _is_turned(image: Image.Image) -> bool:
-    """Tell whether upright it has the height for its width."""
+    """Tell whether rotating it upright swaps height and width."""
     return image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
 
 

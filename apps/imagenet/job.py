@@ -1,4 +1,4 @@
-"""What a training is made of: ranks, images, network and optimizer, as the arguments say."""
+"""Ranks, images, network and optimizer of a training, from the arguments."""
 
 import argparse
 import warnings
@@ -22,7 +22,7 @@ from models import ARCHITECTURES
 
 
 def start(args: argparse.Namespace) -> tuple[chainermn.CommunicatorBase, chainer.backend.Device]:
-    """Connect the ranks, and let this one compute on its device, with the seed and dtype given."""
+    """Connect the ranks, and select this rank's device, seed and dtype."""
     chainermn.iterators.start_forkserver()
     comm = chainermn.create_communicator(args.communicator)
     if comm.rank == 0:
@@ -33,7 +33,7 @@ def start(args: argparse.Namespace) -> tuple[chainermn.CommunicatorBase, chainer
     np.random.seed(args.seed)
     device.xp.random.seed(args.seed)
     chainer.global_config.dtype = chainer.mixed16 if args.mixed16 else np.float32
-    # A worker that hangs would be waited for.
+    # The job would wait for a worker that hangs.
     warnings.simplefilter("error", chainer.iterators.MultiprocessIterator.TimeoutWarning)
     return comm, device
 
@@ -41,7 +41,7 @@ def start(args: argparse.Namespace) -> tuple[chainermn.CommunicatorBase, chainer
 def load_lists(
     args: argparse.Namespace, comm: chainermn.CommunicatorBase
 ) -> tuple[batches.Source, batches.Source, dict[str, Any]]:
-    """Return the images to train on, those to validate with, and what `describe` says.
+    """Return the training images, the validation images, and the result of `describe`.
 
     Raises as `batches.load` does.
     """
@@ -60,7 +60,7 @@ def load_lists(
 
 
 def describe(args: argparse.Namespace, train: batches.Source) -> dict[str, Any]:
-    """Return what has to be known to use the network."""
+    """Return what users of the network need to know."""
     folder = Path(args.train) if Path(args.train).is_dir() else Path(args.train).parent
     classes = args.classes or folder / "classes.txt"
     means = [args.mean] if args.mean else [folder / "mean.json", folder / "mean.npy"]
@@ -103,7 +103,7 @@ def create_network(
 
 
 def check_classes(path: Path, classes: list[str]) -> None:
-    """Raise ValueError if weights are of other classes, as the description beside them says."""
+    """Raise ValueError if the description beside the weights has other classes."""
     description = path.with_name("model.json")
     if description.exists() and read_json(description, {"classes": [str]})["classes"] != classes:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""How the images of a data set lie in folders, and what they show."""
+"""Find the images of a data set in folders, and their classes."""
 
 import os
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ Labelled = list[tuple[Path, int]]
 class DataSet:
     """Image files with the numbers of their classes, and the names of the classes."""
 
-    root: Path  # that the paths in the lists are to start from
+    root: Path  # that the paths in the lists will start from
     classes: list[str]
     train: Labelled
     val: Labelled
@@ -35,7 +35,7 @@ def find_images(
     hold_out: float | None = None,
     seed: int = 0,
 ) -> DataSet:
-    """Find a data set whose training images lie in a folder for each class.
+    """Find a data set with a folder of training images per class.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def find_images(
 
 
 def find(folder: Path, given: str | None, usual: tuple[str, ...], hint: str = "") -> Path:
-    """Return what the user names in the folder, or else what has a usual name there."""
+    """Return the folder that the user names, or else one with a usual name."""
     names = usual if given is None else (given,)
     for name in names:
         if (folder / name).exists():
@@ -132,7 +132,7 @@ def list_images(folder: Path) -> list[Path]:
 
 
 def split(pairs: Labelled, n_classes: int, share: float, seed: int) -> tuple[Labelled, Labelled]:
-    """Take a share of the images of each class away, chosen at random, but never all of them."""
+    """Hold out a share of the images of each class, chosen at random, but never all of them."""
     if not 0 < share < 1:
         raise ValueError(f"--hold-out must be between 0 and 1, got {share}")
     labels = np.array([label for _, label in pairs])

@@ -64,7 +64,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raise ValueError unless the rates can be tried."""
+    """Raise ValueError if the rates make no sense."""
     if not 0 < args.lowest < args.highest:
         limits = f"{args.lowest} and {args.highest}"
         raise ValueError(f"--lowest must be above 0 and below --highest, got {limits}")
@@ -73,7 +73,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 class RangeTest(chainer.training.Extension):
-    """Takes one step with each learning rate (Smith, 2017), until the loss runs away.
+    """Takes one step with each learning rate (Smith, 2017), until the loss diverges.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def smooth(losses: np.ndarray) -> np.ndarray:
 
 
 def suggest(rates: np.ndarray, losses: np.ndarray) -> float | None:
-    """Return the rate at which the loss is least: up to it, higher rates learn faster.
+    """Return the rate with the smallest loss: up to it, higher rates learn faster.
 
     Smith takes it for the largest of a schedule, which ``--lr`` is. None if the loss does not
     fall.
@@ -171,7 +171,7 @@ def draw(rates: np.ndarray, losses: np.ndarray, best: float | None, path: Path) 
     import matplotlib
     from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")  # draws into files, whether there is a screen or not
+    matplotlib.use("Agg")  # draws into files, even without a screen
     figure = Figure(figsize=(7, 4.5), layout="constrained", dpi=120)
     axes = figure.add_subplot()
     axes.semilogx(rates, losses, color="lightgray", label="loss of each step")

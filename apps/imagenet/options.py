@@ -1,4 +1,4 @@
-"""What can be typed after train.py and lr_range.py, and what of it changes the result."""
+"""The options of train.py and lr_range.py, and which of them change the result."""
 
 import argparse
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Any
 
 from models import ARCHITECTURES
 
-# With these another value goes on with the same run; the rest are its settings. What the lists
-# contain is compared instead of their names.
+# A run can be resumed with other values of these; the rest are its settings. The contents of the
+# lists are compared instead of their names.
 NO_SETTINGS = {
     "lists",
     "train",
@@ -33,7 +33,7 @@ NO_SETTINGS = {
 
 
 def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Add what train.py understands to a parser, and return what was typed."""
+    """Add the options of train.py to a parser, and parse the arguments."""
     add = parser.add_argument
     add("lists", metavar="TRAIN VAL", nargs="*", help="the same as --train TRAIN --val VAL")
     add(
@@ -43,7 +43,7 @@ def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     )
     add("--val", metavar="LIST", help="the same for the validation images")
     add("--root", "-R", metavar="DIR", type=Path, help="folder that the lists' paths start from")
-    mean = "mean.json, or mean image (.npy) whose means of colours count; default: beside TRAIN"
+    mean = "mean.json, or mean image (.npy) for the mean of each colour; default: beside TRAIN"
     add("--mean", "-m", metavar="FILE", type=Path, help=mean)
     add(
         "--classes",
@@ -76,7 +76,7 @@ def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     )
     add("--weight-decay", type=float, default=1e-4, help="default: %(default)s")
     add("--label-smoothing", type=float, default=0.1, help="default: %(default)s")
-    least = "least share of an image that is cut out at random; default: 0.6 for small, else 0.08"
+    least = "least share of an image in a random crop; default: 0.6 for small, else 0.08"
     add("--least-area", type=float, metavar="SHARE", help=least)
     add("--mixed16", action="store_true", help="compute in float16, with float32 parameters")
     add("--mnbn", action="store_true", help="batch normalization over the batches of all ranks")
@@ -84,7 +84,7 @@ def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     add("--gpu", "-g", action="store_true", help="train on GPU")
     add("--loaderjob", "-j", type=int, help="worker processes per rank that read images; 0: none")
     add("--skip-unreadable", action="store_true", help="skip damaged images")
-    outside = "take paths of the lists, and links, that lead out of --root"
+    outside = "allow paths in the lists, and links, that lead out of --root"
     add("--allow-outside", action="store_true", help=outside)
     add("--seed", type=int, default=0, help="seed of initial weights and shuffling")
     add(
@@ -109,7 +109,7 @@ def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     add("--tensorboard", action="store_true", help="also write the log for TensorBoard")
     add("--test", action="store_true", help="only ten iterations, to see whether it works")
     add = parser.add_mutually_exclusive_group().add_argument
-    evaluate = "do not train, evaluate these weights; default: best.npz in OUT"
+    evaluate = "do not train; evaluate these weights; default: best.npz in OUT"
     add("--evaluate", metavar="FILE", nargs="?", const="", help=evaluate)
     add("--quiet", "-q", action="store_true", help="print only warnings and errors")
     args = parser.parse_intermixed_args()
@@ -148,7 +148,7 @@ def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def check_numbers(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """End the program if a number makes no sense."""
+    """End the program if an option makes no sense."""
     for name in ("batchsize", "val_batchsize", "epoch", "checkpoint"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} must be at least 1, got {getattr(args, name)}")
@@ -169,9 +169,9 @@ def settings_of(
     ----------
     args : argparse.Namespace
     about : dict
-        What has to be known to use the network.
+        What users of the network need to know.
     digests : dict of str
-        What tells the images from others.
+        Digests of the images.
     """
     chosen = {name: value for name, value in vars(args).items() if name not in NO_SETTINGS}
     seen = {name: about[name] for name in ("insize", "mean", "deviation")}

@@ -40,7 +40,7 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
-    source = "list of lines 'path label', or folder of tar files that are to be indexed"
+    source = "list of lines 'path label', or folder of tar files to index"
     add("source", metavar="LIST", type=Path, help=source)
     add(
         "--root",
@@ -50,7 +50,7 @@ def parse_arguments() -> argparse.Namespace:
         default=Path(),
         help="folder that the list's paths start from",
     )
-    outside = "take paths of LIST, and links, that lead out of --root"
+    outside = "allow paths in LIST, and links, that lead out of --root"
     add("--allow-outside", action="store_true", help=outside)
     add("--out", "-o", metavar="DIR", type=Path, help="folder for the shards of LIST")
     add("--images", type=int, default=1000, help="images per shard; default: %(default)s")
@@ -74,11 +74,11 @@ def prepare(args: argparse.Namespace, comm: chainermn.CommunicatorBase) -> tuple
     def read() -> ImageList:
         listed = ImageList.read(args.source, None if args.allow_outside else args.root)
         args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / shards.INDEX).unlink(missing_ok=True)  # is written when all is complete
+        (args.out / shards.INDEX).unlink(missing_ok=True)  # written when everything is complete
         return listed
 
     listed = run_on_root(comm, 0, "pack", read)
-    # Lists have one class after the other; each shard gets some of all.
+    # Lists are sorted by class; each shard gets images of all classes.
     order = np.random.default_rng(0).permutation(len(listed))
     paths = [args.out / f"{i:06}.tar" for i in range(-(-len(listed) // args.images))]
 
@@ -95,7 +95,7 @@ def prepare(args: argparse.Namespace, comm: chainermn.CommunicatorBase) -> tuple
 
 
 def work(paths: list[Path], write: Any, comm: chainermn.CommunicatorBase) -> list[dict[str, Any]]:
-    """Write shards, if they are to be written, and return their rows of the index."""
+    """Write shards, unless they exist, and return their rows of the index."""
     show = Progress(len(paths), "shards") if comm.rank == 0 else None
     rows = []
     for path in paths:
@@ -108,7 +108,7 @@ def work(paths: list[Path], write: Any, comm: chainermn.CommunicatorBase) -> lis
 
 
 def finish(source: Path, out: Path, index: list[dict[str, Any]]) -> None:
-    """Write the index, and copy what train.py looks for beside a list."""
+    """Write the index, and copy the files that train.py reads beside a list."""
     for name in ("classes.txt", "mean.json", "mean.npy"):
         beside = source.with_name(name)
         if source.is_file() and beside.exists() and beside.parent != out:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tell what images show, by a network that train.py has trained."""
+"""Classify images with a network that train.py has trained."""
 
 import argparse
 import contextlib
@@ -70,14 +70,14 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def list_files(path: Path) -> list[Path]:
-    """Return the images in a folder; anything else is taken for one."""
+    """Return the images in a folder; a path that is not a folder counts as an image."""
     return layouts.list_images(path) if path.is_dir() else [path]
 
 
 def recognise(
     model: trained.Trained, files: list[Path], batchsize: int
 ) -> Iterator[tuple[Path, list[tuple[str, float]] | Exception]]:
-    """Yield each file with the likeliest classes and their shares, or why it cannot be read."""
+    """Yield each file with its most likely classes, or why it cannot be read."""
     pairs = read_images(files, model.insize, ahead=2 * batchsize)
     while batch := list(itertools.islice(pairs, batchsize)):
         readable = [image for _, image in batch if not isinstance(image, Exception)]
@@ -89,7 +89,7 @@ def recognise(
 def read_images(
     files: list[Path], size: int, ahead: int
 ) -> Iterator[tuple[Path, np.ndarray | Exception]]:
-    """Yield each file with its image, or the exception; threads read so many files ahead."""
+    """Yield each file with its image, or the exception; threads read files ahead."""
     choose = partial(images.centre_box, share=CENTRE)
     left, reading = iter(files), deque()
     with ThreadPoolExecutor() as threads:

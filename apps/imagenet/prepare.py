@@ -55,27 +55,31 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("folder", metavar="DIR", type=Path, help="folder with the images")
-    add("--train", metavar="DIR", help="its folder with a folder per class; default: found")
-    add("--val", metavar="DIR", help="the same for validation; the images may lie in it directly")
+    add(
+        "--train",
+        metavar="DIR",
+        help="folder in DIR with a folder per class; default: searched for",
+    )
+    add("--val", metavar="DIR", help="the same for validation, or a folder with all its images")
     add(
         "--ground-truth",
         metavar="FILE",
         type=Path,
-        help="classes of images that lie in --val directly (ILSVRC2012)",
+        help="classes of the images in the latter (ILSVRC2012)",
     )
     add("--hold-out", metavar="SHARE", type=float, help="share of each class to validate with")
     add("--seed", type=int, default=0, help="seed of the choice of validation images")
     add("--classes", metavar="FILE", type=Path, help="class names, one per line, in order")
     add("--out", "-o", type=Path, metavar="DIR", default=Path(), help="default: current folder")
     add("--size", type=int, default=256, help="pixels per side that images are scaled to")
-    outside = "take links that lead out of DIR"
+    outside = "allow links that lead out of DIR"
     add("--allow-outside", action="store_true", help=outside)
     add("--skip-unreadable", action="store_true", help="skip damaged images")
     return parser.parse_args()
 
 
 def find(args: argparse.Namespace) -> layouts.DataSet:
-    """Find the images as the options say."""
+    """Find the images, according to the options."""
     options = ("train", "val", "ground_truth", "hold_out", "seed")
     return layouts.find_images(args.folder, **{name: getattr(args, name) for name in options})
 
@@ -105,7 +109,7 @@ def write_lists(found: layouts.DataSet, args: argparse.Namespace) -> ImageList:
 def add_up(
     listed: ImageList, root: Path, size: int, comm: chainermn.CommunicatorBase
 ) -> tuple[Sums, list[str]]:
-    """Add up the pixels of all images, each rank those of its part.
+    """Add up the pixels of all images; each rank adds those of its share.
 
     Returns
     -------
@@ -122,7 +126,7 @@ def add_up(
         path = root / listed[i][0]
         try:
             sums.add(images.read_image(path, size, choose, root if listed.confined else None))
-        except Exception as error:  # Pillow's decoders raise what they like
+        except Exception as error:  # Pillow's decoders raise all kinds of exceptions
             host = socket.gethostname()
             unreadable.append(f"{path} on {host} ({type(error).__name__}: {error})")
         if show:

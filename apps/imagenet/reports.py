@@ -1,4 +1,4 @@
-"""What a run leaves behind: log, curves, networks, and what it prints; on rank 0 alone."""
+"""What a run writes and prints, on rank 0: log, curves and networks."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ from chainermn.extensions import BestModel, TensorBoardReport, TerminalReport, T
 from chainermn.files import atomic_write
 
 ACCURACY = "validation/main/accuracy"
-# Compressing weights takes more than ten times as long, and hardly saves any space.
+# Compressing weights takes more than ten times as long, and saves almost no space.
 save = partial(save_npz, compression=False)
 
 
@@ -35,7 +35,7 @@ def add_reports(
     if args.tensorboard:
         trainer.extend(TensorBoardReport())
 
-    matplotlib.use("Agg")  # draws into files, whether there is a screen or not
+    matplotlib.use("Agg")  # draws into files, even without a screen
     for quantity in ("loss", "accuracy"):
         curves = [f"main/{quantity}", f"validation/main/{quantity}"]
         curves += ["validation/main/top5"] * (quantity == "accuracy")
@@ -48,19 +48,19 @@ def add_reports(
 
 
 def save_description(out: str, about: dict[str, Any]) -> None:
-    """Write what has to be known to use a network, beside its weights."""
+    """Write what users of a network need to know beside its weights."""
     with atomic_write(Path(out, "model.json")) as file:
         file.write(json.dumps(about) + "\n")
 
 
 def print_evaluation(found: dict[str, float]) -> None:
-    """Say how good the network is that has been evaluated."""
+    """Print how good the evaluated network is."""
     accuracy, top5 = found[ACCURACY], found["validation/main/top5"]
     print(f"{accuracy:.2%} of the validation images recognised, {top5:.2%} among the best five")
 
 
 def print_summary(trainer: chainer.training.Trainer, skipped: int) -> None:
-    """Say how good the network has become, and where its files are."""
+    """Print how good the network is, and where its files are."""
     last, best = trainer.get_extension("LogReport").log[-1], trainer.get_extension("BestModel")
     epoch = last["epoch"]
     plural = "epoch" if epoch == 1 else "epochs"

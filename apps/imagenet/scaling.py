@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure how many more images per second all ranks train with than one of them alone.
+"""Measure the speedup of all ranks over a single rank.
 
 The two are measured in turn, in one job, so that other load on the machine meets both. Every rank
 has a batch of the same size in memory: it is the computation and the exchange of gradients that
@@ -29,7 +29,7 @@ def main() -> None:
         if comm.rank == 0:
             one = seconds(alone, args.iterations)
         else:
-            time.sleep(0.5 * estimate * args.iterations)  # waiting for a message takes a core
+            time.sleep(0.5 * estimate * args.iterations)  # waiting for a message occupies a core
         comm.bcast_obj(None)
         every = seconds(together, args.iterations)
         if comm.rank == 0:
@@ -69,7 +69,7 @@ def prepare(args: argparse.Namespace, comm: chainermn.CommunicatorBase):
 
 
 def seconds(step, iterations: int) -> float:
-    """Return how long a step takes."""
+    """Return the time of a step."""
     start = time.perf_counter()
     for _ in range(iterations):
         step()

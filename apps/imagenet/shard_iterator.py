@@ -1,4 +1,4 @@
-"""The images of a rank, from shards that it reads in sequence."""
+"""The images of a rank, from shards that it reads sequentially."""
 
 import io
 import itertools
@@ -168,7 +168,7 @@ class ShardIterator(chainer.dataset.Iterator):
         self._previous_epoch_detail = float(
             serializer("previous_epoch_detail", self._previous_epoch_detail)
         )
-        # A snapshot for several ranks compares its length, if their number is another one.
+        # A snapshot of a different number of ranks compares its length.
         serializer("order", self.order_sampler.order(int(epoch)))
         if isinstance(serializer, chainer.Deserializer):
             self._start(int(epoch), int(position))

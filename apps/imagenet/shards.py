@@ -1,4 +1,4 @@
-"""Images in tar files, which are read from front to back as network disks like it.
+"""Images in tar files, read from front to back, as is fastest on network disks.
 
 The tar files are in webdataset's format: an image is a file ``KEY.jpg``, or with another ending,
 beside ``KEY.cls``, which contains the number of its class.
@@ -23,7 +23,7 @@ from data import MOST_CLASSES
 from images import MOST_BYTES, open_image
 
 INDEX = "index.json"
-# What a row of it has.
+# Columns of the index.
 ROW = {
     "name": str,
     "images": range(1, 1 << 32),
@@ -84,7 +84,7 @@ class Shards:
         return int(self.counts.sum())
 
     def digest(self) -> str:
-        """Return what tells these shards from others: names and sizes."""
+        """Return a digest of these shards: of names and sizes."""
         about = json.dumps([self.names, self.counts.tolist(), self.sizes])
         return hashlib.sha256(about.encode()).hexdigest()[:16]
 

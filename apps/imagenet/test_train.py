@@ -23,7 +23,7 @@ from chainermn.testing.traps import set_traps
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 ACCURACY = "validation/main/accuracy"
-# Seconds after which something hangs, on however busy a machine.
+# Seconds after which a job counts as hung, even on a busy machine.
 LIMIT = 600
 PICTURES = ["accuracy.png", "confusion.png", "loss.png", "ranks.png"]
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train a convolutional network to tell what images show."""
+"""Train a convolutional network to classify images."""
 
 import argparse
 import copy
@@ -79,7 +79,7 @@ def main() -> None:
     snapshot = multi_node_snapshot(comm, snapshot, [], settings=settings)
     interval = training.EpochOrInterval(args.checkpoint)
     trainer.extend(snapshot, trigger=interval)
-    # What batch normalization counts differs from rank to rank, and a snapshot has one for all.
+    # Batch normalization's statistics differ between ranks, and a snapshot stores one set.
     average_statistics = AllreducePersistent(model, comm)
     trainer.extend(average_statistics, trigger=interval)
 
@@ -87,7 +87,7 @@ def main() -> None:
         average_statistics(trainer)
         snapshot(trainer)
 
-    # Not for SIGTERM: sent to all processes, it ends the workers, which training would wait for.
+    # Not for SIGTERM: it is sent to all processes and ends the workers, which training waits for.
     trainer.extend(StopOnSignal(comm, stop_with, [signal.SIGUSR1]))
     with exit_together(comm):
         if not args.test:

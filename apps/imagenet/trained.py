@@ -1,4 +1,4 @@
-"""A network that train.py has trained, with all that has to be known to use it."""
+"""A network that train.py has trained, with everything needed to use it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ SHOWN = 5  # classes of an image
 
 
 class Recogniser(chainer.Chain):
-    """A network from the colours of images to how likely each class is.
+    """A network from the colours of images to the probability of each class.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class Trained:
     classes: list[str]
 
     def shares(self, images: np.ndarray) -> np.ndarray:
-        """Return how likely each class is, float32 of shape (batch, classes).
+        """Return the probability of each class, float32 of shape (batch, classes).
 
         Parameters
         ----------
@@ -72,7 +72,7 @@ class Trained:
             return chainer.get_device("@numpy").send(self.recogniser(x).array)
 
     def likeliest(self, shares: np.ndarray) -> list[tuple[str, float]]:
-        """Return the names of some classes, the likeliest first, and their shares."""
+        """Return the names of the most likely classes, in order, and their probabilities."""
         return [(self.classes[i], float(shares[i])) for i in np.argsort(-shares)[:SHOWN]]
 
 

@@ -1,4 +1,4 @@
-"""What a step of training is: its loss, its learning rate, and which weights it changes."""
+"""A training step: its loss, its learning rate, and the weights that it changes."""
 
 import copy
 import math
@@ -18,7 +18,7 @@ AUXILIARY_WEIGHT = 0.3
 
 
 class Classifier(chainer.Chain):
-    """A network with the loss that it is trained by.
+    """A network with its training loss.
 
     Parameters
     ----------
@@ -118,13 +118,13 @@ class EpochOrInterval:
         self.iterations = iterations
 
     def __call__(self, trainer: Trainer) -> bool:
-        """Tell whether it is time."""
+        """Tell whether the trigger fires."""
         updater = trainer.updater
         return updater.is_new_epoch or updater.iteration % self.iterations == 0
 
 
 class MovingAverage(Extension):
-    """Averages the weights of all steps, the latest most (Polyak and Juditsky, 1992).
+    """Averages the weights of all steps, mostly of the latest (Polyak and Juditsky, 1992).
 
     At the beginning, when the weights change fast, the average is taken over fewer steps. What
     batch normalization has counted is taken over as it is.
@@ -164,7 +164,7 @@ class MovingAverage(Extension):
 
 
 class _Still(chainer.LinkHook):
-    """Lets a layer compute as in evaluation, also while others are trained."""
+    """Makes a layer compute as in evaluation, even while others are trained."""
 
     name = "Still"
 
@@ -176,7 +176,7 @@ class _Still(chainer.LinkHook):
 
 
 def freeze(network: chainer.Chain, layers: Iterable[str]) -> None:
-    """Leave layers as they are, and what batch normalization has counted in them.
+    """Freeze layers, including the statistics of their batch normalization.
 
     Parameters
     ----------
@@ -200,7 +200,7 @@ def freeze(network: chainer.Chain, layers: Iterable[str]) -> None:
 
 
 def add_weight_decay(model: chainer.Link, rate: float) -> None:
-    """Let weights decay, but not biases, nor the scales of batch normalization."""
+    """Apply weight decay to weights, but not to biases or scales of batch normalization."""
     for name, parameter in model.namedparams():
         if name.endswith("/W"):
             parameter.update_rule.add_hook(WeightDecay(rate))

@@ -9,7 +9,7 @@ from chainer_compat.npz import open_npz
 
 
 def load_weights(path: str, network: chainer.Link, but: Iterable[str] = ()) -> list[str]:
-    """Load a file that has the weights of a network, all of them and nothing else.
+    """Load a file that contains exactly the weights of a network.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def load_weights(path: str, network: chainer.Link, but: Iterable[str] = ()) -> l
             raise ValueError(
                 f"{path} does not have the weights of this network: {'; '.join(told)}"
             )
-        # All before any is loaded, as the last may be damaged.
+        # Check all before loading any, because the last may be damaged.
         arrays = {name: own[name] if name in left_out else saved[name] for name in own}
     chainer.serializers.NpzDeserializer(arrays).load(network)
     return sorted(own.keys() - left_out)

@@ -1,4 +1,4 @@
-"""Pictures of handwritten digits, each with the digit that it shows."""
+"""Images of handwritten digits, with labels."""
 
 import gzip
 import hashlib
@@ -20,7 +20,7 @@ MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
 )
-MOST_BYTES = 1 << 30  # of a file and of what is in it; MNIST's largest has 47 million
+MOST_BYTES = 1 << 30  # of a file and of its unpacked content; MNIST's largest has 47 million
 IDX_FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
@@ -38,7 +38,7 @@ Raw = dict[str, np.ndarray]  # as in Chainer's cache: images "x" (n, pixels), la
 
 
 def load(dataset: str, directory: str | None = None) -> tuple[TupleDataset, TupleDataset]:
-    """Return the examples to train on and those to validate with.
+    """Return training and validation examples.
 
     Parameters
     ----------
@@ -78,16 +78,16 @@ def load(dataset: str, directory: str | None = None) -> tuple[TupleDataset, Tupl
 
 
 def read_idx(content: bytes, ndim: int, name: str) -> np.ndarray:
-    """Decode a file of MNIST's format, IDX.
+    """Decode a file in IDX, MNIST's format.
 
     Parameters
     ----------
     content : bytes
         The whole file, gzipped or not.
     ndim : int
-        Number of dimensions that it has to have.
+        Required number of dimensions.
     name : str
-        What to call it in errors.
+        Name for error messages.
 
     Returns
     -------
@@ -97,7 +97,7 @@ def read_idx(content: bytes, ndim: int, name: str) -> np.ndarray:
     Raises
     ------
     ValueError
-        If it is something else, or has been cut off.
+        If it has another format, or is truncated.
     """
     packed = io.BytesIO(content)
     file = gzip.GzipFile(fileobj=packed) if content.startswith(b"\x1f\x8b") else packed
@@ -111,7 +111,7 @@ def read_idx(content: bytes, ndim: int, name: str) -> np.ndarray:
             )
         shape = [int.from_bytes(header[i : i + 4], "big") for i in range(4, 4 + 4 * ndim, 4)]
         size = math.prod(shape)
-        # No more than it promises, nor more than there can be: it may unpack to gigabytes.
+        # Read at most what the header says: a small file may unpack to gigabytes.
         pixels = file.read(min(size, MOST_BYTES) + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{name}: damaged gzip file ({error})") from None
@@ -125,7 +125,7 @@ def read_idx(content: bytes, ndim: int, name: str) -> np.ndarray:
 
 
 def _load_digits() -> tuple[TupleDataset, TupleDataset]:
-    # As sklearn.datasets.load_digits reads them, without the half second to import it.
+    # Like sklearn.datasets.load_digits, without the half second that its import takes.
     path = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
     table = np.loadtxt(path, delimiter=",")
     pixels, labels = table[:, :-1], table[:, -1]
@@ -174,7 +174,7 @@ def _load_cached(part: str) -> Raw:
 
 
 def _read_cache(path: str) -> Raw:
-    """Return what is in a file of the cache, which may have been copied from elsewhere."""
+    """Return the content of a file of the cache, which may come from elsewhere."""
     try:
         with open_regular(path) as file, np.load(file) as arrays:
             if sum(member.file_size for member in arrays.zip.infolist()) > MOST_BYTES:

@@ -1,4 +1,4 @@
-"""The networks, by the names that ``--model`` knows them by."""
+"""The networks, by their names for ``--model``."""
 
 import math
 from pathlib import Path

@@ -25,12 +25,12 @@ class Hidden(chainer.Chain):
             self.layer = layer
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
-        """Return what the layer makes of ``x``, of shape (batch, units)."""
+        """Return the layer's output for ``x``, of shape (batch, units)."""
         return chainer.functions.relu(self.layer(x))
 
 
 def part_of(mlp: MLP, comm: chainermn.CommunicatorBase) -> chainermn.MultiNodeChainList:
-    """Return what this rank computes of a perceptron.
+    """Return this rank's part of a perceptron.
 
     Parameters
     ----------
@@ -55,13 +55,13 @@ def part_of(mlp: MLP, comm: chainermn.CommunicatorBase) -> chainermn.MultiNodeCh
 
 
 def input_of(dataset: Sized | None, comm: chainermn.CommunicatorBase) -> Sized:
-    """Return the data set of rank 0 there, and as many empty examples on rank 1. Collective."""
+    """Return the data set on rank 0, and as many empty examples on rank 1. Collective."""
     length = comm.bcast_obj(len(dataset) if comm.rank == OUTER else None, root=OUTER)
     return dataset if comm.rank == OUTER else chainermn.create_empty_dataset(range(length))
 
 
 class Unite(Extension):
-    """Brings the layer of rank 1 to rank 0 at the end of an epoch, to save the whole network.
+    """Copies the layer of rank 1 to rank 0 after each epoch, to save the whole network.
 
     Parameters
     ----------
@@ -71,12 +71,12 @@ class Unite(Extension):
     """
 
     trigger = 1, "epoch"
-    priority = PRIORITY_EDITOR  # before what saves the network
+    priority = PRIORITY_EDITOR  # before the extensions that save the network
 
     def __init__(self, mlp: MLP, comm: chainermn.CommunicatorBase) -> None:
         self.mlp, self.comm = mlp, comm
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        """Bring it. Collective."""
+        """Copy the layer. Collective."""
         for _, parameter in sorted(self.mlp.l2.namedparams()):
             parameter.array[...] = self.comm.bcast(parameter.array, root=MIDDLE)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Read the validation data with a trained network, and draw what it takes them for."""
+"""Read the validation data with a trained network, and draw digits with its answers."""
 
 import argparse
 import math
@@ -34,8 +34,8 @@ def main() -> int:
     print(f"{1 - wrong.mean():.2%} of {len(digits)} images read correctly")
     pairs = Counter(zip(digits[wrong].tolist(), read[wrong].tolist(), strict=True))
     for (digit, other), n in pairs.most_common(5):
-        print(f"  {digit} read as {other}: {n} times")
-    # The wrong ones first, of these the surest first; then the right ones, the least sure first.
+        print(f"  {digit} read as {other}: {n} time{'s' * (n > 1)}")
+    # Errors first, the most confident first; then correct ones, the least confident first.
     order = np.lexsort([np.where(wrong, -1, 1) * shares.max(axis=1), ~wrong])
     shown = order[: N_COLUMNS * N_ROWS]
     draw(images[shown], digits[shown], read[shown], args.picture)
@@ -58,7 +58,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def predict(network: chainer.Chain, images: np.ndarray, batchsize: int = 500) -> np.ndarray:
-    """Return how likely each digit is.
+    """Return the probability of each digit.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def predict(network: chainer.Chain, images: np.ndarray, batchsize: int = 500) ->
 
 
 def draw(images: np.ndarray, digits: np.ndarray, read: np.ndarray, path: Path) -> None:
-    """Draw images with what they were read as, and the right digit behind a wrong one."""
+    """Draw images, each with the digit that was read, and the right digit of errors."""
     from matplotlib.figure import Figure
 
     side = math.isqrt(images.shape[1])

@@ -1,4 +1,4 @@
-"""What a run leaves behind: log, curves, models, and what it prints."""
+"""What a run writes and prints: log, curves and models."""
 
 import argparse
 from pathlib import Path
@@ -26,7 +26,7 @@ def add_reports(
     if args.tensorboard:
         trainer.extend(TensorBoardReport())
 
-    matplotlib.use("Agg")  # draws into files, whether there is a screen or not
+    matplotlib.use("Agg")  # draws into files, even without a screen
     for quantity in ("loss", "accuracy"):
         curves = [f"main/{quantity}", f"validation/main/{quantity}"]
         plot = extensions.PlotReport(curves, "epoch", filename=f"{quantity}.png")
@@ -38,7 +38,7 @@ def add_reports(
 
 
 def print_summary(trainer: chainer.training.Trainer) -> None:
-    """Say how good the network has become, and where its files are."""
+    """Print how good the network is, and where its files are."""
     last, best = trainer.get_extension("LogReport").log[-1], trainer.get_extension("BestModel")
     epoch = last["epoch"]
     plural = "epoch" if epoch == 1 else "epochs"

@@ -16,7 +16,7 @@ from chainermn.testing.mpiexec import JobResult, direct_environment, mpiexec_com
 
 HERE = Path(__file__).resolve().parent
 ACCURACY, LOSS = "validation/main/accuracy", "validation/main/loss"
-# Seconds after which something hangs, on however busy a machine.
+# Seconds after which a job counts as hung, even on a busy machine.
 LIMIT = 600
 # Where other programs use the cores too, the threads of a BLAS wait long for each other.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}

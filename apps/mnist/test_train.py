@@ -35,7 +35,7 @@ from chainermn.testing.traps import set_traps
 
 HERE = Path(__file__).resolve().parent
 ACCURACY = "validation/main/accuracy"
-# Seconds after which something hangs, on however busy a machine.
+# Seconds after which a job counts as hung, even on a busy machine.
 LIMIT = 600
 
 
@@ -52,7 +52,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 def train(ranks: int, out: Path, *options: str | Path, warns: bool = False) -> JobResult:
-    env = ONE_THREAD if ranks == 1 else {}  # for more ranks the library sees to it
+    env = ONE_THREAD if ranks == 1 else {}  # with more ranks, the library divides the cores
     command = [HERE / "train.py", "--out", out, *options]
     return run_job(ranks, command, cwd=out.parent, env=env).check(warns=warns)
 

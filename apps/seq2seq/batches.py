@@ -11,7 +11,7 @@ from vocabulary import PADDING
 
 
 def hold_out(index: np.ndarray, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Divide an index into rows to train on and ``n``, or half of them, to validate; shuffled."""
+    """Divide an index at random into training rows and ``n`` validation rows, at most half."""
     order = np.random.RandomState(seed).permutation(len(index))
     n = min(n, len(index) // 2)
     return index[order[n:]], index[order[:n]]
@@ -41,7 +41,7 @@ def to_batch(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Make two padded arrays of examples, in host memory whatever the device.
 
-    A network sends to its device what it needs of them. So the lengths of sentences are known to
+    A network sends the arrays it needs to its device. So the lengths of sentences are known to
     the host without waiting for a GPU.
     """
     xs, ys = zip(*examples, strict=True)
@@ -51,7 +51,7 @@ def to_batch(
 class BucketIterator(chainer.dataset.Iterator):
     """Batches of sentences of similar length, reshuffled for each epoch.
 
-    Which batches there are depends only on the seed and on the epoch, and their number only on
+    The batches depend only on the seed and the epoch, and their number only on
     that of the examples. So ranks with equally many examples end their epochs together, and
     come to their batches of long sentences at about the same time.
 
@@ -87,7 +87,7 @@ class BucketIterator(chainer.dataset.Iterator):
         return self.epoch + self.position / len(self._batches)
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Read or write where it is. Rank 0's state serves all ranks, also for another number."""
+        """Read or write the position. Rank 0's state works for any number of ranks."""
         n_batches = int(serializer("n_batches", len(self._batches)))
         position = int(serializer("position", self.position))
         self.epoch = int(serializer("epoch", self.epoch))

@@ -25,7 +25,7 @@ USUAL_FOLDERS = {"LC_MESSAGES", "i18n", "locale", "locales", "po", "translations
 
 @dataclass
 class Messages:
-    """What has been read.
+    """Messages that have been read.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class Messages:
     catalogues : int
         How many files they are from.
     skipped : Counter
-        Messages that are of no use, by the reason.
+        Number of skipped messages, by reason.
     """
 
     packages: dict[str, list[Pair]] = field(default_factory=dict)
@@ -109,7 +109,7 @@ def find_catalogues(paths: Iterable[Path], language: str) -> Iterator[list[tuple
                 files = _of_language(path, language)
                 found += [(file, _package(file, language)) for file in files]
             else:
-                open_regular(path).close()  # raises where it cannot be read
+                open_regular(path).close()  # raises if it cannot be read
                 found.append((path, _package(path, language)))
         yield found
 
@@ -157,7 +157,7 @@ def _open(path: Path) -> Any:
     open_regular(path, MOST_BYTES).close()
     try:
         return read(str(path))
-    except Exception as error:  # polib raises what it likes
+    except Exception as error:  # polib raises all kinds of exceptions
         raise ValueError(f"{path}: not a catalogue of gettext ({error})") from None
 
 

@@ -1,4 +1,4 @@
-"""What the tests share: the modules of the app, small files of text, and jobs."""
+"""Fixtures that the tests share: the modules of the app, small files of text, and jobs."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from chainermn.testing.modules import import_modules
 from chainermn.testing.mpiexec import JobResult, run_job
 
 HERE = Path(__file__).resolve().parent
-# Seconds after which something hangs, on however busy a machine.
+# Seconds after which a job counts as hung, even on a busy machine.
 LIMIT = 600
 NAMES = ["batches", "catalogues", "corpus", "evaluation", "files", "generated", "index", "models"]
 NAMES += ["models.transformer", "neighbours", "prepare", "saved", "subwords"]
@@ -27,7 +27,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 @pytest.fixture(scope="session")
 def app() -> SimpleNamespace:
-    """Return the modules of the app, imported so that another app's may have the same names."""
+    """Import the modules of the app, so that another app's may have the same names."""
     return import_modules(HERE, NAMES)
 
 
@@ -38,7 +38,7 @@ def start() -> Callable[..., JobResult]:
     def run(
         ranks: int, script: Path | str, *options: object, cwd: Path, **outcome: bool
     ) -> JobResult:
-        env = ONE_THREAD if ranks == 1 else {}  # for more ranks the library sees to it
+        env = ONE_THREAD if ranks == 1 else {}  # with more ranks, the library divides the cores
         arguments = [HERE / script, *map(str, options)]
         return run_job(ranks, arguments, cwd=cwd, env=env, timeout=LIMIT).check(**outcome)
 

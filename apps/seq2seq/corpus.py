@@ -24,7 +24,7 @@ from vocabulary import Vocabulary, most_frequent, tokenize
 
 N_GENERATED = 21000
 WHERE = "input"  # in messages
-# Text is packed to a tenth or so. More than a gigabyte that was packed to a hundredth is refused.
+# Text is compressed to about a tenth. More than a gigabyte compressed to a hundredth is refused.
 SMALL, MOST_TIMES = 1 << 30, 100
 # What JSON in the cache has.
 CACHED = {"about": dict, "vocabularies": ([str], [str]), "index": str, "skipped": {str: int}}
@@ -34,7 +34,7 @@ Files = tuple[Path, Path]  # of the source and of the target
 
 @dataclass
 class Settings:
-    """What decides what a corpus is made of its files.
+    """Settings that decide how a corpus is made from its files.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Settings:
 
 @dataclass
 class Corpus:
-    """What all ranks know of a corpus.
+    """What all ranks know about a corpus.
 
     Attributes
     ----------
@@ -70,11 +70,11 @@ class Corpus:
     vocabularies : tuple of Vocabulary
         Of the source and of the target.
     n_pairs : int
-        How many pairs of lines can be used.
+        Number of usable pairs of lines.
     index_digest : str
-        What tells their index from others.
+        Digest of the index.
     skipped : dict
-        How many pairs cannot be used, by the reason.
+        Number of unusable pairs, by reason.
     settings : Settings
     """
 
@@ -86,7 +86,7 @@ class Corpus:
     settings: Settings
 
     def digest(self) -> str:
-        """Return what tells this corpus from others."""
+        """Return a digest of this corpus."""
         tokens = [vocabulary.tokens for vocabulary in self.vocabularies]
         content = [tokens, self.index_digest, self.skipped, _describe(self.settings)]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
@@ -99,7 +99,7 @@ def load_corpus(
     seed: int,
     comm: chainermn.CommunicatorBase,
 ) -> tuple[Corpus, np.ndarray | None]:
-    """Make the corpus to train on ready to be read by every rank. Collective.
+    """Prepare the training corpus for every rank. Collective.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ def load_corpus(
 def load_more(
     files: Files, cache: Path, corpus: Corpus, comm: chainermn.CommunicatorBase
 ) -> tuple[Corpus, np.ndarray | None]:
-    """Make another corpus ready, with the vocabularies and settings of the first. Collective.
+    """Prepare another corpus, with the vocabularies and settings of the first. Collective.
 
     Parameters and what is returned and raised are as for `load_corpus`.
     """
@@ -163,7 +163,7 @@ def _load(
         cache.mkdir(parents=True, exist_ok=True)
         return find_files()
 
-    # Rank 0 for all, then the first rank of each host, which finds it done or does so there.
+    # Rank 0 for all ranks, then the first rank of each host, unless it is already done there.
     paths = run_on_root(comm, 0, WHERE, find)
     run_together(comm, WHERE, lambda: find() if comm.intra_rank == 0 else None)
     index: np.ndarray | None = None
@@ -185,18 +185,18 @@ def _load(
 
 
 def _unpack(files: Files, cache: Path) -> Files:
-    """Return files with the same lines, in which one can jump to any of them."""
+    """Return files with the same lines, with random access."""
     return _unpacked(files[0], cache), _unpacked(files[1], cache)
 
 
 def _unpacked(path: Path, cache: Path) -> Path:
-    """Return a file with the lines of ``path``, in which one can jump to any of them."""
+    """Return a file with the lines of ``path``, with random access."""
     path = path.resolve()
     if path.suffix != ".gz":
-        open_regular(path).close()  # raises where it cannot be read
+        open_regular(path).close()  # raises if it cannot be read
         return path
     with open_regular(path) as packed:
-        # Ends in a checksum of its lines. Times would differ from host to host.
+        # A checksum of the lines at the end. Modification times would differ between hosts.
         packed.seek(-min(8, path.stat().st_size), os.SEEK_END)
         mark = packed.read().hex()
     unpacked = cache.resolve() / f"{mark}-{path.stem}"
@@ -280,7 +280,7 @@ def _cached(
 
 
 class ParallelText(DatasetMixin):
-    """Pairs of sentences, read from the files when they are asked for.
+    """Pairs of sentences, read from the files on access.
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Score a network on a test set, beside copying the source and the nearest neighbour."""
+"""Score a network and two baselines on a test set: copies of the source, nearest neighbours."""
 
 import argparse
 import json
@@ -89,7 +89,7 @@ def translate_all(
     beam: int,
     batchsize: int,
 ) -> list[str]:
-    """Translate lines, those of similar length together; a bar shows how far."""
+    """Translate lines, in batches of similar length, with a progress bar."""
     order = sorted(range(len(lines)), key=lambda i: len(source.encode(lines[i])))
     translations = [""] * len(lines)
     bar = Progress(len(lines), "translations")
@@ -103,7 +103,7 @@ def translate_all(
 
 
 def score(translations: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """Return BLEU and chrF, by sacreBLEU, and the share that is exactly as the reference."""
+    """Return BLEU and chrF, by sacreBLEU, and the share of exact matches."""
     found = {
         name: metric.corpus_score(translations, [references]).score
         for name, metric in METRICS.items()

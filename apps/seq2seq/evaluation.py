@@ -1,4 +1,4 @@
-"""How good translations are: the same numbers on one rank as on many."""
+"""Scores of translations: the same numbers on one rank as on many."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ METRICS = {"bleu": BLEU(), "chrf": CHRF()}
 
 @dataclass
 class Result:
-    """What is counted in the sentences of a batch.
+    """Counts over the sentences of a batch.
 
     Attributes
     ----------
@@ -47,9 +47,9 @@ class Result:
 def count_ngrams(
     metric: Any, translations: Sequence[str], references: Sequence[str]
 ) -> np.ndarray:
-    """Return what sacreBLEU counts in sentences; the sum over all makes a score of a corpus.
+    """Return sacreBLEU's counts for sentences; their sum gives the score of a corpus.
 
-    For BLEU there is a public way to it, but not for chrF.
+    There is a public way to get them for BLEU, but not for chrF.
     """
     return np.sum(metric._extract_corpus_statistics(translations, [references]), 0, np.int64)
 
@@ -60,7 +60,7 @@ def score(metric: Any, counts: Sequence[np.ndarray]) -> float:
 
 
 class TranslationEvaluator(chainermn.extensions.GenericMultiNodeEvaluator):
-    """Translates the validation data of all ranks and reports how well, on rank 0.
+    """Translates the validation data of all ranks and reports scores, on rank 0.
 
     Reported as ``validation/main/...``: ``loss``, of a token; ``exact``, the share of the
     sentences that are translated just so; ``bleu`` and ``chrf``, of the whole corpus. Nothing is
@@ -111,7 +111,7 @@ class TranslationEvaluator(chainermn.extensions.GenericMultiNodeEvaluator):
     def aggregate(self, results: list[Result]) -> dict[str, float]:
         """Add up, report and return."""
         found = {
-            # Rounded once, whatever the order is in which ranks have sent them.
+            # Rounded once, whatever the order in which ranks sent them.
             "loss": math.fsum(r.loss for r in results) / sum(r.tokens for r in results),
             "exact": sum(r.exact for r in results) / sum(r.sentences for r in results),
         }
@@ -124,9 +124,9 @@ class TranslationEvaluator(chainermn.extensions.GenericMultiNodeEvaluator):
 
 
 def draw_attention(evaluator: TranslationEvaluator, path: Path) -> None:
-    """Draw what the network attends to when it translates one of the examples.
+    """Draw the attention of the network while it translates one of the examples.
 
-    It is the longest of those that a picture has room for, sentence and translation.
+    The example is the longest that fits into a picture.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A parallel text to learn from: dates in English and German, and what they are in ISO 8601."""
+"""Generated training text: dates in English and German, and in ISO 8601."""
 
 import datetime
 from collections.abc import Callable
@@ -64,7 +64,7 @@ def write(source: Path, target: Path, n: int, seed: int) -> None:
 
 
 def english_number(n: int) -> str:
-    """Write a number below 100 out."""
+    """Spell out a number below 100."""
     tens, units = divmod(n, 10)
     if n < 20:
         return ENGLISH_UNITS[n]
@@ -72,13 +72,13 @@ def english_number(n: int) -> str:
 
 
 def english_ordinal(n: int) -> str:
-    """Write which day of a month it is out."""
+    """Spell out a day of a month."""
     *tens, last = english_number(n).split("-")
     return "-".join([*tens, ENGLISH_ORDINALS.get(last, f"{last}th")])
 
 
 def english_year(year: int) -> str:
-    """Write a year from 1900 to 2099 out, as it is said."""
+    """Spell out a year from 1900 to 2099."""
     century, rest = divmod(year, 100)
     if 2000 <= year < 2010:
         return f"two thousand and {english_number(rest)}" if rest else "two thousand"
@@ -89,7 +89,7 @@ def english_year(year: int) -> str:
 
 
 def german_number(n: int) -> str:
-    """Write a number below 100 out."""
+    """Spell out a number below 100."""
     tens, units = divmod(n, 10)
     if n < 20:
         return GERMAN_UNITS[n]
@@ -97,12 +97,12 @@ def german_number(n: int) -> str:
 
 
 def german_ordinal(n: int) -> str:
-    """Write which day of a month it is out."""
+    """Spell out a day of a month."""
     return GERMAN_ORDINALS.get(n) or german_number(n) + ("te" if n < 20 else "ste")
 
 
 def german_year(year: int) -> str:
-    """Write a year from 1900 to 2099 out, as it is said."""
+    """Spell out a year from 1900 to 2099."""
     hundreds = "neunzehnhundert" if year < 2000 else "zweitausend"
     rest = year % 100
     last = "eins" if rest == 1 else german_number(rest)

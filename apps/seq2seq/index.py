@@ -1,4 +1,4 @@
-"""An index of parallel text: where each pair of lines begins, and how long it is."""
+"""An index of parallel text: where each pair of lines starts, and how long it is."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -18,7 +18,7 @@ SOURCE_AT, TARGET_AT, SOURCE_LENGTH, TARGET_LENGTH = range(4)  # bytes into a fi
 def build_index(
     source: Path, target: Path, max_length: int, split: Callable[[str], list[str]] = tokenize
 ) -> tuple[np.ndarray, list[Counter[str]], dict[str, int]]:
-    """Go through two files once; a bar shows how far.
+    """Read two files once, with a progress bar.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def build_index(
     counts : list of Counter
         How often each token occurs in the source, and in the target.
     skipped : dict
-        How many pairs of lines cannot be used, by the reason.
+        Number of unusable pairs of lines, by reason.
 
     Raises
     ------

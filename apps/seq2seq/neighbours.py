@@ -1,4 +1,4 @@
-"""The sentence that is most similar to another one, by the characters they share."""
+"""Nearest neighbours among sentences, by their characters."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ BLOCK = 64  # sentences compared with all others at a time
 
 
 def nearest(sentences: Sequence[str], others: Sequence[str]) -> np.ndarray:
-    """Return which of the others is most similar to each sentence; a bar shows how far.
+    """Return the most similar of the others for each sentence, with a progress bar.
 
     Similarity is the cosine of the counts of character n-grams, weighted by tf-idf, without
     regard to case. Among equals it is the first.
@@ -41,7 +41,7 @@ def nearest(sentences: Sequence[str], others: Sequence[str]) -> np.ndarray:
 
 
 def _count_ngrams(sentences: Sequence[str]) -> sparse.csr_matrix:
-    """Count n-grams, each in the column that its hash says; a row for each sentence."""
+    """Count n-grams, a row per sentence, a column per hash."""
     text = "".join(f"\n {sentence.casefold()} " for sentence in sentences) + "\n"
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32).astype(np.uint64)
     n_breaks = np.concatenate([[0], (codes == ord("\n")).cumsum()])

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make files to train on: translations of programs' messages, and models of subwords."""
+"""Make training files: translations of programs' messages, and models of subwords."""
 
 import argparse
 import json
@@ -27,7 +27,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="gettext|subwords")
 
-    about = "pairs of English and another language out of catalogues (.po, .mo)"
+    about = "pairs of English and another language from catalogues (.po, .mo)"
     command = commands.add_parser("gettext", help=about, description=f"Make {about}.")
     add = command.add_argument
     found = "catalogues, folders with catalogues, or Debian packages (.deb)"

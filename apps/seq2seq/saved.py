@@ -21,7 +21,7 @@ MOST_WEIGHTS = 10**9
 
 
 def describe(kind: str, sizes: dict[str, int | bool], corpus: Corpus) -> dict:
-    """Return what has to be known to use a network; see `MODELS` for kinds and sizes."""
+    """Describe a network for its users; see `MODELS` for kinds and sizes."""
     return {
         "model": kind,
         "sizes": sizes,
@@ -37,7 +37,7 @@ def create(about: dict, dropout: float = 0) -> Translator:
 
 
 def save_description(out: Path, about: dict, subwords: bytes | None) -> None:
-    """Write what has to lie beside the parameters of a network."""
+    """Write the files that belong beside the parameters of a network."""
     if subwords is not None:
         (out / "subwords.model").write_bytes(subwords)
     with atomic_write(out / "model.json") as file:

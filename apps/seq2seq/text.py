@@ -1,4 +1,4 @@
-"""What to train on and what to validate with, as the options say."""
+"""Training and validation text, according to the options."""
 
 import argparse
 from dataclasses import dataclass
@@ -33,12 +33,12 @@ class Text:
     validation: list[np.ndarray] | None
 
     def digests(self) -> list[str]:
-        """Return what tells the corpora from others."""
+        """Return a digest of the corpora."""
         return [self.corpus.digest(), self.validated.digest()]
 
 
 def load_text(args: argparse.Namespace, comm: chainermn.CommunicatorBase) -> Text:
-    """Load what the options of train.py name, and tell how much it is. Collective.
+    """Load the text that the options of train.py name, and print its size. Collective.
 
     Raises
     ------

@@ -37,7 +37,7 @@ from text import Text, load_text
 # Options that may change when a run is resumed. The digests of the text replace the files.
 FREE = {"source", "target", "validation_source", "validation_target", "cache", "epoch", "patience"}
 FREE |= {"subwords", "communicator", "gpu", "out", "resume", "evaluate", "tensorboard", "quiet"}
-# Compressing weights takes more than ten times as long, and hardly saves any space.
+# Compressing weights takes more than ten times as long, and saves almost no space.
 save = partial(save_npz, compression=False)
 
 
@@ -134,7 +134,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--lr", type=float, default=0.002, help="learning rate; default: %(default)s")
     add("--warmup", type=int, default=20, help="steps in which --lr rises; default: %(default)s")
     add("--clip", type=float, default=1, help="largest norm of a gradient; default: %(default)s")
-    criterion = "what has to get better in the validation data; default: %(default)s"
+    criterion = "measure of progress on the validation data; default: %(default)s"
     add("--criterion", choices=sorted(training.CRITERIA), default="loss", help=criterion)
     add("--decay", type=float, default=0.5, help="factor for --lr on a plateau")
     add(
@@ -155,7 +155,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--resume", "-r", metavar="FILE", help="snapshot to resume from; default: the newest")
     add("--tensorboard", action="store_true", help="also write the log for TensorBoard")
     add = parser.add_mutually_exclusive_group().add_argument
-    evaluate = "do not train, but evaluate this network; default: OUT/best.npz"
+    evaluate = "do not train; evaluate this network; default: best.npz in OUT"
     add("--evaluate", metavar="FILE", nargs="?", const="", help=evaluate)
     add("--quiet", "-q", action="store_true", help="print only warnings and errors")
     return parser.parse_args()
@@ -247,7 +247,7 @@ def add_reports(args: argparse.Namespace, trainer: Trainer, model: Translator, s
     if args.tensorboard:
         trainer.extend(TensorBoardReport())
 
-    matplotlib.use("Agg")  # draws into files, whether there is a screen or not
+    matplotlib.use("Agg")  # draws into files, even without a screen
     curves = {
         "loss": ["main/loss", "validation/main/loss"],
         "score": ["validation/main/bleu", "validation/main/chrf"],

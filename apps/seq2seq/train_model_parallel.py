@@ -61,7 +61,7 @@ def main() -> None:
     else:
         model = DecoderHalf(comm, whole.decoder, rank_in=ENCODER)
     optimizer_class, rate = training.OPTIMIZERS[args.optimizer]
-    # Not a multi-node optimizer: each rank has gradients of its own half, and nobody else has.
+    # Not a multi-node optimizer: only this rank has gradients of its half.
     optimizer = optimizer_class(**{rate: args.lr})
     optimizer.setup(model)
     optimizer.add_hook(GradientClipping(args.clip, comm))
@@ -75,7 +75,7 @@ def main() -> None:
 
     @chainer.training.make_extension(trigger=(1, "epoch"), priority=evaluator.priority + 1)
     def unite(trainer: chainer.training.Trainer) -> None:
-        """Give both ranks both halves, to evaluate with, and rank 0 to save."""
+        """Give both ranks both halves, for evaluation, and for rank 0 to save."""
         for half, owner in ((whole.encoder, ENCODER), (whole.decoder, DECODER)):
             for _, parameter in sorted(half.namedparams()):
                 parameter.array[...] = comm.bcast(parameter.array, root=owner)
@@ -99,7 +99,7 @@ def main() -> None:
 
 
 class Half(chainer.Chain):
-    """What a rank computes of a network: the states of an LSTM go on in that of the other rank.
+    """A rank's part of a network: the states of its LSTM continue in that of the other rank.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ class Half(chainer.Chain):
 
 
 class EncoderHalf(Half):
-    """Reads sentences; what it has read goes to the decoder."""
+    """Reads sentences, and sends the result to the decoder."""
 
     def forward(self, xs: np.ndarray, ys: np.ndarray) -> chainer.Variable:
         """Return what to run backward from."""
@@ -136,7 +136,7 @@ class EncoderHalf(Half):
 
 
 class DecoderHalf(Half):
-    """Writes translations of what the other rank has read."""
+    """Writes translations of the sentences that the other rank has read."""
 
     def forward(self, xs: np.ndarray, ys: np.ndarray) -> chainer.Variable:
         """Return the mean cross entropy of a token; report it, and the number of tokens."""

@@ -1,4 +1,4 @@
-"""What goes on around the steps of training."""
+"""Learning rate and early stopping."""
 
 import chainer
 from chainer.training import Extension, Trainer
@@ -6,7 +6,7 @@ from chainer.training.extension import PRIORITY_EDITOR
 
 import chainermn
 
-# The class, and what it calls its learning rate.
+# The class, and its name for the learning rate.
 OPTIMIZERS = {
     "adam": (chainer.optimizers.Adam, "alpha"),
     "adagrad": (chainer.optimizers.AdaGrad, "lr"),
@@ -15,17 +15,17 @@ OPTIMIZERS = {
     "sgd": (chainer.optimizers.SGD, "lr"),
 }
 
-# What may be watched in the validation data, and whether it should fall or rise.
+# Criteria on the validation data, and whether they should fall or rise.
 CRITERIA = {"loss": "min", "exact": "max", "bleu": "max", "chrf": "max"}
 
 
 def observation(criterion: str) -> str:
-    """Return under which name rank 0 observes a criterion."""
+    """Return the name of a criterion in rank 0's observation."""
     return f"validation/main/{criterion}"
 
 
 class Patience:
-    """Counts for how many epochs a criterion has not got better than ever before.
+    """Counts the epochs since a criterion was at its best.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class Patience:
         self.best, self.waited = float("-inf"), 0  # best: with the sign
 
     def observe(self, value: float) -> None:
-        """Take notice of the criterion at the end of an epoch."""
+        """Record the criterion at the end of an epoch."""
         self.waited = 0 if self._sign * value > self.best else self.waited + 1
         self.best = max(self.best, self._sign * value)
 
@@ -56,7 +56,7 @@ class Patience:
 class LearningRate(Extension):
     """Sets the learning rate of every step: a warm-up, then less after each plateau.
 
-    On a plateau the criterion does not get better than ever before. Rank 0, which knows the
+    On a plateau the criterion does not reach a new best value. Rank 0, which knows the
     criterion, decides for all ranks.
 
     Parameters
@@ -69,9 +69,9 @@ class LearningRate(Extension):
     warmup : int
         Steps in which the rate rises in proportion to their number.
     factor : float
-        What the rate is multiplied by.
+        Factor for the rate.
     patience : int
-        Epochs that make a plateau.
+        Epochs without a new best value that make a plateau.
     criterion : str
         One of `CRITERIA`.
     """
@@ -107,7 +107,7 @@ class LearningRate(Extension):
         self._set(trainer)
 
     def observe(self, value: float) -> None:
-        """Take notice of the criterion at the end of an epoch."""
+        """Record the criterion at the end of an epoch."""
         self._counted.observe(value)
         if self._counted.waited == self.patience:
             self.rate *= self.factor
@@ -125,10 +125,10 @@ class LearningRate(Extension):
 
 
 class EarlyStopping(Extension):
-    """Ends training when a criterion gets no better. Rank 0, which knows it, decides for all.
+    """Ends training when a criterion stops improving. Rank 0, which knows it, decides for all.
 
-    Unlike Chainer's trigger it takes notice of an epoch before the snapshot of its end is
-    written, so a run that goes on ends in the same epoch as one never interrupted.
+    Unlike Chainer's trigger, it records an epoch before the snapshot of its end is
+    written, so a resumed run ends in the same epoch as one without interruption.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ class EarlyStopping(Extension):
     criterion : str
         One of `CRITERIA`.
     patience : int
-        Epochs in which it is no better than ever before.
+        Epochs without a new best value.
 
     Attributes
     ----------
@@ -153,7 +153,7 @@ class EarlyStopping(Extension):
         self.is_over = False
 
     def __call__(self, trainer: Trainer) -> None:
-        """Take notice of the criterion at the end of an epoch. Collective."""
+        """Record the criterion at the end of an epoch. Collective."""
         if self.comm.rank == 0:
             self._counted.observe(float(trainer.observation[observation(self.criterion)]))
         self.is_over = self.comm.bcast_obj(self._counted.waited >= self.patience)
@@ -181,5 +181,5 @@ class End:
         return self.stopping.is_over or trainer.updater.epoch >= self.epochs
 
     def get_training_length(self) -> tuple[int, str]:
-        """Return how long training takes at most."""
+        """Return the longest possible training."""
         return self.epochs, "epoch"

@@ -1,4 +1,4 @@
-"""The networks, by the names that ``--arch`` knows them by.
+"""The networks, by their names for ``--arch``.
 
 Each is a chain with an attribute ``insize``, the height and width in pixels of the images it was
 designed for. ``forward`` takes images of shape (batch, 3, insize, insize) and returns the scores

@@ -1,4 +1,4 @@
-"""A network for pictures of 48x48 pixels that two cores train in a minute."""
+"""A network for images of 48x48 pixels, which two cores train in a minute."""
 
 import chainer
 import chainer.functions as F

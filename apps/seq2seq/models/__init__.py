@@ -1,4 +1,4 @@
-"""The networks, by the names that ``--model`` knows them by; see `Translator` for their use."""
+"""The networks, by their names for ``--model``; see `Translator` for how to use them."""
 
 from models.lstm import LSTM
 from models.transformer import Transformer

@@ -1,4 +1,4 @@
-"""LSTMs: an encoder, and a decoder that attends to what it encoded."""
+"""LSTMs: an encoder, and a decoder that attends to the encoder's output."""
 
 import chainer
 import chainer.functions as F
@@ -81,7 +81,7 @@ class Encoder(chainer.Chain):
         h, c : chainer.Variable
             The states after the last token, of shape (layers, batch, units).
         memory : chainer.Variable
-            What there is to attend to, of shape (batch, length, units).
+            States to attend to, of shape (batch, length, units).
         """
         h, c, ys = self.lstm(None, None, self.read(xs))
         return h, c, F.pad_sequence(ys, xs.shape[1])
@@ -123,7 +123,7 @@ class Decoder(chainer.Chain):
     def forward(
         self, states: States, memory: chainer.Variable, xs: np.ndarray, ys: np.ndarray
     ) -> tuple[chainer.Variable, chainer.Variable]:
-        """Score every token of translations that are known, as `Translator.decode` does.
+        """Score every token of known translations, as `Translator.decode` does.
 
         Parameters
         ----------
@@ -181,5 +181,5 @@ class Recurrence:
 
 
 def _ends(xs: np.ndarray) -> list[int]:
-    """Return where the rows are to be split that have been joined without their padding."""
+    """Return where to split the rows that were joined without their padding."""
     return (xs != PADDING).sum(axis=1).cumsum()[:-1].tolist()

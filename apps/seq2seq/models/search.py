@@ -10,10 +10,10 @@ from vocabulary import EOS
 
 
 class Decoding(Protocol):
-    """Translations that a network is writing, one token after another, each in a row."""
+    """Translations in progress, one per row, token by token."""
 
     def step(self, last: np.ndarray) -> chainer.Variable:
-        """Append the token ``last`` to each row and score what may follow.
+        """Append the token ``last`` to each row and score the next token.
 
         Parameters
         ----------
@@ -57,7 +57,7 @@ def beam_search(
     first_rows = beam * xp.arange(batch)[:, None]
     tokens = xp.zeros((batch * beam, 0), np.int32)
     last = xp.full(batch * beam, EOS, np.int32)
-    # Only one beginning at the start, or all would stay the same.
+    # A single beginning at the start, or all would stay the same.
     scores = xp.where(xp.arange(beam) == 0, np.float32(0), np.float32(-np.inf))
     scores = xp.tile(scores, (batch, 1))
     lengths = xp.zeros((batch, beam), np.int32)

@@ -67,7 +67,7 @@ class Transformer(Translator):
             self.norm_of_decoder = Norm(n_units)
 
     def encode(self, xs: np.ndarray) -> tuple[chainer.Variable, np.ndarray]:
-        """Return what there is to attend to, and what to add to energies to attend to no padding.
+        """Return the states to attend to, and a mask that is added to energies to ignore padding.
 
         Their shapes are (batch, length, units) and (batch, 1, 1, length).
         """
@@ -134,7 +134,7 @@ class Attention(chainer.Chain):
             self.output = L.Linear(n_units, n_units)
 
     def project(self, memory: chainer.Variable) -> KeysValues:
-        """Return keys and values of what there is to attend to: (batch, length, units)."""
+        """Return keys and values of the states to attend to: (batch, length, units)."""
         keys, values = self.key(memory, n_batch_axes=2), self.value(memory, n_batch_axes=2)
         return self._split(keys), self._split(values)
 

@@ -1,4 +1,4 @@
-"""What all networks have in common."""
+"""The common part of all networks."""
 
 import chainer
 import chainer.functions as F
@@ -12,11 +12,11 @@ from vocabulary import EOS, PADDING
 class Translator(chainer.Chain):
     """A network that translates. Subclasses define `decode` and `begin`.
 
-    Sentences come in host memory, and the network sends what it needs of them to its device.
+    Sentences are in host memory, and the network sends what it needs to its device.
     """
 
     def decode(self, xs: np.ndarray, ys: np.ndarray) -> tuple[chainer.Variable, chainer.Variable]:
-        """Score every token of translations that are known.
+        """Score every token of known translations.
 
         Parameters
         ----------
@@ -67,7 +67,7 @@ class Translator(chainer.Chain):
         xs : array of int32, shape (batch, length)
             Padded.
         beam : int
-            How many beginnings of a translation to keep at a time.
+            Number of beginnings of a translation to keep.
 
         Returns
         -------
@@ -122,7 +122,7 @@ def embedding(n_vocabulary: int, n_units: int) -> L.EmbedID:
 
 
 def nowhere(mask: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return what to add to energies so that no attention is paid where ``mask`` is true.
+    """Return a term for energies that removes attention where ``mask`` is true.
 
     Far below all energies, and within float16: the softmax makes exactly 0 of it.
     """
@@ -130,7 +130,7 @@ def nowhere(mask: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def shift(ys: np.ndarray) -> np.ndarray:
-    """Return what is read when each token of ``ys``, and then the end, is to be written."""
+    """Return the decoder's input for writing each token of ``ys``, and then the end."""
     return np.pad(ys, ((0, 0), (1, 0)), constant_values=EOS)
 
 

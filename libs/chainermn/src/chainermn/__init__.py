@@ -1,7 +1,7 @@
 """Distributed training for Chainer.
 
-A public name is imported when it is first used: `chainermn launch` and `chainermn doctor` start
-at once, and also where Chainer, which everything else needs, cannot be imported.
+Public names are imported when they are first used. So `chainermn launch` and `chainermn doctor`
+start at once, even if Chainer, which everything else needs, cannot be imported.
 """
 
 import importlib

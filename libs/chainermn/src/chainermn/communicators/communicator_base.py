@@ -605,7 +605,7 @@ class CommunicatorBase(Configurable, ABC):
         return found
 
     def any_of_each(self, flags: Sequence[bool]) -> Sequence[bool]:
-        """Tell for each flag whether it is true on any rank; all ranks pass as many flags."""
+        """Tell for each flag whether it is true on any rank; all ranks pass the same number."""
         found: Any = self.allreduce(np.array(flags, np.uint8), "max")
         return [bool(flag) for flag in found]
 

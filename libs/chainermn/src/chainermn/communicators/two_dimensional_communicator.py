@@ -25,7 +25,7 @@ class TwoDimensionalCommunicator(MpiCommunicatorBase):
             return ""
         return (
             "two_dimensional needs the same number of ranks on every host, got "
-            f"{', '.join(map(str, per_host))}; use hierarchical, or start as many on each"
+            f"{', '.join(map(str, per_host))}; use hierarchical, or start the same number on each"
         )
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Make variables without values of their own: zero gradients and delegates."""
+"""Create variables that carry no values: zero gradients and delegate variables."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def as_variable(x: Any) -> chainer.Variable:
         raise TypeError(f"expected a variable or an array, got {type(x)}")
     variable = chainer.as_variable(x)
     if variable.array is None:
-        raise TypeError("expected a variable with an array, got one that is not initialised")
+        raise TypeError("expected a variable with an array, got one that is not initialized")
     return variable
 
 
 def layouts(arrays: Iterable[Any]) -> list[Layout]:
-    """Return the layouts of arrays, from which arrays like these can be made."""
+    """Return the layouts of arrays."""
     return [(backend.get_array_module(array), array.shape, array.dtype) for array in arrays]
 
 
@@ -44,5 +44,5 @@ def or_zeros(
 
 
 def empty_delegate(xp: ModuleType = np) -> Any:
-    """Return the array of a delegate variable, which has a place in the graph but no values."""
+    """Return the array of a delegate variable, which is part of the graph but has no values."""
     return xp.zeros(0, np.float32)

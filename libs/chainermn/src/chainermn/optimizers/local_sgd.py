@@ -252,7 +252,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         return [p.update_rule for _, p in self._parameters() if p.update_rule is not None]
 
     def _parameters(self) -> list[tuple[str, chainer.Parameter]]:
-        """Return the initialised parameters with their names, each once."""
+        """Return the initialized parameters with their names, each once."""
         pairs = named_parameters(self.actual_optimizer.target)
         once = {parameter.node: (name, parameter) for name, parameter in pairs}
         return [(name, p) for name, p in once.values() if p.array is not None]

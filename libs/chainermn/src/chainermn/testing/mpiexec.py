@@ -212,8 +212,10 @@ def run_job(
     Examples
     --------
     >>> from chainermn.testing.mpiexec import run_job
-    >>> code = "import chainermn; print(chainermn.create_communicator().size)"
-    >>> run_job(2, ["-c", code]).check().stdout.split()
-    ['2', '2']
+    >>> from pathlib import Path
+    >>> script = "from mpi4py import MPI; MPI.COMM_WORLD.rank or print(MPI.COMM_WORLD.size)"
+    >>> length = Path("size.py").write_text(script)
+    >>> run_job(2, ["size.py"]).check().stdout.strip()
+    '2'
     """
     return Job(ranks, arguments, env=env, cwd=cwd).wait(timeout)

@@ -52,7 +52,7 @@ def set_traps(
     >>> name = f"trap.{comm.rank}.npz"
     >>> np.savez(name, W=np.zeros(3))
     >>> set_traps(name, name, f"unpickled.{comm.rank}")
-    >>> chainer.serializers.load_npz(name, L.Linear(1))
+    >>> chainer.serializers.load_npz(name, L.Linear(1, nobias=True))
     Traceback (most recent call last):
         ...
     chainer_compat.npz.UnsafeFileError: ...
