@@ -1,4 +1,4 @@
-"""``chainermn launch``, ``doctor`` and ``report``; also ``python -m chainermn``."""
+"""The command ``chainermn``, also ``python -m chainermn``: launch, doctor and report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chainermn.report import report
 )
 @click.version_option(chainermn.__version__)
 def main() -> None:
-    """Start distributed training, diagnose an installation, and say where time goes."""
+    """Start distributed training, diagnose an installation, and show where time goes."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``chainermn report``: where the time of a recorded job went, and what to do about it."""
+"""``chainermn report``: show where the time of a recorded job went, and what to do about it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chainermn.timeline import chart, trace
 from chainermn.timeline.iterations import iterations_of
 from chainermn.timeline.summary import summarize
 
-# Iterations of which the first can be left out.
+# With more iterations than this, the first one is left out.
 _ENOUGH = 5
 
 
@@ -21,12 +21,12 @@ _ENOUGH = 5
     "--picture",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Also draw a bar for each rank, into a file that ends with .png, .svg, .pdf or .jpg.",
+    help="Also draw a bar chart of the ranks into FILE (.png, .svg, .pdf or .jpg).",
 )
 def report(file: Path, picture: Path | None) -> None:
-    """Say where the time of the job went that FILE is a timeline of, and what to do about it.
+    """Show where the time of a job went, and what to do about it.
 
-    CHAINERMN_TIMELINE=FILE makes a job write one.
+    FILE is a timeline, which a job writes if CHAINERMN_TIMELINE=FILE is set.
     """
     try:
         timeline = trace.read(file)
@@ -39,17 +39,17 @@ def report(file: Path, picture: Path | None) -> None:
     for rank, iterations in enumerate(found):
         if not iterations:
             raise click.ClickException(
-                f"{file} has no iterations of rank {rank}: {trace.WHY_NO_ITERATIONS}"
+                f"{file} has no iterations for rank {rank}: {trace.WHY_NO_ITERATIONS}"
             )
     title = f"mean of {len(found[0])} iterations"
     if all(len(iterations) > _ENOUGH for iterations in found):
-        # In which memory is touched and modules are loaded for the first time.
+        # The first iteration touches memory and loads modules for the first time.
         title = f"{title}, without the first"
         found = [iterations[1:] for iterations in found]
     summary = summarize(
         found, [None] * len(found), [host for _, host in sorted(timeline.hosts.items())]
     )
-    # Only now, so that other commands start at once.
+    # A late import, so that other commands start fast.
     from chainermn.timeline.table import print_table
 
     print_table(summary, title)

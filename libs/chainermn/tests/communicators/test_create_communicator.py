@@ -188,7 +188,7 @@ def test_note_on_several_hosts() -> None:
     two = frozenset({0, 1})
     peers = [(node, f"host{node}", two) for node in (0, 1, 1, 1, 2, 2, 2)]
     assert cores._crowded(peers).startswith(
-        "3 ranks share 2 cores on host1, and likewise on 1 more of the hosts: they take turns."
+        "3 ranks share 2 cores on host1, and likewise on 1 other host: they take turns."
     )
 
 
@@ -323,7 +323,7 @@ def test_no_mpi_library(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert shown.returncode == 1
     assert "RuntimeError: mpi4py cannot load an MPI library: " in shown.stderr
-    assert "\nGive it one that it can load: unset MPI4PY_LIBMPI\n" in shown.stderr
+    assert "\nInstall one that it can load: unset MPI4PY_LIBMPI\n" in shown.stderr
 
 
 def test_mpiexec_is_found_beside_python() -> None:

@@ -58,7 +58,7 @@ def test_a_table_the_efficiency_and_advice(tmp_path: Path, name: str) -> None:
     text = " ".join(result.output.split())
     assert "parallel efficiency: 80%" in text
     assert "- 100% of rank 1's iterations wait for data" in text
-    assert "rank 1 on host1 keeps the others waiting for 20 ms of an iteration" in text
+    assert "rank 1 on host1 keeps the others waiting for 20 ms per iteration" in text
 
 
 def test_waits_are_in_the_file(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_picture_of_an_unknown_kind(tmp_path: Path) -> None:
     trace.write(tmp_path / "trace.json", [recorded(0, late=0)])
     result = run(tmp_path / "trace.json", "--picture", tmp_path / "ranks.xyz")
     assert result.exit_code == 1
-    assert "the picture must end with .png" in result.output
+    assert "the picture's name must end with .png" in result.output
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"otherData": {"format": "other"}}'])
@@ -113,14 +113,14 @@ def test_other_files_are_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "other.json").write_text(content)
     result = run(tmp_path / "other.json")
     assert result.exit_code == 1
-    assert "other.json: not a timeline that chainermn has written" in result.output
+    assert "other.json is not a timeline written by chainermn" in result.output
 
 
 def test_a_job_that_has_not_trained(tmp_path: Path) -> None:
     trace.write(tmp_path / "trace.json", [recorded(0, late=0)._replace(spans=[])])
     result = run(tmp_path / "trace.json")
     assert result.exit_code == 1
-    assert "has no iterations of rank 0: either nothing was trained" in result.output
+    assert "has no iterations for rank 0: either nothing was trained" in result.output
 
 
 def test_other_forms_are_refused_in_one_line(tmp_path: Path) -> None:
@@ -135,22 +135,26 @@ def test_other_forms_are_refused_in_one_line(tmp_path: Path) -> None:
             '"ts":"x"',
             ": 'ts': expected an integer from 0 to 1152921504606846975, got 'x'",
         ),
-        ('"dur":100000', '"dur":0', f"event {before} is an iteration that took no time"),
+        ('"dur":100000', '"dur":0', f"event {before} is an iteration that takes no time"),
         ('"args":{"stream"', '"args":5,"other":{"stream"', "'args': expected an object, got 5"),
         ('"number":0', '"number":[]', "'number': expected an integer, got []"),
-        ('"pid":1,"tid":1,"ts"', '"pid":7,"tid":1,"ts"', "is of rank 7 and thread 1: not named"),
+        (
+            '"pid":1,"tid":1,"ts"',
+            '"pid":7,"tid":1,"ts"',
+            "has rank 7 and thread 1, which have no name",
+        ),
         ('"0":"host0"', '"0":0', "'hosts': '0': expected a string, got 0"),
         ('"0":"host0"', '"0":"\\u001b[2J"', r"of printable characters, got '\x1b[2J'"),
         (f'"name":"{MAIN}"', '"name":"\\u001b[2J"', r"of printable characters, got '\x1b[2J'"),
         ('"stream":"', '"stream":"\\u001b', r"of printable characters, got '\x1b"),
-        ('"0":"host0"', '"5":"host0"', "expected hosts of 2 ranks from 0 on, got others"),
+        ('"0":"host0"', '"5":"host0"', "expected the hosts of ranks 0 to 1, got other ranks"),
         ('{"traceEvents":', '{"traceEvents":' + 50_000 * "[", "content: nested too deeply"),
     ]:
         assert old in right
         path.write_text(right.replace(old, new, 1))
         result = run(path)
         assert (result.exit_code, result.stdout) == (1, ""), result
-        start = f"Error: {path}: not a timeline that chainermn has written ("
+        start = f"Error: {path} is not a timeline written by chainermn ("
         (line,) = result.stderr.splitlines()
         assert line.startswith(start)
         assert reason in line
@@ -175,5 +179,5 @@ def test_timeline_that_unpacks_to_gigabytes(tmp_path: Path) -> None:
     command = [sys.executable, "-c", READ, path]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     reason = "more than 67108864 bytes when unpacked"
-    expected = f"{path}: not a timeline that chainermn has written ({reason})\n"
+    expected = f"{path} is not a timeline written by chainermn ({reason})\n"
     assert done.stdout == expected

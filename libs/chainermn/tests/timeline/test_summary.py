@@ -20,7 +20,7 @@ def rank(
     """Return equal iterations of 100 ms, by kind; the rest of them is compute.
 
     Each has one exchange at its end, which begins ``late`` ms after the first rank's; the clock
-    is ``ahead`` by so many ms.
+    is ``ahead`` by that many ms.
     """
     ms = {"exchange": 30 - late, **ms}
     ms.setdefault("compute", length - sum(ms.values()))
@@ -55,8 +55,8 @@ def test_the_straggler_and_what_it_is_slow_at() -> None:
     assert straggler.delay == pytest.approx(0.02)
     assert (straggler.seconds, straggler.others) == pytest.approx((0.045, 0.01))
     assert str(straggler) == (
-        "rank 1 keeps the others waiting for 20 ms of an iteration: getting a batch takes it "
-        "45 ms, the others 10 ms"
+        "rank 1 keeps the others waiting for 20 ms per iteration: getting a batch takes "
+        "45 ms there, and 10 ms on the others"
     )
 
 
@@ -81,8 +81,8 @@ def advice(*ranks: list[Iteration]) -> str:
 def test_advice_on_data_counts_the_iterations() -> None:
     slow = rank(iterations=3, data=70, exchange=5) + rank(iterations=1, exchange=5)
     assert advice(rank(exchange=5), slow).startswith(
-        "75% of rank 1's iterations wait for data: use a MultiprocessIterator, or more of its "
-        "processes (--loaderjob in the apps)"
+        "75% of rank 1's iterations wait for data: use a MultiprocessIterator, or give it "
+        "more processes (--loaderjob in the apps)"
     )
 
 
@@ -104,8 +104,8 @@ def test_advice_on_an_extension_that_keeps_the_others_waiting() -> None:
     late = rank(late=20, extensions=40)
     late[0].extensions.update({"LogReport": 10 * MS, "PlotReport": 70 * MS})
     assert advice(rank(), late, rank()).startswith(
-        "rank 1 keeps the others waiting for 20 ms of an iteration: the work of extensions takes "
-        "it 40 ms, the others 0 ms. Most of it is PlotReport, 35 ms: give it a trigger"
+        "rank 1 keeps the others waiting for 20 ms per iteration: running extensions takes "
+        "40 ms there, and 0 ms on the others. PlotReport takes most of it, 35 ms: give it"
     )
 
 
@@ -116,7 +116,9 @@ def test_advice_where_the_straggler_changes() -> None:
         kind, call = late[index].calls[0]
         late[index].calls[0] = kind, call._replace(start=call.end)
     assert of(*ranks).straggler is None
-    assert advice(*ranks).startswith("25% of the time ranks wait for each other, now for one")
+    assert advice(*ranks).startswith(
+        "ranks spend 25% of the time waiting for each other, for a different"
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,12 +126,12 @@ def test_advice_where_the_straggler_changes() -> None:
 )
 def test_advice_on_what_takes_much_of_the_time(part: str) -> None:
     work = {
-        "layers": "40% of the time goes into what layers exchange in forward and backward",
-        "exchange": "40% of the time goes into the exchange of gradients: it is less with",
+        "layers": "40% of the time goes into exchanges inside layers, such as",
+        "exchange": "40% of the time goes into the exchange of gradients: larger batches",
         "evaluation": "40% of the time goes into evaluation: evaluate less often",
         "checkpoint": "40% of the time goes into checkpoints: write checkpoints less often",
-        "extensions": "40% of the time goes into extensions: some work for long",
-        "other": "40% of the time goes into what is no part of a step: look for",
+        "extensions": "40% of the time goes into extensions: some take long",
+        "other": "40% of the time goes into work outside the steps: look for",
     }[part]
     taken = {"exchange": 0, **{part: 40}}
     assert advice(rank(**taken), rank(**taken)).startswith(work)

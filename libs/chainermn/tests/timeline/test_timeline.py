@@ -171,7 +171,9 @@ def test_a_window_of_each_of_two_trainers(tmp_path: Path) -> None:
 
 
 def test_a_window_that_is_none() -> None:
-    with pytest.raises(ValueError, match=r"the first and the last to record.*got \(7, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"the first and the last iteration to record.*got \(7, 3\)"
+    ):
         Settings("file", window=(7, 3))
 
 

@@ -397,7 +397,7 @@ def test_pinned_memory_is_freed_after_its_last_copy(
 def test_two_ranks_on_one_gpu(stand_in: Any) -> None:
     stand_in._device, stand_in._visible = "0000:07:00.0", 1
     comm = make("pure_nccl")
-    message = "NCCL needs a GPU for each rank, but rank 1 .* ranks, and 1 GPU that rank 1 sees"
+    message = "NCCL needs a GPU for each rank, but rank 1 .* ranks, and rank 1 sees 1 GPU"
     with pytest.raises(RuntimeError, match=message):
         comm.multi_node_mean_grad(model_with(stand_in, {"a": np.ones(5, "f")}))
     assert stand_in.library.made == 0
@@ -413,7 +413,7 @@ def test_default_is_pure_nccl_where_every_rank_can_have_a_gpu(
     comm = chainermn.create_communicator()
     assert isinstance(comm, SingleNodeCommunicator)
     if mpi_ranks == 2 and comm.rank == 0:
-        assert "a host has 2 ranks, but GPUs: 1" in str(recwarn.pop().message)
+        assert "a host has 2 ranks, but only 1 GPU" in str(recwarn.pop().message)
     assert len(recwarn) == 0
 
 

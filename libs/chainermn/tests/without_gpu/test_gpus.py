@@ -19,7 +19,9 @@ def test_no_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(gpu.sys.modules, "cupy", raising=False)
     assert why_no_gpu() == "CuPy is not installed, or cannot be imported"
     assert why_no_nccl() == why_no_gpu()
-    with pytest.raises(RuntimeError, match="comes from another rank, but this rank uses no GPU"):
+    with pytest.raises(
+        RuntimeError, match="sends an array in GPU memory, but this rank has no GPU"
+    ):
         gpu.the_gpu()
 
 
@@ -68,7 +70,7 @@ def test_cupy_that_warns_of_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ([8, 8, 8], None),
         ([3, 3, 3], None),
-        ([2, 2, 2], "a host has 3 ranks, but GPUs: 2"),
+        ([2, 2, 2], "a host has 3 ranks, but only 2 GPUs"),
         ([2, 0, 2], "on rank 1, there is no CUDA device"),
     ],
 )

@@ -135,9 +135,9 @@ def test_only_the_ranks_of_the_group_connect(stand_in: Any) -> None:
 @pytest.mark.parametrize(
     ("status", "named"),
     [
-        (5, "NcclError: NCCL_ERROR_INVALID_USAGE: invalid usage. NCCL_DEBUG=INFO shows more"),
+        (5, "NcclError: NCCL_ERROR_INVALID_USAGE: invalid usage. Set NCCL_DEBUG=INFO to see more"),
         (7, r"ncclInProgress \(7\).*; unset NCCL_COMM_BLOCKING"),
-        (8, r"ncclTimeout \(8\)\. NCCL_DEBUG=INFO shows more"),
+        (8, r"ncclTimeout \(8\)\. Set NCCL_DEBUG=INFO to see more"),
         (3, "internal error"),
     ],
 )
@@ -146,7 +146,7 @@ def test_connection_that_fails_raises_on_all_ranks(
 ) -> None:
     # In the stand-in the other ranks would wait for one that fails; in NCCL they hear of it.
     stand_in.library.failing = {where: status}
-    message = f"NCCL cannot connect {WORLD.size} ranks: rank 0 of them, on .*: {named}"
+    message = f"NCCL cannot connect {WORLD.size} ranks. Rank 0, on .*, failed with .*{named}"
     with pytest.raises(RuntimeError, match=message):
         NcclTransport(WORLD, stand_in)
 
@@ -219,7 +219,7 @@ def test_only_what_has_not_failed_is_destroyed(stand_in: Any) -> None:
 
 @pytest.mark.mpi(2)
 def test_watch_looks_at_others_while_one_is_destroyed(stand_in: Any) -> None:
-    """Which may take for ever, if a rank has died."""
+    """Which may take forever, if a rank has died."""
     looks: list[str | None] = []
     one, other = NcclTransport(WORLD, stand_in), NcclTransport(WORLD, stand_in)
 
@@ -259,7 +259,8 @@ def test_gpu_that_two_ranks_use(stand_in: Any, monkeypatch: pytest.MonkeyPatch) 
     check_devices(WORLD, stand_in)
     stand_in._device, stand_in._visible = "0000:07:00.0", 1
     message = (
-        f"rank 1 uses the same one as rank 0, 0000:07:00.0 of .* has {WORLD.size} ranks, and 1 GPU"
+        f"rank 1 uses the same one as rank 0, 0000:07:00.0 of .* has {WORLD.size} ranks, "
+        "and rank 1 sees 1 GPU"
     )
     with pytest.raises(RuntimeError, match=message):
         check_devices(WORLD, stand_in)
@@ -269,5 +270,5 @@ def test_gpu_that_two_ranks_use(stand_in: Any, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.mpi(1)
 def test_numbers_that_nccl_does_not_know(stand_in: Any) -> None:
-    with pytest.raises(TypeError, match="cannot add up complex64"):
+    with pytest.raises(TypeError, match="cannot sum arrays of complex64"):
         NcclTransport(WORLD, stand_in).combine(stand_in.to_gpu(np.zeros(2, "c8")))

@@ -105,5 +105,5 @@ def test_watch_outlives_errors_of_its_own(capfd: pytest.CaptureFixture[str]) -> 
     assert nccl_watch._first_failure() == "NCCL failed"
     told = capfd.readouterr().err
     assert "on rank 1 of 2, on " in told
-    assert "a failure of NCCL could leave the job hanging from now on" in told
+    assert "a failure of NCCL may make the job hang from now on" in told
     assert told.count("AttributeError: another CuPy") == 1

@@ -1,4 +1,4 @@
-"""The averaging of gradients: from a model's parameters to the flat arrays of the transports.
+"""Average gradients: from a model's parameters to the flat arrays of the transports.
 
-Read `exchange` first: its `GradientExchange.mean` is the whole idea.
+Read `exchange` first: its `GradientExchange.mean` contains the whole idea.
 """

@@ -1,4 +1,4 @@
-"""The exchange in a background thread, while the next iteration computes its gradients."""
+"""Exchange gradients in a background thread while the next iteration computes its own."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 class BackgroundExchange:
-    """Averages the gradients of a model in a thread. Making one is collective.
+    """Averages the gradients of a model in a thread. Creating one is collective.
 
-    If several threads may not call MPI at the same time, `wait` averages them instead.
-    ``exchange`` is duplicated, and stays free for other use. Gradients in GPU memory are averaged
-    on a separate stream.
+    If MPI does not allow several threads to call it at the same time, `wait` averages the
+    gradients instead. This duplicates ``exchange``, which stays free for other uses. Gradients in
+    GPU memory are averaged on a separate stream.
     """
 
     def __init__(self, exchange: GradientExchange) -> None:
@@ -47,9 +47,9 @@ class BackgroundExchange:
         self._running: Future[None] | None = None
 
     def start(self, model: chainer.Link, zero_fill: bool) -> None:
-        """Begin to replace every gradient of ``model`` by its mean; see `GradientExchange.mean`.
+        """Start replacing every gradient of ``model`` with its mean; see `GradientExchange.mean`.
 
-        The gradients must not be used until `wait` returns.
+        Do not use the gradients until `wait` returns.
         """
         exchange = self._duplicate.made
         exchange.wire_dtype = self._original.wire_dtype
@@ -57,8 +57,8 @@ class BackgroundExchange:
         gpu = the_gpu() if is_on_gpu(model) else None
         if gpu is not None:
             self._stream = self._stream or gpu.new_stream()
-            # CuPy gives freed memory to later work of the stream on which it was allocated, which
-            # waits for no other stream. So what belongs to the model is made and freed here.
+            # CuPy reuses freed memory for later work on the stream where it was allocated, which
+            # does not wait for other streams. So allocate and free the model's arrays here.
             parameters = initialised_parameters(model).values()
             if zero_fill:
                 fill_missing_gradients(parameters)
@@ -92,14 +92,14 @@ class BackgroundExchange:
             self._running = self._executor.submit(self._wait_for_gpu, turn)
 
     def wait(self) -> None:
-        """Wait until no exchange is running, and raise the error if it failed.
+        """Wait until no exchange is running, and raise its error if it failed.
 
-        In GPU memory the current stream waits for the means, not the host.
+        For gradients in GPU memory, the current stream waits for the means, but not the host.
 
         Raises
         ------
         Exception
-            On every rank; see `CommunicatorBase.multi_node_mean_grad`.
+            If the exchange failed, on every rank; see `CommunicatorBase.multi_node_mean_grad`.
         """
         finish, self._finish = self._finish, None
         if finish is None:
@@ -116,7 +116,7 @@ class BackgroundExchange:
         """Give the duplicate back as soon as no exchange is running. Not collective.
 
         Python's garbage collector may call this anywhere, even inside ``submit``. So this does not
-        shut down the executor, which ends its thread by itself.
+        shut down the executor, which ends its own thread.
         """
         if self._running is None:
             self._duplicate.give_back()

@@ -1,4 +1,4 @@
-"""Copies of many arrays in GPU memory into one buffer and back, by one kernel for each dtype."""
+"""Copy many arrays in GPU memory into one buffer and back, with one kernel per dtype."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 #: Names of the dtypes that arrays and buffers may have.
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
-# Bytes of the wider dtype in what a block copies: four times 16 in each of its 256 threads.
+# Bytes, in the wider dtype, that a block copies: four times 16 in each of its 256 threads.
 _PIECE_BYTES = 1 << 14
 
-#: Arrays begin at multiples of this many elements in the buffer: at least 128 bytes, the unit in
-#: which a GPU accesses its memory.
+#: Arrays begin at multiples of this number of elements in the buffer. That is at least 128 bytes,
+#: the unit in which a GPU accesses its memory.
 ALIGNMENT = 64
 
 
@@ -48,15 +48,15 @@ def pieces(
     members : sequence of int
         Indices of the arrays.
     sizes, positions : sequence of int
-        Number of elements, and position in the buffer, of each array.
+        Number of elements and position in the buffer of each array.
     length : int
-        Maximum number of elements of a piece.
+        Largest number of elements in a piece.
 
     Returns
     -------
     ndarray of int64, shape (number of pieces, 4)
-        Of each piece: index of its array, first element there, number of elements, and position
-        in the buffer.
+        For each piece: index of its array, first element in the array, number of elements, and
+        position in the buffer.
     """
     found = [
         (index, start, min(length, sizes[index] - start), positions[index] + start)
@@ -72,8 +72,8 @@ class BatchedCopy:
     Attributes
     ----------
     length : int
-        Number of elements that the buffer must have at least. Some of them belong to no array:
-        gathering sets these to zero.
+        Minimum number of elements of the buffer. Elements between the arrays are padding, which
+        gathering sets to zero.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class BatchedCopy:
         self._pointers: Array | None = None
 
     def gather(self, arrays: Sequence[Array], buffer: Array) -> None:
-        """Begin to copy the arrays into the buffer, cast to its dtype."""
+        """Start copying the arrays into the buffer, cast to its dtype."""
         self._run("gather", arrays, buffer)
 
     def scatter(self, buffer: Array, arrays: Sequence[Array], divisor: int) -> None:
-        """Begin to copy the buffer into the arrays, divided by ``divisor``, then cast."""
+        """Start copying the buffer into the arrays, divided by ``divisor`` and then cast."""
         self._run("scatter", arrays, buffer, np.float64(divisor))
 
     def _run(self, what: str, arrays: Sequence[Array], buffer: Array, *more: Any) -> None:

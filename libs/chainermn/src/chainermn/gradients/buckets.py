@@ -1,4 +1,4 @@
-"""Buckets: gradients that are exchanged together in one buffer."""
+"""Divide gradients into buckets, which are exchanged together in one buffer."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ AnyBucket: TypeAlias = "Bucket | CompressedBucket | EmbeddingBucket"
 
 
 class Wire(NamedTuple):
-    """How gradients are sent: while this stays the same, so do buckets.
+    """The form in which gradients are sent. While it stays the same, so do the buckets.
 
-    ``host`` and ``gpu`` are the dtypes to which gradients in each memory are rounded before they
-    are sent, or None.
+    ``host`` and ``gpu`` are the dtypes to which gradients in each kind of memory are rounded
+    before they are sent, or None.
     """
 
     host: np.dtype[Any] | None
@@ -35,39 +35,41 @@ class Wire(NamedTuple):
     compression: Hashable = None  # the phase of the compressor
 
 
-#: The largest buffer so far of each dtype, in GPU memory or not. Buckets share buffers if only
-#: one bucket is in use at a time.
+#: The largest buffer so far, by dtype and whether it is in GPU memory. Buckets share buffers if
+#: only one bucket is in use at a time.
 Buffers: TypeAlias = dict[tuple[np.dtype[Any], bool], Array]
 
 
 class Bucket:
     """Gradients that are exchanged together in one buffer, in host memory or in GPU memory.
 
-    In GPU memory one kernel for each dtype copies in each direction, and the host does not wait
-    for it. The gradients may have different dtypes: all are cast to that of the buffer, whose
-    length is a multiple of the number of ranks, so that all shards have the same length.
+    In GPU memory, one kernel per dtype copies in each direction, and the host does not wait for
+    it. The gradients may have different dtypes: all are cast to the dtype of the buffer. The
+    length of the buffer is a multiple of the number of ranks, so that all shards are equally long.
 
     Parameters
     ----------
     members : sequence of int
         Positions of the parameters among all parameters.
     parameters : sequence of chainer.Parameter
-        The parameters of the gradients: all in host memory with one dtype, or all in GPU memory.
+        Parameters of the gradients: all in host memory with the same dtype, or all in GPU memory.
     dtype : dtype
         Dtype of the buffer.
     n_ranks : int
+        Number of ranks.
     buffers : Buffers or None
-        None for a buffer that no other bucket uses. Otherwise a single gradient in host memory
-        is its own buffer, without a copy.
+        Buffers shared with other buckets. With these, a single gradient in host memory is its own
+        buffer, without a copy. None gives the bucket a private buffer.
 
     Attributes
     ----------
     members : sequence of int
+        Positions of the parameters among all parameters.
     on_gpu : bool
         Whether the gradients are in GPU memory.
     buffer : array of shape (n,)
-        Elements of the gradients, in the order of ``members``; in GPU memory with some zeros
-        between them. Set by `gather`.
+        Elements of the gradients, in the order of ``members``, in GPU memory with some zeros in
+        between. Set by `gather`.
     """
 
     buffer: Array
@@ -105,8 +107,8 @@ class Bucket:
             np.concatenate(gradients, out=self.buffer)
 
     def exchange(self, collectives: Collectives) -> Steps:
-        """Average the buffer over the ranks; in GPU memory, add it up."""
-        # The kernels divide when scattering.
+        """Average the buffer over the ranks; in GPU memory, only sum it."""
+        # In GPU memory, the kernels divide when scattering.
         return (collectives.sum if self.on_gpu else collectives.mean)(self.buffer)
 
     def scatter(self, gradients: Sequence[Array]) -> None:
@@ -122,7 +124,7 @@ class Bucket:
     def _take_buffer(self) -> Array:
         key = self._dtype, self.on_gpu
         if key not in self._buffers or self._buffers[key].size < self._length:
-            # In GPU memory the padding is reduced along with the gradients and must not overflow.
+            # In GPU memory, the padding is reduced with the gradients and must not overflow.
             new = gpu_zeros if self.on_gpu else np.empty
             self._buffers[key] = new(self._length, self._dtype)
         return self._buffers[key][: self._length]
@@ -151,19 +153,22 @@ def make_buckets(
     Parameters
     ----------
     parameters : sequence of chainer.Parameter
+        Initialised parameters.
     limit, gpu_limit, compressed_limit : float
-        Maximum size in bytes of a bucket in host memory, in GPU memory, and of gradients that the
-        compressor takes. A gradient of at least this size gets a bucket to itself; if the limit is
-        0, every gradient does.
+        Maximum size in bytes of a bucket in host memory, of one in GPU memory, and of one for the
+        compressor. A gradient of at least this size gets its own bucket; with a limit of 0, every
+        gradient does.
     wire : Wire
+        Form in which gradients are sent.
     n_ranks : int
+        Number of ranks.
     buffers : Buffers, optional
-        Buffers that all buckets share, if only one bucket is in use at a time. By default each
+        Buffers that all buckets share, if only one bucket is in use at a time. By default, each
         bucket has its own buffer, and even a single gradient is copied into it.
     compressor : Compressor, optional
-        Gradients that it takes get buckets of their own.
+        Compressor of the gradients; those that it takes get separate buckets.
     embeddings : set of VariableNode
-        Parameters of which rows are sent, unless they are compressed.
+        Parameters for which only rows are sent, unless they are compressed.
     """
     divided: list[tuple[list[int], _Kind]] = []
     filling: dict[_Kind, tuple[list[int], int]] = {}
@@ -202,7 +207,7 @@ def make_buckets(
 
 
 class _Kind(NamedTuple):
-    """What all gradients of a bucket have in common."""
+    """The properties that all gradients of a bucket share."""
 
     dtype: np.dtype[Any]
     on_gpu: bool
@@ -211,10 +216,10 @@ class _Kind(NamedTuple):
 
 
 def flat_gradients(parameters: Sequence[chainer.Parameter]) -> list[Array]:
-    """Give each parameter a contiguous, writable gradient array of its own; return flat views.
+    """Give each parameter its own contiguous, writable gradient array; return flat views.
 
-    The backward of an addition passes one array to both operands, which would be reduced twice in
-    place. The backward of a broadcast passes a read-only view of fewer elements.
+    The backward of an addition passes the same array to both operands, so that reducing in place
+    would reduce it twice. The backward of a broadcast passes a read-only view of fewer elements.
     """
     owners: set[int] = set()
     flat = []

@@ -1,4 +1,4 @@
-"""The compression of one model's gradients, with what is remembered from step to step."""
+"""Compress one model's gradients, with a memory from step to step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from chainermn.gradients.buckets import AnyBucket
 
-#: What one rank remembers: for each parameter, arrays by name.
+#: Memory of one rank: for each parameter, arrays by name.
 State = Mapping[str, Mapping[str, Any]]
 
 
@@ -31,8 +31,9 @@ class Compressor:
     Attributes
     ----------
     compression : Compression
+        Compression of the gradients.
     n_exchanges : int
-        How often gradients have been averaged.
+        Number of times that gradients have been averaged.
     """
 
     def __init__(self, compression: Compression) -> None:
@@ -41,35 +42,35 @@ class Compressor:
         self._memories: dict[str, Memory] = {}
         self._names: dict[VariableNode, str] = {}
         self._loaded: dict[str, Mapping[str, Any]] = {}
-        #: The buckets of the blocking exchange, by what they depend on.
+        #: Buckets of the blocking exchange, by everything that they depend on.
         self.buckets: dict[Hashable, Sequence[AnyBucket]] = {}
         self._n_loads = 0
 
     @property
     def phase(self) -> Hashable:
-        """What changes when an exchange under way becomes useless."""
+        """Key whose change makes an exchange in progress useless."""
         return self._n_loads, self.is_on
 
     @property
     def is_on(self) -> bool:
-        """Whether gradients are compressed by now."""
+        """Whether gradients are already being compressed."""
         return self.n_exchanges >= self.compression.start_iteration
 
     def look_at(self, model: chainer.Link) -> None:
-        """Learn the names of the parameters, under which things are remembered."""
+        """Learn the names of the parameters, which are the keys of the memory."""
         self._names = {parameter.node: name for name, parameter in named_parameters(model)}
 
     def takes(self, parameter: chainer.Parameter, has_rows: bool) -> bool:
-        """Tell whether the gradient of this parameter is exchanged by the compression by now.
+        """Tell whether the compression now exchanges the gradient of this parameter.
 
-        ``has_rows`` tells whether only rows of it are sent otherwise.
+        ``has_rows`` tells whether only rows of it would be sent without compression.
         """
         compression = self.compression
         takes_uncompressed = compression.takes_all and not has_rows
         return self.is_on and (takes_uncompressed or compression.compresses(parameter.shape))
 
     def memory_of(self, parameter: chainer.Parameter) -> tuple[str, Memory]:
-        """Return the name of a parameter, and what is remembered of it."""
+        """Return the name and the memory of a parameter."""
         name = self._names[parameter.node]
         memory = self._memories.get(name)
         if memory is None or not memory.fits(parameter.array):
@@ -91,10 +92,10 @@ class Compressor:
     def commit(
         self, buckets: Sequence[AnyBucket], parameters: Iterable[chainer.Parameter]
     ) -> None:
-        """Remember what the exchange has left, now that its means are the gradients.
+        """Update the memory, now that the means have become the gradients.
 
-        If one is not finite, the exchange is forgotten: with loss scaling, Chainer skips the whole
-        step. Without it, all that earlier steps have left is forgotten too.
+        If a mean is not finite, discard this exchange: with loss scaling, Chainer skips the whole
+        step. Without loss scaling, also discard the memory of earlier steps.
         """
         compressed = [bucket for bucket in buckets if isinstance(bucket, CompressedBucket)]
         if all(bucket.is_finite for bucket in compressed) and all(
@@ -110,7 +111,7 @@ class Compressor:
         self.n_exchanges += 1
 
     def copy(self) -> Compressor:
-        """Return a compressor that remembers the same."""
+        """Return a compressor with a copy of the memory."""
         twin = Compressor(self.compression)
         twin.load(self.n_exchanges, copy.deepcopy(self.state()))
         return twin
@@ -119,18 +120,18 @@ class Compressor:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Names of the arrays that a state may have of each parameter."""
+        """Names of the arrays that a state may contain for each parameter."""
         return (*self.compression.remembers, LOSS_SCALE)
 
     def state(self) -> State:
-        """Return what this rank remembers."""
+        """Return this rank's memory."""
         of_memories = {
             name: state for name, memory in self._memories.items() if (state := memory.state())
         }
         return {**self._loaded, **of_memories}
 
     def load(self, n_exchanges: int, state: State) -> None:
-        """Go on from a state; from an empty one, begin anew."""
+        """Continue from a state; an empty state clears the memory."""
         self.n_exchanges = n_exchanges
         self._memories = {}
         self._loaded = {
@@ -142,9 +143,9 @@ class Compressor:
 
 
 class CompressedBucket:
-    """Gradients that a compression exchanges together; otherwise as a `Bucket`.
+    """Gradients that a compression exchanges together; see `Bucket` for the rest.
 
-    ``may_be_discarded`` tells whether gradients may still change while they are exchanged.
+    ``may_be_discarded`` tells whether gradients may still change during the exchange.
     """
 
     def __init__(
@@ -177,8 +178,8 @@ class CompressedBucket:
         n_steps = compressor.n_exchanges - compressor.compression.start_iteration
         steps = compressor.compression.exchange(self._tensors, collectives, n_steps)
         while True:
-            # A warning turned into an error would stop only one rank. It must not be off while
-            # others run.
+            # A warning turned into an error would stop only one rank. Warnings are only off
+            # between two yields, because other code runs in the meantime.
             with np.errstate(all="ignore"):
                 try:
                     pending = next(steps)
@@ -202,15 +203,15 @@ class CompressedBucket:
 
     @property
     def is_finite(self) -> bool:
-        """Whether all means are finite: the same on all ranks."""
+        """Whether all means are finite; the answer is the same on all ranks."""
         return bool(self._means.is_finite)
 
     def commit(self) -> None:
-        """Remember what the exchange has left."""
+        """Update the memory after the exchange."""
         for _, memory in self._memories:
             memory.commit()
 
     def discard(self) -> None:
-        """Forget the exchange, whose means are of no use."""
+        """Discard the exchange, whose means are useless."""
         for _, memory in self._memories:
             memory.discard()

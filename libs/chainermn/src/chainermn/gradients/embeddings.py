@@ -1,4 +1,4 @@
-"""Gradients of embeddings, of which only the rows are sent that a batch has used."""
+"""Send only those rows of an embedding's gradient that a batch has used."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 def embeddings_of(model: chainer.Link) -> frozenset[VariableNode]:
-    """Return the nodes of the parameters in host memory of which a batch uses some rows only."""
+    """Return the nodes of parameters in host memory of which a batch uses only some rows."""
     weights = [each.W for each in model.links() if isinstance(each, chainer.links.EmbedID)]
     return frozenset(each.node for each in weights if not on_gpu(each.array))
 
 
 class EmbeddingBucket:
-    """The gradient of an embedding, in host memory; otherwise as a `Bucket`.
+    """The gradient of an embedding, in host memory; see `Bucket` for the rest.
 
-    All ranks give each other the rows that are not zero, if these are fewer bytes than an
-    all-reduce sends. The means are the same bits either way, if the all-reduce adds up in the
-    order of the ranks.
+    All ranks send each other the rows that are not zero, if these take fewer bytes than an
+    all-reduce sends. The means have the same bits either way, if the all-reduce sums in rank
+    order.
     """
 
     on_gpu = False
@@ -56,7 +56,7 @@ class EmbeddingBucket:
         n_rows = int(counts.max())
         n_bytes = self._gradient.size * self._wire_dtype.itemsize
         bytes_per_row = np.uint32().nbytes + n_bytes // len(self._gradient)
-        # An all-reduce sends 2 (N - 1) / N times all bytes; this, N - 1 times those of the rows.
+        # An all-reduce sends 2 (N - 1) / N times all bytes; this sends N - 1 times those of rows.
         if collectives.size * n_rows * bytes_per_row < 2 * n_bytes:
             yield from self._exchange_rows(counts[:, 0], n_rows, collectives)
         else:
@@ -96,7 +96,7 @@ class EmbeddingBucket:
 def _mean(
     union: Array, rows: Sequence[Array], parts: Sequence[Array], width: int, adder: Adder
 ) -> Array:
-    """Return the means of the rows in ``union``, added up and rounded as an all-reduce does."""
+    """Return the means of the rows in ``union``, summed and rounded as an all-reduce does."""
     wire_dtype = parts[0].dtype
     total = np.zeros((len(union), width), np.float32 if wire_dtype.itemsize == 2 else wire_dtype)
     for of_rank, part in zip(rows, parts, strict=True):

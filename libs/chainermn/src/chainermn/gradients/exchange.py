@@ -1,4 +1,4 @@
-"""The exchange of gradients: each gradient becomes its mean over the ranks."""
+"""Exchange gradients: replace each gradient with its mean over the ranks."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
     from chainermn.gradients.compressor import Compressor
     from chainermn.transport.topology import Topology
 
-# Measured: on one host, larger buckets only take longer to copy; over a link of 1 Gbit/s, smaller
+# Measured: on one host, larger buckets only take longer to copy. On a link of 1 Gbit/s, smaller
 # buckets add latency.
 _BUCKET_BYTES_ON_ONE_HOST = 1 << 18
 _BUCKET_BYTES = 1 << 22
 
-# More than the models that share a communicator in practice, such as the two of a GAN.
+# More models than share a communicator in practice, such as the two of a GAN.
 _MOST_MODELS = 16
 
-#: ``allreduce(buffer, reducers, divisor, wire_dtype)`` replaces ``buffer`` by its sum over the
+#: ``allreduce(buffer, reducers, divisor, wire_dtype)`` replaces ``buffer`` with its sum over the
 #: ranks, divided by ``divisor``.
 AllReduce: TypeAlias = Callable[[Array, Reducers, int, np.dtype[Any] | None], Steps]
 
 
 def size_of(gradients: Sequence[Array]) -> Mapping[str, int]:
-    """Return the size of a bucket, for those who want to see spans."""
+    """Return the size of a bucket for its span; empty if spans are not recorded."""
     if not spans.are_wanted():
         return {}
     return {"gradients": len(gradients), "bytes": sum(one.nbytes for one in gradients)}
@@ -66,16 +66,16 @@ class Algorithm:
     allreduce : callable
         The algorithm itself: a non-blocking all-reduce of a buffer.
     bucket_bytes : float, optional
-        Maximum size of a bucket in host memory; 0 for one bucket per parameter, in GPU memory
-        too. Otherwise all gradients in GPU memory share one bucket. By default buckets are small
-        enough for the cache on one host, and large enough to hide latency on several hosts.
+        Maximum size of a bucket in host memory. 0 means one bucket per parameter, also in GPU
+        memory. Otherwise, all gradients in GPU memory share one bucket. By default, buckets are
+        small enough for the cache on one host, and large enough to hide latency on several hosts.
     everyone_by_nccl : bool
-        Whether an all-reduce of GPU memory among all ranks uses NCCL; otherwise it uses MPI.
+        Whether an all-reduce of GPU memory among all ranks uses NCCL rather than MPI.
     uses_nccl : bool
-        Whether all gradients in GPU memory are exchanged by NCCL alone. Their wire dtype is then
+        Whether only NCCL exchanges gradients in GPU memory. Their wire dtype is then
         ``chainer.global_config.dtype`` by default.
     sends_rows : bool
-        Whether only those rows of the gradients of embeddings are sent that are not zero.
+        Whether to send only the rows of embeddings' gradients that are not zero.
     """
 
     allreduce: AllReduce
@@ -88,12 +88,12 @@ class Algorithm:
 class GradientExchange:
     """Averages the gradients of models over the ranks of ``mpi_comm``.
 
-    ``group`` is the name of these ranks for the watch.
+    ``group`` identifies these ranks for the watch.
 
     Attributes
     ----------
     wire_dtype : dtype or None
-        Dtype to which gradients are rounded before they are sent, as set by the user; None for
+        Dtype, set by the user, to which gradients are rounded before they are sent. None means
         the default.
     """
 
@@ -110,7 +110,7 @@ class GradientExchange:
         self.algorithm = algorithm
         self.wire_dtype: np.dtype[Any] | None = None
         self.group = group
-        #: Where its spans are shown, if not in the thread that runs it.
+        #: Track of the timeline that shows its spans, unless the running thread does.
         self.track: str | None = None
         self._transports = transports
         self._host = HostReducers(mpi_comm, topology)
@@ -120,7 +120,7 @@ class GradientExchange:
         self._buckets: dict[Hashable, Sequence[AnyBucket]] = {}
 
     def wire_with(self, compressor: Compressor | None) -> Wire:
-        """Return how gradients are sent with the current settings."""
+        """Return the form in which gradients are sent with the current settings."""
         phase = None if compressor is None else compressor.phase
         if self.topology.size == 1:
             return Wire(None, None, phase)
@@ -128,7 +128,7 @@ class GradientExchange:
         if gpu is None and self.algorithm.uses_nccl:
             config = chainer.global_config.dtype
             gpu = FLOAT16 if config is chainer.mixed16 else np.dtype(config)
-        # Gradients in host memory that never leave their host need no rounding.
+        # Gradients in host memory that never leave their host do not need rounding.
         return Wire(self.wire_dtype if self.topology.inter_size > 1 else None, gpu, phase)
 
     @collective("multi_node_mean_grad")
@@ -139,10 +139,10 @@ class GradientExchange:
         unless: Sequence[bool] = (),
         compressor: Compressor | None = None,
     ) -> tuple[bool, ...]:
-        """Replace every gradient of ``model`` by its mean over the ranks. Collective.
+        """Replace every gradient of ``model`` with its mean over the ranks. Collective.
 
-        If any of ``unless`` is true on any rank, nothing is exchanged. Given a ``compressor``, the
-        gradients are compressed, with any number of ranks.
+        If any of ``unless`` is true on any rank, nothing is exchanged. With a ``compressor``, the
+        gradients are compressed, even on a single rank.
 
         Returns
         -------
@@ -152,7 +152,7 @@ class GradientExchange:
         Raises
         ------
         TypeError, ValueError, OverflowError
-            On every rank; see `CommunicatorBase.multi_node_mean_grad`.
+            For the reasons given in `CommunicatorBase.multi_node_mean_grad`, on every rank.
         """
         wire = self.wire_with(compressor)
         agreed = agree_on_gradients(
@@ -170,7 +170,7 @@ class GradientExchange:
     def average(
         self, parameters: Sequence[chainer.Parameter], buckets: Sequence[AnyBucket], wire: Wire
     ) -> None:
-        """Replace the gradients by their means, one bucket after the other. Collective."""
+        """Replace the gradients with their means, bucket by bucket. Collective."""
         flat = flat_gradients(parameters)
         for bucket in buckets:
             gradients = [flat[index] for index in bucket.members]
@@ -183,14 +183,14 @@ class GradientExchange:
                 bucket.scatter(gradients)
 
     def embeddings_of(self, model: chainer.Link) -> Set[VariableNode]:
-        """Return the parameters of which rows are sent: those of embeddings, between hosts."""
+        """Return the parameters for which only rows are sent: embeddings, on several hosts."""
         is_worth_it = self.topology.inter_size > 1 and self.algorithm.sends_rows
         return embeddings_of(model) if is_worth_it else frozenset()
 
     def collectives(self, on_gpu: bool, wire: Wire) -> Collectives:
         """Return the collectives of all ranks for buffers in this memory.
 
-        The first all-reduce makes its reducers, which is collective and blocks. Later ones never
+        The first all-reduce creates its reducers, which is collective and blocks. Later ones never
         block, so one thread can advance several in turn.
         """
         reducers = self._gpu if on_gpu else self._host
@@ -203,13 +203,13 @@ class GradientExchange:
         return Collectives(allreduce, self._host.messages)
 
     def set_up(self, on_gpu: bool) -> None:
-        """Make the reducers that later all-reduces in this memory use. Collective."""
-        # A shard for each rank.
+        """Create the reducers that later all-reduces in this memory use. Collective."""
+        # One element per rank.
         n, dtype = self.topology.size, np.dtype(np.float32)
         buffer = gpu_zeros(n, dtype) if on_gpu else np.zeros(n, dtype)
         wait_for(self.algorithm.allreduce(buffer, self._gpu if on_gpu else self._host, 1, None))
         if on_gpu:
-            the_gpu().record().Wait()  # until then, the GPU uses the buffer
+            the_gpu().record().Wait()  # the GPU uses the buffer until then
 
     def check_overflow(
         self,
@@ -219,7 +219,7 @@ class GradientExchange:
     ) -> None:
         """Check that no gradient has overflowed in ``lanes``. Collective.
 
-        Only casts in host memory note overflows, so nothing is checked for GPU memory alone.
+        Only casts in host memory record overflows, so gradients in GPU memory are not checked.
         """
         if self.wire_with(None).host == FLOAT16 and not all(bucket.on_gpu for bucket in buckets):
             largest = max(lane._host.take_overflow() for lane in lanes)
@@ -265,7 +265,7 @@ class GradientExchange:
                 one_host = self.topology.inter_size == 1
                 limit = _BUCKET_BYTES_ON_ONE_HOST if one_host else _BUCKET_BYTES
             if compressor is not None and compressor.is_on:
-                # What is sent is so little that the time is that of the number of messages.
+                # Compressed gradients are so small that only the number of messages matters.
                 limit = gpu_limit = float("inf")
             known[key] = make_buckets(
                 *(agreed.parameters, limit, gpu_limit, float("inf"), wire),

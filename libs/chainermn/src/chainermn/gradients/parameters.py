@@ -1,4 +1,4 @@
-"""The parameters of a model, in the same order on all ranks, or an error on every rank."""
+"""Get a model's parameters in the same order on all ranks, or raise an error on every rank."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Description(NamedTuple):
-    """The properties of a parameter that ranks compare: all except its values."""
+    """The properties of a parameter that ranks compare: everything except its values."""
 
     name: str
     shape: tuple[int, ...] | None  # None: not initialised
@@ -47,12 +47,12 @@ class Description(NamedTuple):
 def named_parameters(model: chainer.Link) -> list[tuple[str, chainer.Parameter]]:
     """Return the parameters of ``model`` with their names, sorted by name."""
     if not isinstance(model, chainer.Link):
-        raise TypeError(f"expected a model, a chainer.Link, got {type(model)}")
+        raise TypeError(f"expected a model, which is a chainer.Link, got {type(model)}")
     return sorted(model.namedparams(), key=lambda pair: pair[0])
 
 
 def initialised_parameters(model: chainer.Link) -> dict[VariableNode, chainer.Parameter]:
-    """Return the initialised parameters by their nodes, each once, in the order of the model."""
+    """Return the initialised parameters by node, each once, in the order of the model."""
     return {parameter.node: parameter for parameter in model.params(include_uninit=False)}
 
 
@@ -62,7 +62,7 @@ def is_on_gpu(model: chainer.Link) -> bool:
 
 
 class Agreement(NamedTuple):
-    """Which gradients are to be exchanged, and for each flag, whether it is true on any rank."""
+    """The gradients to exchange, and for each flag, whether it is true on any rank."""
 
     parameters: list[chainer.Parameter]
     description: Hashable  # of all parameters; also tells which gradients are missing
@@ -79,28 +79,31 @@ def agree_on_gradients(
     flags: Sequence[bool] = (),
     maximum: Maximum | None = None,
 ) -> Agreement:
-    """Agree on the parameters whose gradients are to be exchanged. One small all-reduce.
+    """Agree on the parameters whose gradients to exchange. Takes one small all-reduce.
 
     If any of ``unless`` is true on any rank, nothing is compared.
 
     Parameters
     ----------
     mpi_comm : mpi4py.MPI.Intracomm
+        Communicator of the ranks.
     model : chainer.Link
+        Model whose gradients to exchange.
     zero_fill : bool
         Whether to set missing gradients of initialised parameters to zeros.
     wire_dtype : dtype or None
-        Dtype in which gradients in GPU memory are sent; None: their own.
+        Dtype in which gradients in GPU memory are sent. None means their own dtype.
     unless, flags : sequence of bool
-        Reasons to exchange nothing, and further flags of this rank.
+        Reasons not to exchange anything, and further flags of this rank.
     maximum : callable, optional
-        How to do the all-reduce; see `chainermn.agreement.agree`.
+        Function that performs the all-reduce; see `chainermn.agreement.agree`.
 
     Raises
     ------
     TypeError, ValueError
-        On every rank, if a rank does not give a model, or if parameters, missing gradients or
-        settings differ between ranks; in Chainer's debug mode also if a gradient is not finite.
+        If a rank does not give a model, or if parameters, missing gradients or settings differ
+        between ranks. In Chainer's debug mode, also if a gradient is not finite. Every rank
+        raises.
     """
     pairs, own = _describe_all(model, assume_grad=zero_fill)
     reason = why_not_on_gpu(wire_dtype)
@@ -128,7 +131,7 @@ def agree_on_gradients(
 
 
 def fill_missing_gradients(parameters: Iterable[chainer.Parameter]) -> None:
-    """Set the gradients that initialised parameters lack to zeros."""
+    """Set the missing gradients of initialised parameters to zeros."""
     for parameter in parameters:
         if parameter.grad is None:
             # CuPy's, if the parameter is in GPU memory.
@@ -138,14 +141,15 @@ def fill_missing_gradients(parameters: Iterable[chainer.Parameter]) -> None:
 def bcast_parameters(
     mpi_comm: MPI.Intracomm, transport_of: Callable[[Array], Any], model: chainer.Link
 ) -> None:
-    """Give every rank each parameter of the lowest rank that has initialised it.
+    """Broadcast each parameter from the lowest rank that has initialised it.
 
     ``transport_of`` returns the transport for the memory of an array.
 
     Raises
     ------
     TypeError, ValueError
-        On every rank, if a rank does not give a model, or if the ranks have different parameters.
+        If a rank does not give a model, or if the ranks have different parameters. Every rank
+        raises.
     """
     pairs, own = _describe_all(model, assume_grad=True)
     everywhere = _gather_descriptions(mpi_comm, own, "bcast_data", uninitialised_matches=True)
@@ -172,8 +176,8 @@ def check_overflow(mpi_comm: MPI.Intracomm, model: chainer.Link, largest: float)
     Raises
     ------
     OverflowError
-        On all ranks, if a gradient has become infinite on any, unless loss scaling is on: then
-        Chainer skips the step, and lowers a dynamic scale.
+        If a gradient has become infinite on any rank. All ranks raise, unless loss scaling is on:
+        then Chainer skips the step and lowers a dynamic scale.
     """
     if not any_true(mpi_comm, largest > 0):
         return
@@ -189,14 +193,14 @@ def check_overflow(mpi_comm: MPI.Intracomm, model: chainer.Link, largest: float)
         "multi_node_mean_grad: gradients beyond 65504, the largest float16, have become infinite "
         f"on the wire: {', '.join(_not_finite(pairs))} (up to {shown}). Use "
         "allreduce_grad_dtype='bfloat16', which has the range of float32, or 'float32'; or scale "
-        "the loss: optimizer.loss_scaling() skips such steps"
+        "the loss with optimizer.loss_scaling(), which skips such steps"
     )
 
 
 def _contiguous(array: Any, like: Description) -> Any:
     """Return ``array`` as a C-contiguous, writable array of the dtype and memory of ``like``.
 
-    The array is copied only if necessary.
+    Copies the array only if necessary.
     """
     if like.on_gpu:
         array = array if on_gpu(array) else the_gpu().upload(array)
@@ -207,7 +211,7 @@ def _contiguous(array: Any, like: Description) -> Any:
 def _describe_all(
     model: chainer.Link, *, assume_grad: bool
 ) -> tuple[list[tuple[str, chainer.Parameter]], tuple[Description, ...] | InputError]:
-    """Return the parameters with their names, and their descriptions for the other ranks."""
+    """Return the named parameters, and their descriptions for the other ranks."""
     pairs = attempt(lambda: named_parameters(model))
     if isinstance(pairs, InputError):
         return [], pairs
@@ -223,7 +227,7 @@ def _describe(name: str, parameter: chainer.Parameter, *, assume_grad: bool) -> 
 
 
 def _not_finite(pairs: list[tuple[str, chainer.Parameter]]) -> list[str]:
-    """Return the names of the parameters whose gradient is NaN or infinite anywhere."""
+    """Return the names of the parameters whose gradients have NaN or infinite elements."""
     return [
         name
         for name, parameter in pairs
@@ -234,7 +238,7 @@ def _not_finite(pairs: list[tuple[str, chainer.Parameter]]) -> list[str]:
 
 
 def _check_finite(mpi_comm: MPI.Intracomm, pairs: list[tuple[str, chainer.Parameter]]) -> None:
-    """Raise on every rank if a gradient is NaN or infinite on any."""
+    """Raise on every rank if a gradient is NaN or infinite on any rank."""
     everywhere = mpi_comm.allgather(_not_finite(pairs))
     if any(everywhere):
         shown = "; ".join(f"rank {rank}: {', '.join(n)}" for rank, n in enumerate(everywhere) if n)

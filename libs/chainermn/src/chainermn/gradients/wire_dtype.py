@@ -1,4 +1,4 @@
-"""The wire dtype: the dtype in which gradients are sent."""
+"""Check the wire dtype: the dtype in which gradients are sent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
 _NAMES = ("float16", "bfloat16", "float32", "float64")
-# CuPy 14 takes no bfloat16 with an older NumPy.
+# CuPy 14 does not support bfloat16 with an older NumPy.
 _NUMPY_FOR_BFLOAT16 = "2.1.2"
 
 
@@ -28,7 +28,7 @@ def as_wire_dtype(dtype: DTypeLike | None) -> np.dtype[Any] | None:
         return None
     try:
         if isinstance(dtype, str) and dtype == "bfloat16":
-            import ml_dtypes  # NumPy itself knows no such name
+            import ml_dtypes  # NumPy itself does not know bfloat16
 
             wire = np.dtype(ml_dtypes.bfloat16)
         else:
@@ -51,6 +51,6 @@ def why_not_on_gpu(wire: np.dtype[Any] | None) -> str | None:
         return None
     return (
         f"in GPU memory, allreduce_grad_dtype='bfloat16' needs NumPy {_NUMPY_FOR_BFLOAT16} or "
-        f"newer, as CuPy does, and this is {np.__version__}: "
+        f"newer, as CuPy does, but this is NumPy {np.__version__}; run: "
         + remedies.pip("install", f"numpy>={_NUMPY_FOR_BFLOAT16}")
     )

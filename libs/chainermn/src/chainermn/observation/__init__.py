@@ -1,1 +1,1 @@
-"""Spans of what Chainer does, and whole jobs whose ranks are recorded."""
+"""Make spans of Chainer's work, and record whole jobs."""

@@ -1,4 +1,4 @@
-"""Spans of single layers, forward and backward."""
+"""Make spans of single layers, in forward and backward."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from chainermn import spans
 
 @contextlib.contextmanager
 def layers_observed(are_wanted: bool = True) -> Iterator[None]:
-    """Have spans made of each link's forward and each function's backward in the ``with`` block.
+    """Make spans of each link's forward and each function's backward in the ``with`` block.
 
-    A function's backward has the name of the innermost link that called the function.
+    The backward of a function is named after the innermost link that called the function.
     """
     if not are_wanted:
         yield
@@ -34,7 +34,7 @@ class _Links(chainer.LinkHook):
 
     @property
     def innermost(self) -> str:
-        """Name of the link that is at work; empty if none is."""
+        """Name of the innermost link that is running; empty if there is none."""
         return self._open[-1][0] if self._open else ""
 
     def forward_preprocess(self, args: Any) -> None:
@@ -53,7 +53,7 @@ class _Functions(chainer.FunctionHook):
         self.name = f"chainermn-timeline-{id(self)}"
         self._links = links
         self._owners: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        # Of the functions whose backward runs, the innermost last: F.forget runs another backward.
+        # Spans of running backwards, innermost last, since F.forget runs another backward inside.
         self._open: list[AbstractContextManager[Any]] = []
 
     def forward_postprocess(self, function: Any, in_data: Any) -> None:

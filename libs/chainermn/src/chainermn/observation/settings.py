@@ -1,4 +1,4 @@
-"""What to record into a timeline, and where to write it."""
+"""Settings of a timeline: what to record, and where to write it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 import re
 from dataclasses import dataclass
 
-#: The file to write; in an environment where it is set, every job records a timeline.
+#: File to write. If this variable is set, every job records a timeline.
 VARIABLE = "CHAINERMN_TIMELINE"
-#: If set to 1, also the layers of the model.
+#: If this is 1, timelines include the layers of the model.
 LAYERS = "CHAINERMN_TIMELINE_LAYERS"
 #: The first and the last iteration to record, as in ``100-120``.
 ITERATIONS = "CHAINERMN_TIMELINE_ITERATIONS"
@@ -18,7 +18,7 @@ ITERATIONS = "CHAINERMN_TIMELINE_ITERATIONS"
 class Settings:
     """What to record, and where to write it.
 
-    Raises ValueError if the window is none.
+    Raises ValueError if the window is not valid.
     """
 
     path: str
@@ -28,15 +28,15 @@ class Settings:
     def __post_init__(self) -> None:
         if self.window is not None and not 1 <= self.window[0] <= self.window[1]:
             raise ValueError(
-                "iterations must be the first and the last to record, counted from 1, got "
-                f"{self.window}"
+                "iterations must be the first and the last iteration to record, counted from 1, "
+                f"got {self.window}"
             )
 
     @classmethod
     def from_environment(cls) -> Settings | None:
-        """Return what the environment asks for; None if it asks for nothing.
+        """Return the settings of the environment; None if it does not ask for a timeline.
 
-        Raises ValueError if it is not clear what it asks for.
+        Raises ValueError if its variables are not valid.
         """
         path = os.environ.get(VARIABLE)
         if not path:
@@ -45,7 +45,7 @@ class Settings:
         found = re.fullmatch(r"(\d+)-(\d+)", iterations)
         if iterations and not (found and 1 <= int(found[1]) <= int(found[2])):
             raise ValueError(
-                f"{ITERATIONS} must be the first and the last iteration, as in 100-120, "
+                f"{ITERATIONS} must be the first and the last iteration to record, as in 100-120, "
                 f"got {iterations!r}"
             )
         window = (int(found[1]), int(found[2])) if found else None

@@ -1,4 +1,4 @@
-"""A file that shows what all ranks did, asked for by a variable or by the script."""
+"""Write a timeline of all ranks into a file, if a variable or the script asks for it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _until_the_end = contextlib.ExitStack()
 
 
 class TimelineFile:
-    """Records what the ranks of a communicator do. Making one is collective.
+    """Records what the ranks of a communicator do. Creating one is collective.
 
     Raises OSError on every rank if the file cannot be written.
     """
@@ -52,11 +52,11 @@ class TimelineFile:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         was_there = self._path.exists()
         self._path.open("ab").close()
-        if not was_there:  # nor will it be if the job fails
+        if not was_there:  # if the job fails, there should be no file
             self._path.unlink()
 
     def observe(self, trainer: chainer.training.Trainer) -> None:
-        """Record what a trainer does, too, and the streams of its GPU."""
+        """Also record what a trainer does, and the streams of its GPU."""
         observation = observe(trainer)
         if self.settings.with_layers:
             observation.within(layers_observed)
@@ -68,7 +68,7 @@ class TimelineFile:
 
     @contextlib.contextmanager
     def trainers_observed(self) -> Iterator[None]:
-        """Record what every trainer does that runs in the ``with`` block."""
+        """Record every trainer that runs in the ``with`` block."""
         run = chainer.training.Trainer.run
 
         def recorded_run(trainer: Any, *args: Any, **kwargs: Any) -> None:
@@ -82,7 +82,7 @@ class TimelineFile:
             chainer.training.Trainer.run = run
 
     def write(self) -> None:
-        """Record no more, and write the file. Collective."""
+        """Stop recording, and write the file. Collective."""
         if self._streams is not None:
             spans.measure_streams(None)
             self._streams.finish()
@@ -93,7 +93,7 @@ class TimelineFile:
             print(f"timeline of {n}: {self._path}{_what_to_do(self._path, recorded)}", flush=True)
 
     def discard(self) -> None:
-        """Record no more."""
+        """Stop recording, without writing the file."""
         if self._streams is not None:
             spans.measure_streams(None)
         self._recording.discard()
@@ -102,7 +102,7 @@ class TimelineFile:
 def _what_to_do(path: Path, recorded: list[trace.Recorded]) -> str:
     if not any(span.name == "iteration" for span in recorded[0].spans):
         return f". It has no iterations: {trace.WHY_NO_ITERATIONS}"
-    return f". Open it in https://ui.perfetto.dev, or sum it up: chainermn report {path}"
+    return f". Open it in https://ui.perfetto.dev, or run: chainermn report {path}"
 
 
 @contextlib.contextmanager
@@ -154,15 +154,16 @@ def record_timeline(
 
 
 def record_job(mpi_comm: MPI.Intracomm, settings: Settings) -> None:
-    """Record the whole job, as its environment says. Collective.
+    """Record the whole job, as its environment asks. Collective.
 
-    It is recorded from the time on when the first communicator of all ranks has been created.
+    Recording starts when the first communicator of all ranks is created.
 
     Parameters
     ----------
     mpi_comm : mpi4py.MPI.Intracomm
+        Communicator that is being created.
     settings : Settings
-        The same on all ranks.
+        Settings, which must be equal on all ranks.
     """
     global _timeline_of_job
     if _timeline_of_job is not None:
@@ -171,8 +172,8 @@ def record_job(mpi_comm: MPI.Intracomm, settings: Settings) -> None:
     if mpi_comm.size < world.size:
         if mpi_comm.rank == 0:
             warnings.warn(
-                f"{VARIABLE}: nothing is recorded before a communicator of all {world.size} ranks "
-                f"is created; this one has {mpi_comm.size}",
+                f"{VARIABLE}: recording starts when a communicator of all {world.size} ranks is "
+                f"created; this one has {mpi_comm.size}",
                 stacklevel=3,
             )
         return

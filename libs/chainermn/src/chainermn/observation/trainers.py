@@ -1,4 +1,4 @@
-"""Spans of what a trainer does: iterations, batches, extensions."""
+"""Make spans of a trainer's iterations, batches and extensions."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _iterators: set[type] = set()
 
 
 def observe(trainer: chainer.training.Trainer) -> Observation:
-    """Have spans made of what a trainer does from its next iteration on, if anybody listens.
+    """Make spans of a trainer's work from its next iteration on, if anything listens to spans.
 
-    To be called before its training begins, or by an extension when it is initialized.
+    Call this before the training starts, or in an extension's ``initialize``.
     """
     if trainer not in _observed:
         _observed[trainer] = Observation(trainer)
@@ -30,9 +30,9 @@ def observe(trainer: chainer.training.Trainer) -> Observation:
 
 
 class Observation:
-    """Spans of what a trainer does.
+    """Makes spans of a trainer's work.
 
-    An iteration begins with the update, and ends when its last extension has returned.
+    An iteration begins with the update and ends when the last extension has returned.
     """
 
     def __init__(self, trainer: chainer.training.Trainer) -> None:
@@ -46,7 +46,7 @@ class Observation:
         for name, entry in trainer._extensions.items():
             began = functools.partial(self.turn_to, name)
             entry.trigger = _ObservedTrigger(entry.trigger, lambda: self.turn_to(""), began)
-        # It is asked when the extensions of an iteration have returned.
+        # The trainer asks it when the extensions of an iteration have returned.
         trainer.stop_trigger = _ObservedTrigger(trainer.stop_trigger, self._end)
         self._extension = ""
         self._extension_began = self._updated = 0
@@ -58,14 +58,14 @@ class Observation:
         self._within = context
 
     def tell(self) -> None:
-        """Tell of the time that extensions have taken so far."""
+        """Add a span for the time that extensions have taken so far."""
         self.turn_to(self._extension)
         now = self._extension_began
         spans.add("extensions", self._updated, now, spans.MAIN)
         self._updated = now
 
     def turn_to(self, extension: str) -> None:
-        """Tell of the extension that has been at work, as it is the turn of another one."""
+        """Add a span for the extension that was running, and start one for the next."""
         now = spans.now()
         if self._extension:
             spans.add(EXTENSION + self._extension, self._extension_began, now, spans.MAIN)
@@ -87,7 +87,7 @@ class Observation:
 
 
 class _ObservedTrigger:
-    """A trigger, and what is to be done whenever it is asked, and when it fires."""
+    """A trigger that calls functions whenever it is asked and whenever it fires."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class _ObservedTrigger:
 
 
 def _observe_batches_of(kind: type) -> None:
-    # The class, not the object: what an object is given, its copies would have too.
+    # Patch the class, because copies of an object would inherit a patched attribute.
     owner: Any = next(base for base in kind.__mro__ if "next" in vars(base))
     if owner not in _iterators:
         _iterators.add(owner)

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 def divide_cores(mpi_comm: MPI.Intracomm, host: int) -> None:
     """Limit the threads of NumPy's BLAS and of OpenMP to this rank's share of cores. Collective.
 
-    Otherwise each rank starts a thread for every core of its host, and the ranks slow each other
-    down. OpenMP, whose threads oneDNN runs on, is limited in the thread that calls this.
-    Ranks that MPI has bound to separate cores keep all of theirs. Setting any of
-    `THREAD_VARIABLES` turns this off. If a host has more ranks than cores, rank 0 prints a note.
-    ``host`` is the number of this rank's host.
+    Without this, each rank starts a thread for every core of its host, and the ranks slow each
+    other down. OpenMP, whose threads oneDNN uses, is limited in the calling thread. Ranks that MPI
+    has bound to separate cores keep all of them. Setting any of `THREAD_VARIABLES` turns this off.
+    If a host has more ranks than cores, rank 0 prints a note. ``host`` is the number of this
+    rank's host.
     """
     cores = _usable_cores()
     peers = mpi_comm.allgather((host, socket.gethostname(), cores))
@@ -40,7 +40,7 @@ def divide_cores(mpi_comm: MPI.Intracomm, host: int) -> None:
 def _crowded(peers: Sequence[tuple[int, str, frozenset[int]]]) -> str:
     """Return a note on hosts with more ranks than cores; empty if there are none.
 
-    For each rank, ``peers`` has the number and the name of its host, and the cores it may use.
+    For each rank, ``peers`` has the number and name of its host, and the cores it may use.
     """
     found = []
     for node in dict.fromkeys(node for node, _, _ in peers):
@@ -51,7 +51,8 @@ def _crowded(peers: Sequence[tuple[int, str, frozenset[int]]]) -> str:
     if not found:
         return ""
     host, n_ranks, n_cores = found[0]
-    more = f", and likewise on {len(found) - 1} more of the hosts" if found[1:] else ""
+    n_more = len(found) - 1
+    more = f", and likewise on {n_more} other host{'s' * (n_more > 1)}" if n_more else ""
     cores = "1 core" if n_cores == 1 else f"{n_cores} cores"
     return (
         f"{n_ranks} ranks share {cores} on {host}{more}: they take turns. "
@@ -60,15 +61,15 @@ def _crowded(peers: Sequence[tuple[int, str, frozenset[int]]]) -> str:
 
 
 def cores_of_job() -> int:
-    """Return how many cores of this host the job may use, even if MPI has bound this rank to one.
+    """Return the number of cores here that the job may use, even if MPI has bound this rank.
 
-    MPI binds the processes that it starts, not the one that starts them: this process's parent.
+    MPI binds the processes that it starts, but not their parent, which starts them.
     """
     return max(len(_usable_cores()), len(_usable_cores(os.getppid())))
 
 
 def _usable_cores(pid: int = 0) -> frozenset[int]:
-    """Return the cores that a process may use; that is this one by default."""
+    """Return the cores that a process may use, by default this one."""
     try:
         return frozenset(os.sched_getaffinity(pid))
     except (AttributeError, OSError):  # not Linux, or it has ended

@@ -1,4 +1,4 @@
-"""When Python looks for garbage."""
+"""Control when Python collects garbage."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Look for no garbage while modules are imported: what they define stays.
+    """Do not collect garbage during imports, whose objects stay alive anyway.
 
-    Python looks again and again while it creates many objects, sometimes through all that there
-    are. With Chainer in memory, that took more time than the imports that had caused it.
+    While many objects are created, Python repeatedly looks for garbage, sometimes among all
+    objects. With Chainer in memory, that took more time than the imports themselves.
     """
     was_enabled = gc.isenabled()
     gc.disable()

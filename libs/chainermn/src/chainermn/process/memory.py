@@ -1,4 +1,4 @@
-"""Keep the memory that a process frees, for its next allocations."""
+"""Keep the memory that a process frees for its next allocations."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _MOST_BYTES_ONCE = 1 << 25  # the limit of older versions of glibc
 def keep_freed_memory() -> None:
     """Keep the memory of large arrays in this process when they are freed.
 
-    glibc returns it to the kernel, which has to clear it page by page for the next array; training
-    allocates the same arrays in every iteration, so this costs time in every iteration. The
-    process keeps up to 256 MiB more. Setting any of glibc's variables for this turns it off, and
-    C libraries other than glibc are left as they are.
+    By default, glibc returns it to the kernel, which must clear it page by page for the next
+    array. Training allocates the same arrays in every iteration, so this takes time in every
+    iteration. The process keeps up to 256 MiB more. Setting any of glibc's variables for this
+    turns it off. Other C libraries are left as they are.
     """
     if any(variable in os.environ for variable in _VARIABLES):
         return

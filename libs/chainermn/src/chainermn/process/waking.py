@@ -1,4 +1,4 @@
-"""How often a process that waits for others wakes up to look."""
+"""Limit how often a process that waits for others wakes up."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import contextlib
 import ctypes
 
 _PR_SET_TIMERSLACK, _PR_GET_TIMERSLACK = 29, 30
-# Measured with 64 ranks on two cores, which MPICH has sleep for 1 us at a time: at Linux's usual
-# slack of 50 us, waking up took a quarter of the time in which a communicator is created.
+# Measured with 64 ranks on two cores, where MPICH sleeps for 1 us at a time: with Linux's default
+# slack of 50 us, waking up took a quarter of the time that creating a communicator takes.
 _WAKES_PER_SECOND_AND_CORE = 64_000
 
 
 def wake_up_rarely(ranks_per_core: float) -> None:
-    """Let short sleeps of this thread take longer, so that all ranks together wake up rarely.
+    """Make short sleeps of this thread longer, so that all ranks together wake up rarely.
 
-    Those that wait would otherwise use up the cores of those that compute. With up to three ranks
-    per core nothing changes, nor on systems other than Linux.
+    Otherwise, waiting ranks would take the cores from ranks that compute. This does nothing with
+    up to three ranks per core, and on systems other than Linux.
     """
     with contextlib.suppress(AttributeError, OSError):
         prctl = ctypes.CDLL(None).prctl

@@ -1,4 +1,4 @@
-"""What a worker process of a rank sets for itself."""
+"""Set up the worker processes of a rank."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 def is_worker() -> bool:
-    """Tell whether this process has been started by `multiprocessing`."""
+    """Tell whether `multiprocessing` has started this process."""
     return multiprocessing.current_process().name != "MainProcess"
 
 
 def set_up_worker() -> None:
-    """Keep the memory of an example for the next one, and do not outlive the rank.
+    """Keep the memory of an example for the next one, and end with the rank.
 
     A rank that is killed by a signal cannot end its workers, and mpiexec may wait for them
     forever.
@@ -29,13 +29,13 @@ def set_up_worker() -> None:
     keep_freed_memory()
     with contextlib.suppress(AttributeError, OSError):  # not Linux
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # The kernel watches the process that has forked this one. That may be the fork server, which
+    # The kernel only watches the process that forked this one. That may be the fork server, which
     # ends with the rank unless it hangs.
     threading.Thread(target=_exit_after_parent, daemon=True).start()
 
 
 def _exit_after_parent() -> None:
-    # While a worker is being set up, it is not yet told who its parent is.
+    # While a worker starts, it does not know its parent yet.
     while (parent := multiprocessing.parent_process()) is None:
         time.sleep(0.01)
     parent.join()

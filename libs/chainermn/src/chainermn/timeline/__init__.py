@@ -1,1 +1,1 @@
-"""What all ranks did and when: on one clock, summed up, and written for Perfetto."""
+"""Put the spans of all ranks on one clock, sum them up, and write them for Perfetto."""

@@ -1,4 +1,4 @@
-"""A picture of where the time of all ranks goes."""
+"""Draw where the time of all ranks goes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from chainermn.files import atomic_write
 from chainermn.timeline.summary import PARTS, Summary
 
-# Work in strong colors, what is lost in pale ones.
+# Work has strong colors, lost time pale ones.
 _COLORS = {
     "data": "#e69f00",
     "compute": "#0072b2",
@@ -28,13 +28,14 @@ _LEAST_INCHES, _INCHES_PER_RANK = 2.2, 0.3
 def check_picture(path: str | os.PathLike[str]) -> None:
     """Raise ValueError unless `draw` can draw into a file of this name."""
     if Path(path).suffix not in _SUFFIXES:
-        raise ValueError(f"the picture must end with {', '.join(_SUFFIXES)}, got {path}")
+        raise ValueError(f"the picture's name must end with {', '.join(_SUFFIXES)}, got {path}")
 
 
 def draw(summary: Summary, path: str | os.PathLike[str], title: str) -> None:
-    """Draw a bar for each rank, of the parts of a mean iteration, into a file.
+    """Draw the parts of a mean iteration into a file, with one bar per rank.
 
-    Raises ModuleNotFoundError if matplotlib is not installed, and what `check_picture` raises.
+    Raises ModuleNotFoundError if matplotlib is not installed, and ValueError as `check_picture`
+    does.
     """
     check_picture(path)
     from matplotlib.figure import Figure
@@ -50,7 +51,7 @@ def draw(summary: Summary, path: str | os.PathLike[str], title: str) -> None:
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axes.set_yticks(range(n_ranks), [f"rank {rank}" for rank in range(n_ranks)])
     axes.invert_yaxis()
-    axes.set_xlabel("ms of an iteration")
+    axes.set_xlabel("ms per iteration")
     axes.set_title(f"{title}: parallel efficiency {summary.efficiency:.0%}", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=4, frameon=False)

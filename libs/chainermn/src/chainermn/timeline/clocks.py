@@ -1,4 +1,4 @@
-"""How far the clocks of the hosts are apart."""
+"""Measure the differences between the clocks of hosts."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from chainermn import spans
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# The quickest of them counts. On an idle network the first few are as quick as any.
+# Only the quickest counts. On an idle network, one of the first few is as quick as any.
 _ROUND_TRIPS = 20
 
 
 class Offset(NamedTuple):
-    """What to add to a time of this host to have that of the first host, in nanoseconds."""
+    """Nanoseconds to add to a time of this host to get the time of the first host."""
 
     offset: int
-    #: The true offset differs by at most this.
+    #: Largest possible difference from the true offset.
     error: int
-    #: When it was measured, by this host's clock.
+    #: Time of the measurement on this host's clock.
     at: int
 
 
 class Clock(NamedTuple):
-    """The clock of a host, compared with that of the first host at two moments."""
+    """The clock of a host, compared with the first host's clock at two moments."""
 
     start: Offset
     end: Offset
 
     @property
     def error(self) -> int:
-        """How wrong a corrected time is at most, in nanoseconds, if the clocks run evenly."""
+        """Largest error of a corrected time, in nanoseconds, if the clocks run evenly."""
         return max(self.start.error, self.end.error)
 
     def corrected(self, time: int) -> int:
-        """Return a time of this host as the first host's clock had it."""
+        """Convert a time of this host to the first host's clock."""
         start, end = self.start, self.end
         passed = max(end.at - start.at, 1)
         drift = (end.offset - start.offset) * (time - start.at) // passed
@@ -44,16 +44,16 @@ class Clock(NamedTuple):
 
 
 def measure(mpi_comm: MPI.Intracomm, hosts: Sequence[str]) -> Offset:
-    """Compare this host's clock with that of the host of rank 0. Collective.
+    """Compare this host's clock with the clock of rank 0's host. Collective.
 
-    Rank 0 asks one rank of each other host for the time, and takes its answer to be of the middle
-    of the quickest round trip (Cristian, "Probabilistic clock synchronization", Distributed
-    Computing 3, 1989).
+    Rank 0 asks one rank of each other host for the time, and assumes that the answer was given in
+    the middle of the quickest round trip (Cristian, "Probabilistic clock synchronization",
+    Distributed Computing 3, 1989).
 
     Parameters
     ----------
     mpi_comm : mpi4py.MPI.Intracomm
-        On which no other messages are under way.
+        Communicator without any other messages in progress.
     hosts : sequence of str
         Name of each rank's host.
     """
@@ -69,7 +69,7 @@ def measure(mpi_comm: MPI.Intracomm, hosts: Sequence[str]) -> Offset:
 
 
 def _ask(mpi_comm: MPI.Intracomm, peer: int) -> tuple[int, int]:
-    """Return offset and error of the clock of another rank."""
+    """Return the offset and the error of another rank's clock."""
     trips = []
     for _ in range(_ROUND_TRIPS):
         sent = spans.now()

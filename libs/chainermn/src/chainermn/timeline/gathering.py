@@ -1,4 +1,4 @@
-"""Sums over the spans of all ranks, while training goes on."""
+"""Sum up the spans of all ranks during training."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from chainermn.timeline.summary import Summary, summarize
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-#: A rank keeps its latest iterations since the last report, with at most so many calls: a few
-#: megabytes.
+#: Limits on the iterations since the last report that a rank keeps, and on their calls. They take
+#: a few megabytes.
 MOST_ITERATIONS, MOST_CALLS = 2000, 10_000
 
 
@@ -27,7 +27,7 @@ class Gathering:
         self._pending: list[Span] = []
         self._iterations: deque[Iteration] = deque()
         self._n_calls = 0
-        # Up to where time has been given to an iteration.
+        # Time up to which everything has been assigned to iterations.
         self._reached: int | None = None
 
     def __call__(self, span: Span) -> None:
@@ -35,14 +35,14 @@ class Gathering:
         if span.track != spans.MAIN:
             return
         if span.name == "iteration":
-            # What is left of one of which most has been taken belongs to the next.
+            # If an iteration was already taken in part, its rest belongs to the next one.
             if self._reached is None or span.start >= self._reached:
                 self._close(span.start, span.end)
         elif kind_of(span, ""):
             self._pending.append(span)
 
     def take(self) -> list[Iteration]:
-        """Return what was gathered since this was called last, up to now."""
+        """Return the iterations since the last call, up to now."""
         if self._pending:
             self._close(min(span.start for span in self._pending), spans.now())
         taken = list(self._iterations)
@@ -61,7 +61,7 @@ class Gathering:
 
 
 class SharedGathering:
-    """Sums up the spans of a communicator's ranks. Making one is collective."""
+    """Sums up the spans of a communicator's ranks. Creating one is collective."""
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         self._peers = Peers(mpi_comm)
@@ -70,12 +70,12 @@ class SharedGathering:
         spans.listen(self._own)
 
     def take(self) -> Summary | None:
-        """Return the summary of the time since this was called last. Collective.
+        """Return a summary of the time since the last call. Collective.
 
-        None on all ranks except rank 0, and if a rank has done nothing.
+        Returns None on all ranks except rank 0, and if a rank has done nothing.
         """
         with self._peers.waiting("DistributedReport"):
-            self._peers.meet()  # the wait for it is part of what is summed up
+            self._peers.meet()  # the summary includes this wait
         taken = self._own.take()
         with self._peers.waiting("DistributedReport"):
             end = self._peers.offset()
@@ -89,6 +89,6 @@ class SharedGathering:
         return summarize(iterations, of_hosts, self._peers.hosts)
 
     def stop(self) -> None:
-        """Sum up no more. Not collective."""
+        """Stop listening. Not collective."""
         spans.unlisten(self._own)
         self._peers.leave()

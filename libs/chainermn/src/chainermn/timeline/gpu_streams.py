@@ -1,4 +1,4 @@
-"""Spans of what a GPU does: when its streams come to the places where the host was."""
+"""Make spans of a GPU's work, which show when its streams get to where the host was."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class _Pending(NamedTuple):
 
 
 class GpuStreams:
-    """Measures each span of the host on the stream that is current there, too.
+    """Measures each span of the host on its current stream, too.
 
-    The host enqueues work and goes on, so that its own spans do not show when a GPU computes. At
-    the start and at the end of each, an event is enqueued. Times are counted from one event to the
-    next, as CUDA gives them in single precision.
+    The host enqueues work without waiting, so its own spans do not show when the GPU computes.
+    This enqueues an event at the start and at the end of each span. Times are measured from one
+    event to the next, because CUDA gives them in single precision.
     """
 
     def __init__(self, gpu: Gpu) -> None:
@@ -37,13 +37,13 @@ class GpuStreams:
         self._lock = threading.Lock()
 
     def mark(self) -> tuple[int, Any]:
-        """Return an event on the current stream, and which stream that is."""
+        """Return the current stream and an event on it."""
         return self._gpu.stream(), self._gpu.timed_event()
 
     def add(
         self, name: str, start: tuple[int, Any], end: tuple[int, Any], details: Mapping[str, Any]
     ) -> None:
-        """Tell of a span when the GPU has come to its end."""
+        """Add a span, which is reported once the GPU has reached its end."""
         stream, event = start
         with self._lock:
             self._pending.append(_Pending(name, stream, event, end[1], details))
@@ -51,7 +51,7 @@ class GpuStreams:
                 self._tell(self._pending.popleft())
 
     def finish(self) -> None:
-        """Wait for the GPU, and tell of the rest."""
+        """Wait for the GPU, and report the remaining spans."""
         with self._lock:
             while self._pending:
                 pending = self._pending.popleft()

@@ -1,4 +1,4 @@
-"""How a rank spends the time of an iteration: a sum for each kind of work."""
+"""Divide the time of a rank's iterations by kind of work."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import NamedTuple
 from chainermn.spans import Span
 from chainermn.timeline.waiting import Call
 
-#: The time of an iteration is the sum over these. Layers are what multi-node layers exchange in
-#: forward and backward.
+#: Kinds of work, whose times add up to the time of an iteration. "layers" means the exchanges of
+#: multi-node layers in forward and backward.
 KINDS = (
     *("data", "compute", "layers", "exchange"),
     *("evaluation", "checkpoint", "extensions", "other"),
 )
 
-#: How the names of spans of extensions begin.
+#: Beginning of the names of extensions' spans.
 EXTENSION = "extension "
 
 _KIND_OF = {
@@ -29,18 +29,18 @@ _KIND_OF = {
     "checkpoint": "checkpoint",
     "extensions": "extensions",
 }
-# What happens inside of these belongs to them, whatever it is.
+# Everything inside these kinds counts as part of them.
 _WHOLE = ("evaluation", "checkpoint", "layers", "exchange")
 
 
 class Iteration(NamedTuple):
-    """What a rank did in one iteration."""
+    """A rank's work in one iteration."""
 
-    #: By kind.
+    #: Nanoseconds by kind.
     nanoseconds: dict[str, int]
-    #: Calls that meet those of other ranks, and the kind that their time is counted as.
+    #: Calls that meet those of other ranks, each with its kind.
     calls: list[tuple[str, Call]]
-    #: Nanoseconds by the name of an extension, without evaluation and checkpoints.
+    #: Nanoseconds by name of the extension, without evaluation and checkpoints.
     extensions: dict[str, int]
 
 
@@ -53,7 +53,7 @@ class _Open(NamedTuple):
 
 
 def divide(start: int, end: int, within: Iterable[Span]) -> Iteration:
-    """Return where the time of an iteration goes, given the spans of the main track in it."""
+    """Divide an iteration, given the spans of the main track inside it."""
     iteration = Iteration(dict.fromkeys(KINDS, 0), [], {})
     open_spans = [_Open(end, "other", "")]
     reached = start
@@ -73,7 +73,7 @@ def divide(start: int, end: int, within: Iterable[Span]) -> Iteration:
 
 
 def _go_on(open_spans: list[_Open], reached: int, until: int, iteration: Iteration) -> int:
-    """Give the time from one moment to another to the innermost spans of its parts."""
+    """Assign each part of the time between two moments to its innermost span."""
     while True:
         end, kind, extension = open_spans[-1]
         part = min(end, until) - reached
@@ -89,14 +89,14 @@ def _go_on(open_spans: list[_Open], reached: int, until: int, iteration: Iterati
 
 
 def kind_of(span: Span, outer: str = "other") -> str:
-    """Return the kind of work of a span; that of the one around it if it has none of its own."""
+    """Return the kind of work of a span, by default that of the span around it."""
     if span.name.startswith(EXTENSION):
         return "extensions"
     return _KIND_OF.get(span.name, "exchange" if "stream" in span.details else outer)
 
 
 def iterations_of(track: Sequence[Span]) -> list[Iteration]:
-    """Return the iterations of the spans of a whole main track."""
+    """Return the iterations in the spans of a whole main track."""
     found = []
     pending: list[Span] = []
     for span in sorted(track, key=lambda span: (span.end, -span.start)):

@@ -1,4 +1,4 @@
-"""The ranks whose spans are put together."""
+"""Communicate among the ranks whose spans are combined."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Peers:
-    """Calls among the ranks of a communicator, on a duplicate of it. Making one is collective."""
+    """Calls among the ranks of a communicator, on a duplicate. Creating one is collective."""
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         self._group = Group(mpi_comm)
@@ -25,7 +25,7 @@ class Peers:
         self.hosts = self._duplicate.made.names
 
     def waiting(self, operation: str) -> waiting:
-        """Mark collective calls, for the watch."""
+        """Mark collective calls for the watch."""
         return waiting(self._group.stream, operation, self._group.members)
 
     def offset(self) -> Offset:
@@ -33,24 +33,24 @@ class Peers:
         return clocks.measure(self._duplicate.made.mpi_comm, self.hosts)
 
     def gather(self, own: Any) -> list[Any] | None:
-        """Return what all ranks give, on rank 0; None elsewhere. Collective."""
+        """Return the values of all ranks on rank 0, and None elsewhere. Collective."""
         return self._duplicate.made.mpi_comm.gather(own)
 
     def meet(self) -> None:
-        """Wait until all ranks are here. Collective."""
+        """Wait for all ranks. Collective."""
         self._duplicate.made.mpi_comm.barrier()
 
     def leave(self) -> None:
-        """Make no more calls. Not collective."""
+        """Stop making calls. Not collective."""
         self._duplicate.give_back()
 
 
 class _Hosts:
-    """The name of each rank's host."""
+    """The names of all ranks' hosts."""
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         self.mpi_comm = mpi_comm
         self.names: list[str] = mpi_comm.allgather(host_name())
 
     def free(self) -> None:
-        """Nothing is held but the communicator."""
+        """Do nothing: this only holds the communicator."""

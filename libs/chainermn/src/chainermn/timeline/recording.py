@@ -1,4 +1,4 @@
-"""The spans of all ranks, recorded from one moment to another."""
+"""Record the spans of all ranks between two moments."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from chainermn.timeline.trace import Recorded
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-#: A rank keeps its latest spans, at most this many: some twenty megabytes.
+#: Number of spans that a rank keeps, the latest ones. They take about twenty megabytes.
 MOST_SPANS = 50_000
 
 
 class Recording:
-    """Keeps the spans of a communicator's ranks. Making one is collective.
+    """Keeps the spans of a communicator's ranks. Creating one is collective.
 
     Parameters
     ----------
     mpi_comm : mpi4py.MPI.Intracomm
+        Communicator of the ranks.
     window : (int, int), optional
-        The first and the last iteration of which spans are kept; all by default.
+        First and last iteration whose spans to keep. By default, all are kept.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, window: tuple[int, int] | None = None) -> None:
@@ -33,7 +34,7 @@ class Recording:
         self._start = self._peers.offset()
         self._kept: deque[Span] = deque(maxlen=MOST_SPANS)
         self._window = window
-        # Of an iteration that has not ended, and may not be in the window.
+        # Spans of the current iteration, which may not be in the window.
         self._pending: deque[Span] = deque(maxlen=MOST_SPANS)
         self._kept_until = 0
         spans.listen(self._keep)
@@ -47,16 +48,16 @@ class Recording:
                 self._kept.extend((*self._pending, span))
                 self._kept_until = span.end
             self._pending.clear()
-        elif span.start < self._kept_until:  # a GPU has come to it only now
+        elif span.start < self._kept_until:  # a late span of a GPU
             self._kept.append(span)
         else:
             self._pending.append(span)
 
     def stop(self) -> list[Recorded] | None:
-        """Keep no more spans; return those of all ranks on rank 0, None elsewhere. Collective."""
+        """Stop recording; return all ranks' spans on rank 0 and None elsewhere. Collective."""
         spans.unlisten(self._keep)
         peers = self._peers
-        # Those that were dropped ended before the first one that is left.
+        # Dropped spans ended before the first one that is left.
         begin = self._kept[0].end if len(self._kept) == MOST_SPANS else None
         with peers.waiting("the end of a timeline"):
             clock = Clock(self._start, peers.offset())
@@ -66,14 +67,14 @@ class Recording:
         return None if everywhere is None else _of_the_same_time(everywhere)
 
     def discard(self) -> None:
-        """Keep no more spans, and none of those that there are."""
+        """Stop recording, and drop all spans."""
         spans.unlisten(self._keep)
         self._kept.clear()
         self._peers.leave()
 
 
 def _of_the_same_time(everywhere: list[tuple[Recorded, int | None]]) -> list[Recorded]:
-    """Return the spans from the time on of which all ranks have all of theirs."""
+    """Return the spans that start after the moment from which all ranks have all their spans."""
     begins = [one.clock.corrected(begin) for one, begin in everywhere if begin is not None]
     if not begins:
         return [one for one, _ in everywhere]

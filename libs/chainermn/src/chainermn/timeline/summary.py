@@ -10,33 +10,32 @@ from chainermn.timeline.clocks import Clock
 from chainermn.timeline.iterations import KINDS, Iteration
 from chainermn.timeline.waiting import Call, waits
 
-#: What `Summary` tells apart: as `KINDS`, with the wait for other ranks taken out of them.
+#: Parts of a `Summary`: the `KINDS`, and the waits for other ranks, which do not count as a kind.
 PARTS = (*KINDS[:4], "waiting", *KINDS[4:])
 
-# Less than these shares of an iteration are not worth a word.
+# Smaller shares of an iteration are not worth mentioning.
 _LATE = 0.05
-# By how much more than its share of the waiting a rank must cause to be called a straggler.
+# A straggler causes this many times its share of the waiting.
 _MORE_THAN_OTHERS = 1.5
 _WAITS_FOR_DATA = 0.1
 _MUCH = {"data": 0.15, "layers": 0.15, "exchange": 0.2, "waiting": 0.2, "evaluation": 0.25}
 _MUCH |= {"checkpoint": 0.1, "extensions": 0.2, "other": 0.2}
 
 _WORK = {
-    "layers": "what layers exchange in forward and backward, such as multi-node batch "
-    "normalization",
+    "layers": "exchanges inside layers, such as those of multi-node batch normalization",
     "exchange": "the exchange of gradients",
     "evaluation": "evaluation",
     "checkpoint": "checkpoints",
     "extensions": "extensions",
-    "other": "what is no part of a step",
+    "other": "work outside the steps",
 }
 _ADVICE = {
-    "layers": "it is less with larger batches per rank",
-    "exchange": "it is less with larger batches per rank, or with accumulate=k",
+    "layers": "larger batches per rank reduce it",
+    "exchange": "larger batches per rank or accumulate=k reduce it",
     "evaluation": "evaluate less often, with another trigger",
     "checkpoint": "write checkpoints less often, with another trigger",
-    "extensions": "some work for long, or in each iteration; give them another trigger",
-    "other": "look for work of your own between the steps",
+    "extensions": "some take long or run in every iteration; give them another trigger",
+    "other": "look for your own code between the steps",
 }
 _ADVICE_BETWEEN_HOSTS = {
     "exchange": "try overlap=True, fewer bits (allreduce_grad_dtype), compression or accumulate=k"
@@ -114,21 +113,21 @@ class Straggler:
     def __str__(self) -> str:
         where = f" on {self.host}" if self.host else ""
         return (
-            f"rank {self.rank}{where} keeps the others waiting for {_ms(self.delay)} of an "
-            f"iteration: {_NAME_OF[self.part]} takes it {_ms(self.seconds)}, "
-            f"the others {_ms(self.others)}"
+            f"rank {self.rank}{where} keeps the others waiting for {_ms(self.delay)} per "
+            f"iteration: {_NAME_OF[self.part]} takes {_ms(self.seconds)} there, and "
+            f"{_ms(self.others)} on the others"
         )
 
 
 _NAME_OF = {
     "data": "getting a batch",
     "compute": "computing",
-    "layers": "what its layers exchange",
+    "layers": "exchanging inside layers",
     "exchange": "exchanging",
     "evaluation": "evaluating",
     "checkpoint": "writing checkpoints",
-    "extensions": "the work of extensions",
-    "other": "work of its own",
+    "extensions": "running extensions",
+    "other": "other work",
 }
 
 
@@ -200,19 +199,19 @@ class Summary:
         if self.ranks[rank].seconds["data"] > _MUCH["data"] * self.ranks[rank].iteration:
             found.append(
                 f"{slow_data[rank]:.0%} of rank {rank}'s iterations wait for data: use a "
-                "MultiprocessIterator, or more of its processes (--loaderjob in the apps)"
+                "MultiprocessIterator, or give it more processes (--loaderjob in the apps)"
             )
         straggler = self.straggler
         if straggler is not None:
             found.append(f"{straggler}{_remedy_of(straggler, self.ranks[straggler.rank])}")
         elif self.mean("waiting") > _MUCH["waiting"] * self.iteration:
             found.append(
-                f"{self.mean('waiting') / self.iteration:.0%} of the time ranks wait for each "
-                "other, now for one and now for another: give them batches that take equally "
-                "long, and cores of their own"
+                f"ranks spend {self.mean('waiting') / self.iteration:.0%} of the time waiting for "
+                "each other, for a different rank each time: give them batches that take equally "
+                "long, and separate cores"
             )
-        advices = _ADVICE | (_ADVICE_BETWEEN_HOSTS if self.hosts else {})
-        for part, advice in advices.items():
+        advice_of = _ADVICE | (_ADVICE_BETWEEN_HOSTS if self.hosts else {})
+        for part, advice in advice_of.items():
             share = self.mean(part) / self.iteration
             if share > _MUCH[part]:
                 found.append(f"{share:.0%} of the time goes into {_WORK[part]}: {advice}")
@@ -224,16 +223,16 @@ def summarize(
     clocks: Sequence[Clock | None],
     hosts: Sequence[str] = (),
 ) -> Summary:
-    """Return where the time of all ranks goes.
+    """Sum up where the time of all ranks goes.
 
     Parameters
     ----------
     ranks : sequence of sequences of Iteration
-        Of each rank; at least one iteration.
+        Iterations of each rank, at least one.
     clocks : sequence of Clock or None
-        Of each rank's host; None if its times are those of a clock that all share.
+        Clock of each rank's host; None if its times are already on the common clock.
     hosts : sequence of str
-        Host of each rank; may be left out if all are on one.
+        Host of each rank; may be omitted if all are on one host.
     """
     marked = [[call for one in of_rank for call in one.calls] for of_rank in ranks]
     calls = [
@@ -287,12 +286,14 @@ def _summarize(
 def _remedy_of(straggler: Straggler, rank: RankSummary) -> str:
     if straggler.part == "compute":
         return (
-            ". Do other programs run on its host, or more ranks than cores? Are its batches "
-            "larger? `chainermn doctor` compares hosts"
+            ". Check whether its host runs other programs or more ranks than cores, and whether "
+            "its batches are larger; `chainermn doctor` compares hosts"
         )
     if straggler.part == "extensions" and rank.extensions:
         name, seconds = next(iter(rank.extensions.items()))
-        return f". Most of it is {name}, {_ms(seconds)}: give it a trigger that fires less often"
+        return (
+            f". {name} takes most of it, {_ms(seconds)}: give it a trigger that fires less often"
+        )
     return ""
 
 

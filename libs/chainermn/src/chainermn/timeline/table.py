@@ -1,4 +1,4 @@
-"""A table of where the time of all ranks goes, for terminals."""
+"""Print a table of where the time of all ranks goes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from rich.table import Table
 
 from chainermn.timeline.summary import PARTS, Summary
 
-# Of the table; a file or a pipe would have 80.
+# Least width of the table, since the default for a file or pipe is 80.
 _LEAST_WIDTH = 110
 
 
 def print_table(summary: Summary, title: str) -> None:
-    """Print a row for each rank, the efficiency, and advice."""
+    """Print one row per rank, the efficiency, and advice."""
     console = Console(width=max(Console().width, _LEAST_WIDTH))
     console.print(_table_of(summary, title))
     console.print(f"parallel efficiency: {summary.efficiency:.0%}", highlight=False)
@@ -21,7 +21,7 @@ def print_table(summary: Summary, title: str) -> None:
 
 
 def _table_of(summary: Summary, title: str) -> Table:
-    # Without lines around it, it can be pasted into a message.
+    # A table without lines around it can be pasted into a message.
     table = Table(title=f"ms per iteration, {title}", box=None, title_justify="left")
     table.add_column("rank")
     for part in ("iteration", *PARTS):

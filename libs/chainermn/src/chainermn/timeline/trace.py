@@ -1,6 +1,6 @@
-"""Files of spans in the Trace Event Format, which Perfetto and Chrome show.
+"""Read and write spans in the Trace Event Format, which Perfetto and Chrome show.
 
-A process is a rank, a thread is a track. See "Trace Event Format", Google, 2016.
+Processes are ranks, and threads are tracks. See "Trace Event Format", Google, 2016.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from chainermn.timeline.waiting import Call, waits
 
 _FORMAT = "chainermn timeline 1"
 
-# What `read` takes at most, also unpacked: it is several times as much in memory.
+# Largest file that `read` accepts, also when unpacked. It takes several times as much memory.
 _MOST_BYTES = 1 << 29
-# Forms of the JSON that is read; see `files.check_form`.
+# Forms that the JSON must have; see `files.check_form`.
 _CONTENT = {
     "traceEvents": [{"name": str, "ph": str}],
     "otherData": {"format": {_FORMAT}, "hosts": {str: str}},
@@ -35,15 +35,15 @@ _THREAD = {"pid": int, "tid": int, "args": {"name": str}}
 _SPAN = {"pid": int, "tid": int, "ts": range(1 << 60), "dur": range(1 << 60)}
 _CALL = {"stream": str, "number": int}
 
-#: What people can do about a timeline without iterations.
+#: Explanation for a timeline without iterations.
 WHY_NO_ITERATIONS = (
-    "either nothing was trained, or CHAINERMN_TIMELINE_ITERATIONS names iterations that did not "
-    "come, or the training loop does not mark them by chainermn.spans.span('iteration')"
+    "either nothing was trained, or CHAINERMN_TIMELINE_ITERATIONS names iterations that were not "
+    "reached, or the training loop does not mark them with chainermn.spans.span('iteration')"
 )
 
 
 class Recorded(NamedTuple):
-    """What a rank has done, by its host's clock."""
+    """The spans of a rank, on its host's clock."""
 
     rank: int
     host: str
@@ -52,13 +52,14 @@ class Recorded(NamedTuple):
 
 
 def write(path: str | os.PathLike[str], ranks: Sequence[Recorded]) -> None:
-    """Write what all ranks have done, as the first host's clock had it.
+    """Write the spans of all ranks, converted to the first host's clock.
 
     Parameters
     ----------
     path : path
-        Compressed by gzip if its name ends with ``.gz``; Perfetto opens both.
+        File to write, compressed with gzip if its name ends with ``.gz``. Perfetto opens both.
     ranks : sequence of Recorded
+        Spans of each rank.
     """
     tracks = [_aligned(rank) for rank in ranks]
     with_waits = [
@@ -84,23 +85,23 @@ def write(path: str | os.PathLike[str], ranks: Sequence[Recorded]) -> None:
 
 
 class Timeline(NamedTuple):
-    """What is in a file."""
+    """The contents of a file."""
 
-    #: By rank, on one clock.
+    #: Spans by rank, on one clock.
     spans: dict[int, list[Span]]
-    #: By rank.
+    #: Hosts by rank.
     hosts: dict[int, str]
 
 
 def read(path: str | os.PathLike[str]) -> Timeline:
-    """Return what is in a file that `write` wrote.
+    """Read a file that `write` wrote.
 
     Raises
     ------
     OSError
-        If there is no such file.
+        If the file cannot be read.
     ValueError
-        If the file is not one of those.
+        If the file is not a timeline.
     """
     data = read_bytes(path, _MOST_BYTES)
     try:
@@ -111,7 +112,7 @@ def read(path: str | os.PathLike[str]) -> Timeline:
                 raise ValueError(f"more than {_MOST_BYTES} bytes when unpacked")
         return _timeline_of(parse_json(data, "content", _CONTENT))
     except (ValueError, OSError, EOFError, zlib.error) as error:
-        message = f"{path}: not a timeline that chainermn has written ({error})"
+        message = f"{path} is not a timeline written by chainermn ({error})"
         raise ValueError(message) from error
 
 
@@ -119,7 +120,7 @@ def _timeline_of(content: dict[str, Any]) -> Timeline:
     hosts = content["otherData"]["hosts"]
     ranks = range(len(hosts))
     if set(hosts) != set(map(str, ranks)):
-        raise ValueError(f"expected hosts of {len(hosts)} ranks from 0 on, got others")
+        raise ValueError(f"expected the hosts of ranks 0 to {len(hosts) - 1}, got other ranks")
     _check_printable(*hosts.values(), *(event["name"] for event in content["traceEvents"]))
     names: dict[tuple[int, int], str] = {}
     found: dict[int, list[Span]] = {rank: [] for rank in ranks}
@@ -137,10 +138,12 @@ def _timeline_of(content: dict[str, Any]) -> Timeline:
                 check_form(details, _CALL, "content", "traceEvents", i)
                 _check_printable(details["stream"])
             if event["name"] == "iteration" and not event["dur"]:
-                raise ValueError(f"event {i} is an iteration that took no time")
+                raise ValueError(f"event {i} is an iteration that takes no time")
             rank, thread = event["pid"], event["tid"]
             if (rank, thread) not in names or rank not in found:
-                raise ValueError(f"event {i} is of rank {rank} and thread {thread}: not named")
+                raise ValueError(
+                    f"event {i} has rank {rank} and thread {thread}, which have no name"
+                )
             start, end = 1000 * event["ts"], 1000 * (event["ts"] + event["dur"])
             found[rank].append(Span(event["name"], names[rank, thread], start, end, details))
     return Timeline(found, {int(rank): host for rank, host in hosts.items()})
@@ -148,12 +151,12 @@ def _timeline_of(content: dict[str, Any]) -> Timeline:
 
 def _check_printable(*names: str) -> None:
     for name in names:
-        if not name.isprintable():  # on a terminal it can do more than show
+        if not name.isprintable():  # control characters could control the terminal
             raise ValueError(f"expected names of printable characters, got {name!r:.50}")
 
 
 def _in_microseconds(clock: Clock) -> dict[str, float]:
-    """Return what was added to the times of a host, and the error of that at most."""
+    """Return the offsets that were added to a host's times, and their largest error."""
     start, end = clock.start.offset / 1000, clock.end.offset / 1000
     return {"start": start, "end": end, "error": clock.error / 1000}
 
@@ -178,7 +181,7 @@ def _waiting(tracks: Sequence[Sequence[Span]]) -> list[list[Span]]:
         waiting.append([])
         for call, wait in zip(of_rank, its_waits, strict=True):
             if wait is not None:
-                # What the rank does in the call cannot have begun before, except by the clocks.
+                # Work inside the call starts after the wait; clocks that differ may say otherwise.
                 inside = _first_after(starts, call)
                 until = min(wait.until, inside, call.end)
                 name = f"waiting for rank {wait.rank}"
@@ -187,7 +190,7 @@ def _waiting(tracks: Sequence[Sequence[Span]]) -> list[list[Span]]:
 
 
 def _first_after(starts: Sequence[tuple[str, int]], call: Span) -> int:
-    """Return when the first span after the start of a call starts, on its track."""
+    """Return the start of the first span on a call's track after the start of the call."""
     index = bisect.bisect_right(starts, (call.track, call.start))
     is_there = index < len(starts) and starts[index][0] == call.track
     return starts[index][1] if is_there else call.end
@@ -196,7 +199,7 @@ def _first_after(starts: Sequence[tuple[str, int]], call: Span) -> int:
 def _events(
     rank: Recorded, track: Iterable[Span], begin: int, size: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield the events of one rank: names first, then spans, outer ones before inner ones."""
+    """Yield the events of one rank: names first, then spans, with outer ones before inner ones."""
     by_track: defaultdict[str, list[Span]] = defaultdict(list)
     for span in track:
         by_track[span.track].append(span)
@@ -204,12 +207,12 @@ def _events(
     yield _label("process_sort_index", rank.rank, 0, rank.rank)
     names = sorted(by_track, key=lambda name: (name != spans.MAIN, name))
     for place, name in enumerate(names):
-        # For Perfetto thread 0 of any process is its main thread, whose number is the process's.
+        # Perfetto takes the thread whose number is that of the process for its main thread.
         number = place * size + rank.rank
         yield _label("thread_name", rank.rank, number, name)
         yield _label("thread_sort_index", rank.rank, number, place)
         for span in _filled(sorted(by_track[name], key=lambda span: (span.start, -span.end))):
-            # In whole microseconds, as viewers round fractions in ways of their own.
+            # Use whole microseconds, because viewers round fractions differently.
             start, end = (span.start - begin) // 1000, (span.end - begin) // 1000
             event = {"name": span.name, "ph": "X", "pid": rank.rank, "tid": number}
             event |= {"ts": start, "dur": end - start}
@@ -217,7 +220,7 @@ def _events(
 
 
 def _filled(ordered: Sequence[Span]) -> Iterator[Span]:
-    """Yield spans, outer ones first, with spans named "other" in what iterations leave open."""
+    """Yield spans, outer ones first, and fill gaps in iterations with spans named "other"."""
     iteration: Span | None = None
     reached = 0
     for span in ordered:

@@ -1,4 +1,4 @@
-"""For whom a rank waited in a call, and until when."""
+"""Find out which rank another rank waited for in a call, and until when."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import NamedTuple
 
 
 class Call(NamedTuple):
-    """A call that meets calls on other ranks: those of the same stream and number."""
+    """A call that meets the calls with the same stream and number on other ranks."""
 
     stream: str
     number: int
-    #: By a clock that all ranks share, in nanoseconds.
+    #: Nanoseconds on a clock that all ranks share.
     start: int
     end: int
 
 
 class Wait(NamedTuple):
-    """What a rank waited for in a call."""
+    """The rank that another rank waited for in a call."""
 
     rank: int
-    #: When that rank came.
+    #: Time at which that rank arrived.
     until: int
 
 
 def waits(calls: Sequence[Sequence[Call]]) -> list[list[Wait | None]]:
-    """Return for each call of each rank which rank it waited for; None if for none.
+    """Return, for each call of each rank, the rank it waited for; None if it did not wait.
 
-    That is the last of those which came after it, and before it went on: for a rank that comes
-    later, it did not wait.
+    This is the last rank that arrived after it and before its call ended. It did not wait for
+    ranks that arrived later.
     """
     arrivals: defaultdict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
     for rank, of_rank in enumerate(calls):

@@ -1,5 +1,5 @@
-"""How bytes travel: a few collectives on one flat array, over MPI, shared memory or NCCL.
+"""Move bytes: a few collectives on one flat array, over MPI, shared memory or NCCL.
 
-Knows nothing of Chainer. Creating a communicator loads ``mpi4py.MPI`` and NCCL; importing a module
-of this folder never does.
+This does not depend on Chainer. Creating a communicator loads ``mpi4py.MPI`` and NCCL; importing
+a module of this folder never does.
 """

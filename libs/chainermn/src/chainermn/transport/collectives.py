@@ -1,4 +1,4 @@
-"""The collectives with which buckets are exchanged, whatever the communicator."""
+"""Collectives that exchange buckets, for any communicator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chainermn.transport.gpu.device import on_gpu, the_gpu
 from chainermn.transport.host.mpi_reducer import MpiReducer
 from chainermn.transport.reducer import Array, Pending, Steps
 
-#: ``allreduce(buffer, divisor)`` replaces a buffer by its sum over the ranks, divided.
+#: ``allreduce(buffer, divisor)`` replaces a buffer with its sum over the ranks, divided.
 AllReduce: TypeAlias = Callable[[Array, int], Steps]
 
 
@@ -21,14 +21,14 @@ class Collectives:
     Parameters
     ----------
     allreduce : callable
-        The all-reduce of the communicator.
+        All-reduce of the communicator.
     messages : MpiReducer
-        Carries what cannot be added up.
+        Transport for payloads that cannot be summed.
 
     Attributes
     ----------
     adder : Adder
-        Casts in host memory, and notes overflows.
+        Adder that casts in host memory and records overflows.
     """
 
     def __init__(self, allreduce: AllReduce, messages: MpiReducer) -> None:
@@ -39,17 +39,17 @@ class Collectives:
         self._messages = messages
 
     def sum(self, buffer: Array) -> Steps:
-        """Replace a buffer by its sum over the ranks."""
+        """Replace a buffer with its sum over the ranks."""
         return self._allreduce(buffer, 1)
 
     def mean(self, buffer: Array) -> Steps:
-        """Replace a buffer by its mean over the ranks."""
+        """Replace a buffer with its mean over the ranks."""
         return self._allreduce(buffer, self.size)
 
     def allgather(self, payload: Array) -> Generator[Pending, None, Array]:
-        """Return the payloads of all ranks, one in each row, in host memory.
+        """Return the payloads of all ranks in host memory, one per row.
 
-        Payloads are flat, and have the same length and dtype on all ranks.
+        Payloads are flat and have the same length and dtype on all ranks.
         """
         everywhere = np.empty((self.size, payload.size), payload.dtype)
         yield from _copy_to_host(payload, everywhere[self.rank])

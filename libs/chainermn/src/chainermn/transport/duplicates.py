@@ -1,8 +1,8 @@
-"""Duplicates of an MPI communicator, for work that runs concurrently with other use of it.
+"""Duplicate an MPI communicator, for work that runs concurrently with other uses of it.
 
-MPI has room for a few thousand communicators, and freeing one is collective. But the ranks do not
-all drop a duplicate at the same time, for example when Python collects garbage. So making a
-duplicate first frees those that all ranks have given back.
+MPI has room for a few thousand communicators, and freeing one is collective. But ranks do not drop
+a duplicate at the same time, since Python may collect garbage at any time. So creating a duplicate
+first frees those that all ranks have given back.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Freeable(Protocol):
 
 T = TypeVar("T", bound=Freeable)
 
-# In order of creation. For the duplicates of one communicator this is the same on all ranks.
+# In order of creation, which is the same on all ranks for duplicates of the same communicator.
 _duplicates: list[Duplicate[Any]] = []
 
 
 class Duplicate(Generic[T]):
-    """An object with a duplicate of a communicator for itself. Making one is collective.
+    """An object with a private duplicate of a communicator. Creating one is collective.
 
     ``make`` takes the duplicate of ``original`` and returns the object, which becomes `made`.
     """

@@ -1,4 +1,4 @@
-"""The collectives that average gradients: sums over ranks, shards of them, broadcasts."""
+"""Interfaces of the collectives that average gradients."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def shard_bounds(n: int, size: int) -> list[tuple[int, int]]:
 
 
 def padded_length(n: int, size: int) -> int:
-    """Return the smallest multiple of ``size`` that is at least ``n``: then shards are equal."""
+    """Return the smallest multiple of ``size`` that is at least ``n``, to get equal shards."""
     return -(-n // size) * size
 
 
 class AllReducer(ABC):
-    """Non-blocking all-reduces of arrays of floats among ``size`` ranks.
+    """Performs non-blocking all-reduces of float arrays among ``size`` ranks.
 
     Every array is one-dimensional and C-contiguous, has the same length and dtype on all ranks,
     and is changed in place. Only one thread at a time may use a reducer. A reducer allocates
@@ -66,13 +66,13 @@ class AllReducer(ABC):
     def allreduce(self, array: Array, divisor: int = 1, wire_dtype: Dtype | None = None) -> Steps:
         """Give every rank the sum of the arrays, divided by ``divisor``.
 
-        The arrays are rounded to ``wire_dtype`` before they are sent, and the result once more;
-        by default nothing is rounded.
+        Arrays are rounded to ``wire_dtype`` before they are sent, and so is the result. By
+        default, nothing is rounded.
         """
 
 
 class Reducer(AllReducer):
-    """All-reduces, and the collectives from which algorithms build other all-reduces."""
+    """An `AllReducer` that also has the collectives from which algorithms build all-reduces."""
 
     def reduce(self, array: Array, divisor: int = 1) -> Steps:
         """Give rank 0 the sum of the arrays, divided; elsewhere ``array`` becomes undefined."""
@@ -96,10 +96,10 @@ class Reducer(AllReducer):
 
 
 class Reducers(ABC):
-    """The reducers that algorithms combine, among different groups of ranks.
+    """Reducers among different groups of ranks, which algorithms combine.
 
-    Each is made when it is first used. Making one is collective, so all ranks must use the same
-    reducers in the same order.
+    Each is created on first use. That is collective, so all ranks must use the same reducers in
+    the same order.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, topology: Topology) -> None:

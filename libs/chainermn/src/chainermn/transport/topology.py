@@ -1,4 +1,4 @@
-"""Which ranks share a host."""
+"""Find out which ranks share a host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Topology:
-    """The host of every rank, and the place of this rank among them."""
+    """The host of every rank, and the position of this rank."""
 
     #: Number of each rank's host. Hosts are numbered in the order of their lowest ranks.
     nodes: tuple[int, ...]

@@ -1,1 +1,1 @@
-"""The exchange of gradients while backward still computes others."""
+"""Exchange gradients while backward is still computing others."""

@@ -1,6 +1,6 @@
-"""The overlapped exchange: gradients are averaged while backward still computes others.
+"""The overlapped exchange: average gradients while backward is still computing others.
 
-Gradients are gathered into buckets, roughly in the order in which backward makes them final, and
+Gradients are gathered into buckets, roughly in the order in which backward finishes them, and
 each full bucket is exchanged immediately in the background, as in Horovod (Sergeev and Del Balso,
 "Horovod: fast and easy distributed deep learning in TensorFlow", arXiv:1802.05799, 2018) and
 PyTorch's DistributedDataParallel (Li et al., "PyTorch Distributed: Experiences on Accelerating
@@ -8,7 +8,7 @@ Data Parallel Training", PVLDB 13(12), 2020).
 
 An early exchange works on copies and assumes that the gradients will not change again. After
 backward, the ranks agree on whether this was true. If it was, the means become the gradients.
-Otherwise the means are discarded and the current gradients are exchanged. So the result is always
+Otherwise, the means are discarded and the current gradients are exchanged. So the result is always
 the same as without overlap.
 """
 
@@ -45,11 +45,11 @@ _never_completed: list[EarlyExchange] = []
 
 
 class OverlappedExchange:
-    """Averages the gradients of one model over the ranks. Making one is collective.
+    """Averages the gradients of one model over the ranks. Creating one is collective.
 
-    Allocates memory for one more copy of the gradients. Gradients in GPU memory are exchanged on
-    a separate stream. ``exchange`` is duplicated, and stays free for other use. Given a
-    ``compressor``, it compresses the gradients.
+    Allocates memory for another copy of the gradients. Gradients in GPU memory are exchanged on a
+    separate stream. This duplicates ``exchange``, which stays free for other uses. A
+    ``compressor``, if given, compresses the gradients.
     """
 
     def __init__(self, exchange: GradientExchange, compressor: Compressor | None = None) -> None:
@@ -66,9 +66,9 @@ class OverlappedExchange:
             support = "funneled"  # NCCL makes progress by itself once its work is enqueued
         self._engine = ProgressEngine(lanes, support)
         self._uses: Mapping[VariableNode, Uses] | None = None
-        # The same on all ranks, because it changes only when they agree.
+        # Equal on all ranks, because it only changes when they agree.
         self._plan = self._plan_for([])
-        # The same iteration's on every rank that has one.
+        # Belongs to the same iteration on every rank that has one.
         self._early: EarlyExchange | None = None
 
     def backward(
@@ -78,10 +78,10 @@ class OverlappedExchange:
         model: chainer.Link,
         zero_fill: bool,
     ) -> None:
-        """Compute gradients as ``loss.backward`` does, and begin to exchange those of ``model``.
+        """Compute gradients as ``loss.backward`` does, and start exchanging those of ``model``.
 
-        Not collective: other ranks need not call it. Call :meth:`mean` afterwards, with the same
-        ``model`` and ``zero_fill``.
+        Not collective: other ranks do not have to call it. Call :meth:`mean` afterwards, with the
+        same ``model`` and ``zero_fill``.
         """
         parameters = list(initialised_parameters(model).values())
         uses = self._uses = find_uses(loss, parameters)
@@ -111,7 +111,7 @@ class OverlappedExchange:
     def mean(
         self, model: chainer.Link, zero_fill: bool, unless: Sequence[bool] = ()
     ) -> tuple[bool, ...]:
-        """Replace every gradient of ``model`` by its mean over the ranks. Collective.
+        """Replace every gradient of ``model`` with its mean over the ranks. Collective.
 
         Parameters, return value and errors are those of `GradientExchange.mean`.
         """
@@ -148,7 +148,7 @@ class OverlappedExchange:
         return agreed.unless
 
     def drop(self) -> None:
-        """Discard the exchange that is under way, and the plan for the model. Collective."""
+        """Discard the exchange in progress and the plan for the model. Collective."""
         if any_true(self._exchange.mpi_comm, self._early is not None):
             self._complete(of_use=False)
         self._plan, self._uses = self._plan_for([]), None
@@ -171,7 +171,7 @@ class OverlappedExchange:
         return self._early
 
     def _complete(self, of_use: bool = True) -> EarlyExchange:
-        """Complete the exchange that is under way, or a new one."""
+        """Complete the exchange in progress, or a new one."""
         current = self._early or self._begin()
         if of_use:
             current.give_rest()
@@ -187,7 +187,7 @@ class OverlappedExchange:
 
     @cached_property
     def _gpu_lane(self) -> GpuLane:
-        """The lane for gradients in GPU memory. Making it is collective."""
+        """The lane for gradients in GPU memory. Creating it is collective."""
         duplicate = self._exchange.duplicate()
         self._duplicates.append(duplicate)
         duplicate.made.track = "enqueuing on the GPU"
@@ -200,7 +200,7 @@ class OverlappedExchange:
     def _agree_on_plan(
         self, parameters: Sequence[chainer.Parameter], embeddings: Set[VariableNode]
     ) -> Plan:
-        """Return a plan in the order in which gradients become final on rank 0."""
+        """Make a plan that follows the order in which gradients become final on rank 0."""
         uses = self._uses
         order = list(reversed(range(len(parameters))))
         if uses is not None:

@@ -1,4 +1,4 @@
-"""The exchange of one bucket, in steps between which others can be advanced."""
+"""Exchange one bucket in steps, so that other exchanges can advance in between."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def exchange_of(bucket: AnyBucket, gradients: Sequence[Array], wire: Wire) -> Ex
 
 
 class GpuLane:
-    """The lane for all gradients in GPU memory, on a separate stream. Making one is collective.
+    """The lane for all gradients in GPU memory, on a separate stream. Creating one is collective.
 
     The two streams wait for each other; the host waits for neither. All steps of one exchange are
     enqueued before those of the next. If they were interleaved, ranks could enqueue collectives
-    in different orders: a deadlock.
+    in different orders, which is a deadlock.
     """
 
     def __init__(self, lane: GradientExchange) -> None:
@@ -46,9 +46,9 @@ class GpuLane:
             lane.set_up(on_gpu=True)
 
     def exchange_of(self, bucket: AnyBucket, gradients: Sequence[Array], wire: Wire) -> Exchange:
-        """Return the same exchange, enqueued on this lane's stream.
+        """Return an exchange as `exchange_of` does, but enqueued on this lane's stream.
 
-        Its result is an event on that stream. Keep the gradients until it is complete.
+        Its result is an event on that stream. Keep the gradients until the event is complete.
         """
         computed = self._gpu.record()
         exchange = exchange_of(bucket, gradients, wire)

@@ -1,4 +1,4 @@
-"""The plan of which gradients are exchanged together, and the exchange that follows it."""
+"""Plan which gradients are exchanged together, and follow the plan."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 # Measured at 1 Gbit/s: smaller buckets have more overhead, larger ones leave more to exchange
 # after backward.
 _BUCKET_BYTES = 2 << 20
-# Not measured here: the default of PyTorch's DistributedDataParallel (`bucket_cap_mb`), on faster
-# links and with kernels to launch for each bucket.
+# Not measured here: the default of PyTorch's DistributedDataParallel (`bucket_cap_mb`), for faster
+# links and for the cost of launching kernels for each bucket.
 _GPU_BUCKET_BYTES = 25 << 20
-# With a compressor messages are much smaller, so that latency weighs more.
+# With a compressor, messages are much smaller, so latency matters more.
 _COMPRESSED_BUCKET_BYTES = 8 << 20
 
 #: Returns an exchange that gathers and averages the gradients of a bucket.
@@ -32,15 +32,16 @@ ExchangeOf: TypeAlias = Callable[[AnyBucket, Sequence[Array], Wire], Exchange]
 
 
 class Plan:
-    """Which gradients are exchanged together, and in which order: the same on all ranks.
+    """Buckets of gradients, in the order in which all ranks exchange them.
 
-    ``follows_graph`` tells whether backward makes the gradients final in this order.
+    ``follows_graph`` tells whether backward finishes the gradients in this order.
 
     Attributes
     ----------
     buckets : list of Bucket or CompressedBucket
+        Gradients that are exchanged together.
     late : set of VariableNode
-        Nodes of parameters whose gradients have changed on this rank after they seemed final.
+        Nodes of parameters whose gradients changed on this rank after they had seemed final.
     """
 
     def __init__(
@@ -63,15 +64,15 @@ class Plan:
         self._places = _places(parameters)
 
     def is_for(self, parameters: Sequence[chainer.Parameter], wire: Wire) -> bool:
-        """Tell whether the plan is for exactly these parameters, in the memory they are in."""
+        """Tell whether the plan is for exactly these parameters, in their current memory."""
         return self._places == _places(parameters) and self._wire == wire
 
 
 class EarlyExchange:
-    """The exchange of one iteration, begun bucket by bucket, in the same order on all ranks.
+    """The exchange of one iteration, started bucket by bucket in the same order on all ranks.
 
     A gradient that has been given is read-only until the means are handed out. CuPy cannot enforce
-    this, so gradients in GPU memory only must not be written to.
+    this, so nobody may write to gradients in GPU memory.
     """
 
     def __init__(
@@ -99,18 +100,18 @@ class EarlyExchange:
             read_only = gradient.view()
             if not on_gpu(gradient):
                 read_only.flags.writeable = False
-            # The check of shape and dtype takes longer than all the rest.
+            # Checking shape and dtype would take longer than everything else here.
             parameter._set_grad_without_check(read_only)
         self._given[parameter.node] = _Given(gradient, read_only)
         self._begin_full_buckets()
 
     def give_rest(self) -> None:
-        """Give all gradients that have not been given before."""
+        """Give all gradients that have not been given yet."""
         for parameter in self._plan.parameters:
             self.give(parameter)
 
     def abandon(self) -> None:
-        """Give zeros for all gradients that have not been given, as other ranks wait for them."""
+        """Give zeros for all remaining gradients, because other ranks wait for them."""
         self._is_abandoned = True
         self._give_back()
         for parameter in self._plan.parameters:
@@ -126,7 +127,7 @@ class EarlyExchange:
         }
 
     def is_valid(self, wire: Wire) -> bool:
-        """Tell whether the means will be those of the current gradients."""
+        """Tell whether the means will be the means of the current gradients."""
         return not (self._is_abandoned or self._wire != wire or self.changed())
 
     def wait(self) -> None:

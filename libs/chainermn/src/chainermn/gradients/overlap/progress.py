@@ -1,4 +1,4 @@
-"""The engine that advances exchanges during backward: in a thread, or between its functions."""
+"""Advance exchanges during backward, in a thread or between its functions."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from chainermn.transport.reducer import Pending
 if TYPE_CHECKING:
     from chainermn.gradients.exchange import GradientExchange
 
-#: Begins an exchange on a lane. Yields whenever it has to wait for others.
+#: Starts an exchange on a lane. Yields whenever it has to wait for other ranks.
 Exchange: TypeAlias = Callable[["GradientExchange"], Iterator[None]]
 
 # Much shorter than the exchange of a bucket, much longer than a check of its progress.
 _SECONDS_BETWEEN_POLLS = 1e-4
 _SECONDS_FOR_ENDING = 5.0
 
-# Kept alive, because MPI may still write to the memory of an exchange that is not over.
+# Kept alive, because MPI may still write to the memory of an unfinished exchange.
 _unfinished: list[Iterator[None]] = []
 
 
 class ProgressEngine:
-    """Runs exchanges, begun in the order in which they were submitted.
+    """Runs exchanges, and starts them in the order in which they were submitted.
 
-    The exchanges under way are advanced in turn, because MPI makes progress only while it is
+    It advances the exchanges in progress in turn, because MPI makes progress only while it is
     called.
 
     Parameters
     ----------
     lanes : sequence of GradientExchange
-        Duplicates of the exchange, so that several buckets can be under way at a time. The
-        ``k``-th exchange has lane ``k % len(lanes)`` for itself, on every rank.
+        Duplicates of the exchange, so that several buckets can be in progress at a time. On every
+        rank, the ``k``-th exchange uses lane ``k % len(lanes)`` alone.
     support : {'multiple', 'serialized', 'funneled'}
-        How threads may call MPI. If several may at the same time, a thread advances exchanges,
-        with short sleeps. If one may at a time, that thread has turns while backward is inside a
-        function that does not call MPI: one of Chainer's, without hooks. Otherwise the training
-        thread advances exchanges: after each function that backward computes, and while it waits.
+        How threads may call MPI. With ``'multiple'``, a thread advances exchanges, with short
+        sleeps. With ``'serialized'``, that thread gets turns while backward is inside a function
+        that does not call MPI, which is one of Chainer's without hooks. With ``'funneled'``, the
+        training thread advances exchanges after each function of backward, and while it waits.
     """
 
     def __init__(self, lanes: Sequence[GradientExchange], support: ThreadSupport) -> None:
@@ -74,13 +74,13 @@ class ProgressEngine:
         return future
 
     def wait(self, future: Future[Any]) -> Any:
-        """Wait until an exchange is over, and return its result or raise its exception."""
+        """Wait until an exchange is done, and return its result or raise its exception."""
         if self._is_advanced_here:
             self._advance_until(future.done)
         return future.result()
 
     def wait_for_mpi(self, pending: Pending) -> None:
-        """Wait for an operation of the training thread itself, while exchanges advance."""
+        """Wait for an operation of the training thread while exchanges advance."""
         if self._is_advanced_here:
             self._advance_until(pending.Test)
         else:
@@ -98,7 +98,8 @@ class ProgressEngine:
             self._turns.end()
         if self._thread is None:
             self._run()
-        elif threading.current_thread() is not self._thread:  # whose garbage collector may call
+        # The thread itself may run the garbage collector, which may call this.
+        elif threading.current_thread() is not self._thread:
             self._thread.join(_SECONDS_FOR_ENDING)
 
     def _run(self) -> None:
@@ -123,9 +124,9 @@ class ProgressEngine:
                 time.sleep(_SECONDS_BETWEEN_POLLS)
 
     def _advance(self, may_wait: bool = False) -> bool:
-        """Advance each exchange by one step; tell whether any began or ended.
+        """Advance each exchange by one step; return whether any of them started or ended.
 
-        If none is under way and it may, it waits for the next one to be submitted.
+        If none is in progress and ``may_wait``, wait for the next one to be submitted.
         """
         has_moved = False
         must_wait = may_wait and not any(self._under_way)
@@ -144,7 +145,7 @@ class ProgressEngine:
 
 
 class _AtEachFunction(chainer.FunctionHook):
-    """Lends turns during functions of a backward, or advances exchanges after them."""
+    """Lends turns during functions of backward, or advances exchanges after them."""
 
     def __init__(self, engine: ProgressEngine) -> None:
         self.name = f"chainermn-progress-{id(self)}"
@@ -168,7 +169,7 @@ class _AtEachFunction(chainer.FunctionHook):
         self._take_back()
 
     def deleted(self, function: None = None) -> None:
-        self._take_back()  # also if a function has raised
+        self._take_back()  # needed if a function has raised
 
     def _take_back(self) -> None:
         if self._lent_from is not None:
@@ -177,7 +178,7 @@ class _AtEachFunction(chainer.FunctionHook):
 
 
 def _cannot_call_mpi(function: chainer.FunctionNode) -> bool:
-    """Tell whether the backward of a function runs nothing of the user's."""
+    """Tell whether the backward of a function does not run any code of the user."""
     is_chainers = type(function).__module__.startswith("chainer.functions.")
     has_other_hooks = len(chainer.get_function_hooks()) > 1 or function._n_local_function_hooks > 0
     return is_chainers and not has_other_hooks

@@ -1,9 +1,9 @@
 """Find out when the gradient of a parameter is final, while backward is still running.
 
-Chainer gives a parameter its gradient only when all of backward is over. So each parameter in the
-graph gets a tap: a function that appears to be its creator, ranked just below the lowest of the
-functions that use the parameter. Backward calls functions from the highest rank to the lowest, so
-it calls the tap as soon as the last of them has contributed to the gradient.
+Chainer gives a parameter its gradient only when all of backward is done. So each parameter in the
+graph gets a tap: a function that appears to be its creator, and whose rank is just below the
+lowest rank of the functions that use the parameter. Backward calls functions from the highest rank
+to the lowest, so it calls the tap as soon as the last of them has contributed to the gradient.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from chainer.variable import VariableNode
 
 
 class Uses(NamedTuple):
-    """How a graph uses a parameter."""
+    """A graph's uses of a parameter."""
 
     times: int
-    lowest_rank: int  # rank of the function that uses it and that backward calls last
+    lowest_rank: int  # rank, in the graph, of the user function that backward calls last
 
 
 def find_uses(
     loss: chainer.Variable, parameters: Sequence[chainer.Parameter]
 ) -> dict[VariableNode, Uses] | None:
-    """Find where the graph behind ``loss`` uses those of ``parameters`` that are in it.
+    """Find the uses of ``parameters`` in the graph behind ``loss``.
 
-    Return None if the graph contains `chainer.functions.forget`: functions that backward
+    Returns None if the graph contains `chainer.functions.forget`, since functions that backward
     recomputes are not in the graph.
     """
     nodes = {parameter.node for parameter in parameters}
@@ -61,11 +61,11 @@ def taps(
     loss_scale: float | None,
     on_final: Callable[[chainer.Parameter], Any],
 ) -> Iterator[None]:
-    """Have a backward inside the ``with`` block call ``on_final``, once for each parameter.
+    """Make a backward in the ``with`` block call ``on_final`` once for each parameter.
 
     The gradients are bitwise identical to those without taps. So a parameter that already has a
-    gradient and is used more than once gets no tap: Chainer would add the contributions to the
-    existing gradient one by one, not their sum.
+    gradient and is used several times gets no tap: Chainer would add the contributions to the
+    existing gradient one by one, rather than their sum.
     """
     anything = chainer.Variable(np.zeros(()))
     tapped = []
@@ -88,7 +88,7 @@ def taps(
 
 
 class _Tap(chainer.FunctionNode):
-    """Sets the gradient of one parameter, as Chainer does for all at the end of backward."""
+    """Sets a parameter's gradient now, as Chainer does for all at the end of backward."""
 
     label = "hand over"  # in timelines, beside the functions of layers
 

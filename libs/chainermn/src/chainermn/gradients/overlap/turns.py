@@ -1,4 +1,4 @@
-"""Turns of two threads in calling MPI, where it may be called by one thread at a time."""
+"""Let two threads take turns in calling MPI, if only one thread at a time may call it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 
 class Turns:
-    """Turns in calling MPI: the training thread may, except while it lends this to another."""
+    """Turns in calling MPI: the training thread may call it unless it lends its turn."""
 
     def __init__(self) -> None:
         self._is_lent = threading.Event()
         self._is_over = False
         self._calls = threading.Lock()
         self._calls.acquire()
-        self._is_here = True  # that is, the training thread holds the lock
+        self._is_here = True  # whether the training thread holds the lock
 
     def lend(self) -> None:
         """Let the other thread call MPI."""
@@ -25,20 +25,20 @@ class Turns:
             self._calls.release()
 
     def take_back(self) -> None:
-        """Wait until the other thread has ended its turn, and let it have no more."""
-        self._is_lent.clear()  # so that the other thread does not take the lock again first
+        """End the turn of the other thread, and wait until it is over."""
+        self._is_lent.clear()  # keeps the other thread from taking the lock again first
         if not self._is_here:
             self._calls.acquire()
             self._is_here = True
 
     def end(self) -> None:
-        """Let the other thread wait no longer. Any thread may call this."""
+        """Stop the other thread's waiting for turns. Any thread may call this."""
         self._is_over = True
         self._is_lent.set()
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[bool]:
-        """Wait for a turn; yield whether there still is one."""
+        """Wait for a turn; yield False if there are no more."""
         self._is_lent.wait()
         if self._is_over:
             yield False

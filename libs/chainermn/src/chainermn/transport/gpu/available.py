@@ -1,4 +1,4 @@
-"""Whether ranks can use GPUs and NCCL."""
+"""Find out whether ranks can use GPUs and NCCL."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def any_rank_has_gpu(mpi_comm: MPI.Intracomm) -> bool:
 
 
 def why_not_one_each(mpi_comm: MPI.Intracomm, topology: Topology) -> str | None:
-    """Return why some rank cannot have a GPU of its own with NCCL, or None. Collective.
+    """Return why some rank cannot have its own GPU with NCCL, or None. Collective.
 
     The answer is the same on all ranks.
     """
@@ -50,8 +50,8 @@ def why_not_one_each(mpi_comm: MPI.Intracomm, topology: Topology) -> str | None:
         if reason:
             return f"on rank {rank}, {reason}"
     for node, ranks in enumerate(topology.ranks_per_host):
-        # A rank may see all GPUs of its host, or only its own.
+        # A rank may see all GPUs of its host or only its own.
         count = len({device for host, _, seen in everywhere if host == node for device in seen})
         if count < ranks:
-            return f"a host has {ranks} ranks, but GPUs: {count}"
+            return f"a host has {ranks} ranks, but only {count} GPU{'s' * (count != 1)}"
     return None

@@ -1,4 +1,4 @@
-"""The compilation of kernels by one rank for all ranks of a host."""
+"""Let one rank compile kernels for all ranks of a host."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-# NVRTC takes much less. A rank that waits for longer compiles as well.
+# NVRTC takes much less. A rank that has waited this long compiles by itself.
 _SECONDS_TO_WAIT = 10
 
 
@@ -15,13 +15,13 @@ _SECONDS_TO_WAIT = 10
 def one_rank_at_a_time() -> Iterator[None]:
     """Keep the other ranks of this host out of this ``with`` block.
 
-    The first rank to compile a kernel writes it to CuPy's cache on disk, where the others find it.
+    The first rank writes a compiled kernel to CuPy's cache on disk, where the others find it.
     """
     with ExitStack() as stack:
         if os.environ.get("CUPY_CACHE_IN_MEMORY", "0") in ("", "0"):
             from filelock import FileLock  # takes a while, and most ranks need no GPU
 
-            # A cache that cannot be found, written to or locked is no reason to fail.
+            # Do not fail if the cache cannot be found, written or locked.
             with suppress(OSError, RuntimeError):
                 cache = os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy/kernel_cache"
                 file = Path(cache) / f"chainermn-{os.uname().nodename}.lock"

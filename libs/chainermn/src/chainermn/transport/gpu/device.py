@@ -1,4 +1,4 @@
-"""Memory, streams and kernels of the GPU that a rank uses, through CuPy."""
+"""Use the memory, streams and kernels of a rank's GPU, through CuPy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SUCCESS, _NOT_READY = 0, 600
 class Gpu:
     """The operations that chainermn needs, on the current device and its current stream.
 
-    Tests without a GPU put an emulation in its place, by `use`.
+    Tests without a GPU replace it with an emulation; see `use`.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Gpu:
         return self._cupy.empty(n, dtype)
 
     def pinned(self, n_bytes: int) -> NDArray[np.uint8]:
-        """Return pinned host memory, with which the GPU can copy asynchronously."""
+        """Return pinned host memory, which allows asynchronous copies."""
         memory = self._cupy.cuda.alloc_pinned_memory(n_bytes)
         return np.frombuffer(memory, np.uint8, n_bytes)
 
@@ -59,7 +59,7 @@ class Gpu:
     def nccl() -> Any:
         """Return CuPy's NCCL module, or raise an ImportError if it or NCCL is missing."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # CuPy warns of what is raised here
+            warnings.simplefilter("ignore")  # the error below says the same as CuPy's warning
             from cupy.cuda import nccl
 
         if not getattr(nccl, "available", True):
@@ -72,7 +72,7 @@ class Gpu:
     def device(self) -> str:
         """Return the PCI bus address of the current device, which is unique on its host.
 
-        The number of a device is not: it depends on which devices the process sees.
+        Device numbers are not unique: they depend on which devices the process sees.
         """
         return str(self._cupy.cuda.Device().pci_bus_id)
 
@@ -85,20 +85,20 @@ class Gpu:
         return [str(self._cupy.cuda.Device(number).pci_bus_id) for number in range(count)]
 
     def upload(self, array: Array) -> Array:
-        """Return a copy, in GPU memory, of an array in host memory; the host does not wait for it.
+        """Copy an array in host memory to GPU memory, without waiting on the host.
 
-        CuPy copies from pinned memory, which it keeps until the stream has done so.
+        CuPy copies from pinned memory, which it keeps until the stream has made the copy.
         """
         return self._cupy.asarray(array)
 
     def copy_to_host(self, array: Any, host: Array) -> None:
-        """Begin to copy ``array`` to ``host``; both are contiguous."""
+        """Start copying ``array`` to ``host``; both are contiguous."""
         runtime = self._cupy.cuda.runtime
         kind, stream = runtime.memcpyDeviceToHost, self.stream()
         runtime.memcpyAsync(host.ctypes.data, array.data.ptr, host.nbytes, kind, stream)
 
     def copy_to_gpu(self, host: Array, array: Any) -> None:
-        """Begin to copy ``host`` to ``array``; both are contiguous."""
+        """Start copying ``host`` to ``array``; both are contiguous."""
         runtime = self._cupy.cuda.runtime
         kind, stream = runtime.memcpyHostToDevice, self.stream()
         runtime.memcpyAsync(array.data.ptr, host.ctypes.data, host.nbytes, kind, stream)
@@ -115,16 +115,16 @@ class Gpu:
             yield
 
     def record(self) -> Pending:
-        """Record an event on the stream: it is complete when all earlier work there is done."""
+        """Record an event on the stream, which completes when all earlier work there is done."""
         return Event(self._recorded(disable_timing=True), self._cupy.cuda.runtime)
 
     def timed_event(self) -> TimedEvent:
-        """Record an event on the stream that also tells when it was complete."""
+        """Record an event on the stream that also stores the time at which it completes."""
         cuda = self._cupy.cuda
         return TimedEvent(self._recorded(), cuda.runtime, cuda.get_elapsed_time)
 
     def _recorded(self, **settings: bool) -> Any:
-        # A thread that waits for the event sleeps; by default it would keep a core busy, which
+        # With block=True, a waiting thread sleeps. By default it would keep a core busy, which
         # data loaders and MPI's other threads need.
         event = self._cupy.cuda.Event(block=True, **settings)
         event.record()
@@ -135,7 +135,7 @@ class Gpu:
         self._cupy.cuda.get_current_stream().wait_event(event.event)
 
     def run(self, source: str, kernel: str, n_blocks: int, arguments: Sequence[Any]) -> None:
-        """Launch a kernel of CUDA source code, with `THREADS` threads per block."""
+        """Launch a kernel from CUDA source code, with `THREADS` threads per block."""
         function = self._compiled(source, kernel, self._cupy.cuda.Device().id)
         function((n_blocks,), (THREADS,), tuple(arguments))
 
@@ -160,15 +160,15 @@ class Event:
         self._runtime = runtime
 
     def Test(self) -> bool:
-        """Tell whether the stream has come to the event."""
-        # CuPy's `Event.done` would stay false for ever after an error.
+        """Tell whether the stream has reached the event."""
+        # After an error, CuPy's `Event.done` would stay false forever.
         status = self._runtime.eventQuery(self.event.ptr)
         if status not in (_SUCCESS, _NOT_READY):
             raise _failed(self._runtime.CUDARuntimeError(status))
         return bool(status == _SUCCESS)
 
     def Wait(self) -> None:
-        """Wait until the stream has come to the event."""
+        """Wait until the stream has reached the event."""
         try:
             self.event.synchronize()
         except self._runtime.CUDARuntimeError as error:
@@ -176,17 +176,17 @@ class Event:
 
 
 def _failed(error: Exception) -> RuntimeError:
-    # CUDA tells of a failure in whichever call comes next, in any stream.
+    # CUDA reports a failure in whichever call comes next, on any stream.
     return RuntimeError(
         f"earlier work on the GPU of rank {load_mpi().COMM_WORLD.rank}, on {host_name()}, has "
-        f"failed: {error}. To find which, run with CUDA_LAUNCH_BLOCKING=1 or under "
-        "compute-sanitizer. If it fails on this host alone, look for Xid errors in dmesg: the "
-        "GPU itself may be faulty"
+        f"failed: {error}. To find the kernel that failed, run with CUDA_LAUNCH_BLOCKING=1 or "
+        "under compute-sanitizer. If only this host fails, look for Xid errors in dmesg: the GPU "
+        "itself may be faulty"
     )
 
 
 class TimedEvent(Event):
-    """An event that is complete at a time."""
+    """An event that stores the time at which it completes."""
 
     def __init__(
         self, event: Any, runtime: Any, milliseconds_between: Callable[[Any, Any], float]
@@ -203,7 +203,7 @@ _in_use: Gpu | None = None
 
 
 def use(gpu: Gpu | None) -> None:
-    """Replace CuPy with ``gpu``, or restore it if ``gpu`` is None: for tests."""
+    """Replace CuPy with ``gpu``, or restore it if ``gpu`` is None. For tests."""
     global _in_use
     _in_use = gpu
 
@@ -228,7 +228,7 @@ def the_gpu() -> Gpu:
     found = gpu()
     if found is None:
         raise RuntimeError(
-            "an array in GPU memory comes from another rank, but this rank uses no GPU: CuPy is "
-            "not installed or cannot be imported here"
+            "another rank sends an array in GPU memory, but this rank has no GPU: CuPy is not "
+            "installed or cannot be imported here"
         )
     return found

@@ -1,4 +1,4 @@
-"""Collectives on arrays in GPU memory, over NCCL, through CuPy."""
+"""Collectives on arrays in GPU memory, by NCCL, through CuPy."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from chainermn.transport.reducer import Array, shard_bounds
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# Dtypes that NCCL lacks, or for which it rounds after each addition.
+# Dtypes that NCCL does not have or that it rounds after each addition.
 _WIDER = {"float16": "float32", "bfloat16": "float32", "int16": "int32", "uint16": "uint32"}
 
-# Results of NCCL that have no name in CuPy 14.2: making its NcclError raises a KeyError.
+# NCCL's result codes that CuPy 14.2 does not know: creating their NcclError raises a KeyError.
 _UNNAMED = {7: "ncclInProgress", 8: "ncclTimeout"}
 _IN_PROGRESS = 7
 
@@ -40,11 +40,10 @@ def check_devices(mpi_comm: MPI.Intracomm, gpu: Gpu) -> None:
             ranks = sum(other == host for other, _, _ in everywhere)
             raise RuntimeError(
                 f"NCCL needs a GPU for each rank, but rank {rank} uses the same one as rank "
-                f"{owner}, {device} of {host}. That host has {ranks} ranks, and "
-                f"{count} {'GPU' if count == 1 else 'GPUs'} that rank {rank} sees. Before the "
-                "first exchange let each rank choose its own: "
-                "chainermn.choose_device(comm); "
-                f"start no more ranks on a host than it has GPUs, or use the communicator 'naive'"
+                f"{owner}, {device} of {host}. That host has {ranks} ranks, and rank {rank} sees "
+                f"{count} {'GPU' if count == 1 else 'GPUs'}. Before the first exchange, let each "
+                "rank choose its own GPU with chainermn.choose_device(comm). Do not start more "
+                "ranks on a host than it has GPUs, or use the communicator 'naive'"
             )
 
 
@@ -53,14 +52,14 @@ class NcclTransport:
 
     Every array is one-dimensional and C-contiguous, and has the same length and dtype on all
     ranks. A call enqueues work on the current stream and returns; results replace the contents of
-    ``array`` when the stream has done that work. Making a transport is collective; each rank must
-    have chosen its GPU.
+    ``array`` when the stream has done that work. Creating a transport is collective; each rank
+    must have chosen its GPU.
 
     Raises
     ------
     RuntimeError
-        On all ranks, with NCCL's message, if they cannot connect. Every method also raises it if
-        NCCL fails.
+        If the ranks cannot connect: on all of them, with NCCL's message. Every method also raises
+        it if NCCL fails.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, gpu: Gpu) -> None:
@@ -80,8 +79,8 @@ class NcclTransport:
         for rank, (host, each) in enumerate(errors):
             if each is not None:
                 raise RuntimeError(
-                    f"NCCL cannot connect {self.size} ranks: rank {rank} of them, on {host}: "
-                    f"{each}. NCCL_DEBUG=INFO shows more"
+                    f"NCCL cannot connect {self.size} ranks. Rank {rank}, on {host}, failed with "
+                    f"{each}. Set NCCL_DEBUG=INFO to see more"
                 )
         self._is_open = True
         self._has_failed = False
@@ -91,7 +90,7 @@ class NcclTransport:
     def allreduce(self, array: Array, op: Op = "sum") -> None:
         """Reduce the arrays of all ranks elementwise; every rank gets the result.
 
-        They hold integers or floats; 16-bit elements are reduced in 32 bits.
+        Elements are integers or floats; 16-bit elements are reduced in 32 bits.
         """
         wider = _WIDER.get(array.dtype.name)
         if wider is not None:
@@ -104,7 +103,7 @@ class NcclTransport:
             array /= self.size
 
     def combine(self, array: Array, op: Op = "sum") -> None:
-        """Reduce as NCCL does: it rounds to the dtype of ``array`` after each addition."""
+        """Reduce as NCCL does, which rounds to the dtype of ``array`` after each addition."""
         pointer, dtype = self._gpu.pointer(array), self._dtype(array)
         nccl_op = getattr(self._nccl, "NCCL_SUM" if op == "mean" else f"NCCL_{op.upper()}")
         self._call("allReduce", pointer, pointer, array.size, dtype, nccl_op)
@@ -161,18 +160,19 @@ class NcclTransport:
             self.recv(into, source)
 
     def close(self) -> None:
-        """End NCCL's communicator. The transport cannot be used afterwards."""
+        """Close NCCL's communicator. The transport cannot be used afterwards."""
         has_failed = self.failure() is not None or self._has_failed
         with self._closing:
             self._is_open = False
-        # The watch must not wait for this: destroying waits for the other ranks, even dead ones.
+        # Not under the lock, so that the watch never waits for this: destroying waits for the
+        # other ranks, even dead ones.
         if has_failed:
             self._comm.abort()
         else:
             self._comm.destroy()
 
     def failure(self) -> str | None:
-        """Return the error of an earlier call that has failed since, or None. For any thread."""
+        """Return the error of an earlier call that has failed by now, or None. For any thread."""
         with self._closing:
             try:
                 if self._is_open:
@@ -200,7 +200,7 @@ class NcclTransport:
         self._check(name, lambda: method(*arguments, self._gpu.stream()))
 
     def _check_earlier_calls(self) -> None:
-        """Raise the error, on this or another rank, that NCCL has found since an earlier call."""
+        """Raise an error that NCCL has found since an earlier call, on this or another rank."""
 
         def check() -> None:
             try:
@@ -218,13 +218,13 @@ class NcclTransport:
             self._has_failed = True
             raise RuntimeError(
                 f"NCCL failed in {what} on rank {self.rank} of {self.size}, on {host_name()}: "
-                f"{_name(error)}. NCCL_DEBUG=INFO shows more"
+                f"{_name(error)}. Set NCCL_DEBUG=INFO to see more"
             ) from error
 
     def _dtype(self, array: Array) -> Any:
         dtype = getattr(self._nccl, f"NCCL_{array.dtype.name.upper()}", None)
         if dtype is None:
-            raise TypeError(f"NCCL cannot add up {array.dtype.name}")
+            raise TypeError(f"NCCL cannot sum arrays of {array.dtype.name}")
         return dtype
 
 
@@ -238,13 +238,13 @@ def _attempt(call: Callable[[], Any]) -> tuple[Any, str | None]:
 
 
 def _name(error: Exception) -> str:
-    """Return the message of an NcclError, or of the KeyError in its place."""
+    """Return the message of an NcclError, or of the KeyError that replaces it."""
     if not isinstance(error, KeyError):
         return str(error)
     (status,) = error.args
     if status == _IN_PROGRESS:
         return (
-            f"{_UNNAMED[status]} ({status}): its calls return before they are over, but must "
-            "not; unset NCCL_COMM_BLOCKING"
+            f"{_UNNAMED[status]} ({status}): NCCL's calls return before they are done, which "
+            "ChainerMN does not support; unset NCCL_COMM_BLOCKING"
         )
     return f"{_UNNAMED[status]} ({status})" if status in _UNNAMED else f"error {status}"

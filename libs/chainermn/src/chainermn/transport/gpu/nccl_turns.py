@@ -1,9 +1,9 @@
-"""Turns of threads in using NCCL: on all ranks in the same order.
+"""Let threads take turns in using NCCL, in the same order on all ranks.
 
-A thread that exchanges in the background has an NCCL communicator to itself. Kernels of two
-communicators can deadlock: each occupies a part of the GPU until it has met those of the other
-ranks, and on another GPU the other one may have come first. So one begins when the other is over,
-in the order in which the ranks' scripts begin them.
+A thread that exchanges in the background has its own NCCL communicator. Kernels of two
+communicators can deadlock: each kernel occupies part of the GPU until it has met those of the
+other ranks, but on another GPU the other communicator may have been first. So one starts only when
+the other is done, in the order in which the scripts start them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _latest: Turn | None = None
 
 
 class Turn:
-    """The turn of a background thread, after all NCCL work that has been begun before.
+    """The turn of a background thread, after all NCCL work that was started earlier.
 
-    Make it where the script begins the work. The thread calls `begin`, and `end` when the GPU has
-    done the work. What else uses NCCL after the making of it waits for the end.
+    Create it where the script starts the work. The thread calls `begin`, and `end` when the GPU
+    has done the work. All later uses of NCCL wait for the end of the turn.
     """
 
     def __init__(self) -> None:
@@ -39,11 +39,11 @@ class Turn:
         self._is_over.set()
 
     def wait(self) -> None:
-        """Wait for the end."""
+        """Wait for the end of this turn."""
         self._is_over.wait()
 
 
 def wait_for_turn() -> None:
-    """Wait until this thread may use NCCL: at once in its turn, otherwise after all turns."""
+    """Wait until this thread may use NCCL: immediately in its turn, otherwise after all turns."""
     if _latest is not None and not getattr(_of_thread, "has_turn", False):
         _latest.wait()

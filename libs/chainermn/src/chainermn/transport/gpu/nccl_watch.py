@@ -1,7 +1,7 @@
-"""A thread that detects errors of NCCL while no thread calls it.
+"""Detect errors of NCCL while no thread calls it.
 
-A rank that waits for its GPU, which waits for other ranks, makes no call that could raise the
-error. `chainermn.failures` detects processes that end.
+A rank may wait for its GPU, which waits for other ranks. Such a rank makes no call that could
+raise the error. (`chainermn.failures` detects processes that end.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from chainermn.transport.gpu.nccl import NcclTransport
 
 _SECONDS_BETWEEN_LOOKS = 1.0
-# Time for the rank to raise the error itself, in its next call.
+# Time that the rank gets to raise the error itself, in its next call.
 _SECONDS_FOR_RAISING = 4.0
 
 _lock = threading.Lock()
@@ -29,7 +29,7 @@ _watched: weakref.WeakSet[NcclTransport] = weakref.WeakSet()
 
 
 def watch(transport: NcclTransport) -> None:
-    """Have the job ended if ``transport`` has failed and still exists some seconds later."""
+    """End the job if ``transport`` fails and still exists some seconds later."""
     with _lock:
         _watched.add(transport)
         _start()
@@ -64,13 +64,13 @@ def _failure_of(transport: NcclTransport) -> str | None:
     try:
         return transport.failure()
     except Exception:
-        # It may keep a job from ending, but must not end one that works; others are still watched.
+        # A job that hangs is better than ending a job that works. Other transports stay watched.
         with _lock:
             _watched.discard(transport)
         print(
             f"chainermn: on rank {transport.rank} of {transport.size}, on {host_name()}, a "
-            "failure of NCCL could leave the job hanging from now on, because asking it "
-            f"for errors has failed:\n{traceback.format_exc()}",
+            "failure of NCCL may make the job hang from now on, because asking NCCL for errors "
+            f"has failed:\n{traceback.format_exc()}",
             file=sys.stderr,
         )
         return None

@@ -1,4 +1,4 @@
-"""Reducers of arrays in GPU memory: NCCL inside a host, MPI between hosts."""
+"""Reduce arrays in GPU memory: by NCCL inside a host, by MPI between hosts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class GpuReducers(Reducers):
     """Reducers in GPU memory. Each rank must choose its device before it uses one of them.
 
-    ``host`` has the reducers of the same ranks in host memory. The reducer among all ranks uses
-    NCCL if ``everyone_by_nccl``, and MPI otherwise.
+    ``host`` holds the same ranks' reducers in host memory. The reducer among all ranks uses NCCL
+    if ``everyone_by_nccl`` is true, and MPI otherwise.
     """
 
     def __init__(
@@ -64,16 +64,16 @@ class GpuReducers(Reducers):
         super().free()
 
     def pieces(self, buffer: Array) -> Iterator[Array]:
-        """Return the buffer in one piece: these reducers need no scratch memory of its size."""
+        """Return the buffer in one piece: these reducers do not need much scratch memory."""
         yield buffer
 
 
 class NcclReducer(Reducer):
     """Reduces arrays in GPU memory, on the current stream.
 
-    The host never waits: a collective is over for it once its work is enqueued. NCCL rounds after
-    each addition, so 16-bit sums are less exact than those of the reducers in host memory, and may
-    overflow where the mean would not.
+    The host never waits: for it, a collective is done once its work is enqueued. NCCL rounds after
+    each addition, so 16-bit sums are less exact than those in host memory, and may overflow even
+    if the mean would not.
     """
 
     def __init__(self, transport: NcclTransport) -> None:
@@ -82,7 +82,7 @@ class NcclReducer(Reducer):
 
     @override
     def allreduce(self, array: Array, divisor: int = 1, wire_dtype: Dtype | None = None) -> Steps:
-        """See `AllReducer.allreduce`. Ignores ``wire_dtype``: the buffer has it already."""
+        """See `AllReducer.allreduce`. Ignores ``wire_dtype``, which the buffer already has."""
         self._transport.combine(array)
         _divide(array, divisor)
         yield from ()
@@ -112,11 +112,11 @@ class NcclReducer(Reducer):
 
 
 class GpuMpiReducer(AllReducer):
-    """All-reduces of arrays in GPU memory by MPI: through ``host``, a reducer in host memory.
+    """All-reduces arrays in GPU memory by MPI, through ``host``, a reducer in host memory.
 
-    MPI itself never adds up GPU memory. Open MPI that was built for CUDA crashes if a non-blocking
-    collective has to, and a blocking one, which also goes through host memory there, would keep
-    the other exchanges of the thread waiting.
+    MPI itself never sums GPU memory. An Open MPI that was built for CUDA crashes if a non-blocking
+    collective does. A blocking one, which also goes through host memory there, would make the
+    thread's other exchanges wait.
     """
 
     def __init__(self, host: AllReducer, gpu: Gpu) -> None:
@@ -131,7 +131,7 @@ class GpuMpiReducer(AllReducer):
             yield from self._host.allreduce(chunk, divisor, wire_dtype)
 
     def finish(self) -> None:
-        """Wait until the GPU needs nothing of this reducer any more."""
+        """Wait until the GPU has finished all work of this reducer."""
         self._staging.finish()
 
 

@@ -1,4 +1,4 @@
-"""How MPI accesses arrays in GPU memory: through host memory, or directly."""
+"""Give MPI access to arrays in GPU memory, through host memory or directly."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing_extensions import override
 from chainermn.transport.gpu.device import Gpu
 from chainermn.transport.reducer import Array, Pending
 
-#: Bytes of a chunk. Not measured yet: large enough to outweigh the overhead of MPI and Python,
-#: small enough that arrays have several chunks.
+#: Bytes per chunk, not measured yet: large enough to outweigh the overhead of MPI and Python, and
+#: small enough for arrays to have several chunks.
 CHUNK_BYTES = 1 << 22
-# While one chunk is copied to the host, MPI uses another, and a third is copied back.
+# One chunk is copied to the host while MPI uses another and a third is copied back.
 _N_SLOTS = 3
 
 
@@ -32,21 +32,21 @@ class Direct:
     def chunks(
         self, array: Array, *, read: bool = True, written: bool = True
     ) -> Iterator[tuple[Pending, Array]]:
-        """Yield the event to wait for, and a chunk of ``array`` in memory that MPI can use.
+        """Yield chunks of ``array`` in memory that MPI can use, each with an event to wait for.
 
-        If ``read``, the chunk has the contents of ``array``. If ``written``, ``array`` gets what
-        the caller writes to the chunk: asking for the next one enqueues that copy on the current
-        stream.
+        If ``read`` is true, the chunk has the contents of ``array``. If ``written`` is true,
+        changes to the chunk are copied back to ``array``: asking for the next chunk enqueues that
+        copy on the current stream.
         """
         for part in _divide(array):
             yield self.gpu.record(), part
 
     def finish(self) -> None:
-        """Wait until the GPU has done all copies."""
+        """Wait until the GPU has made all copies."""
 
 
 class Staging(Direct):
-    """Instead copies chunks to and from pinned host memory, while MPI has the previous chunk.
+    """Copies chunks to and from pinned host memory instead, while MPI uses the previous chunk.
 
     Allocates 12 MiB of pinned memory at its first use and keeps it.
     """
@@ -79,7 +79,7 @@ class Staging(Direct):
 
     @override
     def finish(self) -> None:
-        # Then the pinned memory can be freed, which CuPy gives to others at once.
+        # After this, the pinned memory can be freed, which CuPy reuses immediately.
         if self._last is not None:
             self._last.Wait()
 

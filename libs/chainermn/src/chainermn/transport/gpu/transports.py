@@ -1,4 +1,4 @@
-"""The transports of arrays in GPU memory: NCCL and MPI."""
+"""Move arrays in GPU memory by NCCL and by MPI."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class GpuTransports:
-    """Transports of arrays in GPU memory among all ranks, each made when it is first used.
+    """Transports of arrays in GPU memory among all ranks, each created on first use.
 
-    ``is_cuda_aware``, the same on all ranks, tells whether to pass GPU memory to MPI directly,
-    except for sums.
+    If ``is_cuda_aware``, which must be equal on all ranks, MPI gets GPU memory directly, except
+    for sums.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, *, is_cuda_aware: bool) -> None:
@@ -33,7 +33,7 @@ class GpuTransports:
 
     @cached_property
     def nccl(self) -> NcclTransport:
-        """NCCL among all ranks. Making it is collective."""
+        """NCCL among all ranks. Creating it is collective."""
         return self.connect(self.mpi_comm)
 
     @cached_property
@@ -43,7 +43,7 @@ class GpuTransports:
         return GpuMpiTransport(MpiTransport(self.mpi_comm), access)
 
     def connect(self, mpi_comm: MPI.Intracomm) -> NcclTransport:
-        """Connect the ranks of ``mpi_comm`` by NCCL. Collective among all ranks."""
+        """Connect the ranks of ``mpi_comm`` with NCCL. Collective among all ranks."""
         check_devices(self.mpi_comm, the_gpu())
         transport = NcclTransport(mpi_comm, the_gpu())
         self._connected.append(transport)
@@ -62,9 +62,9 @@ class GpuTransports:
 class GpuMpiTransport:
     """The collectives of `MpiTransport`, on arrays in GPU memory.
 
-    Arrays that are only moved are given to MPI as ``access`` says; sums always go through host
-    memory: see `GpuMpiReducer`. The host waits until an array has been sent. A received array is
-    complete once the current stream has finished its work.
+    MPI accesses arrays that it only moves through ``access``. Sums always go through host memory;
+    see `GpuMpiReducer`. The host waits until an array has been sent. A received array is complete
+    once the current stream has finished its work.
     """
 
     def __init__(self, transport: MpiTransport, access: Direct) -> None:
@@ -103,7 +103,7 @@ class GpuMpiTransport:
             self._mpi.sendrecv(given, dest, taken, source)
 
     def finish(self) -> None:
-        """Wait until the GPU needs nothing of this transport any more."""
+        """Wait until the GPU has finished all work of this transport."""
         for access in (self._staging, self._access, self._incoming):
             access.finish()
 

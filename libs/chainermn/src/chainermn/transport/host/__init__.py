@@ -1,1 +1,1 @@
-"""Collectives on arrays in host memory, over MPI, and through shared memory inside a host."""
+"""Collectives on arrays in host memory, by MPI and, inside a host, through shared memory."""

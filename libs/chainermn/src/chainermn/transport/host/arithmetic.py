@@ -1,9 +1,9 @@
-"""Sums of the arrays of several ranks, and fast casts to and from the wire dtype.
+"""Sum the arrays of several ranks, and cast quickly to and from the wire dtype.
 
-NumPy casts between float32 and float16 one element after the other, at 2 to 3 ns each, or 65 ns
-if the float16 is subnormal, as it is for small gradients. That can cost more time than sending
-half the bytes saves. Here vectorized operations cast blocks that stay in the cache. ``ml_dtypes``
-already has fast casts for bfloat16.
+NumPy casts between float32 and float16 element by element, which takes 2 to 3 ns each, or 65 ns
+if the float16 is subnormal, as small gradients are. That can take longer than sending the full
+bytes. This module casts with vectorized operations, in blocks that stay in the cache.
+``ml_dtypes`` already has fast casts for bfloat16.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Adder:
 
     @np.errstate(all="ignore")  # a warning turned into an error would stop only one rank
     def add_up(self, parts: Sequence[Array], out: Array, divisor: int = 1) -> None:
-        """Sum at least two arrays, one after the other, and divide the sum by ``divisor``.
+        """Sum at least two arrays, in order, and divide the sum by ``divisor``.
 
-        All have the same length and dtype. Elements of 16 bits are summed and divided in float32,
-        then rounded. ``out`` may be one of the first two of ``parts``; if the elements have 16
-        bits, any of them.
+        All arrays have the same length and dtype. 16-bit elements are summed and divided in
+        float32, then rounded. ``out`` may be one of the first two of ``parts``, or any of them if
+        the elements have 16 bits.
         """
         if out.dtype.itemsize == 2:
             for start in range(0, out.size, _BLOCK):
@@ -65,11 +65,11 @@ class Adder:
     def add_up_rows(
         self, first: Array, second: Array, rows: Array, out: Array, divisor: int = 1
     ) -> None:
-        """Do as `add_up` with two arrays and the rows of a matrix after its first, which is free.
+        """Sum as `add_up` does: two arrays, then the rows of a matrix except the first.
 
-        However many rows there are, it takes two calls of NumPy.
+        The first row is scratch memory. This takes two calls of NumPy for any number of rows.
         """
-        # NumPy adds up the rows of a matrix in their order, except if it has a single column.
+        # NumPy sums the rows of a matrix in order, unless it has a single column.
         if len(rows) < 2 or out.size < 2 or out.dtype.itemsize == 2:
             self.add_up([first, second, *rows[1:]], out, divisor)
             return
@@ -91,7 +91,7 @@ class Adder:
 
     @np.errstate(all="ignore")  # a warning turned into an error would stop only one rank
     def divide_into(self, total: Array, divisor: int, out: Array) -> None:
-        """Divide a sum, and round the quotient to the dtype of ``out``."""
+        """Divide a sum and round the quotient to the dtype of ``out``."""
         operate, operand = division(divisor, total.dtype)
         if out.dtype == total.dtype:
             operate(total, operand, out)
@@ -130,13 +130,13 @@ class Adder:
     def _narrow(self, source: Array, out: Array) -> None:
         """Round a block to float16.
 
-        Two adjacent float32 of exponent ``e + 13`` differ by as much as two adjacent float16 of
-        exponent ``e``: one step. So adding ``2 ** (e + 13)`` to a magnitude of exponent ``e``
-        makes the processor round it to whole steps, and leaves their number in the lowest bits of
-        the sum. With ``e`` raised to at least -14 this also holds for a subnormal float16. The
-        bits of the float16 are the number of steps, which includes the leading bit of the
-        significand, plus ``e + 14`` shifted to the position of the exponent. The second term of
-        `_RAISE` makes up for the different biases of the two exponents.
+        Two adjacent float32 numbers with exponent ``e + 13`` differ by as much as two adjacent
+        float16 numbers with exponent ``e``: one step. So adding ``2 ** (e + 13)`` to a magnitude
+        with exponent ``e`` makes the processor round it to whole steps, and leaves the number of
+        steps in the lowest bits of the sum. If ``e`` is raised to at least -14, this also holds
+        for subnormal float16 numbers. The bits of the float16 are the number of steps, which
+        includes the leading bit of the significand, plus ``e + 14`` shifted to the position of the
+        exponent. The second term of `_RAISE` corrects for the different biases of the exponents.
         """
         if source.dtype != np.float32:
             self._narrow_by_numpy(source, out)

@@ -1,4 +1,4 @@
-"""A barrier in shared memory: ranks that wait for long leave the cores to the others."""
+"""A barrier in shared memory, where ranks that wait long leave the cores to the others."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from collections.abc import Callable
 from chainermn.transport.host.futex import Futex
 from chainermn.transport.host.sharing import LINE_BYTES
 
-#: On these processors, other cores see the writes of a core in the order in which it made them.
+#: On these processors, other cores see a core's writes in the order in which it made them.
 KEEPS_ORDER = platform.machine() in ("x86_64", "AMD64", "i686")
 
 _LOOKS_BEFORE_YIELDING = 64
 _LOOKS_BEFORE_SLEEPING = 4096
-# A rank looks again after this time even if nobody wakes it.
+# Time after which a sleeping rank looks again, even if no other rank wakes it.
 _SECONDS_OF_SLEEP = 0.05
 _SECONDS_WITHOUT_FUTEX = 5e-5
 
-# Words of the first line, each of 8 bytes. A rank may already sleep at the next meeting while
-# another one still writes that it sleeps at this one, so these two have a word each.
+# Words of the first line, 8 bytes each. A rank may already sleep at the next barrier while another
+# still writes that it sleeps at this one, so there are two words for sleepers.
 _COMPLETED, _SLEEPERS = 0, (1, 2)
 
 
@@ -31,18 +31,19 @@ def bytes_needed(size: int) -> int:
 
 
 class Barrier:
-    """A barrier among ranks of one host. Of its memory, each rank writes one line.
+    """A barrier among ranks of one host. Each rank writes one line of its memory.
 
     Parameters
     ----------
     memory : mmap
-        Begins with `bytes_needed` bytes that are zero at first, and that the ranks share.
+        Memory that the ranks share. It begins with `bytes_needed` bytes that are initially zero.
     rank, size : int
+        This rank, and the number of ranks.
     n_cores : int
-        Number of cores on which the ranks run. If there are more ranks, one that spins takes
-        the core from those that it waits for: it sleeps at once.
+        Number of cores on which the ranks run. If there are more ranks than cores, waiting ranks
+        sleep immediately: spinning would take cores from the ranks they wait for.
     meanwhile : callable
-        Called now and then by a rank that waits for long.
+        Function that a rank calls now and then while it waits long.
     """
 
     def __init__(
@@ -102,6 +103,6 @@ class Barrier:
         words = self._words
         completed = words[_COMPLETED]
         words[_SLEEPERS[self._arrivals % 2]] = self._arrivals
-        os.sched_yield()  # a system call: from here on, the others see what has been written
+        os.sched_yield()  # after a system call, the others see this rank's writes
         if not self.Test():
             self._futex.wait(completed, _SECONDS_OF_SLEEP)

@@ -1,4 +1,4 @@
-"""Processes that share memory wait for each other without using their core."""
+"""Let processes that share memory wait for each other without using a core."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 
 class Futex:
-    """Has processes sleep until the lower half of a word changes: futex(2)."""
+    """Lets processes sleep until the lower half of a word changes: futex(2)."""
 
-    _NUMBERS: ClassVar = {("linux", "x86_64"): 202}  # of the system call
+    _NUMBERS: ClassVar = {("linux", "x86_64"): 202}  # numbers of the system call
     _WAIT, _WAKE = 0, 1
     _ALL = 2**31 - 1
 
@@ -24,19 +24,19 @@ class Futex:
 
     @classmethod
     def is_available(cls) -> bool:
-        """Tell whether this system has it, and this library knows its number there."""
+        """Tell whether this system has futexes and this library knows the number of the call."""
         return (sys.platform, platform.machine()) in cls._NUMBERS and sys.maxsize > 2**32
 
     @classmethod
     def at(cls, memory: mmap.mmap, offset: int) -> Futex | None:
-        """Return the one at this place; None if it is not available."""
+        """Return the futex at an offset in memory; None if futexes are not available."""
         if not cls.is_available():
             return None
         number = cls._NUMBERS[sys.platform, platform.machine()]
         return cls(number, ctypes.addressof(ctypes.c_char.from_buffer(memory, offset)))
 
     def wait(self, word: int, seconds: float) -> None:
-        """Sleep until `wake`, unless the word has changed; at most this many seconds."""
+        """Unless the word has changed, sleep until `wake`, but at most this many seconds."""
         whole, rest = divmod(seconds, 1)
         limit = (ctypes.c_long * 2)(int(whole), int(rest * 1e9))
         self._call(
@@ -44,7 +44,7 @@ class Futex:
         )
 
     def wake(self) -> None:
-        """Wake all that sleep."""
+        """Wake all sleeping processes."""
         self._call(self._number, self._address, self._WAKE, self._ALL, None)
 
 

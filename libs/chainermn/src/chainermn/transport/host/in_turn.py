@@ -1,4 +1,4 @@
-"""Reduction over ranks that outnumber the cores of their host: each adds in its turn."""
+"""Reduce over more ranks than their host has cores: the ranks add one after another."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from chainermn.transport.reducer import Array, Dtype, Steps
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# Chunks that are under way at a time: while one rank adds to the first, another one does to the
-# second, on another core.
+# Chunks in progress at the same time: one rank adds to the first while another, on another core,
+# adds to the second.
 _N_SLOTS = 4
 _CHUNK_BYTES = 1 << 18
 
 _WORD_BYTES = 8
-# Words of the line that a rank writes: how many chunks it has given, and how many taken.
+# Words of the line that a rank writes: the numbers of chunks that it has given and taken.
 _GIVEN, _TAKEN = 0, 1
 _WORDS = LINE_BYTES // _WORD_BYTES
 
 _PROBES = 32
 
-# Nobody who sleeps is forgotten: this is only the time after which a rank looks by itself.
+# Time after which a sleeping rank looks by itself, although the others always wake it.
 _SECONDS_OF_SLEEP = 1.0
 
 
-#: Number of integers of which `InTurnReducer.maximum` can find the maxima.
+#: Largest number of integers for `InTurnReducer.maximum`.
 MOST_INTEGERS = 8
 
 
@@ -48,14 +48,14 @@ def bytes_needed(size: int) -> int:
 
 
 class InTurnReducer(SharingReducer):
-    """Reduces over ranks of one host, which add to the sum one after the other.
+    """Reduces over ranks of one host, which add to the sum one after another.
 
-    Where ranks share cores, summing shards at the same time gains nothing, and each meeting of all
-    costs a turn of every rank. Here a rank has two turns for each chunk: it adds its elements to
-    the sum of the ranks before it, and it reads the sum of all. In between it sleeps.
+    If ranks share cores, summing shards in parallel saves no time, and each barrier costs a turn
+    of every rank. Here a rank has two turns for each chunk: it adds its elements to the sum of the
+    ranks before it, and it reads the sum of all. In between, it sleeps.
 
-    There are at least two ranks, all on this host; ``memory`` is from `share_memory` and has
-    `bytes_needed` bytes. Needs `Futex.is_available`.
+    Needs at least two ranks, all on this host, and `Futex.is_available`. ``memory`` is from
+    `share_memory` and has `bytes_needed` bytes.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, memory: mmap.mmap, adder: Adder) -> None:
@@ -72,12 +72,12 @@ class InTurnReducer(SharingReducer):
         slots = np.frombuffer(memory, np.uint8, offset=offset + integers.nbytes)
         self._slots = slots.reshape(_N_SLOTS, _CHUNK_BYTES)
         self._n_maxima = 0
-        # How many chunks have gone by.
+        # Number of the last chunk.
         self._number = 0
 
     def maximum(self, array: Array) -> None:
-        """Replace up to `MOST_INTEGERS` integers of 64 bits by their maxima over the ranks."""
-        # Others may still read those of the last time, but no longer those before.
+        """Replace up to `MOST_INTEGERS` 64-bit integers with their maxima over the ranks."""
+        # Others may still read the integers of the last call, but not those of the one before.
         self._n_maxima += 1
         everywhere = self._integers[self._n_maxima % 2, :, : array.size]
         everywhere[self.rank] = array
@@ -86,16 +86,16 @@ class InTurnReducer(SharingReducer):
         np.max(everywhere, axis=0, out=array)
 
     def _let_mpi_send(self) -> None:
-        """Have MPI go on with messages of this rank that others may be waiting for.
+        """Let MPI continue with messages of this rank, for which others may be waiting.
 
-        They have not come to `maximum` yet, and MPI sends little with each call.
+        They have not reached `maximum` yet, and each call of MPI sends little.
         """
         for _ in range(_PROBES):
             self._mpi_comm.Iprobe()
 
     @override
     def _sum(self, array: Array, divisor: int, begin: int, end: int) -> Steps:
-        # The sum of 16-bit elements is in float32 until all are added.
+        # Sums of 16-bit elements stay in float32 until the end.
         dtype = np.dtype(np.float32) if array.itemsize == 2 else array.dtype
         chunks = _chunks(array.size, dtype)
         lag = _N_SLOTS - 1
@@ -115,7 +115,7 @@ class InTurnReducer(SharingReducer):
                 self._counters.set(_TAKEN, number - lag)
 
     def _add(self, chunk: Array, number: int, dtype: Dtype) -> Steps:
-        """Add a chunk to what the ranks before this one have added."""
+        """Add a chunk to the sum of the ranks before this one."""
         self._number = number
         total = self._slot(number, dtype)[: chunk.size]
         if self.rank == 0:
@@ -145,7 +145,7 @@ class InTurnReducer(SharingReducer):
         return self._slots[number % _N_SLOTS].view(dtype)
 
     def _wait_until_free(self, number: int) -> Steps:
-        """Wait until all have taken what was in the slot of a chunk before."""
+        """Wait until all ranks have read the previous chunk in the slot of this chunk."""
         return self._wait_for(_TAKEN, range(self.size), number - _N_SLOTS)
 
     def _wait_for(self, word: int, ranks: Iterable[int], number: int) -> Steps:
@@ -160,7 +160,7 @@ def _chunks(n: int, dtype: Dtype) -> list[slice]:
 
 
 class _Counters:
-    """Words in shared memory, of which each rank writes some, and which only grow."""
+    """Words in shared memory that only grow. Each rank writes some of them."""
 
     def __init__(self, memory: mmap.mmap, offset: int, rank: int, size: int) -> None:
         self.words = memoryview(memory)[offset : offset + size * LINE_BYTES].cast("q")
@@ -169,13 +169,13 @@ class _Counters:
         self._own = rank * _WORDS
 
     def set(self, word: int, number: int) -> None:
-        """Set a word of this rank, and wake those that wait for it."""
+        """Set a word of this rank, and wake the ranks that wait for it."""
         place = self._own + word
         self.words[place] = number
         self.futex_at(place).wake()
 
     def futex_at(self, place: int) -> Futex:
-        """Return the futex of a word. Most ranks ever wait for a few of them only."""
+        """Return the futex of a word. Most ranks only ever wait for a few words."""
         if place not in self._futexes:
             futex = Futex.at(self._memory, self._offset + place * _WORD_BYTES)
             self._futexes[place] = cast(Futex, futex)
@@ -183,13 +183,13 @@ class _Counters:
 
 
 class _Reached:
-    """Completes when all of some words have reached a number."""
+    """An operation that completes when all of some words have reached a number."""
 
     def __init__(self, counters: _Counters, places: Sequence[int], number: int) -> None:
         self._counters, self._places, self._number = counters, places, number
 
     def Test(self) -> bool:
-        """Tell whether they have."""
+        """Tell whether all words have reached the number."""
         words, number = self._counters.words, self._number
         for place in self._places:  # noqa: SIM110 - faster than all()
             if words[place] < number:
@@ -197,7 +197,7 @@ class _Reached:
         return True
 
     def Wait(self) -> None:
-        """Sleep until they have."""
+        """Sleep until all words have reached the number."""
         words, number = self._counters.words, self._number
         for place in self._places:
             while (word := words[place]) < number:

@@ -1,4 +1,4 @@
-"""Memory that the ranks of a host share, and nobody else: it has no name at any time."""
+"""Share memory among the ranks of a host, and with nobody else: it never has a name."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _DIRECTORY = "/dev/shm"  # noqa: S108  # for files without a name
 def share_memory(mpi_comm: MPI.Intracomm, n_bytes: int) -> mmap.mmap | str:
     """Return memory that all ranks share, or the reason why this rank has none. Collective.
 
-    It is zero at first. Rank 0 decides about its size: `len` tells.
+    The memory is initially zero. Rank 0 decides its size, which `len` returns.
 
-    Rank 0 hands out its descriptor through a socket of this host, so there is no file that could
-    be opened by others or left behind: the kernel frees the memory as soon as the last rank is
-    gone, even if ranks are killed.
+    Rank 0 passes its descriptor on through a local socket, so there is no file for others to open
+    or for a job to leave behind. The kernel frees the memory as soon as the last rank is gone,
+    even if ranks are killed.
     """
     return _offer(mpi_comm, n_bytes) if mpi_comm.rank == 0 else _take(mpi_comm)
 
 
 class _Invitation(NamedTuple):
-    """Where ranks ask for the memory, and what they show there.
+    """The address at which ranks ask for the memory, and the token that they must show.
 
-    Any user of the host can list the address and connect to it, but MPI alone tells the token.
+    Any user of the host can list the address and connect to it, but only MPI carries the token.
     """
 
     address: bytes
@@ -67,14 +67,14 @@ def _take(mpi_comm: MPI.Intracomm) -> mmap.mmap | str:
     with contextlib.ExitStack() as stack:
         asking = _made_or_reason(lambda: _ask(invitation, stack))
         mpi_comm.Barrier()
-        mpi_comm.Barrier()  # it has been handed out
+        mpi_comm.Barrier()  # rank 0 has sent the descriptors
         return asking if isinstance(asking, str) else _made_or_reason(lambda: _receive(asking))
 
 
 def _made_or_reason(make: Callable[[], T]) -> T | str:
     try:
         return make()
-    except Exception as error:  # of any kind: the other ranks wait for the outcome
+    except Exception as error:  # of any kind, because the other ranks wait for the outcome
         return str(error) or repr(error)
 
 
@@ -82,11 +82,11 @@ def _prepare(n_bytes: int, stack: contextlib.ExitStack) -> _Offer:
     descriptor = _open_memory()
     stack.callback(os.close, descriptor)
     os.fchmod(descriptor, 0o600)
-    # Otherwise writing to the memory would kill the process where there is too little.
+    # Without this, writing to the memory would kill the process if there is too little.
     os.posix_fallocate(descriptor, 0, n_bytes)
     door = stack.enter_context(socket.socket(socket.AF_UNIX))
-    door.setblocking(False)  # nobody, of whatever kind, is waited for
-    # In the abstract namespace, which has no files.
+    door.setblocking(False)  # never wait for anyone
+    # This name is in the abstract namespace, which has no files.
     invitation = _Invitation(
         f"\0chainermn-{secrets.token_hex(16)}".encode(), secrets.token_bytes(32)
     )
@@ -98,15 +98,15 @@ def _prepare(n_bytes: int, stack: contextlib.ExitStack) -> _Offer:
 def _open_memory() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("chainermn")
-    # A Python that was built for systems with a glibc before 2.27.
+    # Pythons built for a glibc older than 2.27 do not have memfd_create.
     with tempfile.TemporaryFile(dir=_DIRECTORY) as file:
         return os.dup(file.fileno())
 
 
 def _hand_out(offer: _Offer, n_ranks: int) -> mmap.mmap:
     _, _, door, (_, token) = offer
-    with contextlib.suppress(BlockingIOError):  # a rank that has not asked says why
-        # All that wait by now; strangers may keep coming.
+    with contextlib.suppress(BlockingIOError):  # a rank that did not ask reports why
+        # Only those that are waiting by now, since strangers may keep coming.
         for _ in range(socket.SOMAXCONN + 1):
             if not n_ranks:
                 break
@@ -137,6 +137,6 @@ def _ask(invitation: _Invitation, stack: contextlib.ExitStack) -> socket.socket:
 def _receive(asking: socket.socket) -> mmap.mmap:
     _, descriptors, _, _ = socket.recv_fds(asking, 1, 1)
     if not descriptors:
-        raise OSError("rank 0 has handed out nothing")
+        raise OSError("rank 0 sent no memory")
     with open(descriptors[0], "r+b", buffering=0) as file:
         return mmap.mmap(file.fileno(), 0)

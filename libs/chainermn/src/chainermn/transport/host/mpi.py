@@ -1,4 +1,4 @@
-"""Collectives on flat arrays in host memory, over MPI."""
+"""Load MPI, and provide its collectives on flat arrays in host memory."""
 
 from __future__ import annotations
 
@@ -23,42 +23,42 @@ if TYPE_CHECKING:
 
 Op = Literal["sum", "mean", "max", "min", "prod"]
 
-#: Several threads may call MPI at the same time; one at a time; or only the main thread.
+#: Several threads may call MPI at the same time, or one at a time, or only the main thread may.
 ThreadSupport = Literal["multiple", "serialized", "funneled"]
 
-# Highest tag that every MPI supports. A user's messages on the same communicator have tags from 0
-# up, and must not be mistaken for messages inside a collective.
+# Highest tag that every MPI supports. Users' messages on the same communicator have tags from 0
+# upwards, and must not be confused with messages inside a collective.
 _COLLECTIVE_TAG = 32767
 
 # MPI counts elements in a C int.
 _MAX_COUNT = 2**30
 
-# Variables in which each MPI's mpiexec tells the processes how many they are.
+# Variables in which each MPI's mpiexec passes the number of processes.
 _LAUNCHER_SIZES = {"PMI_SIZE": "MPICH", "OMPI_COMM_WORLD_SIZE": "Open MPI"}
-# That of srun, which every process inherits that is started by one of these.
+# The same variable of srun, which is inherited by everything that srun's processes start.
 _SRUN_SIZE = "SLURM_STEP_NUM_TASKS"
 
-# Of Open MPI, unless the environment or mpiexec sets it; its parameter files do not. A message of
-# up to this size is sent to another host at once. A longer one waits until the receiver has been
-# asked, which both hear of only the next time they call MPI: less of an exchange is hidden behind
-# computation, and it takes longer.
+# Open MPI sends messages up to this size to another host immediately. Longer ones wait until the
+# receiver has agreed, which both ends notice only in their next MPI call: then less of an exchange
+# overlaps with computation, and it takes longer. The environment and mpiexec can override this,
+# but Open MPI's parameter files cannot.
 _EAGER_LIMIT = ("OMPI_MCA_btl_tcp_eager_limit", str(1 << 20))
 
 
-# Of MPICH and of Open MPI, where ranks outnumber cores: who waits for a message leaves the core to
-# the others. Without it a barrier of four ranks on two cores took ten times as long (MPICH 5.0.2).
+# With more ranks than cores, a rank that waits for a message leaves its core to the others.
+# Without this, a barrier of four ranks on two cores took ten times as long (MPICH 5.0.2).
 _TAKING_TURNS = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
 def load_mpi() -> ModuleType:
     """Import ``mpi4py.MPI``, which initialises MPI, and return it.
 
-    Before that it sets in the environment how Open MPI sends messages to other hosts, and how
-    ranks wait if there are more of them than cores. Variables that are set stay as they are. If
-    the script has initialised MPI, it is too late for that.
+    Before the import, sets environment variables for how Open MPI sends messages to other hosts,
+    and for how ranks wait if there are more of them than cores. Variables that are already set
+    stay as they are. This has no effect if the script has already initialised MPI.
 
-    Raises a RuntimeError if no MPI library can be loaded, or if ``mpiexec`` belongs to a different
-    MPI, or ``srun`` was not told which: each process would then be a job of its own.
+    Raises a RuntimeError if no MPI library can be loaded, if ``mpiexec`` belongs to a different
+    MPI, or if ``srun`` does not know which one: each process would then be a separate job.
     """
     try:
         if "mpi4py.MPI" not in sys.modules:
@@ -71,7 +71,7 @@ def load_mpi() -> ModuleType:
 
         raise RuntimeError(
             f"mpi4py cannot load an MPI library: {error}\n"
-            f"Give it one that it can load: {remedies.load_mpi(str(error))}"
+            f"Install one that it can load: {remedies.load_mpi(str(error))}"
         ) from error
     if MPI.COMM_WORLD.size == 1:
         _check_alone(MPI)
@@ -88,9 +88,9 @@ def _prepare() -> None:
 
 
 def _check_alone(mpi: ModuleType) -> None:
-    """Raise RuntimeError if the process has been started with others, which MPI does not know."""
+    """Raise RuntimeError if this process was started with others that MPI does not know."""
     library = mpi.Get_library_version().splitlines()[0].strip()
-    # Inside a step of Slurm's, mpiexec's word counts; but srun --mpi=pmi2 says what MPICH's does.
+    # Inside a job step of Slurm, mpiexec's variables count. But srun --mpi=pmi2 sets MPICH's, too.
     is_by_srun = _SRUN_SIZE in os.environ and "MPI_LOCALNRANKS" not in os.environ
     names = [name for name in _LAUNCHER_SIZES if not (is_by_srun and name == "PMI_SIZE")]
     sizes = {name: _number(name) for name in (*names, _SRUN_SIZE)}
@@ -99,16 +99,15 @@ def _check_alone(mpi: ModuleType) -> None:
             raise RuntimeError(
                 f"mpiexec of {_LAUNCHER_SIZES[name]} started {sizes[name]} processes, but each of "
                 f"them is alone: mpi4py uses another MPI ({library}). Start the job with the "
-                "mpiexec of that MPI; for an MPI installed by pip it lies beside the Python "
-                "executable"
+                "mpiexec of that MPI; if pip installed it, that is beside the Python executable"
             )
     if sizes[_SRUN_SIZE] > 1 and not any(sizes[name] for name in names):
         language = "pmix" if mpi.get_vendor()[0] == "Open MPI" else "pmi2"
         raise RuntimeError(
             f"srun started {sizes[_SRUN_SIZE]} processes, but each of them is alone: it did not "
             f"prepare them for the MPI that mpi4py uses ({library}). Start the job with "
-            f"srun --mpi={language}, or without srun, by chainermn launch. If each is meant to be "
-            f"a job of one rank, unset {_SRUN_SIZE}"
+            f"srun --mpi={language}, or with chainermn launch instead of srun. If each process is "
+            f"meant to be a separate job, unset {_SRUN_SIZE}"
         )
 
 
@@ -130,10 +129,10 @@ def host_name() -> str:
 def thread_support(n_hosts: int) -> ThreadSupport:
     """Return how threads may call MPI in a job on ``n_hosts`` hosts.
 
-    Open MPI says that several may at the same time, but this is true only on one host: while one
-    thread waited in a collective and another tested a second one, messages to other hosts were
-    never sent, and the job hung (5.0.11 over TCP, two ranks on each of two hosts; with some
-    networks in every job). With one thread at a time it does not.
+    Open MPI claims that several may call it at the same time, but this is only true on one host:
+    while one thread waited in a collective and another tested a second one, messages to other
+    hosts were never sent, and the job hung (5.0.11 over TCP, two ranks on each of two hosts; on
+    some networks in every job). With one thread at a time, it does not hang.
     """
     mpi = load_mpi()
     provided = mpi.Query_thread()
@@ -158,7 +157,7 @@ class MpiTransport:
     def allreduce(self, array: Array, op: Op = "sum") -> None:
         """Reduce the arrays of all ranks elementwise; every rank gets the result.
 
-        They hold integers, bool or floats; float16 is reduced in float32.
+        Elements are integers, bool or floats; float16 is reduced in float32.
         """
         if array.dtype == np.float16:
             wide = array.astype(np.float32)

@@ -1,4 +1,4 @@
-"""Reduction over ranks by MPI."""
+"""Reduce over ranks by MPI."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 # Arrays are sent in chunks, so that one is in transit while another is cast and summed.
 _CHUNK_BYTES = 1 << 20
 _CHUNKS_UNDER_WAY = 3
-# Up to this size, sending whole arrays to all ranks takes less time than sending shards twice,
-# which is two messages one after the other. Between two ranks it is as many bytes.
+# Up to this size, sending whole arrays to all ranks takes less time than sending shards twice in
+# a row. With two ranks, both ways send the same number of bytes.
 _SMALL_BYTES, _SMALL_BYTES_OF_TWO = 1 << 13, _CHUNK_BYTES
 
 
@@ -69,17 +69,17 @@ class MpiReducer(Reducer):
         yield self._mpi_comm.Ibcast(array.view(np.uint8))
 
     def iallgather(self, array: Array) -> MPI.Request:
-        """Begin to give every rank the shards of all ranks."""
+        """Start giving every rank the shards of all ranks."""
         counts, offsets = self._layout(array)
         return self._mpi_comm.Iallgatherv(
             self._in_place, [array.view(np.uint8), (counts, offsets)]
         )
 
     def ialltoall(self, array: Array, received: Array) -> MPI.Request:
-        """Begin to send each other rank its shard of ``array``.
+        """Start sending each other rank its shard of ``array``.
 
-        Row ``k`` of ``received`` gets the shard that rank ``k`` sends to this rank; the row of
-        this rank stays as it is.
+        Row ``k`` of ``received`` gets the shard that rank ``k`` sends to this rank. This rank's
+        row stays as it is.
         """
         given, offsets = self._layout(array)
         own = received.shape[1] * array.itemsize
@@ -92,21 +92,21 @@ class MpiReducer(Reducer):
         )
 
     def _layout(self, array: Array) -> tuple[list[int], list[int]]:
-        """Return the number of bytes of each shard, and where it begins."""
+        """Return the sizes and offsets of all shards in bytes."""
         bounds = shard_bounds(array.size, self.size)
         counts = [(end - begin) * array.itemsize for begin, end in bounds]
         return counts, [begin * array.itemsize for begin, _ in bounds]
 
 
 class _Chunk:
-    """Consecutive elements that are sent together, and their scratch memory."""
+    """Consecutive elements that are sent together, with their scratch memory."""
 
     def __init__(self, reducer: MpiReducer) -> None:
         self._reducer = reducer
         self._memory: dict[str, Array] = {}
 
     def scatter(self, array: Array, wire_dtype: Dtype) -> None:
-        """Begin to send each rank its shard of ``array``, rounded to ``wire_dtype``."""
+        """Start sending each rank its shard of ``array``, rounded to ``wire_dtype``."""
         reducer = self._reducer
         begin, end = shard_bounds(array.size, reducer.size)[reducer.rank]
         self._array = self._wire = array
@@ -131,7 +131,7 @@ class _Chunk:
         return self._own
 
     def add_up(self, divisor: int) -> Steps:
-        """Sum this rank's shard and begin to send it to the others."""
+        """Sum this rank's shard and start sending it to the others."""
         yield from self.sum_of_shard(divisor)
         self._request = self._reducer.iallgather(self._wire)
 

@@ -1,4 +1,4 @@
-"""Reducers of arrays in host memory: shared memory inside a host, MPI between hosts."""
+"""Reduce arrays in host memory: through shared memory inside a host, by MPI between hosts."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 1 << 22
 
-# With more, meetings of all ranks take longer than what they do in between.
+# With more ranks per core, barriers take longer than the work between them.
 _RANKS_PER_CORE = 4
 
 
 class HostReducers(Reducers):
     """Reducers in host memory. All three have every collective, not only all-reduce.
 
-    Each rank sums one shard of the elements, in the order of the ranks; 16-bit elements are
-    summed in float32. So all ranks get the same bits, however the elements are divided into
-    arrays. This is the reduce-scatter and all-gather of Thakur, Rabenseifner and Gropp,
-    "Optimization of collective communication operations in MPICH", Int. J. High Performance
-    Computing Applications 19(1), 2005, except that shards are sent directly to the rank that
-    sums them, so that each sum is rounded to the wire dtype only once.
+    Each rank sums one shard of the elements, in rank order; 16-bit elements are summed in float32.
+    So all ranks get the same bits, regardless of how the elements are divided into arrays. The
+    algorithm is the reduce-scatter and all-gather of Thakur, Rabenseifner and Gropp, "Optimization
+    of collective communication operations in MPICH", Int. J. High Performance Computing
+    Applications 19(1), 2005. The difference is that shards are sent directly to the rank that sums
+    them, so that each sum is rounded to the wire dtype only once.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, topology: Topology) -> None:
@@ -66,12 +66,12 @@ class HostReducers(Reducers):
 
     @cached_property
     def messages(self) -> MpiReducer:
-        """What carries between all ranks what cannot be added up. Making it is not collective."""
+        """Transport for payloads that cannot be summed. Creating it is not collective."""
         return MpiReducer(self.mpi_comm, self._adder)
 
     def maximum(self, array: Array) -> None:
-        """Replace a few integers of 64 bits by their maxima over all ranks. Collective."""
-        everyone = self.__dict__.get("everyone")  # making it would be collective
+        """Replace a few 64-bit integers with their maxima over all ranks. Collective."""
+        everyone = self.__dict__.get("everyone")  # creating it would be collective
         if isinstance(everyone, InTurnReducer) and array.size <= in_turn.MOST_INTEGERS:
             everyone.maximum(array)
         else:
@@ -105,7 +105,7 @@ class HostReducers(Reducers):
                 _warn_of_fallback(reasons, n_bytes)
         if is_lacking.any() or isinstance(memory, str):
             return self._by_mpi(mpi_comm)
-        # The first rank has decided, as others might count other cores.
+        # The first rank has decided, since others might count a different number of cores.
         if len(memory) == in_turn.bytes_needed(size):
             return InTurnReducer(mpi_comm, memory, self._adder)
         return SharedMemoryReducer(mpi_comm, memory, self._adder)
@@ -116,15 +116,15 @@ def _warn_of_fallback(reasons: Sequence[str], n_bytes: int) -> None:
     warnings.warn(
         f"rank {rank} cannot share memory with the other ranks of its host: {reason}. "
         "Gradients travel by MPI instead, which is slower. "
-        f"Each communicator needs {n_bytes / 2**20:.1f} MiB of memory that ranks of a host share; "
-        "if they are in different containers, start these by docker run --network=host",
+        f"Each communicator needs {n_bytes / 2**20:.1f} MiB of memory that the ranks of a host "
+        "share. If they are in different containers, start these with docker run --network=host",
         RuntimeWarning,
         stacklevel=2,
     )
 
 
 class SingleReducer(Reducer):
-    """The reducer of a single rank. Nothing is sent, so nothing is rounded."""
+    """The reducer of a single rank. It sends nothing, so it rounds nothing."""
 
     def __init__(self) -> None:
         super().__init__(0, 1)

@@ -1,4 +1,4 @@
-"""Reduction over the ranks of one host, each of which sums a shard in shared memory."""
+"""Reduce over the ranks of one host, each of which sums a shard in shared memory."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from chainermn.transport.reducer import Array, Dtype, Steps
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# A ring of slots, three of which are in use at a time, each for a chunk of every rank. A chunk is
-# large enough to outweigh Python's overhead, and small enough to stay in the cache. By the time a
-# slot is used again, the other cores have evicted it from their caches: in a smaller ring, writing
-# took four times as long.
+# A ring of slots, three of which are in use at a time, each with a chunk of every rank. A chunk is
+# large enough to outweigh Python's overhead and small enough to stay in the cache. By the time a
+# slot is reused, the other cores have evicted it from their caches; with fewer slots, writing took
+# four times as long.
 _N_SLOTS, _LEAST_SLOTS = 8, 3
 _CHUNK_BYTES, _LEAST_CHUNK_BYTES = 1 << 20, 1 << 18
-# Docker gives a container 64 MiB. Next to what MPI takes, communicators share the rest.
+# Docker gives a container 64 MiB, which all communicators and MPI share.
 _MOST_BYTES = 1 << 24
 
 _MOST_LAYOUTS = 512
 
 
 def _ring(size: int) -> tuple[int, int]:
-    """Return the number of slots, and the size in bytes of a chunk, for ``size`` ranks.
+    """Return the number of slots and the bytes per chunk for ``size`` ranks.
 
-    With many ranks chunks are smaller than is good, because all are held in `_MOST_BYTES`.
+    With many ranks, chunks are smaller than ideal, because all of them must fit in `_MOST_BYTES`.
     """
     each = _MOST_BYTES // _chunks_in_slot(size)
     chunk = min(_CHUNK_BYTES, max(each // _N_SLOTS, _LEAST_CHUNK_BYTES), each // _LEAST_SLOTS)
@@ -44,7 +44,7 @@ def _ring(size: int) -> tuple[int, int]:
 
 
 def _chunks_in_slot(size: int) -> int:
-    """Return how many chunks are as long as a slot: one for each rank, and one for sums."""
+    """Return the number of chunks that a slot holds: one for each rank, and one for sums."""
     return size + 1 if size > 2 else 2
 
 
@@ -57,10 +57,11 @@ def bytes_needed(size: int) -> int:
 class SharedMemoryReducer(SharingReducer):
     """Reduces over ranks of one host, chunk by chunk.
 
-    In each step a rank copies one chunk into shared memory, sums its shard of the previous chunk,
-    and copies the sums of the chunk before that back into its array. Then all ranks meet once.
+    In each step, a rank copies one chunk into shared memory, sums its shard of the previous chunk,
+    and copies the sums of the chunk before that back into its array. Then all ranks meet at a
+    barrier.
 
-    There are at least two ranks, all on this host; ``memory`` is from `share_memory` and has
+    Needs at least two ranks, all on this host. ``memory`` is from `share_memory` and has
     `bytes_needed` bytes.
     """
 
@@ -78,8 +79,8 @@ class SharedMemoryReducer(SharingReducer):
     @override
     def _sum(self, array: Array, divisor: int, begin: int, end: int) -> Steps:
         add_up = self._adder.add_up_rows
-        # 16-bit sums are divided in float32, before they are rounded; all others are divided
-        # while they are copied, which costs no extra time.
+        # 16-bit sums are divided in float32 before they are rounded. All others are divided while
+        # they are copied, which costs no extra time.
         is_narrow = array.itemsize == 2
         scale, factor = division(divisor, array.dtype)
         length = self._length(array.dtype)
@@ -146,7 +147,7 @@ class SharedMemoryReducer(SharingReducer):
             yield self._flags
 
     def _length(self, dtype: Dtype) -> int:
-        """Return the number of elements of a chunk: a multiple of that of ranks."""
+        """Return the number of elements of a chunk, a multiple of the number of ranks."""
         return self._chunk_bytes // dtype.itemsize // self.size * self.size
 
     def _next_slot(self) -> Array:
@@ -176,28 +177,29 @@ def _within(
 
 
 class _Layout(NamedTuple):
-    """Where the shards of a chunk lie in its slot.
+    """The places of a chunk's shards in its slot.
 
-    The chunks of ranks 0 and 1, which the sums overwrite, are whole. Of the other ranks' chunks,
-    all shards that one rank sums are rows of a matrix. So what a rank reads is in one piece: pages
-    around it are mapped too, which counts as memory of every rank.
+    The chunks of ranks 0 and 1, which the sums overwrite, are whole. For the other ranks' chunks,
+    the shards that one rank sums form the rows of a matrix. So each rank reads from one place,
+    because the pages around it are also mapped and count as memory of every rank.
     """
 
     #: Elements of the chunk that this rank sums.
     own: slice
-    #: Elements of the chunk that are copied to shared memory, and that memory, which may be a
-    #: matrix. Ranks 0 and 1 keep what they sum themselves.
+    #: Elements of the chunk to copy to shared memory, with their destinations, which may be
+    #: matrices. Ranks 0 and 1 do not copy the elements that they sum themselves.
     given: list[tuple[slice, Array]]
-    #: This rank's shard of ranks 0 and 1; and a matrix, whose first row is free, of the others'.
+    #: This rank's shards from rank 0, from rank 1, and from the others as a matrix, whose first
+    #: row is unused.
     parts: tuple[Array, Array, Array]
-    #: Shared memory for this rank's sum: it overwrites the part of rank 0, or on rank 0 of rank 1.
+    #: Shared memory for this rank's sum. It overwrites the part of rank 0, or on rank 0 of rank 1.
     total: Array
     #: Elements of the chunk, and the shared memory that holds their sums.
     totals: list[tuple[slice, Array]]
 
     @classmethod
     def of(cls, slot: Array, length: int, n: int, rank: int, size: int) -> _Layout:
-        """Divide a slot for chunks of ``length`` elements among the ``n`` of this chunk."""
+        """Lay out a chunk of ``n`` elements in a slot for chunks of ``length`` elements."""
         first, second = slot[:n], slot[length : length + n]
         width = -(-n // size)
         own = slice(min(rank * width, n), min((rank + 1) * width, n))

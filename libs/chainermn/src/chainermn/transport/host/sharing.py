@@ -1,4 +1,4 @@
-"""What reducers through memory that the ranks of a host share have in common."""
+"""Base class of reducers through memory that the ranks of a host share."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing_extensions import override
 
 from chainermn.transport.reducer import Array, Dtype, Pending, Reducer, Steps, shard_bounds
 
-#: What a rank writes for others to wait for has a cache line for itself, and the adjacent one,
-#: which processors prefetch along with it.
+#: Words that others wait for get a cache line of their own, and the adjacent line, which
+#: processors prefetch with it.
 LINE_BYTES = 128
 
 
 class SharingReducer(Reducer):
-    """A reducer over ranks of one host, by the sum and the distribution that a subclass has.
+    """A reducer over ranks of one host. Subclasses define how it sums and distributes.
 
-    Nothing leaves the host, so nothing is rounded to a wire dtype.
+    Data never leaves the host, so it is not rounded to a wire dtype.
     """
 
     @override
@@ -44,8 +44,8 @@ class SharingReducer(Reducer):
 
     @abstractmethod
     def _sum(self, array: Array, divisor: int, begin: int, end: int) -> Steps:
-        """Replace ``array[begin:end]`` by the sum, divided by ``divisor``."""
+        """Replace ``array[begin:end]`` with the sum, divided by ``divisor``."""
 
     @abstractmethod
     def _distribute(self, array: Array, begin: int, end: int) -> Steps:
-        """Give the others ``array[begin:end]``, and fill the rest with theirs."""
+        """Give ``array[begin:end]`` to the other ranks, and fill the rest with theirs."""
