@@ -183,7 +183,7 @@ def test_run_that_goes_on_is_as_one_never_interrupted(read_log, train, dates, tm
     options = [*corpus_options(dates), *SMALL, "--model", kind, "--tensorboard"]
     straight, resumed = tmp_path / "straight", tmp_path / "resumed"
     train(2, straight, *options)
-    assert "going on" not in train(2, resumed, *options, "--epoch", "1").stdout
+    assert "resuming after" not in train(2, resumed, *options, "--epoch", "1").stdout
     first = read_bytes(resumed, "model.npz")
     job = train(2, resumed, *options)
     assert f"resuming after iteration 11, epoch 1, from {resumed}/snapshot" in job.stdout
@@ -485,8 +485,8 @@ def test_every_rank_ends_with_one_clear_error(train, dates, tmp_path):
         (dates, ["--resume", snapshot], f"{snapshot} does not fit"),
         (dates, ["--resume", strange], f"{strange} is a pickle of more than None, numbers and"),
         (dates, ["--evaluate", strange_model], f"{strange_model} is a pickle of more than None"),
-        (dates, ["--resume", dates[0]], f"{dates[0]} is not? (an )?NPZ file"),
-        (dates, ["--evaluate", dates[0]], "dates.source is not? (an )?NPZ file"),
+        (dates, ["--resume", dates[0]], f"{dates[0]} is not an NPZ file"),
+        (dates, ["--evaluate", dates[0]], "dates.source is not an NPZ file"),
         (dates, ["--evaluate"], "No such file or directory: .*best.npz"),
         (dates, ["--model", "transformer", "--unit", "10"], "got 10 units and 4 heads"),
         (dates, ["--validation-target", dates[1]], "source and --validation-target belong tog"),
