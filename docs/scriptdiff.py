@@ -40,7 +40,7 @@ class Piece:
         return ", ".join([lines, *(f"in {name}()" for name in around)])
 
     def html(self) -> str:
-        """Return the lines with their signs, of which nothing but the added lines is copied."""
+        """Return the lines with their signs; readers can copy only the added lines."""
         return "".join(
             (
                 *(_seen(f" {line}\n") for line in self.before),
@@ -89,7 +89,7 @@ def select(found: list[Piece], text: str) -> Piece:
 
 
 def shown(page: str) -> list[str]:
-    """Return the texts by which a page selects the pieces that it shows, from top to bottom."""
+    """Return the texts with which a page selects the pieces it shows, from top to bottom."""
     bodies = re.findall(r"```\{script-diff\}[^\n]*\n(.*?)```", page, re.DOTALL)
     return [line for body in bodies for line in body.splitlines()]
 

@@ -35,7 +35,7 @@ def kinds(cell: NotebookNode) -> list[str]:
 
 
 def test_notebook_runs_and_its_check_knows_the_solution(path, tmp_path, monkeypatch):
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))  # no settings of who runs this
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))  # not the user's settings
     shutil.copy(FOLDER / "pictures.py", tmp_path)
     stored = execute.read(path)
     ran = execute.solved(stored)

@@ -287,7 +287,7 @@ def test_tutorial_goes_through_as_written(printed_in_tutorial):
     assert copied == []
     # What one process and two ranks print once each, the two ranks of step 1 print both.
     assert characters_of(step1) == characters_of(both)
-    # The same numbers on both, but for the time.
+    # The same numbers on both, except for the time.
     numbers = Counter(re.findall(r"(?<!\S)[\d.]+(?!\S)", " ".join(step1)))
     assert numbers.total() >= 2 * len(row.split())
     assert sum(count % 2 for count in numbers.values()) <= 2

@@ -79,7 +79,7 @@ def test_no_other_file_is_read(trap, message, file, secret, monkeypatch):
         )
     monkeypatch.setenv("CHAINER_COMPAT_TRUST_FILES", "1")
     loaded = Keeps()
-    with pytest.warns(UserWarning, match="It is read, as CHAINER_COMPAT_TRUST_FILES is set"):
+    with pytest.warns(UserWarning, match="Reading it, because CHAINER_COMPAT_TRUST_FILES is set"):
         load_hdf5(file, loaded)
     assert loaded.x.tobytes() == b"secret"
 
@@ -91,7 +91,9 @@ def test_no_other_file_is_read(trap, message, file, secret, monkeypatch):
 def test_no_more_is_read_than_is_there(layout, file):
     with h5py.File(file, "w") as written:
         written.create_dataset("part/x", (10**12,), "f8", **layout)
-    with pytest.raises(DamagedFileError, match=r"'part/x' in .*\.h5 promises 8000000000000 bytes"):
+    with pytest.raises(
+        DamagedFileError, match=r"'part/x' in .*\.h5 claims to have 8000000000000 bytes"
+    ):
         load_hdf5(file, Keeps())
 
 
@@ -99,14 +101,14 @@ def test_chunks_larger_than_the_file(file):
     with h5py.File(file, "w") as written:
         data = written.create_dataset("part/x", (1,), "f4", chunks=(2**25,), maxshape=(None,))
         assert data.id.get_storage_size() == 0  # a chunk is made when it is written to
-    with pytest.raises(DamagedFileError, match="promises 134217728 bytes, of which 0 are there"):
+    with pytest.raises(DamagedFileError, match="claims to have 134217728 bytes, but has 0"):
         load_hdf5(file, Keeps())
 
 
 def test_arrays_of_other_things_than_numbers(file):
     with h5py.File(file, "w") as written:
         written.create_dataset("part/x", data=["a"] * 1000, dtype=h5py.string_dtype())
-    with pytest.raises(DamagedFileError, match="neither numbers nor a text"):
+    with pytest.raises(DamagedFileError, match="must hold numbers or a string"):
         load_hdf5(file, Keeps())
 
 
@@ -117,7 +119,7 @@ def test_what_is_no_array(value, file):
             written["part/x"] = value
         else:
             written.create_group("part/x")
-    with pytest.raises(DamagedFileError, match=r"'part/x' in .*\.h5 is no array"):
+    with pytest.raises(DamagedFileError, match=r"'part/x' in .*\.h5 is not an array"):
         load_hdf5(file, Keeps())
 
 
@@ -131,7 +133,9 @@ def test_a_small_array_that_was_never_written(file):
 
 def test_an_array_for_a_number_is_not_read(file):
     save_hdf5(file, {"part/x": np.zeros(1000)})
-    with pytest.raises(TypeError, match=r"'part/x' in .*: an array of \(1000,\) is no float"):
+    with pytest.raises(
+        TypeError, match=r"'part/x' in .*: an array of shape \(1000,\) is not of type float"
+    ):
         load_hdf5(file, Keeps(1.5))
 
 

@@ -153,7 +153,7 @@ def test_a_file_that_is_a_pickle_as_a_whole(protocol, marker, tmp_path):
     with pytest.raises(DamagedFileError) as caught:
         load_npz(path, Keeps())
     what = ", but a pickle, which can run any program" if protocol >= 2 else ""
-    assert str(caught.value) == f"{path} is no NPZ file{what}"
+    assert str(caught.value) == f"{path} is not an NPZ file{what}"
 
 
 def test_a_snapshot_that_is_loaded_by_itself(marker, tmp_path):
@@ -402,7 +402,7 @@ def test_a_header_that_promises_what_is_not_there(tmp_path):
         load_npz(path, Keeps())
     assert str(caught.value) == (
         f"'x' in {path} is damaged: an array of float64 of shape (1000000000000,) has "
-        "8000000000000 bytes, but here are 4000"
+        "8000000000000 bytes, but this has 4000"
     )
 
 
@@ -415,8 +415,8 @@ def test_a_header_that_promises_what_is_not_there(tmp_path):
         (npy(ARRAY, shape=(10**400,)), "has 4000"),
         (npy(ARRAY, descr="(1000,1000)<f8"), "has 8000000000 "),
         (npy(ARRAY, descr="Q7"), "descr is not a valid dtype descriptor"),
-        (npy(ARRAY, b""), "but here are 0"),
-        (npy(ARRAY, shape=(999,)), "3996 bytes, but here are 4000"),
+        (npy(ARRAY, b""), "but this has 0"),
+        (npy(ARRAY, shape=(999,)), "3996 bytes, but this has 4000"),
         (b"", "EOF"),
         (b"text", "EOF"),
         (b"\x93NUMPY\x09\x00" + bytes(100), "version"),
@@ -493,7 +493,9 @@ def test_pickles_that_are_no_arrays_of_plain_values(pickle_, what, tmp_path):
 def test_a_list_that_promises_more_than_can_be_packed(tmp_path):
     path = npz(tmp_path / "x.npz", x=npy(ARRAY))
     promised(path, size=(24, 2**32 - 2))
-    with pytest.raises(DamagedFileError, match="'x' promises 4294967294 bytes, but has at most"):
+    with pytest.raises(
+        DamagedFileError, match="'x' claims to have 4294967294 bytes, but has at most"
+    ):
         load_npz(path, Keeps())
 
 
@@ -518,7 +520,7 @@ def test_two_members_of_one_name(tmp_path):
     path = npz(tmp_path / "x.npz", x=npy(ARRAY))
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("x", npy(-ARRAY))
-    with pytest.raises(DamagedFileError, match=r"x\.npz is damaged: 'x' is there twice"):
+    with pytest.raises(DamagedFileError, match=r"x\.npz is damaged: 'x' occurs twice"):
         load_npz(path, Keeps())
 
 
@@ -581,8 +583,8 @@ def damaged_behind_its_header(path, array):
     [
         (np.zeros(3, np.float32), ValueError, r"could not broadcast shape \(9000,\) to \(3,\)"),
         (np.zeros(9001, np.float32), ValueError, r"could not broadcast shape"),
-        (1, TypeError, r"an array of shape \(9000,\) is no int"),
-        (1.5, TypeError, r"an array of shape \(9000,\) is no float"),
+        (1, TypeError, r"an array of shape \(9000,\) is not of type int"),
+        (1.5, TypeError, r"an array of shape \(9000,\) is not of type float"),
     ],
 )
 def test_what_does_not_fit_is_not_read(value, error, message, tmp_path):

@@ -167,7 +167,7 @@ def test_pickling(blocks):
 def test_a_copy_can_be_forbidden(blocks):
     array, _ = blocks
     assert np.asarray(array, copy=False) is np.asarray(array)
-    with pytest.raises(ValueError, match="by a copy only"):
+    with pytest.raises(ValueError, match="without a copy"):
         np.asarray(array, np.float64, copy=False)
 
 

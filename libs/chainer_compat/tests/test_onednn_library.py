@@ -84,7 +84,7 @@ def broken(place):
         ("no OpenMP", "apt install libgomp1", True),
         ("no file", "install onednn-cpu-gomp again", True),
         ("unreadable", "wrong ELF class", True),
-        ("ARM", "x86-64 processors only; this is linux on aarch64", True),
+        ("ARM", "x86-64 processors; this is linux on aarch64", True),
     ],
 )
 def test_where_it_is_not_numpy_computes_and_the_reason_is_told(place, reason, is_said, execute):

@@ -91,7 +91,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture
 def forgets_mpiexec() -> Iterator[None]:
-    """Let the test, and those after it, look for mpiexec and for its MPI anew."""
+    """Make this test, and those after it, look for mpiexec and its MPI again."""
     cached = (mpiexec.find_mpiexec, mpiexec.mpi4py_library, mpiexec.mpiexec_version)
     for function in cached:
         function.cache_clear()

@@ -119,7 +119,7 @@ def test_exit_of_the_whole_job_is_one_line(tmp_path: Path, ranks: int, failing: 
 @pytest.mark.parametrize("how", ["by add_hook", "from outside"])
 def test_failure_before_mpi_is_initialised(tmp_path: Path, how: str) -> None:
     script = tmp_path / "script.py"
-    # Rank 0 does not come to anything by which it could notice.
+    # Rank 0 does not reach any call in which it could notice.
     script.write_text(
         "import os, time, chainermn\n"
         + ("chainermn.global_except_hook.add_hook()\n" if how == "by add_hook" else "")

@@ -4,7 +4,7 @@ Active as soon as it is installed; nobody needs to import it. See :func:`install
 places where Python does not process ``.pth`` files.
 """
 
-# This file runs at every start of the interpreter: it must import nothing but the hook.
+# This file runs at every start of the interpreter, so it must not import more than the hook.
 from chainer_compat.hook import install
 
 __all__ = ["__version__", "install"]

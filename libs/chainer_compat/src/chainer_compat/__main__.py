@@ -1,4 +1,4 @@
-"""``python -m chainer_compat [--json]``: versions, and which repairs are active and why."""
+"""``python -m chainer_compat [--json]``: show versions, and which repairs are active and why."""
 
 import argparse
 import json

@@ -1,6 +1,6 @@
-"""Launch an elementwise kernel once for many arrays, where Chainer launches it once per array.
+"""Launch an elementwise kernel once for many arrays, instead of once per array as Chainer does.
 
-The kernel for many arrays is made from the text of Chainer's, so it computes the same numbers.
+The kernel for many arrays is made from the source of Chainer's, so it computes the same numbers.
 """
 
 import functools
@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy
 
-# The threads that share a piece of an array, and its elements at most.
+# Number of threads that share a piece of an array, and largest number of elements in a piece.
 _THREADS, _PIECE = 256, 4096
 
-# Runs the text of a kernel on every array, cut into pieces. The names begin as those of no kernel
-# do.
+# Runs the source of a kernel on every array, cut into pieces. No kernel's names begin with all_.
 _OPERATION = """
 const long long all_piece = i / {threads};
 long long all_k = 0;
@@ -33,14 +32,14 @@ for (long long all_i = i % {threads}; all_i < all_rest && all_i < {piece}; all_i
 
 
 class Calls:
-    """Calls of kernels that are collected, to launch as many as possible together.
+    """Collects calls of kernels, to launch as many as possible together.
 
-    No call may use an array that another one writes, and no kernel may have raw outputs.
+    Calls must not use arrays that other calls write, and kernels must not have raw outputs.
 
     Parameters
     ----------
     xp
-        CuPy.
+        The module CuPy.
     """
 
     def __init__(self, xp: ModuleType) -> None:
@@ -48,7 +47,7 @@ class Calls:
         self._waiting: defaultdict[Any, list[tuple[Any, ...]]] = defaultdict(list)
 
     def add(self, kernel: Any, *args: Any) -> None:
-        """Collect a call of a kernel of CuPy's, with all its arguments, outputs included."""
+        """Collect a call of a CuPy kernel, with all its arguments, including outputs."""
         array = self._array
         key = tuple(
             [
@@ -99,7 +98,7 @@ class Calls:
 
 
 class Later:
-    """An array in GPU memory: kernels that are called with it are collected, not launched.
+    """An array in GPU memory. Kernels that are called with it are collected instead of launched.
 
     CuPy passes a call on to any argument that has the method below.
     """
@@ -113,9 +112,9 @@ class Later:
 
 @functools.cache
 def _for_all(kernel: Any, kinds: tuple[str, ...]) -> Any:
-    """Return the kernel for a table: first pieces, sizes and addresses of all arrays.
+    """Return a kernel that takes a table of the first pieces, sizes and addresses of all arrays.
 
-    Its other arguments are those for one of the arrays, which tell it the dtypes.
+    Its other arguments are those of one call, which determine the dtypes.
     """
     declarations: list[str] = []
     pointers: list[str] = []

@@ -1,7 +1,7 @@
 """The start-up hook: a finder that costs nothing until Chainer is imported.
 
-This module runs at every start of the interpreter, so it imports ``sys`` alone. Everything
-else is imported when somebody asks for ``chainer`` or ``chainermn``.
+This module runs at every start of the interpreter, so it only imports ``sys``. Everything else is
+imported when a program imports ``chainer`` or ``chainermn``.
 """
 
 import sys
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Finder:
-    """Finds our ``chainermn`` and ``ideep4py``, and wraps the loaders of what needs a repair."""
+    """Finds our ``chainermn`` and ``ideep4py``, and wraps the loaders of modules to repair."""
 
     def __init__(self) -> None:
         # The names of the modules to repair join this set when Chainer is first imported.
@@ -46,14 +46,14 @@ class Finder:
 def install() -> None:
     """Put the finder in place, once; further calls do nothing.
 
-    A ``.pth`` file does this at every start of the interpreter. Call it by hand where Python
-    does not process ``.pth`` files: under ``python -S``, or when the packages lie in a
+    A ``.pth`` file does this at every start of the interpreter. Call it yourself if Python does
+    not process ``.pth`` files: under ``python -S``, or if the packages are in a
     ``pip install --target`` folder or on ``PYTHONPATH``.
 
     Raises
     ------
     RuntimeError
-        If Chainer is already imported: it is too late to repair it.
+        If Chainer is already imported, because then it is too late to repair it.
     """
     if any(isinstance(finder, Finder) for finder in sys.meta_path):
         return

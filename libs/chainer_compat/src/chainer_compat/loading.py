@@ -1,4 +1,4 @@
-"""What the finder does once somebody imports Chainer or ChainerMN."""
+"""The finder's work once a program imports Chainer or ChainerMN."""
 
 import os
 import sys
@@ -8,21 +8,21 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-# Where the wheel of our chainermn puts its package: `site-packages/chainermn` is Chainer's.
+# Folder for the package in chainermn's wheel, since `site-packages/chainermn` belongs to Chainer.
 CHAINERMN_FOLDER = "_chainermn_dist"
 
 
 def find_chainermn() -> ModuleSpec | None:
     """Find the first ``chainermn`` on ``sys.path`` that is not Chainer's own copy.
 
-    Chainer's copy is the one that lies beside a ``chainer`` package. Our wheel lies in the
-    folder ``_chainermn_dist`` of a directory on the path, our editable install in a source
-    folder that is on the path itself.
+    Chainer's copy is the one beside a ``chainer`` package. Our wheel is in the folder
+    ``_chainermn_dist`` of a directory on the path; our editable install is in a source folder that
+    is itself on the path.
 
     Returns
     -------
     ModuleSpec or None
-        None if there is only Chainer's copy, or no copy at all: Python then looks as usual.
+        None if there is only Chainer's copy, or none at all; then Python searches as usual.
     """
     for entry in sys.path:
         for folder in (entry, os.path.join(entry, CHAINERMN_FOLDER)):
@@ -34,14 +34,14 @@ def find_chainermn() -> ModuleSpec | None:
 
 
 def repaired_modules() -> frozenset[str]:
-    """Return the names of Chainer's modules that have an entry in the table of repairs."""
+    """Return the names of Chainer's modules in the table of repairs."""
     from chainer_compat.registry import REPAIRS
 
     return frozenset(repair.module for repair in REPAIRS)
 
 
 def find_ideep4py(us: object, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec:
-    """Find the real module ``ideep4py``; where there is none, ours."""
+    """Find the real module ``ideep4py``, or ours if there is none."""
     name = "ideep4py"
     return _find(us, name, path, target) or ModuleSpec(name, StandInLoader())
 
@@ -49,7 +49,7 @@ def find_ideep4py(us: object, path: Sequence[str] | None, target: ModuleType | N
 def find_repaired(
     us: object, fullname: str, path: Sequence[str] | None, target: ModuleType | None
 ) -> ModuleSpec | None:
-    """Let the other finders find a module of Chainer's, and wrap the loader they return."""
+    """Let the other finders find a module of Chainer, and wrap the loader that they return."""
     spec = _find(us, fullname, path, target)
     if spec is not None and spec.loader is not None:
         spec.loader = RepairingLoader(spec.loader)
@@ -69,10 +69,10 @@ def _find(
 
 
 class StandInLoader(Loader):
-    """Gives ``chainer_compat.ideep4py`` under the name ``ideep4py``."""
+    """Loads ``chainer_compat.ideep4py`` under the name ``ideep4py``."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return a module that is still empty."""
+        """Return an empty module."""
         return ModuleType(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -81,7 +81,7 @@ class StandInLoader(Loader):
         Raises
         ------
         ImportError
-            If oneDNN is not installed, or cannot be loaded; it says what to do.
+            If oneDNN is not installed or cannot be loaded. The message says what to do.
         """
         from chainer_compat.onednn import library
 
@@ -89,7 +89,7 @@ class StandInLoader(Loader):
             library.load()
         except ImportError as error:
             if library.is_installed():
-                # Not a warning: those who make errors of warnings could not import Chainer.
+                # Not a warning, because Chainer must import even if warnings are errors.
                 sys.stderr.write(f"chainer_compat: {error}. Chainer computes without oneDNN\n")
             raise
         from chainer_compat import ideep4py
@@ -101,7 +101,7 @@ class StandInLoader(Loader):
 
 
 class RepairingLoader(Loader):
-    """Executes a module with another loader and applies the repairs it needs."""
+    """Executes a module with another loader, and applies the repairs that it needs."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -119,11 +119,11 @@ class RepairingLoader(Loader):
         Raises
         ------
         RuntimeError
-            If a repair fails; it names the repair and how to do without it.
+            If a repair fails. The message names the repair and says how to skip it.
         """
         from chainer_compat.registry import apply_repairs
 
-        # From here on the module looks as if it had been imported without us.
+        # From here on, the module looks as if it had been imported without us.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

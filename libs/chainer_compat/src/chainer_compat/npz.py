@@ -1,8 +1,8 @@
-"""Read NPZ files of which nobody knows who made them.
+"""Read NPZ files of unknown origin safely.
 
-`numpy.load` allocates what a header promises, and with ``allow_pickle=True``, which Chainer needs
-for None, it runs what a file holds. Here a file is read as far as it is what it says, and runs
-nothing.
+`numpy.load` allocates as much memory as a header claims. With ``allow_pickle=True``, which Chainer
+needs for None, it also runs code from the file. This module checks what a file claims before it
+reads it, and never runs code.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from chainer_compat.pickles import NotPlainError, read_array
 _CHUNK = 2**20
 _LONGEST_HEADER = 2**14  # NumPy itself accepts 10,000 characters
 _LARGEST_PICKLE = 2**20
-DEFLATE = 1032  # times, at most, can its output be as long as its input
+DEFLATE = 1032  # largest ratio of its output to its input
 
 
 class DamagedFileError(OSError, zipfile.BadZipFile):
-    """A file is not of its format, or is not what it says of itself."""
+    """Raised if a file does not have its format or contradicts itself."""
 
 
 class UnsafeFileError(OSError):
-    """A file holds what could run a program, or reach another file."""
+    """Raised if a file could run a program or reach another file."""
 
 
 @contextlib.contextmanager
@@ -48,17 +48,19 @@ def open_npz(
     Parameters
     ----------
     file : path or file
-        A file has to be seekable.
+        Path, or an open file, which must be seekable.
     name : str, optional
-        What to call it in errors; by default the path or the file's own name.
+        Name of the file in errors, by default its path or own name.
 
     Yields
     ------
     NpzArrays
+        The arrays of the file.
 
     Raises
     ------
     DamagedFileError, UnsafeFileError, OSError
+        If the file is damaged, is not safe, or cannot be read.
     """
     with contextlib.ExitStack() as stack:
         if hasattr(file, "read"):
@@ -73,23 +75,24 @@ def open_npz(
 
 
 class NpzArrays(Mapping[str, NDArray[Any]]):
-    """The arrays of an open NPZ file, each read when it is asked for.
+    """The arrays of an open NPZ file, each read on access.
 
-    An array of objects may hold None, numbers and strings. ``CHAINER_COMPAT_TRUST_FILES=1``
-    unpickles the others, too.
+    An array of objects may hold None, numbers and strings. ``CHAINER_COMPAT_TRUST_FILES=1`` also
+    unpickles other objects.
 
     Parameters
     ----------
     archive : zipfile.ZipFile
+        The open file.
     name : str
-        What to call the file in errors.
+        Name of the file in errors.
 
     Raises
     ------
     DamagedFileError
-        Also by all methods.
+        If the file is damaged. All methods may raise this.
     UnsafeFileError
-        By the methods that read.
+        If an array is not safe. Only methods that read raise this.
     """
 
     def __init__(self, archive: zipfile.ZipFile, name: str) -> None:
@@ -102,7 +105,7 @@ class NpzArrays(Mapping[str, NDArray[Any]]):
 
     @property
     def files(self) -> list[str]:
-        """The keys, as NumPy's NpzFile calls them."""
+        """Keys, under the name that NumPy's NpzFile uses."""
         return list(self._members)
 
     def __iter__(self) -> Iterator[str]:
@@ -120,11 +123,11 @@ class NpzArrays(Mapping[str, NDArray[Any]]):
         return self._read(key, self.header(key))
 
     def replace(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """From now on, give these arrays instead of those in the file."""
+        """Return these arrays instead of those in the file from now on."""
         self._replaced.update(arrays)
 
     def header(self, key: str) -> _Header:
-        """Return what a member says of itself, once that is known to be possible."""
+        """Return a member's header, after checking that it is possible."""
         if key not in self._members:
             raise KeyError(f"{key} is not a file in the archive")
         if key not in self._headers:
@@ -133,12 +136,12 @@ class NpzArrays(Mapping[str, NDArray[Any]]):
         return self._headers[key]
 
     def read_for(self, key: str, value: Any) -> NDArray[Any]:
-        """Read an array that is to replace a value; it is not read if it does not fit.
+        """Read an array that will replace a value, after checking that it fits.
 
         Raises
         ------
         TypeError, ValueError
-            As Chainer does, if a number or an array is to be replaced by something larger.
+            If something larger would replace a number or an array, as in Chainer.
         """
         if key in self._replaced:
             return self._replaced[key]
@@ -148,7 +151,7 @@ class NpzArrays(Mapping[str, NDArray[Any]]):
         return self._read(key, header)
 
     def verify(self) -> None:
-        """Read everything and keep nothing: raise if an array is damaged or unsafe."""
+        """Read everything without keeping it, and raise if an array is damaged or unsafe."""
         for key in self:
             header = self.header(key)
             if header.dtype.hasobject:
@@ -187,12 +190,12 @@ class NpzArrays(Mapping[str, NDArray[Any]]):
 
 
 def refuse(fault: str) -> None:
-    """Raise UnsafeFileError, or only warn if the user trusts the makers of files."""
+    """Raise UnsafeFileError, or only warn if the user trusts all files."""
     if not settings.trusts_files():
         raise UnsafeFileError(
             f"{fault}. If you trust whoever made the file, {settings.TRUST_FILES}=1 reads it"
         )
-    warnings.warn(f"{fault}. It is read, as {settings.TRUST_FILES} is set", stacklevel=2)
+    warnings.warn(f"{fault}. Reading it, because {settings.TRUST_FILES} is set", stacklevel=2)
 
 
 class _Header(NamedTuple):
@@ -205,13 +208,13 @@ class _Header(NamedTuple):
 
 @contextlib.contextmanager
 def _explained(place: str) -> Iterator[None]:
-    """Turn all that zipfile, zlib and NumPy raise for damaged files into one type."""
+    """Turn all exceptions of zipfile, zlib and NumPy about damaged files into one type."""
     try:
         yield
     except (DamagedFileError, NotPlainError):
         raise
     except Exception as error:
-        # Where a damaged file leads to a place that cannot be, the system says EINVAL.
+        # If a damaged file leads to an impossible position, the system reports EINVAL.
         is_of_the_system = isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
         if is_of_the_system:
             raise
@@ -225,32 +228,33 @@ def _check_kind(file: IO[bytes], name: str) -> None:
     if start not in (b"PK\3\4", b"PK\5\6"):
         is_pickle = start[:1] == b"\x80" and start[1:2] <= b"\5"
         raise DamagedFileError(
-            f"{name} is no NPZ file" + (", but a pickle, which can run any program" * is_pickle)
+            f"{name} is not an NPZ file"
+            + (", but a pickle, which can run any program" * is_pickle)
         )
 
 
 def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """Return the members of an archive by the names of arrays, once their sizes are possible."""
+    """Return the members of an archive by array name, after checking their sizes."""
     members: dict[str, zipfile.ZipInfo] = {}
     for info in archive.infolist():
-        if info.is_dir():  # NumPy writes none, but who packs a folder again does
+        if info.is_dir():  # NumPy never writes folders, but archives of folders have them
             continue
         name = info.filename.removesuffix(".npy")
         if name in members:
-            raise ValueError(f"{name!r} is there twice")
+            raise ValueError(f"{name!r} occurs twice")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(f"{name!r} is compressed in a way that NumPy never uses")
         stored = info.compress_type == zipfile.ZIP_STORED
         most = info.compress_size * (1 if stored else DEFLATE)
         if info.file_size > most:
             raise ValueError(
-                f"{name!r} promises {info.file_size} bytes, but has at most {most} of them"
+                f"{name!r} claims to have {info.file_size} bytes, but has at most {most}"
             )
         members[name] = info
     assert archive.fp is not None
     length = archive.fp.seek(0, os.SEEK_END)
     if sum(info.compress_size for info in members.values()) > length:
-        raise ValueError("its members overlap")  # so that a few bytes would unpack to many
+        raise ValueError("its members overlap")  # a few bytes would unpack to many
     return members
 
 
@@ -259,7 +263,7 @@ def _read_header(stream: IO[bytes], length: int) -> _Header:
     version = npy.read_magic(start)
     if version not in ((1, 0), (2, 0), (3, 0)):
         raise ValueError(f"its version is {version}")
-    # The third version differs by the characters in the names of fields.
+    # Version 3 only differs in the characters allowed in field names.
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, fortran_order, dtype = read(start)
     size = length - start.tell()
@@ -268,7 +272,7 @@ def _read_header(stream: IO[bytes], length: int) -> _Header:
         raise ValueError(f"its shape cannot be {shape}")
     if not dtype.hasobject and size != expected:
         raise ValueError(
-            f"an array of {dtype} of shape {shape} has {expected} bytes, but here are {size}"
+            f"an array of {dtype} of shape {shape} has {expected} bytes, but this has {size}"
         )
     return _Header(shape, dtype, fortran_order, start.tell(), size)
 
@@ -280,7 +284,9 @@ def _check_fits(place: str, value: Any, shape: tuple[int, ...], dtype: numpy.dty
         if dtype.itemsize > 32 and not numpy.can_cast(dtype, value.dtype, "same_kind"):
             raise TypeError(f"{place}: cannot cast from {dtype} to {value.dtype}")
     elif isinstance(value, (int, float, complex)) and math.prod(shape) != 1:
-        raise TypeError(f"{place}: an array of shape {shape} is no {type(value).__name__}")
+        raise TypeError(
+            f"{place}: an array of shape {shape} is not of type {type(value).__name__}"
+        )
 
 
 def _can_broadcast(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
@@ -304,7 +310,7 @@ def _fill(array: NDArray[Any], stream: IO[bytes]) -> None:
 
 def _read_objects(stream: IO[bytes], size: int) -> NDArray[Any]:
     if size > _LARGEST_PICKLE:
-        raise NotPlainError(f"{size} bytes, and at most {_LARGEST_PICKLE} are looked through")
+        raise NotPlainError(f"{size} bytes, but at most {_LARGEST_PICKLE} are examined")
     return read_array(_read_exactly(stream, size))
 
 

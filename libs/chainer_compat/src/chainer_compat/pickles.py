@@ -1,8 +1,8 @@
 """Read the pickles of object arrays without running them.
 
 Unpickling calls whatever functions a pickle names. NumPy stores an array of Python objects as a
-pickle, and Chainer stores None as such an array. Here the few instructions that make up an array
-of plain values are interpreted, and nothing that a pickle names is ever looked up or called.
+pickle, and Chainer stores None as such an array. This module interprets only the few instructions
+that make up an array of plain values, and never looks up or calls anything that a pickle names.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _SCALAR_TYPE = re.compile(r"[biufcSU][0-9]{1,7}")
 
 
 class NotPlainError(Exception):
-    """A pickle holds something else than an array of None, numbers and strings."""
+    """Raised if a pickle is anything other than an array of None, numbers and strings."""
 
 
 def read_array(pickle: bytes) -> NDArray[Any]:
-    """Return the array of objects that a pickle of NumPy's, of protocol 2 or later, describes.
+    """Return the array of objects in a pickle from NumPy, with protocol 2 or later.
 
     Raises
     ------
     NotPlainError
-        If it is something else, or holds something else than None, numbers and strings.
+        If it is not an array, or holds anything other than None, numbers and strings.
     Exception
-        If it is no pickle.
+        If it is not a pickle.
     """
     stack: list[Any] = []
     memo: dict[int, Any] = {}
@@ -84,7 +84,7 @@ def read_array(pickle: bytes) -> NDArray[Any]:
                 arguments = stack.pop()
                 stack[-1] = made = _call(stack[-1], arguments)
                 n_made += len(made) if isinstance(made, (bytes, str)) else 0
-                if n_made > len(pickle):  # the same text again and again
+                if n_made > len(pickle):  # the same text many times
                     raise NotPlainError(f"{n_made} characters in {len(pickle)} bytes")
             case "BUILD":
                 state = stack.pop()
@@ -105,7 +105,7 @@ _MARK = object()
 
 @dataclass(frozen=True)
 class _Name:
-    """What a pickle asks for by module and name."""
+    """A module and name that a pickle asks for."""
 
     text: str
 
@@ -114,17 +114,17 @@ class _Name:
         for part in (module, name):
             if not isinstance(part, str) or len(part) > _LONGEST_NAME:
                 raise NotPlainError(f"no name of at most {_LONGEST_NAME} characters")
-        # NumPy 2 has put an underscore before a module of NumPy 1.
+        # NumPy 2 renamed a module of NumPy 1.
         return cls(f"{module}.{name}".replace("numpy.core.", "numpy._core."))
 
 
 class _NewArray:
-    """An array whose content has not been told yet."""
+    """An array whose content is not known yet."""
 
 
 @dataclass
 class _Type:
-    """A NumPy dtype; the order of its bytes is told later."""
+    """A NumPy dtype, whose byte order comes later."""
 
     text: str
     byte_order: str = "="
@@ -170,7 +170,7 @@ def _array(shape: tuple[Any, ...], items: list[Any]) -> NDArray[Any]:
     for item in items:
         if not isinstance(item, PLAIN):
             raise NotPlainError(_kind(item))
-    # Of many large numbers the product takes for ever.
+    # The product of many large numbers would take forever.
     is_possible = all(isinstance(n, int) and 0 <= n < 2**63 for n in shape)
     if not is_possible or len(shape) > _MOST_AXES or math.prod(shape) != len(items):
         raise NotPlainError(f"{len(items)} objects in an array of another shape")

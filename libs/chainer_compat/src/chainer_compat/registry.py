@@ -1,4 +1,4 @@
-"""The table of repairs, and how they are applied."""
+"""The table of repairs, and the function that applies them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,25 +30,25 @@ When = Literal["before", "after", "instead"]
 
 @dataclass(frozen=True)
 class Repair:
-    """One fault of one module of Chainer's, and what cures it.
+    """A fault in one of Chainer's modules, and its repair.
 
     Attributes
     ----------
     name
-        How the report and ``CHAINER_COMPAT_SKIP`` call it.
+        Name in the report and in ``CHAINER_COMPAT_SKIP``.
     module
-        The module of Chainer's that it concerns.
+        Module of Chainer to repair.
     cause
-        What changed, in one line.
+        Cause of the fault, in one line.
     fault
-        Whether the fault is present. An ImportError says that the library which would cause
-        it is not there.
+        Function that returns whether the fault is present. It raises ImportError if the library
+        that would cause it is missing.
     function
-        Changes the module.
+        Function that changes the module.
     when
-        Before or after the module's own code is executed, or instead of it.
+        Whether to change the module before or after its own code runs, or instead of it.
     option
-        The environment variable that asks for it; the repair is off without. None: always on.
+        Environment variable that switches the repair on. None means that it is always on.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Repair:
     option: str | None = None
 
     def status(self) -> tuple[str, str]:
-        """Return a word, such as ``active``, ``off`` or ``not needed``, and why."""
+        """Return a word, such as ``active``, ``off`` or ``not needed``, and the reason."""
         if self.name in settings.skipped():
             return "skipped", "named in CHAINER_COMPAT_SKIP"
         if self.option is not None and not settings.is_on(self.option):
@@ -73,12 +73,12 @@ class Repair:
 
 
 def apply_repairs(module: ModuleType, when: When) -> int:
-    """Apply the repairs that a module needs at this moment, and return how many.
+    """Apply the repairs that a module needs now, and return their number.
 
     Raises
     ------
     RuntimeError
-        If a repair fails; it names the repair and how to do without it.
+        If a repair fails. The message names the repair and says how to skip it.
     """
     count = 0
     for repair in REPAIRS:
@@ -238,28 +238,28 @@ REPAIRS = (
     Repair(
         "multiprocess-iterator-failures",
         "chainer.iterators.multiprocess_iterator",
-        "a worker that fails or is killed is waited for for ever",
+        "the iterator waits forever for a worker that fails or is killed",
         workers.are_waited_for,
         workers.raise_failures,
     ),
     Repair(
         "hdf5-strings",
         "chainer.serializers.hdf5",
-        "h5py 3 returns texts as bytes",
+        "h5py 3 returns strings as bytes",
         libraries.h5py_returns_bytes,
         libraries.decode_strings,
     ),
     Repair(
         "hdf5-own-content",
         "chainer.serializers.hdf5",
-        "an HDF5 file can lead to other files, and promise more than it has",
+        "an HDF5 file can lead to other files, and claim more data than it has",
         serializers.files_can_reach_others,
         serializers.read_hdf5_safely,
     ),
     Repair(
         "npz-no-code",
         "chainer.serializers.npz",
-        "an NPZ file can hold pickles, which run what they name",
+        "an NPZ file can hold pickles, which can run any program",
         serializers.files_can_run_code,
         serializers.read_npz_safely,
     ),
@@ -331,14 +331,14 @@ REPAIRS = (
     Repair(
         "onednn-default",
         "chainer",
-        "use_ideep is 'auto' where CHAINER_USE_IDEEP says nothing else",
+        "use_ideep is 'auto' unless CHAINER_USE_IDEEP is set",
         ideep.onednn_may_compute,
         ideep.compute_with_onednn,
     ),
     Repair(
         "onednn-batch-normalization-axis",
         "chainer.functions.normalization.batch_normalization",
-        "Chainer has iDeep normalize by channel whatever the axis is",
+        "Chainer lets iDeep normalize by channel, whatever the axis is",
         ideep.onednn_is_there,
         ideep.only_by_channel,
     ),
@@ -366,7 +366,7 @@ REPAIRS = (
     Repair(
         "leaky-relu-copies",
         "chainer.functions.activation.leaky_relu",
-        "NumPy gathers what is negative, multiplies it, and puts it back",
+        "NumPy gathers the negative elements, multiplies them, and puts them back",
         passes.copies_are_made,
         passes.multiply_once,
     ),
@@ -401,7 +401,7 @@ REPAIRS = (
     Repair(
         "optimizer-launches",
         "chainer.optimizer",
-        "optimizers launch a kernel or more for each parameter, which takes the host longer than "
+        "optimizers launch one or more kernels per parameter, which takes the host longer than "
         "the GPU",
         cupy14.cupy_is_14,
         launches.update_parameters_at_once,

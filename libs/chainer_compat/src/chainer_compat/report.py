@@ -1,4 +1,4 @@
-"""What ``python -m chainer_compat`` prints."""
+"""The report that ``python -m chainer_compat`` prints."""
 
 import importlib.util
 import platform
@@ -12,11 +12,11 @@ from chainer_compat.onednn import library
 
 
 def collect() -> dict[str, Any]:
-    """Return versions, the place of chainermn, whether oneDNN computes, and every repair."""
+    """Return versions, the location of chainermn, the state of oneDNN, and every repair."""
     cupy = metadata.packages_distributions().get("cupy", ["cupy"])
     ours = ("chainer", "chainermn", "chainer-compat")
     names = (*ours, "numpy", *cupy, "nvidia-cudnn-frontend", "protobuf", "setuptools")
-    # Importing Chainer comes first: whether CuPy works is known only afterwards.
+    # Import Chainer first, because only then is it known whether CuPy works.
     chainer, hook_state = _chainer(), _hook()
     return {
         "versions": {"python": platform.python_version()} | {n: _version(n) for n in names},
@@ -29,7 +29,7 @@ def collect() -> dict[str, Any]:
 
 
 def as_text(report: dict[str, Any]) -> str:
-    """Lay out a report for a terminal."""
+    """Format a report for a terminal."""
     facts = {
         **report["versions"],
         "hook": report["hook"],
@@ -93,7 +93,7 @@ def _chainermn() -> str:
 
 
 def _onednn() -> str:
-    """Return the version and whether it is used, or why it cannot be."""
+    """Return oneDNN's version and whether Chainer uses it, or why it cannot."""
     if problem := library.why_not():
         return f"not used: {problem}"
     config = getattr(sys.modules.get("chainer"), "config", None)

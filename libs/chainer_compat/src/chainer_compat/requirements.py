@@ -1,4 +1,4 @@
-"""The little of ``pkg_resources`` that ``chainer.testing`` uses."""
+"""The small part of ``pkg_resources`` that ``chainer.testing`` uses."""
 
 from importlib import metadata
 
@@ -6,7 +6,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 
 class ResolutionError(Exception):
-    """A requirement is not met."""
+    """Raised if a requirement is not met."""
 
 
 class WorkingSet:
@@ -18,14 +18,15 @@ class WorkingSet:
         Parameters
         ----------
         *requirements
-            Such as ``"numpy>=2"``. One whose environment marker does not hold is ignored.
+            Requirements such as ``"numpy>=2"``. Those whose environment markers do not hold are
+            ignored.
 
         Raises
         ------
         ResolutionError
-            If a distribution is missing, or its version does not fit.
+            If a distribution is missing or has the wrong version.
         ValueError
-            If a text is not a requirement.
+            If a string is not a requirement.
         """
         for text in requirements:
             try:

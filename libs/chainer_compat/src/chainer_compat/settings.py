@@ -1,12 +1,12 @@
-"""The environment variables, read when Chainer is imported or later, never before."""
+"""Environment variables, which are only read when Chainer is imported or later."""
 
 import os
 
-# ``CHAINER_COMPAT_CUDNN=1``: let cuDNN compute what it can, by nvidia-cudnn-frontend.
+# ``CHAINER_COMPAT_CUDNN=1``: let cuDNN compute what it can, through nvidia-cudnn-frontend.
 CUDNN = "CHAINER_COMPAT_CUDNN"
-# ``CHAINER_COMPAT_MNIST=FOLDER-OR-URL``: take the files of MNIST from there and nowhere else.
+# ``CHAINER_COMPAT_MNIST=FOLDER-OR-URL``: get the files of MNIST only from there.
 MNIST = "CHAINER_COMPAT_MNIST"
-# ``CHAINER_COMPAT_TRUST_FILES=1``: read files as Chainer did, which can run what they hold.
+# ``CHAINER_COMPAT_TRUST_FILES=1``: read files as Chainer did, which can run code from them.
 TRUST_FILES = "CHAINER_COMPAT_TRUST_FILES"
 
 
@@ -16,7 +16,7 @@ def disabled() -> bool:
 
 
 def bundled_chainermn() -> bool:
-    """``CHAINER_COMPAT_BUNDLED_CHAINERMN=1``: ``import chainermn`` gives Chainer's own copy."""
+    """``CHAINER_COMPAT_BUNDLED_CHAINERMN=1``: let ``import chainermn`` give Chainer's own copy."""
     return is_on("CHAINER_COMPAT_BUNDLED_CHAINERMN")
 
 
@@ -37,5 +37,5 @@ def trusts_files() -> bool:
 
 
 def is_on(variable: str) -> bool:
-    """Return whether a variable is set, to something else than 0."""
+    """Return whether a variable is set to something other than 0."""
     return os.environ.get(variable, "") not in ("", "0")

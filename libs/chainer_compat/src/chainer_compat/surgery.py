@@ -1,4 +1,4 @@
-"""The few ways in which a repair changes a module: the instruments, not the repairs."""
+"""Tools with which repairs change modules."""
 
 import builtins
 from collections.abc import Callable, Mapping
@@ -7,23 +7,23 @@ from typing import Any
 
 
 def view(module: ModuleType, **replaced: object) -> ModuleType:
-    """Return a copy of a module's namespace in which some names mean something else."""
+    """Return a copy of a module's namespace with some names replaced."""
     copy = ModuleType(module.__name__, module.__doc__)
     vars(copy).update(vars(module), **replaced)
     return copy
 
 
 def substitute_imports(module: ModuleType, substitutes: Mapping[str, ModuleType]) -> None:
-    """Make the import statements of one module, not yet executed, give other modules.
+    """Make the import statements of a module that has not run yet import other modules.
 
-    Unlike an entry in ``sys.modules``, this is seen by no other module and no other thread.
+    Unlike an entry in ``sys.modules``, this does not affect other modules or threads.
 
     Parameters
     ----------
     module
-        A module that is about to be executed.
+        Module that is about to run.
     substitutes
-        For each absolute module name, what ``import name`` shall bind.
+        Modules that ``import name`` gives, by absolute name.
     """
     original = builtins.__import__
 
@@ -35,7 +35,7 @@ def substitute_imports(module: ModuleType, substitutes: Mapping[str, ModuleType]
 
 
 def with_globals(function: Callable[..., Any], **replaced: object) -> FunctionType:
-    """Return a copy of a function that sees other objects under some of its global names."""
+    """Return a copy of a function in which some global names refer to other objects."""
     assert isinstance(function, FunctionType)
     copy = FunctionType(
         function.__code__,
@@ -51,7 +51,7 @@ def with_globals(function: Callable[..., Any], **replaced: object) -> FunctionTy
 
 
 def rename(function: Callable[..., Any], old: str, new: str) -> None:
-    """Change a global or attribute name that a function uses.
+    """Replace a global or attribute name that a function uses.
 
     Raises
     ------
@@ -68,7 +68,7 @@ def rename(function: Callable[..., Any], old: str, new: str) -> None:
 
 
 def replace_text(function: Callable[..., Any], old: str, new: str) -> None:
-    """Change a fragment of the string constants of a function, such as a CUDA kernel's text.
+    """Replace a fragment of a function's string constants, such as a CUDA kernel's source.
 
     Raises
     ------

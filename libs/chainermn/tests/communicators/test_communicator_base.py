@@ -76,7 +76,7 @@ def test_mean_unless_something_is_true_on_any_rank(comm: Any) -> None:
 
 def test_communicator_of_others_has_no_background() -> None:
     class Other(CommunicatorBase):
-        """Nothing but what is inherited."""
+        """Only what is inherited."""
 
     Other.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match="Other does not exchange in the background"):

@@ -84,7 +84,7 @@ def test_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("script", "version"),
     [
         ("echo 'mpiexec (OpenRTE) 5.0.11'", "5.0.11"),
-        ("echo HYDRA; echo '    Version:  4.3.0rc2 of today' >&2", "4.3.0rc2"),
+        ("echo HYDRA; echo '    Version:  4.3.0rc2 from today' >&2", "4.3.0rc2"),
         ("echo of somebody", "none"),
     ],
 )

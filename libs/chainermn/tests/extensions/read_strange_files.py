@@ -47,7 +47,7 @@ def state_of(trainer: Trainer) -> dict[str, str]:
 
 
 def read(path: Path, content: bytes, out: Path) -> tuple[str, str, Trainer]:
-    """Do with a file what a job does that goes on from it; return what became of it."""
+    """Resume from a file as a job does; return what happened."""
     path.write_bytes(content)
     trainer = make_trainer(out)
     try:

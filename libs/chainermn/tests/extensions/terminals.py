@@ -1,4 +1,4 @@
-"""A pseudo terminal that a command writes to, and what is to be seen on it."""
+"""A pseudo terminal that a command writes to, and the text that it shows."""
 
 from __future__ import annotations
 

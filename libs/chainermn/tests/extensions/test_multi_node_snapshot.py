@@ -460,7 +460,7 @@ def test_file_that_cannot_be_resumed_from(shared_tmp_path: Path, training: Any) 
     if comm.rank == 0:
         path.write_bytes(b"no snapshot")
     comm.allgather_obj(None)
-    with pytest.raises((OSError, RuntimeError), match=r"snapshot_iter_9\.0 is no NPZ file"):
+    with pytest.raises((OSError, RuntimeError), match=r"snapshot_iter_9\.0 is not an NPZ file"):
         snapshot.resume(trainer, path)
 
 

@@ -17,7 +17,7 @@ from chainermn.communicators import CommunicatorBase
 def make_trainer(
     comm: CommunicatorBase, out: Any, iterations: int, width: int = 3, seed: int = 0
 ) -> Trainer:
-    """Return a trainer whose model and data set depend on nothing but the arguments."""
+    """Return a trainer whose model and data set depend only on the arguments."""
     np.random.seed(seed + comm.rank)
     with chainer.using_config("dtype", np.float64):
         network = chainer.Sequential(

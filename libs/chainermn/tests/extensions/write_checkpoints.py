@@ -1,4 +1,4 @@
-"""Write checkpoints for ever; or, with ``resume``, print which one is loaded."""
+"""Write checkpoints forever; or, with ``resume``, print which one is loaded."""
 
 import sys
 from itertools import count

@@ -1,4 +1,4 @@
-"""What fails on a real GPU, and how it is told."""
+"""Faults on a real GPU, and their messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORLD = MPI.COMM_WORLD
 @pytest.mark.usefixtures("a_gpu")
 @pytest.mark.parametrize("how", ["test", "wait"])
 def test_fault_ends_the_job(how: str) -> None:
-    """Rather than having the rank poll for ever."""
+    """Rather than letting the rank poll forever."""
     result = run_job(2, [Path(__file__).parent / "fault.py", how], timeout=60)
     assert not result.timed_out
     assert result.returncode != 0

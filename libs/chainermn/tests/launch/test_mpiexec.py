@@ -1,4 +1,4 @@
-"""Which mpiexec is found, and what it is told."""
+"""Which mpiexec is found, and its arguments."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def test_launch_names_a_host_without_the_script(
         f"Error: alias: it has no {tmp_path / 'absent'}. "
         "To find out more, run: chainermn doctor --host alias:2\n",
     )
-    # An argument of another program is no file that hosts must have.
+    # Hosts need not have a file that is an argument of another program.
     for others in (["cat", script], [sys.executable, "-c", "pass", script], ["-m", script]):
         assert CliRunner().invoke(main, [*options, *map(str, others)]).exit_code == 0
 

@@ -481,7 +481,7 @@ def test_another_model_begins_anew() -> None:
 
 class _OfAUser(MpiCommunicatorBase):
     def multi_node_mean_grad(self, model: chainer.Link, zero_fill: bool = False) -> None:
-        """Average in a way of one's own."""
+        """Average in a custom way."""
 
 
 @pytest.mark.parametrize(

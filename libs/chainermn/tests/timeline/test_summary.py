@@ -20,7 +20,7 @@ def rank(
     """Return equal iterations of 100 ms, by kind; the rest of them is compute.
 
     Each has one exchange at its end, which begins ``late`` ms after the first rank's; the clock
-    is ``ahead`` by so many ms.
+    is ``ahead`` by that many ms.
     """
     ms = {"exchange": 30 - late, **ms}
     ms.setdefault("compute", length - sum(ms.values()))

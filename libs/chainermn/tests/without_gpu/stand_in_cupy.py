@@ -38,7 +38,7 @@ class StandInCupy:
     def _query(self, pointer: int) -> int:
         assert pointer == _Event.ptr
         self.n_queries += 1
-        assert self.n_queries < 1000, "polled for ever"
+        assert self.n_queries < 1000, "polled forever"
         return self.status  # CuPy returns whatever CUDA says
 
 

@@ -31,7 +31,7 @@ class Block:
 
     def __init__(self, memory: StreamMemory, owner: Hashable, n_bytes: int) -> None:
         self.owner, self.n_bytes, self.used = owner, n_bytes, Clock()
-        # Kept for ever, since the stand-in does work of streams later than it was freed.
+        # Kept forever, since the stand-in does work of streams later than it was freed.
         raw = np.empty(n_bytes + _UNIT, np.uint8)
         memory.kept.append(raw)
         self.address = raw.ctypes.data + -raw.ctypes.data % _UNIT

@@ -1,4 +1,4 @@
-"""Gradients in GPU memory whose norm, over ranks with a part of a model each, the host knows."""
+"""Gradients in GPU memory whose norm, over ranks with part of a model each, the host knows."""
 
 from __future__ import annotations
 

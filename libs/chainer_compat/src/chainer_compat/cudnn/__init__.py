@@ -1,7 +1,7 @@
-"""Convolution and batch normalization by cuDNN 9, for CuPy 14, which has no cuDNN of its own.
+"""Convolution and batch normalization by cuDNN 9, because CuPy 14 no longer supports cuDNN.
 
-Optional, and off unless ``CHAINER_COMPAT_CUDNN=1`` asks for it. ``graphs`` says what cuDNN is to
-compute and knows only shapes; ``runner`` has it computed on a GPU by NVIDIA's
-nvidia-cudnn-frontend; ``normalization`` calls the functions of cuDNN that the frontend does not
-have; ``repairs/cudnn.py`` decides which of Chainer's calls go there. Pooling is left to Chainer.
+Optional, and off unless ``CHAINER_COMPAT_CUDNN=1`` asks for it. ``graphs`` describes computations
+and only knows shapes; ``runner`` runs them on a GPU with NVIDIA's nvidia-cudnn-frontend;
+``normalization`` calls the functions of cuDNN that the frontend does not have;
+``repairs/cudnn.py`` decides which of Chainer's calls use cuDNN. Pooling is left to Chainer.
 """

@@ -1,7 +1,7 @@
-"""What cuDNN is to compute: convolutions and their gradients, of which only shapes are known.
+"""Describe convolutions and their gradients for cuDNN, from their shapes alone.
 
-Nothing here needs a device: with the properties of one, ``plan`` makes plans for a GPU that is
-not there. All arrays are dense, in Chainer's order: images, channels, rows, columns.
+This does not need a device: from the properties of one, ``plan`` makes plans for a GPU that this
+machine does not have. All arrays are dense, in Chainer's order: images, channels, rows, columns.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Pair = tuple[int, int]
 Name = Literal["x", "w", "y"]
 Launch = Callable[[Mapping[int, int], int], None]
 
-# Chainer's name of a dtype, and the frontend's.
+# The frontend's names of Chainer's dtypes.
 DTYPES = {"float16": "HALF", "float32": "FLOAT"}
-# The indices of cuDNN's kernels are of 32 bits.
+# cuDNN's kernels have 32-bit indices.
 MOST_ELEMENTS = 2**31 - 1
 
 
-# What computes each of the three: an operation, and its inputs by their names there.
+# The operation that computes each of the three, with the names of its inputs.
 OPERATIONS: dict[Name, tuple[str, dict[str, Name]]] = {
     "y": ("conv_fprop", {"image": "x", "weight": "w"}),
     "x": ("conv_dgrad", {"loss": "y", "filter": "w"}),
@@ -34,23 +34,23 @@ OPERATIONS: dict[Name, tuple[str, dict[str, Name]]] = {
 class Convolution(NamedTuple):
     """A convolution ``y`` of the images ``x`` with the filters ``w``, or one of its gradients.
 
-    It is made, and its plan looked up, at every call: that is what tuples are fast at.
+    A tuple, because every call creates one and looks up its plan, which must be fast.
 
     Attributes
     ----------
     computes
-        Which of the three is computed from the other two: ``y``, the gradient with respect to
-        ``x`` (which is also what Chainer calls a deconvolution), or that with respect to ``w``.
+        Array that is computed from the other two: ``y``, the gradient with respect to ``x``
+        (which Chainer also calls a deconvolution), or the gradient with respect to ``w``.
     x, w, y
-        Shapes. That ``x`` has more channels than ``w`` says how many groups there are.
+        Shapes. The ratio of the channels of ``x`` and ``w`` is the number of groups.
     stride, pad, dilate
-        Along rows and columns.
+        Values along rows and columns.
     dtype
-        Of the arrays: ``float16`` or ``float32``. All is added up in float32.
+        Dtype of the arrays, ``float16`` or ``float32``. All sums are in float32.
     tensor_cores
-        Whether they may be used. For float32 they round what they multiply to TF32.
+        Whether tensor cores may be used. In float32, they round factors to TF32.
     deterministic
-        Whether the same inputs have to give the same result to the last bit.
+        Whether the same inputs must always give bitwise identical results.
     """
 
     computes: Name
@@ -66,19 +66,19 @@ class Convolution(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """How many groups of channels there are."""
+        """Number of groups of channels."""
         return self.x[1] // self.w[1]
 
     @property
     def is_possible(self) -> bool:
-        """Whether cuDNN takes shapes and dtypes like these."""
+        """Whether cuDNN supports these shapes and this dtype."""
         return (
             self.dtype in DTYPES
             and all(map(fits, (self.x, self.w, self.y)))
             and min(self.pad) >= 0
             and self.groups * self.w[1] == self.x[1]
             and self.w[0] % self.groups == 0
-            # Other sizes of y are those of Chainer's `cover_all`.
+            # With Chainer's `cover_all`, y has other sizes.
             and self.y == convolved(self.x, self.w, self.stride, self.pad, self.dilate)
         )
 
@@ -98,7 +98,7 @@ class Convolution(NamedTuple):
             stride=list(self.stride),
             dilation=list(self.dilate),
         )
-        # The shape cannot always be told from the inputs, and an order must not be inferred.
+        # The inputs do not always determine the shape, and the order must not be inferred.
         shape = getattr(self, self.computes)
         result.set_output(True).set_data_type(data_type).set_name(self.computes)
         result.set_dim(shape).set_stride(dense(shape))
@@ -107,20 +107,20 @@ class Convolution(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """How cuDNN solves a problem on a certain device.
+    """cuDNN's plan to solve a problem on a certain device.
 
     Attributes
     ----------
     graph
-        The frontend's graph.
+        Graph of the frontend.
     tensors
-        Its inputs and its result, by name.
+        Inputs and result of the graph, by name.
     uids
-        The numbers of these tensors in the graph, in the same order.
+        Numbers of these tensors in the graph, in the same order.
     workspace
-        How many bytes are needed besides.
+        Bytes of workspace that the plan needs.
     launch
-        Has it computed, given the addresses of the tensors by their numbers, and of a workspace.
+        Function that computes, given the tensors' addresses by number and that of a workspace.
     """
 
     graph: Any
@@ -131,21 +131,21 @@ class Plan:
 
 
 def plan(cudnn: ModuleType, problem: Convolution, **device: Any) -> Plan:
-    """Have cuDNN plan how it solves a problem.
+    """Let cuDNN make a plan for a problem.
 
     Parameters
     ----------
     cudnn
-        The module of nvidia-cudnn-frontend.
+        Module of nvidia-cudnn-frontend.
     problem
-        One that is possible.
+        Problem that cuDNN supports; see `Convolution.is_possible`.
     **device
-        A ``handle``, or a ``device_property`` for a device that is not there.
+        A ``handle``, or a ``device_property`` for a device that this machine does not have.
 
     Raises
     ------
     RuntimeError
-        If cuDNN knows no way; it says what to do.
+        If cuDNN finds no plan. The message says what to do.
     """
     graph = cudnn.pygraph(
         io_data_type=_data_type(cudnn, problem.dtype),
@@ -176,36 +176,36 @@ def plan(cudnn: ModuleType, problem: Convolution, **device: Any) -> Plan:
 
 
 def launcher(graph: Any, handle: Any) -> Launch:
-    """Return the last step of a graph's ``execute``, or all of it where that step is missing.
+    """Return the last step of a graph's ``execute``, or all of it if that step is missing.
 
-    The other steps are for arrays that know their shapes: for addresses they only take time, ten
-    times as much as the last one. That one is no part of the frontend's interface.
+    The other steps are for arrays that know their shapes. For addresses they are useless and take
+    ten times as long as the last one, which is not part of the frontend's interface.
 
     Parameters
     ----------
     graph
-        The frontend's, with a plan.
+        Graph of the frontend, with a plan.
     handle
-        That with which the plan was made.
+        Handle for which the plan was made.
     """
     try:
         step = graph._lowered_graph._execute_plan_at_index
         index = graph._plans[graph._plan_index].cpp_index
         of_cudnn = handle.backend_handle
-        # An engine of the frontend's own has no such step.
+        # The frontend's own engines do not have this step.
         is_there = index is not None and graph.selected_engine is None
     except AttributeError:
         is_there = False
     if not is_there:
         return lambda pointers, workspace: graph.execute(pointers, workspace, handle=handle)
-    # By name, so that others are refused.
+    # Pass arguments by name, so that a changed signature is an error.
     return lambda pointers, workspace: step(
         var_pack=pointers, workspace=workspace, index=index, handle=of_cudnn
     )
 
 
 def convolved(x: Shape, w: Shape, stride: Pair, pad: Pair, dilate: Pair) -> Shape:
-    """Return the shape of what a convolution makes of images ``x`` with filters ``w``."""
+    """Return the shape of the convolution of images ``x`` with filters ``w``."""
     return (
         x[0],
         w[0],
@@ -234,5 +234,5 @@ def _unwanted(cudnn: ModuleType, problem: Convolution) -> list[Any]:
 
 
 def fits(shape: Shape) -> bool:
-    """Return whether cuDNN can index all elements, of which there is one at least."""
+    """Return whether there are any elements and cuDNN can index them all."""
     return min(shape) > 0 and math.prod(shape) <= MOST_ELEMENTS

@@ -1,8 +1,8 @@
-"""Batch normalization by functions of cuDNN's own, which nvidia-cudnn-frontend does not have.
+"""Batch normalization by cuDNN's C functions, which nvidia-cudnn-frontend does not have.
 
-What the frontend has are graphs, and those are for another order of axes than Chainer's: cuDNN
-9.19 plans them, with copies into that order and back, and then refuses to execute them. These
-functions take Chainer's order. cuDNN 9 calls them deprecated, but has them, and PyTorch uses them.
+The frontend only has graphs, which need a different order of axes than Chainer's: cuDNN 9.19 plans
+them, with copies into that order and back, and then refuses to execute them. These functions take
+Chainer's order. cuDNN 9 deprecates them but still has them, and PyTorch uses them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 from chainer_compat.cudnn.runner import Runner, the_runner
 
-#: The dtype of all that there is one of per channel.
+#: Dtype of everything that has one element per channel.
 STATISTICS = "float32"
-#: What takes more is slower than Chainer's own code, or refused.
+#: Larger batches are slower than with Chainer's own code, or are refused.
 MOST_IMAGES = 65535
 
 _POINTER, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int, ctypes.c_double
-#: The types of the arguments of the functions that are used. All return a status.
+#: Types of the arguments of the functions used here. All functions return a status.
 SIGNATURES: dict[str, list[Any]] = {
     "cudnnCreateTensorDescriptor": [ctypes.POINTER(_POINTER)],
     "cudnnSetTensor4dDescriptor": [_POINTER, *[_INT] * 6],
@@ -27,7 +27,7 @@ SIGNATURES: dict[str, list[Any]] = {
         *(_POINTER, _INT, _POINTER, _POINTER),  # handle, mode, how to blend
         *[_POINTER] * 4,  # x and y, each after its descriptor
         *[_POINTER] * 3,  # the descriptor of statistics, gamma, beta
-        *(_DOUBLE, _POINTER, _POINTER),  # a weight, and the averages in which it has this weight
+        *(_DOUBLE, _POINTER, _POINTER),  # weight of the batch in the averages, the averages
         *(_DOUBLE, _POINTER, _POINTER),  # eps, mean, 1 / standard deviation
     ],
     "cudnnBatchNormalizationBackward": [
@@ -37,11 +37,11 @@ SIGNATURES: dict[str, list[Any]] = {
         *(_DOUBLE, _POINTER, _POINTER),  # eps, mean, 1 / standard deviation
     ],
 }
-# Of cudnn_graph.h and cudnn_ops.h.
+# Constants from cudnn_graph.h and cudnn_ops.h.
 _ROW_MAJOR = 0
 _DTYPES = {"float32": 0, "float16": 2}
 _STATISTICS_PER_CHANNEL = 1
-# Results replace what is there.
+# Results replace the old values.
 _ONE, _ZERO = ctypes.c_float(1), ctypes.c_float(0)
 _REPLACE = (ctypes.addressof(_ONE), ctypes.addressof(_ZERO))
 
@@ -52,15 +52,15 @@ class Normalizer:
     Parameters
     ----------
     runner
-        Has the handles, and knows the GPU.
+        Runner that has the handles and the GPU.
     library
-        cuDNN, as a library of C functions.
+        cuDNN as a library of C functions.
     """
 
     def __init__(self, runner: Runner, library: Any) -> None:
         self.runner = runner
         self._library = library
-        #: They are only read, so threads may share them.
+        #: Descriptors are only read, so threads may share them.
         self.describe = functools.cache(self._describe)
         library.cudnnGetErrorString.restype = ctypes.c_char_p
         for name, types in SIGNATURES.items():
@@ -74,13 +74,13 @@ class Normalizer:
         Parameters
         ----------
         x
-            Images: dense, of four axes, float16 or float32.
+            Images: a dense array with four axes, in float16 or float32.
         gamma, beta
-            Of float32, as are all other arrays with one element per channel.
+            Scales and shifts. All arrays with one element per channel are in float32.
         eps
-            Is added to the variance.
+            Number to add to the variance.
         decay
-            How much of the averages stays.
+            Weight of the old running averages.
         averages
             Running averages of the means and of the unbiased variances, which are updated; or
             None.
@@ -88,7 +88,7 @@ class Normalizer:
         Returns
         -------
         tuple
-            y, the means, and 1 / standard deviation.
+            The result, the means, and 1 / standard deviation.
         """
         gpu = self.runner.gpu
         x, gamma, beta = map(self.runner.readable, (x, gamma, beta))
@@ -122,13 +122,13 @@ class Normalizer:
         return gx, ggamma, gbeta
 
     def _results(self, x: Any, gamma: Any) -> tuple[Any, Any, Any]:
-        """Return arrays to be written: one like x, and two with an element per channel."""
+        """Return arrays to write to: one like x, and two with an element per channel."""
         empty = self.runner.gpu.empty
         statistics = (empty(gamma.shape, STATISTICS) for _ in range(2))
         return empty(x.shape, x.dtype), *statistics
 
     def _describe(self, shape: tuple[int, ...], dtype: Any) -> list[Any]:
-        """Return cuDNN's descriptors of images and of their statistics, which are kept."""
+        """Return cuDNN's descriptors of images and of their statistics."""
         found = []
         for described, of in ((shape, dtype.name), ((1, shape[1], 1, 1), STATISTICS)):
             descriptor = _POINTER()
@@ -150,7 +150,7 @@ class Normalizer:
 
 @functools.cache
 def the_normalizer() -> Normalizer:
-    """Return the one of this process. The first call loads cuDNN."""
+    """Return the normalizer of this process. The first call loads cuDNN."""
     runner = the_runner()
-    # The frontend has loaded it, from wherever that is: by its name, this is the same library.
+    # The frontend has already loaded cuDNN, and the same name gives the same library.
     return Normalizer(runner, ctypes.CDLL("libcudnn.so.9"))

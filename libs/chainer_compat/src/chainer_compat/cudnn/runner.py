@@ -1,4 +1,4 @@
-"""Has cuDNN compute on CuPy's arrays: the only part that needs a device."""
+"""Let cuDNN compute on CuPy's arrays. Only this part needs a device."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 
 from chainer_compat.cudnn import graphs
 
-# Of one thread on one device. A network for images of one size needs some dozens.
+# Plans per thread and device. A network for images of one size needs some dozens.
 PLANS_KEPT = 1024
-# What of cuDNN 9.28 is needed, libcudnn_cnn and libcudnn_ops, has code for Turing and newer only.
-# For Volta it makes plans all the same.
+# The libraries used here, libcudnn_cnn and libcudnn_ops of cuDNN 9.28, only have code for Turing
+# and newer GPUs, although cuDNN also makes plans for Volta.
 CAPABILITY = 75
-# cuDNN takes it for granted that arrays begin at a multiple of these bytes.
+# cuDNN assumes that arrays begin at a multiple of these bytes.
 ALIGNMENT = 16
 
 
 class Gpu:
-    """What is asked of CuPy. The tests replace it."""
+    """The operations needed from CuPy. Tests replace it."""
 
     def __init__(self) -> None:
         self._cupy = importlib.import_module("cupy")
@@ -40,15 +40,15 @@ class Gpu:
         return int(self._cupy.cuda.get_current_stream().ptr)
 
     def synchronize(self) -> None:
-        """Wait for all that the current device has to do."""
+        """Wait for all work of the current device."""
         self._cupy.cuda.Device().synchronize()
 
     def empty(self, shape: graphs.Shape, dtype: Any) -> Any:
-        """Return an array whose values are arbitrary."""
+        """Return an uninitialised array."""
         return self._cupy.empty(shape, dtype)
 
     def allocate(self, size: int) -> Any:
-        """Return that many bytes of memory: ``ptr`` is where. They are freed with the object."""
+        """Allocate memory at ``ptr``, which is freed with the returned object."""
         return self._cupy.cuda.alloc(size)
 
     def copy(self, array: Any) -> Any:
@@ -61,14 +61,14 @@ class Gpu:
 
 
 class Runner:
-    """Keeps a handle, and plans, for every thread and device: cuDNN's may not be shared.
+    """Keeps a handle and plans for each thread and device, which must not share them.
 
     Parameters
     ----------
     cudnn
-        The module of nvidia-cudnn-frontend.
+        Module of nvidia-cudnn-frontend.
     gpu
-        Where arrays are.
+        GPU that holds the arrays.
     """
 
     def __init__(self, cudnn: ModuleType, gpu: Gpu) -> None:
@@ -82,20 +82,20 @@ class Runner:
         Parameters
         ----------
         problem
-            What is to be computed.
+            Computation to perform.
         first, second
-            The arrays that it needs, in the order of ``graphs.OPERATIONS``.
+            Input arrays, in the order of ``graphs.OPERATIONS``.
 
         Returns
         -------
         array
-            The result; or None if cuDNN takes no shapes, dtype or device like these.
+            The result, or None if cuDNN does not support these shapes, this dtype or the device.
         """
         mine, gpu = self._mine(), self.gpu
         plan = mine.plan(problem)
         if plan is None:
             return None
-        # What is allocated here and freed on return is reused only by later work of this stream.
+        # Memory freed on return is only reused by later work on this stream.
         first, second = self.readable(first), self.readable(second)
         result = gpu.empty(getattr(problem, problem.computes), problem.dtype)
         workspace = gpu.allocate(plan.workspace)
@@ -108,13 +108,13 @@ class Runner:
         return self._mine().handle
 
     def readable(self, array: Any) -> Any:
-        """Return an array, or a copy of it if cuDNN would not read it right."""
+        """Return an array, or a copy if cuDNN could not read it correctly."""
         if array.flags.c_contiguous and self.gpu.pointer(array) % ALIGNMENT == 0:
             return array
         return self.gpu.copy(array)
 
     def _mine(self) -> _Plans:
-        """Return what this thread keeps for the current device, set to the current stream."""
+        """Return this thread's plans for the current device, set to the current stream."""
         device = self.gpu.device()
         mine = self._local.devices.get(device)
         if mine is None:
@@ -129,7 +129,7 @@ class _Local(threading.local):
 
 
 class _Plans:
-    """A handle, and the plans that were used last."""
+    """A handle and the plans that were used last."""
 
     def __init__(self, cudnn: ModuleType, gpu: Gpu) -> None:
         self.handle = cudnn.create_handle()
@@ -144,9 +144,9 @@ def _plan(
     made: Iterator[int],
     problem: graphs.Convolution,
 ) -> graphs.Plan | None:
-    """Return a plan to keep, or None if there can be none."""
+    """Return a plan to keep, or None if cuDNN does not support the problem."""
     if next(made) >= PLANS_KEPT:
-        # The kernels of the one that makes room are unloaded, and may still be running.
+        # Dropping a plan unloads its kernels, which may still be running.
         gpu.synchronize()
     if gpu.capability() < CAPABILITY or not problem.is_possible:
         return None

@@ -1,8 +1,8 @@
-"""What Chainer asks of iDeep's Python module, over oneDNN.
+"""A replacement for iDeep's Python module, based on oneDNN.
 
-Chainer imports a module ``ideep4py``, whose last release installs on no Python of today, and lets
-it compute if ``chainer.config.use_ideep`` says so. ``import ideep4py`` gives the names of this
-package where the real one is absent. Names and signatures are those that Chainer uses.
+Chainer imports a module ``ideep4py`` and lets it compute if ``chainer.config.use_ideep`` says so.
+Its last release does not install on any current Python. Where it is missing, ``import ideep4py``
+gives the names of this package, with the signatures that Chainer uses.
 """
 
 from chainer_compat.ideep4py import batch_normalization as batchNormalization
@@ -53,5 +53,5 @@ __all__ = [
     "wgt_array",
 ]
 
-#: Chainer asks for iDeep 2.
+#: Chainer requires iDeep 2.
 __version__ = f"2.0.0+onednn.{library.version()}"

@@ -1,4 +1,4 @@
-"""Arrays that may lie in memory as oneDNN likes it."""
+"""Arrays that may be in oneDNN's preferred memory layout."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from chainer_compat.onednn.primitives import Arg, Tensor
 
 _LITTLE = 1 << 17  # elements
 
-#: What an array is made for: to be computed with, or to be kept as a parameter.
+#: Purpose of an array: data to compute with, or a parameter to keep.
 dat_array, wgt_array = "d", "w"
 
 
 class mdarray(NDArrayOperatorsMixin):
-    """An array of Chainer's that stays in oneDNN's own layout while only oneDNN looks at it.
+    """An array of Chainer that stays in oneDNN's own layout while only oneDNN uses it.
 
-    For everyone else it is what ``numpy.asarray()`` returns, and from the first look on it is that
-    very NumPy array: what changes one shows in the other. Functions that NumPy applies to each
-    element by itself count as no look: they compute where the elements lie.
+    For all other code, it acts like the result of ``numpy.asarray()``. After the first access, it
+    is that NumPy array: a change of one shows in the other. NumPy's elementwise functions do not
+    count as an access: they compute in oneDNN's layout.
 
     Parameters
     ----------
     values
-        A NumPy array, of which no copy is made, or a tensor.
+        A NumPy array, which is not copied, or a tensor.
     """
 
     __slots__ = ("__weakref__", "_array", "_tensor", "dtype", "shape")
@@ -58,24 +58,24 @@ class mdarray(NDArrayOperatorsMixin):
 
     @property
     def is_in_blocks(self) -> bool:
-        """Whether the array still is in a layout of oneDNN's own."""
+        """Whether the array is still in oneDNN's own layout."""
         return self._tensor is not None
 
     @property
     def tensor(self) -> Tensor:
-        """The values, as they lie in memory."""
+        """The values in their current layout."""
         return self._tensor or Tensor.of(numpy.asarray(self))
 
     def __array__(
         self, dtype: numpy.dtype | None = None, copy: bool | None = None
     ) -> numpy.ndarray:
-        """Return the NumPy array that this array is from now on."""
+        """Return the NumPy array that this array becomes."""
         if self._array is None:
             assert self._tensor is not None
             self._array, self._tensor = self._tensor.as_array(), None
         if copy or (dtype is not None and dtype != self.dtype):
             if copy is False:
-                raise ValueError(f"an array of {self.dtype} becomes one of {dtype} by a copy only")
+                raise ValueError(f"an array of {self.dtype} cannot become {dtype} without a copy")
             return self._array.astype(dtype or self.dtype)
         return self._array
 
@@ -125,20 +125,20 @@ class mdarray(NDArrayOperatorsMixin):
         return mdarray, (numpy.asarray(self),)
 
     def copy(self, order: str = "C") -> mdarray:
-        """Return a copy, in the same layout."""
+        """Return a copy in the same layout."""
         if self._tensor is None:
             return mdarray(numpy.asarray(self).copy())
         return mdarray(Tensor(self._tensor.layout, self._tensor.buffer.copy()))
 
     def astype(self, dtype: Any, *args: Any, **options: Any) -> Any:
-        """Return the array in another dtype; without a look if it has that one."""
+        """Return the array in another dtype, without an access if it already has that dtype."""
         if numpy.dtype(dtype) == self.dtype and not args and options.keys() <= {"copy"}:
             return self.copy() if options.get("copy", True) else self
         array: Any = numpy.asarray(self)
         return array.astype(dtype, *args, **options)
 
     def sum(self, axis: Any = None, **options: Any) -> Any:
-        """Return the sum over axes: over pictures, and over batches of them, without a look."""
+        """Return the sum over axes, for images and batches of images without an access."""
         tensor = self._tensor
         if tensor is not None and tensor.layout.block and not options.get("keepdims"):
             axes = tuple(sorted(axis)) if isinstance(axis, tuple) else axis
@@ -156,14 +156,14 @@ class mdarray(NDArrayOperatorsMixin):
 
 
 def array(values: Any, itype: str = dat_array) -> Any:
-    """Return an array that oneDNN can read; one that it cannot is returned as it is.
+    """Return an array that oneDNN can read, or the array itself if that is impossible.
 
     Parameters
     ----------
     values
         An array.
     itype : str
-        `wgt_array` copies a NumPy array; by default it is shared.
+        `wgt_array` copies a NumPy array; by default, memory is shared.
     """
     if isinstance(values, mdarray) or not _is_readable(values) or values.ndim not in (1, 2, 4):
         return values
@@ -171,7 +171,7 @@ def array(values: Any, itype: str = dat_array) -> Any:
 
 
 def in_blocks(x: mdarray) -> Tensor:
-    """Return images in blocks of channels, in which most primitives are fastest, if these fit."""
+    """Return images in blocks of channels, where most primitives are fastest, if these fit."""
     tensor = x.tensor
     if tensor.layout.is_plain and blocked(x.shape).is_full:
         return tensor.in_layout(blocked(x.shape))
@@ -179,16 +179,16 @@ def in_blocks(x: mdarray) -> Tensor:
 
 
 def result(tensor: Tensor) -> numpy.ndarray | mdarray:
-    """Return what a function hands to Chainer: a NumPy array where it lies in memory like one."""
+    """Return a result for Chainer: a NumPy array if the memory layout is that of one."""
     return tensor.as_array() if tensor.layout.is_plain else mdarray(tensor)
 
 
 def check_ndim(arrays: Sequence[Any], supported: Sequence[int] = (2, 4)) -> bool:
-    """Return whether oneDNN should compute: not on a few vectors, where NumPy is faster.
+    """Return whether oneDNN should compute, which is not so for a few vectors: NumPy is faster.
 
-    The first array, the data, has to have one of the numbers of axes. With several threads oneDNN
-    computes on a few vectors too, because its threads and those of NumPy's BLAS would otherwise
-    compete for the cores.
+    The first array, the data, must have one of the supported numbers of axes. With several
+    threads, oneDNN also computes on a few vectors, because otherwise its threads and those of
+    NumPy's BLAS would compete for the cores.
     """
     if arrays[0].ndim not in supported:
         return False
@@ -197,7 +197,7 @@ def check_ndim(arrays: Sequence[Any], supported: Sequence[int] = (2, 4)) -> bool
 
 
 def check_type(arrays: Sequence[Any]) -> bool:
-    """Return whether oneDNN can read all arrays: those of float32 that are not empty."""
+    """Return whether oneDNN can read all arrays, which must be float32 and not empty."""
     return all(isinstance(array, mdarray) or _is_readable(array) for array in arrays)
 
 
@@ -206,7 +206,7 @@ def _is_readable(array: Any) -> bool:
 
 
 def get_array_module(*arrays: Any) -> ModuleType:
-    """Return NumPy, whose functions take an `mdarray` as they take their own arrays."""
+    """Return NumPy, whose functions accept an `mdarray` like their own arrays."""
     return numpy
 
 
@@ -228,7 +228,7 @@ def _as_numpy(value: Any) -> Any:
 
 
 def _on_blocks(ufunc: numpy.ufunc, inputs: Sequence[Any], out: Any = None) -> Any:
-    """Apply a function of elements where the arrays lie, or return None if that cannot be."""
+    """Apply an elementwise function in oneDNN's layout, or return None if that is impossible."""
     layout = next(
         (a._tensor.layout for a in inputs if isinstance(a, mdarray) and a._tensor is not None),
         None,
@@ -257,7 +257,7 @@ def _on_blocks(ufunc: numpy.ufunc, inputs: Sequence[Any], out: Any = None) -> An
 
 
 def _in_blocks(value: Any, layout: Layout) -> Any:
-    """Return an operand as it is broadcast with the blocks of a layout; None if it cannot be."""
+    """Return an operand in a form that broadcasts with a layout's blocks, or None."""
     if numpy.isscalar(value):
         return value
     if not isinstance(value, mdarray):

@@ -1,4 +1,4 @@
-"""``batchNormalization`` of images, by channel."""
+"""``batchNormalization``: normalize images by channel."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def Forward(
     Returns
     -------
     tuple of arrays
-        The result; without given statistics also the mean, the variance, and 1 over the standard
-        deviation, each by channel.
+        The result. Without given statistics, also the mean, the variance, and 1 / standard
+        deviation, all by channel.
     """
     if x.shape[2:] == (1, 1):
         return _normalize_vectors(_row(x), _row(gamma), _row(beta), mean, var, eps)
@@ -44,7 +44,7 @@ def Forward(
 def Backward(
     x: mdarray, gy: mdarray, mean: Any, var: Any, gamma: mdarray, eps: float
 ) -> tuple[Any, tuple[numpy.ndarray, numpy.ndarray]]:
-    """Return the gradients of ``x``, and of gamma and beta."""
+    """Return the gradients of ``x`` and of gamma and beta."""
     if x.shape[2:] == (1, 1):
         inv_std = _inverse_deviation(_row(var), eps)
         return _vectors_backward(_row(x), _row(gy), _row(mean), _row(gamma), inv_std)
@@ -97,7 +97,7 @@ def _vectors_backward(
 
 
 def _row(values: Any) -> numpy.ndarray:
-    """Return a batch of vectors, or values by channel, without axes of images."""
+    """Drop the image axes of a batch of vectors, or of values by channel."""
     array = numpy.asarray(values)
     return array.reshape(array.shape[:2])
 

@@ -1,4 +1,4 @@
-"""``concat``: put arrays together along an axis, and take them apart."""
+"""``concat``: join arrays along an axis, and split them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from chainer_compat.onednn.primitives import Tensor
 
 
 class mdarrayVector(list[Any]):
-    """Arrays, filled as a vector of C++ is."""
+    """Arrays, with the interface of a C++ vector."""
 
     push_back = list.append
 
 
 class intVector(list[int]):
-    """Numbers, filled as a vector of C++ is."""
+    """Numbers, with the interface of a C++ vector."""
 
     push_back = list.append
 
@@ -31,7 +31,7 @@ def Forward(xs: mdarrayVector, axis: int) -> Any:
 
 
 def Backward(x: mdarray, offsets: intVector, axis: int) -> tuple[Any, ...]:
-    """Return the parts of an array with four axes, which end at the offsets and at the end."""
+    """Split an array with four axes at the offsets."""
     length = blocked(x.shape).block if axis == 1 else 1
     if not _fills_blocks(x) or any(offset % length for offset in offsets):
         return tuple(numpy.split(numpy.asarray(x), offsets, axis))
@@ -40,7 +40,7 @@ def Backward(x: mdarray, offsets: intVector, axis: int) -> tuple[Any, ...]:
 
 
 def _fills_blocks(x: mdarray) -> bool:
-    """Return whether an array lies in blocks of channels, and needs no more of them."""
+    """Return whether an array is in blocks of channels and fills them."""
     if not x.is_in_blocks:
         return False
     layout = x.tensor.layout

@@ -1,4 +1,4 @@
-"""``convolution2D``: convolutions of images, and both of their gradients."""
+"""``convolution2D``: convolutions of images, and both gradients."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from chainer_compat.onednn.primitives import Arg
 
 
 class convolution2DParam(WindowParam):
-    """What is computed, with the dilations."""
+    """Parameters of a convolution, including the dilations."""
 
     @property
     def window(self) -> Window:
-        """How the window moves, in oneDNN's words."""
+        """Movement of the window, in oneDNN's terms."""
         return self.moving((self.y, self.x))
 
 
@@ -44,7 +44,7 @@ def BackwardData(W: mdarray, gy: mdarray, param: convolution2DParam) -> Any:
 
 
 def BackwardWeights(x: mdarray, gy: mdarray, param: convolution2DParam) -> numpy.ndarray:
-    """Return the gradient of ``W``: a NumPy array, as others than oneDNN read it next."""
+    """Return the gradient of ``W`` as a NumPy array, because oneDNN is not the next to read it."""
     primitive = operations.convolution_backward_weights(
         x.shape, param.out_shape, gy.shape, param.window
     )

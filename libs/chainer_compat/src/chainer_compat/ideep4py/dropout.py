@@ -1,4 +1,4 @@
-"""``dropout``, with the random numbers that Chainer takes from NumPy without iDeep."""
+"""``dropout``, with the same random numbers as Chainer without iDeep."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chainer_compat.ideep4py.arrays import mdarray
 
 
 def Forward(x: mdarray, ratio: float) -> tuple[numpy.ndarray, Any]:
-    """Return what ``x`` is multiplied with, and the product."""
+    """Return the mask and its product with ``x``."""
     scale = numpy.float32(1.0 / (1 - ratio))
     mask = scale * (numpy.random.rand(*x.shape) >= ratio)
     return mask, x * mask

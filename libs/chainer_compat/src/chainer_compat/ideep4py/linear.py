@@ -1,4 +1,4 @@
-"""``linear``: a layer whose units are all connected."""
+"""``linear``: a fully connected layer."""
 
 from __future__ import annotations
 

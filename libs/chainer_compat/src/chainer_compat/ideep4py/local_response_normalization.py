@@ -13,7 +13,7 @@ from chainer_compat.onednn.primitives import Arg, Tensor
 
 @dataclass(frozen=True)
 class localResponseNormalizationParam:
-    """Channels that count as neighbours, and the numbers of the formula; ``alpha`` times ``n``."""
+    """Number of neighbouring channels, and constants of the formula; ``alpha`` is times ``n``."""
 
     n: int
     k: float
@@ -25,13 +25,13 @@ class localResponseNormalizationParam:
 
     @property
     def numbers(self) -> tuple[int, float, float, float]:
-        """The same for oneDNN, which has an odd number of neighbours, the channel among them."""
+        """The same for oneDNN, where the number of channels is odd and includes the channel."""
         n = 2 * (self.n // 2) + 1
         return n, self.k, self.alpha / self.n * n, self.beta
 
 
 def Forward(x: mdarray, param: localResponseNormalizationParam) -> tuple[Any, mdarray | None]:
-    """Return the result, and what its gradient needs beside it, if anything."""
+    """Return the result, and the workspace for the gradient, if there is one."""
     source = _in_fast_layout(x, param)
     primitive = operations.local_response_normalization(source.layout, *param.numbers)
     y, *workspace = primitive.run({Arg.SRC: source})
@@ -51,7 +51,7 @@ def Backward(
 
 
 def _in_fast_layout(x: mdarray, param: localResponseNormalizationParam) -> Tensor:
-    """Return images in a layout in which oneDNN does not add up channel by channel."""
+    """Return images in a layout where oneDNN does not sum channel by channel."""
     if param.numbers[0] == 5 and blocked(x.shape).is_full:
         return x.tensor.in_layout(blocked(x.shape))
     return x.tensor.in_layout(channels_last(x.shape))

@@ -1,4 +1,4 @@
-"""``pooling2D``: the maximum or the average of windows of images."""
+"""``pooling2D``: the maximum or the average over windows of images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from chainer_compat.onednn.primitives import Arg
 
 @dataclass(frozen=True)
 class pooling2DParam(WindowParam):
-    """What is computed, with the size of the window, and what of it is taken."""
+    """Parameters of a pooling, including the size of the window and the kind."""
 
     kind: int
 
@@ -25,7 +25,7 @@ class pooling2DParam(WindowParam):
 
     @property
     def window(self) -> Window:
-        """How the window moves, in oneDNN's words."""
+        """Movement of the window, in oneDNN's terms."""
         return self.moving((1, 1))
 
     @property
@@ -35,14 +35,14 @@ class pooling2DParam(WindowParam):
 
 
 def Forward(x: mdarray, param: pooling2DParam) -> tuple[Any, ...]:
-    """Return the result, and for the maximum also the place of each in its window."""
+    """Return the result and, for max pooling, the place of each maximum in its window."""
     source = x.tensor
     primitive = operations.pooling(
         param.kind, source.layout, param.out_shape, param.kernel, param.window
     )
     y, *indexes = primitive.run({Arg.SRC: source})
     if param.kind == param.pooling_max and (param.pd >= param.y or param.pr >= param.x):
-        # The maximum of a window that covers nothing: oneDNN has the least finite number.
+        # oneDNN's maximum of an empty window is the lowest finite number, Chainer's -inf.
         array = y.as_array()
         array[array == numpy.finfo(numpy.float32).min] = -numpy.inf
         return (array, *map(mdarray, indexes))

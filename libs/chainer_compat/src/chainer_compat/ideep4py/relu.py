@@ -1,4 +1,4 @@
-"""``relu``: the rectifier, leaky or not."""
+"""``relu``: the rectifier, plain or leaky."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHUNK = 1 << 18  # elements
 
 
 def Forward(x: mdarray, slope: float = 0.0) -> Any:
-    """Return ``x`` where it is positive, elsewhere ``slope * x``; NaN stays NaN."""
+    """Return ``x`` where it is positive and ``slope * x`` elsewhere; NaN stays NaN."""
     source = x.tensor
     if slope == 0:
         return result(Tensor(source.layout, _maximum_with_zero(source.buffer)))
@@ -24,17 +24,17 @@ def Forward(x: mdarray, slope: float = 0.0) -> Any:
 
 
 def Backward(cond: mdarray, gy: mdarray, slope: float = 0.0) -> Any:
-    """Return ``gy`` where ``cond`` is positive, elsewhere ``slope * gy``."""
+    """Return ``gy`` where ``cond`` is positive and ``slope * gy`` elsewhere."""
     source = cond.tensor
     primitive = operations.relu_backward(source.layout, slope)
     return result(*primitive.run({Arg.SRC: source, Arg.DIFF_DST: gy.tensor}))
 
 
 def _maximum_with_zero(x: numpy.ndarray) -> numpy.ndarray:
-    """Return the maximum of each element and 0 or NaN.
+    """Return the maximum of each element and 0, or NaN for NaN.
 
-    oneDNN's rectifier makes 0 of NaN, which hides that a training has diverged. The maximum of
-    two arrays does not; of the zeros, one chunk is enough.
+    oneDNN's rectifier turns NaN into 0, which would hide that training has diverged. Its maximum
+    of two arrays does not. One chunk of zeros is enough for all.
     """
     y = numpy.empty_like(x)
     zeros = _zeros()

@@ -1,4 +1,4 @@
-"""What iDeep is told about a window that moves over images."""
+"""Parameters of a window that moves over images, in iDeep's form."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from chainer_compat.onednn.operations import Window
 
 @dataclass(frozen=True)
 class WindowParam:
-    """The shape of what is computed, one pair of numbers, and how the window moves.
+    """The shape of the result, a pair of numbers, and the movement of the window.
 
-    The pair is what kinds of windows differ in: the dilations of a convolution, or the size of a
-    pooling's window.
+    The pair depends on the kind of window: the dilations of a convolution, or the size of a
+    pooling window.
     """
 
     out_shape: tuple[int, int, int, int]
@@ -26,5 +26,5 @@ class WindowParam:
     pr: int
 
     def moving(self, dilations: tuple[int, int]) -> Window:
-        """Return how the window moves, in oneDNN's words."""
+        """Return the movement of the window, in oneDNN's terms."""
         return Window((self.sy, self.sx), dilations, (self.ph, self.pw), (self.pd, self.pr))

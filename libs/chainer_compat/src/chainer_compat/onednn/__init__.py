@@ -1,1 +1,1 @@
-"""oneDNN through its C API: kernels of deep learning for the CPU. Knows nothing of Chainer."""
+"""Use oneDNN's deep-learning kernels for CPUs through its C API. Does not depend on Chainer."""

@@ -1,4 +1,4 @@
-"""How arrays lie in memory: oneDNN's memory descriptors."""
+"""Memory layouts of arrays: oneDNN's memory descriptors."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _INNER_NBLKS, _INNER_BLKS, _INNER_IDXS, _STRIDES = 263, 264, 265, 14
 
 
 class Layout:
-    """The shape, the dtype, and the order in memory of an array. Equal layouts are one object.
+    """The shape, dtype and order in memory of an array. Equal layouts are the same object.
 
     Attributes
     ----------
     handle
         oneDNN's memory descriptor.
     shape : tuple of int
-        What NumPy calls the shape.
+        Shape of the array in NumPy.
     dtype : numpy.dtype
         float32, or int32 or uint8 for the indices of a pooling.
     size : int
-        Number of elements in memory. More than the shape has if channels are padded.
+        Number of elements in memory, which padded channels increase.
     block : int
-        Number of channels that lie beside each other in layouts such as ``nChw16c``; 0 in others.
+        Number of adjacent channels in layouts such as ``nChw16c``; 0 in other layouts.
     is_plain : bool
         Whether this is the order of a C-contiguous NumPy array.
     """
@@ -61,7 +61,7 @@ class Layout:
 
     @classmethod
     def of(cls, descriptor: int | Handle) -> Layout:
-        """Return the layout of a memory descriptor, which is copied."""
+        """Return the layout of a memory descriptor, and copy the descriptor."""
         key = _key(descriptor)
         found = cls._known.get(key)
         if found is None:
@@ -70,11 +70,11 @@ class Layout:
 
     @property
     def is_full(self) -> bool:
-        """Whether channels lie in blocks, and fill these without padding."""
+        """Whether channels are in blocks and fill them without padding."""
         return self.block > 0 and self.shape[1] % self.block == 0
 
     def blocks(self, buffer: numpy.ndarray) -> numpy.ndarray:
-        """View memory of a layout with blocks as (batch, groups of channels, h, w, channels)."""
+        """View memory with blocks as (batch, groups of channels, h, w, channels)."""
         n, c, h, w = self.shape
         return buffer.reshape(n, -(-c // self.block), h, w, self.block)
 
@@ -87,14 +87,14 @@ def plain(shape: tuple[int, ...], dtype: numpy.dtype = FLOAT32) -> Layout:
 
 @functools.lru_cache(maxsize=4096)
 def channels_last(shape: tuple[int, int, int, int]) -> Layout:
-    """Return the layout of images whose channels lie beside each other."""
+    """Return the layout of images whose channels are adjacent."""
     _, c, h, w = shape
     return _strided(shape, [c * h * w, 1, c * w, c], FLOAT32)
 
 
 @functools.lru_cache(maxsize=4096)
 def blocked(shape: tuple[int, int, int, int]) -> Layout:
-    """Return the layout of images in blocks of as many channels as a register holds."""
+    """Return the layout of images in blocks with as many channels as fit in a register."""
     isa = library.load().dnnl_get_effective_cpu_isa()
     tag = _BLOCKS_OF_16 if isa & _AVX512 == _AVX512 else _BLOCKS_OF_8
     return Layout.of(_tagged(shape, tag))
@@ -102,7 +102,7 @@ def blocked(shape: tuple[int, int, int, int]) -> Layout:
 
 @functools.lru_cache(maxsize=4096)
 def any_layout(shape: tuple[int, ...]) -> Handle:
-    """Return a memory descriptor of float32 that leaves the order in memory to a primitive."""
+    """Return a memory descriptor for float32 that lets a primitive choose the order in memory."""
     return _tagged(shape, _ANY)
 
 
@@ -122,13 +122,13 @@ def _descriptor(create: str, *arguments: object) -> Handle:
 
 
 def _dense_strides(lengths: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of axes of some lengths that follow each other in memory."""
+    """Return the strides of axes with these lengths that are contiguous in memory."""
     strides = [math.prod(lengths[axis + 1 :]) for axis in range(len(lengths))]
     return _relevant(strides, shape)
 
 
 def _relevant(strides: Sequence[int], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return strides with 0 where an axis has one element, which any stride reaches."""
+    """Return strides with 0 for axes of one element, whose strides do not matter."""
     return tuple(0 if length == 1 else n for n, length in zip(strides, shape, strict=False))
 
 

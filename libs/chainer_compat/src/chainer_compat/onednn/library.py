@@ -1,4 +1,4 @@
-"""Find oneDNN's shared library, load it, and declare the functions that are called."""
+"""Find and load oneDNN's shared library, and declare the functions used."""
 
 import ctypes
 import functools
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from chainer_compat.onednn import signals
 
-#: The distribution that brings the library: the extra `onednn`.
+#: Distribution that contains the library: the extra `onednn`.
 DISTRIBUTION = "onednn-cpu-gomp"
 _FILE = "libdnnl.so.3"
 _OPENMP = "libgomp.so.1"
@@ -28,23 +28,23 @@ _REASONS = {
 
 
 class OneDNNError(RuntimeError):
-    """A function of oneDNN has failed."""
+    """Raised if a function of oneDNN fails."""
 
 
 class Handle:
-    """An object of oneDNN's, destroyed when Python no longer needs it.
+    """An object of oneDNN, destroyed when Python no longer needs it.
 
     Parameters
     ----------
     create, destroy : str
-        The functions that do it.
+        Names of the functions that create and destroy it.
     arguments
-        For ``create``, after the place where it puts the handle.
+        Arguments of ``create``, after the place for the handle.
     """
 
     def __init__(self, create: str, destroy: str, *arguments: object) -> None:
         functions = load()
-        # ctypes passes it where a function wants a handle.
+        # ctypes passes this attribute to functions that take a handle.
         self._as_parameter_ = self.value = c_void_p()
         getattr(functions, create)(byref(self.value), *arguments)
         end = weakref.finalize(self, getattr(functions, destroy), self.value)
@@ -52,13 +52,13 @@ class Handle:
 
 
 class Argument(ctypes.Structure):
-    """What a primitive reads or writes: a number of ``DNNL_ARG_*`` and a memory object."""
+    """An operand of a primitive: a number ``DNNL_ARG_*`` and a memory object."""
 
     _fields_ = (("number", c_int), ("memory", c_void_p))
 
 
 def is_installed() -> bool:
-    """Return whether the distribution that brings oneDNN is installed."""
+    """Return whether the distribution that contains oneDNN is installed."""
     return any(metadata.distributions(name=DISTRIBUTION))
 
 
@@ -69,11 +69,11 @@ def load() -> ctypes.CDLL:
     Raises
     ------
     ImportError
-        If the library is not installed, or cannot be loaded; it says why, and what to do.
+        If the library is not installed or cannot be loaded. The message says why and what to do.
     """
     if platform.machine() not in ("x86_64", "AMD64") or sys.platform != "linux":
         raise ImportError(
-            f"oneDNN is used on Linux with x86-64 processors only; this is {sys.platform} on "
+            f"oneDNN is only used on Linux with x86-64 processors; this is {sys.platform} on "
             f"{platform.machine()}"
         )
     path = _find()
@@ -89,13 +89,13 @@ def load() -> ctypes.CDLL:
     except OSError as error:
         raise ImportError(f"oneDNN is installed, but could not be loaded: {error}") from error
     _declare(library)
-    # A child that uses the threads of its parent waits for them forever: it has none.
+    # A forked child does not have its parent's threads, and would wait for them forever.
     os.register_at_fork(after_in_child=lambda: openmp().omp_set_num_threads(1))
     return library
 
 
 def why_not() -> str:
-    """Return why oneDNN cannot compute; nothing if it can."""
+    """Return why oneDNN cannot compute; empty if it can."""
     try:
         load()
     except ImportError as error:
@@ -105,12 +105,12 @@ def why_not() -> str:
 
 @functools.cache
 def openmp() -> ctypes.PyDLL:
-    """Return the OpenMP library that oneDNN runs its threads with. Load oneDNN first."""
+    """Return the OpenMP library that runs oneDNN's threads. Load oneDNN first."""
     return ctypes.PyDLL(_OPENMP)
 
 
 def max_threads() -> int:
-    """Return how many threads oneDNN computes with in this thread. Load it first."""
+    """Return the number of threads that oneDNN uses in this thread. Load it first."""
     return int(openmp().omp_get_max_threads())
 
 
@@ -144,7 +144,7 @@ def _check(status: int, function: object, arguments: Sequence[object]) -> None:
 
 
 def _declare(library: ctypes.CDLL) -> None:
-    """Declare the functions: all return a status, which is checked, unless noted."""
+    """Declare the functions, and check the status that most of them return."""
     out, handle = POINTER(c_void_p), c_void_p
     window = [Dims, Dims, Dims, Dims]  # strides, dilations, padding before and behind
     pooling_window = [Dims, *window]  # the kernel after the strides

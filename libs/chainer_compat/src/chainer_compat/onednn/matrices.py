@@ -1,4 +1,4 @@
-"""Products of matrices."""
+"""Multiply matrices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from chainer_compat.onednn import library
 
 
 def product(a: numpy.ndarray, b: numpy.ndarray) -> numpy.ndarray:
-    """Return ``a.dot(b)`` for matrices of float32, of which each may be a transposed one."""
+    """Return ``a.dot(b)`` for float32 matrices, each of which may be transposed."""
     (rows, inner), columns = a.shape, b.shape[1]
     c = numpy.empty((rows, columns), numpy.float32)
     a, a_is, a_stride = _operand(a)
@@ -22,7 +22,7 @@ def product(a: numpy.ndarray, b: numpy.ndarray) -> numpy.ndarray:
 
 
 def _operand(matrix: numpy.ndarray) -> tuple[numpy.ndarray, bytes, int]:
-    """Return a matrix, whether it is a transposed one, and the length of a row in memory."""
+    """Return a matrix, whether it is transposed, and the length of a row in memory."""
     if matrix.flags.f_contiguous and not matrix.flags.c_contiguous:
         return matrix, b"T", matrix.shape[0]
     return numpy.ascontiguousarray(matrix), b"N", matrix.shape[1]

@@ -1,4 +1,4 @@
-"""The primitives that Chainer has a use for, made on first use for each shape and layout."""
+"""The primitives that Chainer uses, created on first use for each shape and layout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GIVEN_STATISTICS, _SCALE, _SHIFT = 1, 2, 4
 
 
 class Window(NamedTuple):
-    """How the window of a convolution or a pooling moves: for each value, (height, width)."""
+    """The movement of a convolution's or pooling's window, with values as (height, width)."""
 
     strides: tuple[int, int]
     dilations: tuple[int, int]
@@ -66,7 +66,7 @@ def convolution_backward_weights(x: Shape, w: Shape, y: Shape, window: Window) -
 
 @kept
 def pooling(kind: int, x: Layout, y: Shape, kernel: tuple[int, int], window: Window) -> Primitive:
-    """From SRC to DST, and for the maximum to WORKSPACE: where in its window it was."""
+    """From SRC to DST and, for max pooling, the places of maxima to WORKSPACE."""
     outputs = [Arg.DST, *([Arg.WORKSPACE] if kind == MAX_POOLING else [])]
     return Primitive(_pooling(kind, x, y, kernel, window), [Arg.SRC], outputs)
 
@@ -75,7 +75,7 @@ def pooling(kind: int, x: Layout, y: Shape, kernel: tuple[int, int], window: Win
 def pooling_backward(
     kind: int, x: Layout, y: Shape, kernel: tuple[int, int], window: Window
 ) -> Primitive:
-    """From DIFF_DST, and for the maximum WORKSPACE, to DIFF_SRC."""
+    """From DIFF_DST and, for max pooling, WORKSPACE to DIFF_SRC."""
     forward = _pooling(kind, x, y, kernel, window)
     y_layout = operand(forward, Arg.DST)
     assert y_layout is not None
@@ -115,7 +115,7 @@ def batch_normalization_backward(x: Layout, eps: float) -> Primitive:
 
 @kept
 def relu(x: Layout, slope: float) -> Primitive:
-    """From SRC to DST. A slope of 0 makes 0 of NaN."""
+    """From SRC to DST. A slope of 0 turns NaN into 0."""
     return Primitive(_relu(x, slope), [Arg.SRC], [Arg.DST])
 
 

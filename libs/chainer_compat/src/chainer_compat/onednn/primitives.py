@@ -1,4 +1,4 @@
-"""Run the primitives of oneDNN on tensors, and keep them for the next time."""
+"""Run oneDNN's primitives on tensors, and keep the primitives for reuse."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chainer_compat.onednn import library
 from chainer_compat.onednn.layouts import Layout, plain
 from chainer_compat.onednn.library import Handle
 
-#: Number of primitives that are kept, the ones used last.
+#: Number of most recently used primitives to keep.
 KEPT = 1024
 
 _CPU, _IN_ORDER, _USER_SCRATCHPAD = 1, 1, 1
@@ -23,7 +23,7 @@ _DESTROY = "dnnl_primitive_desc_destroy"
 
 
 class Arg(IntEnum):
-    """What an operand is to a primitive."""
+    """The role of an operand in a primitive."""
 
     SRC = 1
     SRC_1 = 2
@@ -45,7 +45,7 @@ class Arg(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An array in some layout: its memory is a one-dimensional array."""
+    """An array in some layout, whose memory is a one-dimensional array."""
 
     layout: Layout
     buffer: numpy.ndarray
@@ -57,25 +57,25 @@ class Tensor:
 
     @classmethod
     def of(cls, array: numpy.ndarray) -> Tensor:
-        """Return an array as a tensor; without a copy if it is C-contiguous."""
+        """Return an array as a tensor, without a copy if it is C-contiguous."""
         array = numpy.ascontiguousarray(array)
         return cls(plain(array.shape, array.dtype), array.reshape(-1))
 
     def in_layout(self, layout: Layout) -> Tensor:
-        """Return the same values in another layout; this tensor if it has that layout."""
+        """Return the same values in another layout, or this tensor if it has that layout."""
         if self.layout is layout:
             return self
         (result,) = _reorder(self.layout, layout, here()).run({Arg.SRC: self})
         return result
 
     def as_array(self) -> numpy.ndarray:
-        """Return the values as a C-contiguous array, without a copy where they lie like that."""
+        """Return the values as a C-contiguous array, without a copy if they already are one."""
         layout = self.layout
         return self.in_layout(plain(layout.shape, layout.dtype)).buffer.reshape(layout.shape)
 
 
 class Primitive:
-    """A compiled primitive with memory objects for its operands. For one thread."""
+    """A compiled primitive with memory objects for its operands. For use in one thread."""
 
     def __init__(self, descriptor: Handle, inputs: Sequence[Arg], outputs: Sequence[Arg]) -> None:
         functions = library.load()
@@ -98,19 +98,19 @@ class Primitive:
     def run(
         self, operands: dict[Arg, Tensor], outputs: Sequence[Tensor] | None = None
     ) -> Sequence[Tensor]:
-        """Run on inputs, which are brought into the layouts the primitive wants.
+        """Convert the inputs to the primitive's layouts, and run it.
 
         Parameters
         ----------
         operands : dict
-            The inputs; a workspace may be missing if the primitive has no use for one.
+            Inputs. A workspace may be missing if the primitive does not need one.
         outputs : sequence of Tensor, optional
-            Where to write; new memory by default.
+            Tensors to write to, by default new ones.
 
         Returns
         -------
         sequence of Tensor
-            The outputs, without a workspace that the primitive has no use for.
+            Outputs, without a workspace if the primitive does not need one.
         """
         used = []
         for arg in self._inputs:
@@ -129,7 +129,7 @@ class Primitive:
 
 
 def kept(make: Callable[..., Primitive]) -> Callable[..., Primitive]:
-    """Keep the primitives that a function makes, for each thread and number of threads."""
+    """Cache the primitives that a function makes, per thread and number of threads."""
     cached = functools.lru_cache(maxsize=KEPT)(lambda place, *key: make(*key))
 
     @functools.wraps(make)
@@ -140,26 +140,26 @@ def kept(make: Callable[..., Primitive]) -> Callable[..., Primitive]:
 
 
 def here() -> tuple[int, int]:
-    """Return what a primitive is made for: this thread, and the number of OpenMP's threads."""
+    """Return the place for which a primitive is made: this thread and OpenMP's thread count."""
     return threading.get_ident(), library.max_threads()
 
 
 @functools.cache
 def engine() -> Handle:
-    """Return oneDNN's handle of the CPU."""
+    """Return oneDNN's handle for the CPU."""
     return Handle("dnnl_engine_create", "dnnl_engine_destroy", _CPU, 0)
 
 
 @functools.cache
 def attributes() -> Handle:
-    """Return attributes that give primitives no memory of their own to compute in."""
+    """Return attributes that make primitives use scratch memory from outside."""
     handle = Handle("dnnl_primitive_attr_create", "dnnl_primitive_attr_destroy")
     library.load().dnnl_primitive_attr_set_scratchpad_mode(handle, _USER_SCRATCHPAD)
     return handle
 
 
 def describe(kind: str, *arguments: object) -> Handle:
-    """Return the descriptor of a primitive, all but the engine and the attributes given."""
+    """Return the descriptor of a primitive; adds the engine and the attributes."""
     create = f"dnnl_{kind}_primitive_desc_create"
     return Handle(create, _DESTROY, engine(), *arguments, attributes())
 
@@ -184,7 +184,7 @@ def _stream() -> Handle:
 
 
 def _scratchpad(n_bytes: int) -> numpy.ndarray:
-    """Return memory of this thread to compute in, which every primitive overwrites."""
+    """Return this thread's scratch memory, which all its primitives share."""
     found = getattr(_local, "scratchpad", None)
     if found is None or found.nbytes < n_bytes:
         found = _local.scratchpad = numpy.empty(n_bytes, numpy.uint8)
@@ -192,7 +192,7 @@ def _scratchpad(n_bytes: int) -> numpy.ndarray:
 
 
 def operand(descriptor: Handle, arg: Arg) -> Layout | None:
-    """Return the layout that a primitive wants for an operand; None if it does not want it."""
+    """Return the layout that a primitive needs for an operand, or None without such an operand."""
     functions = library.load()
     found = functions.dnnl_primitive_desc_query_md(descriptor, _EXEC_ARG_MD, arg)
     return Layout.of(found) if functions.dnnl_memory_desc_get_size(found) else None

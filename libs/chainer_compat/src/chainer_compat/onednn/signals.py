@@ -1,4 +1,4 @@
-"""No signal is handled while oneDNN computes."""
+"""Keep signal handlers from running while oneDNN computes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-# Not handled later: the thread cannot go on before.
+# These cannot wait, because the thread cannot continue before they are handled.
 _OF_THE_THREAD = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP"}
 
 _Signals = ctypes.c_ulong * 16  # sigset_t
-# Keeps the lock of the interpreter, as the calls take less than a microsecond.
+# Does not release the GIL, since the calls take less than a microsecond.
 _libc = ctypes.PyDLL(None)
 
 
@@ -25,11 +25,11 @@ def _those_that_wait() -> Any:
 
 
 def held_back(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that lets signals wait until it has ended.
+    """Return a function that makes signals wait until it has returned.
 
-    Kernels of ``dnnl_sgemm`` keep values below the stack pointer, where a handler overwrites
-    them: results become wrong, and memory is damaged. The threads that OpenMP starts inherit what
-    waits, so that no handler runs in them either.
+    Kernels of ``dnnl_sgemm`` keep values below the stack pointer, where a signal handler
+    overwrites them, which corrupts results and memory. Threads that OpenMP starts inherit the
+    mask, so handlers do not run in them either.
     """
     mask, waiting = _libc.pthread_sigmask, _those_that_wait()
 

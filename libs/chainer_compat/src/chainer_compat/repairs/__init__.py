@@ -1,4 +1,4 @@
-"""The repairs, one file per library whose change they answer.
+"""The repairs, in one file per library whose changes they answer.
 
-Every repair is a function of the module it concerns; ``chainer_compat.registry`` says which.
+Every repair is a function that takes the module to repair; ``chainer_compat.registry`` lists them.
 """

@@ -1,7 +1,7 @@
-"""Use all of a GPU's memory bandwidth, of which CuPy's kernels use a part.
+"""Use all of a GPU's memory bandwidth, of which CuPy's kernels only use part.
 
-They read and write one element at a time. On an H200, they add float16 arrays at 1.2 TB/s, and
-PyTorch's kernels, which move 16 bytes at a time, at 4.2 TB/s.
+They read and write one element at a time. On an H200, they add float16 arrays at 1.2 TB/s, while
+PyTorch's kernels, which move 16 bytes at a time, reach 4.2 TB/s.
 """
 
 import functools
@@ -9,9 +9,9 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-#: Below, starting a kernel takes longer than its work.
+#: For smaller arrays, starting a kernel takes longer than its work.
 WORTHWHILE_BYTES = 2**20
-#: float16 and float32, by character: the names of dtypes are slow to read.
+#: Characters of float16 and float32, since reading the names of dtypes is slow.
 DTYPES = "ef"
 BYTES_AT_ONCE = 16
 _PACK = """
@@ -32,7 +32,7 @@ reinterpret_cast<chainer_compat_pack<T>*>(&y[0])[i] = ys;
 
 def relu_at_full_bandwidth(module: ModuleType) -> None:
     """Compute ReLU and its gradient 16 bytes at a time."""
-    # As cupy.maximum does, it keeps what is no number.
+    # Keeps NaN, as cupy.maximum does.
     relu = _elementwise("relu", "x > T(0) ? x : (x == x ? T(0) : x)", "x")
     gradient = _elementwise("relu_gradient", "b > T(0) ? gy : T(0)", "b", "gy")
     forward, backward = module.ReLU.forward_gpu, module.ReLUGrad2.forward_gpu
@@ -69,7 +69,7 @@ def add_at_full_bandwidth(module: ModuleType) -> None:
 
 
 def _elementwise(name: str, expression: str, *inputs: str) -> Any:
-    """Return a function of dense arrays of one shape and dtype, of the type ``T``."""
+    """Return a function of dense arrays with the same shape and dtype ``T``."""
     reads = "\n".join(_READ.format(name=each) for each in inputs)
     lanes = " ".join(f"const T {each} = {each}s.lanes[k];" for each in inputs)
     operation = reads + _LOOP.format(lanes=lanes, expression=expression)
@@ -88,7 +88,7 @@ def _elementwise(name: str, expression: str, *inputs: str) -> Any:
 
 
 def _is_wide(first: Any, *others: Any) -> bool:
-    """Return whether arrays are alike, and can be read 16 bytes at a time."""
+    """Return whether arrays match and can be read 16 bytes at a time."""
     return (
         first.nbytes >= WORTHWHILE_BYTES
         and first.nbytes % BYTES_AT_ONCE == 0

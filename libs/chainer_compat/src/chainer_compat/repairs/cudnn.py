@@ -1,7 +1,7 @@
-"""cuDNN brought back, where it is asked for: which of Chainer's calls go to it.
+"""Bring cuDNN back, if asked for: decide which of Chainer's calls use it.
 
-What does not go there takes the way it takes without: Chainer's own code on the GPU. That is
-decided beforehand, from shapes, dtypes and settings. A failure of cuDNN's is raised.
+All other calls use Chainer's own code on the GPU, as without cuDNN. Shapes, dtypes and settings
+decide this before a call. If cuDNN itself fails, the call raises.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def use_for_deconvolution(module: ModuleType) -> None:
 
 
 def use_for_batch_normalization(module: ModuleType) -> None:
-    """Let cuDNN normalise batches during training. It has nothing for given statistics."""
+    """Let cuDNN normalize batches during training, but not with given statistics."""
     _insist_on_frontend()
     own = module._impl_selector
     selector = select_normalization(module)
@@ -50,7 +50,7 @@ def use_for_batch_normalization(module: ModuleType) -> None:
 
 
 def convolve(own: Forward, runners: Runners = the_runner) -> Forward:
-    """Return a ``forward`` of Convolution2DFunction: cuDNN's, or else its own."""
+    """Return a ``forward`` of Convolution2DFunction that uses cuDNN if possible."""
 
     def shapes(self: Any, x: Any, w: Any, *geometry: graphs.Pair) -> Any:
         if self.cover_all:
@@ -61,7 +61,7 @@ def convolve(own: Forward, runners: Runners = the_runner) -> Forward:
 
 
 def deconvolve(own: Forward, runners: Runners = the_runner) -> Forward:
-    """Return a ``forward`` of Deconvolution2DFunction: cuDNN's, or else its own."""
+    """Return a ``forward`` of Deconvolution2DFunction that uses cuDNN if possible."""
 
     def shapes(self: Any, y: Any, w: Any, *_: graphs.Pair) -> Any:
         self._calc_out_size(y.shape, w.shape)
@@ -73,7 +73,7 @@ def deconvolve(own: Forward, runners: Runners = the_runner) -> Forward:
 
 
 def correlate(own: Forward, runners: Runners = the_runner) -> Forward:
-    """Return a ``forward`` of Convolution2DGradW: cuDNN's, or else its own."""
+    """Return a ``forward`` of Convolution2DGradW that uses cuDNN if possible."""
 
     def shapes(self: Any, x: Any, y: Any, *_: graphs.Pair) -> Any:
         if x.dtype != self.W_dtype or self.w_layout is not None:
@@ -84,19 +84,19 @@ def correlate(own: Forward, runners: Runners = the_runner) -> Forward:
 
 
 def _route(own: Forward, runners: Runners, computes: graphs.Name, shapes: Shapes) -> Forward:
-    """Return a ``forward`` that has cuDNN compute, if that is possible.
+    """Return a ``forward`` that uses cuDNN if possible.
 
     Parameters
     ----------
     own
-        Chainer's, for everything else.
+        Chainer's ``forward``, for everything else.
     runners
-        Returns what runs cuDNN.
+        Function that returns the runner.
     computes
-        Which of ``x``, ``w`` and ``y`` is computed.
+        Which of ``x``, ``w`` and ``y`` to compute.
     shapes
-        Returns the shapes of all three, or None for what is not for cuDNN. It is given the
-        function, its first two inputs (a third one is the bias), stride, pad and dilate.
+        Function that returns the shapes of all three, or None for calls that cannot use cuDNN. It
+        gets the function, its first two inputs (a third one is the bias), stride, pad and dilate.
     """
 
     @functools.wraps(own)
@@ -104,7 +104,7 @@ def _route(own: Forward, runners: Runners, computes: graphs.Name, shapes: Shapes
         result = None
         if _is_plain(inputs, self.input_layouts):
             first, second = inputs[:2]
-            # They are what the caller gave: NumPy's integers, for instance, or an array.
+            # These are what the caller passed, such as NumPy integers or arrays.
             geometry = (
                 (int(self.sy), int(self.sx)),
                 (int(self.ph), int(self.pw)),
@@ -126,7 +126,7 @@ def _route(own: Forward, runners: Runners, computes: graphs.Name, shapes: Shapes
 def select_normalization(
     module: ModuleType, normalizers: Callable[[], Normalizer] = the_normalizer
 ) -> Callable[..., Any]:
-    """Return a selector of implementations for BatchNormalization: cuDNN's, or Chainer's."""
+    """Return a function that selects cuDNN's or Chainer's implementation of BatchNormalization."""
     own = module._impl_selector
 
     class ByCudnn(module.GeneralBatchNormalizationImpl):  # type: ignore[name-defined]
@@ -181,11 +181,11 @@ def select_normalization(
             and x.ndim == 4
             and _name(x.dtype) in graphs.DTYPES
             and all(array.dtype == STATISTICS for array in (gamma, *averages))
-            # They are written where they are.
+            # cuDNN updates them in place.
             and all(array.flags.c_contiguous for array in averages)
             and len(x) <= MOST_IMAGES
             and graphs.fits(x.shape)
-            # The unbiased variance of one value is none.
+            # One value has no unbiased variance.
             and x.size > x.shape[1]
             and normalizers().runner.gpu.capability() >= CAPABILITY
         )
@@ -195,7 +195,7 @@ def select_normalization(
 
 
 def _is_plain(arrays: Sequence[Any], layouts: Sequence[Any]) -> bool:
-    """Return whether cuDNN may be used, on arrays of one dtype in the usual order of axes."""
+    """Return whether cuDNN may be used, and arrays have one dtype and the usual axis order."""
     return (
         _setting("use_cudnn", auto=True)
         and set(layouts) == {None}
@@ -204,7 +204,7 @@ def _is_plain(arrays: Sequence[Any], layouts: Sequence[Any]) -> bool:
 
 
 def _demands(dtype: Any) -> tuple[str, bool, bool]:
-    """Return a dtype's name, and what Chainer's configuration demands of arithmetic with it."""
+    """Return a dtype's name, and whether to use tensor cores and to be deterministic."""
     name = _name(dtype)
     tensor_cores = _setting("use_cudnn_tensor_core", auto=name == "float16")
     return name, tensor_cores, bool(_config().cudnn_deterministic)
@@ -212,16 +212,16 @@ def _demands(dtype: Any) -> tuple[str, bool, bool]:
 
 @functools.cache
 def _name(dtype: Any) -> str:
-    """Return the name of a dtype, which takes NumPy long."""
+    """Return the name of a dtype; cached, because NumPy is slow at this."""
     return str(dtype.name)
 
 
 def _setting(name: str, *, auto: bool) -> bool:
-    """Return whether a setting of Chainer's means yes, given what ``auto`` means."""
+    """Return whether a setting of Chainer is on, given the meaning of ``auto``."""
     value = getattr(_config(), name)
     if value not in ("always", "auto", "never"):
         raise ValueError(
-            f"chainer.config.{name} is {value!r}, but has to be one of always, auto, never"
+            f"chainer.config.{name} must be 'always', 'auto' or 'never', got {value!r}"
         )
     return auto if value == "auto" else value == "always"
 

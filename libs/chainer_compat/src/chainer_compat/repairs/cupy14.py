@@ -15,12 +15,12 @@ def cupy_is_14() -> bool:
 
 
 def no_cudnn_warning(module: ModuleType) -> None:
-    """Count the advice to reinstall CuPy with cuDNN as given: there is no such CuPy."""
+    """Suppress the advice to reinstall CuPy with cuDNN, since there is no such CuPy."""
     module.check_cuda_available._already_warned = True
 
 
 def include_float16(module: ModuleType) -> None:
-    """Include CuPy's float16 in kernels that use it without having a float16 argument."""
+    """Include CuPy's float16 in kernels that use it without a float16 argument."""
     cuda = module.cuda
 
     def elementwise(*args: Any, **kwargs: Any) -> Any:
@@ -33,7 +33,7 @@ def include_float16(module: ModuleType) -> None:
 
 
 def cast_negative_sampling(module: ModuleType) -> None:
-    """Cast to the array's type what ``atomicAdd`` adds: float16 products are floats."""
+    """Cast the addend of ``atomicAdd`` to the array's type, since float16 products are floats."""
     surgery.replace_text(
         module.NegativeSamplingFunctionGrad.forward_gpu,
         "gi * x[(i / m) * c + j])",

@@ -1,4 +1,4 @@
-"""What NumPy and Python still do, but with a warning, or no longer do."""
+"""Functions of NumPy and Python that warn or are gone."""
 
 import functools
 import threading
@@ -41,7 +41,7 @@ def pass_out_by_name(module: ModuleType) -> None:
 
 
 def fix_is_trunc(module: ModuleType) -> None:
-    """Call ``trunc`` for ``fix``."""
+    """Call ``trunc`` instead of ``fix``."""
     surgery.rename(module.fix, "fix", "trunc")
 
 
@@ -59,7 +59,7 @@ def set_daemon_by_attribute(module: ModuleType) -> None:
 
 
 def reshape_for_initializers(module: ModuleType) -> None:
-    """Hand ``Maxout``'s initializers a reshaped view instead of assigning to ``shape``."""
+    """Give ``Maxout``'s initializers a reshaped view instead of assigning to ``shape``."""
     initializer = module.initializer
     init = module.Maxout.__init__
 

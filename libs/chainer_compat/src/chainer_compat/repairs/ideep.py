@@ -10,7 +10,7 @@ import numpy
 
 from chainer_compat.onednn import library
 
-#: The modules of `chainer.functions` that compute on arrays in a layout of oneDNN's.
+#: Modules of `chainer.functions` that can compute on arrays in oneDNN's layouts.
 AWARE = frozenset(
     f"chainer.functions.{name}"
     for name in (
@@ -45,14 +45,14 @@ def onednn_is_there() -> bool:
 
 
 def compute_with_onednn(module: ModuleType) -> None:
-    """Let oneDNN compute what it can where the user has not said whether to."""
+    """Let oneDNN compute what it can, unless the user has decided otherwise."""
     module.global_config.use_ideep = "auto"
 
 
 def only_by_channel(module: ModuleType) -> None:
-    """Leave the batch normalization by another axis than the channels to NumPy.
+    """Leave batch normalization over axes other than channels to NumPy.
 
-    Chainer asks iDeep for each that has a single axis, and gets the one by channel.
+    Chainer asks iDeep for any single axis, but iDeep always normalizes by channel.
     """
     mode = module._BNMode
     init = mode.__init__
@@ -66,7 +66,7 @@ def only_by_channel(module: ModuleType) -> None:
 
 
 def numpy_for_others(module: ModuleType) -> None:
-    """Give NumPy arrays to functions that know nothing of oneDNN, such as the user's own."""
+    """Give NumPy arrays to functions that do not know oneDNN, such as the user's own."""
     with_numpy = _converter(module)
     apply = module.FunctionNode.apply
 
@@ -92,7 +92,7 @@ def numpy_for_old_functions(module: ModuleType) -> None:
 
 
 def _converter(module: ModuleType) -> Callable[[Any], Any]:
-    """Return what makes an array NumPy's, or a variable's; parameters stay what they are."""
+    """Return a function that converts arrays and variables to NumPy, but not parameters."""
     from chainer_compat.ideep4py import mdarray
 
     variable, parameter = module.variable.Variable, module.variable.Parameter

@@ -1,4 +1,4 @@
-"""Where Chainer launches a kernel for each parameter, which takes the host longer than the GPU."""
+"""Launch fewer kernels: one per parameter takes the host longer than the GPU."""
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
@@ -61,14 +61,14 @@ def update_parameters_at_once(module: ModuleType) -> None:
 
 
 class _Step(NamedTuple):
-    """A step that needs nothing except Chainer's own kernels on one GPU."""
+    """A step that only needs Chainer's own kernels on one GPU."""
 
     parameter: Any
     array: Any
     gradient: Any
-    #: The array that the step changes, of which ``array`` may be a copy in float16.
+    #: Array that the step changes; ``array`` may be a float16 copy of it.
     data: Any
-    #: These, and the state of the update rule.
+    #: The arrays above, and the state of the update rule.
     all_arrays: list[Any]
 
 
@@ -76,7 +76,7 @@ def _update(parameters: Sequence[Any], chainer: ModuleType) -> None:
     """Take the steps of all parameters."""
     cuda = chainer.backends.cuda
     steps = [step for each in parameters if (step := _step(each, chainer))]
-    # Update rules that are shared have one state; one that was set up elsewhere has to move.
+    # Shared update rules share their state, and a state from another device must be moved.
     if not _lie_apart([each for step in steps for each in step.all_arrays], cuda.ndarray):
         steps = []
     at_once = {id(step.parameter) for step in steps}
@@ -89,7 +89,7 @@ def _update(parameters: Sequence[Any], chainer: ModuleType) -> None:
 
 
 def _portions(steps: Iterable[_Step]) -> Iterator[list[_Step]]:
-    """Divide steps into portions: single steps, or gradients of up to 256 MiB in float32."""
+    """Divide steps into portions of one step, or of gradients up to 256 MiB in float32."""
     portion: list[_Step] = []
     n = 0
     for step in steps:
@@ -103,7 +103,7 @@ def _portions(steps: Iterable[_Step]) -> Iterator[list[_Step]]:
 
 
 def _lie_apart(arrays: Sequence[Any], gpu_array: Any) -> bool:
-    """Return whether arrays are on one GPU and none begins where another one does."""
+    """Return whether arrays are on the same GPU and have different addresses."""
     if not all(isinstance(array, gpu_array) for array in arrays):
         return False
     addresses = {array.data.ptr for array in arrays}
@@ -111,7 +111,7 @@ def _lie_apart(arrays: Sequence[Any], gpu_array: Any) -> bool:
 
 
 def _step(parameter: Any, chainer: ModuleType) -> _Step | None:
-    """Return the step of a parameter, if it is one with nothing unusual about it."""
+    """Return the step of a parameter, or None if anything about it is unusual."""
     gpu_array = chainer.backends.cuda.ndarray
     rule = parameter.update_rule
     if type(parameter).update is not chainer.Parameter.update:
@@ -128,7 +128,7 @@ def _step(parameter: Any, chainer: ModuleType) -> _Step | None:
     array, gradient = parameter.array, parameter.grad
     data: Any = array
     if isinstance(array, gpu_array) and array.dtype == numpy.float16:
-        # It has the other copy from its first step on.
+        # The float32 copy exists after the first step.
         data = getattr(rule._fp32_param, "array", None) if rule._use_fp32_update else None
     all_arrays = [array, gradient, *(rule.state or {}).values()]
     if data is not array:
@@ -152,7 +152,7 @@ def _take(steps: Sequence[_Step], cuda: ModuleType) -> None:
         if data is not array:
             wide = cuda.cupy.empty(data.shape, data.dtype)
             before.add(widen, gradient, scale or 1, wide)
-            # Whoever has the old array keeps the old numbers, as with Chainer.
+            # Other references to the old array keep the old values, as with Chainer.
             copy = cuda.cupy.empty(array.shape, array.dtype)
             after.add(narrow, data, copy)
             copies.append((parameter, copy))
@@ -175,7 +175,7 @@ def _is_weight_decay(hook: Any) -> bool:
 
 
 def _decay(hook: Any, parameters: Sequence[Any], cuda: ModuleType) -> None:
-    """Do what weight decay does for each parameter."""
+    """Apply weight decay to all parameters."""
     calls = Calls(cuda.cupy)
     for each in parameters:
         updated = _Updated(each.array, Later(each.grad, calls), each.device, each._loss_scale)
@@ -185,7 +185,7 @@ def _decay(hook: Any, parameters: Sequence[Any], cuda: ModuleType) -> None:
 
 
 class _Updated:
-    """As much of a parameter as update rules and weight decay need."""
+    """The attributes of a parameter that update rules and weight decay need."""
 
     def __init__(self, data: Any, grad: Any, device: Any, loss_scale: float | None) -> None:
         self.data, self.grad, self.device, self._loss_scale = data, grad, device, loss_scale

@@ -1,4 +1,4 @@
-"""h5py 3, protobuf 4, SciPy and ONNX."""
+"""Changes in h5py 3, protobuf 4, SciPy and ONNX."""
 
 import functools
 import importlib.util
@@ -27,7 +27,7 @@ def onnx_has_no_mapping() -> bool:
 
 
 def decode_strings(module: ModuleType) -> None:
-    """Decode a text that is read from an HDF5 file."""
+    """Decode strings that are read from an HDF5 file."""
     call = module.HDF5Deserializer.__call__
 
     @functools.wraps(call)
@@ -71,14 +71,14 @@ def multiply_in_float32(module: ModuleType) -> None:
 
 
 def provide_mapping(module: ModuleType) -> None:
-    """Let the module see ``onnx.mapping``, with the two tables that Chainer looks things up in."""
+    """Let the module see ``onnx.mapping``, with the two tables that Chainer uses."""
     import onnx
     from onnx import helper
 
     dtypes = map(numpy.dtype, "?bhilqBHILQefd")
     mapping: Any = ModuleType("onnx.mapping")
     mapping.NP_TYPE_TO_TENSOR_TYPE = {d: helper.np_dtype_to_tensor_dtype(d) for d in dtypes}
-    # Of what is not in this one, the bytes are stored as they are.
+    # Types that are not in this table are stored as raw bytes.
     mapping.STORAGE_TENSOR_TYPE_TO_FIELD = {}
     substitutes = {"onnx": surgery.view(onnx, mapping=mapping), "onnx.mapping": mapping}
     surgery.substitute_imports(module, substitutes)

@@ -1,4 +1,4 @@
-"""The host of MNIST no longer serves it; others serve the same files."""
+"""Download MNIST from mirrors, because its original host no longer serves it."""
 
 import functools
 import hashlib
@@ -37,15 +37,15 @@ SECONDS_WITHOUT_AN_ANSWER = 30
 
 
 def is_no_longer_served() -> bool:
-    # To ask the host would need a network.
+    # Asking the host would need a network.
     return True
 
 
 def fetch_from_mirrors(module: ModuleType) -> None:
-    """Fetch MNIST's files from mirrors, and say what else to do where a download fails.
+    """Fetch MNIST's files from mirrors, and say what else to do if a download fails.
 
-    A file lies where Chainer would cache it. Chainer lets processes that ask at once download at
-    once; here the first one does, and the others wait for it.
+    Files go where Chainer would cache them. If several processes ask at the same time, the first
+    one downloads and the others wait for it; Chainer would let all of them download.
     """
     own = module.cached_download
 
@@ -76,12 +76,12 @@ def fetch_from_mirrors(module: ModuleType) -> None:
 
 
 def _fetch(name: str, root: Path) -> bytes:
-    """Return the content of a file of MNIST from the first source that has the right one."""
+    """Return the content of a file of MNIST from the first source with the right content."""
     failures = []
     for source in _sources():
         _announce(source)
         try:
-            # Users may name file: URLs too.
+            # Users may also name file: URLs.
             with urlopen(source + name, timeout=SECONDS_WITHOUT_AN_ANSWER) as response:  # noqa: S310
                 content: bytes = response.read(LARGEST + 1)
         except (OSError, HTTPException, ValueError) as error:
@@ -117,6 +117,6 @@ def _sources() -> Sequence[str]:
 
 @functools.cache
 def _announce(source: str) -> None:
-    """Say it once in a process, not once a file."""
+    """Announce a source once per process rather than once per file."""
     sys.stderr.write(f"Downloading MNIST from {source}...\n")
     sys.stderr.flush()

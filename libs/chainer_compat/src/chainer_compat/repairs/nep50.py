@@ -1,8 +1,8 @@
 """Under NEP 50 the type of a sum no longer depends on the values (NumPy 2, CuPy 14).
 
-Before it, ``0.0 + numpy.float16(2)`` was a float64; now it is a float16, so whatever Chainer
-accumulates from a plain 0 silently loses precision or overflows. And the other way round,
-``float32_array + numpy.float64(1)`` was a float32; now it is a float64.
+Before NEP 50, ``0.0 + numpy.float16(2)`` was a float64. Now it is a float16, so sums that Chainer
+starts from a plain 0 silently lose precision or overflow. On the other hand,
+``float32_array + numpy.float64(1)`` was a float32, and is now a float64.
 """
 
 import functools
@@ -35,7 +35,7 @@ def widen(value: Any) -> Any:
 
 
 def sum_in_float64(values: list[Any]) -> Any:
-    """Add up numbers as the builtin ``sum`` did before NEP 50; for CuPy it has not changed."""
+    """Sum numbers as the builtin ``sum`` did before NEP 50; CuPy has not changed."""
     return sum(widen(value) if isinstance(value, numpy.generic) else value for value in values)
 
 
@@ -65,7 +65,7 @@ def average_in_float64(module: ModuleType) -> None:
 
 
 def clip_in_float64(module: ModuleType) -> None:
-    """Add up the squared norms of float16 gradients in float64: 65504 is soon exceeded."""
+    """Sum the squared norms of float16 gradients in float64, since they soon exceed 65504."""
     module._sum_sqnorm_grads = surgery.with_globals(  # type: ignore[attr-defined]
         module._sum_sqnorm_grads, sum=sum_in_float64
     )
@@ -83,7 +83,7 @@ def plain_hyperparameters(module: ModuleType) -> None:
 
 
 def plain_numbers(*class_names: str) -> Callable[[ModuleType], None]:
-    """Make a repair: functions that keep NumPy scalars among their arguments keep floats."""
+    """Return a repair that makes functions store NumPy scalars among their arguments as floats."""
 
     def repair(module: ModuleType) -> None:
         for class_name in class_names:

@@ -1,4 +1,4 @@
-"""NumPy 2 removed names and refuses what NumPy 1 let pass."""
+"""Names that NumPy 2 removed, and inputs that it refuses."""
 
 import functools
 from types import ModuleType
@@ -34,7 +34,7 @@ def arrays_have_a_device() -> bool:
 
 
 def provide_sctypes(module: ModuleType) -> None:
-    """Let the module see ``numpy.sctypes``, and nobody else."""
+    """Let only this module see ``numpy.sctypes``."""
     sctypes = {
         "int": [numpy.int8, numpy.int16, numpy.int32, numpy.int64],
         "float": [numpy.float16, numpy.float32, numpy.float64, numpy.longdouble],
@@ -43,12 +43,12 @@ def provide_sctypes(module: ModuleType) -> None:
 
 
 def use_float64(module: ModuleType) -> None:
-    """Say float64 where the module says ``numpy.float``."""
+    """Use float64 where the module uses ``numpy.float``."""
     surgery.rename(module.compute_indices_and_weights, "float", "float64")
 
 
 def index_by_a_tuple(module: ModuleType) -> None:
-    """Index by a tuple of arrays: a list of arrays no longer means that."""
+    """Index with a tuple of arrays, since a list of arrays no longer means the same."""
 
     def log_prob(self: Any, x: Any) -> Any:
         label = getattr(x, "array", x).astype(numpy.int32)
@@ -59,7 +59,7 @@ def index_by_a_tuple(module: ModuleType) -> None:
 
 
 def wrap_padding(module: ModuleType) -> None:
-    """Let a padding of -1 wrap round in unsigned arrays, as it does in C."""
+    """Let a padding of -1 wrap around in unsigned arrays, as it does in C."""
     forward = module.PadSequence.forward
 
     @functools.wraps(forward)

@@ -1,6 +1,6 @@
-"""Where Chainer has NumPy copy much more than the result needs.
+"""Avoid copies that Chainer makes with NumPy and does not need.
 
-The results are the same, bit for bit, but for the sign of zeros.
+The results are bitwise identical, except for the sign of zeros.
 """
 
 import functools
@@ -17,7 +17,7 @@ def copies_are_made() -> bool:
 
 
 def pool_in_place(module: ModuleType) -> None:
-    """Take the maximum of windows without a copy of the image for each place in a window."""
+    """Take the maximum of windows without copying the image for each place in a window."""
     pooling, gradient = module.MaxPoolingND, module.MaxPoolingNDGrad
     forward_cpu, gradient_cpu = pooling.forward_cpu, gradient.forward_cpu
 
@@ -60,7 +60,7 @@ def _pool(
     pad: Sequence[int],
     outs: Sequence[int],
 ) -> tuple[Any, Any]:
-    """Return the maxima and their places in the windows; None if that takes more care."""
+    """Return the maxima and their places in the windows; None in difficult cases."""
     if min(outs) <= 0 or x.size == 0 or numpy.prod(ksize) > 255:
         return None, None
     reached = [s * (n - 1) + k for s, n, k in zip(stride, outs, ksize, strict=True)]
@@ -76,7 +76,7 @@ def _pool(
     for number, place in enumerate(places, 1):
         values = x[place]
         numpy.greater(values, y, out=is_greater)
-        # The last place with a greater value is the first one with the greatest.
+        # The last place where the maximum grows is the first place of the maximum.
         found = is_greater.view(numpy.uint8) * numpy.uint8(number)
         numpy.maximum(indexes, found, out=indexes)
         numpy.maximum(y, values, out=y)
@@ -97,7 +97,7 @@ def _unpool(
     lengths = [d + 2 * p + s - 1 for d, p, s in zip(shape[2:], pad, stride, strict=True)]
     gx = numpy.zeros((*shape[:2], *lengths), gy.dtype)
     indexes = indexes.astype(numpy.uint8)
-    # Products of bit patterns: a float may be infinite, which times 0 is not 0.
+    # Multiply bit patterns, because infinity times 0 is not 0.
     bits = numpy.ascontiguousarray(gy).view(f"u{gy.itemsize}")
     for number, place in enumerate(_places(ksize, stride, gy.shape[2:])):
         chosen = bits * (indexes == numpy.uint8(number)).astype(bits.dtype)
@@ -108,7 +108,7 @@ def _unpool(
 def _places(
     ksize: Sequence[int], stride: Sequence[int], outs: Sequence[int]
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield, for each place in a window, the index of what all windows have there."""
+    """Yield, for each place in a window, the index of that place in all windows."""
     for place in itertools.product(*map(range, ksize)):
         moves = zip(place, stride, outs, strict=True)
         yield (..., *(slice(k, k + s * (n - 1) + 1, s) for k, s, n in moves))
@@ -119,7 +119,7 @@ def _inside(pad: Sequence[int], shape: Sequence[int]) -> tuple[Any, ...]:
 
 
 def multiply_once(module: ModuleType) -> None:
-    """Multiply by the slope of a leaky rectifier without gathering what is negative."""
+    """Multiply by the slope of a leaky rectifier without gathering negative elements."""
     rectifier, gradient = module.LeakyReLU, module._LeakyReLUGrad
     forward_cpu, gradient_cpu = rectifier.forward_cpu, gradient.forward_cpu
 
@@ -146,7 +146,7 @@ def multiply_once(module: ModuleType) -> None:
 
 
 def normalize_in_place(module: ModuleType) -> None:
-    """Normalize batches with one array as large as the batch, and one look at their mean."""
+    """Normalize batches with one array as large as the batch, and compute the mean only once."""
     general = module.GeneralBatchNormalizationImpl
     get_mean_and_var, apply_bn_fwd = general.get_mean_and_var, module._apply_bn_fwd
 

@@ -1,4 +1,4 @@
-"""Chainer's serializers read whatever a file says, and unpickle what it holds."""
+"""Make Chainer's serializers safe, which trust a file's claims and unpickle its contents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.lib.npyio import NpzFile
 
 from chainer_compat import npz
 
-# Bytes of an array that may have been announced, but not written; they are zeros, say.
+# Bytes that an array may claim without storing them, for example because they are zeros.
 _MOST_UNWRITTEN = 2**20
 
 
@@ -27,7 +27,7 @@ def files_can_reach_others() -> bool:
 
 
 def read_npz_safely(module: ModuleType) -> None:
-    """Read NPZ files by `chainer_compat.npz`, also those that NumPy has opened."""
+    """Read NPZ files with `chainer_compat.npz`, even those that NumPy has opened."""
     deserializer = module.NpzDeserializer
     init, call = deserializer.__init__, deserializer.__call__
 
@@ -57,7 +57,7 @@ def read_npz_safely(module: ModuleType) -> None:
 
 
 class _ReadFor:
-    """The arrays of a file, for one value that is to be replaced by one of them."""
+    """The arrays of a file, one of which will replace a value."""
 
     def __init__(self, arrays: npz.NpzArrays, value: Any) -> None:
         self._arrays, self._value = arrays, value
@@ -70,7 +70,7 @@ class _ReadFor:
 
 
 def read_hdf5_safely(module: ModuleType) -> None:
-    """Read from an HDF5 file only what is in the file itself, and as large as it says."""
+    """Read only data in the HDF5 file itself, and check its claimed size."""
     deserializer = module.HDF5Deserializer
     getitem, call = deserializer.__getitem__, deserializer.__call__
 
@@ -93,7 +93,7 @@ def read_hdf5_safely(module: ModuleType) -> None:
 
 
 def _check_links(group: Any, path: str) -> Any:
-    """Return what a path leads to without links; None if there is nothing."""
+    """Return the object at a path without links; None if there is none."""
     import h5py
 
     found = group
@@ -115,17 +115,17 @@ def _check_dataset(dataset: Any, value: Any) -> None:
 
     place = _place(dataset)
     if not isinstance(dataset, h5py.Dataset):
-        raise npz.DamagedFileError(f"{place} is no array")
+        raise npz.DamagedFileError(f"{place} is not an array")
     if dataset.is_virtual or dataset.external:
         npz.refuse(f"{place} has its data in other files")
         return
     is_text = h5py.check_string_dtype(dataset.dtype) is not None
     if dataset.dtype.hasobject and not (is_text and dataset.shape == ()):
         raise npz.DamagedFileError(
-            f"{place} has neither numbers nor a text, but {dataset.dtype} of shape {dataset.shape}"
+            f"{place} must hold numbers or a string, got {dataset.dtype} of shape {dataset.shape}"
         )
     if dataset.file.mode != "r":
-        dataset.file.flush()  # or what has just been written is not there yet
+        dataset.file.flush()  # otherwise recent data may not be stored yet
     size = math.prod(dataset.shape)
     needed = dataset.dtype.itemsize * max(size, math.prod(dataset.chunks or ()))
     stored = min(dataset.id.get_storage_size(), dataset.file.id.get_filesize())
@@ -134,9 +134,11 @@ def _check_dataset(dataset: Any, value: Any) -> None:
         and not dataset.dtype.hasobject
         and needed > max(npz.DEFLATE * stored, _MOST_UNWRITTEN)
     ):
-        raise npz.DamagedFileError(f"{place} promises {needed} bytes, of which {stored} are there")
+        raise npz.DamagedFileError(f"{place} claims to have {needed} bytes, but has {stored}")
     if isinstance(value, (int, float, complex)) and size != 1:
-        raise TypeError(f"{place}: an array of {dataset.shape} is no {type(value).__name__}")
+        raise TypeError(
+            f"{place}: an array of shape {dataset.shape} is not of type {type(value).__name__}"
+        )
 
 
 def _place(found: Any, name: str = "") -> str:

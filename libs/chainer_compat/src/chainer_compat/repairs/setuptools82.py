@@ -1,4 +1,4 @@
-"""``pkg_resources`` and ``numpy.distutils`` are gone."""
+"""Replace ``pkg_resources`` and ``numpy.distutils``, which are gone."""
 
 from types import ModuleType
 
@@ -6,14 +6,14 @@ from chainer_compat import surgery
 
 
 def always() -> bool:
-    # numpy.distutils warns where it still exists, up to Python 3.11.
+    # Where numpy.distutils still exists, up to Python 3.11, it warns.
     return True
 
 
 def lacks_pkg_resources() -> bool:
     from importlib import metadata
 
-    # From 67.5 on, importing it warns. (To import it and see would take long.)
+    # Importing it warns since version 67.5. Trying an import would take long.
     try:
         major, minor = metadata.version("setuptools").split(".")[:2]
     except metadata.PackageNotFoundError:
@@ -22,7 +22,7 @@ def lacks_pkg_resources() -> bool:
 
 
 def no_environment_check(module: ModuleType) -> None:
-    """Do not check the environment: what the check knows ends with CuPy 7."""
+    """Do not check the environment, since the check does not know CuPy 8 or later."""
 
     def check() -> None:
         """Accept every environment."""
@@ -31,7 +31,7 @@ def no_environment_check(module: ModuleType) -> None:
 
 
 def provide_requirements(module: ModuleType) -> None:
-    """Give the module what it needs of ``pkg_resources``."""
+    """Give the module the parts of ``pkg_resources`` that it needs."""
     from chainer_compat import requirements
 
     surgery.substitute_imports(module, {"pkg_resources": requirements})

@@ -1,4 +1,4 @@
-"""What ``import chainer`` loads for functions that a program may never call."""
+"""Do not load SciPy in ``import chainer``, for functions that a program may never call."""
 
 import contextlib
 import importlib
@@ -9,7 +9,7 @@ from typing import Any
 
 from chainer_compat import surgery
 
-# Modules of Chainer's, and the part of SciPy that each of them imports.
+# Modules of Chainer, with the part of SciPy that each imports.
 USERS_OF_SCIPY = {
     "datasets.svhn": "io",
     "distributions.multivariate_normal": "linalg",
@@ -22,7 +22,7 @@ USERS_OF_SCIPY = {
 
 
 class WhenUsed(ModuleType):
-    """Stands in for a module, which it imports when a name of it is asked for."""
+    """Stands in for a module, and imports it on first access to one of its names."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self.__name__), name)
@@ -32,15 +32,15 @@ class WhenUsed(ModuleType):
 
 
 def has_scipy() -> bool:
-    # To import it would take longer than all else, at every import of Chainer.
-    with contextlib.suppress(ValueError):  # loaded already, in an unusual way
+    # Importing it would take longer than everything else, at every import of Chainer.
+    with contextlib.suppress(ValueError):  # already loaded in an unusual way
         if importlib.util.find_spec("scipy") is None:
             raise ImportError("No module named 'scipy'")
     return True
 
 
 def scipy_when_used(part: str) -> Callable[[ModuleType], None]:
-    """Return a repair of a module that executes ``from scipy import part``, or the like."""
+    """Return a repair for a module that executes ``from scipy import part`` or similar."""
 
     def repair(module: ModuleType) -> None:
         scipy = WhenUsed("scipy")

@@ -1,4 +1,4 @@
-"""Where Chainer has the host wait for a GPU more often than it must."""
+"""Make the host wait for a GPU less often than Chainer does."""
 
 import functools
 from types import ModuleType
@@ -8,7 +8,7 @@ from chainer_compat.foreach import Calls
 
 
 def look_at_all_gradients_at_once(module: ModuleType) -> None:
-    """Ask once whether all gradients are finite, and only if they are not, which."""
+    """Check once whether all gradients are finite; only if not, find out which are."""
     original = module.Optimizer.check_nan_in_grads
 
     @functools.wraps(original)

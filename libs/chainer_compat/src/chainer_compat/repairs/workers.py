@@ -1,4 +1,4 @@
-"""Failures in the processes of ``MultiprocessIterator``."""
+"""Raise failures in the processes of ``MultiprocessIterator``."""
 
 import functools
 import signal
@@ -12,10 +12,10 @@ def are_waited_for() -> bool:
 
 
 def raise_failures(module: ModuleType) -> None:
-    """Let ``next`` raise what a worker has raised, and RuntimeError if one has been killed.
+    """Let ``next`` raise a worker's exception, and RuntimeError if a worker is killed.
 
-    An exception ends the thread that would hand the batch out. For a worker that is killed the
-    pool starts another one, but what the first was to do is never done. Workers that have done
+    Without this, an exception ends the thread that would deliver the batch. If a worker is killed,
+    the pool starts another one, but the work of the first is never done. Workers that have done
     their share (``maxtasksperchild``) are replaced without a failure.
     """
 
@@ -27,13 +27,13 @@ def raise_failures(module: ModuleType) -> None:
             self._pool, self._workers = pool, set(pool._pool)
 
         def check(self) -> Any:
-            # The thread calls it before each batch.
+            # The thread calls this before each batch.
             self._check_workers()
             return super().check()
 
         @property
         def is_terminated(self) -> bool:
-            # The thread asks again and again while it waits for workers.
+            # The thread asks this repeatedly while it waits for workers.
             self._check_workers()
             return bool(super().is_terminated)
 
@@ -52,7 +52,7 @@ def raise_failures(module: ModuleType) -> None:
         def _check_workers(self) -> None:
             if self._pool is None:
                 return
-            # The pool removes those that have ended; one that has done its share ends with 0.
+            # The pool removes ended workers; one that has done its share ends with 0.
             workers = set(self._pool._pool)
             for worker in self._workers - workers:
                 if worker.exitcode != 0:
@@ -65,8 +65,8 @@ def raise_failures(module: ModuleType) -> None:
     def run(self: Any) -> None:
         pool = self._pool
         self._comm.watch(pool)
-        # The pool would divide by the number of its workers each time, which is 0 for a moment
-        # if all of them are being replaced.
+        # The pool itself would divide by its number of workers each time, which is briefly 0 while
+        # all of them are being replaced.
         chunksize = -(-self.batch_size // (4 * len(pool._pool)))
         pool.map_async = functools.partial(pool.map_async, chunksize=chunksize)
         try:
@@ -86,15 +86,15 @@ def raise_failures(module: ModuleType) -> None:
 
 def _ending(code: int) -> str:
     if code >= 0:
-        return f"has ended with exit code {code}"
+        return f"ended with exit code {code}"
     return f"was killed by {signal.Signals(-code).name}"
 
 
 def _abandon(pool: Any) -> None:
-    """End the workers of a pool without a lock that one may have held when it was killed."""
+    """End a pool's workers without taking a lock that a killed worker may have held."""
     pool._terminate.cancel()
     pool.close()
-    pool._worker_handler._state = pools.TERMINATE  # or it would replace those that are killed
+    pool._worker_handler._state = pools.TERMINATE  # keeps it from replacing killed workers
     pool._change_notifier.put(None)
     pool._worker_handler.join()
     for worker in pool._pool:

@@ -58,7 +58,7 @@ def test_what_an_exchange_raises_is_raised_where_it_is_waited_for(engine: Progre
 
 
 class OfAUser(chainer.FunctionNode):
-    """A function whose backward does whatever it is told, such as calling MPI."""
+    """A function whose backward calls a given function, which may call MPI."""
 
     def __init__(self, act: Callable[[], Any]) -> None:
         self._act = act
