@@ -105,18 +105,31 @@ def test_all_figures_on_pages_have_been_measured():
 
 
 def test_no_page_has_a_measured_figure_of_its_own():
-    """Times, percentages and factors come from the results, or are printed in code blocks."""
+    """Times, percentages and factors come from the results, or are quoted as code."""
     block = re.compile(r"^( *)(`{3,}).*?^\1\2", re.DOTALL | re.MULTILINE)
     own = []
     for page in (page for page in pages.PAGES if "design" not in page.parts):
-        prose = re.sub(r"\{measured\}`.+?`", "", block.sub("", pages.read(page)))
+        prose = re.sub(r"`[^`\n]+`", "", block.sub("", pages.read(page)))
         found = re.findall(r"\d[\d.,]*\s?(?:ms|µs|%)(?!\w)|\d[\d.,]* times\b", prose)
         own += [f"{page.name}: {figure}" for figure in found]
     assert own == []
 
 
-#: What the pages advise, as ratios of times below or above 1.
+#: What the pages claim and advise, as ratios of times below or above 1.
 ADVICE = {
+    "exchange: ResNet-50: 2 ranks, one host: ours default / original naive": "less",
+    "exchange: ResNet-50: 2 ranks, one host: ours default / MPI_Allreduce": "less",
+    "exchange: ResNet-50: 2 ranks, one host: ours default / PyTorch gloo": "less",
+    "exchange-openmpi: ResNet-50: two hosts: ours default / original naive": "less",
+    "exchange-openmpi: ResNet-50: two hosts: ours default / PyTorch gloo": "more",
+    "iterations: conv net: two hosts: ours / original naive": "less",
+    "iterations: ResNet-50: two hosts: ours / original naive": "less",
+    "compute: conv net: Chainer, oneDNN / PyTorch": "less",
+    "compute: ResNet-50: Chainer, oneDNN / PyTorch": "less",
+    "gpu: iteration: mixed: PyTorch, channels last / PyTorch": "less",
+    "scale: create_communicator; 8 : ours / original": "more",
+    "scale: create_communicator; 128: ours / original": "less",
+    "scatter: arrays: ours / original": "less",
     "iterations-mpich: conv net: two hosts: ours, overlap on / ours, overlap off": "less",
     "iterations: conv net: one host: ours, overlap on / ours, overlap off": "more",
     "iterations: MLP: two hosts: ours, bfloat16 / ours": "less",
