@@ -147,7 +147,7 @@ def test_other_description_gives_one_line(app, place, predict, change, message):
         (["--model", "damaged/best.npz"], "model.json: 'classes' is missing"),
         (["--model", "images/a.jpg"], "No such file or directory: 'images/model.json'"),
         (["--model", "result/strange.npz"], "in result/strange.npz is a pickle of more than None"),
-        (["--model", "result/a.jpg"], "NPZ file"),
+        (["--model", "result/a.jpg"], "result/a.jpg is not an NPZ file"),
         (["--csv", "missing/t.csv"], "No such file or directory: 'missing/t.csv'"),
         (["damaged"], "damaged contains no image"),
     ],

@@ -41,11 +41,11 @@ def test_error_for_a_file_that_is_damaged_or_absent(app, saved):
     flipped = content[:middle] + bytes([content[middle] ^ 255]) + content[middle + 1 :]
     for damaged in (b"", b"weights", content[:middle], flipped):
         path.write_bytes(damaged)
-        with pytest.raises(OSError, match=r"weights\.npz is (damaged|no NPZ file)"):
+        with pytest.raises(OSError, match=r"weights\.npz is (damaged|not an NPZ file)"):
             app.weights.load_weights(path, model)
     with path.open("wb") as file:
         np.save(file, np.zeros(3))
-    with pytest.raises(OSError, match=r"weights\.npz is not? (an )?NPZ file"):
+    with pytest.raises(OSError, match=r"weights\.npz is not an NPZ file"):
         app.weights.load_weights(path, model)
     path.unlink()
     with pytest.raises(FileNotFoundError, match=r"weights\.npz"):
