@@ -183,7 +183,7 @@ def test_run_that_goes_on_is_as_one_never_interrupted(read_log, train, dates, tm
     options = [*corpus_options(dates), *SMALL, "--model", kind, "--tensorboard"]
     straight, resumed = tmp_path / "straight", tmp_path / "resumed"
     train(2, straight, *options)
-    assert "going on" not in train(2, resumed, *options, "--epoch", "1").stdout
+    assert "resuming after" not in train(2, resumed, *options, "--epoch", "1").stdout
     first = read_bytes(resumed, "model.npz")
     job = train(2, resumed, *options)
     assert f"resuming after iteration 11, epoch 1, from {resumed}/snapshot" in job.stdout
