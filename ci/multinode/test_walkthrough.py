@@ -48,6 +48,6 @@ def test_two_machines_that_share_nothing(
     assert "✗" not in job.stdout
     assert job.stdout.count("ranks: 4, hosts: 2, ") == 2
     assert "\nbest.npz\n" in job.stdout
-    assert "going on after iteration 60, epoch 5, from both/snapshot_iter_60.0\n" in job.stdout
+    assert "resuming after iteration 60, epoch 5, from both/snapshot_iter_60.0\n" in job.stdout
     # Only rank 0 writes.
     assert hosts.check(hosts.names[1], "ls", "-A", str(installed / "both")) == ""

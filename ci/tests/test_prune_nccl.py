@@ -56,5 +56,5 @@ def test_an_architecture_that_is_not_there_is_refused() -> None:
 
 
 def test_what_is_no_library_is_refused() -> None:
-    with pytest.raises(ValueError, match="not an ELF file"):
+    with pytest.raises(ValueError, match="not a 64-bit ELF file"):
         prune(bytearray(b"<html>"), 90)

@@ -166,7 +166,7 @@ KILLED = "prterun noticed that process rank 1 with PID 9 on node b exited on"
         ("chainermn: rank 1 on b.example.org (process 5) disappeared first", "b"),
         ("chainermn: rank 1 on b (process 5) has been silent for 9 s: it is stopped, or its", "b"),
         ("chainermn: nothing has come from a.example.org for 6 s. Reported by rank 1 on b", "a"),
-        ("chainermn: of the 4 ranks on b all except 1 ended before create_communicator", "b"),
+        ("chainermn: of the 4 ranks on b, all except 1 ended before create_communicator", "b"),
         ("chainermn: the process that watches over the job on a has been killed. Reported", "a"),
         ("prterun noticed that process rank 1 with PID 9 on node b exited on", "b"),
         ("chainermn: rank 2 of 3 on c.example.org failed; ending the whole job. ", ""),

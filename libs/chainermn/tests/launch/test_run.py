@@ -223,7 +223,7 @@ for function, *arguments in [(lambda: comm.rank,), (print, comm), (print, [comm]
 
 
 def test_communicator_stays_in_its_process() -> None:
-    message = r"cannot be pickled, .*: a communicator belongs to the process that made it: call "
+    message = "cannot be pickled, .*: a communicator belongs to the process that created it: call "
     with pytest.raises(TypeError, match=rf"^the result of rank 0 {message}"):
         run(chainermn.create_communicator, ranks=1)
     shown = subprocess.run(
