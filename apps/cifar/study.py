@@ -63,7 +63,7 @@ class Study:
         if changes:
             raise ValueError(
                 f"the study was begun with other settings ({'; '.join(changes)}). Use those again "
-                "to go on with it, or another --out for a new one"
+                "to continue it, or another --out for a new one"
             )
         self._study.set_user_attr("settings", settings)
 
@@ -80,7 +80,7 @@ class Study:
             begun = [trial for trial in self.trials() if trial.state != TrialState.WAITING]
             if len(begun) >= self.n_trials:
                 return None
-            # Depends on the number of trials alone, so a study that goes on after a crash tries
+            # Depends only on the number of trials, so a study that continues after a crash tries
             # what it would have tried without.
             seed = np.random.SeedSequence([self.seed, len(begun)]).generate_state(1)
             self._study.sampler = optuna.samplers.TPESampler(n_startup_trials=5, seed=int(seed[0]))

@@ -102,7 +102,7 @@ def create_trainer(
     batches = chainer.iterators.SerialIterator(images, args.batchsize, order_sampler=order)
     updater = GANUpdater(batches, optimizers, converter=data.to_pixels, device=device)
     trainer = chainer.training.Trainer(updater, (args.epoch, "epoch"), out=args.out)
-    trainer.extend(StepSeed(args.seed, comm))  # each rank draws latents of its own
+    trainer.extend(StepSeed(args.seed, comm))  # each rank draws its own latents
     return trainer
 
 

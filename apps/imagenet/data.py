@@ -297,7 +297,7 @@ class ToBatch(chainer.dataset.Converter):
         for file in unreadable:
             message = f"cannot read {file.path} on {socket.gethostname()} ({file.reason})"
             if not self.skip:
-                exit_job(f"{message}. --skip-unreadable goes on without such files")
+                exit_job(f"{message}. --skip-unreadable continues without such files")
             print(f"skipped: {message}", file=sys.stderr, flush=True)
         self.skipped += len(unreadable)
 

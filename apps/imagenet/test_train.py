@@ -403,7 +403,7 @@ def test_damaged_file_ends_the_job_or_is_skipped(train, damaged, tmp_path):
     message = f"cannot read {where} on {socket.gethostname()} "
     (line,) = (line for line in job.stderr.splitlines() if line.startswith("error: "))
     assert line.startswith(f"error: {message}")
-    assert re.search(r"--skip-unreadable goes on .*\(rank [01] of 2 on .* ends the job\)$", line)
+    assert re.search(r"--skip-unreadable continues .*\(rank [01] of 2 on .* ends the job\)$", line)
     assert "Traceback" not in job.stderr
     lists = ["--train", damaged / "train.txt", "--val", damaged / "val.txt", "--root", damaged]
     command = [HERE / "train.py", *lists, "--arch", "small", *options, "--skip-unreadable"]

@@ -200,7 +200,7 @@ def sizes(args: argparse.Namespace) -> dict[str, int | bool]:
 
 
 def settings(args: argparse.Namespace, text: Text) -> dict:
-    """Return what has to be the same in a run that goes on."""
+    """Return the settings that must stay the same when a run is resumed."""
     values = {name: value for name, value in vars(args).items() if name not in FREE}
     return {**values, "text": text.digests()}
 

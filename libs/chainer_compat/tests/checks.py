@@ -453,7 +453,7 @@ def _():
 
 
 def _waits_for_its_use(user, part, function):
-    """Check that a module of Chainer's has a stand-in for a part of SciPy, which does the same."""
+    """Check that a module of Chainer has a stand-in for part of SciPy that does the same."""
     module = importlib.import_module(f"chainer.{user}")
     found = getattr(getattr(module, "scipy", module), part)
     real = importlib.import_module(f"scipy.{part}")

@@ -1,7 +1,7 @@
-"""Which of Chainer's calls go to cuDNN, and with what: against a stand-in in host memory.
+"""Which of Chainer's calls use cuDNN, and with which arguments, tested with a stand-in.
 
-``forward_cpu`` is replaced instead of ``forward_gpu``, so that NumPy's arrays go the way that
-CuPy's do on a GPU. What is expected is computed by Chainer in float64, which cuDNN never gets.
+The tests replace ``forward_cpu`` instead of ``forward_gpu``, so that NumPy arrays take the path of
+CuPy's arrays on a GPU. Chainer computes the expected values in float64, which cuDNN never gets.
 """
 
 import os

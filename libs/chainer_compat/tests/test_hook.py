@@ -13,7 +13,7 @@ from chainer_compat.registry import Repair
 
 SOURCE = Path(chainer_compat.__file__).parents[1]
 PROJECT = Path(__file__).parents[1]
-# Without `site`, nothing but the lines of a test registers the hook or finds this package.
+# Without `site`, only the code of a test registers the hook or finds this package.
 BY_HAND = f"import sys; sys.path += {[p for p in sys.path if p]!r}\n"
 
 

@@ -29,7 +29,7 @@ NAMES = [
     "t10k-images-idx3-ubyte.gz",
     "t10k-labels-idx1-ubyte.gz",
 ]
-# Where Chainer caches a file: the MD5 of the URL by which it asks for it.
+# Chainer caches a file under the MD5 of its URL.
 CACHED = {
     name: hashlib.md5((mnist.HOST + name).encode(), usedforsecurity=False).hexdigest()
     for name in NAMES

@@ -87,11 +87,12 @@ def launch(
     dry_run: bool,
     program: Sequence[str],
 ) -> None:
-    """Start PROGRAM on several ranks, with the mpiexec of the MPI that mpi4py uses.
+    """Start PROGRAM on several ranks.
 
-    A Python script runs under this Python; any other program is started as it is. The exit code
-    is that of mpiexec. Inside a Slurm allocation, you get one rank per task unless you name hosts.
-    SIGINT and SIGTERM end the job without a restart. SIGUSR1 is passed on to the ranks.
+    This runs the mpiexec of the MPI that mpi4py uses. A Python script runs under this Python; any
+    other program is started as it is. The exit code is that of mpiexec. Inside a Slurm allocation,
+    you get one rank per task unless you name hosts. SIGINT and SIGTERM end the job without a
+    restart. SIGUSR1 is passed on to the ranks.
 
     With --min-ranks or --discover, -n is the largest number of ranks, and a restart leaves out
     hosts that cannot be reached or that keep failing.

@@ -99,8 +99,8 @@ class Straggler:
     --------
     >>> from chainermn.timeline.summary import Straggler
     >>> print(Straggler(rank=1, delay=0.02, part="data", seconds=0.03, others=0.01))
-    rank 1 keeps the others waiting for 20 ms of an iteration: getting a batch takes it 30 ms,
-    the others 10 ms
+    rank 1 keeps the others waiting for 20 ms per iteration: getting a batch takes 30 ms there,
+    and 10 ms on the others
     """
 
     rank: int
