@@ -285,6 +285,8 @@ def lint(session: nox.Session) -> None:
     install(session, "--group", "lint")
     session.run("ruff", "check")
     session.run("ruff", "format", "--check", "--diff")
+    session.run("codespell")
+    session.run("python", "ci/words.py")
     session.run("lint-imports", "--no-logo", env={"PYTHONPATH": "libs/chainermn/src"})
     session.run("mypy")
     session.run("python", "ci/audit.py")

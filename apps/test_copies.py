@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chainermn.testing.mpiexec import direct_environment, mpi_flavour
+from chainermn.testing.mpiexec import direct_environment, mpi_flavor
 
 APPS = Path(__file__).resolve().parent
 # Seconds after which a job counts as hung, even on a busy machine.
@@ -44,7 +44,7 @@ def stop(process: subprocess.Popen) -> None:
     ids=["mnist", "imagenet", "cifar", "seq2seq", "dcgan"],
 )
 def test_copied_app_trains(app, out, is_right, tmp_path):
-    if mpi_flavour() == "openmpi":
+    if mpi_flavor() == "openmpi":
         pytest.skip("a copy brings an MPI of its own: tested where this environment has MPICH")
     readme = (APPS / app / "README.md").read_text(encoding="utf-8")
     (commands,) = re.findall(r"as they are\. -->\n```sh\n(.*?)```", readme, re.DOTALL)

@@ -15,7 +15,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from benchmarks import figures, report
 from benchmarks.figures import Group
 from benchmarks.harness import Settings
-from chainermn.launch.mpiexec import mpi_flavour
+from chainermn.launch.mpiexec import mpi_flavor
 
 # Parts whose times depend on the MPI. The others are measured with MPICH only.
 _WITH_EACH_MPI = ("exchange", "iterations", "startup", "scale", "watch", "failures")
@@ -56,7 +56,7 @@ def main(
     if write:
         write_pages((*PARTS, *ON_DEMAND))
         return
-    mpi = mpi_flavour()
+    mpi = mpi_flavor()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, transient=True) as progress:
         task = progress.add_task("", total=None)

@@ -232,7 +232,7 @@ def draw() -> None:
                     ratio = group.ratio(row, "PyTorch")
                     if case == network and ratio is not None:
                         label = label or f"{short}, batch {batch}"
-                        bars.append(plots.Bar(label, ratio, plots.colour_of(row), f"{ratio:.2f}"))
+                        bars.append(plots.Bar(label, ratio, plots.color_of(row), f"{ratio:.2f}"))
             panels += plots.panel(f"{TITLES[network]}, one GPU", bars, 1 / 1e3)
         plots.draw(
             "gpu",

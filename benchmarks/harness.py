@@ -371,11 +371,11 @@ def turns(
         team = teams[contestant.team]
         settings.tell(f"{team.place.title}: {contestant.name}")
         try:
-            for _ in range(3):  # the first step initialises or allocates
+            for _ in range(3):  # the first step initializes or allocates
                 team.start(contestant, 1)
                 answers = team.finish()
                 if (once := slowest(answers) * answers[0].get("times", 1)) > seconds:
-                    break  # initialising matters little in a long step
+                    break  # initializing matters little in a long step
         except CannotRun as error:
             measured[contestant.name].skipped = str(error)
         else:

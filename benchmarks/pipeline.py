@@ -54,7 +54,7 @@ def draw() -> None:
         rows = [row for group in content["groups"] for row in group.rows if row.spans]
         heights = [plots.BAR * len(row.spans) for row in rows]
         caption = (
-            "one batch; a number is a micro-batch; grey: idle\nblue: forward; orange: backward"
+            "one batch; a number is a micro-batch; gray: idle\nblue: forward; orange: backward"
         )
         with plots.settings():
             figure, axes = plots.stack(heights, ["rank 0"], caption)
@@ -68,15 +68,15 @@ def draw() -> None:
 
 
 def _draw_spans(axis: Any, ranks: list[list[Any]]) -> None:
-    colours = {"forward": plots.OURS, "backward": plots.PYTORCH}
+    colors = {"forward": plots.OURS, "backward": plots.PYTORCH}
     start = min(spans[0][2] for spans in ranks)
     for rank, spans in enumerate(ranks):
         idle = 1e3 * example().duration(ranks)
         axis.barh(rank, idle, color=plots.INK, alpha=plots.FAINT, height=0.8)
         for direction, number, begin, end in spans:
             left, width = 1e3 * (begin - start), 1e3 * (end - begin)
-            # Narrower than its time, so that neighbours are told apart.
-            axis.barh(rank, 0.97 * width, left=left, height=0.8, color=colours[direction])
+            # Narrower than its time, so that neighbors are told apart.
+            axis.barh(rank, 0.97 * width, left=left, height=0.8, color=colors[direction])
             axis.text(
                 left + width / 2, rank, number, ha="center", va="center_baseline", color="white"
             )

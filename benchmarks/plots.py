@@ -23,12 +23,12 @@ from benchmarks.figures import Group, milliseconds
 WIDTH, SMALL, LARGE = 288, 8, 9
 #: Scale of a plot on a wide page.
 ON_A_DESK = 1.25
-#: Colour of text and lines while drawing. The file has ``currentColor`` instead.
+#: Color of text and lines while drawing. The file has ``currentColor`` instead.
 INK = "#123456"
 #: The opacity of lines that help to read.
 FAINT = 0.25
 
-# From the palette of Okabe and Ito, which colour-blind people can tell apart.
+# From the palette of Okabe and Ito, which color-blind people can tell apart.
 OURS, PYTORCH, MPI, ORIGINAL = "#0072b2", "#d55e00", "#009e73", "#8a8a8a"
 
 _STYLE = "svg{color:#1f2328}@media(prefers-color-scheme:dark){svg{color:#d1d7e0}}"
@@ -53,7 +53,7 @@ class Bar:
     ----------
     label : str
     value : float
-    colour : str
+    color : str
     ends : tuple of float, optional
         Least and greatest value.
     outlined : float
@@ -64,7 +64,7 @@ class Bar:
 
     label: str
     value: float
-    colour: str
+    color: str
     text: str
     ends: tuple[float, float] | None = None
     outlined: float = 0.0
@@ -87,10 +87,10 @@ class Panel:
     reference: float | None = None
 
 
-def colour_of(name: str) -> str:
-    """Return the colour of a contestant, the same in all plots."""
+def color_of(name: str) -> str:
+    """Return the color of a contestant, the same in all plots."""
     teams = {"ours": OURS, "Chainer": OURS, "PyTorch": PYTORCH, "original": ORIGINAL}
-    return next((colour for team, colour in teams.items() if name.startswith(team)), MPI)
+    return next((color for team, color in teams.items() if name.startswith(team)), MPI)
 
 
 def times(
@@ -116,7 +116,7 @@ def times(
             Bar(
                 label,
                 1e3 * row.median,
-                colour_of(name),
+                color_of(name),
                 milliseconds(row.median),
                 (1e3 * min(row.seconds), 1e3 * max(row.seconds)),
                 1e3 * min(part.median, row.median) if part.seconds else 0.0,
@@ -217,9 +217,9 @@ def title_of(axis: Any, text: str) -> None:
 def _draw_panel(axis: Any, shown: Panel, right: float) -> None:
     points = axis.get_position().width * WIDTH
     for y, bar in enumerate(shown.bars):
-        axis.barh(y, bar.value - bar.outlined, left=bar.outlined, height=0.7, color=bar.colour)
+        axis.barh(y, bar.value - bar.outlined, left=bar.outlined, height=0.7, color=bar.color)
         if bar.outlined:
-            axis.barh(y, bar.outlined, height=0.7, color="none", edgecolor=bar.colour)
+            axis.barh(y, bar.outlined, height=0.7, color="none", edgecolor=bar.color)
         end = bar.value
         if bar.ends:
             axis.plot(bar.ends, (y, y), color=INK, linewidth=0.8)

@@ -130,7 +130,7 @@ def draw() -> None:
                     median, ends = group.row(row).median, (min(seconds), max(seconds))
                     text = f"{scale * median:.3g} {unit}"
                     least, most = (scale * end for end in ends)
-                    colour = plots.colour_of(row)
-                    bars.append(plots.Bar(label, scale * median, colour, text, (least, most)))
+                    color = plots.color_of(row)
+                    bars.append(plots.Bar(label, scale * median, color, text, (least, most)))
         panels += plots.panel(name, bars)
     plots.draw("scale", panels, "less is better", one_scale=False)

@@ -42,7 +42,7 @@ NOTICED_BY = {
     "communicators/": ["communicators", "without_gpu/test_communicators.py"],
     "datasets/": ["datasets"],
     "extensions/checkpoint": ["extensions/test_checkpoint.py"],
-    "failures/judgement": ["failures/test_judgement.py"],
+    "failures/judgment": ["failures/test_judgment.py"],
     "gradients/batched_copy": ["without_gpu"],
     "gradients/overlap": ["optimizers/test_overlap.py", "without_gpu"],
     "gradients/": ["gradients", "communicators/test_models.py", "optimizers", "without_gpu"],

@@ -1,4 +1,4 @@
-"""Small colour images with classes."""
+"""Small color images with classes."""
 
 import gzip
 import io
@@ -147,7 +147,7 @@ def decode(
     return rows[:, n_labels:].reshape(-1, 3, SIDE, SIDE), labels
 
 
-def normalised(dataset: TupleDataset, augment: bool = False) -> TransformDataset:
+def normalized(dataset: TupleDataset, augment: bool = False) -> TransformDataset:
     """Return a data set for a network: images of ``chainer.config.dtype``, from -1 to 1.
 
     With ``augment``, each time that an image is asked for, it is mirrored or not, and cut out of

@@ -37,12 +37,12 @@ def main() -> int:
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    chances = predict(network, data.normalised(images.test))
+    chances = predict(network, data.normalized(images.test))
     labels = np.array([label for _, label in images.test])
     seen = chances.argmax(axis=1)
 
     wrong = seen != labels
-    print(f"{1 - wrong.mean():.2%} of {len(labels)} test images recognised")
+    print(f"{1 - wrong.mean():.2%} of {len(labels)} test images recognized")
     pairs = Counter(zip(labels[wrong].tolist(), seen[wrong].tolist(), strict=True))
     for (label, other), n in pairs.most_common(5):
         print(
@@ -90,7 +90,7 @@ def predict(
     ----------
     network : chainer.Chain
     dataset : data set
-        Pairs as `data.normalised` makes them.
+        Pairs as `data.normalized` makes them.
     batchsize : int
 
     Returns
@@ -113,10 +113,10 @@ def draw(images: data.Images, shown: np.ndarray, seen: np.ndarray, path: Path) -
         axes = figure.add_subplot(N_ROWS, N_COLUMNS, place)
         axes.imshow(image.transpose(1, 2, 0), interpolation="nearest")
         axes.set_axis_off()
-        title, colour = images.classes[seen[i]], "black"
+        title, color = images.classes[seen[i]], "black"
         if seen[i] != label:
-            title, colour = f"{title},\nis {images.classes[label]}", "firebrick"
-        axes.set_title(title, color=colour, fontsize=8, pad=2)
+            title, color = f"{title},\nis {images.classes[label]}", "firebrick"
+        axes.set_title(title, color=color, fontsize=8, pad=2)
     figure.savefig(path)
 
 

@@ -39,7 +39,7 @@ def print_summary(trainer: chainer.training.Trainer) -> None:
     last, best = trainer.get_extension("LogReport").log[-1], trainer.get_extension("BestModel")
     epoch = last["epoch"]
     plural = "epoch" if epoch == 1 else "epochs"
-    print(f"{last[ACCURACY]:.2%} of the validation images recognised after {epoch} {plural}")
+    print(f"{last[ACCURACY]:.2%} of the validation images recognized after {epoch} {plural}")
     print(f"the best: {best.value:.2%} after epoch {best.epoch}")
     files = "accuracy.png,loss.png,log,best.npz,model.npz"
     print(f"curves, log and networks: {Path(trainer.out).resolve()}/{{{files}}}")

@@ -14,7 +14,7 @@ NAMES = {
     TrialState.PRUNED: "pruned",
     TrialState.FAIL: "failed",
 }
-COLOURS = {"complete": "tab:blue", "pruned": "tab:orange", "failed": "tab:red"}
+COLORS = {"complete": "tab:blue", "pruned": "tab:orange", "failed": "tab:red"}
 
 
 def accuracy_of(trial: FrozenTrial) -> float:
@@ -91,14 +91,14 @@ def draw(trials: list[FrozenTrial], path: Path) -> None:
     figure = Figure(figsize=(5.4, 2.2 * len(rows)), layout="constrained", dpi=160)
     panels = figure.subplot_mosaic(rows, sharey=True)
     for name, axes in panels.items():
-        for state, colour in COLOURS.items():
+        for state, color in COLORS.items():
             shown = [trial for trial in trials if NAMES[trial.state] == state]
             if not shown:
                 continue
             places = [trial.number if name == "trial" else trial.params[name] for trial in shown]
             # A failed trial has no accuracy and is drawn at the bottom.
             heights = np.nan_to_num([accuracy_of(trial) for trial in shown])
-            axes.scatter(places, heights, color=colour, label=state, s=25)
+            axes.scatter(places, heights, color=color, label=state, s=25)
         if name != "trial" and is_logarithmic(trials[0].distributions[name]):
             axes.set_xscale("log")
         axes.set_xlabel(name)

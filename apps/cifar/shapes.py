@@ -1,4 +1,4 @@
-"""Drawings of ten shapes, in the format of CIFAR-10: colour images of 32x32 pixels."""
+"""Drawings of ten shapes, in the format of CIFAR-10: color images of 32x32 pixels."""
 
 import math
 
@@ -62,7 +62,7 @@ CLASSES = list(SHAPES)
 
 
 def draw(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw shapes of random colour, size, place and angle, with lines across them, and noise.
+    """Draw shapes of random color, size, place and angle, with lines across them, and noise.
 
     Parameters
     ----------
@@ -87,9 +87,7 @@ def _draw(outlines: list[Points], random: np.random.RandomState) -> np.ndarray:
     size = SIDE * SCALE
     corners = Image.fromarray(_dull(random, (2, 2)).astype(np.uint8))
     background = corners.resize((size, size), Image.Resampling.BILINEAR)
-    colour = random.permutation(
-        [random.randint(60), random.randint(256), random.randint(196, 256)]
-    )
+    color = random.permutation([random.randint(60), random.randint(256), random.randint(196, 256)])
 
     mask = Image.new("L", (size, size))
     radius = size * random.uniform(0.18, 0.42)
@@ -100,17 +98,17 @@ def _draw(outlines: list[Points], random: np.random.RandomState) -> np.ndarray:
     for fill, outline in zip((255, 0), outlines, strict=False):
         corners = np.array(outline) @ turn + middle
         ImageDraw.Draw(mask).polygon([tuple(corner) for corner in corners.tolist()], fill=fill)
-    background.paste(tuple(colour.tolist()), mask=mask)
+    background.paste(tuple(color.tolist()), mask=mask)
 
     pen = ImageDraw.Draw(background)
     for _ in range(random.randint(5)):
-        ends, colour = random.uniform(0, size, 4).tolist(), _dull(random, ()).tolist()
-        pen.line(ends, fill=tuple(colour), width=random.randint(2, 2 * SCALE + 1))
+        ends, color = random.uniform(0, size, 4).tolist(), _dull(random, ()).tolist()
+        pen.line(ends, fill=tuple(color), width=random.randint(2, 2 * SCALE + 1))
     noise = random.normal(0, 16, (SIDE, SIDE, 3))
     pixels = np.clip(np.asarray(background.reduce(SCALE)) + noise, 0, 255)
     return pixels.astype(np.uint8).transpose(2, 0, 1)
 
 
 def _dull(random: np.random.RandomState, shape: tuple[int, ...]) -> np.ndarray:
-    """Return colours close to grey, of shape (*shape, 3)."""
+    """Return colors close to gray, of shape (*shape, 3)."""
     return random.randint(40, 200, (*shape, 1)) + random.randint(0, 50, (*shape, 3))

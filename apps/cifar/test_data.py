@@ -253,7 +253,7 @@ def test_shapes(app):
 
 def test_images_as_networks_take_them(app):
     images = np.arange(256, dtype=np.uint8).repeat(12).reshape(1, 3, 32, 32)
-    ((image, label),) = app.data.normalised(TupleDataset(images, np.int32([7])))
+    ((image, label),) = app.data.normalized(TupleDataset(images, np.int32([7])))
     assert (image.dtype, label) == (np.float32, 7)
     np.testing.assert_allclose(image, images[0] / 127.5 - 1, rtol=1e-6, atol=1e-6)
     assert (image.min(), image.max()) == (-1, 1)
@@ -261,7 +261,7 @@ def test_images_as_networks_take_them(app):
 
 def test_images_are_shifted_and_mirrored_at_random(app):
     original = np.random.RandomState(0).randint(1, 256, (1, 3, 32, 32)).astype(np.uint8)
-    dataset = app.data.normalised(TupleDataset(original, np.int32([7])), augment=True)
+    dataset = app.data.normalized(TupleDataset(original, np.int32([7])), augment=True)
     framed = np.zeros((3, 40, 40), np.uint8)
     framed[:, 4:36, 4:36] = original[0]
     possible = {}

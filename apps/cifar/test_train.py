@@ -34,7 +34,7 @@ def two_ranks(start, tmp_path_factory):
 
 
 @pytest.mark.each_mpi
-def test_two_ranks_learn_to_recognise_shapes(two_ranks, read_log):
+def test_two_ranks_learn_to_recognize_shapes(two_ranks, read_log):
     _, out = two_ranks
     log = read_log(out)
     assert [row["epoch"] for row in log] == list(range(1, 9))
@@ -76,13 +76,13 @@ def test_test_images_are_those_of_the_best_network(two_ranks, app, tmp_path):
     assert first == "ranks: 2, hosts: 1, communicator: SingleNodeCommunicator"
     about = json.loads((out / "best.json").read_text())
     assert best == f"the best: {about['value']:.2%} after epoch {about['epoch']}"
-    accuracy = re.fullmatch(r"([\d.]+)% of the 1000 test images recognised by the best", tested)[1]
+    accuracy = re.fullmatch(r"([\d.]+)% of the 1000 test images recognized by the best", tested)[1]
 
     command = [HERE / "predict.py", out / "best.npz", "--picture", tmp_path / "seen.png"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     shown = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT)
     assert (shown.returncode, shown.stderr) == (0, ""), shown
-    assert shown.stdout.startswith(f"{accuracy}% of 1000 test images recognised\n")
+    assert shown.stdout.startswith(f"{accuracy}% of 1000 test images recognized\n")
     pairs = re.findall(r"^  (\w+) taken for (\w+): \d+ times?$", shown.stdout, re.MULTILINE)
     assert {name for pair in pairs for name in pair} <= set(app.shapes.CLASSES)
     assert (tmp_path / "seen.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")

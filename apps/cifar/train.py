@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train a network to classify small colour images."""
+"""Train a network to classify small color images."""
 
 import argparse
 from pathlib import Path
@@ -53,7 +53,7 @@ def main() -> None:
     found = training.create_evaluator(comm, model, images.test, device)()
     if comm.rank == 0:
         accuracy = found["main/accuracy"]
-        print(f"{accuracy:.2%} of the {len(images.test)} test images recognised by the best")
+        print(f"{accuracy:.2%} of the {len(images.test)} test images recognized by the best")
 
 
 def parse_arguments() -> argparse.Namespace:

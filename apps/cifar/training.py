@@ -87,7 +87,7 @@ def create_trainer(
             parameter.update_rule.add_hook(WeightDecay(args.weight_decay))
 
     order = chainermn.datasets.create_distributed_sampler(images.train, comm, seed=args.seed)
-    train = data.normalised(images.train, augment=not args.no_augment)
+    train = data.normalized(images.train, augment=not args.no_augment)
     batches = SerialIterator(train, args.batchsize, order_sampler=order)
     updater = StandardUpdater(batches, optimizer, device=device)
     trainer = Trainer(updater, (args.epoch, "epoch"), out=args.out)
@@ -106,7 +106,7 @@ def create_evaluator(
 ) -> extensions.Evaluator:
     """Return an evaluator that is exact over all ranks. Collective."""
     own = chainermn.scatter_dataset(dataset, comm, force_equal_length=False)
-    batches = SerialIterator(data.normalised(own), batchsize, repeat=False, shuffle=False)
+    batches = SerialIterator(data.normalized(own), batchsize, repeat=False, shuffle=False)
     evaluator = extensions.Evaluator(batches, model, device=device)
     return chainermn.create_multi_node_evaluator(evaluator, comm, mean_over="examples")
 

@@ -27,7 +27,7 @@ class Generator(chainer.Chain):
     Parameters
     ----------
     channels : int
-        1 for grey images, 3 for coloured ones.
+        1 for gray images, 3 for colored ones.
     size : int
         Height and width of the images, in pixels.
     n_units : int

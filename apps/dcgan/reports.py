@@ -91,7 +91,7 @@ def draw_curves(log: list[dict[str, float]], distances: dict[str, float], path: 
     epochs = [row["epoch"] for row in log]
     of_distance.semilogy(epochs, [row[DISTANCE] for row in log], label="generated images")
     for (name, value), style in zip(distances.items(), ("--", ":"), strict=True):
-        of_distance.axhline(value, color="grey", linestyle=style, label=name)
+        of_distance.axhline(value, color="gray", linestyle=style, label=name)
     of_distance.set_ylabel("distance from validation images")
     for key in LOSSES:
         of_losses.plot(epochs, [row[key] for row in log], label=key.partition("/")[0])

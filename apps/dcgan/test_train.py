@@ -153,9 +153,9 @@ def test_image_files_of_any_kind(app, tmp_path, capsys):
     photos = tmp_path / "photos"
     (photos / "more").mkdir(parents=True)
     for i in range(118):
-        colours = random.randint(256, size=(1, 2, 3)).astype(np.uint8)
-        Image.fromarray(colours).resize((40, 30)).save(photos / f"{i}.png")
-    Image.new("L", (20, 50), 255).save(photos / "more" / "grey.jpg")
+        colors = random.randint(256, size=(1, 2, 3)).astype(np.uint8)
+        Image.fromarray(colors).resize((40, 30)).save(photos / f"{i}.png")
+    Image.new("L", (20, 50), 255).save(photos / "more" / "gray.jpg")
     Image.new("RGBA", (20, 50), (255, 0, 0, 255)).save(photos / "more" / "red.gif")
     (photos / "notes.txt").touch()
     out = tmp_path / "result"

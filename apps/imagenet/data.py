@@ -1,4 +1,4 @@
-"""Labelled image files: lists, the examples made from them, and batches."""
+"""Labeled image files: lists, the examples made from them, and batches."""
 
 import hashlib
 import os
@@ -22,7 +22,7 @@ from chainermn.global_except_hook import exit_job
 from chainermn.iterators import MultiprocessIterator
 
 # Share of a validation image's side that is cropped from its middle: 224 of 256 pixels.
-CENTRE = 0.875
+CENTER = 0.875
 
 # A list with more is taken for a mistake, before memory is allocated for its network.
 MOST_CLASSES = 100_000
@@ -206,7 +206,7 @@ def make_example(
     """Return an example; see `Images`. It depends only on the arguments."""
     random = None if seed is None else np.random.default_rng([seed, number])
     if random is None:
-        choose = partial(images.centre_box, share=CENTRE)
+        choose = partial(images.center_box, share=CENTER)
     else:
         choose = partial(images.random_box, random=random, least=least)
     try:
@@ -336,7 +336,7 @@ def read_statistics(path: Path) -> dict[str, list[float]]:
     path : path
         A file of prepare.py; or, with the ending ``.npy``, the mean of images from 0 to 255, of
         shape (3, height, width), as Chainer's ImageNet example takes it. Of that only the means
-        of the colours are used, and 255 is the deviation, since that example divides by it.
+        of the colors are used, and 255 is the deviation, since that example divides by it.
 
     Raises
     ------

@@ -121,7 +121,7 @@ def draw_confusion(confusion: np.ndarray, names: Sequence[str], path: Path) -> N
         axes.set_yticks(range(len(names)), names)
         for (row, column), count in np.ndenumerate(confusion):
             if count:
-                colour = "white" if shares[row, column] > 0.5 else "black"
-                axes.text(column, row, count, ha="center", va="center", color=colour, fontsize=8)
+                color = "white" if shares[row, column] > 0.5 else "black"
+                axes.text(column, row, count, ha="center", va="center", color=color, fontsize=8)
     figure.colorbar(picture, shrink=0.7, label="share of the images shown")
     figure.savefig(path)

@@ -62,7 +62,7 @@ def export(model: trained.Trained) -> bytes:
     chainer.disable_experimental_feature_warning = True  # of converters from outside
     size = model.insize
     graph = onnx_chainer.export(
-        model.recogniser,
+        model.recognizer,
         np.zeros((2, 3, size, size), np.float32),
         opset_version=OPSET,
         input_names="images",

@@ -1,4 +1,4 @@
-"""A small data set, drawn at first use: ten shapes, coloured, textured and rotated, in noise."""
+"""A small data set, drawn at first use: ten shapes, colored, textured and rotated, in noise."""
 
 import json
 import math
@@ -89,7 +89,7 @@ def draw(label: int, random: np.random.Generator) -> Image.Image:
     size = int(random.integers(48, 97))
     mask = _shape(label, 2 * size, random).resize((size, size), Image.Resampling.LANCZOS)
     alpha = np.asarray(mask, np.float64)[..., None] / 255
-    back, front = _colours(random)
+    back, front = _colors(random)
     pixels = alpha * _textured(front, size, random) + (1 - alpha) * _textured(back, size, random)
     pixels += random.normal(0, random.uniform(4, 20), pixels.shape)
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
@@ -166,22 +166,22 @@ def _shape(label: int, side: int, random: np.random.Generator) -> Image.Image:
     return mask
 
 
-def _colours(random: np.random.Generator) -> np.ndarray:
-    """Return two different colours."""
+def _colors(random: np.random.Generator) -> np.ndarray:
+    """Return two different colors."""
     while True:
         pair = random.uniform(20, 235, (2, 3))
         if np.linalg.norm(pair[0] - pair[1]) > 110:
             return pair
 
 
-def _textured(colour: np.ndarray, size: int, random: np.random.Generator) -> np.ndarray:
-    """Return a square that has about one colour, with stripes and a gradient."""
+def _textured(color: np.ndarray, size: int, random: np.random.Generator) -> np.ndarray:
+    """Return a square that has about one color, with stripes and a gradient."""
     y, x = np.mgrid[:size, :size] / size - 0.5
     a, b = random.uniform(0, 2 * math.pi, 2)
     stripes = np.sin(random.uniform(5, 60) * (x * math.cos(a) + y * math.sin(a)) + b)
     gradient = x * math.cos(b) + y * math.sin(b)
     light = random.uniform(0, 22) * stripes + random.uniform(0, 60) * gradient
-    return colour + light[..., None]
+    return color + light[..., None]
 
 
 def write_statistics(path: Path, sums: Sums) -> None:

@@ -22,7 +22,7 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 # Of an image, as its file says; a file of a few bytes can claim billions. The memory that it takes
 # for each, with Pillow 13: up to 17 bytes as WebP, up to 13 in other formats; 5 as RGB.
 MOST_PIXELS = 100_000_000
-# Of a file: with 16 bits for each of four colours.
+# Of a file: with 16 bits for each of four colors.
 MOST_BYTES = 8 * MOST_PIXELS
 
 HINT = "--allow-outside takes paths and links that lead out of --root"
@@ -70,7 +70,7 @@ def read_image(
     Parameters
     ----------
     path : path or binary file
-        In any of `FORMATS`, of any mode: grey, with a palette, transparent
+        In any of `FORMATS`, of any mode: gray, with a palette, transparent
         (put on white), CMYK, 16 bits. It is rotated upright according to its EXIF data.
     size : int
         Height and width of the result.
@@ -143,10 +143,10 @@ def random_box(width: int, height: int, random: np.random.Generator, least: floa
         if w <= width and h <= height:
             left, upper = random.uniform(0, width - w), random.uniform(0, height - h)
             return left, upper, left + w, upper + h
-    return centre_box(width, height, 1)
+    return center_box(width, height, 1)
 
 
-def centre_box(width: int, height: int, share: float) -> Box:
+def center_box(width: int, height: int, share: float) -> Box:
     """Choose a square in the middle; ``share`` is its side over the image's shorter side."""
     side = min(width, height) * share
     left, upper = (width - side) / 2, (height - side) / 2

@@ -14,7 +14,7 @@ PLACES = ("{}", "ILSVRC2012_img_{}", "Data/CLS-LOC/{}", "ILSVRC/Data/CLS-LOC/{}"
 TRAINING = (*(place.format("train") for place in PLACES), ".")
 VALIDATION = (*(place.format("val") for place in PLACES), "valid", "validation")
 
-Labelled = list[tuple[Path, int]]
+Labeled = list[tuple[Path, int]]
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class DataSet:
 
     root: Path  # that the paths in the lists will start from
     classes: list[str]
-    train: Labelled
-    val: Labelled
+    train: Labeled
+    val: Labeled
 
 
 def find_images(
@@ -102,7 +102,7 @@ def class_folders(parent: Path, besides: Path | None = None) -> list[Path]:
     return synsets or [folder for folder in folders if not folder.name.startswith(".")]
 
 
-def list_classes(folders: list[Path], numbers: dict[str, int]) -> Labelled:
+def list_classes(folders: list[Path], numbers: dict[str, int]) -> Labeled:
     """Return the images in the folders of classes; ``numbers`` is by name of the class."""
     pairs = []
     for folder in folders:
@@ -131,7 +131,7 @@ def list_images(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def split(pairs: Labelled, n_classes: int, share: float, seed: int) -> tuple[Labelled, Labelled]:
+def split(pairs: Labeled, n_classes: int, share: float, seed: int) -> tuple[Labeled, Labeled]:
     """Hold out a share of the images of each class, chosen at random, but never all of them."""
     if not 0 < share < 1:
         raise ValueError(f"--hold-out must be between 0 and 1, got {share}")

@@ -175,7 +175,7 @@ def draw(rates: np.ndarray, losses: np.ndarray, best: float | None, path: Path) 
     figure = Figure(figsize=(7, 4.5), layout="constrained", dpi=120)
     axes = figure.add_subplot()
     axes.semilogx(rates, losses, color="lightgray", label="loss of each step")
-    axes.semilogx(rates, smooth(losses), label="mean of neighbours")
+    axes.semilogx(rates, smooth(losses), label="mean of neighbors")
     if best is not None:
         axes.axvline(best, color="C1", linestyle="--", label=f"suggestion: {best:.2g}")
     axes.set_ylim(top=1.1 * max(losses[0], np.median(losses)))

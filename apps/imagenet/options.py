@@ -43,7 +43,7 @@ def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     )
     add("--val", metavar="LIST", help="the same for the validation images")
     add("--root", "-R", metavar="DIR", type=Path, help="folder that the lists' paths start from")
-    mean = "mean.json, or mean image (.npy) for the mean of each colour; default: beside TRAIN"
+    mean = "mean.json, or mean image (.npy) for the mean of each color; default: beside TRAIN"
     add("--mean", "-m", metavar="FILE", type=Path, help=mean)
     add(
         "--classes",

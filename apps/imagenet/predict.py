@@ -19,7 +19,7 @@ import numpy as np
 import images
 import layouts
 import trained
-from data import CENTRE
+from data import CENTER
 
 
 def main() -> int:
@@ -29,7 +29,7 @@ def main() -> int:
             model = trained.load(args.model)
             device = chainer.get_device("@cupy:0" if args.gpu else "@numpy")
             device.use()
-            model.recogniser.to_device(device)
+            model.recognizer.to_device(device)
             files = [file for path in args.images for file in list_files(path)]
             target = args.csv or os.devnull
             file = stack.enter_context(open(target, "w", newline="", encoding="utf-8"))
@@ -39,7 +39,7 @@ def main() -> int:
         numbers = range(1, 1 + min(trained.SHOWN, len(model.classes)))
         table.writerow(["file", *(f"{what} {i}" for i in numbers for what in ("class", "share"))])
         unreadable = 0
-        for path, found in recognise(model, files, args.batchsize):
+        for path, found in recognize(model, files, args.batchsize):
             if isinstance(found, Exception):
                 print(f"{path}: {type(found).__name__}: {found}", file=sys.stderr)
                 unreadable += 1
@@ -74,7 +74,7 @@ def list_files(path: Path) -> list[Path]:
     return layouts.list_images(path) if path.is_dir() else [path]
 
 
-def recognise(
+def recognize(
     model: trained.Trained, files: list[Path], batchsize: int
 ) -> Iterator[tuple[Path, list[tuple[str, float]] | Exception]]:
     """Yield each file with its most likely classes, or why it cannot be read."""
@@ -90,7 +90,7 @@ def read_images(
     files: list[Path], size: int, ahead: int
 ) -> Iterator[tuple[Path, np.ndarray | Exception]]:
     """Yield each file with its image, or the exception; threads read files ahead."""
-    choose = partial(images.centre_box, share=CENTRE)
+    choose = partial(images.center_box, share=CENTER)
     left, reading = iter(files), deque()
     with ThreadPoolExecutor() as threads:
         while True:

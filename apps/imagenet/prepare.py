@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make the lists, the names of the classes and the mean colour of a folder of images.
+"""Make the lists, the names of the classes and the mean color of a folder of images.
 
 The folder has train/CLASS/* and val/CLASS/*, or is one of ILSVRC2012, or has only folders of
 classes, of which --hold-out takes a share to validate with. Or it has the IDX files of MNIST or
@@ -120,8 +120,8 @@ def add_up(
     """
     begin, end = chainermn.scatter_index(len(listed), comm, force_equal_length=False)
     sums, unreadable = Sums(), []
-    show = Progress(end - begin, "mean colour") if comm.rank == 0 else None
-    choose = partial(images.centre_box, share=1)
+    show = Progress(end - begin, "mean color") if comm.rank == 0 else None
+    choose = partial(images.center_box, share=1)
     for i in range(begin, end):
         path = root / listed[i][0]
         try:

@@ -56,7 +56,7 @@ def save_description(out: str, about: dict[str, Any]) -> None:
 def print_evaluation(found: dict[str, float]) -> None:
     """Print how good the evaluated network is."""
     accuracy, top5 = found[ACCURACY], found["validation/main/top5"]
-    print(f"{accuracy:.2%} of the validation images recognised, {top5:.2%} among the best five")
+    print(f"{accuracy:.2%} of the validation images recognized, {top5:.2%} among the best five")
 
 
 def print_summary(trainer: chainer.training.Trainer, skipped: int) -> None:
@@ -64,7 +64,7 @@ def print_summary(trainer: chainer.training.Trainer, skipped: int) -> None:
     last, best = trainer.get_extension("LogReport").log[-1], trainer.get_extension("BestModel")
     epoch = last["epoch"]
     plural = "epoch" if epoch == 1 else "epochs"
-    print(f"{last[ACCURACY]:.2%} of the validation images recognised after {epoch} {plural}")
+    print(f"{last[ACCURACY]:.2%} of the validation images recognized after {epoch} {plural}")
     print(f"the best: {best.value:.2%} after epoch {best.epoch}")
     if skipped:
         print(f"images skipped in all epochs, as they could not be read: {skipped}")

@@ -25,13 +25,13 @@ RED, GREEN, BLUE, WHITE = (220, 20, 30), (20, 200, 30), (20, 30, 210), (255, 255
 def quarters() -> Image.Image:
     """Return a picture whose quarters are red, green; blue, white."""
     image = Image.new("RGB", (80, 60))
-    for i, colour in enumerate((RED, GREEN, BLUE, WHITE)):
-        image.paste(colour, (i % 2 * 40, i // 2 * 30, i % 2 * 40 + 40, i // 2 * 30 + 30))
+    for i, color in enumerate((RED, GREEN, BLUE, WHITE)):
+        image.paste(color, (i % 2 * 40, i // 2 * 30, i % 2 * 40 + 40, i // 2 * 30 + 30))
     return image
 
 
 def read(app, path, size=40, share=1):
-    return app.images.read_image(path, size, partial(app.images.centre_box, share=share))
+    return app.images.read_image(path, size, partial(app.images.center_box, share=share))
 
 
 def corners(pixels: np.ndarray) -> list[tuple[int, ...]]:
@@ -45,14 +45,14 @@ def assert_alike(found, expected, tolerance=12):
 
 
 @pytest.mark.parametrize("mode", ["RGB", "CMYK"])
-def test_colours_of_jpeg(app, quarters, mode, tmp_path):
+def test_colors_of_jpeg(app, quarters, mode, tmp_path):
     quarters.convert(mode).save(tmp_path / "a.jpg", quality=95)
     pixels = read(app, tmp_path / "a.jpg")
     assert (pixels.shape, pixels.dtype) == ((3, 40, 40), np.uint8)
     assert_alike(corners(pixels), [RED, GREEN, BLUE, WHITE])
 
 
-def test_grey_has_three_equal_colours(app, quarters, tmp_path):
+def test_gray_has_three_equal_colors(app, quarters, tmp_path):
     quarters.convert("L").save(tmp_path / "a.jpg", quality=95)
     pixels = read(app, tmp_path / "a.jpg")
     assert_alike([c[0] for c in corners(pixels)], np.array(quarters.convert("L"))[::59, ::79].flat)
@@ -72,8 +72,8 @@ def test_transparent_is_white(app, mode, tmp_path):
 def test_palette_and_16_bits(app, quarters, tmp_path):
     quarters.quantize(8).save(tmp_path / "a.png")
     assert_alike(corners(read(app, tmp_path / "a.png")), [RED, GREEN, BLUE, WHITE])
-    grey = np.full((50, 50), 100 * 256, np.uint16)
-    Image.fromarray(grey).save(tmp_path / "b.png")
+    gray = np.full((50, 50), 100 * 256, np.uint16)
+    Image.fromarray(gray).save(tmp_path / "b.png")
     assert (read(app, tmp_path / "b.png") == 100).all()
 
 
@@ -99,8 +99,8 @@ def test_photographs_are_turned_upright(app, quarters, orientation, pixels, tmp_
 
 
 def test_boxes(app):
-    assert app.images.centre_box(80, 60, 1) == (10, 0, 70, 60)
-    assert app.images.centre_box(80, 60, 0.5) == (25, 15, 55, 45)
+    assert app.images.center_box(80, 60, 1) == (10, 0, 70, 60)
+    assert app.images.center_box(80, 60, 0.5) == (25, 15, 55, 45)
     random = np.random.default_rng(0)
     boxes = np.array([app.images.random_box(80, 60, random, 0.08) for _ in range(1000)])
     width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
@@ -116,7 +116,7 @@ def test_decoding_at_reduced_size_changes_little(app, tmp_path):
     waves = np.stack([127 + 120 * np.sin(x / 40), 127 + 120 * np.cos(y / 50), x * 0.3], -1)
     Image.fromarray(waves.astype(np.uint8)).save(tmp_path / "a.jpg", quality=95)
     Image.fromarray(waves.astype(np.uint8)).save(tmp_path / "a.png")
-    choose = partial(app.images.centre_box, share=0.9)
+    choose = partial(app.images.center_box, share=0.9)
     small, whole = (app.images.read_image(tmp_path / f"a.{e}", 64, choose) for e in ("jpg", "png"))
     assert np.abs(small.astype(int) - whole).mean() < 3
 
@@ -166,7 +166,7 @@ limit = int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 for path in sys.argv[3:]:
     try:
-        images.read_image(path, 32, partial(images.centre_box, share=1))
+        images.read_image(path, 32, partial(images.center_box, share=1))
     except Exception as error:
         print(type(error).__name__, error)
 """

@@ -19,9 +19,9 @@ MEAN, DEVIATION = [120.0, 110.0, 100.0], [60.0, 50.0, 40.0]
 def untrained(app, arch: str, n_classes: int, seed: int = 0):
     np.random.seed(seed)
     architecture = app.models.ARCHITECTURES[arch]
-    recogniser = app.trained.Recogniser(architecture(n_classes), MEAN, DEVIATION)
+    recognizer = app.trained.Recognizer(architecture(n_classes), MEAN, DEVIATION)
     names = [f"class {i}" for i in range(n_classes)]
-    return app.trained.Trained(recogniser, architecture.insize, names)
+    return app.trained.Trained(recognizer, architecture.insize, names)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_same_shares_as_chainer(app, arch):
         pixels = np.random.default_rng(n).integers(0, 256, (n, *images.shape[1:]), np.uint8)
         x, _ = to_batch([(image, np.int32(0)) for image in pixels])
         with chainer.using_config("train", False):
-            expected = F.softmax(model.recogniser.network(x)).array
+            expected = F.softmax(model.recognizer.network(x)).array
         (found,) = session.run(None, {"images": pixels.astype(np.float32)})
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-6)
 
@@ -62,7 +62,7 @@ def export(app, tmp_path, monkeypatch, capsys):
     known = {"arch": "small", "insize": 48, "classes": ["ant", "bee"]}
     known |= {"mean": MEAN, "deviation": DEVIATION}
     (tmp_path / "result" / "model.json").write_text(json.dumps(known))
-    network = untrained(app, "small", 2).recogniser.network
+    network = untrained(app, "small", 2).recognizer.network
     chainer.serializers.save_npz(tmp_path / "result" / "best.npz", network)
     monkeypatch.chdir(tmp_path)
 

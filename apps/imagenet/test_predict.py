@@ -60,7 +60,7 @@ def predict(app, place, monkeypatch, capsys):
 
 
 def expected_shares(app, network: chainer.Chain, files: list[Path]) -> np.ndarray:
-    choose = partial(app.images.centre_box, share=0.875)
+    choose = partial(app.images.center_box, share=0.875)
     to_batch = app.data.ToBatch(MEAN, DEVIATION)
     x, _ = to_batch([(app.images.read_image(path, 48, choose), np.int32(0)) for path in files])
     with chainer.using_config("train", False):

@@ -45,7 +45,7 @@ def test_same_for_any_number_of_ranks(start, app, ilsvrc, tmp_path):
         options = ["../ilsvrc", "--out", ".", "--size", 32]
         out.mkdir()
         shown = start(ranks, "prepare.py", *options, cwd=out).stdout
-        assert "mean colour: 100%" in shown
+        assert "mean color: 100%" in shown
         assert shown.count("over 13 images") == 1
         results.append({path.name: path.read_text() for path in out.iterdir()})
     assert results[0] == results[1]
@@ -57,7 +57,7 @@ def test_same_for_any_number_of_ranks(start, app, ilsvrc, tmp_path):
     validation = app.data.ImageList.read(out / "val.txt")
     assert validation[3] == ("val/ILSVRC2012_val_00000004.JPEG", 1)
 
-    choose = partial(app.images.centre_box, share=1)
+    choose = partial(app.images.center_box, share=1)
     whole = [app.images.read_image(ilsvrc / train[i][0], 32, choose) for i in range(13)]
     statistics = json.loads(results[0]["mean.json"])
     pixels = np.stack(whole).astype(np.float64)

@@ -249,7 +249,7 @@ def test_evaluation_without_training(two_ranks, train, drawn, tmp_path):
     best = json.loads((two_ranks[1] / "best.json").read_text())
     log = read_log(two_ranks[1])
     top5 = log[best["epoch"] - 1]["validation/main/top5"]
-    expected = f"{best['value']:.2%} of the validation images recognised, {top5:.2%} among"
+    expected = f"{best['value']:.2%} of the validation images recognized, {top5:.2%} among"
     out = shutil.copytree(two_ranks[1], tmp_path / "result")
     for ranks, options in ((1, []), (3, [two_ranks[1] / "best.npz"])):
         job = train(ranks, drawn, out, "--loaderjob", "0", "--evaluate", *options)
@@ -300,8 +300,8 @@ def test_bad_input_ends_all_ranks_with_one_message(two_ranks, drawn_lists, drawn
     snapshot, model = two_ranks[1] / "snapshot_iter_45.0", two_ranks[1] / "model.npz"
     absent, file = tmp_path / "absent", tmp_path / "file"
     file.touch()
-    relabelled = tmp_path / "relabelled.txt"
-    relabelled.write_text((drawn / "val.txt").read_text().replace(" 9\n", " 12\n"))
+    relabeled = tmp_path / "relabeled.txt"
+    relabeled.write_text((drawn / "val.txt").read_text().replace(" 9\n", " 12\n"))
     shutil.copytree(two_ranks[1], tmp_path / "trained")
     description = (tmp_path / "trained/model.json").read_text()
     other = (
@@ -336,7 +336,7 @@ def test_bad_input_ends_all_ranks_with_one_message(two_ranks, drawn_lists, drawn
         (["--evaluate", model, "--arch", "nin"], f"{model} {other}"),
         (["--evaluate"], f"[Errno 2] No such file or directory: '{tmp_path}/result/best.npz'"),
         (["--train", absent], f"[Errno 2] No such file or directory: '{absent}'"),
-        (["--val", relabelled], f"{relabelled} has images of class 12, but {drawn}/train.txt has"),
+        (["--val", relabeled], f"{relabeled} has images of class 12, but {drawn}/train.txt has"),
         (["--out", tmp_path / "trained", "--arch", "nin"], f"{tmp_path}/trained/snapshot_iter_45"),
         (["--freeze", "conv9"], "--freeze: there is no layer 'conv9', but bn1, bn2, "),
         (["--out", file / "result"], f"[Errno 20] Not a directory: '{file}/result'"),
@@ -411,7 +411,7 @@ def test_damaged_file_ends_the_job_or_is_skipped(train, damaged, tmp_path):
     assert job.returncode == 0, job
     assert re.fullmatch(f"skipped: {re.escape(message)}.*\n", job.stderr)
     assert "images skipped in all epochs, as they could not be read: 1\n" in job.stdout
-    assert "recognised after 1 epoch\n" in job.stdout
+    assert "recognized after 1 epoch\n" in job.stdout
 
 
 def test_all_ranks_end_where_a_host_lacks_the_images(train, drawn, tmp_path):
@@ -450,7 +450,7 @@ def test_mpiexec_starts_the_script_itself(cwd, drawn, tmp_path):
     "CHAINERMN_LONG_TESTS" not in os.environ,
     reason="CHAINERMN_LONG_TESTS is not set: two cores would be busy for two minutes",
 )
-def test_drawn_images_are_recognised(start, tmp_path):
+def test_drawn_images_are_recognized(start, tmp_path):
     job = start(2, "train.py", cwd=tmp_path)
     assert job.stdout.splitlines()[1].startswith("drawing 3499 images into")
     assert read_log(tmp_path / "result")[-1][ACCURACY] > 0.9

@@ -23,8 +23,8 @@ FORM = {
 SHOWN = 5  # classes of an image
 
 
-class Recogniser(chainer.Chain):
-    """A network from the colours of images to the probability of each class.
+class Recognizer(chainer.Chain):
+    """A network from the colors of images to the probability of each class.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class Recogniser(chainer.Chain):
 class Trained:
     """What `load` returns."""
 
-    recogniser: Recogniser
+    recognizer: Recognizer
     insize: int  # height and width of the images, in pixels
     classes: list[str]
 
@@ -67,9 +67,9 @@ class Trained:
         images : array of uint8
             Of shape (batch, 3, insize, insize).
         """
-        x = self.recogniser.device.send(images.astype(np.float32))
+        x = self.recognizer.device.send(images.astype(np.float32))
         with chainer.using_config("train", False), chainer.no_backprop_mode():
-            return chainer.get_device("@numpy").send(self.recogniser(x).array)
+            return chainer.get_device("@numpy").send(self.recognizer(x).array)
 
     def likeliest(self, shares: np.ndarray) -> list[tuple[str, float]]:
         """Return the names of the most likely classes, in order, and their probabilities."""
@@ -97,7 +97,7 @@ def load(weights: Path | None = None) -> Trained:
         expected = f"1 to data.MOST_CLASSES = {MOST_CLASSES}"
         raise ValueError(f"{about}: expected {expected} classes, got {len(known['classes'])}")
     network = ARCHITECTURES[known["arch"]](len(known["classes"]))
-    recogniser = Recogniser(network, known["mean"], known["deviation"])
-    trained = Trained(recogniser, known["insize"], known["classes"])
+    recognizer = Recognizer(network, known["mean"], known["deviation"])
+    trained = Trained(recognizer, known["insize"], known["classes"])
     load_weights(weights, network)
     return trained

@@ -89,8 +89,8 @@ def draw(images: np.ndarray, digits: np.ndarray, read: np.ndarray, path: Path) -
         axes.imshow(image.reshape(side, side), cmap="gray_r", vmin=0, vmax=1)
         axes.set_axis_off()
         right = seen == digit
-        title, colour = (str(seen), "black") if right else (f"{seen}, is {digit}", "firebrick")
-        axes.set_title(title, color=colour, fontsize=10, pad=2)
+        title, color = (str(seen), "black") if right else (f"{seen}, is {digit}", "firebrick")
+        axes.set_title(title, color=color, fontsize=10, pad=2)
     figure.savefig(path)
 
 

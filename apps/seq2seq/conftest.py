@@ -17,8 +17,8 @@ from chainermn.testing.mpiexec import JobResult, run_job
 HERE = Path(__file__).resolve().parent
 # Seconds after which a job counts as hung, even on a busy machine.
 LIMIT = 600
-NAMES = ["batches", "catalogues", "corpus", "evaluation", "files", "generated", "index", "models"]
-NAMES += ["models.transformer", "neighbours", "prepare", "saved", "subwords"]
+NAMES = ["batches", "catalogs", "corpus", "evaluation", "files", "generated", "index", "models"]
+NAMES += ["models.transformer", "neighbors", "prepare", "saved", "subwords"]
 NAMES += ["training", "translate", "vocabulary"]
 
 # Where other programs use the cores too, the threads of a BLAS wait long for each other.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Score a network and two baselines on a test set: copies of the source, nearest neighbours."""
+"""Score a network and two baselines on a test set: copies of the source, nearest neighbors."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ from chainermn.progress import Progress
 from evaluation import METRICS
 from files import LONGEST_LINE, LONGEST_SENTENCE, read_lines
 from models import Translator
-from neighbours import nearest
+from neighbors import nearest
 from saved import load_network
 from translate import translate
 from vocabulary import Vocabulary
@@ -34,7 +34,7 @@ def main() -> None:
         "copy of the source": sources,
     }
     if train:
-        found["nearest neighbour"] = [train[1][i] for i in nearest(sources, train[0])]
+        found["nearest neighbor"] = [train[1][i] for i in nearest(sources, train[0])]
     scores = {name: score(translations, references) for name, translations in found.items()}
     print(f"{len(sources)} sentences{'':13} BLEU    chrF   exact")
     for name, row in scores.items():
@@ -50,7 +50,7 @@ def parse_arguments() -> argparse.Namespace:
     add("network", type=Path, nargs="?", default="result/best.npz", help=network)
     add("--source", metavar="FILE", type=Path, required=True, help="lines to translate")
     add("--target", metavar="FILE", type=Path, required=True, help="their translations")
-    add("--train-source", metavar="FILE", type=Path, help="lines to find the nearest neighbour in")
+    add("--train-source", metavar="FILE", type=Path, help="lines to find the nearest neighbor in")
     add("--train-target", metavar="FILE", type=Path, help="their translations")
     add("--beam", type=int, default=4, help="width of the beam; default: %(default)s")
     add("--batchsize", "-b", type=int, default=32, help="batch size, in lines")

@@ -9,7 +9,7 @@ from collections import defaultdict
 from itertools import chain
 from pathlib import Path
 
-from catalogues import Messages, Pair, find_catalogues
+from catalogs import Messages, Pair, find_catalogs
 from chainermn.progress import Progress
 from files import read_lines
 from subwords import train_subwords
@@ -27,10 +27,10 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="gettext|subwords")
 
-    about = "pairs of English and another language from catalogues (.po, .mo)"
+    about = "pairs of English and another language from catalogs (.po, .mo)"
     command = commands.add_parser("gettext", help=about, description=f"Make {about}.")
     add = command.add_argument
-    found = "catalogues, folders with catalogues, or Debian packages (.deb)"
+    found = "catalogs, folders with catalogs, or Debian packages (.deb)"
     add("paths", metavar="PATH", nargs="+", type=Path, help=found)
     add("--language", "-l", required=True, help="language of the translations, such as de")
     add(
@@ -50,7 +50,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--test", type=int, default=2000, help="largest number of pairs; default: %(default)s")
     add("--max-characters", type=int, default=300, help="skip longer messages")
     add("--seed", type=int, default=0, help="seed of the choice of packages")
-    command.set_defaults(act=make_from_catalogues)
+    command.set_defaults(act=make_from_catalogs)
 
     about = "a model of subwords, for train.py --subwords"
     command = commands.add_parser("subwords", help=about, description=f"Train {about}.")
@@ -70,11 +70,11 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def make_from_catalogues(args: argparse.Namespace) -> None:
+def make_from_catalogs(args: argparse.Namespace) -> None:
     messages = Messages()
-    with find_catalogues(args.paths, args.language) as catalogues:
-        bar = Progress(len(catalogues), "catalogues")
-        for path, package in catalogues:
+    with find_catalogs(args.paths, args.language) as catalogs:
+        bar = Progress(len(catalogs), "catalogs")
+        for path, package in catalogs:
             messages.read(path, package, args.max_characters)
             bar.step()
     if not any(messages.packages.values()):
@@ -88,7 +88,7 @@ def make_from_catalogues(args: argparse.Namespace) -> None:
     counts = {
         "pairs": {name: len(pairs) for name, pairs in parts.items()},
         "packages": packages,
-        "catalogues": messages.catalogues,
+        "catalogs": messages.catalogs,
         "skipped": dict(messages.skipped),
         "messages": {name: len(pairs) for name, pairs in sorted(messages.packages.items())},
     }

@@ -15,7 +15,7 @@ _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 
 
 def rank_and_size() -> tuple[int, int]:
-    """Return rank and size from the variables of ``mpiexec``, before MPI is initialised."""
+    """Return rank and size from the variables of ``mpiexec``, before MPI is initialized."""
     found = []
     for variables, default in ((_RANK_VARIABLES, 0), (_SIZE_VARIABLES, 1)):
         values = [os.environ[name] for name in variables if name in os.environ]

@@ -126,11 +126,11 @@ def until_done(step: Callable[[], None], device: Any) -> Callable[[], None]:
     if device.xp is np:
         return step
 
-    def synchronised() -> None:
+    def synchronized() -> None:
         step()
         chainer.backends.cuda.Stream.null.synchronize()
 
-    return synchronised
+    return synchronized
 
 
 PREPARE: dict[str, Callable[..., Step]] = {

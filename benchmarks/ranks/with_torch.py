@@ -151,11 +151,11 @@ def until_done(step: Callable[[], None], on_gpu: bool) -> Callable[[], None]:
     if not on_gpu:
         return step
 
-    def synchronised() -> None:
+    def synchronized() -> None:
         step()
         torch.cuda.synchronize()
 
-    return synchronised
+    return synchronized
 
 
 def mlp() -> nn.Module:
@@ -179,20 +179,20 @@ class Bottleneck(nn.Module):
     def __init__(self, n_in: int, inner: int, outer: int, stride: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            *normalised(n_in, inner, 1, stride),
+            *normalized(n_in, inner, 1, stride),
             nn.ReLU(),
-            *normalised(inner, inner, 3),
+            *normalized(inner, inner, 3),
             nn.ReLU(),
-            *normalised(inner, outer, 1),
+            *normalized(inner, outer, 1),
         )
         same = n_in == outer
-        self.shortcut = nn.Sequential(*() if same else normalised(n_in, outer, 1, stride))
+        self.shortcut = nn.Sequential(*() if same else normalized(n_in, outer, 1, stride))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.relu(self.body(x) + self.shortcut(x))
 
 
-def normalised(n_in: int, n_out: int, ksize: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
+def normalized(n_in: int, n_out: int, ksize: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
     convolution = nn.Conv2d(n_in, n_out, ksize, stride, ksize // 2, bias=False)
     return convolution, nn.BatchNorm2d(n_out)
 

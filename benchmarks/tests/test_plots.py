@@ -39,36 +39,36 @@ def test_a_plot_can_be_read_on_a_phone(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PLOTS, ids=lambda path: path.stem)
-def test_a_plot_has_the_text_colour_of_the_page(path: Path) -> None:
+def test_a_plot_has_the_text_color_of_the_page(path: Path) -> None:
     written = path.read_text(encoding="utf-8")
     assert "prefers-color-scheme:dark" in written
-    colours = set(re.findall(r"(?:fill|stroke): (#\w+|[a-z]+)", written, re.IGNORECASE))
+    colors = set(re.findall(r"(?:fill|stroke): (#\w+|[a-z]+)", written, re.IGNORECASE))
     chosen = {plots.OURS, plots.PYTORCH, plots.MPI, plots.ORIGINAL}
-    assert colours <= chosen | {"currentColor", "none", "#ffffff"}  # white: on bars
+    assert colors <= chosen | {"currentColor", "none", "#ffffff"}  # white: on bars
 
 
-def contrast(colour: str, other: str) -> float:
+def contrast(color: str, other: str) -> float:
     """Return the ratio of luminances, as the Web Content Accessibility Guidelines define it."""
 
-    def luminance(colour: str) -> float:
-        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    def luminance(color: str) -> float:
+        parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
         linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
-    darker, lighter = sorted(map(luminance, (colour, other)))
+    darker, lighter = sorted(map(luminance, (color, other)))
     return (lighter + 0.05) / (darker + 0.05)
 
 
-@pytest.mark.parametrize("colour", [plots.OURS, plots.PYTORCH, plots.MPI, plots.ORIGINAL])
-def test_bars_stand_out_from_both_backgrounds(colour: str) -> None:
-    assert contrast(colour, LIGHT) >= 3  # the least contrast of graphics in the guidelines
-    assert contrast(colour, DARK) >= 3
+@pytest.mark.parametrize("color", [plots.OURS, plots.PYTORCH, plots.MPI, plots.ORIGINAL])
+def test_bars_stand_out_from_both_backgrounds(color: str) -> None:
+    assert contrast(color, LIGHT) >= 3  # the least contrast of graphics in the guidelines
+    assert contrast(color, DARK) >= 3
 
 
-def test_a_contestant_has_one_colour() -> None:
-    assert plots.colour_of("ours default") == plots.colour_of("Chainer, oneDNN") == plots.OURS
-    assert plots.colour_of("PyTorch gloo") == plots.colour_of("PyTorch") == plots.PYTORCH
-    assert plots.colour_of("original naive") == plots.colour_of("original") == plots.ORIGINAL
+def test_a_contestant_has_one_color() -> None:
+    assert plots.color_of("ours default") == plots.color_of("Chainer, oneDNN") == plots.OURS
+    assert plots.color_of("PyTorch gloo") == plots.color_of("PyTorch") == plots.PYTORCH
+    assert plots.color_of("original naive") == plots.color_of("original") == plots.ORIGINAL
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 from chainermn.doctor.checks import CHECKS
 from chainermn.doctor.registry import Status
 from chainermn.doctor.setup import Setup
-from chainermn.launch.mpiexec import mpi_flavour
+from chainermn.launch.mpiexec import mpi_flavor
 from ci.multinode.hosts import Hosts
 
 MNIST = Path(__file__).parents[2] / "apps/mnist"
@@ -83,7 +83,7 @@ def test_hosts_differ(
         "same software": f"numpy: {first}: {metadata.version('numpy')}; {second}: {other_numpy}",
         "files": f"{second}: {script}: missing",
     }
-    if mpi_flavour() == "openmpi":  # MPICH forwards all variables
+    if mpi_flavor() == "openmpi":  # MPICH forwards all variables
         expected["environment"] = f"NCCL_DEBUG is not the same on {second}"
     for name, found in expected.items():
         finding = BY_NAME[name].examine(setup)
@@ -94,9 +94,9 @@ def test_hosts_differ(
 
 def test_named_variable_is_forwarded(hosts: Hosts, local_path: Path) -> None:
     where = ",".join(f"{name}:1" for name in hosts.names[:2])
-    touch = f"import os; open(os.path.join({str(local_path)!r}, os.environ['COLOUR']), 'w')"
+    touch = f"import os; open(os.path.join({str(local_path)!r}, os.environ['COLOR']), 'w')"
     program = [sys.executable, "-c", touch]
-    shown = chainermn("launch", "--host", where, "--forward", "COLOUR", *program, COLOUR="green")
+    shown = chainermn("launch", "--host", where, "--forward", "COLOR", *program, COLOR="green")
     assert shown.returncode == 0, shown
     for name in hosts.names[:2]:
         assert hosts.check(name, "ls", str(local_path)) == "green\n"

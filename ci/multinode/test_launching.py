@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from chainermn.testing.mpiexec import JobResult, find_mpiexec, mpi_flavour
+from chainermn.testing.mpiexec import JobResult, find_mpiexec, mpi_flavor
 from ci.cluster import files
 from ci.multinode.hosts import Hosts
 from ci.multinode.jobs import Job, output_of
@@ -44,21 +44,21 @@ def test_hostfile(run_command: RunCommand, hosts: Hosts, tmp_path: Path) -> None
         "openmpi": f"{first} slots=2\n{second} slots=1\n",
     }
     file = tmp_path / "hostfile"
-    file.write_text(lines[mpi_flavour()])
+    file.write_text(lines[mpi_flavor()])
     job = run_command([MPIEXEC, "-n", "3", "-hostfile", str(file), *PRINT_VARIABLE, "NONE"])
     assert [host for host, _ in printed_by(job)] == [first, first, second]
 
 
-@pytest.mark.parametrize("variable", ["COLOUR", "OMPI_COLOUR"])
+@pytest.mark.parametrize("variable", ["COLOR", "OMPI_COLOR"])
 @pytest.mark.parametrize("named", [True, False], ids=["-x", "plain"])
 def test_variables(run_command: RunCommand, hosts: Hosts, variable: str, named: bool) -> None:
     """MPICH forwards all variables, Open MPI those that ``-x`` names and those like OMPI_*."""
-    if named and mpi_flavour() == "mpich":
+    if named and mpi_flavor() == "mpich":
         pytest.skip("MPICH has no option -x, and needs none")
     option = ["-x", variable] if named else []
     command = [MPIEXEC, "-n", "2", *option, "-host", ",".join(hosts.names[:2]), *PRINT_VARIABLE]
     job = run_command([*command, variable], env={variable: "green"})
-    forwarded = named or mpi_flavour() == "mpich" or variable.startswith("OMPI_")
+    forwarded = named or mpi_flavor() == "mpich" or variable.startswith("OMPI_")
     expected = ["green", "green" if forwarded else None]
     assert printed_by(job) == [list(pair) for pair in zip(hosts.names, expected, strict=False)]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chainermn.testing.mpiexec import JobResult, mpi_flavour
+from chainermn.testing.mpiexec import JobResult, mpi_flavor
 from ci.multinode.hosts import Hosts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +35,7 @@ def commands(names: list[str], home: Path) -> str:
 def test_two_machines_that_share_nothing(
     run_command: Callable[..., JobResult], hosts: Hosts, local_path: Path
 ) -> None:
-    if mpi_flavour() != "mpich":
+    if mpi_flavor() != "mpich":
         pytest.skip("the page installs MPICH")
     installed = local_path / "chainermn"
     shutil.copytree(ROOT / "apps/mnist", installed / "apps/mnist")

@@ -48,7 +48,7 @@ def main() -> None:
     version = check_versions(ROOT)
     done(f"all places say that this is version {version}")
     check_changelog(ROOT)
-    check_licences(ROOT)
+    check_licenses(ROOT)
     done("the changelog has entries, and each library has the license")
     left = list(left_to_do(ROOT, version))
     if left and arguments.final:
@@ -90,7 +90,7 @@ def check_changelog(root: Path) -> None:
         raise Failed(f"CHANGELOG.md has no '- ' line under '## {heading}'", "say what changed")
 
 
-def check_licences(root: Path) -> None:
+def check_licenses(root: Path) -> None:
     for lib in LIBS:
         copy = root / "libs" / lib / "LICENSE"
         if not copy.exists() or read(copy) != read(root / "LICENSE"):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from chainermn.testing.mpiexec import direct_environment, mpi_flavour
+from chainermn.testing.mpiexec import direct_environment, mpi_flavor
 from ci.multinode.hosts import EMULATED_HOSTFILE, Hosts
 from ci.slurm.jobs import BatchJob
 
@@ -32,7 +32,7 @@ def hosts() -> Hosts:
 @pytest.fixture(scope="session")
 def srun() -> list[str]:
     """Return ``srun`` with what the MPI in use needs."""
-    return ["srun", {"mpich": "--mpi=pmi2", "openmpi": "--mpi=pmix"}[mpi_flavour()]]
+    return ["srun", {"mpich": "--mpi=pmi2", "openmpi": "--mpi=pmix"}[mpi_flavor()]]
 
 
 @pytest.fixture(scope="session")

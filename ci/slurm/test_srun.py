@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chainermn.testing.mpiexec import mpi_flavour
+from chainermn.testing.mpiexec import mpi_flavor
 from ci.slurm.jobs import BatchJob, run
 
 ADD_RANKS = [sys.executable, str(Path(__file__).resolve().parent / "scripts/add_ranks.py")]
@@ -38,7 +38,7 @@ def test_mpi_none_is_an_error(environment: Mapping[str, str]) -> None:
     command = ["srun", "--mpi=none", "--nodes=3", *ADD_RANKS]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (1, "")
-    language = {"mpich": "pmi2", "openmpi": "pmix"}[mpi_flavour()]
+    language = {"mpich": "pmi2", "openmpi": "pmix"}[mpi_flavor()]
     assert ended.stderr.count("RuntimeError: srun started 3 processes, but each of them is") == 3
     assert f"Start the job with srun --mpi={language}, or " in ended.stderr
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chainermn.testing.mpiexec import mpi_flavour
+from chainermn.testing.mpiexec import mpi_flavor
 from ci.slurm.jobs import BatchJob, run
 from ci.slurm.test_launch import LAUNCH
 
@@ -74,7 +74,7 @@ def test_time_limit(submit: Submit, documented: Path) -> None:
     check_that_it_went_on(job, 4)
 
 
-@pytest.mark.skipif(mpi_flavour() == "openmpi", reason="its mpiexec ends the ranks at once")
+@pytest.mark.skipif(mpi_flavor() == "openmpi", reason="its mpiexec ends the ranks at once")
 def test_cancelled_documented_script(submit: Submit, documented: Path) -> None:
     check_checkpoint_of_cancelled(submit(documented))
 

@@ -130,8 +130,8 @@ def test_exit_code_of_exec(two: Cluster, code: int, command: list[str]) -> None:
 def test_exec_passes_on_arguments_and_environment(
     two: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLOUR", "green")
-    command = ["sh", "-c", 'echo "$COLOUR" "$@"', "sh", "--", "-x", "a b", "--name"]
+    monkeypatch.setenv("COLOR", "green")
+    command = ["sh", "-c", 'echo "$COLOR" "$@"', "sh", "--", "-x", "a b", "--name"]
     assert run(two.name, "exec", "host00", *command) == (0, "green -- -x a b --name\n", "")
 
 

@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """Return a folder with the files of the repository that say what a release is."""
-    licences = [f"libs/{lib}/LICENSE" for lib in release.LIBS]
-    for name in (*release.PLACES, "LICENSE", *licences):
+    licenses = [f"libs/{lib}/LICENSE" for lib in release.LIBS]
+    for name in (*release.PLACES, "LICENSE", *licenses):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(release.read(ROOT / name), encoding="utf-8")
     return tmp_path
@@ -33,7 +33,7 @@ def change(file: Path, old: str, new: str) -> None:
 def test_repository_agrees_with_itself(copy: Path) -> None:
     assert release.check_versions(ROOT) == release.check_versions(copy)
     release.check_changelog(ROOT)
-    release.check_licences(ROOT)
+    release.check_licenses(ROOT)
 
 
 @pytest.mark.parametrize("place", [place for place in release.PLACES if place != release.VERSION])
@@ -57,10 +57,10 @@ def test_changelog_without_an_entry_fails(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("lib", release.LIBS)
-def test_other_licence_fails(copy: Path, lib: str) -> None:
+def test_other_license_fails(copy: Path, lib: str) -> None:
     change(copy / f"libs/{lib}/LICENSE", "MIT", "BSD")
     with pytest.raises(release.Failed, match=f"cp LICENSE libs/{lib}/LICENSE"):
-        release.check_licences(copy)
+        release.check_licenses(copy)
 
 
 SOURCES = ("src/chainermn/__init__.py", "src/chainermn/py.typed", "command/start.py", "hook.pth")

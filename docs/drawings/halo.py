@@ -1,4 +1,4 @@
-"""The rows of an image on three ranks, and what one of them takes from its neighbours."""
+"""The rows of an image on three ranks, and what one of them takes from its neighbors."""
 
 from drawings.svg import Canvas
 

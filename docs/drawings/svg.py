@@ -44,7 +44,7 @@ _DARK = {
     "fail-line": "#ff8a80",
 }
 _STROKES = ("line", "accent", "bad")
-# What a box stands for, which is its colour.
+# What a box stands for, which is its color.
 _BOXES = {
     "rank": "group",
     "host": "group",
@@ -107,7 +107,7 @@ class Canvas:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" '
             f'width="{self.width}" height="{self.height}" role="img">\n'
             f"<title>{escape(title)}</title>\n<style>\n{_style()}\n</style>\n"
-            # A page in colours that the drawing has not noticed does not hide it.
+            # A page in colors that the drawing has not noticed does not hide it.
             f'<rect class="page" width="100%" height="100%"/>\n{parts}\n</svg>\n'
         )
 
@@ -125,8 +125,8 @@ def _style() -> str:
         "rect { fill: var(--page); stroke: var(--line); }",
         "rect.page { stroke: none; }",
         *(
-            f"rect.{kind} {{ fill: var(--{colour}); stroke: var(--{colour}-line); }}"
-            for kind, colour in _BOXES.items()
+            f"rect.{kind} {{ fill: var(--{color}); stroke: var(--{color}-line); }}"
+            for kind, color in _BOXES.items()
         ),
         "polyline { fill: none; stroke-width: 1.5; }",
         *(f"polyline.{kind} {{ stroke: var(--{kind}); }}" for kind in _STROKES),
@@ -135,5 +135,5 @@ def _style() -> str:
     return "\n".join(rules)
 
 
-def _variables(colours: dict[str, str]) -> str:
-    return " ".join(f"--{name}: {colour};" for name, colour in colours.items())
+def _variables(colors: dict[str, str]) -> str:
+    return " ".join(f"--{name}: {color};" for name, color in colors.items())

@@ -18,7 +18,7 @@ import numpy as np
 import chainermn
 from chainermn.agreement import exit_together
 
-LAYERS, COLOURS, SIZE = 12, 3, 32
+LAYERS, COLORS, SIZE = 12, 3, 32
 
 
 # begin
@@ -88,16 +88,16 @@ def make_stage(
     length = LAYERS * (rank + 1) // ranks - LAYERS * rank // ranks
     layers: list = [Layer(channels) for _ in range(length)]
     if rank == 0:
-        layers.insert(0, L.Convolution2D(COLOURS, channels, 1))
+        layers.insert(0, L.Convolution2D(COLORS, channels, 1))
     if rank == ranks - 1:
-        layers += [lambda h: F.average(h, axis=(2, 3)), L.Linear(channels, COLOURS)]
+        layers += [lambda h: F.average(h, axis=(2, 3)), L.Linear(channels, COLORS)]
     return kind(*layers)
 
 
 def make_batch(length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return noisy images, and the colour of each."""
-    t = np.arange(length, dtype=np.int32) % COLOURS
-    x = np.random.RandomState(0).normal(0, 1, (length, COLOURS, SIZE, SIZE))
+    """Return noisy images, and the color of each."""
+    t = np.arange(length, dtype=np.int32) % COLORS
+    x = np.random.RandomState(0).normal(0, 1, (length, COLORS, SIZE, SIZE))
     x[np.arange(length), t] += 2
     return x.astype(chainer.get_dtype()), t
 

@@ -103,7 +103,7 @@ def draw(charts: Mapping[int, Sequence[Spans]], file: Path) -> None:
     n_ranks = len(next(iter(charts.values())))
     size = (8, len(charts) * (0.35 * n_ranks + 0.5) + 0.4)
     figure, axes = pyplot.subplots(len(charts), 1, figsize=size, sharex=True, squeeze=False)
-    colours = {"forward": "tab:blue", "backward": "tab:orange"}
+    colors = {"forward": "tab:blue", "backward": "tab:orange"}
     for axis, (micro_batches, ranks) in zip(axes.flat, charts.items(), strict=True):
         start = min(spans[0][2] for spans in ranks)
         for rank, spans in enumerate(ranks):
@@ -111,7 +111,7 @@ def draw(charts: Mapping[int, Sequence[Spans]], file: Path) -> None:
             for direction, number, begin, end in spans:
                 left, width = 1e3 * (begin - start), 1e3 * (end - begin)
                 axis.barh(
-                    rank, width, left=left, height=0.8, color=colours[direction], edgecolor="white"
+                    rank, width, left=left, height=0.8, color=colors[direction], edgecolor="white"
                 )
                 axis.text(left + width / 2, rank, number, ha="center", va="center", fontsize=7)
         axis.set_yticks(range(n_ranks), [f"rank {rank}" for rank in range(n_ranks)], fontsize=8)
@@ -123,7 +123,7 @@ def draw(charts: Mapping[int, Sequence[Spans]], file: Path) -> None:
         )
         axis.tick_params(labelsize=8)
         axis.spines[:].set_visible(False)
-    axes.flat[-1].set_xlabel("ms; blue: forward, orange: backward, grey: idle", fontsize=8)
+    axes.flat[-1].set_xlabel("ms; blue: forward, orange: backward, gray: idle", fontsize=8)
     figure.tight_layout()
     figure.savefig(file, dpi=100)
     pyplot.close(figure)

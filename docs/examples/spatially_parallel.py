@@ -58,7 +58,7 @@ def rows_of(comm: chainermn.CommunicatorBase, height: int) -> range:
     """Return the rows of this rank."""
     if height // comm.size < 2:
         raise ValueError(
-            f"{height} rows on {comm.size} ranks: the first layer takes 2 rows of each neighbour, "
+            f"{height} rows on {comm.size} ranks: the first layer takes 2 rows of each neighbor, "
             "so every rank needs at least 2; use a higher image or fewer ranks"
         )
     return range(height * comm.rank // comm.size, height * (comm.rank + 1) // comm.size)

@@ -1,4 +1,4 @@
-"""Pictures of what ranks hold and do. Each rank has its colour."""
+"""Pictures of what ranks hold and do. Each rank has its color."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False})
 
 Held: TypeAlias = Sequence[Sequence[int]]
 
-#: Of ranks 0 to 3; they differ for colour-blind eyes too (Okabe and Ito).
-COLOURS = ["#56b4e9", "#e69f00", "#4dbf99", "#d693b6"]
+#: Of ranks 0 to 3; they differ for color-blind eyes too (Okabe and Ito).
+COLORS = ["#56b4e9", "#e69f00", "#4dbf99", "#d693b6"]
 
 
 def ranks_in(total: int) -> list[int]:
     """Return which ranks are in a sum to which rank r adds 2 ** r."""
-    return [rank for rank in range(len(COLOURS)) if total >> rank & 1]
+    return [rank for rank in range(len(COLORS)) if total >> rank & 1]
 
 
 def draw_held(axes: Axes, held: Held, *, left: float = 0.0, before: Held | None = None) -> None:
-    """Draw a row for each rank: its sums, each with the colours of the ranks that are in it.
+    """Draw a row for each rank: its sums, each with the colors of the ranks that are in it.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def draw_held(axes: Axes, held: Held, *, left: float = 0.0, before: Held | None 
             x, parts = left + column + 0.05, ranks_in(total)
             for index, rank in enumerate(parts):
                 y, height = row + 0.05 + 0.9 * index / len(parts), 0.9 / len(parts)
-                axes.add_patch(Rectangle((x, y), 0.9, height, color=COLOURS[rank], lw=0))
+                axes.add_patch(Rectangle((x, y), 0.9, height, color=COLORS[rank], lw=0))
             is_new = before is not None and before[row][column] != total
             frame = {"ec": "black", "lw": 1.8} if is_new else {"ec": "0.6", "lw": 0.8}
             axes.add_patch(Rectangle((x, row + 0.05), 0.9, 0.9, fill=False, **frame))

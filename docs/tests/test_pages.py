@@ -37,7 +37,7 @@ from chainermn.testing.mpiexec import (
     JOB_VARIABLE,
     direct_environment,
     launch_environment,
-    mpi_flavour,
+    mpi_flavor,
 )
 
 DOCS, ROOT = pages.DOCS, pages.ROOT
@@ -136,7 +136,7 @@ def test_shell_block_in_a_clean_environment(block, tmp_path):
         pytest.skip("CHAINERMN_WHEELHOUSE names no folder of wheels; nox -s install_tests sets it")
     if not importlib.util.find_spec("ensurepip"):
         pytest.skip("this Python makes no environments (venv)")
-    if mpi_flavour() == "openmpi":
+    if mpi_flavor() == "openmpi":
         pytest.skip("brings an MPI of its own: tested where this environment has MPICH")
     wheels = Path(os.environ["CHAINERMN_WHEELHOUSE"])
     tools = tmp_path / "tools"
@@ -380,7 +380,7 @@ def test_checkpoints_go_on_after_a_crash(tmp_path):
     script, weights = EXAMPLES / "checkpoints.py", []
     crashed, lines = run_on_ranks(2, script, tmp_path / "a", "12", cwd=tmp_path)
     assert lines == ["resuming after iteration 0"], crashed
-    assert crashed.returncode != 0 or mpi_flavour() == "mpich"  # which takes os._exit for an end
+    assert crashed.returncode != 0 or mpi_flavor() == "mpich"  # which takes os._exit for an end
     for out, begin in (("a", 10), ("b", 0)):
         lines = lines_of_ranks(2, script, tmp_path / out, "1000", cwd=tmp_path)
         assert lines == [f"resuming after iteration {begin}"]

@@ -101,7 +101,7 @@ def forgets_mpiexec() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def flavour() -> str:
+def flavor() -> str:
     """Return whose library mpi4py loads, whatever mpiexec there is."""
     return "mpich" if "MPICH" in mpiexec.mpi4py_library() else "openmpi"
 

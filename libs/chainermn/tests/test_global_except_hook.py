@@ -117,7 +117,7 @@ def test_exit_of_the_whole_job_is_one_line(tmp_path: Path, ranks: int, failing: 
 
 
 @pytest.mark.parametrize("how", ["by add_hook", "from outside"])
-def test_failure_before_mpi_is_initialised(tmp_path: Path, how: str) -> None:
+def test_failure_before_mpi_is_initialized(tmp_path: Path, how: str) -> None:
     script = tmp_path / "script.py"
     # Rank 0 does not reach any call in which it could notice.
     script.write_text(

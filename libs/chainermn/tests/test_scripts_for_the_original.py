@@ -66,9 +66,9 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in names:
         pixels = random.randint(0, 256, (8, 8, 3)).astype(np.uint8)
         Image.fromarray(pixels).save(folder / name)
-    labelled = [f"{name} {i % 3}\n" for i, name in enumerate(names)]
-    (folder / "train.txt").write_text("".join(labelled[:20]))
-    (folder / "val.txt").write_text("".join(labelled[20:]))
+    labeled = [f"{name} {i % 3}\n" for i, name in enumerate(names)]
+    (folder / "train.txt").write_text("".join(labeled[:20]))
+    (folder / "val.txt").write_text("".join(labeled[20:]))
     (folder / "images.txt").write_text("".join(f"{name}\n" for name in names))
     np.save(folder / "mean.npy", np.full((3, 8, 8), 120, np.float32))
     return folder

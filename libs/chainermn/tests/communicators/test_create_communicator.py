@@ -18,7 +18,7 @@ from chainermn.communicators import registered
 from chainermn.communicators.single_node_communicator import SingleNodeCommunicator
 from chainermn.notes import note_once
 from chainermn.process import THREAD_VARIABLES, cores
-from chainermn.testing.mpiexec import Job, find_mpiexec, mpi_flavour, run_job
+from chainermn.testing.mpiexec import Job, find_mpiexec, mpi_flavor, run_job
 from chainermn.transport.gpu import available
 from chainermn.transport.host.mpi import load_mpi
 from chainermn.transport.topology import Topology
@@ -243,7 +243,7 @@ def test_without_mpiexec() -> None:
     subprocess.run([sys.executable, "-c", code], env={**clean, **settings}, check=True)
 
 
-def test_import_does_not_initialise_mpi() -> None:
+def test_import_does_not_initialize_mpi() -> None:
     code = (
         "import sys, chainermn\n"
         "assert 'mpi4py.MPI' not in sys.modules\n"
@@ -279,7 +279,7 @@ def test_what_most_jobs_never_use_is_not_imported(tmp_path: Path) -> None:
 
 
 def test_mpiexec_of_another_mpi_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    variable = {"mpich": "OMPI_COMM_WORLD_SIZE", "openmpi": "PMI_SIZE"}[mpi_flavour()]
+    variable = {"mpich": "OMPI_COMM_WORLD_SIZE", "openmpi": "PMI_SIZE"}[mpi_flavor()]
     monkeypatch.setenv(variable, "2")
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")  # where Slurm has started that mpiexec
     monkeypatch.setenv("MPI_LOCALNRANKS", "2")
@@ -294,7 +294,7 @@ def test_wrong_option_of_srun_is_named(
 ) -> None:
     for name, value in {"SLURM_STEP_NUM_TASKS": "3", **others}.items():
         monkeypatch.setenv(name, value)
-    language = {"mpich": "pmi2", "openmpi": "pmix"}[mpi_flavour()]
+    language = {"mpich": "pmi2", "openmpi": "pmix"}[mpi_flavor()]
     with pytest.raises(RuntimeError, match=rf"srun started 3 .* with srun --mpi={language}, or"):
         load_mpi()
 

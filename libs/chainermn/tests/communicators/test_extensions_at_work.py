@@ -58,7 +58,7 @@ def run() -> Any:
 def test_each_of_two_of_a_kind_has_its_name(run: Any) -> None:
     first, second = Asks(), Asks()
     run(first, second)
-    # When they are initialised, and in each of two iterations.
+    # When they are initialized, and in each of two iterations.
     assert first.seen == ["extension 'asks' (Asks)"] * 3
     assert second.seen == ["extension 'asks_1' (Asks)"] * 3
 

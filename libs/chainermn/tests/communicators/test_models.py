@@ -213,7 +213,7 @@ def test_bcast_data(dtype: str) -> None:
 
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize("owner", [0, 1])
-def test_bcast_data_initialises(owner: int) -> None:
+def test_bcast_data_initializes(owner: int) -> None:
     comm = chainermn.create_communicator("naive")
     model = Model()
     if comm.rank == owner:
@@ -267,7 +267,7 @@ def test_training_equals_one_process(name: str) -> None:
     optimizer = chainermn.create_multi_node_optimizer(
         chainer.optimizers.MomentumSGD(0.1), comm
     ).setup(shared)
-    optimizer.update(loss, shared, *data(0))  # only synchronises
+    optimizer.update(loss, shared, *data(0))  # only synchronizes
     for step in range(20):
         x, t = data(step)
         reference.update(loss, alone, x, t)

@@ -44,10 +44,10 @@ def wrong(name: str, found: str, remedy: str) -> Callable[[Spoil], Spoil]:
 class Bench:
     """What a case can spoil."""
 
-    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flavour: str) -> None:
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flavor: str) -> None:
         self.path = tmp_path
         self.patch = monkeypatch
-        self.flavour = flavour
+        self.flavor = flavor
 
     def module(self, name: str, text: str) -> None:
         """Put a module in front of all others, for the processes that the doctor starts."""
@@ -75,11 +75,11 @@ class Bench:
 
 @pytest.fixture
 def bench(
-    flavour: str, forgets_mpiexec: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flavor: str, forgets_mpiexec: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Bench:
     for name in (*THREAD_VARIABLES, "CUDA_VISIBLE_DEVICES", "CHAINERMN_CUDA_AWARE"):
         monkeypatch.delenv(name, raising=False)
-    return Bench(tmp_path, monkeypatch, flavour)
+    return Bench(tmp_path, monkeypatch, flavor)
 
 
 def after(**outcomes: Outcome) -> Setup:
@@ -197,8 +197,8 @@ def data_differ(bench: Bench) -> Setup:
 # ---- MPI ----
 
 
-def version_line(flavour: str) -> str:
-    return {"mpich": "HYDRA build details:", "openmpi": "mpiexec (Open MPI) 5.0"}[flavour]
+def version_line(flavor: str) -> str:
+    return {"mpich": "HYDRA build details:", "openmpi": "mpiexec (Open MPI) 5.0"}[flavor]
 
 
 OTHER = {"mpich": "openmpi", "openmpi": "mpich"}
@@ -233,20 +233,20 @@ def library_is_missing(bench: Bench) -> Setup:
 @wrong("mpiexec of that MPI", "but every mpiexec found belongs to another", "put the mpiexec")
 def only_that_of_another(bench: Bench) -> Setup:
     bench.no_mpiexec_beside_python()
-    path = bench.command("mpiexec", f"echo '{version_line(OTHER[bench.flavour])}'")
+    path = bench.command("mpiexec", f"echo '{version_line(OTHER[bench.flavor])}'")
     bench.patch.setenv("PATH", str(path.parent))
     return Setup()
 
 
 @wrong("mpiexec of that MPI", "the mpiexec on PATH is", "start jobs with chainermn launch")
 def that_of_another_comes_first(bench: Bench) -> Setup:
-    bench.command("mpiexec", f"echo '{version_line(OTHER[bench.flavour])}'")
+    bench.command("mpiexec", f"echo '{version_line(OTHER[bench.flavor])}'")
     return Setup()
 
 
 def replace_mpiexec(bench: Bench, script: str) -> None:
     """Make a script the mpiexec of the MPI in use."""
-    script = f"[ $1 = --version ] && echo '{version_line(bench.flavour)}' && exit\n{script}"
+    script = f"[ $1 = --version ] && echo '{version_line(bench.flavor)}' && exit\n{script}"
     bench.no_mpiexec_beside_python()
     path = bench.command("mpiexec", script)
     bench.patch.setenv("PATH", f"{path.parent}:/usr/bin:/bin")
@@ -854,8 +854,8 @@ def test_numbers_of_threads_that_are_nonsense(variable: str, value: str, bench: 
 
 def test_debian_names_the_mpiexec_of_each_mpi(bench: Bench) -> None:
     bench.no_mpiexec_beside_python()
-    bench.command("mpiexec", f"echo '{version_line(OTHER[bench.flavour])}'")
-    right = bench.command(f"mpiexec.{bench.flavour}", f"echo '{version_line(bench.flavour)}'")
+    bench.command("mpiexec", f"echo '{version_line(OTHER[bench.flavor])}'")
+    right = bench.command(f"mpiexec.{bench.flavor}", f"echo '{version_line(bench.flavor)}'")
     finding = BY_NAME["mpiexec of that MPI"].examine(Setup())
     assert finding.remedy == f"start jobs with chainermn launch, or with {right}"
     assert finding.command == ""

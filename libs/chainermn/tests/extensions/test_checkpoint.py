@@ -232,11 +232,11 @@ def test_write_failure_raises_on_all_and_keeps_the_previous(shared_tmp_path: Pat
     checkpointer = create_multi_node_checkpointer("x", comm, path=shared_tmp_path)
     checkpointer.save(counter(1), 1)
 
-    class Unserialisable:
+    class Unserializable:
         def serialize(self, serializer: Any) -> None:
             raise OSError("disk full")
 
-    bad = Unserialisable() if comm.rank == 0 else counter(2)
+    bad = Unserializable() if comm.rank == 0 else counter(2)
     with pytest.raises(OSError if comm.rank == 0 else RuntimeError, match="disk full"):
         checkpointer.save(bad, 2)
     resumed = counter()

@@ -248,4 +248,4 @@ def test_generic_evaluator_with_a_root_that_is_no_rank() -> None:
     with pytest.raises(ValueError, match="must be a rank"):
         Collected(comm, iterator, chainer.Chain(), root=3)
     with pytest.raises(TypeError, match="unexpected keyword"):
-        Collected(comm, iterator, chainer.Chain(), colour=3)
+        Collected(comm, iterator, chainer.Chain(), color=3)

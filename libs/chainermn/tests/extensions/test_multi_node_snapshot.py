@@ -113,7 +113,7 @@ def test_resume_with_another_number_of_ranks(
     if world.rank < 2:
         resumed = run(training, part, shared_tmp_path, 4, sets, autoload=True)
         assert resumed.updater.iteration == 4
-        assert training.optimizer_of(resumed).t == 3  # the first update of all synchronised
+        assert training.optimizer_of(resumed).t == 3  # the first update of all synchronized
     world.allgather_obj(None)
 
 

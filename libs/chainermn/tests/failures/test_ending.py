@@ -71,7 +71,7 @@ def test_without_a_message_nobody_waits_for_readers(log: list[str]) -> None:
 @pytest.mark.parametrize(
     "mpi",
     [None, StandInMpi([], False, False), StandInMpi([], True, True)],
-    ids=["not imported", "not initialised", "finalised"],
+    ids=["not imported", "not initialized", "finalized"],
 )
 def test_without_mpi(mpi: Any, log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)

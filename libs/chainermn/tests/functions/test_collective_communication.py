@@ -363,7 +363,7 @@ def test_delegate_of_gather_connects_to_a_loss(comm: CommunicatorBase) -> None:
 BAD = [
     ("allgather", lambda comm: allgather(comm, None), TypeError, "expected a variable"),
     ("allgather", lambda comm: allgather(comm, [1.0]), TypeError, "expected a variable"),
-    ("allgather", lambda comm: allgather(comm, chainer.Variable()), TypeError, "initialised"),
+    ("allgather", lambda comm: allgather(comm, chainer.Variable()), TypeError, "initialized"),
     ("allgather", lambda comm: allgather(comm, np.ones(2, "f")), ValueError, "same dtypes"),
     ("allreduce", lambda comm: allreduce(comm, "x"), TypeError, "expected a variable"),
     ("allreduce", lambda comm: allreduce(comm, np.ones(3)), ValueError, "disagree"),

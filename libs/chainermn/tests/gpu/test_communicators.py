@@ -236,8 +236,8 @@ def check_training(a_gpu: Any, name: str, settings: dict[str, bool]) -> None:
     def train(device: Any) -> list[np.ndarray]:
         np.random.seed(0)
         # Its collectives come while gradients are exchanged beside them.
-        normalise = chainermn.links.MultiNodeBatchNormalization(8, comm)
-        model = chainer.Sequential(L.Linear(3, 8), normalise, F.tanh, L.Linear(8, 2))
+        normalize = chainermn.links.MultiNodeBatchNormalization(8, comm)
+        model = chainer.Sequential(L.Linear(3, 8), normalize, F.tanh, L.Linear(8, 2))
         model.to_device(device)
         optimizer = chainermn.create_multi_node_optimizer(
             chainer.optimizers.MomentumSGD(0.1), comm, **settings

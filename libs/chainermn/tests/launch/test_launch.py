@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from chainermn.__main__ import main
-from chainermn.launch.mpiexec import find_mpiexec, mpi_flavour
+from chainermn.launch.mpiexec import find_mpiexec, mpi_flavor
 from chainermn.version import VERSION
 
 pytestmark = pytest.mark.each_mpi
@@ -152,9 +152,9 @@ def test_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setenv("FOO", "bar")
     monkeypatch.setenv("CHAINER_SEED", "0")
-    places = {"mpich": ["-hosts", "a:2,b:1"], "openmpi": ["--host", "a:2,b:1"]}[mpi_flavour()]
+    places = {"mpich": ["-hosts", "a:2,b:1"], "openmpi": ["--host", "a:2,b:1"]}[mpi_flavor()]
     names = ["FOO", "CHAINERMN_STALL_LIMIT", "CHAINER_SEED"]
-    exports = [f"-x {name}" for name in names] if mpi_flavour() == "openmpi" else []
+    exports = [f"-x {name}" for name in names] if mpi_flavor() == "openmpi" else []
     expected = [str(find_mpiexec()), *places, *shlex.split(" ".join(exports)), "-n", "3"]
     for where in (["--hostfile", hostfile], ["--host", "a:2,b:2"]):
         options = ["--forward", "FOO", "--stall-limit", 9, "--dry-run"]
@@ -194,9 +194,9 @@ def test_what_is_wrong_is_said(case: str, tmp_path: Path) -> None:
 
 
 def test_mpiexec_of_another_mpi_is_refused(
-    flavour: str, only_mpiexec: Callable[[str], Path]
+    flavor: str, only_mpiexec: Callable[[str], Path]
 ) -> None:
-    only_mpiexec("echo " + {"mpich": "Open MPI", "openmpi": "HYDRA"}[flavour])
+    only_mpiexec("echo " + {"mpich": "Open MPI", "openmpi": "HYDRA"}[flavor])
     for options in (["-n", 2], ["--host", "localhost:2", "--min-ranks", 2]):
         result = invoke(*options, sys.executable)
         assert result.exit_code == 1

@@ -14,10 +14,10 @@ from chainermn.launch.mpiexec import (
     NAMES,
     MpiError,
     find_mpiexec,
-    flavour_of,
+    flavor_of,
     launch_environment,
     mpi4py_library,
-    mpi_flavour,
+    mpi_flavor,
     mpiexec_command,
     mpiexec_version,
 )
@@ -29,7 +29,7 @@ OTHER = {"mpich": "openmpi", "openmpi": "mpich"}
 
 def test_it_is_the_one_of_the_library() -> None:
     assert find_mpiexec().parent == Path(sys.executable).parent
-    assert NAMES[mpi_flavour()] in mpi4py_library()
+    assert NAMES[mpi_flavor()] in mpi4py_library()
 
 
 def test_there_is_none(only_mpiexec: Callable[[str], Path]) -> None:
@@ -38,23 +38,23 @@ def test_there_is_none(only_mpiexec: Callable[[str], Path]) -> None:
 
 
 def test_it_is_found_on_path_behind_another(
-    flavour: str,
+    flavor: str,
     only_mpiexec: Callable[[str], Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    only_mpiexec(f"echo mpiexec of {NAMES[OTHER[flavour]]}")
+    only_mpiexec(f"echo mpiexec of {NAMES[OTHER[flavor]]}")
     right = tmp_path / "mpiexec"
-    right.write_text(f"#!/bin/sh\necho mpiexec of {NAMES[flavour]}\n")
+    right.write_text(f"#!/bin/sh\necho mpiexec of {NAMES[flavor]}\n")
     right.chmod(0o755)
     monkeypatch.setenv("PATH", f"{os.environ['PATH']}:{tmp_path}")
     assert find_mpiexec() == right
 
 
 def test_there_is_only_that_of_another_mpi(
-    flavour: str, only_mpiexec: Callable[[str], Path]
+    flavor: str, only_mpiexec: Callable[[str], Path]
 ) -> None:
-    mine, other = NAMES[flavour], NAMES[OTHER[flavour]]
+    mine, other = NAMES[flavor], NAMES[OTHER[flavor]]
     path = only_mpiexec(f"echo mpiexec of {other}")
     with pytest.raises(MpiError) as raised:
         find_mpiexec()
@@ -82,7 +82,7 @@ def test_command_for_this_host() -> None:
 def test_command_for_several_hosts() -> None:
     command = mpiexec_command(3, ["x.py"], hosts=[("a", 2), ("b", 2)], forward=["FOO", "BAR"])
     assert "a:2,b:1" in command
-    exports = ["-x", "FOO", "-x", "BAR"] if mpi_flavour() == "openmpi" else []
+    exports = ["-x", "FOO", "-x", "BAR"] if mpi_flavor() == "openmpi" else []
     assert [part for part in command if part in ("-x", "FOO", "BAR")] == exports
 
 
@@ -99,10 +99,10 @@ def test_settings_for_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     environment = launch_environment([("a", 1)], network="10.0.0.0/24")
     name = {"openmpi": "PRTE_MCA_plm_ssh_args", "mpich": "HYDRA_LAUNCHER_EXTRA_ARGS"}
-    assert environment[name[mpi_flavour()]] == "-o ConnectTimeout=4 -o BatchMode=yes"
+    assert environment[name[mpi_flavor()]] == "-o ConnectTimeout=4 -o BatchMode=yes"
     assert "PRTE_MCA_plm_ssh_agent" not in environment
     network = environment.get("OMPI_MCA_btl_tcp_if_include")
-    assert network == ("10.0.0.0/24" if mpi_flavour() == "openmpi" else None)
+    assert network == ("10.0.0.0/24" if mpi_flavor() == "openmpi" else None)
 
 
 def test_options_of_ssh_are_not_for_another_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_mpiexec_that_does_not_run(forgets_mpiexec: None, tmp_path: Path) -> Non
     broken.write_text("no program")
     broken.chmod(0o755)
     assert "Exec format error" in mpiexec_version(broken)
-    assert flavour_of(broken) == ""
+    assert flavor_of(broken) == ""
 
 
 def test_mpi4py_that_never_answers(forgets_mpiexec: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from chainermn.__main__ import main
 from chainermn.launch import command, run
-from chainermn.launch.mpiexec import OTHER_LAUNCHERS, mpi_flavour
+from chainermn.launch.mpiexec import OTHER_LAUNCHERS, mpi_flavor
 from chainermn.launch.reachable import HostState, check_hosts, examine_hosts, unreachable
 
 
@@ -228,7 +228,7 @@ def test_launch_names_a_host_without_this_folder(
     result = CliRunner().invoke(main, ["launch", "--host", "localhost:1,alias:1", "hostname"])
     named = f"alias: it has no {tmp_path}/absent. " in result.output
     # Open MPI then starts the ranks in the home folder.
-    assert (result.exit_code, named) == ((1, True) if mpi_flavour() == "mpich" else (0, False))
+    assert (result.exit_code, named) == ((1, True) if mpi_flavor() == "mpich" else (0, False))
 
 
 def test_function_is_not_sent_to_a_host_that_there_is_not(ssh: Callable[..., None]) -> None:

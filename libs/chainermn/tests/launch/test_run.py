@@ -493,7 +493,7 @@ def test_no_job_inside_a_job() -> None:
         run(print, ranks=1)
 
 
-def test_where_mpi_is_initialised_without_mpiexec() -> None:
+def test_where_mpi_is_initialized_without_mpiexec() -> None:
     code = "from chainermn.launch import run; from mpi4py import MPI; print(run(int, ranks=2))"
     shown = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT
@@ -502,7 +502,7 @@ def test_where_mpi_is_initialised_without_mpiexec() -> None:
 
 
 def test_mpiexec_that_starts_nothing(
-    flavour: str,
+    flavor: str,
     only_mpiexec: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -517,7 +517,7 @@ def test_mpiexec_that_starts_nothing(
             return ready
 
     monkeypatch.setattr(selectors, "DefaultSelector", OnABusyMachine)
-    sign = {"mpich": "HYDRA", "openmpi": "Open MPI"}[flavour]
+    sign = {"mpich": "HYDRA", "openmpi": "Open MPI"}[flavor]
     only_mpiexec(
         f'[ $1 = --version ] || until [ -e "{tmp_path}/go on" ]; do :; done; echo {sign}; exit 1'
     )

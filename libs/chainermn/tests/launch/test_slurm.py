@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from chainermn.launch.command import launch
-from chainermn.launch.mpiexec import find_mpiexec, mpi_flavour
+from chainermn.launch.mpiexec import find_mpiexec, mpi_flavor
 from chainermn.launch.slurm import allocated_hosts
 
 
@@ -80,7 +80,7 @@ def test_launch_in_an_allocation(
         monkeypatch.setenv(name, value)
     shown = CliRunner().invoke(launch, [*arguments, "--dry-run", "true"], catch_exceptions=False)
     assert shown.exit_code == 0
-    option = {"mpich": "-hosts", "openmpi": "--host"}[mpi_flavour()]
+    option = {"mpich": "-hosts", "openmpi": "--host"}[mpi_flavor()]
     assert f"{find_mpiexec()} {option} {hosts} " in shown.output
     assert f" -n {ranks} " in shown.output
 

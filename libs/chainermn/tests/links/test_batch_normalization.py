@@ -80,7 +80,7 @@ def test_training_equals_one_process(comm: CommunicatorBase) -> None:
     ).setup(shared)
     equal = (12 // comm.size,) * comm.size
     x, t = batch(0, (12, 2, 3, 3)), batch(1, (12, 2))
-    # The first update only synchronises, though its forward counts for the statistics.
+    # The first update only synchronizes, though its forward counts for the statistics.
     loss(alone, x, t)
     optimizer.update(loss, shared, part(comm, x, equal), part(comm, t, equal))
     for step in range(1, 6):

@@ -125,7 +125,7 @@ def test_training_equals_a_simulation(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*zerograd", DeprecationWarning)
         shared.target.zerograds()
-        shared.update(loss, shared.target, *data(comm.rank, 0))  # only synchronises
+        shared.update(loss, shared.target, *data(comm.rank, 0))  # only synchronizes
         for step in range(1, 9):
             shared.update(loss, shared.target, *data(comm.rank, step))
     simulate(reference, comm.size, range(1, 9), int(double_buffering))
@@ -221,7 +221,7 @@ def test_overflow_halves_the_loss_scale_on_all() -> None:
 
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("double_buffering", [False, True])
-def test_parameters_initialised_later(double_buffering: bool) -> None:
+def test_parameters_initialized_later(double_buffering: bool) -> None:
     comm = chainermn.create_communicator("naive")
     shared = chainermn.create_multi_node_optimizer(optimizers.SGD(0.1), comm, double_buffering)
     shared.setup(network(comm.rank, lazy=True))
@@ -243,7 +243,7 @@ def test_parameters_initialised_later(double_buffering: bool) -> None:
 
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("double_buffering", [False, True])
-def test_another_target_is_synchronised(double_buffering: bool) -> None:
+def test_another_target_is_synchronized(double_buffering: bool) -> None:
     comm = chainermn.create_communicator("naive")
     shared = chainermn.create_multi_node_optimizer(optimizers.SGD(0.1), comm, double_buffering)
     for setup in (shared.setup, shared.actual_optimizer.setup):
@@ -258,7 +258,7 @@ def test_another_target_is_synchronised(double_buffering: bool) -> None:
 
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("double_buffering", [False, True])
-def test_another_parameter_of_the_same_name_is_synchronised(double_buffering: bool) -> None:
+def test_another_parameter_of_the_same_name_is_synchronized(double_buffering: bool) -> None:
     comm = chainermn.create_communicator("naive")
     model: Any = L.Linear(2, 2, nobias=True)
     shared = chainermn.create_multi_node_optimizer(optimizers.SGD(1), comm, double_buffering)
@@ -438,7 +438,7 @@ def test_one_small_allreduce_for_each_step(overlap: bool) -> None:
     comm = NaiveCommunicator(world)
     shared = chainermn.create_multi_node_optimizer(optimizers.SGD(0.1), comm, overlap=overlap)
     shared.setup(network(comm.rank))
-    for step in range(4):  # in which the ranks synchronise, and agree on an order
+    for step in range(4):  # in which the ranks synchronize, and agree on an order
         shared.update(loss, shared.target, *data(comm.rank, step))
     Counting.n_calls = 0
     for step in range(3):

@@ -323,7 +323,7 @@ def test_backward_goes_on_while_nccl_works(stand_in: Any) -> None:
 
 @pytest.mark.mpi(2, 3)
 def test_collectives_of_backward_itself(stand_in: Any) -> None:
-    """As those of batch normalisation: the stand-in for NCCL tells if the two deadlock."""
+    """As those of batch normalization: the stand-in for NCCL tells if the two deadlock."""
     comm = make("pure_nccl")
     found: list[int] = []
 

@@ -44,7 +44,7 @@ class Gpu:
         self._cupy.cuda.Device().synchronize()
 
     def empty(self, shape: graphs.Shape, dtype: Any) -> Any:
-        """Return an uninitialised array."""
+        """Return an uninitialized array."""
         return self._cupy.empty(shape, dtype)
 
     def allocate(self, size: int) -> Any:

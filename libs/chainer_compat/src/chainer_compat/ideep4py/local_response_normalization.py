@@ -13,7 +13,7 @@ from chainer_compat.onednn.primitives import Arg, Tensor
 
 @dataclass(frozen=True)
 class localResponseNormalizationParam:
-    """Number of neighbouring channels, and constants of the formula; ``alpha`` is times ``n``."""
+    """Number of neighboring channels, and constants of the formula; ``alpha`` is times ``n``."""
 
     n: int
     k: float

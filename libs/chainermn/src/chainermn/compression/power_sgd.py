@@ -186,7 +186,7 @@ def _average_rights(
     shapes = [matrix.right.shape for matrix in matrices]
     message, rights = _message(shapes, [matrix.tensor for matrix in matrices], collectives)
     for matrix, left, right in zip(matrices, lefts, rights, strict=True):
-        _orthonormalise(left)
+        _orthonormalize(left)
         _project_transposed(matrix.total, left, right)
     owns = _parts(message.copy(), shapes)
     steps = collectives.mean(message)
@@ -242,7 +242,7 @@ def _project_transposed(matrix: Array, left: Array, out: Array) -> None:
         out += left[rows].T @ matrix[rows]
 
 
-def _orthonormalise(left: Array) -> None:
+def _orthonormalize(left: Array) -> None:
     """Make columns orthogonal and of length 1, by the modified Gram-Schmidt process.
 
     A column that depends on those before it becomes zero. Divided by its tiny length, its

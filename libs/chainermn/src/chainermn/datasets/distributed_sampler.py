@@ -143,13 +143,13 @@ class DistributedOrderSampler(OrderSampler):
         is_start = np.array_equal(current_order, np.arange(len(current_order)))
         is_known = self._latest is None or np.array_equal(current_order, self._latest)
         if not is_start and not is_known:
-            self._recognise(current_order)
+            self._recognize(current_order)
         order = self.order(self.epoch)
         self._latest = order.copy()  # iterators load snapshots into the array that they hold
         self.epoch += 1
         return order
 
-    def _recognise(self, current_order: Indices) -> None:
+    def _recognize(self, current_order: Indices) -> None:
         """Continue after the epoch whose order the iterator has loaded from a snapshot."""
         for epoch in range(_SEARCHED_EPOCHS):
             if np.array_equal(self.order(epoch), current_order):

@@ -1,7 +1,7 @@
 """The guard: a process on each host that ends the job if other ranks never start.
 
-A thread of a rank cannot do this, because mpi4py initialises MPI without releasing the GIL. If a
-rank exits before it initialises MPI, MPICH 5.0.2's ``mpiexec`` lets the others wait forever,
+A thread of a rank cannot do this, because mpi4py initializes MPI without releasing the GIL. If a
+rank exits before it initializes MPI, MPICH 5.0.2's ``mpiexec`` lets the others wait forever,
 whatever the exit code; Open MPI 5.0.11's ends the job. If a rank hangs before it, both wait.
 
 The guard also keeps a dead rank's files open for a moment: see `guarded.hold_files`. It ends as

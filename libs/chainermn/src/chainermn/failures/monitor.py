@@ -24,7 +24,7 @@ from chainermn.failures.ending import SECONDS_FOR_OUTPUT, print_at_once
 from chainermn.failures.guard import SECONDS_HELD
 from chainermn.failures.invitation import PURPOSE, Invitation
 from chainermn.failures.joining import Listener
-from chainermn.failures.judgement import Judge, RankState
+from chainermn.failures.judgment import Judge, RankState
 from chainermn.failures.messages import (
     Absent,
     End,

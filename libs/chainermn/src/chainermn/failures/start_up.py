@@ -1,4 +1,4 @@
-"""Protect a rank while it initialises MPI."""
+"""Protect a rank while it initializes MPI."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from chainermn.failures.processes import numbers_in
 
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
-    """Guard this rank while it initialises MPI and meets the others for the first time.
+    """Guard this rank while it initializes MPI and meets the others for the first time.
 
     This also makes any later crash print the stack (`faulthandler`). A rank that is already
     watched does not need a guard. Raises ValueError if the stall limit is not a number of seconds.

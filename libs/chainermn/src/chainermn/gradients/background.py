@@ -14,7 +14,7 @@ from chainermn.failures.activity import waiting_for
 from chainermn.gradients.buckets import flat_gradients
 from chainermn.gradients.parameters import (
     fill_missing_gradients,
-    initialised_parameters,
+    initialized_parameters,
     is_on_gpu,
 )
 from chainermn.transport.gpu.device import the_gpu
@@ -59,7 +59,7 @@ class BackgroundExchange:
             self._stream = self._stream or gpu.new_stream()
             # CuPy reuses freed memory for later work on the stream where it was allocated, which
             # does not wait for other streams. So allocate and free the model's arrays here.
-            parameters = initialised_parameters(model).values()
+            parameters = initialized_parameters(model).values()
             if zero_fill:
                 fill_missing_gradients(parameters)
             flat_gradients([p for p in parameters if p.grad is not None])

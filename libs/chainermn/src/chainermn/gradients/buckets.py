@@ -148,12 +148,12 @@ def make_buckets(
     compressor: Compressor | None = None,
     embeddings: Set[VariableNode] = frozenset(),
 ) -> list[AnyBucket]:
-    """Divide the gradients of initialised parameters into buckets, roughly in the given order.
+    """Divide the gradients of initialized parameters into buckets, roughly in the given order.
 
     Parameters
     ----------
     parameters : sequence of chainer.Parameter
-        Initialised parameters.
+        Initialized parameters.
     limit, gpu_limit, compressed_limit : float
         Maximum size in bytes of a bucket in host memory, of one in GPU memory, and of one for the
         compressor. A gradient of at least this size gets its own bucket; with a limit of 0, every

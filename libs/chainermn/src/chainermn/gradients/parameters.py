@@ -32,14 +32,14 @@ class Description(NamedTuple):
     """The properties of a parameter that ranks compare: everything except its values."""
 
     name: str
-    shape: tuple[int, ...] | None  # None: not initialised
+    shape: tuple[int, ...] | None  # None: not initialized
     dtype: np.dtype[Any] | None
     on_gpu: bool
     has_grad: bool
 
     def __str__(self) -> str:
         if self.shape is None:
-            return f"{self.name} (not initialised)"
+            return f"{self.name} (not initialized)"
         where = " in GPU memory" * self.on_gpu
         return f"{self.name} {np.dtype(self.dtype).name}{list(self.shape)}{where}"
 
@@ -51,8 +51,8 @@ def named_parameters(model: chainer.Link) -> list[tuple[str, chainer.Parameter]]
     return sorted(model.namedparams(), key=lambda pair: pair[0])
 
 
-def initialised_parameters(model: chainer.Link) -> dict[VariableNode, chainer.Parameter]:
-    """Return the initialised parameters by node, each once, in the order of the model."""
+def initialized_parameters(model: chainer.Link) -> dict[VariableNode, chainer.Parameter]:
+    """Return the initialized parameters by node, each once, in the order of the model."""
     return {parameter.node: parameter for parameter in model.params(include_uninit=False)}
 
 
@@ -90,7 +90,7 @@ def agree_on_gradients(
     model : chainer.Link
         Model whose gradients to exchange.
     zero_fill : bool
-        Whether to set missing gradients of initialised parameters to zeros.
+        Whether to set missing gradients of initialized parameters to zeros.
     wire_dtype : dtype or None
         Dtype in which gradients in GPU memory are sent. None means their own dtype.
     unless, flags : sequence of bool
@@ -131,7 +131,7 @@ def agree_on_gradients(
 
 
 def fill_missing_gradients(parameters: Iterable[chainer.Parameter]) -> None:
-    """Set the missing gradients of initialised parameters to zeros."""
+    """Set the missing gradients of initialized parameters to zeros."""
     for parameter in parameters:
         if parameter.grad is None:
             # CuPy's, if the parameter is in GPU memory.
@@ -141,7 +141,7 @@ def fill_missing_gradients(parameters: Iterable[chainer.Parameter]) -> None:
 def bcast_parameters(
     mpi_comm: MPI.Intracomm, transport_of: Callable[[Array], Any], model: chainer.Link
 ) -> None:
-    """Broadcast each parameter from the lowest rank that has initialised it.
+    """Broadcast each parameter from the lowest rank that has initialized it.
 
     ``transport_of`` returns the transport for the memory of an array.
 
@@ -152,7 +152,7 @@ def bcast_parameters(
         raises.
     """
     pairs, own = _describe_all(model, assume_grad=True)
-    everywhere = _gather_descriptions(mpi_comm, own, "bcast_data", uninitialised_matches=True)
+    everywhere = _gather_descriptions(mpi_comm, own, "bcast_data", uninitialized_matches=True)
     for index, (_, parameter) in enumerate(pairs):
         described = [descriptions[index] for descriptions in everywhere]
         owner = next((r for r, d in enumerate(described) if d.shape is not None), None)
@@ -250,7 +250,7 @@ def _gather_descriptions(
     own: tuple[Description, ...] | InputError,
     where: str,
     *,
-    uninitialised_matches: bool = False,
+    uninitialized_matches: bool = False,
 ) -> list[tuple[Description, ...]]:
     """Return the descriptions of all ranks, or raise an error about the first difference."""
     everywhere = mpi_comm.allgather(own)
@@ -258,7 +258,7 @@ def _gather_descriptions(
     for described in zip_longest(*everywhere):
         present = [d for d in described if d is not None]
         compared = [
-            d for d in present if not (uninitialised_matches and d.shape is None)
+            d for d in present if not (uninitialized_matches and d.shape is None)
         ] or present[:1]
         if len(present) == len(described) and len({d.name for d in described}) == 1:
             if len(set(compared)) == 1:

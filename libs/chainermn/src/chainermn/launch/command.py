@@ -20,7 +20,7 @@ from chainermn.launch.membership import Discover, DiscoveryError, discover_by
 from chainermn.launch.mpiexec import (
     find_mpiexec,
     launch_settings,
-    mpi_flavour,
+    mpi_flavor,
     mpiexec_command,
     starts_by_srun,
 )
@@ -173,7 +173,7 @@ def _files(arguments: Sequence[str]) -> list[str]:
     needed = [str(script) for script in scripts if script.is_absolute() and script.is_file()]
     with _in_one_line(OSError, RuntimeError):
         # Open MPI starts ranks in the home folder where this one is missing, MPICH fails.
-        here = [os.getcwd()] if mpi_flavour() == "mpich" else []
+        here = [os.getcwd()] if mpi_flavor() == "mpich" else []
         return [str(find_mpiexec()), arguments[0], *needed, *here]
 
 

@@ -86,14 +86,14 @@ def mpiexec_version(mpiexec: Path) -> str:
     return (shown.stdout + shown.stderr).strip()
 
 
-def flavour_of(mpiexec: Path) -> str:
+def flavor_of(mpiexec: Path) -> str:
     """Return the MPI that an ``mpiexec`` belongs to: ``'mpich'``, ``'openmpi'`` or ``''``."""
-    return _flavour(mpiexec_version(mpiexec))
+    return _flavor(mpiexec_version(mpiexec))
 
 
 @functools.cache
 def mpi4py_library() -> str:
-    """Return the name and version of mpi4py's MPI library, without initialising MPI."""
+    """Return the name and version of mpi4py's MPI library, without initializing MPI."""
     code = (
         "import mpi4py; mpi4py.rc.initialize = False; "
         "from mpi4py import MPI; print(MPI.Get_library_version())"
@@ -131,9 +131,9 @@ def find_mpiexec() -> Path:
         )
     library = mpi4py_library()
     for candidate in candidates:
-        if flavour_of(candidate) and flavour_of(candidate) == _flavour(library):
+        if flavor_of(candidate) and flavor_of(candidate) == _flavor(library):
             return candidate
-    found = ", ".join(f"{path} ({NAMES[flavour_of(path)]})" for path in candidates)
+    found = ", ".join(f"{path} ({NAMES[flavor_of(path)]})" for path in candidates)
     raise MpiError(
         f"mpi4py uses {library}, but every mpiexec found belongs to another MPI: {found}",
         "put the mpiexec of that MPI on PATH, or install an MPI that includes one, for example",
@@ -141,9 +141,9 @@ def find_mpiexec() -> Path:
     )
 
 
-def mpi_flavour() -> str:
+def mpi_flavor() -> str:
     """Return the MPI of the ``mpiexec`` in use: ``'mpich'`` or ``'openmpi'``."""
-    return flavour_of(find_mpiexec())
+    return flavor_of(find_mpiexec())
 
 
 def launch_environment(
@@ -161,13 +161,13 @@ def launch_settings(
     hosts: Sequence[Host] | None = None, *, network: str | None = None
 ) -> dict[str, str]:
     """Return the variables that :func:`launch_environment` adds unless the user has set them."""
-    flavour = mpi_flavour()
-    settings = dict(_OPEN_MPI_SETTINGS) if flavour == "openmpi" else {}
+    flavor = mpi_flavor()
+    settings = dict(_OPEN_MPI_SETTINGS) if flavor == "openmpi" else {}
     if hosts is None:
-        settings |= _WITHOUT_SSH[flavour]
+        settings |= _WITHOUT_SSH[flavor]
     elif starts_by_ssh():  # MPICH would also pass these options to another launcher
-        settings[_SSH_VARIABLE[flavour]] = " ".join(SSH_OPTIONS)
-    if network and flavour == "openmpi":
+        settings[_SSH_VARIABLE[flavor]] = " ".join(SSH_OPTIONS)
+    if network and flavor == "openmpi":
         settings["OMPI_MCA_btl_tcp_if_include"] = network
     return settings
 
@@ -201,16 +201,16 @@ def mpiexec_command(
     Hosts are filled in order. MPICH passes all environment variables to other hosts; Open MPI
     passes its own variables and those to ``forward``.
     """
-    flavour = mpi_flavour()
+    flavor = mpi_flavor()
     placement: list[str] = []
     if hosts is not None:
-        option = {"openmpi": "--host", "mpich": "-hosts"}[flavour]
+        option = {"openmpi": "--host", "mpich": "-hosts"}[flavor]
         filled = fill_hosts(hosts, ranks)
         placement = [option, show_places(filled)]
-    elif flavour == "openmpi":
+    elif flavor == "openmpi":
         # Without this, Open MPI refuses to start more ranks than cores.
         placement = ["--host", f"localhost:{ranks}"]
-    exports = [part for name in forward for part in ("-x", name)] if flavour == "openmpi" else []
+    exports = [part for name in forward for part in ("-x", name)] if flavor == "openmpi" else []
     program = [sys.executable, *arguments] if python else arguments
     if ":" in program:
         raise ValueError(
@@ -226,5 +226,5 @@ def _cannot_load_mpi(error: str) -> MpiError:
     return MpiError(found, "install one that it can load", remedies.load_mpi(error))
 
 
-def _flavour(version: str) -> str:
-    return next((flavour for sign, flavour in _SIGNS.items() if sign in version), "")
+def _flavor(version: str) -> str:
+    return next((flavor for sign, flavor in _SIGNS.items() if sign in version), "")

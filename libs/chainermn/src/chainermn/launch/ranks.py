@@ -114,7 +114,7 @@ class Ranks:
         missing = [*self._dead] or sorted({*range(self._size)} - {*self._results})
         if missing:
             self._serve(self._has_ended, _SECONDS_FOR_A_REASON)
-            self._end()  # before MPI is initialised, MPICH's mpiexec keeps running
+            self._end()  # before MPI is initialized, MPICH's mpiexec keeps running
             raise self._error_of_death(missing)
         self._serve(self._has_ended, _SECONDS_TO_LEAVE)
         if self._mpiexec.poll() != 0:

@@ -70,9 +70,9 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
         self._drop()
         return super()._after_restoring(restored)
 
-    def _synchronise(self) -> None:
+    def _synchronize(self) -> None:
         self._drop()
-        super()._synchronise()
+        super()._synchronize()
 
     def _step_unless(self, *flags: bool) -> Sequence[bool]:
         found = self.communicator.any_of_each(flags) if flags else ()

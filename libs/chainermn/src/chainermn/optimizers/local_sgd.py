@@ -168,7 +168,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         if restored:
             self._after_restoring(restored_here)
         if changed or (restored and not self._are_replicas_equal()):
-            self._synchronise()
+            self._synchronize()
             return
         if unusual:
             self._check_equal_counts(
@@ -205,7 +205,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         if restored and self._are_replicas_equal():
             self._replicas.note_equal(self.actual_optimizer.target)
             return True
-        self._synchronise()
+        self._synchronize()
         return False
 
     def _average_unless(self, *flags: bool) -> Sequence[bool]:
@@ -246,7 +246,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         for rule in self._rules():
             rule._state = None
             rule.t = 0
-        replicas.initialise_states(self.actual_optimizer.target)
+        replicas.initialize_states(self.actual_optimizer.target)
 
     def _rules(self) -> list[Any]:
         return [p.update_rule for _, p in self._parameters() if p.update_rule is not None]
@@ -277,9 +277,9 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
             return replicas.are_equal(self.communicator, sorted(anchors.items()))
         return super()._are_replicas_equal()
 
-    def _synchronise(self) -> None:
+    def _synchronize(self) -> None:
         self._accumulated.arrays, self._n_updates = {}, 0
-        super()._synchronise()
+        super()._synchronize()
 
     def _further_settings(self) -> str:
         return f"{super()._further_settings()}, local={self.local!r}"

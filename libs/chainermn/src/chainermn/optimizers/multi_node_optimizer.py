@@ -11,7 +11,7 @@ import chainer
 
 from chainermn import spans
 from chainermn.agreement import check_equal
-from chainermn.gradients.parameters import initialised_parameters, named_parameters
+from chainermn.gradients.parameters import initialized_parameters, named_parameters
 from chainermn.optimizers import replicas, unsent
 from chainermn.optimizers.accumulated import Accumulated, AccumulatedGradients
 from chainermn.optimizers.attendance import Attendance
@@ -160,7 +160,7 @@ class MultiNodeOptimizer:
             target.cleargrads()
             n_updates, partial, ends_epoch = 0, True, False
         if changed and not (restored and self._are_replicas_equal()):
-            self._synchronise()
+            self._synchronize()
             return
         self._replicas.note_equal(target)
         if ends_epoch:
@@ -195,7 +195,7 @@ class MultiNodeOptimizer:
         scale = self.actual_optimizer._loss_scale
         if scale is None:
             return
-        parameters = initialised_parameters(self.actual_optimizer.target).values()
+        parameters = initialized_parameters(self.actual_optimizer.target).values()
         scales = [p._loss_scale for p in parameters if p.grad is not None]
         for parameter in parameters:
             if parameter.grad is None:
@@ -208,7 +208,7 @@ class MultiNodeOptimizer:
             f"accumulate={self._accumulate}: an epoch ends with different numbers of batches to "
             "average",
         )
-        for parameter in initialised_parameters(self.actual_optimizer.target).values():
+        for parameter in initialized_parameters(self.actual_optimizer.target).values():
             if parameter.grad is not None and n_updates:
                 # Gradients may share an array, or be read-only.
                 parameter.grad = parameter.grad * (self._accumulate / n_updates)
@@ -324,7 +324,7 @@ class MultiNodeOptimizer:
         found = self._mean_unless(flags)
         if not any(found):
             if self._attendance is not None and self._attendance.weight != 1:
-                for parameter in initialised_parameters(self.actual_optimizer.target).values():
+                for parameter in initialized_parameters(self.actual_optimizer.target).values():
                     parameter.grad *= self._attendance.weight
             self._take_step()
         return found
@@ -398,7 +398,7 @@ class MultiNodeOptimizer:
         arrays = replicas.arrays_of(self.actual_optimizer.target)
         return replicas.are_equal(self.communicator, arrays)
 
-    def _synchronise(self) -> None:
+    def _synchronize(self) -> None:
         """Make the replicas equal. Subclasses drop gradients of the old ones. Collective."""
         target = self.actual_optimizer.target
         replicas.make_equal(self.communicator, target)

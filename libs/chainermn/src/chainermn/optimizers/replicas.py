@@ -10,7 +10,7 @@ import chainer
 import numpy as np
 from chainer.variable import VariableNode
 
-from chainermn.gradients.parameters import initialised_parameters, named_parameters
+from chainermn.gradients.parameters import initialized_parameters, named_parameters
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
@@ -35,12 +35,12 @@ class Replicas:
         """Tell whether other parameters are initialized now than when replicas were equal."""
         if not self.were_equal(target):
             return True
-        return self._nodes != initialised_parameters(target).keys()
+        return self._nodes != initialized_parameters(target).keys()
 
     def note_equal(self, target: chainer.Link) -> None:
         """Remember that the replicas of this model are equal."""
         self._link = target
-        self._nodes = frozenset(initialised_parameters(target))
+        self._nodes = frozenset(initialized_parameters(target))
 
     def forget(self) -> None:
         """Forget the model."""
@@ -50,7 +50,7 @@ class Replicas:
 def make_equal(communicator: CommunicatorBase, target: chainer.Link) -> None:
     """Give all ranks the same parameters and initial states of update rules. Collective."""
     communicator.bcast_data(target)
-    initialise_states(target)
+    initialize_states(target)
 
 
 def are_equal(communicator: CommunicatorBase, arrays: Iterable[tuple[str, Any]]) -> bool:
@@ -64,7 +64,7 @@ def arrays_of(target: chainer.Link) -> list[tuple[str, Any]]:
     return [(name, parameter.array) for name, parameter in named_parameters(target)]
 
 
-def initialise_states(link: chainer.Link) -> None:
+def initialize_states(link: chainer.Link) -> None:
     """Initialize the states of update rules; Chainer cannot load a snapshot without them."""
     for parameter in link.params():
         rule = getattr(parameter, "update_rule", None)

@@ -18,7 +18,7 @@ import psutil
 
 from chainermn.launch.mpiexec import find_mpiexec as find_mpiexec
 from chainermn.launch.mpiexec import launch_environment as launch_environment
-from chainermn.launch.mpiexec import mpi_flavour as mpi_flavour
+from chainermn.launch.mpiexec import mpi_flavor as mpi_flavor
 from chainermn.launch.mpiexec import mpiexec_command as mpiexec_command
 from chainermn.notes import without_notes
 

@@ -51,7 +51,7 @@ class RankResult(NamedTuple):
     """``'passed'``, ``'skipped'``, ``'failed'``, ``'hung'`` (still running after its time limit)
     or ``'died'`` (the process is gone)."""
     reports: Sequence[dict[str, Any]] = ()
-    """Serialised pytest reports, one per phase; none of a rank that hung or died."""
+    """Serialized pytest reports, one per phase; none of a rank that hung or died."""
     stack: str = ""
     """Stacks of all threads of a rank that hung."""
 
@@ -196,8 +196,8 @@ class RankWorker:
         item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
         outcomes = {report.outcome for report in self._reports}
         status = next((o for o in ("failed", "skipped") if o in outcomes), "passed")
-        serialise = item.config.hook.pytest_report_to_serializable
-        return status, [serialise(config=item.config, report=report) for report in self._reports]
+        serialize = item.config.hook.pytest_report_to_serializable
+        return status, [serialize(config=item.config, report=report) for report in self._reports]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep pytest's reports of the running test."""

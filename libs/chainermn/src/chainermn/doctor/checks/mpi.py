@@ -15,7 +15,7 @@ from chainermn.launch.mpiexec import (
     NAMES,
     MpiError,
     find_mpiexec,
-    flavour_of,
+    flavor_of,
     launch_settings,
     mpi4py_library,
     mpiexec_candidates,
@@ -36,8 +36,8 @@ def mpiexec(setup: Setup) -> Finding:
     remedy, command = "install an MPI, for example", remedies.install_mpi()
     if not candidates:
         return bad("none beside this Python or on PATH", remedy, command)
-    found = ", ".join(f"{path} ({NAMES[flavour_of(path)]})" for path in candidates)
-    if not any(map(flavour_of, candidates)):
+    found = ", ".join(f"{path} ({NAMES[flavor_of(path)]})" for path in candidates)
+    if not any(map(flavor_of, candidates)):
         return bad(f"{found}: {mpiexec_version(candidates[0])[:200]}", remedy, command)
     return good(found)
 
@@ -61,10 +61,10 @@ def same_mpi(setup: Setup) -> Finding:
     typed = shutil.which("mpiexec")
     if typed is None:
         return good(f"{right}; it is not on PATH, but chainermn launch finds it")
-    if flavour_of(Path(typed)) != flavour_of(right):
+    if flavor_of(Path(typed)) != flavor_of(right):
         found = (
-            f"the mpiexec on PATH is {typed} ({NAMES[flavour_of(Path(typed))]}), "
-            f"but mpi4py uses {NAMES[flavour_of(right)]}"
+            f"the mpiexec on PATH is {typed} ({NAMES[flavor_of(Path(typed))]}), "
+            f"but mpi4py uses {NAMES[flavor_of(right)]}"
         )
         if right.name != "mpiexec":  # Debian adds the name of the MPI
             return bad(found, f"start jobs with chainermn launch, or with {right}")

@@ -29,7 +29,7 @@ from chainermn.gradients.overlap.lanes import GpuLane, exchange_of
 from chainermn.gradients.overlap.plan import EarlyExchange, Plan
 from chainermn.gradients.overlap.progress import Exchange, ProgressEngine
 from chainermn.gradients.overlap.readiness import Uses, find_uses, taps
-from chainermn.gradients.parameters import agree_on_gradients, initialised_parameters
+from chainermn.gradients.parameters import agree_on_gradients, initialized_parameters
 from chainermn.transport.host.mpi import thread_support
 from chainermn.transport.reducer import Array
 
@@ -83,7 +83,7 @@ class OverlappedExchange:
         Not collective: other ranks do not have to call it. Call :meth:`mean` afterwards, with the
         same ``model`` and ``zero_fill``.
         """
-        parameters = list(initialised_parameters(model).values())
+        parameters = list(initialized_parameters(model).values())
         uses = self._uses = find_uses(loss, parameters)
         if uses is not None and not zero_fill:
             parameters = [p for p in parameters if p.node in uses or p.grad_var is not None]
@@ -118,7 +118,7 @@ class OverlappedExchange:
         exchange, plan = self._exchange, self._plan
         wire = self._wire
         parameters = [
-            p for p in initialised_parameters(model).values() if zero_fill or p.grad is not None
+            p for p in initialized_parameters(model).values() if zero_fill or p.grad is not None
         ]
         has_begun = self._early is not None
         is_stale = self._early is not None and not self._early.is_valid(wire)

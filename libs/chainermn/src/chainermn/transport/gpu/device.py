@@ -39,7 +39,7 @@ class Gpu:
         return isinstance(array, self._cupy.ndarray)
 
     def empty(self, n: int, dtype: Dtype) -> Array:
-        """Return an uninitialised array of shape ``(n,)``."""
+        """Return an uninitialized array of shape ``(n,)``."""
         return self._cupy.empty(n, dtype)
 
     def pinned(self, n_bytes: int) -> NDArray[np.uint8]:

@@ -51,11 +51,11 @@ _TAKING_TURNS = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1", "OMPI_MCA_mpi_yield_when_i
 
 
 def load_mpi() -> ModuleType:
-    """Import ``mpi4py.MPI``, which initialises MPI, and return it.
+    """Import ``mpi4py.MPI``, which initializes MPI, and return it.
 
     Before the import, sets environment variables for how Open MPI sends messages to other hosts,
     and for how ranks wait if there are more of them than cores. Variables that are already set
-    stay as they are. This has no effect if the script has already initialised MPI.
+    stay as they are. This has no effect if the script has already initialized MPI.
 
     Raises a RuntimeError if no MPI library can be loaded, if ``mpiexec`` belongs to a different
     MPI, or if ``srun`` does not know which one: each process would then be a separate job.
@@ -117,7 +117,7 @@ def _number(variable: str) -> int:
 
 
 def world() -> MPI.Intracomm:
-    """Return ``MPI.COMM_WORLD``, initialising MPI if necessary."""
+    """Return ``MPI.COMM_WORLD``, initializing MPI if necessary."""
     return cast("MPI.Intracomm", load_mpi().COMM_WORLD)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chainermn.failures.clock import AwakeClock, stall_limit
-from chainermn.failures.judgement import Judge, RankState, Verdict
+from chainermn.failures.judgment import Judge, RankState, Verdict
 from chainermn.failures.wait import Wait, as_ranges, from_ranges
 
 NOW, LIMIT = 1000.0, 10.0

@@ -1,4 +1,4 @@
-"""Translated messages of programs, from gettext's catalogues (.po and .mo)."""
+"""Translated messages of programs, from gettext's catalogs (.po and .mo)."""
 
 import re
 import subprocess
@@ -15,11 +15,11 @@ from chainermn.files import open_regular, open_tar
 
 Pair = tuple[str, str]  # English, and its translation
 
-MOST_BYTES = 1 << 26  # of a catalogue; the largest of Debian have 3 million
+MOST_BYTES = 1 << 26  # of a catalog; the largest of Debian have 3 million
 
 ACCELERATOR = re.compile(r"[_&](?=\w)(?!\w+;)")  # before a letter of a menu, but not in &lt;
 LETTER = re.compile(r"[^\W\d_]")
-# Folders between a package's own and its catalogue.
+# Folders between a package's own and its catalog.
 USUAL_FOLDERS = {"LC_MESSAGES", "i18n", "locale", "locales", "po", "translations"}
 
 
@@ -31,18 +31,18 @@ class Messages:
     ----------
     packages : dict of list of tuple
         The pairs of each package, each pair once.
-    catalogues : int
+    catalogs : int
         How many files they are from.
     skipped : Counter
         Number of skipped messages, by reason.
     """
 
     packages: dict[str, list[Pair]] = field(default_factory=dict)
-    catalogues: int = 0
+    catalogs: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
 
     def read(self, path: Path, package: str, max_characters: int) -> None:
-        """Add the messages of a catalogue.
+        """Add the messages of a catalog.
 
         Raises
         ------
@@ -51,7 +51,7 @@ class Messages:
         ValueError
             If the file is damaged.
         """
-        self.catalogues += 1
+        self.catalogs += 1
         found = []
         for entry in _open(path):
             for pair in _pairs(entry):
@@ -76,13 +76,13 @@ def normalize(source: str, target: str) -> Pair:
 
 
 @contextmanager
-def find_catalogues(paths: Iterable[Path], language: str) -> Iterator[list[tuple[Path, str]]]:
-    """Find catalogues of a language, and the names of their packages.
+def find_catalogs(paths: Iterable[Path], language: str) -> Iterator[list[tuple[Path, str]]]:
+    """Find catalogs of a language, and the names of their packages.
 
     Parameters
     ----------
     paths : iterable of Path
-        Catalogues of the language; folders, in which a catalogue is of the language if it, or
+        Catalogs of the language; folders, in which a catalog is of the language if it, or
         a folder on the way to it, has the language's name; and Debian packages (.deb).
     language : str
         Such as ``de``.
@@ -120,13 +120,13 @@ def _of_language(folder: Path, language: str) -> list[Path]:
 
 
 def _package(file: Path, language: str) -> str:
-    """Return the name of a catalogue, or of its folder if it is named by its language."""
+    """Return the name of a catalog, or of its folder if it is named by its language."""
     names = [file.stem, *(folder.name for folder in file.resolve().parents)]
     return next(name for name in names if name not in USUAL_FOLDERS | {language})
 
 
 def _unpack(package: Path, folder: Path) -> None:
-    """Unpack the catalogues of a Debian package."""
+    """Unpack the catalogs of a Debian package."""
     command = ["dpkg-deb", "--fsys-tarfile", str(package.resolve())]  # never begins with "-"
     n_bytes = 0
     try:
@@ -140,7 +140,7 @@ def _unpack(package: Path, folder: Path) -> None:
                 if member.isfile() and member.name.endswith((".mo", ".po")):
                     n_bytes += member.size
                     if member.size > MOST_BYTES or n_bytes > 100 * MOST_BYTES:
-                        raise ValueError(f"{package}: catalogues of {n_bytes} bytes and more")
+                        raise ValueError(f"{package}: catalogs of {n_bytes} bytes and more")
                     archive.extract(member, folder, filter="data")
     except FileNotFoundError:
         raise ValueError(f"{package}: unpacking needs dpkg-deb; give unpacked folders") from None
@@ -152,13 +152,13 @@ def _open(path: Path) -> Any:
     try:
         import polib
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("catalogues need polib: pip install polib") from None
+        raise ModuleNotFoundError("catalogs need polib: pip install polib") from None
     read = polib.mofile if path.suffix == ".mo" else polib.pofile
     open_regular(path, MOST_BYTES).close()
     try:
         return read(str(path))
     except Exception as error:  # polib raises all kinds of exceptions
-        raise ValueError(f"{path}: not a catalogue of gettext ({error})") from None
+        raise ValueError(f"{path}: not a catalog of gettext ({error})") from None
 
 
 def _pairs(entry: Any) -> Iterator[Pair]:

@@ -1,4 +1,4 @@
-"""Nearest neighbours among sentences, by their characters."""
+"""Nearest neighbors among sentences, by their characters."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ def nearest(sentences: Sequence[str], others: Sequence[str]) -> np.ndarray:
     n_with = np.bincount(counts_of_others.indices, minlength=N_COLUMNS)
     weights = np.log((1 + len(others)) / (1 + n_with)) + 1
     vectors, columns = _weigh(counts, weights), _weigh(counts_of_others, weights).T.tocsr()
-    bar = Progress(len(sentences), "nearest neighbours")
+    bar = Progress(len(sentences), "nearest neighbors")
     found = np.zeros(len(sentences), np.int64)
     for at in range(0, len(sentences), BLOCK):
         similar = (vectors[at : at + BLOCK] @ columns).toarray()
