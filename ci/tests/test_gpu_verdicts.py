@@ -58,14 +58,14 @@ def test_the_table_says_why_and_how_many() -> None:
         judged([told("passed"), *skipped], [0]),
         judged(skipped, [0]),
         judged([told("failed", f"test_{n}") for n in range(12)], [1]),
-        Outcome("late", "what came last", note="the time was up"),
+        Outcome("late", "what came last", note="no time was left"),
     ]
     rows = verdicts.table(outcomes)[2:]
     assert rows[0] == "| a task | proved | 1 | 0 | 3 | 0 | 3 skipped: 2 ranks \\| 1 GPU |"
     assert rows[1].startswith("| a task | skipped: **not proved** | 0 | 0 | 3 |")
     assert rows[2].startswith("| a task | **failed** | 0 | 12 | 0 | 0 | `test_0`; `test_1`;")
     assert rows[2].endswith("`test_9`; and 2 more |")
-    assert rows[3] == "| what came last | not reached | 0 | 0 | 0 | 0 | the time was up |"
+    assert rows[3] == "| what came last | not reached | 0 | 0 | 0 | 0 | no time was left |"
 
 
 def test_a_later_run_completes_an_earlier_one(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def test_results_of_several_runs_make_one_page(
 ) -> None:
     monkeypatch.setattr(figures, "RESULTS", tmp_path / "results")
     runs = {
-        "abc": [Outcome("a", "First", PROVED, 3), Outcome("b", "Second", note="the time was up")],
+        "abc": [Outcome("a", "First", PROVED, 3), Outcome("b", "Second", note="no time was left")],
         "def": [Outcome("b", "Second", FAILED, failed=["test_it"])],
     }
     measured = {"abc": {"copies": 0.001, "idle": 0.002}, "def": {"idle": 0.003}}
