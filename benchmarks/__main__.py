@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from benchmarks import figures, report
+from benchmarks import figures, quotes, report
 from benchmarks.figures import Group
 from benchmarks.harness import Settings
 from chainermn.launch.mpiexec import mpi_flavor
@@ -86,12 +86,13 @@ def measure(part: str, mpi: str, settings: Settings, console: Console) -> None:
 
 
 def write_pages(parts: Sequence[str]) -> None:
-    """Write pages and plots of those parts that have been measured, and the index of all."""
+    """Write pages and plots of the measured parts, the index, and quotes on other pages."""
     measured = [part for part in (*PARTS, *ON_DEMAND) if figures.load(part)]
     for part in measured:
         if part in parts:
             write_part(part)
     report.write_index(measured)
+    quotes.write_all()
 
 
 def write_part(part: str) -> None:

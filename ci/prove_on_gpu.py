@@ -459,7 +459,7 @@ def check_rehearsal(run: Run, wants_all: bool) -> int:
 def collect(folders: Sequence[Path]) -> int:
     """Copy the results of several runs, the latest last, into docs/results."""
     # Machines that run tasks do not need these, and may not have installed them yet.
-    from benchmarks import figures, gpu
+    from benchmarks import figures, gpu, quotes
 
     if empty := [str(folder) for folder in folders if not (folder / "verdicts.json").exists()]:
         sys.exit(
@@ -488,6 +488,7 @@ def collect(folders: Sequence[Path]) -> int:
         (raw / name).write_text(text + "\n", encoding="utf-8")
     gpu.write("gpu")
     gpu.draw()
+    quotes.write_all()
     print(f"written: {figures.RESULTS / 'gpu.md'}")
     return 0
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import measured
 from docutils import nodes
 from scriptdiff import shown, walk
 from sphinx import addnodes
@@ -17,7 +16,7 @@ from sphinx.application import Sphinx
 from sphinx.directives.other import TocTree
 from sphinx.domains.python import PyMethod, PyProperty, PythonDomain
 from sphinx.util import docname_join, logging
-from sphinx.util.docutils import SphinxDirective, SphinxRole
+from sphinx.util.docutils import SphinxDirective
 from sphinx.util.matching import patfilter
 
 from chainermn.communicators import registered
@@ -92,30 +91,6 @@ class Communicators(SphinxDirective):
         return self.parse_text_to_nodes("\n".join(rows))
 
 
-class MeasuredTimes(SphinxDirective):
-    """``{measured-times} SUBJECT``: a table of what the benchmarks have measured."""
-
-    required_arguments = 1
-
-    def run(self) -> list[nodes.Node]:
-        for path in measured.files():
-            self.env.note_dependency(str(path))
-        return self.parse_text_to_nodes("\n".join(measured.table(self.arguments[0])))
-
-
-class MeasuredFigure(SphinxRole):
-    """``{measured}`NAME` ``: a figure that the benchmarks have measured; see `measured.figure`."""
-
-    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
-        for path in measured.files():
-            self.env.note_dependency(str(path))
-        try:
-            return [nodes.Text(measured.figure(self.text))], []
-        except ValueError as error:
-            logger.warning("%s", error, location=self.get_location())
-            return [nodes.literal(self.text, self.text)], []
-
-
 def resolve_by_last_name(
     app: Sphinx, env: Any, node: Any, content: nodes.TextElement
 ) -> nodes.Node | None:
@@ -184,8 +159,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("script-diff", ScriptDiff)
     app.add_directive("command-help", CommandHelp)
     app.add_directive("communicators", Communicators)
-    app.add_directive("measured-times", MeasuredTimes)
-    app.add_role("measured", MeasuredFigure())
     app.add_directive("optional-toctree", OptionalToctree)
     app.add_directive_to_domain("py", "method", Method, override=True)
     app.add_directive_to_domain("py", "property", Property, override=True)

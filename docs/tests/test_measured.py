@@ -7,11 +7,10 @@ import re
 import statistics
 from dataclasses import asdict
 
-import measured
 import pages
 import pytest
 
-from benchmarks import figures
+from benchmarks import figures, quotes
 from benchmarks.figures import Group, Measured
 
 
@@ -41,7 +40,7 @@ def raw(tmp_path, monkeypatch):
     ],
 )
 def test_a_figure_is_a_median_or_from_least_to_greatest(raw, name, expected):
-    assert measured.figure(name) == expected
+    assert figures.figure(name) == expected
 
 
 @pytest.mark.parametrize(
@@ -55,7 +54,7 @@ def test_a_figure_is_a_median_or_from_least_to_greatest(raw, name, expected):
 )
 def test_what_was_not_measured_is_an_error(raw, name):
     with pytest.raises(ValueError, match=r"has no table|has not been measured"):
-        measured.figure(name)
+        figures.figure(name)
 
 
 @pytest.fixture
@@ -77,7 +76,7 @@ def slow(raw, tmp_path):
 
 
 def test_table_of_accuracy_has_means_of_seeds_and_their_ends(slow):
-    head, _, *rows = measured.table("accuracy")
+    head, _, *rows = quotes.table("accuracy")
     assert head == "| setting | MB of ResNet-50 | mnist, % |"
     assert rows[0] == "| float32 | 100 | 92.0 (91.0 to 93.0) |"
     assert rows[1] == "| `PowerSGD(rank=2)` | 0.88 | 90.5 (90.0 to 91.0) |"
@@ -89,19 +88,21 @@ def test_table_of_the_pipeline_has_idle_shares(raw, tmp_path):
     rows[1].more["in theory, %"] = 20.0
     content = {"groups": [asdict(Group("a batch", {}, rows, "1 rank"))]}
     (tmp_path / "raw/pipeline-mpich.json").write_text(json.dumps(content))
-    _, _, *rows = measured.table("pipeline")
+    _, _, *rows = quotes.table("pipeline")
     assert rows == ["| 4 | 0.62 | 21 % | 20 % |"]
 
 
-def figures_on_pages() -> list[str]:
-    text = "\n".join(pages.read(page) for page in pages.PAGES)
-    return re.findall(r"\{measured\}`(.+?)`", text)
+def test_quotes_on_pages_are_what_was_measured():
+    texts = {page: pages.read(page) for page in quotes.pages()}
+    assert sum(len(quotes.FIGURE.findall(text)) for text in texts.values()) > 10
+    old = [page.name for page, text in texts.items() if quotes.updated(text) != text]
+    assert old == [], "write them again: python -m benchmarks --write"
 
 
-def test_all_figures_on_pages_have_been_measured():
-    assert len(figures_on_pages()) > 10
-    for name in figures_on_pages():
-        assert re.fullmatch(r"\d[\d.]*( to \d[\d.]*)?( ms)?", measured.figure(name))
+def test_a_new_quote_needs_only_its_comment(raw):
+    figure = "It took <!-- measured: steps-mpich: two hosts: ours --> here."
+    assert quotes.updated(figure).startswith("It took 200 ms<!-- measured: steps-mpich:")
+    assert quotes.updated(quotes.updated(figure)) == quotes.updated(figure)
 
 
 def test_no_page_has_a_measured_figure_of_its_own():
@@ -109,7 +110,9 @@ def test_no_page_has_a_measured_figure_of_its_own():
     block = re.compile(r"^( *)(`{3,}).*?^\1\2", re.DOTALL | re.MULTILINE)
     own = []
     for page in (page for page in pages.PAGES if "design" not in page.parts):
-        prose = re.sub(r"`[^`\n]+`", "", block.sub("", pages.read(page)))
+        prose = block.sub("", pages.read(page))
+        for quoted in (quotes.TABLE, quotes.FIGURE, re.compile(r"`[^`\n]+`")):
+            prose = quoted.sub("", prose)
         found = re.findall(r"\d[\d.,]*\s?(?:ms|µs|%)(?!\w)|\d[\d.,]* times\b", prose)
         own += [f"{page.name}: {figure}" for figure in found]
     assert own == []
@@ -158,7 +161,7 @@ ADVICE = {
 
 @pytest.mark.parametrize("name", ADVICE)
 def test_advice_follows_from_what_was_measured(name):
-    ratios = [float(end) for end in measured.figure(name).split(" to ")]
+    ratios = [float(end) for end in figures.figure(name).split(" to ")]
     assert max(ratios) < 1 if ADVICE[name] == "less" else min(ratios) > 1
 
 

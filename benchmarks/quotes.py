@@ -1,7 +1,8 @@
-"""Figures and tables of the benchmarks for the hand-written pages."""
+"""Figures and tables of the benchmarks, quoted on hand-written pages so that GitHub shows them."""
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,9 @@ from benchmarks.figures import Group, Measured, figure, load, milliseconds
 from chainermn.communicators import registered
 from chainermn.launch.mpiexec import NAMES
 
-__all__ = ["figure", "files", "table"]
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+FIGURE = re.compile(r"(?:\d[\d.]*(?: to \d[\d.]*)?(?: ms)?)?(<!-- measured: (.+?) -->)")
+TABLE = re.compile(r"(<!-- table: (\w+) -->)\n.*?<!-- end -->", re.DOTALL)
 
 #: For each part: the places that its table shows, and its columns with the rows they show.
 _TABLES = {
@@ -51,15 +54,48 @@ _ACCURACY = {
 }
 
 
-def files() -> list[Path]:
-    """Return the files with the raw figures."""
-    return sorted((figures.RESULTS / "raw").glob("*.json"))
+def write_all() -> None:
+    """Bring the quotes on all hand-written pages up to date, but not with figures of a trial."""
+    if figures.RESULTS != DOCS / "results":
+        return
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        page.write_text(updated(text), encoding="utf-8")
 
 
-def table(subject: str) -> Iterator[str]:
-    """Yield the lines of a table in Markdown."""
+def pages() -> list[Path]:
+    """Return the hand-written pages of the documentation."""
+    skipped = DOCS / "results", DOCS / "_build"
+    found = sorted(DOCS.rglob("*.md"))
+    return [page for page in found if not any(folder in page.parents for folder in skipped)]
+
+
+def updated(text: str) -> str:
+    """Return a page with the figures and tables that have been measured.
+
+    Parameters
+    ----------
+    text : str
+        Markdown. A figure is followed by the comment ``<!-- measured: NAME -->``, see `figure`,
+        and a table is between ``<!-- table: SUBJECT -->`` and ``<!-- end -->``, see `table`.
+        A new quote is only the comments.
+
+    Raises
+    ------
+    ValueError
+        If something has not been measured.
+    """
+    text = FIGURE.sub(lambda found: figure(found[2]) + found[1], text)
+    return TABLE.sub(
+        lambda found: "\n".join([found[1], "", *table(found[2]), "", "<!-- end -->"]), text
+    )
+
+
+def table(subject: str) -> list[str]:
+    """Return the lines of a table in Markdown: ``accuracy``, ``pipeline``, or times of a part."""
     made = {"accuracy": _accuracy, "pipeline": _pipeline}.get(subject)
-    return made() if made else _times(subject)
+    lines = list(made() if made else _times(subject))
+    return lines[:-1] if lines[-1] == "" else lines
 
 
 def _times(part: str) -> Iterator[str]:
