@@ -1,7 +1,6 @@
 """The site's search finds what people search for, in the section that helps.
 
-A comment ``<!-- search: WORDS -->`` on a page puts the section at the top of the search's results,
-along with the glossary's terms.
+A comment ``<!-- search: WORDS -->`` on a page puts the section at the top of the search's results.
 """
 
 from __future__ import annotations

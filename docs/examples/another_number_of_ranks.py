@@ -11,11 +11,9 @@ import chainermn
 def main(out: str, epochs: int) -> None:
     comm = chainermn.create_communicator()
     trainer = make_trainer(comm, epochs=epochs, out=out)
-    # begin
     snapshot = extensions.snapshot(filename="snapshot", autoload=True)
     snapshot = chainermn.extensions.multi_node_snapshot(comm, snapshot, [])  # one for all ranks
     trainer.extend(snapshot, trigger=(1, "epoch"))  # on every rank
-    # end
     trainer.run()
     if comm.rank == 0:
         step = trainer.updater.get_optimizer("main").t

@@ -11,7 +11,6 @@ import chainermn
 def train(replica, peers, layer, x, t, updates=6) -> list[float]:
     """Train this rank's half on its replica's part of the batch; return the losses there."""
     losses = []
-    # begin train
     part = slice(*chainermn.scatter_index(len(x), peers))
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.5), peers)
     optimizer.setup(layer)
@@ -26,7 +25,6 @@ def train(replica, peers, layer, x, t, updates=6) -> list[float]:
             loss.backward()
             losses.append(loss.item())
         optimizer.update()
-    # end train
     return losses
 
 
@@ -34,10 +32,8 @@ def main() -> None:
     comm = chainermn.create_communicator()
     if comm.size % 2:
         raise ValueError(f"expected an even number of ranks, got {comm.size}")
-    # begin groups
     replica = comm.split(comm.rank // 2, comm.rank)  # 0 and 1, 2 and 3: one replica
     peers = comm.split(comm.rank % 2, comm.rank)  # 0 and 2, 1 and 3: the same half
-    # end groups
     np.random.seed(0)
     layer = L.Linear(4, 3) if replica.rank == 0 else L.Linear(3, 2)
     x = np.random.RandomState(1).randn(6, 4).astype(np.float32)

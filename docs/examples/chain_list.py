@@ -25,33 +25,28 @@ def layer(n_in, n_out) -> chainer.Sequential:
 
 
 def in_a_row(comm, encoder, middle, decoder) -> chainermn.MultiNodeChainList:
-    # begin row
     model = chainermn.MultiNodeChainList(comm)
     if comm.rank == 0:
         model.add_link(encoder, rank_in=None, rank_out=1)
         model.add_link(decoder, rank_in=1, rank_out=None)
     else:
         model.add_link(middle, rank_in=0, rank_out=0)
-    # end row
     return model
 
 
 def with_branches(comm, first, branches, join) -> chainermn.MultiNodeChainList:
-    # begin branches
     model = chainermn.MultiNodeChainList(comm)
     if comm.rank == 0:
         model.add_link(first, rank_in=None, rank_out=[1, 2])
         model.add_link(join, rank_in=[1, 2], rank_out=None)
     else:
         model.add_link(branches[comm.rank - 1], rank_in=0, rank_out=0)
-    # end branches
     return model
 
 
 def train(comm, model, x, t, steps=5) -> list[float]:
     """Train the links of this rank; return the losses on rank 0."""
     losses = []
-    # begin train
     optimizer = chainer.optimizers.SGD(lr=0.5).setup(model)
     for _ in range(steps):
         model.cleargrads()
@@ -63,7 +58,6 @@ def train(comm, model, x, t, steps=5) -> list[float]:
             delegate = model()
             delegate.backward()
         optimizer.update()
-    # end train
     return losses
 
 

@@ -19,7 +19,6 @@ import chainermn
 CHANNELS, CLASSES, SIZE = 11, 4, 9
 
 
-# begin
 class Net(chainer.Chain):
     """Each rank has some channels of two layers, and the whole of the small first one."""
 
@@ -50,9 +49,6 @@ def update(net: Net, optimizer: chainer.Optimizer, x: np.ndarray, t: np.ndarray)
         parameter.grad = net.comm.allreduce(parameter.grad)
     optimizer.update()
     return loss.item()
-
-
-# end
 
 
 def make_batch() -> tuple[np.ndarray, np.ndarray]:

@@ -15,13 +15,11 @@ import chainermn
 def main(out: str, end_in: int) -> None:
     comm = chainermn.create_communicator()
     trainer = make_trainer(comm, epochs=4, out=out)
-    # begin
     checkpointer = chainermn.create_multi_node_checkpointer("digits", comm)
     trainer.extend(checkpointer, trigger=(5, "iteration"))  # on every rank
     checkpointer.maybe_load(trainer)
     if comm.rank == 0:
         print(f"resuming after iteration {trainer.updater.iteration}", flush=True)
-    # end
     trainer.extend(lambda trainer: os._exit(1), name="crash", trigger=(end_in, "iteration"))
     trainer.run()
     if comm.rank == 0:

@@ -8,7 +8,6 @@ from small_training import make_trainer
 import chainermn
 
 
-# begin
 def differences(comm, model):
     """Return the parameters that are not those of rank 0, with the ranks that differ. Collective.
 
@@ -26,21 +25,16 @@ def differences(comm, model):
     return {name: ranks for name, ranks in found.items() if ranks}
 
 
-# end
-
-
 def main() -> None:
     comm = chainermn.create_communicator()
     trainer = make_trainer(comm, epochs=1, out="result")
 
-    # begin extension
     def compare_replicas(trainer):
         model = trainer.updater.get_optimizer("main").target
         if found := differences(comm, model):
             raise ValueError(f"iteration {trainer.updater.iteration}: ranks differ in {found}")
 
     trainer.extend(compare_replicas, trigger=(1, "iteration"))  # on every rank
-    # end extension
 
     if comm.rank == 1:  # the mistake
         model = trainer.updater.get_optimizer("main").target

@@ -12,7 +12,6 @@ torch.manual_seed(0)
 inputs = torch.randn(120, 10)
 train = TensorDataset(inputs, (inputs.sum(1) > 0).long())
 
-# begin
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 
@@ -34,4 +33,3 @@ dist.all_reduce(loss.detach(), op=dist.ReduceOp.SUM)
 if rank == 0:
     torch.save(model.module.state_dict(), "model.pt")
 dist.destroy_process_group()
-# end

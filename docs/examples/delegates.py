@@ -14,11 +14,9 @@ def there_and_back(comm) -> np.ndarray | None:
         chainermn.functions.send(2 * h, comm, rank=0).backward()
         return None
     x = chainer.Variable(np.ones(3, np.float32))
-    # begin order
     delegate = chainermn.functions.send(x, comm, rank=1)
     y = chainermn.functions.recv(comm, rank=1, delegate_variable=delegate)
     F.sum(y).backward()
-    # end order
     return x.grad
 
 
@@ -28,12 +26,10 @@ def there_only(comm) -> np.ndarray | None:
         F.sum(2 * chainermn.functions.recv(comm, rank=0)).backward()
         return None
     x = chainer.Variable(np.ones(3, np.float32))
-    # begin tie
     delegate = chainermn.functions.send(x, comm, rank=1)
     loss = F.sum(x)
     (loss,) = chainermn.functions.pseudo_connect(delegate, loss)
     loss.backward()
-    # end tie
     return x.grad
 
 

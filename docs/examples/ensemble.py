@@ -21,33 +21,21 @@ def curve(n, noise, seed):
     return x.astype(np.float32), y.astype(np.float32)
 
 
-# begin predict
 def ensemble(comm, model, x):
     """Return the mean of what the models of all ranks predict for the same x."""
     predictions = chainermn.functions.allgather(comm, model(x))
     return sum(predictions) / comm.size
 
 
-# end predict
-
-
-# begin alone
 def alone(comm, model, x, y):
     """Return the loss of this rank's model on its own part of the data."""
     part = slice(*chainermn.scatter_index(len(x), comm))
     return F.mean_squared_error(model(x[part]), y[part])
 
 
-# end alone
-
-
-# begin together
 def together(comm, model, x, y):
     """Return this rank's share of the loss of the mean."""
     return F.mean_squared_error(ensemble(comm, model, x), y) / comm.size
-
-
-# end together
 
 
 def main() -> None:

@@ -11,13 +11,9 @@ def train(comm, overlap="auto", double_buffering=False):
     model = chainer.links.Linear(3, 1, initialW=0)
     optimizer = chainer.optimizers.SGD(lr=0.25)
     if overlap is True:
-        # begin overlap
         optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, overlap=True)
-        # end overlap
     elif double_buffering:
-        # begin double buffering
         optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, double_buffering=True)
-        # end double buffering
     else:
         optimizer = chainermn.create_multi_node_optimizer(optimizer, comm)
     optimizer.setup(model)
@@ -31,9 +27,7 @@ def main() -> None:
     comm = chainermn.create_communicator()
     results = {"plain": train(comm), "overlap": train(comm, overlap=True)}
     results["double buffering"] = train(comm, double_buffering=True)
-    # begin half
     comm = chainermn.create_communicator(allreduce_grad_dtype="bfloat16")
-    # end half
     results["half"] = train(comm)
     if comm.rank == 0:
         for name, weights in results.items():

@@ -30,15 +30,11 @@ class Network(chainer.Chain):
         return self.head(self.body(x))
 
 
-# begin frozen
 class FrozenNetwork(Network):
     def forward(self, x):
         with chainer.no_backprop_mode(), chainer.using_config("train", False):
             features = self.body(x)
         return self.head(features)
-
-
-# end frozen
 
 
 def examples(n, weights):
@@ -61,10 +57,8 @@ def train(comm, network, data, test, batch_size, n_epochs, prepare=None):
     batches = SerialIterator(data, batch_size // comm.size, order_sampler=sampler)
     updater = training.StandardUpdater(batches, optimizer)
     trainer = training.Trainer(updater, (n_epochs, "epoch"), out="result")
-    # begin statistics
     average = chainermn.extensions.AllreducePersistent(model, comm)
     trainer.extend(average, trigger=(1, "epoch"))  # on every rank
-    # end statistics
     trainer.run()
     part = chainermn.scatter_dataset(test, comm, force_equal_length=False)
     evaluator = training.extensions.Evaluator(SerialIterator(part, 100, repeat=False), model)
@@ -82,23 +76,17 @@ def pretrain(comm, file):
 
 
 def load(comm, file, network):
-    # begin load
     contents = run_on_root(comm, 0, "pretrained weights", Path(file).read_bytes)
     chainer.serializers.load_npz(io.BytesIO(contents), network.body, path="body/")
-    # end load
 
 
 def freeze(network):
-    # begin freeze
     network.body.disable_update()  # on every rank, after optimizer.setup
-    # end freeze
 
 
 def slow_down(network):
-    # begin rates
     for parameter in network.body.params():  # on every rank, after optimizer.setup
         parameter.update_rule.hyperparam.alpha = 1e-4  # Adam's; of other optimizers, lr
-    # end rates
 
 
 def main(file: str) -> None:

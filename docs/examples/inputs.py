@@ -17,31 +17,25 @@ import chainermn
 
 def unsynchronized(comm, x, t) -> SerialIterator:
     """Each rank reads what it needs, in an order of its own."""
-    # begin unsynchronized
     nothing = chainermn.create_empty_dataset(range(len(x)))
     dataset = {0: x, 1: nothing, 2: t}[comm.rank]
     iterator = SerialIterator(dataset, batch_size=50)
-    # end unsynchronized
     return iterator
 
 
 def synchronized(comm, x, t):
     """Each rank reads what it needs, all in the same order."""
     iterator = unsynchronized(comm, x, t)
-    # begin synchronized
     iterator = chainermn.create_synchronized_iterator(iterator, comm)
-    # end synchronized
     return iterator
 
 
 def shared(comm, x, t):
     """Rank 0 reads inputs and labels, and gives them to all."""
-    # begin shared
     iterator = None
     if comm.rank == 0:
         iterator = SerialIterator(chainer.datasets.TupleDataset(x, t), batch_size=50)
     iterator = chainermn.create_multi_node_iterator(iterator, comm)
-    # end shared
     return iterator
 
 
@@ -71,7 +65,6 @@ def main() -> None:
     model = build(comm)
     iterator = create_iterator(comm, x, t)
 
-    # begin train
     def loss(*batch):
         if comm.rank == 0:
             return model(batch[0])
@@ -81,7 +74,6 @@ def main() -> None:
     updater = StandardUpdater(iterator, optimizer, loss_func=loss)
     while updater.epoch < 10:
         updater.update()
-    # end train
 
     with chainer.no_backprop_mode():
         y = model(x) if comm.rank == 0 else model()

@@ -10,7 +10,6 @@ np.random.seed(0)
 inputs = np.random.randn(120, 10).astype(np.float32)
 train = chainer.datasets.TupleDataset(inputs, (inputs.sum(axis=1) > 0).astype(np.int32))
 
-# begin
 comm = chainermn.create_communicator()
 rank, size = comm.rank, comm.size
 
@@ -32,4 +31,3 @@ while batches.epoch < 4:
 total = comm.allreduce(loss.array)
 if rank == 0:
     chainer.serializers.save_npz("model.npz", model)
-# end

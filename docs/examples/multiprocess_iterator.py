@@ -1,6 +1,5 @@
 """Read batches with worker processes, under MPI."""
 
-# begin
 import numpy as np
 
 import chainermn
@@ -20,4 +19,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-# end

@@ -5,8 +5,6 @@ import numpy as np
 from small_training import make_trainer
 
 import chainermn
-
-# begin
 from chainermn.extensions import GenericMultiNodeEvaluator
 
 
@@ -21,9 +19,6 @@ class ConfusionMatrix(GenericMultiNodeEvaluator):
     def aggregate(self, results):
         """On rank 0, with the results of all batches of all ranks."""
         print(f"{sum(results).sum()} examples")
-
-
-# end
 
 
 def main() -> None:

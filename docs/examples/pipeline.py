@@ -21,7 +21,6 @@ from chainermn.agreement import exit_together
 LAYERS, COLORS, SIZE = 12, 3, 32
 
 
-# begin
 def make_model(comm: chainermn.CommunicatorBase, stage: chainer.Link) -> chainer.Link:
     """Put the stages of all ranks in a row."""
     last = comm.size - 1
@@ -53,19 +52,12 @@ def backprop(model: chainer.Link, x: np.ndarray, t: np.ndarray, micro_batches: i
     return sum(y.array.sum().item() for y in ends)
 
 
-# end
-
-
-# begin recompute
 class Recomputed(chainer.Sequential):
     """Layers that keep only their input, and compute the rest again in backward."""
 
     def forward(self, x: chainer.Variable | np.ndarray) -> chainer.Variable:
         x = x if isinstance(x, chainer.Variable) else chainer.Variable(x)
         return F.forget(super().forward, x)
-
-
-# end recompute
 
 
 class Layer(chainer.Chain):

@@ -27,7 +27,6 @@ from chainermn.agreement import exit_together
 Spans: TypeAlias = list[tuple[str, int, float, float]]
 
 
-# begin
 class Clock(chainer.FunctionHook):
     """Notes when this rank computes; the messages between its micro-batches are not computing."""
 
@@ -60,9 +59,6 @@ class Clock(chainer.FunctionHook):
                 begin = self.spans.pop()[1] if goes_on else self._begin
                 self.spans.append((direction, begin, time.perf_counter()))
             self._goes_on = not is_message
-
-
-# end
 
 
 def measure(

@@ -18,7 +18,6 @@ from chainermn.extensions import StopOnSignal, multi_node_snapshot
 
 def main(args: argparse.Namespace) -> None:
     comm = chainermn.create_communicator()
-    # begin
     snapshot = extensions.snapshot(n_retains=3)
     # One file for all ranks. The settings are what changes the result.
     snapshot = multi_node_snapshot(comm, snapshot, [], settings={"batch size": 6})
@@ -28,7 +27,6 @@ def main(args: argparse.Namespace) -> None:
     trainer.extend(snapshot, trigger=(5, "iteration"))  # on every rank
     trainer.extend(stop)
     snapshot.resume(trainer)
-    # end
     if trainer.updater.iteration == 0:
         add_accident(trainer, comm, args)
     trainer.run()

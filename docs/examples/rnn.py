@@ -18,7 +18,6 @@ from chainermn.functions import pseudo_connect, recv, send
 N_SEQUENCES, LENGTH, N_UNITS = 64, 12, 16
 
 
-# begin full
 class Full(chainer.Chain):
     """The network on the part of this rank. States go to the next rank, gradients come back."""
 
@@ -38,9 +37,6 @@ class Full(chainer.Chain):
         return loss
 
 
-# end full
-
-
 class Truncated(chainer.Chain):
     """The same; states go to the next rank as arrays, which have no gradients."""
 
@@ -51,7 +47,6 @@ class Truncated(chainer.Chain):
             self.rnn = L.NStepLSTM(1, 1, N_UNITS, 0.0)
             self.out = L.Linear(N_UNITS, 2)
 
-    # begin truncated
     def forward(self, xs, ts):
         rank, size = self.comm.rank, self.comm.size
         states = recv(self.comm, rank - 1) if rank > 0 else (None, None)
@@ -59,8 +54,6 @@ class Truncated(chainer.Chain):
         if rank < size - 1:
             send([state.array for state in states], self.comm, rank + 1)
         return F.softmax_cross_entropy(self.out(F.concat(ys, axis=0)), np.concatenate(ts))
-
-    # end truncated
 
 
 def sequences(seed):
@@ -76,7 +69,6 @@ def main() -> None:
     comm = chainermn.create_communicator()
     np.random.seed(0)
     model = Full(comm) if gradients == "full" else Truncated(comm)
-    # begin train
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(0.05), comm)
     optimizer.setup(model)
     begin, end = chainermn.scatter_index(LENGTH, comm)
@@ -86,7 +78,6 @@ def main() -> None:
         model.cleargrads()
         loss.backward()
         optimizer.update()
-        # end train
         if step % 10 == 0:
             mean = comm.allreduce(loss.array, "mean")
             if comm.rank == 0:

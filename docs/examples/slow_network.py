@@ -10,44 +10,34 @@ from chainermn.optimizers import LocalSGD
 
 def power_sgd(comm):
     optimizer = chainer.optimizers.MomentumSGD(lr=0.1)
-    # begin power sgd
     compression = chainermn.compression.PowerSGD(rank=4, start_iteration=100)
     optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, compression=compression)
-    # end power sgd
     return optimizer
 
 
 def top_k(comm):
-    # begin top k
     compression = TopK(density=0.01, momentum=0.9)
     optimizer = chainer.optimizers.SGD(lr=0.1)
     optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, compression=compression)
-    # end top k
     return optimizer
 
 
 def accumulated(comm):
     optimizer = chainer.optimizers.MomentumSGD(lr=0.1)
-    # begin accumulate
     optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, accumulate=4)
-    # end accumulate
     return optimizer
 
 
 def local(comm):
     optimizer = chainer.optimizers.MomentumSGD(lr=0.1)
-    # begin local
     local = LocalSGD(period=8, start_iteration=100)
     optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, local=local)
-    # end local
     return optimizer
 
 
 def uneven(comm):
     optimizer = chainer.optimizers.MomentumSGD(lr=0.1)
-    # begin uneven
     optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, uneven=True)
-    # end uneven
     return optimizer
 
 

@@ -18,7 +18,6 @@ import chainermn
 from chainermn.agreement import exit_together
 
 
-# begin
 def with_halo(comm: chainermn.CommunicatorBase, x: np.ndarray, rows: int) -> chainer.Variable:
     """Return ``x`` with some rows of the ranks above and below, or zeros beyond the image."""
     above, below = comm.rank - 1, comm.rank + 1
@@ -51,9 +50,6 @@ class Net(chainer.Chain):
         return self.last(with_halo(self.comm, h, rows=1))
 
 
-# end
-
-
 def rows_of(comm: chainermn.CommunicatorBase, height: int) -> range:
     """Return the rows of this rank."""
     if height // comm.size < 2:
@@ -84,7 +80,6 @@ def main() -> None:
     x, t = read_rows(rows, args.width)
     np.random.seed(0)
     net = Net(comm)
-    # begin training
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.1), comm)
     optimizer.setup(net)
     share = args.height * args.width / comm.size  # of the pixels, if they were divided evenly
@@ -93,7 +88,6 @@ def main() -> None:
         """Return the part of this rank. The mean over the ranks is that over the image."""
         return F.sum((net(x) - t) ** 2) / share
 
-    # end training
     for step in range(6):  # the first one makes the parameters equal
         optimizer.update(loss)
         mean = comm.allreduce(loss().array, "mean")

@@ -15,7 +15,6 @@ from chainermn.testing.mpiexec import run_job
 HERE = Path(__file__).parent
 
 
-# begin step
 def loss(model, x):
     return F.mean(F.sigmoid(model(x)) ** 2)
 
@@ -37,10 +36,6 @@ def test_a_step_of_all_ranks_is_the_step_of_one_process():
     np.testing.assert_allclose(model.W.array, alone.W.array, rtol=1e-12)
 
 
-# end step
-
-
-# begin error
 @pytest.mark.mpi(2)
 def test_all_ranks_raise_if_one_cannot_read_its_file(shared_tmp_path):
     comm = chainermn.create_communicator()
@@ -51,10 +46,6 @@ def test_all_ranks_raise_if_one_cannot_read_its_file(shared_tmp_path):
         run_together(comm, "reading", path.read_text)
 
 
-# end error
-
-
-# begin together
 def draw():
     comm = chainermn.create_communicator()
     np.random.seed(comm.rank)
@@ -65,13 +56,6 @@ def test_every_rank_draws_another_number():
     assert len(set(chainermn.launch.run(draw, ranks=2))) == 2
 
 
-# end together
-
-
-# begin script
 def test_the_whole_script_trains_and_leaves_weights(tmp_path):
     run_job(2, [HERE / "like_ddp.py"], cwd=tmp_path).check()
     assert (tmp_path / "model.npz").exists()
-
-
-# end script

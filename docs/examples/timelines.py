@@ -17,14 +17,10 @@ from chainermn.spans import span
 def main(out: str) -> None:
     comm = chainermn.create_communicator()
     trainer = make_trainer(comm, 2, out)
-    # begin extension
     trainer.extend(Timeline(comm, iterations=(10, 12)))
-    # end extension
-    # begin report
     trainer.extend(DistributedReport(comm))  # on every rank
     if comm.rank == 0:
         trainer.extend(LogReport())
-    # end report
     trainer.run()
 
     model, n_batches = chainer.links.Linear(3, 1), 5
@@ -34,14 +30,12 @@ def main(out: str) -> None:
     def loss(x: np.ndarray) -> chainer.Variable:
         return chainer.functions.sum(model(x))
 
-    # begin loop
     with chainermn.record_timeline(comm, f"{out}/loop.json"):
         for number in range(1, n_batches + 1):
             with span("iteration", details={"iteration": number}):
                 with span("data"):
                     batch = np.ones((2, 3), np.float32)
                 optimizer.update(loss, batch)
-    # end loop
 
 
 if __name__ == "__main__":

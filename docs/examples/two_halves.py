@@ -11,7 +11,6 @@ import chainermn
 def train(comm, layer, x, t, steps=5) -> list[float]:
     """Train the layer of this rank; return the losses on rank 1."""
     losses = []
-    # begin
     optimizer = chainer.optimizers.SGD(lr=0.5).setup(layer)
     for _ in range(steps):
         layer.cleargrads()
@@ -25,7 +24,6 @@ def train(comm, layer, x, t, steps=5) -> list[float]:
             loss.backward()
             losses.append(loss.item())
         optimizer.update()
-    # end
     return losses
 
 

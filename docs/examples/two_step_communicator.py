@@ -6,8 +6,6 @@ import chainer
 import numpy as np
 
 import chainermn
-
-# begin
 from chainermn.communicators import MpiCommunicatorBase, register
 
 
@@ -27,7 +25,6 @@ class TwoStepCommunicator(MpiCommunicatorBase):
 
 
 register("two_step", TwoStepCommunicator)
-# end
 
 
 def main() -> None:

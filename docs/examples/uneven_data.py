@@ -27,18 +27,14 @@ def main() -> None:
     # Rank 0 has ones, rank 1 threes, rank 2 fives, ...
     data = np.full(10 * (comm.rank + 1), 2 * comm.rank + 1, np.float32)
     model = Model()
-    # begin train
     optimizer = chainer.optimizers.SGD(lr=1)
     optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, uneven=True)
     optimizer.setup(model)
     updater = training.StandardUpdater(SerialIterator(data, 5), optimizer)
     trainer = training.Trainer(updater, (2, "epoch"), out="result")
-    # end train
-    # begin evaluate
     evaluator = extensions.Evaluator(SerialIterator(data, 5, repeat=False), model)
     evaluator = chainermn.create_multi_node_evaluator(evaluator, comm, mean_over="examples")
     trainer.extend(evaluator, trigger=(1, "epoch"))  # on every rank, by epochs
-    # end evaluate
     trainer.run()
     print(
         f"rank {comm.rank}: {updater.iteration} batches, {optimizer.t} steps, "
