@@ -94,7 +94,7 @@ BAD_ALLREDUCE = {
     "numbers": ([1.0], TypeError, "rank 0: expected an array, or .*, got .*list with .*float"),
     "objects": (np.array([None]), TypeError, "rank 0: expected an array of numbers"),
     "None": (None, TypeError, "rank 0: expected an array"),
-    "a number": (5, TypeError, r"got .*int.*; np\.array\(x\), .*allreduce_obj"),
+    "a number": (5, TypeError, r"got .*int.*; turn .* with np\.array\(x\), .*allreduce_obj"),
 }
 
 
