@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs/results"
+#: A quoted figure, if it has been written already, and the comment with its name; see `figure`.
+QUOTE = re.compile(r"(?:\d[\d.]*(?: to \d[\d.]*)?(?: ms)?)?(<!-- measured: (.+?) -->)")
 
 
 @dataclass

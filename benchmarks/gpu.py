@@ -233,7 +233,8 @@ def draw() -> None:
                     if case == network and ratio is not None:
                         label = label or f"{short}, batch {batch}"
                         bars.append(plots.Bar(label, ratio, plots.color_of(row), f"{ratio:.2f}"))
-            panels += plots.panel(f"{TITLES[network]}, one GPU", bars, 1 / 1e3)
+            if bars:
+                panels.append(plots.Panel(f"{TITLES[network]}, one GPU", bars, reference=1))
         plots.draw(
             "gpu",
             panels,

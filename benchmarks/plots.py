@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.textpath import TextPath
 
 from benchmarks import figures
-from benchmarks.figures import Group, milliseconds
+from benchmarks.figures import Group, Measured, milliseconds
 
 #: In points. A phone shows a plot 360 pixels wide, and 8 points are then 10 pixels.
 WIDTH, SMALL, LARGE = 288, 8, 9
@@ -112,17 +112,17 @@ def times(
         if not row.seconds:
             continue
         part = group.row((outlined or {}).get(label, ""))
-        bars.append(
-            Bar(
-                label,
-                1e3 * row.median,
-                color_of(name),
-                milliseconds(row.median),
-                (1e3 * min(row.seconds), 1e3 * max(row.seconds)),
-                1e3 * min(part.median, row.median) if part.seconds else 0.0,
-            )
-        )
+        inside = 1e3 * min(part.median, row.median) if part.seconds else 0.0
+        bars.append(bar_of(label, row, milliseconds(row.median), outlined=inside))
     return bars
+
+
+def bar_of(
+    label: str, row: Measured, text: str, *, scale: float = 1e3, outlined: float = 0.0
+) -> Bar:
+    """Return the bar of a row: its median, its fastest and its slowest turn, by default in ms."""
+    ends = scale * min(row.seconds), scale * max(row.seconds)
+    return Bar(label, scale * row.median, color_of(row.name), text, ends, outlined)
 
 
 def panel(title: str, bars: Sequence[Bar], reference: float | None = None) -> list[Panel]:

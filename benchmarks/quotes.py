@@ -9,11 +9,11 @@ from pathlib import Path
 
 from benchmarks import figures
 from benchmarks.figures import Group, Measured, figure, load, milliseconds
+from benchmarks.report import heads_of, line
 from chainermn.communicators import registered
 from chainermn.launch.mpiexec import NAMES
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-FIGURE = re.compile(r"(?:\d[\d.]*(?: to \d[\d.]*)?(?: ms)?)?(<!-- measured: (.+?) -->)")
 TABLE = re.compile(r"(<!-- table: (\w+) -->)\n.*?<!-- end -->", re.DOTALL)
 
 #: For each part: the places that its table shows, and its columns with the rows they show.
@@ -85,17 +85,18 @@ def updated(text: str) -> str:
     ValueError
         If something has not been measured.
     """
-    text = FIGURE.sub(lambda found: figure(found[2]) + found[1], text)
-    return TABLE.sub(
-        lambda found: "\n".join([found[1], "", *table(found[2]), "", "<!-- end -->"]), text
-    )
+    text = figures.QUOTE.sub(lambda found: figure(found[2]) + found[1], text)
+    return TABLE.sub(lambda found: f"{found[1]}\n\n{_text_of(found[2])}\n\n<!-- end -->", text)
 
 
-def table(subject: str) -> list[str]:
-    """Return the lines of a table in Markdown: ``accuracy``, ``pipeline``, or times of a part."""
+def _text_of(subject: str) -> str:
+    return "\n".join(table(subject)).rstrip()
+
+
+def table(subject: str) -> Iterator[str]:
+    """Yield the lines of a table in Markdown: ``accuracy``, ``pipeline``, or times of a part."""
     made = {"accuracy": _accuracy, "pipeline": _pipeline}.get(subject)
-    lines = list(made() if made else _times(subject))
-    return lines[:-1] if lines[-1] == "" else lines
+    return made() if made else _times(subject)
 
 
 def _times(part: str) -> Iterator[str]:
@@ -105,11 +106,9 @@ def _times(part: str) -> Iterator[str]:
         groups = [g for g in content["groups"] if any(text in g.title for text in where)]
         measured = {row.name for group in groups for row in group.rows}
         shown = {head: row for head, row in columns.items() if row in measured}
-        yield f"| ms, {NAMES[mpi]} | {' | '.join(shown)} |"
-        yield f"|---|{'---:|' * len(shown)}"
+        yield from heads_of([f"ms, {NAMES[mpi]}", *shown])
         for group in groups:
-            cells = [_cell(group, row) for row in shown.values()]
-            yield f"| {group.title} | {' | '.join(cells)} |"
+            yield line([group.title, *(_cell(group, row) for row in shown.values())])
         yield ""
         yield f"Medians, {content['about']['date']}: {content['about']['machine']}."
         yield ""
@@ -119,8 +118,7 @@ def _accuracy() -> Iterator[str]:
     """Yield a row for each setting: bytes, and the accuracy of the apps."""
     groups = [group for content in load("convergence").values() for group in content["groups"]]
     heads = [f"{group.key['app']}, %" for group in groups]
-    yield f"| setting | MB of ResNet-50 | {' | '.join(heads)} |"
-    yield f"|---|{'---:|' * (1 + len(groups))}"
+    yield from heads_of(["setting", "MB of ResNet-50", *heads])
     sent = next(
         group
         for content in load("slow").values()
@@ -132,19 +130,19 @@ def _accuracy() -> Iterator[str]:
         if any(row.curves for row in rows):
             cells = [_mean_and_ends(row) if row.curves else "" for row in rows]
             megabytes = f"{sent.row(name).more['MB sent per host']:.3g}"
-            yield f"| {head} | {megabytes} | {' | '.join(cells)} |"
+            yield line([head, megabytes, *cells])
 
 
 def _pipeline() -> Iterator[str]:
     """Yield a row for each number of micro-batches, the last word of its name."""
-    yield "| micro-batches | time relative to one rank on one core | idle | in theory |"
-    yield "|---|---:|---:|---:|"
+    heads = ["micro-batches", "time relative to one rank on one core", "idle", "in theory"]
+    yield from heads_of(heads)
     for content in load("pipeline").values():
         for group in content["groups"]:
             for row in (row for row in group.rows if row.more):
                 shares = [f"{share:.0f} %" for share in row.more.values()]
                 ratio = f"{group.ratio(row.name, group.baseline):.2f}"
-                yield f"| {row.name.split()[-1]} | {ratio} | {' | '.join(shares)} |"
+                yield line([row.name.split()[-1], ratio, *shares])
 
 
 def _mean_and_ends(row: Measured) -> str:

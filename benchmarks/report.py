@@ -68,7 +68,7 @@ def _order(group: Group) -> tuple[bool, str, float]:
 def write_page(part: str, lines: Iterable[str]) -> None:
     """Write ``docs/results/PART.md``: the text of ``pages/PART.md``, then these lines."""
     text = (PAGES / f"{part}.md").read_text(encoding="utf-8")
-    text = re.sub(r"\{measured\}`(.+?)`", lambda found: _figure(found[1]), text)
+    text = figures.QUOTE.sub(lambda found: _figure(found[2]), text)
     _write_lines(figures.RESULTS / f"{part}.md", [text.rstrip(), *lines])
 
 

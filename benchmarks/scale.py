@@ -121,16 +121,13 @@ def draw() -> None:
     content = load("scale").get("mpich", {"groups": []})
     panels: list[plots.Panel] = []
     for figure in ("create", "exchange"):
-        name, unit, scale = FIGURES[figure]
+        title, unit, scale = FIGURES[figure]
         bars = []
         for ranks in RANKS:
             group = find(content, figure=figure, ranks=str(ranks))
-            for row, label in ((OURS, f"{ranks} ranks"), (ORIGINAL, "... original")):
-                if seconds := group.row(row).seconds:
-                    median, ends = group.row(row).median, (min(seconds), max(seconds))
-                    text = f"{scale * median:.3g} {unit}"
-                    least, most = (scale * end for end in ends)
-                    color = plots.color_of(row)
-                    bars.append(plots.Bar(label, scale * median, color, text, (least, most)))
-        panels += plots.panel(name, bars)
+            for name, label in ((OURS, f"{ranks} ranks"), (ORIGINAL, "... original")):
+                if (row := group.row(name)).seconds:
+                    text = f"{scale * row.median:.3g} {unit}"
+                    bars.append(plots.bar_of(label, row, text, scale=scale))
+        panels += plots.panel(title, bars)
     plots.draw("scale", panels, "less is better", one_scale=False)

@@ -86,7 +86,8 @@ def draw(trials: list[FrozenTrial], path: Path) -> None:
     from matplotlib.figure import Figure
 
     names = list(trials[0].params)
-    rows = [["trial"] * 2, *map(list, zip(*2 * [iter([*names, "."])], strict=False))]
+    last_may_be_empty = [*names, "."]
+    rows = [["trial", "trial"], *(last_may_be_empty[i : i + 2] for i in range(0, len(names), 2))]
     # Narrow, so that the labels are readable on a phone.
     figure = Figure(figsize=(5.4, 2.2 * len(rows)), layout="constrained", dpi=160)
     panels = figure.subplot_mosaic(rows, sharey=True)

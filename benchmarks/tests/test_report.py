@@ -64,7 +64,7 @@ def test_saved_groups_are_loaded_and_written(
     monkeypatch.setattr(figures, "RESULTS", tmp_path)
     monkeypatch.setattr(report, "PAGES", tmp_path / "pages")
     (tmp_path / "pages").mkdir()
-    times = "{measured}`exchange: a third net: ours`, or {measured}`exchange: ours`"
+    times = "<!-- measured: exchange: a third net: ours -->, or <!-- measured: exchange: ours -->"
     page = f"# Exchanges\n\nIt takes {times}.\n"
     (tmp_path / "pages/exchange.md").write_text(page)
     report.save("exchange", "mpich", [group], ["PyTorch: it is not installed"])

@@ -94,7 +94,7 @@ def test_table_of_the_pipeline_has_idle_shares(raw, tmp_path):
 
 def test_quotes_on_pages_are_what_was_measured():
     texts = {page: pages.read(page) for page in quotes.pages()}
-    assert sum(len(quotes.FIGURE.findall(text)) for text in texts.values()) > 10
+    assert sum(len(figures.QUOTE.findall(text)) for text in texts.values()) > 10
     old = [page.name for page, text in texts.items() if quotes.updated(text) != text]
     assert old == [], "write them again: python -m benchmarks --write"
 
@@ -111,7 +111,7 @@ def test_no_page_has_a_measured_figure_of_its_own():
     own = []
     for page in (page for page in pages.PAGES if "design" not in page.parts):
         prose = block.sub("", pages.read(page))
-        for quoted in (quotes.TABLE, quotes.FIGURE, re.compile(r"`[^`\n]+`")):
+        for quoted in (quotes.TABLE, figures.QUOTE, re.compile(r"`[^`\n]+`")):
             prose = quoted.sub("", prose)
         found = re.findall(r"\d[\d.,]*\s?(?:ms|µs|%)(?!\w)|\d[\d.,]* times\b", prose)
         own += [f"{page.name}: {figure}" for figure in found]
