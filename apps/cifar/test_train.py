@@ -270,9 +270,11 @@ def test_a_step_has_the_gradients_of_one_process_with_all_images(ranks, app, sta
 
 
 @pytest.mark.gpu
-def test_learns_on_a_gpu(start, read_log, tmp_path):
+@pytest.mark.parametrize("cudnn", ["0", "1"], ids=["", "cuDNN"])
+def test_learns_on_a_gpu(cudnn, start, read_log, tmp_path, monkeypatch):
     if not cuda.available:
         pytest.skip("CuPy is not installed, or finds no GPU")
+    monkeypatch.setenv("CHAINER_COMPAT_CUDNN", cudnn)
     start(1, "train.py", *SMALL, "--gpu", cwd=tmp_path)
     assert read_log(tmp_path / "result")[-1][ACCURACY] > 0.3
 

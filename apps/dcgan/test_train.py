@@ -141,9 +141,11 @@ def test_best_generator_is_evaluated_on_another_number_of_ranks(two_ranks):
 
 
 @pytest.mark.gpu
-def test_learns_on_a_gpu(tmp_path):
+@pytest.mark.parametrize("cudnn", ["0", "1"], ids=["", "cuDNN"])
+def test_learns_on_a_gpu(cudnn, tmp_path, monkeypatch):
     if not cuda.available:
         pytest.skip("CuPy is not installed, or finds no GPU")
+    monkeypatch.setenv("CHAINER_COMPAT_CUDNN", cudnn)
     train(1, tmp_path / "result", "--gpu", "--epoch", str(EPOCHS))
     assert read_log(tmp_path / "result")[-1][DISTANCE] < 20
 

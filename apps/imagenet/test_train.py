@@ -117,12 +117,15 @@ def test_two_ranks_learn(two_ranks):
 
 
 @pytest.mark.gpu
-def test_learns_on_a_gpu(drawn_lists, tmp_path):
+@pytest.mark.parametrize("precision", [[], ["--mixed16"]], ids=["float32", "mixed16"])
+@pytest.mark.parametrize("cudnn", ["0", "1"], ids=["", "cuDNN"])
+def test_learns_on_a_gpu(cudnn, precision, drawn_lists, tmp_path):
     if not cuda.available:
         pytest.skip("CuPy is not installed, or finds no GPU")
-    options = [*drawn_lists, "--gpu", "--arch", "small", *LEARNING]
+    options = [*drawn_lists, "--gpu", "--arch", "small", *LEARNING, *precision]
     out = tmp_path / "result"
-    job = run_job(1, [HERE / "train.py", *options, "--out", out], cwd=tmp_path)
+    env = {"CHAINER_COMPAT_CUDNN": cudnn}
+    job = run_job(1, [HERE / "train.py", *options, "--out", out], cwd=tmp_path, env=env)
     assert job.returncode == 0, job
     log = read_log(out)
     assert log[-1]["main/loss"] < log[0]["main/loss"]

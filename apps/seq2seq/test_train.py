@@ -52,11 +52,12 @@ def test_two_ranks_learn_to_read_dates(read_log, two_ranks):
 
 
 @pytest.mark.gpu
-def test_learns_on_a_gpu(read_log, train, tmp_path):
+@pytest.mark.parametrize("precision", [[], ["--mixed16"]], ids=["float32", "mixed16"])
+def test_learns_on_a_gpu(precision, read_log, train, tmp_path):
     if not cuda.available:
         pytest.skip("CuPy is not installed, or finds no GPU")
     out = tmp_path / "result"
-    train(1, out, "--gpu", "--epoch", "1")
+    train(1, out, "--gpu", "--epoch", "1", *precision)
     assert read_log(out)[-1][EXACT] > 0.5
 
 

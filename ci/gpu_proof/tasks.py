@@ -13,11 +13,12 @@ COMPUTE, RANKS = "libs/chainer_compat/tests/gpu", "libs/chainermn/tests/gpu"
 APPS = Path(__file__).resolve().parents[2] / "apps"
 TEST_SECONDS = 20
 #: Parts of the titles of `benchmarks.gpu`: each selects a measurement.
-MEASURED = ("iteration, ResNet-50", "iteration, conv net", "idle", "gather", "exchange")
+MEASURED = ("idle", "iteration, ResNet-50", "iteration, conv net", "gather", "exchange")
 
 # Tests on ranks that have a task of their own.
 _KERNELS, _TIMELINE = "(batched_copy or kernel)", "test_timeline"
 _OVERLAP, _BUFFERS = "overlap", "double_buffering"
+_MISSING = "missing_from_nccl"
 _SANITIZER = "/usr/local/cuda/bin/compute-sanitizer"
 
 
@@ -130,7 +131,8 @@ def on_ranks() -> Iterator[Task]:
     yield Task("transports", title, [by_mpi], 60, rehearsed=[by_mpi])
     by_nccl = tests(RANKS, only=f"{transports} and nccl", ranks=[1])
     yield Task("nccl", "NCCL on one rank", [by_nccl], 50)
-    rest = [f"not {name}" for name in ("test_transports", _KERNELS, _TIMELINE, _OVERLAP, _BUFFERS)]
+    own = ("test_transports", _KERNELS, _TIMELINE, _OVERLAP, _BUFFERS, _MISSING)
+    rest = [f"not {name}" for name in own]
     title = "communicators, functions, links, compression"
     yield Task("communicators", title, on_one_and_more(" and ".join(rest)), 140)
     yield Task("overlap", "overlap", on_one_and_more(_OVERLAP), 60)
@@ -155,7 +157,7 @@ def on_one_rank(processes: int) -> Iterator[Task]:
     # Other tests of the apps import packages that may be missing.
     files = [path for path in sorted(APPS.glob("*/test_*.py")) if "mark.gpu" in path.read_text()]
     apps = tests(*together, *map(str, files), seconds=150)
-    yield Task("apps", "apps with --gpu", [apps], 200, Lane.APPS, rehearsed=[apps])
+    yield Task("apps", "apps with --gpu", [apps], 250, Lane.APPS, rehearsed=[apps])
 
 
 def alone(out: str) -> Iterator[Task]:
@@ -163,6 +165,9 @@ def alone(out: str) -> Iterator[Task]:
     shared = [tests(RANKS, only="nccl", ranks=[2]), tests(RANKS, only="nccl", ranks=[3, 4])]
     title = "NCCL on several ranks, which may share a GPU"
     yield Task("shared_gpu", title, shared, 100, Lane.ALONE, needs_own_nccl=True)
+    missing = [tests(RANKS, only=_MISSING, seconds=60)]
+    title = "a rank fails while the other waits for NCCL"
+    yield Task("missing", title, missing, 100, Lane.ALONE, needs_own_nccl=True)
     mnist = ["-m", "chainermn", "launch", "-n", "2", "apps/mnist/train.py"]
     # `flat` uses MPI. The others use NCCL inside a host, which ranks on one GPU must enable.
     mnist += ["--communicator", "flat", "--out", f"{out}/mnist"]

@@ -74,14 +74,24 @@ def a_gpu() -> RealGpu:
 @pytest.fixture
 def with_nccl(a_gpu: RealGpu, mpi_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip unless NCCL takes as many ranks; let them share GPUs only if there are too few."""
+    prepare_nccl(a_gpu, mpi_ranks, monkeypatch)
+
+
+@pytest.fixture
+def with_nccl_for_two(a_gpu: RealGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do the same for a job of two ranks that the test starts."""
+    prepare_nccl(a_gpu, 2, monkeypatch)
+
+
+def prepare_nccl(a_gpu: RealGpu, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     reason = why_no_nccl()
     if reason is not None:
         pytest.skip(reason)
-    if mpi_ranks > a_gpu.count:
+    if ranks > a_gpu.count:
         version = the_gpu().nccl().get_version()
         if version < _FIRST_NCCL_FOR_SHARED_GPU:
             pytest.skip(
-                f"{mpi_ranks} ranks, but GPUs: {a_gpu.count}; NCCL {version} takes no two on one"
+                f"{ranks} ranks, but GPUs: {a_gpu.count}; NCCL {version} takes no two on one"
             )
         for name, value in SHARED_GPU.items():
             monkeypatch.setenv(name, os.environ.get(name, value))

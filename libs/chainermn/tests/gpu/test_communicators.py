@@ -13,6 +13,7 @@ import pytest
 import chainermn
 import chainermn.functions as MF
 from chainermn.communicators import registered
+from chainermn.compression import PowerSGD
 from chainermn.gradients.buckets import Wire
 from chainermn.gradients.parameters import agree_on_gradients
 
@@ -227,10 +228,17 @@ def test_batch_normalization_by_nccl(a_gpu: Any, backend: str) -> None:
     check_batch_normalization(a_gpu, "pure_nccl", backend)
 
 
-WAYS_TO_EXCHANGE = [{"overlap": False}, {"overlap": True}, {"double_buffering": True}]
+COMPRESSION = PowerSGD(rank=1, min_ratio=1, start_iteration=2)
+WAYS_TO_EXCHANGE = [
+    {"overlap": False},
+    {"overlap": True},
+    {"double_buffering": True},
+    {"compression": COMPRESSION},
+    {"overlap": True, "compression": COMPRESSION},
+]
 
 
-def check_training(a_gpu: Any, name: str, settings: dict[str, bool]) -> None:
+def check_training(a_gpu: Any, name: str, settings: dict[str, Any]) -> None:
     comm = chainermn.create_communicator(name)
 
     def train(device: Any) -> list[np.ndarray]:
@@ -282,12 +290,12 @@ def test_two_models_at_a_time_by_nccl(a_gpu: Any, name: str) -> None:
 
 @pytest.mark.mpi(1, 2, timeout=120)
 @pytest.mark.parametrize("settings", WAYS_TO_EXCHANGE, ids=str)
-def test_training_by_mpi(a_gpu: Any, settings: dict[str, bool]) -> None:
+def test_training_by_mpi(a_gpu: Any, settings: dict[str, Any]) -> None:
     check_training(a_gpu, "flat", settings)
 
 
 @pytest.mark.mpi(1, 2, timeout=120)
 @pytest.mark.usefixtures("with_nccl")
 @pytest.mark.parametrize("settings", WAYS_TO_EXCHANGE, ids=str)
-def test_training_by_nccl(a_gpu: Any, settings: dict[str, bool]) -> None:
+def test_training_by_nccl(a_gpu: Any, settings: dict[str, Any]) -> None:
     check_training(a_gpu, "pure_nccl", settings)

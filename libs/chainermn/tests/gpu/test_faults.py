@@ -38,6 +38,26 @@ def test_fault_that_shows_in_the_exchange_ends_the_job() -> None:
     assert "an illegal memory access was encountered" in result.stderr
 
 
+@pytest.mark.mpi(1, timeout=120)
+@pytest.mark.usefixtures("with_nccl_for_two")
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ("killed", "disappeared first, without a message"),
+        ("raises", "RuntimeError: by design"),
+        ("stopped", "silent for"),
+    ],
+)
+def test_job_ends_if_a_rank_is_missing_from_nccl(how: str, text: str) -> None:
+    script = Path(__file__).parent / "leave_nccl.py"
+    result = run_job(2, [script, how], env={"CHAINERMN_STALL_LIMIT": "6"}, timeout=60)
+    assert not result.timed_out, result.stderr
+    assert result.returncode != 0
+    assert result.left_behind == []
+    assert "chainermn: rank 1 " in result.stderr
+    assert text in result.stderr
+
+
 def test_waiting_leaves_the_core_to_others(a_gpu: Any) -> None:
     a_gpu.hold(lambda: time.sleep(1))
     event = the_gpu().record()
