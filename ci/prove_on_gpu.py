@@ -471,11 +471,12 @@ def collect(folders: Sequence[Path]) -> int:
         sys.exit(
             f"the page is about one kind of GPU, and these runs had {'; '.join(sorted(gpus))}"
         )
-    about, _ = runs[-1]
     raw = figures.RESULTS / "raw"
     raw.mkdir(parents=True, exist_ok=True)
-    text = "\n".join(verdicts.page(about, verdicts.merge(runs)))
-    (raw / gpu.VERDICTS).write_text(text + "\n", encoding="utf-8")
+    for mpi in ("mpich", "openmpi"):
+        if with_it := [run for run in runs if mpi_of(run[0]) == mpi]:
+            text = "\n".join(verdicts.page(with_it[-1][0], verdicts.merge(with_it)))
+            (raw / gpu.VERDICTS.format(mpi=mpi)).write_text(text + "\n", encoding="utf-8")
     figures_of: dict[str, list[tuple[Any, str]]] = defaultdict(list)
     for folder, (about, _) in zip(folders, runs, strict=True):
         for file in folder.glob("gpu-*.timeline.gz"):
@@ -491,6 +492,11 @@ def collect(folders: Sequence[Path]) -> int:
     quotes.write_all()
     print(f"written: {figures.RESULTS / 'gpu.md'}")
     return 0
+
+
+def mpi_of(about: dict[str, Any]) -> str:
+    """Return the MPI that a run had installed."""
+    return "openmpi" if any("; openmpi " in line for line in about["machine"]) else "mpich"
 
 
 if __name__ == "__main__":

@@ -20,6 +20,11 @@ def spans(*of_gpu: tuple[str, int, int], stream: str = "GPU stream 1") -> list[S
     return [Span("forward", MAIN, 0, 10**9), *found]
 
 
+def first_iterations() -> list[Span]:
+    """Return iterations that do not count, because the first ones compile kernels."""
+    return spans(*(("forward", start, start) for start in range(-5, 0)))
+
+
 def test_a_gpu_idles_while_no_stream_has_work() -> None:
     second = 10**9
     first = spans(
@@ -30,15 +35,23 @@ def test_a_gpu_idles_while_no_stream_has_work() -> None:
     )
     # Work on another stream, half of it at the same time as that on the first.
     first += spans(("copy", 3 * second, 5 * second), stream="GPU stream 2")
+    # Meanwhile the next batch comes.
+    first += spans(("data", 5 * second, 6 * second), ("convert", 6 * second, 9 * second))
     second_rank = spans(("forward", 0, 8 * second), ("forward", 8 * second, 9 * second))
-    seconds, idle = gpu.idle({0: first, 1: second_rank})
+    ranks = {0: first, 1: second_rank}
+    seconds, idle = gpu.idle({rank: first_iterations() + of for rank, of in ranks.items()})
     assert seconds == [10, 8]
     assert idle == pytest.approx((50 + 0) / 2)
 
 
 def test_a_timeline_without_a_gpu_is_no_measurement() -> None:
-    with pytest.raises(RuntimeError, match="no two iterations"):
+    with pytest.raises(RuntimeError, match="fewer than 7 iterations on a GPU"):
         gpu.idle({0: [Span("forward", MAIN, 0, 10)]})
+
+
+def test_a_timeline_of_the_first_iterations_is_no_measurement() -> None:
+    with pytest.raises(RuntimeError, match="fewer than 7 iterations on a GPU"):
+        gpu.idle({0: first_iterations() + spans(("forward", 0, 1))})
 
 
 @pytest.fixture
@@ -123,11 +136,15 @@ def test_the_page_has_verdicts_and_figures(
     report.save("gpu", "mpich", [Group("gather", {"what": "copies"}, rows, COPIES)], ["cuDNN: no"])
     gpu.write("gpu")
     before = (tmp_path / "gpu.md").read_text()
-    assert "## What was proved" not in before
+    assert "## What was proved with" not in before
     assert "| ChainerMN | 1.20 | 1.20-1.20 | 1.20 | 340.00 |" in before
-    (tmp_path / "raw" / gpu.VERDICTS).write_text("| A task | proved |\n")
+    for mpi, task in (("openmpi", "Another"), ("mpich", "A")):
+        (tmp_path / "raw" / gpu.VERDICTS.format(mpi=mpi)).write_text(f"| {task} task | proved |\n")
     gpu.write("gpu")
     text = (tmp_path / "gpu.md").read_text()
-    assert text.endswith("## What was proved\n\n| A task | proved |\n")
+    assert text.endswith(
+        "## What was proved with MPICH\n\n| A task | proved |\n\n\n"
+        "## What was proved with Open MPI\n\n| Another task | proved |\n"
+    )
     assert "## Figures" in text
     assert IDLE not in text

