@@ -14,12 +14,12 @@ from typing import Protocol
 
 from chainermn.testing.mpiexec import JobResult
 
-#: What the ranks run.
+#: Script that each rank runs.
 SCRIPT = Path(__file__).parent / "fail.py"
 #: Seconds within which a job ends after a failure, or after the stall limit if silence is the only
 #: sign of the failure.
 BOUND = 10.0
-#: Stall limit, in seconds, of the cases whose only sign is silence.
+#: Stall limit, in seconds, for failures that show only as silence.
 STALL_LIMIT = 6.0
 
 _GONE = ("rank {rank} on {host} (process ", "disappeared first, without a message")
@@ -33,19 +33,19 @@ _RAISED = ("rank {rank} of 2 on {host} failed",)
 
 @dataclass(frozen=True)
 class Case:
-    """A way to fail.
+    """A way for a job to fail.
 
     Attributes
     ----------
     name : str
         Tells `SCRIPT` what one rank does while the other waits in an allreduce.
     texts : tuple of str
-        Expected on standard error. ``{rank}`` and ``{host}`` are those of the rank that fails,
-        ``{other}`` and ``{other_host}`` those of the other one.
+        Texts expected on standard error. ``{rank}`` and ``{host}`` stand for the rank that fails,
+        ``{other}`` and ``{other_host}`` for the other one.
     stall_limit : float
         ``CHAINERMN_STALL_LIMIT``, in seconds.
     to_mpiexec : signal.Signals or None
-        Sent to ``mpiexec`` once the script says that it is failing.
+        Signal sent to ``mpiexec`` once the script says that it is failing.
     """
 
     name: str
@@ -73,7 +73,7 @@ CASES = (
     Case("SIGTERM", _GONE),
     Case("segmentation fault", ("Segmentation fault", *_GONE)),
     Case("out of memory", (*_RAISED, "MemoryError")),
-    Case("disk full", ("rank {rank}", "OSError", "File too large")),  # as all ranks raise
+    Case("disk full", ("rank {rank}", "OSError", "File too large")),  # because all ranks raise
     Case("worker killed", (*_RAISED, "was killed by SIGKILL")),
     Case("SIGSTOP", ("rank {rank} on {host} (process ", "silent for", *_NOT_COME), STALL_LIMIT),
     Case("SIGINT to mpiexec", to_mpiexec=signal.SIGINT),
@@ -103,7 +103,7 @@ class Outcome:
     Attributes
     ----------
     seconds : float
-        From the failure to the end of ``mpiexec``.
+        Time from the failure to the end of ``mpiexec``.
     result : JobResult
     """
 
@@ -117,7 +117,7 @@ def wait_for(job: RunningJob, text: str, times: int, timeout: float) -> None:
     Raises
     ------
     AssertionError
-        If it ends first or takes too long; it is killed then.
+        If the job ends first or takes too long; either way, it is killed.
     """
     deadline = time.monotonic() + timeout
     while (output := job.output())[0].count(text) < times:
@@ -129,10 +129,10 @@ def wait_for(job: RunningJob, text: str, times: int, timeout: float) -> None:
 
 
 def observe(case: Case, job: RunningJob, timeout: float = 120) -> Outcome:
-    """Let a job fail, and wait for its end, at most ``timeout`` seconds."""
+    """Let a job fail, and wait up to ``timeout`` seconds for its end."""
     wait_for(job, "failing\n", 1, timeout)
     if case.to_mpiexec is not None:
-        time.sleep(0.5)  # so that the ranks are inside MPI
+        time.sleep(0.5)  # by then, the ranks are inside MPI
         job.process.send_signal(case.to_mpiexec)
     start = time.monotonic()
     while job.process.poll() is None and time.monotonic() < start + timeout:

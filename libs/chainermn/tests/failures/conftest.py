@@ -12,7 +12,7 @@ import pytest
 
 from chainermn.failures.processes import Process, family_of, find
 
-# Each line is the process number of a rank.
+# Prints the process ID of each rank, one per line.
 LAUNCHER = """#!/bin/sh
 for rank in $*
 do
@@ -25,7 +25,7 @@ wait
 
 
 class Job:
-    """A script in the place of mpiexec, and ranks that only sleep."""
+    """A script in place of mpiexec, with ranks that only sleep."""
 
     def __init__(self, launcher: Path, n_ranks: int) -> None:
         launcher.write_text(LAUNCHER)
@@ -51,7 +51,7 @@ class Job:
 
 
 def named(name: str, pid: int) -> Process:
-    """Wait until a process runs its program, since only then it has that name."""
+    """Wait until a process runs its program, which gives it this name; return the process."""
     while (process := find(pid)) is not None and process.name != name:
         time.sleep(0.01)
     assert process is not None
@@ -60,7 +60,7 @@ def named(name: str, pid: int) -> Process:
 
 @pytest.fixture
 def start_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """Return a function that starts a job of some ranks, by an mpiexec of some name."""
+    """Return a function that starts a job, given its number of ranks and a name for mpiexec."""
     started: list[Job] = []
 
     def start(n_ranks: int = 2, name: str = "mpiexec") -> Job:

@@ -1,6 +1,6 @@
-"""A training script in which rank 1 fails in the way that is asked for, while rank 0 waits.
+"""A training script in which rank 1 fails in a given way while rank 0 waits.
 
-``fail.py HOW [RANK]``: RANK fails instead of rank 1.
+Usage: ``fail.py HOW [RANK]``. With RANK, that rank fails instead of rank 1.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ def launched_rank() -> int:
 
 
 class Slow:
-    """A data set, to read which takes time."""
+    """A data set that is slow to read."""
 
     def __len__(self) -> int:
         return 1000
@@ -58,7 +58,7 @@ def write_checkpoint(comm, is_full: bool) -> None:
         checkpointer = chainermn.create_multi_node_checkpointer("name", comm, path=folder)
         checkpointer.save(chainer.links.Linear(100, 100), 1)
         if is_full:
-            sys.dont_write_bytecode = True  # Python 3.11 would keep what is cut off
+            sys.dont_write_bytecode = True  # Python 3.11 would keep truncated bytecode files
             resource.setrlimit(resource.RLIMIT_FSIZE, (10000, 10000))
             print("failing", flush=True)
         checkpointer.save(chainer.links.Linear(100, 100), 2)
@@ -104,7 +104,7 @@ def fail(how: str, comm) -> None:
 
 
 def main(how: str, who: str = "1") -> None:
-    # Python ignores interrupts where its parent does, as shells make jobs in the background do.
+    # Python ignores interrupts if its parent does, as in a shell's background jobs.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if how == "early exit" and launched_rank() == int(who):
         sys.exit(0)

@@ -1,8 +1,9 @@
-"""The last rank comes late: ``held_back.py HOW FOLDER``.
+"""A job in which the last rank comes late: ``held_back.py HOW FOLDER``.
 
-``at the start``: it comes once there is a file ``come`` in the folder. A file ``all`` says that
-all train, until there is a file ``over``. ``with a part``: the others have a communicator of their
-own before it comes; then it is killed. ``never``: it cannot connect to the watch.
+``at the start``: it waits for a file ``come`` in the folder. A file ``all`` shows that all ranks
+train, which they do until there is a file ``over``. ``with a part``: it comes after the others
+have trained with their own communicator, and is then killed. ``never``: it cannot connect to the
+watch.
 """
 
 import os
@@ -50,13 +51,13 @@ def main(how: str, folder: Path) -> None:
 
 
 def is_open(watched: Any) -> bool:
-    """Tell whether the monitor of a watch listens."""
+    """Tell whether a watch's monitor is still listening."""
     with socket.socket() as stranger:
         return stranger.connect_ex(watched.invitation.entrance.addresses[0]) == 0
 
 
 def train(comm: chainermn.CommunicatorBase, until: Path) -> None:
-    """Add up numbers until there is a file."""
+    """Add up numbers until a file exists."""
     number, is_over = 0, False
     while not is_over:
         number += 1

@@ -1,4 +1,4 @@
-"""What strangers send: words of ranks, and anything that looks like them."""
+"""Strangers that send the words of ranks, and anything that looks like them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _MESSAGES: list[Message] = [
 ]
 _WORDS = [b"GET / HTTP/1.1\r\nHost: here\r\n\r\n", *map(encode, _MESSAGES)]
 _PIECES = [b"\n", b"[", b"]", b'"', b"9" * 400, b"\xff", b"\0", b"NaN", b"\\ud800", b"[" * 4000]
-# Of those who stay, so that there are always some.
+# Number of strangers that stay connected, so that there are always some.
 _CROWD = 30
 
 
 def mutated(words: bytes, numbers: random.Random) -> bytes:
-    """Return words in which some bytes are something else, are missing, or come twice."""
+    """Return words in which some bytes are changed, removed, repeated or inserted."""
     changed = bytearray(words)
     for _ in range(numbers.randrange(5)):
         at = numbers.randrange(len(changed)) if changed else 0
@@ -53,7 +53,7 @@ def mutated(words: bytes, numbers: random.Random) -> bytes:
 
 
 def visit(address: tuple[str, int], times: int, seed: int = 0) -> int:
-    """Connect this often, and say whatever comes to mind; return how often nobody listened."""
+    """Connect this many times and send random words; return how often nobody listened."""
     numbers = random.Random(seed)
     crowd: list[socket.socket] = []
     n_refused = 0
@@ -63,7 +63,7 @@ def visit(address: tuple[str, int], times: int, seed: int = 0) -> int:
             n_refused += 1
             crowd.pop().close()
             continue
-        with contextlib.suppress(OSError):  # it has been dropped
+        with contextlib.suppress(OSError):  # this stranger has been dropped
             for _ in range(numbers.randrange(5)):
                 crowd[-1].sendall(mutated(numbers.choice(_WORDS), numbers))
             if numbers.randrange(10) == 0:

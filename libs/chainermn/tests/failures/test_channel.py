@@ -13,7 +13,7 @@ from chainermn.failures.messages import End, Failing
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Channel, socket.socket]]:
-    """Return a channel, and a socket that is its peer."""
+    """Return a channel and the socket at its other end."""
     with (
         socket.create_server(("127.0.0.1", 0)) as listening,
         socket.create_connection(listening.getsockname()) as peer,
@@ -24,7 +24,7 @@ def ends() -> Iterator[tuple[Channel, socket.socket]]:
 
 
 def receive(channel: Channel) -> list[object]:
-    """Wait for messages."""
+    """Wait for messages, and return them."""
     while not (messages := channel.receive()):
         pass
     return [*messages]

@@ -1,4 +1,4 @@
-"""How a job is ended, with stand-ins for MPI and for the processes that get killed."""
+"""How a job is ended, with stand-ins for MPI and for the processes to kill."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from chainermn.failures.ending import end_job, print_at_once, start_reaper
 
 
 class Ended(BaseException):
-    """In the place of the death of this process."""
+    """A stand-in for the death of this process."""
 
 
 class StandInMpi:
@@ -31,7 +31,7 @@ class StandInMpi:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Let `end_job` only note what it would do to this process, and return the notes."""
+    """Make `end_job` only note what it would do to this process; return the notes."""
     notes: list[str] = []
 
     def kill(pid: int, number: int) -> None:
@@ -97,7 +97,7 @@ def test_second_thread_prints_and_leaves_the_end_to_the_first(
     def sleep(seconds: float) -> None:
         log.append(f"sleep({seconds})")
         if seconds == 60:
-            raise Ended  # in the place of the end that comes meanwhile
+            raise Ended  # meanwhile, the first thread would end the process
 
     monkeypatch.setattr(ending.time, "sleep", sleep)
     with pytest.raises(Ended):
@@ -113,8 +113,8 @@ def test_second_thread_prints_and_leaves_the_end_to_the_first(
 
 @contextlib.contextmanager
 def piped() -> Iterator[int]:
-    """Let standard error be a pipe, and yield the end from which to read."""
-    # No fixture: before a test begins, pytest redirects standard error once more.
+    """Replace standard error with a pipe, and yield its reading end."""
+    # Not a fixture, because pytest redirects standard error again before a test begins.
     before = os.dup(2)
     reader, writer = os.pipe()
     os.dup2(writer, 2)
@@ -170,7 +170,7 @@ def test_standard_error_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def reap(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """Return a function that starts a reaper as if this process were another one."""
+    """Return a function that starts a reaper for a process, and waits for the reaper's end."""
     reapers: list[subprocess.Popen[bytes]] = []
     monkeypatch.setattr(ending, "_reapers", reapers)
     monkeypatch.setattr(ending, "_SECONDS_FOR_MPI", 0)
@@ -216,7 +216,7 @@ def test_reaper_has_nothing_left_to_do(start_job: Any) -> None:
     job = start_job(1)
     job.end(0)
     name = f"{job.ranks[0].pid}:{job.ranks[0].started}"
-    # It would wait for an hour otherwise.
+    # Otherwise it would wait for an hour.
     subprocess.run(["/bin/sh", "-c", ending._REAPER, "sh", "36000", name], timeout=60)
 
 

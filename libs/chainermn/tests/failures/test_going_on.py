@@ -1,4 +1,4 @@
-"""Ranks are killed at any moment, and nothing that a complete checkpoint held is lost."""
+"""Training resumes from the newest complete checkpoint, no matter when a rank is killed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from libs.chainermn.tests.failures.cases import wait_for
 pytestmark = pytest.mark.each_mpi
 
 SCRIPT = Path(__file__).parent / "train.py"
-# Fifty in all.
+# Per case: fifty in all with the long tests.
 KILLS = 25 if "CHAINERMN_LONG_TESTS" in os.environ else 1
 TIMEOUT = 100.0
 
@@ -34,7 +34,7 @@ def is_complete(file: Path) -> bool:
 
 
 def newest(kind: str, folder: Path, size: int) -> int:
-    """Return the iteration of the newest checkpoint of which all files are complete, or 0."""
+    """Return the iteration of the newest checkpoint whose files are all complete, or 0."""
     found = [
         {
             int(iteration.name.split(".")[place])
@@ -53,8 +53,8 @@ def newest(kind: str, folder: Path, size: int) -> int:
 @pytest.mark.parametrize(
     ("kind", "sizes"),
     [
-        ("checkpoint", [2]),  # each rank has its own
-        ("snapshot", [1, 2, 3]),  # one for all, whatever their number
+        ("checkpoint", [2]),  # one file per rank
+        ("snapshot", [1, 2, 3]),  # one file for any number of ranks
     ],
 )
 @pytest.mark.timeout(1800)
@@ -76,11 +76,11 @@ def test_killed_again_and_again(kind: str, sizes: list[int], tmp_path: Path) -> 
         result = job.wait(TIMEOUT)
         assert not result.timed_out, result
         assert (result.returncode != 0, result.left_behind) == (True, []), result
-        assert "Traceback" not in result.stderr, result  # it has been killed, and nothing else
+        assert "Traceback" not in result.stderr, result  # the kill is the only failure
         unfinished = [path for path in tmp_path.iterdir() if not path.name.startswith(kind)]
         cut_off += bool(unfinished)
         for path in unfinished:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert expected > 0
     if KILLS > 1:
-        assert cut_off > 0  # some were killed while they were writing
+        assert cut_off > 0  # some ranks were killed while writing

@@ -1,4 +1,4 @@
-"""What the guard of a host says and ends while a job starts. The ranks are no real ones."""
+"""What a host's guard says and ends while a job starts. The ranks are stand-ins."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Watch = Callable[..., None]
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    """Return a function that runs the guard of processes, as if these were such ranks.
+    """Return a function that runs the guard on processes that stand in for ranks.
 
-    Its arguments are the processes, by their ranks; the numbers of ranks, in all and on this host;
-    the stall limit; and a function that is called before each look, with the ranks' connections.
+    Its arguments are the processes by rank, the number of ranks in all and on this host, the stall
+    limit, and a function to call with the ranks' connections before each look.
     """
     reapers: list[subprocess.Popen[bytes]] = []
     opened: list[socket.socket] = []
@@ -44,7 +44,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
         before_look: Callable[[dict[int, socket.socket]], None] = lambda connections: None,
     ) -> None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        listener.bind("")  # to a name that nobody else has
+        listener.bind("")  # Linux picks an unused name
         listener.listen()
         connections = {
             rank: socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for rank in ranks
@@ -78,12 +78,12 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
 
 @pytest.fixture
 def said(capfd: pytest.CaptureFixture[str]) -> Callable[[], str]:
-    """Return a function that returns what has been written to standard error."""
+    """Return a function that returns new text on standard error."""
     return lambda: capfd.readouterr().err
 
 
 def wait_for_the_end_of(*processes: Process) -> None:
-    """Wait until processes that have been killed are dead."""
+    """Wait until killed processes are dead."""
     for process in processes:
         while process.is_alive():
             os.sched_yield()
@@ -164,9 +164,9 @@ def test_rank_has_ended_and_the_limit_is_over_and_one_is_said(
     job.end(1)
     seconds = itertools.count(0, 10)
     monkeypatch.setattr(guard.AwakeClock, "read", lambda clock: float(next(seconds)))
-    # As if it took its time to die.
+    # As if the process were slow to die.
     monkeypatch.setattr(Process, "kill", lambda process: None)
-    watch({2: job.ranks[2]}, 3, 3, limit=15.0)  # over at the second look
+    watch({2: job.ranks[2]}, 3, 3, limit=15.0)  # exceeded at the second look
     message = said()
     assert f"chainermn: rank 1 on {HOST} ended before create_communicator" in message
     assert message.count("Ending the whole job.") == 1
@@ -250,9 +250,9 @@ def test_mpiexec_that_is_still_starting_ranks(
     start_job: Any, watch: Watch, said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = start_job(3)
-    monkeypatch.setattr(guard, "_SECONDS_TO_BE_SURE", 0.0)  # the next look
+    monkeypatch.setattr(guard, "_SECONDS_TO_BE_SURE", 0.0)  # sure at the next look
     looks: list[None] = []
-    # Before the third look there is one more at each, after it there is nothing to look for.
+    # Each of the first three looks finds one more rank; after that, none is missing.
     monkeypatch.setattr(guard, "all_processes", lambda: job.ranks[: len(looks)])
 
     def before_look(connections: dict[int, socket.socket]) -> None:
@@ -278,7 +278,7 @@ def test_other_users_are_not_listened_to(
     job = start_job(2)
     job.end(1)
     monkeypatch.setattr(guard.os, "getuid", lambda: next(users))
-    users = iter([1000, 1001])  # that of the rank, then its own
+    users = iter([1000, 1001])  # the rank's, then the guard's
     watch({0: job.ranks[0]}, 2, 2)  # it returns at once
     assert said() == ""
     assert job.ranks[0].is_alive()

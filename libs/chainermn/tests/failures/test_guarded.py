@@ -1,4 +1,4 @@
-"""How ranks find the guard of their host, and what it keeps open for them."""
+"""How ranks find their host's guard, and what it keeps open for them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_one_process_per_host_however_many_ranks(tmp_path: Path) -> None:
 
 
 class Guards:
-    """In the place of the processes: listeners that nobody reads from."""
+    """Stand-ins for guard processes: listeners that nobody reads from."""
 
     def __init__(self) -> None:
         self.started: list[tuple[str, dict[str, Any]]] = []
@@ -82,7 +82,7 @@ class Guards:
 @pytest.fixture
 def guards(monkeypatch: pytest.MonkeyPatch) -> Iterator[Guards]:
     started = Guards()
-    # A job that nobody else has.
+    # The random start time makes this job unique.
     launcher = Process(os.getpid(), "mpiexec", 1, os.urandom(8).hex())
     for name, value in (("PMI_RANK", "2"), ("PMI_SIZE", "6"), ("MPI_LOCALNRANKS", "3")):
         monkeypatch.setenv(name, value)
@@ -146,7 +146,7 @@ def test_guard_that_is_killed_is_not_missed(guards: Guards) -> None:
     assert len(guards.started) == 1
 
 
-# Listens under a name as another user, tells when it does, then whether anything has come.
+# Listens under a name as another user. Prints when it is ready, then what it receives.
 OTHER_USER = """
 import os, socket, sys
 launcher, name, backlog = sys.argv[1:]
@@ -194,7 +194,7 @@ def test_other_user_has_the_name_and_accepts_nobody(
         while stranger.stdout.readline() != b"listens\n":
             pass
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as first:
-            first.connect(name)  # no other one fits
+            first.connect(name)  # fills the queue
             with pytest.raises(BlockingIOError), guarded.guarded(2):
                 pass
         stranger.communicate()
@@ -205,9 +205,9 @@ def test_other_user_has_the_name_and_accepts_nobody(
 
 @pytest.fixture
 def holding(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Let a guard in a thread hold this process's files.
+    """Run a guard in a thread to hold this process's files.
 
-    Returns what is set once the guard keeps open what belonged to a rank that is gone.
+    Returns an event that is set once the guard keeps a dead rank's files open.
     """
     holds, may_end = threading.Event(), threading.Event()
 
@@ -246,7 +246,7 @@ def holding(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 @pytest.fixture
 def file(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, FileIO]]:
-    """Return both ends of what stands in for the connection to MPICH's process manager."""
+    """Return both ends of a stand-in for the connection to MPICH's process manager."""
     reader, number = os.pipe()
     monkeypatch.setenv("PMI_FD", str(number))
     with FileIO(number, "w") as writer:
@@ -255,7 +255,7 @@ def file(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, FileIO]]:
 
 
 def is_open(reader: int) -> bool:
-    """Tell whether anybody holds the other end."""
+    """Tell whether anybody still holds the other end."""
     return select.select([reader], [], [], 0) == ([], [], [])
 
 
@@ -328,7 +328,7 @@ def test_files_are_held_on_several_hosts_by_mpich_only(
     if connection is not None:
         release_files(connection)
     else:
-        guarded._connect().close()  # the guard ends
+        guarded._connect().close()  # so that the guard ends
 
 
 def test_no_files_are_held_where_no_guard_can_be_had(

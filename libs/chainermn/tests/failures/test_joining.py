@@ -1,4 +1,4 @@
-"""Who joins a job: ranks that know its key, each once, and nobody else."""
+"""Who may join a job: each rank that knows the key, once, and nobody else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from chainermn.failures.messages import (
 from libs.chainermn.tests.failures.strangers import visit
 
 TIMEOUT = 60.0
-# Longer than strangers may stay, and shorter.
+# Just over and just under the seconds that strangers may stay.
 TOO_LONG, NOT_TOO_LONG = 5.1, 4.9
 
 
@@ -57,7 +57,7 @@ def receive(channel: Channel) -> list[Message]:
 
 
 class Serving:
-    """A listener of two ranks in a thread, whose clock goes on when a test says so."""
+    """A listener in a thread, with a clock that only the test moves."""
 
     def __init__(self, size: int, addresses: list[str]) -> None:
         sockets = listen(addresses)
@@ -116,11 +116,11 @@ class Stranger:
             self.socket.sendall(encode(message))
 
     def has_been_delivered(self) -> bool:
-        """Tell whether all that has been said is where the listener can read it."""
+        """Tell whether everything sent so far has reached the listener's socket."""
         return not any(fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4)))
 
     def hear(self) -> bytes:
-        """Return the next line; empty if the connection has been closed."""
+        """Return the next line, or an empty one if the connection has been closed."""
         with self.socket.makefile("rb", buffering=0) as lines:
             try:
                 return lines.readline()
@@ -134,7 +134,7 @@ class Stranger:
         return found
 
     def join(self, key: str, member: Member) -> bytes:
-        """Do what a rank does; return what the listener says to that."""
+        """Join as a rank does; return the listener's answer."""
         challenge = self.challenge("a nonce")
         exchange = joining._exchange(key, self.address, "a nonce", challenge.nonce)
         assert exchange.is_proved(challenge.proof, "listener")
@@ -195,7 +195,7 @@ def test_key_is_never_sent(monkeypatch: pytest.MonkeyPatch, serving: Serving) ->
 
 def test_first_of_several_addresses_that_knows_the_key(serving: Serving) -> None:
     (here,) = serving.entrance.addresses
-    # Reserved for documentation, so nobody has it; and one of no network here.
+    # One is reserved for documentation; the other needs an interface that does not exist.
     nobody = [Address("192.0.2.1", 7), Address("fe80::1%missing", 7)]
     channel = Entrance([*nobody, here], serving.entrance.key).enter(member(0))
     assert channel is not None
@@ -217,7 +217,7 @@ def test_addresses_for_other_hosts_are_none_that_lead_back_there() -> None:
 
 
 def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    # If it waited, it would wait forever.
+    # With this clock, any wait would last forever.
     monkeypatch.setattr(joining, "monotonic", lambda: 0.0)
     (listening,) = listen([LOOPBACK])
     with listening:
@@ -264,7 +264,7 @@ def test_rank_that_lost_its_place_tries_again(
 def test_rank_that_lost_its_place_tries_again_while_others_say_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(joining, "monotonic", lambda: 0.0)  # it has all the time
+    monkeypatch.setattr(joining, "monotonic", lambda: 0.0)  # with this clock, it never gives up
     (listening,), (silent,) = listen([LOOPBACK]), listen(["127.0.0.2"])
     listening.settimeout(TIMEOUT)
     with ThreadPoolExecutor(1) as threads:
@@ -289,7 +289,7 @@ def test_rank_for_whom_there_is_no_room_in_the_queue_tries_again(
 
     really_connecting = joining._connecting
     monkeypatch.setattr(joining, "_connecting", connecting)
-    monkeypatch.setattr(joining, "monotonic", lambda: 0.0)  # it has all the time
+    monkeypatch.setattr(joining, "monotonic", lambda: 0.0)  # with this clock, it never gives up
     with ThreadPoolExecutor(1) as threads, ExitStack() as stack:
         listening = stack.enter_context(socket.create_server((LOOPBACK, 0), backlog=0))
         entrance = Entrance.to([listening])
@@ -370,7 +370,7 @@ def test_proof_of_one_member_is_none_of_another(serving: Serving) -> None:
 
 
 def test_listener_does_not_prove_what_ranks_have_to(serving: Serving) -> None:
-    """Nor does it say who a rank is by a nonce that looks like that."""
+    """The listener's own proof, sent back to it, does not pass for a rank's."""
     with Stranger(serving.entrance) as mirror:
         challenge = mirror.challenge("a nonce")
         mirror.say(Join(member(0), challenge.proof))
@@ -395,7 +395,7 @@ def test_listener_does_not_prove_what_ranks_have_to(serving: Serving) -> None:
 def test_stranger_who_says_something_else(words: bytes, serving: Serving) -> None:
     with Stranger(serving.entrance) as stranger:
         stranger.socket.sendall(words)
-        for _ in range(3):  # at most a challenge comes before the end
+        for _ in range(3):  # at most one challenge comes before the end
             if not (heard := stranger.hear()):
                 break
         assert heard == b""
@@ -410,7 +410,7 @@ def test_stranger_who_stays_is_dropped_after_a_while(words: bytes, serving: Serv
             stranger.hear()
         until(lambda: serving.listener._strangers)
         serving.now = NOT_TOO_LONG
-        serving.enter(0).close()  # it has gone on since
+        serving.enter(0).close()  # by now, the listener has seen the new time
         assert len(serving.listener._strangers) == 1
         serving.now = TOO_LONG
         assert stranger.hear() == b""
@@ -421,16 +421,16 @@ def test_oldest_strangers_make_room(serving: Serving) -> None:
         crowd = [stack.enter_context(Stranger(serving.entrance)) for _ in range(80)]
         for stranger in crowd[:16]:
             assert stranger.hear() == b""
-        assert len(serving.listener._strangers) in (63, 64)  # between two steps, one less
+        assert len(serving.listener._strangers) in (63, 64)  # one fewer between two steps
         assert crowd[16].challenge("a nonce")
         serving.enter(0).close()
         serving.enter(1).close()
-        for stranger in crowd[17:]:  # all ranks are there
+        for stranger in crowd[17:]:  # all ranks have joined
             assert stranger.hear() == b""
 
 
 class Stepping:
-    """A listener of two ranks that does a step when a test says so."""
+    """A listener for two ranks that takes a step only when the test says so."""
 
     def __init__(self, stack: ExitStack) -> None:
         sockets = listen([LOOPBACK])
@@ -444,7 +444,7 @@ class Stepping:
             self._stack.callback(channel.close)
 
     def answer(self, stranger: Stranger, *words: Message) -> bytes:
-        """Return what the listener says to this."""
+        """Send words to the listener; return its answer."""
         stranger.say(*words)
         until(lambda: self.step() or select.select([stranger.socket], [], [], 0)[0])
         return stranger.hear()
@@ -509,7 +509,7 @@ def test_there_is_room_for_all_ranks_at_all_addresses(serve: Callable[..., Servi
 
 @contextmanager
 def answering(answer: Callable[[Channel, Hello], Any]) -> Iterator[Address]:
-    """Listen, and answer to the first words of one rank."""
+    """Listen, and answer the first words of one rank."""
 
     def run() -> None:
         connection, _ = listening.accept()

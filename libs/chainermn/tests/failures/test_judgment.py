@@ -1,4 +1,4 @@
-"""What is made of the reports of ranks."""
+"""Verdicts on the reports of ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def message(number: int, source: int, dest: int, here: int, seconds: float) -> W
 
 
 def ranks(*waits: Wait | None, counts: int = 4) -> list[RankState]:
-    """Return ranks whose main threads are in these calls, all in the same number of calls."""
+    """Return ranks whose main threads are in these calls. Each has begun ``counts`` calls."""
     return [
         RankState(rank, "host", 100 + rank, wait, [], {STREAM: counts}, "train.py:7", heard_at=NOW)
         for rank, wait in enumerate(waits)

@@ -1,4 +1,4 @@
-"""Where the main thread is, as seen by another one."""
+"""Where the main thread is, as seen from another thread."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_while_the_main_thread_runs() -> None:
 
     thread = threading.Thread(target=look)
     thread.start()
-    while "descend" not in seen and thread.is_alive():  # pytest ends it where this never happens
+    while "descend" not in seen and thread.is_alive():  # if it never comes, pytest times out
         descend(20)
     over.set()
     thread.join()

@@ -1,4 +1,4 @@
-"""What is taken for a message, as strangers may send anything."""
+"""What counts as a message when strangers may send anything."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_message_arrives_as_it_was(message: Message) -> None:
 
 
 def text_of(**changes: Any) -> bytes:
-    """Return a report in which some fields are something else."""
+    """Return an encoded report with some fields changed."""
     fields = {**REPORT._asdict(), **changes}
     return json.dumps(["Report", *fields.values()]).encode()
 

@@ -1,4 +1,4 @@
-"""What the monitor hears of ranks, and tells them. It runs in a thread; the ranks are channels."""
+"""What the monitor hears from ranks and tells them. It runs in a thread; ranks are channels."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Rank:
 
 
 class Clock:
-    """One on which time passes when a test says so."""
+    """A clock that only the test moves."""
 
     now = 0.0
 
@@ -113,13 +113,13 @@ class Running:
         return self._ranks
 
     def wait_until_heard(self, rank: int, at: float) -> None:
-        """Wait until it has taken note of what a rank has sent at this time on its clock."""
+        """Wait until the monitor has noted what a rank sent at this time on its clock."""
         members = self._monitor._members
         while (rank, at) not in [(m.rank, m.heard_at) for m in list(members.values())]:
             time.sleep(0.01)
 
     def judge(self, reports: dict[int, dict[str, Any]]) -> None:
-        """Let ranks report, and the clock go on until that is noted and judged."""
+        """Let ranks report, and advance the clock until the reports are noted and judged."""
         now = self.look_again()
         for rank, report in reports.items():
             self._ranks[rank].report(**report)
@@ -127,7 +127,7 @@ class Running:
         self.look_again()
 
     def look_again(self) -> float:
-        """Let the clock go on for a period, until what is known then has been judged."""
+        """Advance the clock by one period, wait for the next verdicts, and return the time."""
         assert self._clock is not None
         before = self._n_looks
         self._clock.now += PERIOD
@@ -141,7 +141,7 @@ class Running:
         assert not self._thread.is_alive()
 
     def close(self) -> None:
-        """Do what the end of the process does."""
+        """Close everything, as the end of the process would."""
         for rank in self._ranks:
             rank.channel.close()
         self.wait()
@@ -157,7 +157,7 @@ Start = Callable[..., Running]
 
 
 def wait_for_stderr(text: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """Wait until this has been written to standard error."""
+    """Wait until a text has been written to standard error."""
     deadline = time.monotonic() + TIMEOUT
     said = ""
     while text not in said:
@@ -168,7 +168,7 @@ def wait_for_stderr(text: str, capfd: pytest.CaptureFixture[str]) -> None:
 
 @pytest.fixture
 def launchers(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
-    """Return what takes the place of the mpiexec that may run these tests."""
+    """Return the launchers to find, in place of any mpiexec that runs these tests."""
     found: list[Process] = []
     monkeypatch.setattr(monitor, "launchers_of", lambda pid: found)
     return found
@@ -235,7 +235,7 @@ def test_rank_that_says_what_has_failed_ends_the_job(
 ) -> None:
     first, second, third = start(3).join(3)
     third.channel.send(Failing("that of 2"))
-    second.channel.send(Failing("that of 1"))  # too late: not the first
+    second.channel.send(Failing("that of 1"))  # whichever comes second is too late
     ends = [rank.hear(End) for rank in (first, second, third)]
     assert ends[0].first in (1, 2)
     assert ends == [End(ends[0].first, f"that of {ends[0].first}")] * 3
@@ -384,7 +384,7 @@ def test_it_listens_again_for_ranks_that_come_later(start: Start) -> None:
     where = first.hear(Listening).addresses
     entrance = running.entrance._replace(addresses=where)
     third = Rank(entrance, 2)
-    first.channel.send(Expect("1-2"))  # these have joined
+    first.channel.send(Expect("1-2"))  # both have joined already
     assert first.hear(Listening).addresses == where
     third.report(left=True)
     fourth = Rank(entrance, 3)
@@ -442,6 +442,6 @@ def test_all_are_gone_at_once(
         for rank in running.join(2):
             rank.channel.close()
         running.wait()
-        if not is_killed:  # that of Open MPI needs no help
+        if not is_killed:  # Open MPI's launcher needs no help
             process.communicate(b"\n")
         assert process.wait(TIMEOUT) == (-signal.SIGKILL if is_killed else 0)

@@ -1,4 +1,4 @@
-"""However a rank fails, the whole job ends by itself, with a message, and nothing is left."""
+"""However a rank fails, the job ends by itself, prints a message, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from libs.chainermn.tests.failures.cases import (
 pytestmark = pytest.mark.each_mpi
 
 HOST = socket.gethostname()
-# Ten times what is promised: the benchmarks show that the promise holds on an idle machine.
+# Ten times the promised bound, which the benchmarks check on an idle machine.
 TIMEOUT = 10 * (BOUND + STALL_LIMIT)
 
 ALWAYS_RUN = ("exception", "sys.exit 0", "SIGKILL", "SIGSTOP", "disk full", "worker killed")
@@ -123,7 +123,7 @@ def test_all_raise_and_each_traceback_is_whole() -> None:
 @if_long
 @pytest.mark.parametrize("who", ["0", "1"])
 def test_rank_that_ends_before_create_communicator(who: str) -> None:
-    result = run("early exit", who, ranks=4)  # three of which notice it, in turn
+    result = run("early exit", who, ranks=4)  # the other three notice it, in turn
     assert_ended(result)
     said = f"rank {who} on {HOST} ended before create_communicator"
     said_by_open_mpi = f"prterun has exited due to process rank {who} with PID"

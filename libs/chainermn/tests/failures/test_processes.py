@@ -1,4 +1,4 @@
-"""The processes of a host: what Linux says of real ones."""
+"""The processes of a host, tested with real ones on Linux."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_family_and_launchers(start_job: Any) -> None:
 
 
 def test_launchers_are_those_of_this_job(tmp_path: Path) -> None:
-    # A job in the job script of another one; a shell is between its rank and its daemon.
+    # A job inside another job's script, with a shell between its rank and its daemon.
     chain = [tmp_path / name for name in ("prterun", "batch", "mpiexec", "hydra_proxy", "wrapper")]
     for script in chain:
         script.write_text('#!/bin/sh\n"$@"\nexit\n')
@@ -93,7 +93,7 @@ def test_environment_of_another_process() -> None:
     with subprocess.Popen(["cat"], env=given, bufsize=0, **pipes) as child:
         assert child.stdin is not None and child.stdout is not None
         child.stdin.write(b"a")
-        child.stdout.read(1)  # so it has its environment, which comes after its start
+        child.stdout.read(1)  # by now it has its environment, which comes after its start
         assert environment_of(child.pid) == given
     assert environment_of(child.pid) == {}
 

@@ -1,4 +1,4 @@
-"""What is done to a process while it waits for the other ranks to start."""
+"""What happens to a process while it waits for the other ranks to start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from chainermn.failures import start_up, starting
 
 @pytest.fixture
 def guards(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Let this process seem to be the first of two ranks; return what happens to its guard."""
+    """Make this process look like the first of two ranks; return a log of its guard."""
     log: list[str] = []
 
     @contextlib.contextmanager

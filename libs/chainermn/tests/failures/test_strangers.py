@@ -1,4 +1,4 @@
-"""Strangers connect to the watch, as long as it listens, and while the job trains."""
+"""Strangers that connect to the watch, both while it listens and while the job trains."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.each_mpi
 
 TIMEOUT = 120.0
 SCRIPT = Path(__file__).with_name("held_back.py")
-# Connections while the watch listens, and then.
+# Connections while the watch listens, and as many again once the job trains.
 VISITS = 100_000 if "CHAINERMN_LONG_TESTS" in os.environ else 500
 
 
@@ -65,7 +65,7 @@ def test_job_among_strangers(job: Job, tmp_path: Path) -> None:
     (tmp_path / "come").touch()
     until(lambda: (tmp_path / "all").exists(), job)
     until(lambda: not where_it_listens(monitor), job)
-    visit(place, VISITS)  # refused, unless another process has got that port by now
+    visit(place, VISITS)  # refused, unless another process has taken that port by now
     assert where_it_listens(monitor) == []
     (tmp_path / "over").touch()
     job.wait(TIMEOUT).check()

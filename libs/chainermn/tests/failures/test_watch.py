@@ -1,4 +1,4 @@
-"""What a rank reports, and what makes it end the job. This test is the monitor."""
+"""What a rank reports, and what makes it end the job. The tests act as the monitor."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ M = TypeVar("M")
 
 
 class Ended(BaseException):
-    """In the place of the death of this process."""
+    """A stand-in for the death of this process."""
 
 
 class Peer:
@@ -77,14 +77,14 @@ class Peer:
         return self._messages.pop(0)
 
     def hear_of(self, kind: type[M], expected: Callable[[M], object] = bool) -> M:
-        """Wait for a message of this kind of which something is true."""
+        """Wait for a message of this kind that meets a condition."""
         deadline = time.monotonic() + TIMEOUT
         while not isinstance(message := self.hear(), kind) or not expected(message):
             assert time.monotonic() < deadline, message
         return message
 
     def report_of(self, expected: Callable[[Report], object]) -> Report:
-        """Wait for a report of which something is true."""
+        """Wait for a report that meets a condition."""
         return self.hear_of(Report, expected)
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class Peer:
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
-    """Let nothing end this process; return the messages, and after how long they would come."""
+    """Make `end_job` only note its calls; return each message and its delay in seconds."""
     calls: list[tuple[str, float]] = []
 
     def end_job(
@@ -159,7 +159,7 @@ def test_calls_are_counted_once(meet: Meet) -> None:
         with waiting(stream, "bcast", "0-3"):
             assert peer.report_of(lambda report: report.main).main.number == number
         counted = peer.report_of(lambda report: report.main is None).counts
-        assert stream not in counted  # it has been told with the call
+        assert stream not in counted  # already reported with the call
     peer.channel.send(Go())
 
 
@@ -323,7 +323,7 @@ def test_interrupt_that_the_main_thread_ignores(
     try:
         peer = meet()
         assert peer.watch is not None
-        # As the signal's handler in C does, while the main thread is in other code in C.
+        # As the C signal handler does while the main thread is in other C code.
         os.write(peer.watch._wake_writer, bytes([signal.SIGINT]))
         peer.watch.join(TIMEOUT)
     finally:
@@ -367,7 +367,7 @@ def test_interrupts_that_matter(
     finally:
         signal.signal(signal.SIGINT, before)
     assert noticed.are_ignored() == is_noted
-    assert not noticed.are_ignored()  # it is looked into once
+    assert not noticed.are_ignored()  # an interrupt is examined only once
 
 
 def test_main_thread_that_goes_on(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,7 +388,7 @@ def test_who_wants_to_hear_of_signals_first_keeps_that(pipe: tuple[int, int]) ->
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     Interrupts(reader)
     assert signal.set_wakeup_fd(-1) == writer
-    thread = threading.Thread(target=Interrupts, args=[writer])  # where it is not allowed
+    thread = threading.Thread(target=Interrupts, args=[writer])  # only the main thread may set it
     thread.start()
     thread.join()
     assert signal.set_wakeup_fd(-1) == -1

@@ -1,7 +1,7 @@
-"""Training that goes on where it was: ``train.py KIND OUT``, with KIND `snapshot` or `checkpoint`.
+"""Training that resumes: ``train.py KIND OUT``, where KIND is `snapshot` or `checkpoint`.
 
-Every element of the parameter is the number of steps taken, and that is checked at the start. Most
-of the time goes into writing.
+Every element of the parameter is the number of steps taken, which is checked at the start. Most of
+the time goes into writing.
 """
 
 import os
@@ -25,7 +25,7 @@ class Counter(chainer.Link):
 
 
 class Report(chainer.training.Extension):
-    """Says where the training goes on. Its priority lets it do so after the snapshot is loaded."""
+    """Reports where training resumes. Its low priority makes it run after a snapshot is loaded."""
 
     priority = -1000
 
@@ -35,7 +35,7 @@ class Report(chainer.training.Extension):
     def initialize(self, trainer: chainer.training.Trainer) -> None:
         iteration = trainer.updater.iteration
         model = trainer.updater.get_optimizer("main").target
-        steps = max(iteration - 1, 0)  # the first update takes none, but makes ranks equal
+        steps = max(iteration - 1, 0)  # the first update takes no step, but makes ranks equal
         assert (model.count.array == steps).all(), (iteration, model.count.array)
         print(f"rank {self.rank}, process {os.getpid()}, goes on after {iteration}.", flush=True)
 

@@ -1,4 +1,4 @@
-"""Processes that a test has started, and may have left behind."""
+"""Processes that a test has started and may have left behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chainermn.testing.mpiexec import processes_with
 
 
 class Started:
-    """Processes that have inherited a variable of their own; its ``environment`` gives it."""
+    """Processes started with its ``environment``, which marks them with a unique variable."""
 
     def __init__(self) -> None:
         self._mark = f"TEST_{uuid.uuid4().hex}"
@@ -27,7 +27,7 @@ class Started:
 
 @pytest.fixture
 def started() -> Iterator[Started]:
-    """Return how to mark processes and find them; end those that are left."""
+    """Return an object that marks and finds processes; kill any that are left."""
     marked = Started()
     yield marked
     for process in marked.processes():
@@ -37,7 +37,7 @@ def started() -> Iterator[Started]:
 
 @pytest.fixture(scope="session")
 def wait_until() -> Callable[[Callable[[], bool]], bool]:
-    """Return a function that waits until something is true, on however busy a machine."""
+    """Return a function that waits until a condition holds, even on a busy machine."""
 
     def wait(true: Callable[[], bool], seconds: float = 120) -> bool:
         deadline = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""How ranks connect to the process that has started them; strangers are in test_joining.py."""
+"""How ranks connect to the process that started them. For strangers, see test_joining.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that are started again on other hosts: with real ranks, and with an mpiexec that hangs."""
+"""Jobs that are restarted on other hosts, with real ranks and with an mpiexec that hangs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from chainermn.launch.elastic import run_elastic
 from chainermn.launch.hosts import Host
 from chainermn.launch.reachable import HostState
 
-# Seconds after which something hangs, on however busy a machine.
+# Seconds after which something must have hung, even on a busy machine.
 LIMIT = 120
 
 
@@ -33,9 +33,9 @@ def notices(text: str) -> list[str]:
     return [line.removeprefix(begin) for line in text.splitlines() if line.startswith(begin)]
 
 
-# Prints the hosts of the file `hosts`, which an attempt may replace.
+# Prints the hosts from the file `hosts`, which an attempt may replace.
 DISCOVER = "#!/bin/sh\ncat {folder}/hosts\n"
-# The first attempt fails on one of three ranks, after it has taken a place away.
+# In the first attempt, one of three ranks takes a place away from the hosts, then fails.
 FAILS_ON_THREE = """\
 import pathlib, sys
 import chainermn
@@ -123,7 +123,7 @@ def run(script: str, hosts: list[Host], max_restarts: int = 0, **variables: str)
 
 @pytest.fixture
 def states(monkeypatch: pytest.MonkeyPatch) -> dict[str, HostState]:
-    """Return the states of all hosts, to be changed by tests."""
+    """Return the states of all hosts, which tests may change."""
     of_all = {name: HostState("", f"{name}.example.org") for name in ("a", "b", "c")}
     monkeypatch.setattr(elastic, "examine_hosts", lambda *arguments: dict(of_all))
     monkeypatch.setattr(elastic, "unreachable", lambda names: {})
@@ -176,7 +176,7 @@ KILLED = "prterun noticed that process rank 1 with PID 9 on node b exited on"
         ("chainermn: note: 4 ranks share 2 cores on a: they take turns", ""),
         ("chainermn: rank 0 on elsewhere (process 5) disappeared first", ""),
         ("an error on b", ""),
-        # Which ranks are ended because of it does not matter.
+        # It does not matter which ranks are ended as a result.
         (f"chainermn: rank 2 of 3 on c failed; {ENDING}\n{KILLED}", ""),
         (f"chainermn: these ranks wait for each other:\n{ENDING}\n{KILLED}", ""),
     ],
@@ -235,7 +235,7 @@ def test_mpiexec_that_waits_for_a_host_that_is_gone(
     seconds = {"_PERIOD": 0.05, "_PERIOD_OF_HOSTS": 0.1, "_GRACE": 0.2, "_PATIENCE": 0.2}
     for name, value in seconds.items():
         monkeypatch.setattr(elastic, name, value)
-    # Neither obeys, nor ends what it has started.
+    # An mpiexec that ignores SIGTERM and does not end what it has started.
     words = "Ending the whole job." if is_said else ""
     script = f"echo '{words}' >&2; trap '' TERM; sleep 86400 & wait; wait"
     variables = {**started.environment, "CHAINERMN_STALL_LIMIT": "0.1"}
@@ -292,6 +292,6 @@ def test_dry_run_asks_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     assert "localhost:2 -n 2" in dry_run("localhost:2")
     assert "localhost:1 -n 1" in dry_run("localhost:2", "-n", "1")
-    # The largest number of ranks, as in a run.
+    # As in a run, -n gives the largest number of ranks.
     assert "localhost:2 -n 2" in dry_run("localhost:2", "-n", "8")
     assert "no host" in dry_run("")

@@ -50,7 +50,7 @@ def test_wrong_list(text: str) -> None:
         parse_hosts(text)
 
 
-# What ssh, srun, scontrol or an mpiexec would take for an option, a pattern or a shell's word.
+# Names that ssh, srun, scontrol or mpiexec could take for an option, a pattern or shell syntax.
 NO_NAMES = [
     *("-oProxyCommand=touch", "-", "--", "-x", ".a", "@a", "a@-b", "-a@b", "a@b@c", "a/b", "a;b"),
     *("$(id)", "`id`", "a|b", "'a'", "a\\b", "n[1-3]", "+n1", "a*", "a=b", "%h", "~", "[a]"),

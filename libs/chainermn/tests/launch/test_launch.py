@@ -20,9 +20,9 @@ from chainermn.version import VERSION
 
 pytestmark = pytest.mark.each_mpi
 
-# Seconds after which something hangs, on however busy a machine.
+# Seconds after which something must have hung, even on a busy machine.
 LIMIT = 120
-# Each rank leaves a file that says what it got.
+# Each rank writes a file that shows what it was given.
 WRITES = """\
 import os, pathlib, sys
 from mpi4py import MPI
@@ -61,7 +61,7 @@ def test_any_command(tmp_path: Path) -> None:
     assert (tmp_path / "touched").exists()
 
 
-# One rank, as two would count an attempt twice.
+# For one rank only, because two would count each attempt twice.
 FAILS_AT_FIRST = """\
 import pathlib, sys
 attempts = pathlib.Path(sys.argv[1])
@@ -95,7 +95,7 @@ pathlib.Path(sys.argv[1], f"rank{MPI.COMM_WORLD.rank}").touch()
 MPI.COMM_WORLD.recv(source=MPI.COMM_WORLD.rank)
 """
 
-# With less patience for ranks that are inside of MPI, and with the signals of a shell's job.
+# Has less patience with ranks inside MPI, and handles SIGINT even if its parent ignores it.
 IMPATIENT = """\
 import signal
 from chainermn.__main__ import main

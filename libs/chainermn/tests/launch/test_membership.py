@@ -1,4 +1,4 @@
-"""Which hosts are chosen, who is left out for how long, and when waiting ends."""
+"""Which hosts are chosen, which are left out for how long, and when waiting ends."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ HOSTS = [("a", 2), ("b", 2), ("c", 2)]
 
 
 class World:
-    """Hosts that come and go, and a clock that pauses move on."""
+    """Hosts that come and go, and a clock that advances with each pause."""
 
     def __init__(self, hosts: list[Host] | None = None) -> None:
         self.hosts = HOSTS if hosts is None else hosts
         self.unusable: dict[str, str] = {}
         self.now = 100.0
         self.pauses: list[float] = []
-        #: What changes after how many pauses.
+        #: Attributes to change, by the number of pauses until then.
         self.news: dict[int, dict[str, Any]] = {}
         self.error = ""
 
@@ -113,7 +113,7 @@ def test_host_that_keeps_failing_is_left_out_for_longer_and_longer(
         assert membership.choose() == HOSTS
     said = "chainermn launch: b failed 2 times in a row; leaving it out for 30 s"
     assert capsys.readouterr().err.splitlines()[0] == said
-    # Not in a row, after a long time in which all went well.
+    # A failure after a long run is not in a row with earlier ones.
     membership.note_failure("abc", "b", 10_000)
     assert membership.choose() == HOSTS
 
@@ -126,7 +126,7 @@ def test_failures_between_which_others_failed_are_not_in_a_row() -> None:
     membership.note_failure("abc", "", 5)
     membership.note_failure("abc", "bc", 5)
     assert membership.choose() == HOSTS
-    # An attempt without it says nothing about a host.
+    # An attempt without a host says nothing about it.
     membership.note_failure("ac", "", 5)
     membership.note_failure("abc", "bc", 5)
     assert membership.choose() == [("a", 2), ("c", 2)]

@@ -108,7 +108,7 @@ def test_settings_for_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_options_of_ssh_are_not_for_another_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PRTE_MCA_plm_ssh_args", "HYDRA_LAUNCHER_EXTRA_ARGS"):
         monkeypatch.delenv(name, raising=False)
-    # There MPICH starts ranks by srun, and gives it these options: -o is where srun writes to.
+    # In Slurm, MPICH would pass these options to srun, whose -o names an output file.
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     environment = launch_environment([("a", 1)])
     assert environment.keys().isdisjoint({"PRTE_MCA_plm_ssh_args", "HYDRA_LAUNCHER_EXTRA_ARGS"})

@@ -1,4 +1,4 @@
-"""Hosts to which ssh has no way are named before mpiexec starts."""
+"""Hosts that ssh cannot reach are named before mpiexec starts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from chainermn.launch.reachable import HostState, check_hosts, examine_hosts, un
 
 @pytest.fixture(autouse=True)
 def no_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let there be no name of a host, except those of this one; and no launcher but ssh."""
+    """Make all host names unknown except this host's, and ssh the only launcher."""
     really = socket.getaddrinfo
 
     def look_up(host: str, *arguments: Any, **options: Any) -> Any:
@@ -38,12 +38,12 @@ def no_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return a function that makes a script of a shell the ssh on PATH."""
+    """Return a function that puts a shell script on PATH as ssh."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
     def put(*lines: str, other: str = "exit 255") -> None:
         path = tmp_path / "ssh"
-        # As `ssh -G -- name`, which writes the settings for the name.
+        # Acts like `ssh -G -- name`, which prints the settings for a name.
         text = "\n".join(["#!/bin/sh", f'[ "$1 $2" = "-G --" ] || {other}', *lines, ""])
         path.write_text(text, errors="surrogateescape")
         path.chmod(0o755)
@@ -53,7 +53,7 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Return a port of this host at which something listens."""
+    """Return a port of this host on which something listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
@@ -103,7 +103,7 @@ def test_other_launchers_have_ways_of_their_own(
     assert unreachable(["a"]) == {}
 
 
-# What the last argument of ssh says is done here.
+# Runs the command in ssh's last argument on this host.
 RUN = 'eval "exec sh -c \\"\\${$#}\\""'
 
 
@@ -211,7 +211,7 @@ def test_launch_names_a_host_without_the_script(
         f"Error: alias: it has no {tmp_path / 'absent'}. "
         "To find out more, run: chainermn doctor --host alias:2\n",
     )
-    # Hosts need not have a file that is an argument of another program.
+    # Hosts need not have a file that is only an argument of another program.
     for others in (["cat", script], [sys.executable, "-c", "pass", script], ["-m", script]):
         assert CliRunner().invoke(main, [*options, *map(str, others)]).exit_code == 0
 

@@ -1,4 +1,4 @@
-"""How a process is run to its end, and what signals do meanwhile."""
+"""How a process is run to its end, and the effect of signals meanwhile."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from chainermn.launch.restarts import run_to_end
 
 @pytest.fixture(autouse=True)
 def timers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, signal.Signals]]:
-    """Let no time pass; return after which times a process would get which signals."""
+    """Replace timers; return the signals that a process would get, and after how many seconds."""
     made: list[tuple[float, signal.Signals]] = []
 
     class Timer(threading.Thread):
         def __init__(self, seconds: float, function: Any, arguments: list[signal.Signals]):
             super().__init__(target=lambda: None)
-            if function.__self__.returncode is None:  # the process is running
+            if function.__self__.returncode is None:  # the process is still running
                 made.append((seconds, *arguments))
 
     monkeypatch.setattr(restarts.threading, "Timer", Timer)
@@ -35,7 +35,7 @@ def timers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, signal.Signals]
 
 @pytest.fixture(params=[signal.SIGINT, signal.SIGTERM])
 def number(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
-    """Return a signal, whose handler must be the same in the end."""
+    """Return a signal, and check afterwards that its handler is the same as before."""
     before = signal.signal(request.param, signal.default_int_handler)
     yield request.param
     assert signal.signal(request.param, before) == signal.default_int_handler
@@ -52,7 +52,7 @@ def test_exit_codes() -> None:
 
 
 def receive(*numbers: signal.Signals, once: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have this process receive signals when it waits for another one that has made a file."""
+    """Send this process signals once it waits for a child that has made the file ``once``."""
 
     class Popen(subprocess.Popen):  # type: ignore[type-arg]
         def wait(self, timeout: float | None = None) -> int:
@@ -81,7 +81,7 @@ def test_signal_is_passed_on_and_ends_all_attempts(
     code = run_to_end(shell(TRAPS.format(ready)), os.environ, max_restarts=3)
     assert code == {signal.SIGINT: 5, signal.SIGTERM: 6}[number]
     assert capfd.readouterr().err == ""
-    # What follows, should it not have ended: first politely.
+    # Signals that would follow if it did not end, the polite one first.
     assert timers == [(5.0, signal.SIGTERM), (10.0, signal.SIGKILL)]
 
 
@@ -145,7 +145,7 @@ def test_signal_while_the_process_is_being_started(
     assert timers == [(5.0, signal.SIGTERM), (10.0, signal.SIGKILL)]
 
 
-# In a session of its own, whose terminal is what it opens first.
+# Runs in a new session, where the first terminal opened becomes the session's own.
 IN_A_TERMINAL = """
 import os, sys
 os.close(os.open(sys.argv[1], os.O_RDWR))

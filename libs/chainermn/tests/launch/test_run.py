@@ -1,4 +1,4 @@
-"""``chainermn.launch.run``: a function on several ranks, and all that can become of it."""
+"""``chainermn.launch.run``: a function on several ranks, and all that can happen to it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from chainermn.launch.connections import JOB
 from chainermn.launch.mpiexec import find_mpiexec
 from chainermn.launch.pickles import dumps
 
-# Seconds after which something hangs, on however busy a machine.
+# Seconds after which something must have hung, even on a busy machine.
 LIMIT = 120
 OFFSET = 10
 
@@ -66,7 +66,7 @@ def test_lambda_with_a_closure_in_another_thread() -> None:
 
 
 class Refused(Exception):
-    """An exception of a module that no rank can import."""
+    """An exception from a module that no rank can import."""
 
 
 class Odd(Exception):
@@ -102,7 +102,7 @@ def compute_while_rank_1_raises() -> None:
     comm = chainermn.create_communicator()
     if comm.rank == 1:
         raise Refused
-    sum(range(10**8))  # in C: no other thread of this rank runs meanwhile
+    sum(range(10**8))  # in C, so no other thread of this rank runs meanwhile
 
 
 @pytest.mark.each_mpi
@@ -113,7 +113,7 @@ def test_ranks_that_are_slow_to_end_are_no_failures(capfd: pytest.CaptureFixture
 
 
 def print_much_and_raise() -> None:
-    # More than is read at once, and faster than it is shown.
+    # More than is read at once, printed faster than it is shown.
     print("\n".join(f"{number:050}" for number in range(20_000)))
     raise Refused
 
@@ -126,14 +126,14 @@ def test_output_before_an_exception_is_complete(capsys: pytest.CaptureFixture[st
 
 
 class Wordy(Exception):
-    """An exception that makes its message of its argument."""
+    """An exception that makes its message from its argument."""
 
     def __init__(self, number: object) -> None:
         super().__init__(f"got {number}")
 
 
 class Leaving(Exception):
-    """An exception that does not come back."""
+    """An exception that calls `sys.exit` when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return sys.exit, ()
@@ -206,7 +206,7 @@ def test_what_cannot_be_pickled_is_named() -> None:
         run(lambda: world().rank and threading.Lock(), ranks=2)
 
 
-# As a variable of the function, as an argument, and in a list.
+# Passes the communicator as a variable of the function, as an argument, and in a list.
 SCRIPT_WITH_A_COMMUNICATOR = """\
 import copy
 import chainermn
@@ -240,7 +240,7 @@ def test_communicator_stays_in_its_process() -> None:
 
 
 class OnlyOnRanks:
-    """Can be unpickled nowhere."""
+    """An object that cannot be unpickled anywhere."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return int, ("nothing",)
@@ -267,7 +267,7 @@ def test_output_that_the_caller_cannot_encode(monkeypatch: pytest.MonkeyPatch) -
 def test_process_that_the_function_leaves_behind(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is ended, however long `run` waits for ranks."""
+    """It is ended, no matter how long `run` would wait for ranks."""
     monkeypatch.setattr(launch_ranks, "_SECONDS_TO_LEAVE", float("inf"))
     monkeypatch.setattr(launch_ranks, "_SECONDS_FOR_OUTPUT", 1)
     loop = "for i in $(seq 1000); do echo more; sleep 0.05; done; echo not ended"
@@ -329,7 +329,7 @@ def test_library_that_the_caller_finds_in_the_working_directory(tmp_path: Path) 
 
 
 class Calls:
-    """Calls a function while it is pickled."""
+    """An object that calls a function while it is pickled."""
 
     def __init__(self, function: Callable[[], object]) -> None:
         self.function = function
@@ -340,7 +340,7 @@ class Calls:
 
 
 def test_pickling_in_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One must not take from cloudpickle's list a module that the other still needs there."""
+    """Neither thread may take a module off cloudpickle's list while the other still needs it."""
     apart: Any = types.ModuleType("apart")
     exec("class One:\n    pass\n\nclass Two:\n    pass\n", vars(apart))
     monkeypatch.setitem(sys.modules, "apart", apart)
@@ -404,7 +404,7 @@ def test_module_beside_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_module_that_is_not_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of that kind are the modules of tests in pytest's mode importlib."""
+    """Test modules are like this in pytest's importlib mode."""
     (tmp_path / "apart.py").write_text("class Made:\n    pass\n\ndef make():\n    return Made()\n")
     spec = importlib.util.spec_from_file_location("apart", tmp_path / "apart.py")
     apart = importlib.util.module_from_spec(spec)
@@ -426,7 +426,7 @@ def test_traceback_shows_lines_of_a_notebook() -> None:
     assert "return x / 0  # in a cell" in raised.value.__notes__[0]
 
 
-# No guard: were it imported by the ranks, each would start a job.
+# Has no main guard: if the ranks imported it, each would start a job.
 SCRIPT = """\
 import ctypes
 import signal
@@ -476,11 +476,11 @@ def test_end_of_the_caller_ends_all(
     caller.send_signal(number)
     out, err = caller.communicate(timeout=LIMIT)
     assert out == "at the top\n"
-    # A Python ends by the signal that has interrupted it.
+    # Python dies from the signal that interrupted it.
     assert caller.returncode == -number, err
     assert ("KeyboardInterrupt" in err) == (number == signal.SIGINT)
     assert wait_until(lambda: not started.processes()), started.processes()
-    # Neither MPI's files nor the memory that the ranks have shared.
+    # Neither MPI's files nor the ranks' shared memory may remain.
     maps = "".join(file.read_text() for file in folder.iterdir())
     shared = [Path(path) for path in re.findall(r"/dev/shm/\S+$", maps, re.MULTILINE)]
     assert wait_until(lambda: not list(temporary.iterdir())), list(temporary.iterdir())
@@ -507,7 +507,7 @@ def test_mpiexec_that_starts_nothing(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """Its last words are heard, also if they come while other programs take the processor."""
+    """Its last words are heard, even if they come while other programs keep the processor busy."""
 
     class OnABusyMachine(selectors.DefaultSelector):
         def select(self, timeout: float | None = None) -> Any:
@@ -525,7 +525,7 @@ def test_mpiexec_that_starts_nothing(
         run(int, ranks=2)
 
 
-# Python imports a module of this name when it starts.
+# Python imports sitecustomize when it starts.
 SITECUSTOMIZE = """\
 import os
 if "1" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")):
@@ -539,7 +539,7 @@ def test_rank_that_ends_before_it_connects(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    # MPICH's mpiexec waits for the other ranks, which come too late.
+    # MPICH's mpiexec waits for the other ranks, so give them no time to connect.
     monkeypatch.setattr(launch_ranks, "_START_LIMIT", 0)
     with pytest.raises(RuntimeError, match=r"start: \[.*1\]; mpiexec ended with exit code 3"):
         run(int, ranks=2)

@@ -1,4 +1,4 @@
-"""Hosts and ranks of an allocation of Slurm's, as its variables tell them."""
+"""Hosts and ranks of a Slurm allocation, according to its variables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chainermn.launch.slurm import allocated_hosts
 
 @pytest.fixture
 def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a program on PATH that knows one list of nodes."""
+    """Put an scontrol on PATH that knows only one list of nodes."""
     program = tmp_path / "scontrol"
     program.write_text(
         '#!/bin/sh\n[ "$*" = "show hostnames n[1-3],login" ] && printf "n1\\nn2\\nn3\\nlogin\\n"\n'
@@ -95,7 +95,7 @@ def test_hosts_outside_of_the_allocation(scontrol: None, monkeypatch: pytest.Mon
         "Error: n[4-5], localhost: not in this Slurm allocation, which has n[1-3], login; "
         "name only these hosts, or none to use them all\n",
     )
-    # MPICH is told to start ranks by ssh, or nobody can tell the names of the hosts.
+    # No check if MPICH is told to start ranks by ssh, or if the allocation's hosts are unknown.
     for name, value in {"HYDRA_LAUNCHER": "ssh", "SLURM_JOB_NODELIST": "unknown[1-2]"}.items():
         with monkeypatch.context() as patch:
             patch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""Imports during which Python does not look for garbage."""
+"""Imports without garbage collection."""
 
 from __future__ import annotations
 

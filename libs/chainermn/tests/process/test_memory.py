@@ -1,4 +1,4 @@
-"""Memory that a rank has freed and allocates again."""
+"""Memory that a rank frees and allocates again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if comm.rank == 0:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_freed_memory_is_kept(tmp_path: Path, ranks: int) -> None:
     _, most = page_faults(tmp_path, ranks)
-    assert most < 10  # of the 733 pages of an array
+    assert most < 10  # out of the 733 pages of an array
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")

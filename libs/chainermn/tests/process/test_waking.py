@@ -1,4 +1,4 @@
-"""How often ranks that wait wake up, where many share a core."""
+"""How often waiting ranks wake up when many share a core."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PR_SET_TIMERSLACK, PR_GET_TIMERSLACK = 29, 30
 
 
 def slack_after(before: int, ranks_per_core: float) -> int:
-    """Return the slack in nanoseconds of a thread that had another one before."""
+    """Return a thread's slack in nanoseconds after `wake_up_rarely`, given its earlier slack."""
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(before), 0, 0, 0)
     wake_up_rarely(ranks_per_core)
