@@ -1,4 +1,4 @@
-"""Each compression against the same algorithm written plainly, for all ranks at once."""
+"""The compression algorithms, against plain versions that compute all ranks at once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def model_of(dtype: Any = np.float64, **shapes: tuple[int, ...]) -> chainer.Link
 def gradient(name: str, rank: int, step: int) -> np.ndarray:
     random = np.random.default_rng([ord(name), rank, step])
     shape = SHAPES[name]
-    # Neither all of one size, nor without structure.
+    # The rows differ in magnitude, which gives the gradient some structure.
     return random.normal(size=shape) * np.exp(
         random.normal(size=(shape[0],) + (1,) * (len(shape) - 1))
     )
@@ -59,7 +59,7 @@ def average(
 
 
 def unsent(compressor: Compressor, name: str) -> np.ndarray:
-    """Return what this rank has not sent yet of the gradients of a parameter."""
+    """Return the part of a parameter's gradients that this rank has not sent yet."""
     state, kind = compressor.state()[f"/{name}"], type(compressor.compression)
     if "left" in state:
         return state["total"] - (state["left"] @ state["own"]).reshape(-1)
@@ -73,7 +73,7 @@ def make(compression: Compression, **kwds: Any) -> tuple[CommunicatorBase, Any, 
 
 @pytest.fixture(params=["subtracted at once", "subtracted later"])
 def when_subtracted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have PowerSGD subtract what it has sent at once, or in the next step."""
+    """Have PowerSGD subtract what it sent right away, or only in the next step."""
     if request.param == "subtracted later":
         monkeypatch.setattr(power_sgd, "_SUBTRACTED_BYTES", 0)
 
@@ -114,7 +114,7 @@ def test_when_it_is_subtracted_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -
         means = []
         for step in range(STEPS):
             monkeypatch.setattr(power_sgd, "_SUBTRACTED_BYTES", limits[step % len(limits)])
-            # The factor of the gradient changes, too.
+            # The loss scale changes, too.
             for parameter in model.params():
                 parameter._loss_scale = 2.0 ** (step // 3)
             means.append(average(comm, model, compressor, step))
@@ -154,7 +154,7 @@ def test_of_an_exchange_that_fails_halfway_nothing_is_saved(
     assert not compressor.state()
     first = average(*make(compression), 4)
     again = average(comm, model, compressor, 4)
-    if not getattr(compression, "warmup_iterations", 0):  # which goes on
+    if not getattr(compression, "warmup_iterations", 0):  # the warm-up does not start over
         for name in SHAPES:
             np.testing.assert_array_equal(again[name], first[name])
 
@@ -224,7 +224,7 @@ def test_quantization(bits: int) -> None:
     "compression", [c for c in EVERY if not getattr(c, "momentum", 0)], ids=repr
 )
 def test_nothing_is_lost(compression: Compression) -> None:
-    """What has been applied, and what is still unsent, are together all the gradients."""
+    """The applied and the unsent parts add up to all the gradients."""
     comm, model, compressor = make(compression)
     applied = {name: np.zeros(shape) for name, shape in SHAPES.items()}
     for step in range(STEPS):
@@ -255,7 +255,7 @@ def test_the_means_are_the_same_bits_on_all_ranks(compression: Compression, dtyp
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("compression", EVERY, ids=repr)
 def test_fewer_bytes(compression: Compression, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a rank gives to MPI, and to the all-reduce, is much less than the gradients."""
+    """Each rank hands MPI and the all-reduce far fewer bytes than its gradients have."""
     from chainermn.transport.collectives import Collectives
 
     given: list[int] = []
@@ -270,7 +270,7 @@ def test_fewer_bytes(compression: Compression, monkeypatch: pytest.MonkeyPatch) 
     comm, _, compressor = make(compression)
     model = model_of(np.float32, a=(256, 256))
     model.a.grad = np.random.default_rng(comm.rank).normal(size=(256, 256)).astype(np.float32)
-    for _ in range(5):  # of the warm-up
+    for _ in range(5):  # only the last iteration, past any warm-up, is counted
         given.clear()
         comm.mean_grad_unless([], model, True, compressor)
     ratio = model.a.grad.nbytes / sum(given)
@@ -282,7 +282,7 @@ def test_fewer_bytes(compression: Compression, monkeypatch: pytest.MonkeyPatch) 
     if isinstance(compression, TopK):
         assert ratio == pytest.approx(1 / (2 * compression.density), rel=0.01)
     elif isinstance(compression, Quantization):
-        # An all-to-all of all shards, and an all-gather of one of two.
+        # All shards in an all-to-all, then one of the two in an all-gather.
         assert ratio == pytest.approx(32 / compression.bits / 1.5, rel=0.13)
     else:
         assert ratio == expected[PowerSGD]
@@ -290,7 +290,7 @@ def test_fewer_bytes(compression: Compression, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.mpi(1, 2)
 def test_gradients_of_low_rank_are_exact() -> None:
-    """Dependent columns must not make directions of rounding errors, or of zeros."""
+    """Dependent columns must not turn rounding errors, or zeros, into directions."""
     comm, model, compressor = make(PowerSGD(rank=4, min_ratio=1))
     random = np.random.default_rng(0)
     u, v = random.normal(size=(40, 2)), random.normal(size=(2, 30))

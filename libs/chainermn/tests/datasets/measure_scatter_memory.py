@@ -1,4 +1,4 @@
-"""Print by how many bytes each rank's memory grows while a data set of 160 MB is scattered."""
+"""Print how many bytes each rank's memory grows by while a 160 MB data set is scattered."""
 
 import json
 import resource
@@ -16,7 +16,7 @@ def main() -> None:
     import chainermn
 
     comm = chainermn.create_communicator("naive")
-    # What the first messages allocate is not the data set's.
+    # Do not count what the first messages allocate.
     chainermn.scatter_dataset(np.zeros((1000, 1000), "f"), comm)
     n = 40000
     whole = None

@@ -1,4 +1,4 @@
-"""Print what every rank gets, for whichever `chainermn` is imported."""
+"""Print what every rank gets from whichever `chainermn` is imported."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Orders of each epoch on each rank, and Chainer's iterators that follow them."""
+"""The order of each epoch on each rank, and Chainer's iterators that follow it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data sets of one rank divided among all, against the division made in one process."""
+"""One rank's data set divided among all ranks, against the same division in one process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def types_of(example: Any) -> list[Any]:
 
 
 class OddTuples(TupleDataset):
-    """Not what its columns say."""
+    """Tuples that differ from what the columns say."""
 
     def __getitem__(self, index: Any) -> Any:
         return ("odd", super().__getitem__(index))
@@ -245,7 +245,7 @@ def test_empty_dataset() -> None:
 
 
 def test_same_examples_on_same_ranks_as_the_original() -> None:
-    """Runs the `chainermn` inside Chainer's own wheel beside this one."""
+    """Run the `chainermn` bundled in Chainer's wheel, too, and compare."""
     results = []
     for bundled in ("0", "1"):
         job = run_job(
@@ -265,7 +265,7 @@ def test_peak_memory_is_that_of_a_part() -> None:
     assert job.returncode == 0, job.stderr
     measured = json.loads(job.stdout)
     assert len(measured["peak"]) == 4
-    # A quarter, and one chunk of 8 MB; for the root, the chunks of all and the message too.
+    # A quarter plus one 8 MB chunk; the root also holds everyone's chunks and the message.
     assert max(measured["peak"][1:]) < 0.31 * measured["data"], measured
     assert measured["peak"][0] < 0.55 * measured["data"], measured
 
@@ -276,4 +276,4 @@ def test_data_that_root_cannot_read_raises_on_all_ranks() -> None:
     broken = chainer.datasets.SubDataset(np.arange(8), 0, 8, [0, 1, 2, 3, 4, 5, 6, 99])
     with pytest.raises((IndexError, ValueError, RuntimeError)):
         chainermn.scatter_dataset(broken if comm.rank == 0 else None, comm)
-    assert comm.allreduce_obj(1) == comm.size  # nothing is left under way
+    assert comm.allreduce_obj(1) == comm.size  # nothing is left in flight

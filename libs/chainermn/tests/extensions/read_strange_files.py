@@ -1,4 +1,4 @@
-"""Read mutants of a snapshot as a job would, in little memory, and tell what became of them.
+"""Read mutants of a snapshot as a job would, in little memory, and report what became of them.
 
 ``python read_strange_files.py FOLDER FIRST NUMBER`` prints JSON: how many mutants of each kind
 were loaded, found damaged, refused or did not fit, and how much memory that took.
@@ -21,7 +21,7 @@ from chainer_compat.npz import UnsafeFileError
 from chainermn.extensions.npz_files import find_damage
 from chainermn.extensions.snapshot_contents import difference, digests_of_model, load
 
-MEGABYTES = 256  # of address space, beside what is in use when the first mutant is read
+MEGABYTES = 256  # of address space, on top of what is in use when the first mutant is read
 UNKNOWN_SHAPE = "updater/optimizer:main/predictor/W/m"
 
 
@@ -35,12 +35,12 @@ def make_trainer(out: Path) -> Trainer:
     trainer.extend(extensions.LogReport(trigger=(2, "iteration")))
     trainer.extend(extensions.ExponentialShift("alpha", 0.9), trigger=(1, "epoch"))
     trigger = chainer.training.triggers.MinValueTrigger("main/loss", (9, "epoch"))
-    trainer.extend(lambda _: None, name="best", trigger=trigger)  # has None for a value
+    trainer.extend(lambda _: None, name="best", trigger=trigger)  # its value stays None
     return trainer
 
 
 def state_of(trainer: Trainer) -> dict[str, str]:
-    trainer._start_at = 0.0  # or it says that it cannot be saved
+    trainer._start_at = 0.0  # without it, the trainer cannot be saved
     state = chainer.serializers.npz.serialize(trainer)
     del state["_snapshot_elapsed_time"]
     return {key: repr(np.asarray(value).tolist()) for key, value in state.items()}
@@ -101,7 +101,7 @@ def main(out: Path, first: int, number: int) -> None:
         became[mutate.__name__][what] += 1
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-    # Of an array whose shape the job cannot know, as much is read as is there.
+    # The job cannot know this array's shape, so it reads as much as there is.
     bomb = strange_files.with_bomb(originals[0], UNKNOWN_SHAPE, 2 * MEGABYTES)
     what, why, _ = read(path, bomb, out)
     assert what == "damaged", what

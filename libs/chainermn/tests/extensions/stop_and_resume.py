@@ -1,7 +1,7 @@
 """Train for some iterations, resuming if there is a checkpoint; ranks signal themselves.
 
-``stop_and_resume.py FOLDER ITERATIONS KIND [RANK:ITERATION:SIGNAL ...]``. Prints the iterations
-done, on rank 0, and saves each rank's state in the end.
+``stop_and_resume.py FOLDER ITERATIONS KIND [RANK:ITERATION:SIGNAL ...]``. Rank 0
+prints the number of iterations done, and each rank saves its state at the end.
 """
 
 from __future__ import annotations

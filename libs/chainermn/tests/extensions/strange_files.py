@@ -36,7 +36,7 @@ def packed(parts: Members, method: int = zipfile.ZIP_DEFLATED) -> bytes:
 
 
 def npy(array: np.ndarray, **changes: Any) -> bytes:
-    """Return an NPY file whose header may promise something else than there is."""
+    """Return an NPY file whose header may not match its contents."""
     file = io.BytesIO()
     np.lib.format.write_array(file, array)
     content = file.getvalue()
@@ -48,12 +48,12 @@ def npy(array: np.ndarray, **changes: Any) -> bytes:
 
 
 def with_trap(content: bytes, key: str, folder: Path) -> bytes:
-    """Return a file in which an array is replaced by a trap."""
+    """Return the file with one array replaced by a trap."""
     return packed(members(content) | {f"{key}.npy": npy(trapped_array(folder))})
 
 
 def with_bomb(content: bytes, key: str, megabytes: int) -> bytes:
-    """Return a file in which an array is replaced by zeros, a thousand times as large unpacked."""
+    """Return the file with one array replaced by zeros that grow a thousandfold when unpacked."""
     parts, file = members(content), io.BytesIO()
     del parts[f"{key}.npy"]
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
@@ -67,7 +67,7 @@ def with_bomb(content: bytes, key: str, megabytes: int) -> bytes:
     return file.getvalue()
 
 
-# ---- the kinds of mutants: each gets a random generator, a file and the folder of a trap ----
+# ---- kinds of mutants: each takes a random generator, a file and the folder of a trap ----
 
 
 def truncated(draw: random.Random, content: bytes, _: Path) -> bytes:
@@ -82,7 +82,7 @@ def with_flipped_bits(draw: random.Random, content: bytes, _: Path) -> bytes:
 
 
 def with_flipped_bits_in_lists(draw: random.Random, content: bytes, _: Path) -> bytes:
-    """Flip bits in what the ZIP file says of its members, which no checksum covers."""
+    """Flip bits in the ZIP file's central directory, which no checksum covers."""
     changed, start = bytearray(content), content.index(b"PK\1\2")
     for _bit in range(draw.choice([1, 1, 1, 2, 8])):
         changed[draw.randrange(start, len(changed))] ^= 1 << draw.randrange(8)
@@ -105,7 +105,7 @@ def with_inflated_sizes(draw: random.Random, content: bytes, _: Path) -> bytes:
     changed = bytearray(content)
     places = [i for i in range(len(content)) if content.startswith(b"PK\1\2", i)]
     size = draw.choice([2**32 - 1, 2**32 - 2, 2**31, draw.randrange(2**32), 0])
-    # Packed, unpacked, the name, what follows it, and where the member is.
+    # The packed size, the unpacked size (the likeliest) and the member's offset.
     field = draw.choice([20, 24, 24, 24, 42])
     struct.pack_into("<I", changed, draw.choice(places) + field, size)
     return bytes(changed)
@@ -180,7 +180,7 @@ def a_pickle(draw: random.Random, _: bytes, trap: Path) -> bytes:
 
 
 Mutation = Callable[[random.Random, bytes, Path], bytes]
-#: After these, what loads is what was saved.
+#: A file damaged in these ways fails to load, or yields exactly what was saved.
 ACCIDENTS: list[Mutation] = [
     truncated,
     with_flipped_bits,

@@ -19,13 +19,13 @@ from chainermn.testing.mpiexec import direct_environment
 
 
 class Terminal:
-    """Shows what is printed, as ``pyte`` understands it.
+    """A terminal that shows what is printed, as ``pyte`` understands it.
 
     Attributes
     ----------
     printed : bytes
     frames : list of str
-        What was to be seen, whenever something had been printed.
+        What the terminal showed after each piece of output.
     """
 
     def __init__(self, columns: int, lines: int) -> None:
@@ -41,20 +41,20 @@ class Terminal:
         self.frames.append("\n".join(self.lines()))
 
     def lines(self) -> list[str]:
-        """Return all lines up to the last with text, also those that have left the screen."""
+        """Return all lines up to the last with text, including those that have scrolled off."""
         width = self._screen.columns
         gone = ["".join(line[i].data for i in range(width)) for line in self._screen.history.top]
         return "\n".join(map(str.rstrip, [*gone, *self._screen.display])).rstrip().split("\n")
 
     @property
     def is_sane(self) -> bool:
-        """Whether the cursor can be seen, at the beginning of an empty line below all others."""
+        """Whether the cursor is visible, at the start of an empty line below all text."""
         cursor = self._screen.cursor
         below = "".join(self._screen.display[cursor.y :]).strip()
         return not cursor.hidden and cursor.x == 0 and not below
 
     def run(self, command: Sequence[object], cwd: Path, seconds: float = 300) -> int:
-        """Run a command on this terminal, and return its exit code."""
+        """Run a command on this terminal and return its exit code."""
         ours, its = os.openpty()
         size = struct.pack("HHHH", self._screen.lines, self._screen.columns, 0, 0)
         fcntl.ioctl(its, termios.TIOCSWINSZ, size)
@@ -74,7 +74,7 @@ class Terminal:
                 if select.select([ours], [], [], 0.5)[0]:
                     try:
                         self.feed(os.read(ours, 65536))
-                    except OSError:  # nobody has it open any more
+                    except OSError:  # no process has it open anymore
                         break
             return process.wait(timeout=max(0, deadline - time.monotonic()))
         finally:

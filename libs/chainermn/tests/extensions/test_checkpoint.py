@@ -1,4 +1,4 @@
-"""Checkpoints that survive what happens to jobs and to files."""
+"""Checkpoints that survive whatever happens to jobs and files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def files(path: Path) -> list[str]:
 
 @contextlib.contextmanager
 def in_turn(comm: Any) -> Iterator[None]:
-    """Let no rank go on before all have come to both ends of the block."""
+    """Make all ranks wait for each other before and after the block."""
     comm.allgather_obj(None)
     yield
     comm.allgather_obj(None)
@@ -118,7 +118,7 @@ def truncate(file: Path) -> None:
 
 def flip_a_bit(file: Path) -> None:
     contents = bytearray(file.read_bytes())
-    contents[190] ^= 1  # in the first array, behind its header
+    contents[190] ^= 1  # in the first array, past its header
     file.write_bytes(contents)
 
 
@@ -304,7 +304,7 @@ def test_resumed_training_equals_an_unbroken_one(
 
 
 def test_job_killed_while_it_writes(tmp_path: Path) -> None:
-    """The newest complete checkpoint is loaded, at whatever moment the ranks die."""
+    """Whenever the ranks die, the newest complete checkpoint is loaded."""
     for attempt in range(2):
         out = tmp_path / str(attempt)
         job = Job(2, [HERE / "write_checkpoints.py", out])
@@ -313,7 +313,7 @@ def test_job_killed_while_it_writes(tmp_path: Path) -> None:
                 assert job.process.poll() is None, job.output()
                 time.sleep(0.02 + 0.013 * attempt)
             for rank in [p for p in job.processes() if str(out) in p.cmdline()[2:3]]:
-                with contextlib.suppress(psutil.NoSuchProcess):  # it has ended with the other
+                with contextlib.suppress(psutil.NoSuchProcess):  # it ended along with the other
                     rank.kill()
         finally:
             job.kill()

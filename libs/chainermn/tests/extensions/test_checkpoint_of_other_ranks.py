@@ -1,4 +1,4 @@
-"""Checkpoints that another number of ranks has written, or that lie on other hosts."""
+"""Checkpoints written by a different number of ranks, or stored on other hosts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from chainermn.extensions import create_multi_node_checkpointer
 
 HERE = Path(__file__).parent
 WRITERS = 3
-#: Those that resume, on a world of four.
+#: How many ranks resume, in a world of four.
 READERS = pytest.mark.parametrize("readers", [2, 4, 1])
 
 
@@ -34,14 +34,14 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @contextlib.contextmanager
 def first_ranks(world: Any, number: int) -> Iterator[Any]:
-    """Give some ranks a communicator and the others None; wait for all at the end."""
+    """Give the first ranks a communicator and the others None; wait for all at the end."""
     part = world.split(0 if world.rank < number else 1, world.rank)
     yield part if world.rank < number else None
     world.allgather_obj(None)
 
 
 def make_trainer(training: Any, comm: Any, out: Path, iterations: int, kind: str) -> Any:
-    """Return a trainer over 12 examples, which writes a checkpoint in each iteration."""
+    """Return a trainer over 12 examples and its checkpointer, which saves in each iteration."""
     trainer = training.make_trainer(comm, out, iterations, seed=iterations)
     iterator = trainer.updater.get_iterator("main")
     if kind == "sampled":
@@ -57,7 +57,7 @@ def make_trainer(training: Any, comm: Any, out: Path, iterations: int, kind: str
 
 
 def interrupted(training: Any, comm: Any, out: Path, iterations: int, kind: str) -> Any:
-    """Train, leave the checkpoints, and return the state."""
+    """Train, keep the checkpoints and return the state."""
     trainer, checkpointer = make_trainer(training, comm, out, iterations, kind)
     checkpointer.finalize = lambda: None
     trainer.run()
@@ -79,7 +79,7 @@ def test_another_number_of_ranks_goes_on(
     with first_ranks(world, WRITERS) as comm:
         if comm:
             state = interrupted(training, comm, shared_tmp_path, 3, kind)
-    # Of rank 0, with its statistics of batches. The number of ranks is saved, but not loaded.
+    # Rank 0's state, with its batch statistics. The number of ranks is saved but not loaded.
     state = {**world.bcast_obj(state), "chainermn_ranks": readers}
     with first_ranks(world, readers) as comm:
         if comm is None:
@@ -100,7 +100,7 @@ def test_another_number_of_ranks_goes_on(
         trainer.run()
         assert training.optimizer_of(trainer).t == state["t"] + 1
         comm.allgather_obj(None)
-        assert not list(shared_tmp_path.glob("job.*"))  # nor those of ranks that are no more
+        assert not list(shared_tmp_path.glob("job.*"))  # not even those of ranks that are gone
 
 
 def counter(value: float) -> chainer.Link:
@@ -149,7 +149,7 @@ def nothing() -> contextlib.AbstractContextManager[None]:
 
 def damage(file: Path) -> None:
     contents = bytearray(file.read_bytes())
-    contents[70] ^= 1  # behind the header of the first array
+    contents[70] ^= 1  # past the header of the first array
     file.write_bytes(contents)
 
 
@@ -189,10 +189,10 @@ def test_damaged_file_that_a_larger_job_has_left(is_empty: bool, shared_tmp_path
 
 
 @pytest.mark.mpi(4)
-@pytest.mark.filterwarnings("ignore:skipping checkpoint")  # by whom depends on which is first
+@pytest.mark.filterwarnings("ignore:skipping checkpoint")  # who warns depends on which is first
 @pytest.mark.parametrize("victim", range(4))
 def test_two_jobs_of_the_same_iteration(victim: int, shared_tmp_path: Path) -> None:
-    """Each has the folders of two hosts, and one has a damaged file."""
+    """Each job has the folders of two hosts, and one job has a damaged file."""
     world = chainermn.create_communicator("naive")
     folder = shared_tmp_path / f"host{world.rank}"
     job = world.split(world.rank // 2, world.rank)
@@ -236,7 +236,7 @@ def test_models_of_different_parts(shared_tmp_path: Path) -> None:
 
 @pytest.mark.mpi(3)
 def test_parameter_without_an_array(shared_tmp_path: Path) -> None:
-    """Such as of a layer whose input has not been seen yet."""
+    """A layer that has not seen its input yet has such a parameter."""
     world = chainermn.create_communicator("naive")
     checkpointer = create_multi_node_checkpointer("x", world, path=shared_tmp_path)
     checkpointer.save(chainer.links.Linear(None, 2, initialW=1), 1)
@@ -249,7 +249,7 @@ def test_parameter_without_an_array(shared_tmp_path: Path) -> None:
 
 @pytest.mark.mpi(4)
 def test_folders_of_the_hosts(shared_tmp_path: Path) -> None:
-    """Each rank has a folder of its own, and later that of another one."""
+    """Each rank has its own folder, and later the folder of another rank."""
     world = chainermn.create_communicator("naive")
     folders = [shared_tmp_path / f"host{rank}" for rank in range(4)]
     with first_ranks(world, WRITERS) as comm:
@@ -258,7 +258,7 @@ def test_folders_of_the_hosts(shared_tmp_path: Path) -> None:
     with first_ranks(world, WRITERS) as comm:
         if comm:
             assert load(comm, folders[(comm.rank + 1) % WRITERS]) == 2 + comm.rank
-    # With rank 2's host, all is lost that it had alone.
+    # Rank 2's host is gone, and with it the files that only it had.
     with first_ranks(world, 2) as comm:
         if comm:
             with pytest.warns(UserWarning, match="the other files of 3 ranks are missing"):
@@ -355,5 +355,5 @@ def test_learning_rate_is_the_scripts(shared_tmp_path: Path, training: Any) -> N
     assert train(world, 3) == [(1.5, 0.75), (1.5, 0.75), (1.5, 0.375)]
     with first_ranks(world, 2) as comm:
         if comm:
-            # Chainer's shifts save what they have set, and keep it until they set the next.
+            # Chainer's shifts save the value they set, and keep it until they set the next one.
             assert train(comm, 6) == [(1.0, 0.375), (1.0, 0.125), (1.0, 0.125)]

@@ -19,7 +19,7 @@ PROPERTY = settings(max_examples=15)
 
 
 class Square(chainer.Chain):
-    """Reports the mean of the squares of a batch."""
+    """A model that reports the mean square of a batch."""
 
     def forward(self, x: np.ndarray) -> None:
         chainer.report({"square": (x**2).mean(), "train": float(chainer.config.train)}, self)

@@ -94,7 +94,7 @@ def test_write_and_resume(sets: Any, shared_tmp_path: Path, training: Any) -> No
     shared.initialize(resumed)
     assert resumed.updater.iteration == 3
     for name, value in training.state_of(resumed).items():
-        if "avg" not in name:  # the statistics of a batch are a rank's own
+        if "avg" not in name:  # each rank has its own batch statistics
             np.testing.assert_array_equal(value, training.state_of(first)[name])
     own = training.state_of(resumed)
     everywhere = comm.allgather_obj(own)
@@ -113,7 +113,7 @@ def test_resume_with_another_number_of_ranks(
     if world.rank < 2:
         resumed = run(training, part, shared_tmp_path, 4, sets, autoload=True)
         assert resumed.updater.iteration == 4
-        assert training.optimizer_of(resumed).t == 3  # the first update of all synchronized
+        assert training.optimizer_of(resumed).t == 3  # the very first update only synchronized
     world.allgather_obj(None)
 
 
@@ -139,10 +139,10 @@ def test_shuffled_iterator_goes_on_with_another_number_of_ranks(
         trainer.run()
         return seen
 
-    assert positions(world, 1) == [(0, 2)]  # of the 4 examples that each rank has
+    assert positions(world, 1) == [(0, 2)]  # of each rank's 4 examples
     part = world.split(0 if world.rank < 2 else 1, world.rank)
     if world.rank < 2:
-        assert positions(part, 4) == [(0, 5), (1, 1), (1, 3)]  # from 3 of 6 on
+        assert positions(part, 4) == [(0, 5), (1, 1), (1, 3)]  # resumed from 3 of 6
     world.allgather_obj(None)
 
 
@@ -154,7 +154,7 @@ def test_every_rank_goes_on_with_its_own_part_of_a_sampler(
     world = chainermn.create_communicator("naive")
 
     def train(comm: Any, iterations: int) -> tuple[list[list[int]], Any]:
-        """Return the order of examples after each iteration, and what gives it."""
+        """Return the order of examples after each iteration, and the sampler behind it."""
         trainer = training.make_trainer(comm, shared_tmp_path, iterations)
         sampler = chainermn.datasets.create_distributed_sampler(12, comm, seed=1)
         data = chainer.datasets.TupleDataset(np.ones((12, 2)), np.ones((12, 1)))
@@ -442,7 +442,7 @@ def test_resume_from_a_given_file(
         f"other than {shared_tmp_path}/new to start over\n"
     )
     assert capsys.readouterr().err.endswith(ending) == (comm.rank == 0)
-    if len(snapshot.replica_set) == comm.size:  # of any name
+    if len(snapshot.replica_set) == comm.size:  # whatever its name
         file = shared_tmp_path / "kept_0.9"
         if comm.rank == 0:
             file.write_bytes((shared_tmp_path / "old/snapshot_iter_3.0").read_bytes())

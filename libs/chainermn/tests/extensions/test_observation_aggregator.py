@@ -1,4 +1,4 @@
-"""Reported values and the decision to stop, over ranks."""
+"""Reported values and the decision to stop, across ranks."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_aggregator_that_fails() -> None:
 
 def stops_at(trigger: Any, values: list[float], rank: int, key: str, length: int = 2) -> int:
     for iteration, value in enumerate(values, 1):
-        # Means over the ranks are the values; each rank's own go their own way.
+        # The values are means over the ranks; each rank observes different ones.
         own = np.array(value + (rank - 1) * (-1) ** iteration, "f")
         observation = {key: chainer.Variable(own)}
         if trigger(at(iteration, observation, length)):
@@ -185,10 +185,10 @@ def test_ranks_whose_epochs_differ_stop_together() -> None:
 def test_trigger_that_fails_on_rank_0_raises_on_all() -> None:
     comm = chainermn.create_communicator("naive")
     trigger = early_stopping(comm)
-    trigger.actual_trigger = None  # of rank 0; no other rank asks its own
+    trigger.actual_trigger = None  # only rank 0 asks its trigger
     with pytest.raises(TypeError, match="NoneType"):
         trigger(at(1, {"main/loss": 1.0}))
-    assert comm.allreduce_obj(1) == comm.size  # nothing is left under way
+    assert comm.allreduce_obj(1) == comm.size  # nothing is left in flight
 
 
 def early_stopping(comm: Any) -> MultiNodeEarlyStoppingTrigger:
@@ -201,8 +201,8 @@ def test_resumed_trigger_goes_on_counting() -> None:
     before = early_stopping(comm)
     for iteration, loss in enumerate([5, 5, 3, 3, 4, 4, 9], 1):
         assert not before(at(iteration, {"main/loss": loss}))
-    # In iteration 8, before the trigger is asked about it, as Chainer does. The best mean is 3,
-    # and there has been one check since.
+    # Save in iteration 8 before asking the trigger about it, as Chainer does. The best mean
+    # is 3, and there has been one check since.
     saved = chainer.serializers.npz.serialize(before)
 
     resumed = early_stopping(comm)

@@ -1,4 +1,4 @@
-"""Scripts written for ChainerMN 1 to 7 find the names and parameters that they use."""
+"""Scripts written for ChainerMN 1 to 7 find the names and parameters they use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A snapshot that other ranks have written: what is said where it does not fit."""
+"""What the error says when a snapshot from other ranks does not fit."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def make_trainer(comm: Any, out: Path, n: int = 12, iterations: int = 1) -> Trai
 
 
 def save(file: str | Path, trainer: Trainer) -> None:
-    """Train, and save the trainer."""
+    """Train and save the trainer."""
     trainer.run()
     chainer.serializers.save_npz(str(file), trainer)
 
 
 def note_of_loading(file: Path, trainer: Trainer) -> str:
-    """Return what is added to the error with which loading fails."""
+    """Return the note added to the error when loading fails."""
     with pytest.raises(ValueError, match="broadcast") as caught:
         chainer.serializers.load_npz(str(file), trainer)
     explain(caught.value)
@@ -111,7 +111,7 @@ def test_optimizer_of_chainer_loads_what_a_multi_node_optimizer_saves(
 
 
 @pytest.mark.mpi(3)
-@pytest.mark.filterwarnings("ignore:The previous value of .* is not saved")  # of the trigger
+@pytest.mark.filterwarnings("ignore:The previous value of .* is not saved")  # from the trigger
 def test_renamed_it_is_loaded_by_another_number_of_ranks(shared_tmp_path: Path) -> None:
     world = chainermn.create_communicator("naive")
     first = make_trainer(world, shared_tmp_path)

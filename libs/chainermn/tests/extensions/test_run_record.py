@@ -1,4 +1,4 @@
-"""How a run was started is written down once, for all ranks."""
+"""The record of how a run was started, written once for all ranks."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_commit_of_the_script(tmp_path: Path) -> None:
     git(folder, "add", ".")
     git(folder, "commit", "--quiet", "-m", "first")
     commit = git(folder, "rev-parse", "HEAD")
-    os.utime(script, (0, 0))  # which git would note in its index
+    os.utime(script, (0, 0))  # git would note this in its index
     index = (folder / ".git/index").read_bytes()
     assert record() == {"commit": commit, "changed": False}
     assert (folder / ".git/index").read_bytes() == index

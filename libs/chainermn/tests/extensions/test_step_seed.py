@@ -1,4 +1,4 @@
-"""Random numbers of a step depend on the seed, the rank and the iteration alone."""
+"""The random numbers of a step depend only on the seed, the rank and the iteration."""
 
 from __future__ import annotations
 

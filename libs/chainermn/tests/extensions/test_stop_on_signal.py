@@ -1,4 +1,4 @@
-"""A signal to any rank stops all in the same iteration, with a checkpoint of it."""
+"""A signal to any rank stops all ranks in the same iteration, with a checkpoint of it."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def test_resumed_training_equals_an_unbroken_one(
 
 
 def test_signal_in_the_last_iteration(tmp_path: Path) -> None:
-    """Whether or not the ranks ask each other then, nothing is lost."""
+    """Nothing is lost, whether or not the ranks still ask each other."""
     ended = job(2, tmp_path, "checkpointer", "1:12:SIGUSR1")
     assert (ended.returncode, int(ended.stdout)) in [(0, 12), (75, 12)]
 
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    """Put back what handles the signals, if a test fails."""
+    """Restore the signal handlers, even if a test fails."""
     numbers = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
     previous = {number: signal.getsignal(number) for number in numbers}
     yield

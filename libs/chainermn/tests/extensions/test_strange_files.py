@@ -1,4 +1,4 @@
-"""Snapshots and checkpoints of strangers are refused by all ranks, and run nothing."""
+"""Snapshots and checkpoints from strangers: all ranks refuse them, and none runs their code."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_mutants_are_loaded_or_refused_in_little_memory(tmp_path: Path) -> None:
 
 
 def write(training: Any, comm: Any, out: Path, settings: Any = None, **snapshot: Any) -> Any:
-    """Train for two iterations, and return the trainer and its snapshots."""
+    """Return a trainer for two iterations and the extension that writes its snapshots."""
     trainer = training.make_trainer(comm, out, 2)
     shared = multi_node_snapshot(comm, extensions.snapshot(**snapshot), [], settings=settings)
     trainer.extend(shared, trigger=(1, "iteration"))
@@ -90,7 +90,7 @@ def test_trapped_snapshot(
     file = shared_tmp_path / "snapshot_iter_2.0"
     change(comm, file, lambda content: strange_files.with_trap(content, KEY, trap))
     again, shared = write(training, comm, shared_tmp_path, settings, autoload=way == "by itself")
-    # There is an older one without a trap, which would be loaded if this one were only damaged.
+    # An older one has no trap, and would be loaded if this one were only damaged.
     with pytest.raises((OSError, RuntimeError), match=REFUSAL.format(file=file.name)):
         if way == "by itself":
             shared.initialize(again)

@@ -24,7 +24,7 @@ def trainers(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def scalars(folder: Path) -> list[tuple[str, int, float]]:
-    """Return name, step and value of all that is in the files of a folder, oldest file first."""
+    """Return the name, step and value of every scalar in a folder, oldest file first."""
     from tensorboardX.proto.event_pb2 import Event
 
     found = []

@@ -23,7 +23,7 @@ ROWS = [["epoch", "loss"], ["1", "1"], ["2", "1"]]  # of two epochs
 
 
 class Clock:
-    """Goes on only where a test says so."""
+    """A clock that advances only when a test says so."""
 
     now = 1.0
 
@@ -54,7 +54,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def make(
     modules: SimpleNamespace, clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Callable[..., Any]:
-    """Return a function that makes a trainer of three iterations an epoch, with a report."""
+    """Return a function that makes a trainer with three iterations per epoch and a report."""
     monkeypatch.setattr(terminal_report, "terminal_size", lambda: os.terminal_size((80, 24)))
     monkeypatch.setenv("TERM", "xterm")
 
@@ -75,7 +75,7 @@ def make(
 
 @pytest.fixture
 def look(modules: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> Callable[[], Any]:
-    """Return a function that returns a terminal with what has been printed."""
+    """Return a function that returns a terminal showing what has been printed."""
 
     def look() -> Any:
         terminal = modules.terminals.Terminal(80, 24)
@@ -208,7 +208,7 @@ def test_training_that_is_over_already_draws_nothing(
     assert capsys.readouterr().out == ""
 
 
-# What a terminal of some size shows
+# What terminals of various sizes show
 
 COLUMNS = ["epoch", "main/loss", "validation/main/accuracy", "images/s", "minutes left"]
 ROW = {"main/loss": 0.123456, "validation/main/accuracy": 0.9, "images/s": 123456.7}

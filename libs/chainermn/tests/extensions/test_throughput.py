@@ -1,4 +1,4 @@
-"""What is counted in the steps, over the time of the steps alone."""
+"""Throughput: items per second, counting only the time spent in steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 
 
 class Clock:
-    """Goes on only where a test says so."""
+    """A clock that advances only when a test says so."""
 
     now = 0.0
 
@@ -40,7 +40,7 @@ def trainers(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def make_trainer(trainers: Any, clock: Clock, out: Path, epochs: int, reporter: Any) -> Any:
-    """Return a trainer whose steps take 2 seconds, and whatever follows an epoch 100."""
+    """Return a trainer that spends 2 seconds per step, and 100 more after each epoch."""
     trainer = trainers.make_trainer(out, epochs)
     core = trainer.updater.update_core
 

@@ -1,4 +1,4 @@
-"""A trainer that observes given values, for tests of what reports on them."""
+"""A trainer that observes given values, for tests of the extensions that report them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chainer.training import Extension, StandardUpdater, Trainer
 
 
 class Observe(Extension):
-    """Reports the next of some values in each epoch, as an evaluator does."""
+    """An extension that reports the next of its values in each epoch, as an evaluator does."""
 
     trigger = 1, "epoch"
     priority = 300
@@ -26,7 +26,7 @@ class Observe(Extension):
 
 
 def make_trainer(out: Path, epochs: int, observe: Extension | None = None) -> Any:
-    """Return a trainer of three iterations an epoch; its model counts the iterations."""
+    """Return a trainer with three iterations per epoch; its model counts the iterations."""
     model = chainer.links.Bias(0, ())
 
     def loss(_: np.ndarray) -> chainer.Variable:

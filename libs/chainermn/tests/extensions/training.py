@@ -40,7 +40,7 @@ def optimizer_of(trainer: Trainer) -> Any:
 
 
 def state_of(trainer: Trainer) -> dict[str, np.ndarray]:
-    """Return what training has made: parameters, statistics, the optimizer's state."""
+    """Return what training has produced: parameters, statistics and the optimizer's state."""
     optimizer = optimizer_of(trainer)
     saved = chainer.serializers.npz.serialize(optimizer.target)
     saved.update(chainer.serializers.npz.serialize(optimizer))

@@ -1,4 +1,4 @@
-"""Two ranks train on a terminal: rank 1 warns, then a rank fails if its number is given."""
+"""Train on a terminal: rank 1 warns, then the rank whose number is given, if any, fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainers import make_trainer
 import chainermn
 from chainermn.extensions import TerminalReport, terminal_report
 
-# Draw in every iteration, however quick and however slow the machine is.
+# Draw in every iteration, however fast or slow the machine is.
 terminal_report._INTERVAL, terminal_report._SHARE = 0, float("inf")
 comm = chainermn.create_communicator()
 trainer = make_trainer(sys.argv[1], 4)
@@ -21,7 +21,7 @@ failing = sys.argv[2]
 
 @make_extension(priority=-1)
 def warn_and_fail(trainer: Trainer) -> None:
-    """Let the ranks go on together, and once the terminal shows what a rank has said."""
+    """Warn, hold all ranks until the terminal shows the warning, and fail if told to."""
     iteration = trainer.updater.iteration
     if (iteration, comm.rank) == (4, 1):
         print("a rank has something to say,\nin two lines", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Gradients across ranks, from differences."""
+"""Gradients across ranks, from finite differences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Loss = Callable[[], float]
 def differences(
     comm: CommunicatorBase, loss: Loss, arrays: list[np.ndarray], step: float = 1e-5
 ) -> list[np.ndarray]:
-    """Return the derivatives of the sum of all ranks' losses by this rank's arrays (float64)."""
+    """Differentiate the sum of all ranks' losses with respect to this rank's arrays (float64)."""
     gradients = [np.zeros_like(array) for array in arrays]
     sizes = comm.allgather_obj([array.size for array in arrays])
     for owner, owned in enumerate(sizes):

@@ -38,10 +38,10 @@ def comm() -> CommunicatorBase:
 
 
 class Call:
-    """A collective call, and what it is in one process.
+    """A collective call and its equivalent in one process.
 
-    ``inputs`` has the arrays of every rank, as has what ``outputs`` returns. All calls are
-    linear and real, so the gradients are those of sum(outputs * weights) by the inputs.
+    Both ``inputs`` and ``outputs`` return the arrays of every rank. All calls are linear and
+    real, so the gradients are those of sum(outputs * weights) with respect to the inputs.
     """
 
     def __init__(self, call: Callable, given: str, outputs: Callable) -> None:
@@ -102,7 +102,7 @@ def weights(outputs: list[Any], rank: int) -> list[np.ndarray]:
 
 
 def run(comm: CommunicatorBase, ys: list[chainer.Variable]) -> None:
-    """Run backward of sum(ys * weights), or of a delegate."""
+    """Run backward from sum(ys * weights), or from a delegate."""
     if ys[0].shape == (0,) and len(ys) == 1 and ys[0].dtype == np.float32:
         ys[0].backward()
     else:
@@ -110,7 +110,7 @@ def run(comm: CommunicatorBase, ys: list[chainer.Variable]) -> None:
 
 
 def expected_gradients(call: Call, table: list[Arrays]) -> list[Arrays]:
-    """Return the gradients by every input of every rank, from the definition of the call."""
+    """Return the gradients for every input of every rank, from the definition of the call."""
     double = [[x.astype("f8") for x in row] for row in table]
 
     def loss(rows: list[Arrays]) -> float:

@@ -1,4 +1,4 @@
-"""Variables that travel from rank to rank, against values known without communication."""
+"""Variables sent from rank to rank, against values known without communication."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def values(shape: tuple[int, ...], seed: int, dtype: str = "f8") -> np.ndarray:
 
 
 def through_all_ranks(comm: CommunicatorBase, x: chainer.Variable) -> chainer.Variable:
-    """Multiply by rank + 2 and add the square, on one rank after the other."""
+    """Multiply by rank + 2 and add the square, on one rank after another."""
     if comm.rank > 0:
         x = recv(comm, comm.rank - 1)
     y = x * (comm.rank + 2) + x * x
@@ -135,7 +135,7 @@ def test_there_and_back_needs_the_delegate(comm: CommunicatorBase) -> None:
 
 @pytest.mark.mpi(2)
 def test_large_arrays(comm: CommunicatorBase) -> None:
-    """So large that MPI's send waits for the receiver, in backward too."""
+    """The arrays are so large that MPI's send waits for the receiver, in backward too."""
     x = chainer.Variable(values((1_000_000,), 4))
     if comm.rank == 0:
         F.sum(recv(comm, 1, send(x, comm, 1)) * 2).backward()
@@ -231,7 +231,7 @@ def test_tags_tell_messages_apart(comm: CommunicatorBase) -> None:
     else:
         b = recv(comm, 0, tag=2)
         a = recv(comm, 0, tag=1)
-        # The gradients wait for each other no more than the messages do: they are small.
+        # Like the messages, the gradients do not wait for each other: they are small.
         F.sum(a * 3 + b * 4).backward()
 
 

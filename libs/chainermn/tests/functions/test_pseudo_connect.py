@@ -12,7 +12,7 @@ from chainermn.functions.pseudo_connect import WithDelegate
 
 
 class Witness(chainer.FunctionNode):
-    """The identity; notes when its backward runs."""
+    """An identity that notes when its backward runs."""
 
     def __init__(self, name: str, seen: list[str]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Embeddings: the rows that are sent give the same bits as all of them."""
+"""Embeddings: sending only the used rows gives the same bits as sending all rows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Network(chainer.Chain):
 
     def forward(self, words: np.ndarray) -> Any:
         h = F.sum(self.embed(words), axis=1)
-        # The rows of the other one are all used, as those of an output layer are.
+        # All rows of ``other`` are used, like those of an output layer.
         return F.mean(self.out(h) ** 2) + F.mean(F.matmul(h, F.transpose(self.other.W)) ** 2)
 
 
@@ -49,7 +49,7 @@ def on_two_hosts(kind: Any, **settings: Any) -> Any:
 
 
 def words(rank: int, step: int) -> np.ndarray:
-    # In the third step rank 0 has no word at all.
+    # In the third step, rank 0 has no words at all.
     most = 0 if rank == 0 and step == 2 else WORDS
     return np.random.default_rng([rank, step]).integers(-1, most, (2, 4 + rank)).astype(np.int32)
 

@@ -1,4 +1,4 @@
-"""All ranks get the batches of one."""
+"""One rank's batches, which all ranks get."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_snapshot_of_any_rank_loads_into_a_plain_iterator(kind: str, steps: int)
 
 @pytest.mark.mpi(2)
 def test_snapshot_of_any_rank_loads_into_one_with_processes() -> None:
-    # It may not start its workers while MPI runs, so it is only the one that loads.
+    # Worker processes may not start while MPI runs, so this iterator only loads.
     comm = chainermn.create_communicator("naive")
     own = KINDS["serial"](dataset()) if comm.rank == 0 else None
     shared = create_multi_node_iterator(own, comm)
@@ -148,7 +148,7 @@ def test_snapshot_of_a_rank_that_has_loaded_one(has_order: bool) -> None:
     next(before)
     saved = chainer.serializers.npz.serialize(before)
     if not has_order and comm.rank != 0:
-        del saved["order"]  # as an older version has written it
+        del saved["order"]  # as an older version wrote it
     chainer.serializers.NpzDeserializer(saved).load(resumed)
     if not has_order:
         next(resumed)
@@ -156,7 +156,7 @@ def test_snapshot_of_a_rank_that_has_loaded_one(has_order: bool) -> None:
 
 
 def assert_goes_on(plain: Any, shared: Any) -> None:
-    """Load what this rank saves of ``shared`` into ``plain``: their next batches are the same."""
+    """Load this rank's snapshot of ``shared`` into ``plain``; their next batches must match."""
     saved = chainer.serializers.npz.serialize(shared)
     chainer.serializers.NpzDeserializer(saved).load(plain)
     assert position(plain) == position(shared)

@@ -20,7 +20,7 @@ import chainermn
 from chainermn.iterators import MultiprocessIterator
 from chainermn.testing.mpiexec import Job
 
-LIMIT = 600  # seconds, on however busy a machine
+LIMIT = 600  # seconds, however busy the machine is
 PROBE = """
 import os, sys, time
 from pathlib import Path
@@ -60,7 +60,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Squares:
-    """Examples are pairs of a row of squares and a number."""
+    """A data set of pairs: a row of squares and a number."""
 
     def __len__(self) -> int:
         return 10
@@ -145,7 +145,7 @@ def test_workers_do_not_load_mpi(tmp_path: Path) -> None:
 
 
 @pytest.mark.each_mpi
-# Written before the workers are started, and by a worker that is busy.
+# One is written before the workers start, the other by a busy worker.
 @pytest.mark.parametrize("announcement", ["ready.0", "worker"])
 def test_workers_end_with_a_rank_that_is_killed(announcement: str, tmp_path: Path) -> None:
     job = start(tmp_path, seconds=600, announce=True)

@@ -58,7 +58,7 @@ def test_without_shuffling_the_order_stays() -> None:
 
 
 class Reversing:
-    """Draws from the generator that it was given."""
+    """An order sampler that draws from a given generator."""
 
     def __init__(self, generator: Any) -> None:
         self.generator = generator

@@ -27,7 +27,7 @@ def batch(step: int, shape: tuple[int, ...] = (12, 3), dtype: str = "f8") -> np.
 
 
 def part(comm: CommunicatorBase, whole: np.ndarray, sizes: tuple[int, ...] = ()) -> np.ndarray:
-    """Return the share of this rank: unequal ones if there are several."""
+    """Return this rank's share of a batch; by default, the shares are unequal."""
     shares = sizes or {1: (12,), 2: (5, 7), 3: (1, 8, 3), 4: (2, 0, 9, 1)}[comm.size]
     start = sum(shares[: comm.rank])
     return whole[start : start + shares[comm.rank]]
@@ -80,7 +80,7 @@ def test_training_equals_one_process(comm: CommunicatorBase) -> None:
     ).setup(shared)
     equal = (12 // comm.size,) * comm.size
     x, t = batch(0, (12, 2, 3, 3)), batch(1, (12, 2))
-    # The first update only synchronizes, though its forward counts for the statistics.
+    # The first update only synchronizes, but its forward pass counts for the statistics.
     loss(alone, x, t)
     optimizer.update(loss, shared, part(comm, x, equal), part(comm, t, equal))
     for step in range(1, 6):

@@ -1,4 +1,4 @@
-"""Models with batch normalization, made into ones that normalize over all ranks."""
+"""Models with batch normalization, converted to normalize over all ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def comm() -> CommunicatorBase:
 
 @pytest.fixture(autouse=True)
 def same_weights() -> None:
-    """Let all ranks make models with the same random weights."""
+    """Make all ranks initialize models with the same random weights."""
     np.random.seed(0)
 
 

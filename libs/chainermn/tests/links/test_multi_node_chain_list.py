@@ -1,4 +1,4 @@
-"""Models over several ranks, against the same model in one process."""
+"""Models split over several ranks, against the same model in one process."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ class Stage(chainer.Chain):
 
 
 class Divide(chainer.Chain):
-    """Two outputs."""
+    """A layer with two outputs."""
 
     def forward(self, x: chainer.Variable) -> tuple[chainer.Variable, ...]:
         return x * 2, x * 3
 
 
 class Join(chainer.Chain):
-    """One argument that is a tuple."""
+    """A layer whose only argument is a tuple."""
 
     def forward(self, xs: tuple[chainer.Variable, ...]) -> chainer.Variable:
         return xs[0] - xs[1] * xs[1]
 
 
 class Ignore(Stage):
-    """Uses the first of its inputs only."""
+    """A layer that uses only the first of its inputs."""
 
     def forward(self, *xs: chainer.Variable) -> chainer.Variable:
         return super().forward(xs[0])
@@ -69,7 +69,7 @@ def x_(step: int = 0) -> np.ndarray:
 
 
 def pipeline(comm: CommunicatorBase, links: list[Stage]) -> MultiNodeChainList:
-    """Stage i on rank i (mod size), and back: as many edges as there are stages."""
+    """Put stage i on rank i modulo size, with an edge from each stage to the next."""
     model = MultiNodeChainList(comm)
     for i, link in enumerate(links):
         if i % comm.size == comm.rank:
@@ -105,7 +105,7 @@ def test_training_equals_one_process(comm: CommunicatorBase) -> None:
 
 @pytest.mark.mpi(2, 3)
 def test_branches(comm: CommunicatorBase) -> None:
-    """Rank 0 sends to all others and to itself, then joins what they all made of it."""
+    """Rank 0 sends to all others and to itself, then joins all their results."""
     first, *middle, last = stages(5)
     model = MultiNodeChainList(comm)
     everyone = list(range(comm.size))

@@ -1,4 +1,4 @@
-"""Recurrent links over several ranks, against one process on the whole sequences."""
+"""Recurrent links split over several ranks, against one process with the whole sequences."""
 
 from __future__ import annotations
 

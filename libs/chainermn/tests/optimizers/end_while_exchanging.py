@@ -1,4 +1,4 @@
-"""Train by double buffering and end while an exchange is running; or, with ``raise``, fail."""
+"""Train with double buffering, then end during an exchange or, with ``raise``, fail."""
 
 import sys
 

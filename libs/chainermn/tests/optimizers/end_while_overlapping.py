@@ -1,4 +1,4 @@
-"""Fail in ``backward`` on one rank only, or come to the ``end`` without the last update."""
+"""Fail in ``backward`` on one rank only, or reach the ``end`` without the last update."""
 
 import sys
 from typing import Any

@@ -1,4 +1,4 @@
-"""Gradients of several batches accumulated: as one batch that is so many times as large."""
+"""Gradients accumulated over several batches, as if from one batch as large as all of them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def trainer_of(
 
 
 def expected(size: int, accumulate: int, iterations: int, first: int) -> Network:
-    """Train in one process; ``first`` is the first update that counts."""
+    """Train in one process; ``first`` is the first iteration that counts."""
     model = Network()
     optimizer = optimizers.Adam(0.01).setup(model)
     optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(0.1))
@@ -100,7 +100,7 @@ def assert_same(one: chainer.Link, other: chainer.Link, **tolerance: float) -> N
 def test_as_a_batch_so_many_times_as_large(
     accumulate: int, overlap: bool, shared_tmp_path: Path
 ) -> None:
-    """Also where epochs, of 30, 15 or 10 iterations, end in between."""
+    """Epochs of 30, 15 or 10 iterations may end in between."""
     comm = chainermn.create_communicator("naive")
     settings: Any = {"accumulate": accumulate, "overlap": overlap}
     trainer = trainer_of(comm, shared_tmp_path, 64, **settings)
@@ -114,7 +114,7 @@ def test_as_a_batch_so_many_times_as_large(
 
 @pytest.mark.mpi(2)
 def test_double_buffering(shared_tmp_path: Path) -> None:
-    """Each step is on the mean of the batches that were accumulated before it."""
+    """Each step uses the mean of the batches accumulated one step earlier."""
     comm = chainermn.create_communicator("naive")
     plain, late = (
         trainer_of(comm, shared_tmp_path, 45, accumulate=3, double_buffering=late)
@@ -193,7 +193,7 @@ def test_resumed_in_the_middle_of_a_batch(
         trainer = trainer_of(comm, out, iterations, accumulate=4, compression=compression)
         if kind == "checkpointer":
             checkpointer = create_multi_node_checkpointer("checkpoint", comm)
-            checkpointer.finalize = lambda: None  # which would delete the checkpoints
+            checkpointer.finalize = lambda: None  # the real one would delete the checkpoints
             trainer.extend(checkpointer, trigger=(7, "iteration"))
             checkpointer.maybe_load(trainer)
         else:
@@ -208,7 +208,7 @@ def test_resumed_in_the_middle_of_a_batch(
     resumed = run(20, shared_tmp_path)
     assert resumed.t == unbroken.t
     assert_same(resumed.target, unbroken.target, rtol=0)
-    # What has been sent since is in no later snapshot.
+    # What has been sent since then is not in later snapshots.
     saved, expected = (
         {name: sorted(arrays) for name, arrays in each.unsent().arrays.items()}
         for each in (resumed, unbroken)
@@ -219,7 +219,7 @@ def test_resumed_in_the_middle_of_a_batch(
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize(("iterations", "is_lost"), [(7, True), (9, False)])
 def test_a_plain_snapshot_of_rank_0(iterations: int, is_lost: bool, shared_tmp_path: Path) -> None:
-    """After the first update, steps are taken in the 5th, the 9th and so on."""
+    """After the first update, the optimizer steps in the 5th, the 9th and so on."""
     comm = chainermn.create_communicator("naive")
     trainer = trainer_of(comm, shared_tmp_path, iterations, accumulate=4)
     trainer.run()
@@ -246,9 +246,9 @@ def test_a_plain_snapshot_of_rank_0(iterations: int, is_lost: bool, shared_tmp_p
 def test_epochs_that_end_at_different_times(
     settings: dict[str, Any], accumulate: int, shared_tmp_path: Path
 ) -> None:
-    """Also where the end of an epoch on one rank meets a full count on the other."""
+    """This fails even if one rank's epoch ends just when the other's count is full."""
     comm = chainermn.create_communicator("naive")
-    # 7 and 6 examples: 4 and 3 batches in an epoch.
+    # 7 and 6 examples: 4 and 3 batches per epoch.
     settings = {**settings, "accumulate": accumulate}
     trainer = trainer_of(comm, shared_tmp_path, 40, n_examples=13, **settings)
     with pytest.raises(ValueError, match=r"an epoch ends with different .*force_equal_length"):

@@ -1,4 +1,4 @@
-"""Training with compressed gradients: with all that optimizers, snapshots and communicators do."""
+"""Compressed gradients, with everything that optimizers, snapshots and communicators do."""
 
 from __future__ import annotations
 
@@ -206,14 +206,14 @@ def test_a_gradient_that_no_rank_has_waits() -> None:
     assert not np.array_equal(after["/b/W unsent"], before["/b/W unsent"])
 
 
-# ---- loss scaling, and numbers that are none ----
+# ---- loss scaling, NaN and infinity ----
 
 
 @pytest.mark.mpi(1, 2)
 @EVERY
 @pytest.mark.parametrize("overlap", [False, True])
 def test_loss_scaling(compression: Compression, overlap: bool) -> None:
-    """A scale that changes, to other powers of two, changes nothing."""
+    """Changing the scale to another power of two changes nothing else."""
     comm = chainermn.create_communicator("naive")
     plain, optimizer = make(comm, compression)
     train(optimizer, comm)
@@ -311,7 +311,7 @@ def end_of(trainer: chainer.training.Trainer) -> dict[str, np.ndarray]:
 def extend(trainer: Any, comm: CommunicatorBase, kind: str) -> None:
     if kind == "checkpointer":
         checkpointer = create_multi_node_checkpointer("checkpoint", comm)
-        checkpointer.finalize = lambda: None  # which would delete the checkpoints
+        checkpointer.finalize = lambda: None  # the real one would delete the checkpoints
         trainer.extend(checkpointer, trigger=(5, "iteration"))
         checkpointer.maybe_load(trainer)
         return
@@ -476,7 +476,7 @@ def test_another_model_begins_anew() -> None:
     assert not optimizer.unsent().arrays
 
 
-# ---- what cannot be ----
+# ---- what is refused ----
 
 
 class _OfAUser(MpiCommunicatorBase):

@@ -1,4 +1,4 @@
-"""Gradients are clipped by their real norm, whatever their scale, dtype and place."""
+"""Gradients are clipped by their real norm, whatever their scale, dtype and location."""
 
 from __future__ import annotations
 

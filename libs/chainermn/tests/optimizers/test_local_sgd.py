@@ -1,4 +1,4 @@
-"""Steps of each rank on its own, and parameters averaged now and then."""
+"""Local SGD: each rank takes its own steps, and parameters are averaged now and then."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ def trainer_of(
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("generic", [False, True])
 def test_evaluates_averaged_parameters(generic: bool, shared_tmp_path: Path) -> None:
-    """At the ends of epochs, of 15 iterations, and at any other time."""
+    """Ranks have equal parameters at epoch ends (every 15 iterations) and in evaluations."""
     comm = chainermn.create_communicator("naive")
     trainer = trainer_of(comm, shared_tmp_path, 35, LocalSGD(period=4))
     model: Any = trainer.updater.get_optimizer("main").target
@@ -317,13 +317,13 @@ def test_evaluates_averaged_parameters(generic: bool, shared_tmp_path: Path) -> 
 
 
 def resume(kind: str, comm: CommunicatorBase, out: Path, local: LocalSGD, **settings: Any) -> Any:
-    """Return the optimizers of an unbroken run and of one that was broken, in a period."""
+    """Return the optimizers of an unbroken run and of one interrupted within a period."""
 
     def run(iterations: int, out: Path) -> Any:
         trainer = trainer_of(comm, out, iterations, local, **settings)
         if kind == "checkpointer":
             checkpointer = create_multi_node_checkpointer("checkpoint", comm)
-            checkpointer.finalize = lambda: None  # which would delete the checkpoints
+            checkpointer.finalize = lambda: None  # the real one would delete the checkpoints
             trainer.extend(checkpointer, trigger=(7, "iteration"))
             checkpointer.maybe_load(trainer)
         else:
@@ -391,7 +391,7 @@ def test_a_plain_snapshot_of_rank_0(iterations: int, is_lost: bool, shared_tmp_p
 
 @pytest.mark.mpi(2)
 def test_resumed_with_a_longer_first_phase(shared_tmp_path: Path) -> None:
-    """Parameters that have not been averaged are not taken for equal ones."""
+    """Parameters that have not been averaged are not assumed to be equal."""
     comm = chainermn.create_communicator("naive")
     optimizer = train(comm, "sgd", LocalSGD(period=4), 2)
     assert_replicas(comm, optimizer.target, equal=False)
@@ -412,13 +412,13 @@ def test_resumed_with_a_longer_first_phase(shared_tmp_path: Path) -> None:
 @pytest.mark.parametrize("period", [3, 100])
 def test_epochs_that_end_at_different_times(period: int, shared_tmp_path: Path) -> None:
     comm = chainermn.create_communicator("naive")
-    # 7 and 6 examples: 4 and 3 batches in an epoch.
+    # 7 and 6 examples: 4 and 3 batches per epoch.
     trainer = trainer_of(comm, shared_tmp_path, 40, LocalSGD(period=period), n_examples=13)
     with pytest.raises(ValueError, match=r"different numbers of steps .*force_equal_length=True"):
         trainer.run(show_loop_exception_msg=False)
 
 
-# ---- what cannot be ----
+# ---- what is refused ----
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def mean_gradients(model: chainer.Link, size: int, step: int, scale: float | Non
 
 
 def simulate(optimizer: chainer.Optimizer, size: int, steps: range, delay: int) -> None:
-    """Step on mean gradients that are ``delay`` iterations old, in one process."""
+    """Take steps in one process, on mean gradients ``delay`` iterations old."""
     pending = []
     for step in steps:
         scale = optimizer._loss_scale
@@ -410,7 +410,7 @@ def test_parameter_with_two_names(double_buffering: bool) -> None:
         model.a.grad = np.full(2, comm.rank + 1.0)
         shared.update()
     once = comm.allreduce(np.array(comm.rank + 1.0), "mean")
-    # Chainer, too, takes a step for each name.
+    # Chainer, too, takes one step per name.
     np.testing.assert_allclose(model.a.array, [-2 * once, -2 * once])
 
 
@@ -418,7 +418,7 @@ def test_parameter_with_two_names(double_buffering: bool) -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_one_small_allreduce_for_each_step(overlap: bool) -> None:
     class Counting(MPI.Intracomm):
-        """Counts what ranks agree by; gradients travel in other ways."""
+        """A communicator that counts calls for agreement; gradients travel in other ways."""
 
         n_calls = 0
 

@@ -1,4 +1,4 @@
-"""Training with overlap gives the bits that training without it gives, in every case."""
+"""Training with overlap, which gives the same bits as training without it in every case."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def accumulated_with_shared_weights(
 
 def every_part_by_backward(net: Any, optimizer: MultiNodeOptimizer, rank: int, step: int) -> None:
     net.cleargrads()
-    for part in range(3):  # more than needed, and right nevertheless
+    for part in range(3):  # more often than needed, but still right
         optimizer.backward(square(net(x(rank, 100 * part + step))))
     optimizer.update()
 
@@ -235,14 +235,14 @@ def gradient_penalty(net: Any, optimizer: MultiNodeOptimizer, rank: int, step: i
 def recomputed(net: Any, optimizer: MultiNodeOptimizer, rank: int, step: int) -> None:
     def loss() -> chainer.Variable:
         h = F.forget(lambda v: F.tanh(net.b(F.tanh(net.a(v)))), chainer.Variable(x(rank, step)))
-        # What is used both inside and outside is where Chainer itself errs.
+        # Chainer itself errs on weights used both inside and outside of ``forget``.
         return square(net.c(net.b(h) if step % 2 else h))
 
     optimizer.update(loss)
 
 
 class _Nested(chainer.FunctionNode):
-    """Runs a backward of its own within backward, as home-made recomputation does."""
+    """A function that runs its own backward within backward, as homemade recomputation does."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self._function = function
@@ -271,7 +271,7 @@ def nested_backward(net: Any, optimizer: MultiNodeOptimizer, rank: int, step: in
 
 
 def special_gradients(net: Any, optimizer: MultiNodeOptimizer, rank: int, step: int) -> None:
-    """Arrays that two gradients share, read-only views, other orders of axes, other dtypes."""
+    """Make gradients that share arrays, are read-only views, or differ in axis order or dtype."""
 
     def loss() -> chainer.Variable:
         w = net.a.W + F.transpose(net.c.W)[:1, :1] + net.b.W[:, :3] + net.offset
@@ -296,7 +296,7 @@ def changed_in_between(net: Any, optimizer: MultiNodeOptimizer, rank: int, step:
 def passing_through_the_other(
     net: Any, optimizer: MultiNodeOptimizer, rank: int, step: int
 ) -> None:
-    """As in a GAN: the loss of one optimizer also gives gradients to the model of another."""
+    """Let the loss of another optimizer also give gradients to the model, as in a GAN."""
     net.cleargrads()
     optimizer.backward(square(net(x(rank, step))))
     square(net(x(rank, 50 + step))).backward()
@@ -375,7 +375,7 @@ def test_without_zero_fill_a_gradient_that_only_some_have_is_an_error() -> None:
                     F.sum(net.a.W) + (F.sum(net.offset) if comm.rank == used else 0)
                 )
             )
-        by_update(net, optimizer, comm.rank, 2)  # goes on
+        by_update(net, optimizer, comm.rank, 2)  # training goes on
 
 
 @pytest.mark.mpi(2)
@@ -580,7 +580,7 @@ def test_exchange_begins_while_backward_goes_on() -> None:
         def backward(self, indexes: Any, grad_outputs: Any) -> Any:
             current = optimizer._exchange._early
             if current is not None:
-                # The mean of the gradient of c, while those of a and b are not there yet.
+                # Wait for the mean gradient of c, while a and b have no gradients yet.
                 optimizer._exchange._engine.wait(current._under_way[0])
                 arrived.append(net.a.W.grad is None)
             return grad_outputs
@@ -594,7 +594,7 @@ def test_exchange_begins_while_backward_goes_on() -> None:
         optimizer.update(
             lambda step=step: square(net.c(Probe().apply((net.b(net.a(x(comm.rank, step))),))[0]))
         )
-    assert arrived == [True, True, True]  # in the first one the order is learned
+    assert arrived == [True, True, True]  # the first one learns the order
 
 
 @pytest.mark.mpi(1, 2)
@@ -660,7 +660,7 @@ def test_in_a_trainer(kind: str, tmp_path: Path) -> None:
     comm = chainermn.create_communicator("naive")
 
     class TwoModels(chainer.training.StandardUpdater):
-        """Adds up the gradients of two replicas, as Chainer's ParallelUpdater does."""
+        """An updater that adds up two replicas' gradients, as Chainer's ParallelUpdater does."""
 
         def update_core(self) -> None:
             optimizer = self.get_optimizer("main")
@@ -750,7 +750,7 @@ def test_duplicates_of_the_communicator_are_freed(settings: dict[str, Any]) -> N
         lent.append(sum(each._original is comm.mpi_comm for each in duplicates._duplicates))
         del optimizer
         gc.collect()
-    # In use, given back last, and those that other tests have not given back.
+    # The one in use, the last one given back, and any that other tests have not given back.
     assert lent[4] == lent[3] == lent[2]
 
 
@@ -808,7 +808,7 @@ def on_several_hosts(comm: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.mpi(3)
 @pytest.mark.parametrize("slow", ["with overlap", "without"])
 def test_auto_keeps_what_is_faster(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every second iteration overlaps at first; the bits are those without, throughout."""
+    """Iterations with and without overlap alternate until the faster is kept; no bit differs."""
     comm = on_several_hosts(chainermn.create_communicator("naive"), monkeypatch)
     is_slow_rank = comm.rank == comm.size - 1
     exchanges: list[str] = []
@@ -846,7 +846,7 @@ def test_auto_keeps_what_is_faster(slow: str, monkeypatch: pytest.MonkeyPatch) -
             each_in_another_way(net, optimizer, comm.rank, step)
     kept = "during" if slow == "without" else "after"
     assert exchanges == ["during"] * 3 + ["during", "after"] * 7 + [kept] * 4
-    # With an MPI that threads may not call there is none in either case.
+    # If threads may not call MPI, there is no extra thread in either case.
     assert kept == "during" or threads.issuperset(threading.enumerate())
     for one, other in zip(plain.params(), tried.params(), strict=True):
         np.testing.assert_array_equal(one.array, other.array)

@@ -21,7 +21,7 @@ from chainermn.optimizers import LocalSGD
 
 BATCH, EPOCHS = 2, 3
 
-#: Numbers of examples of each rank.
+#: The number of examples per rank, by number of ranks.
 COUNTS = {1: [6], 2: [10, 4], 3: [3, 11, 6]}
 
 
@@ -57,7 +57,7 @@ def trainer_of(comm: CommunicatorBase, out: Path, epochs: int = EPOCHS, **settin
 
 
 class WithoutRest(chainer.iterators.SerialIterator):
-    """Ends an epoch with a smaller batch."""
+    """An iterator that ends an epoch with a smaller batch."""
 
     def __next__(self) -> Any:
         n = len(self.dataset)
@@ -68,7 +68,7 @@ class WithoutRest(chainer.iterators.SerialIterator):
 
 
 def simulate(size: int, first: bool = True) -> chainer.Link:
-    """Train in one process: each step on the mean of the ranks that have a batch."""
+    """Train in one process, stepping on the mean of the ranks that have a batch."""
     model = Network()
     optimizer = optimizers.MomentumSGD(0.1).setup(model)
     n_steps = max(-(-count // BATCH) for count in COUNTS[size])
@@ -82,7 +82,7 @@ def simulate(size: int, first: bool = True) -> chainer.Link:
                     model(x, t).backward()
                     gradients.append({name: p.grad for name, p in model.namedparams()})
             if epoch == step == 0:
-                continue  # in which the replicas are made equal
+                continue  # the first update makes the replicas equal
             for name, parameter in model.namedparams():
                 parameter.grad = np.mean([each[name] for each in gradients], axis=0)
             optimizer.update()
@@ -128,7 +128,7 @@ def test_resumes(shared_tmp_path: Path) -> None:
 
     def run(epochs: int, out: Path) -> Any:
         trainer = trainer_of(comm, out, epochs, uneven=True)
-        # Each rank has examples of its own, so each has a snapshot.
+        # Each rank has its own examples, so each has a snapshot.
         snapshot = extensions.snapshot(autoload=True, filename="snapshot_{.updater.epoch}")
         trainer.extend(multi_node_snapshot(comm, snapshot, [0, 1]), trigger=(1, "epoch"))
         trainer.run()

@@ -1,4 +1,4 @@
-"""Images named in lists, read by worker processes, with checkpoints, for the original."""
+"""A script for the original ChainerMN: listed images, worker processes and checkpoints."""
 
 import argparse
 import multiprocessing

@@ -1,6 +1,6 @@
-"""Model parallelism, with data parallelism on 4 ranks, as one writes it for the original.
+"""A script for the original ChainerMN: model parallelism, plus data parallelism on 4 ranks.
 
-The first rank of a replica has input and output, the second one what is between them.
+The first rank of a replica has the input and output layers, the second one the layer in between.
 """
 
 import argparse

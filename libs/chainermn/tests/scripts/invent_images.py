@@ -1,4 +1,4 @@
-"""Two networks with an optimizer each, and an updater of its own, for the original."""
+"""A script for the original ChainerMN: two networks and optimizers, and a custom updater."""
 
 import argparse
 

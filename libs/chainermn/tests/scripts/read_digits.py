@@ -1,4 +1,4 @@
-"""Data parallelism on MNIST from Chainer's cache, as one writes it for the original."""
+"""A script for the original ChainerMN: data parallelism on MNIST from Chainer's cache."""
 
 import argparse
 

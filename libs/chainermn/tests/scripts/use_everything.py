@@ -1,6 +1,6 @@
-"""A script as one writes it for the ChainerMN in Chainer's wheel; prints what it finds.
+"""A script for the ChainerMN in Chainer's wheel, which prints its results.
 
-Run with both implementations; what they print has to be equal.
+Run it with both implementations: the output must be the same.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The test harness itself: what it makes of ranks that fail, hang, exit or are killed."""
+"""The test harness itself: how it handles ranks that fail, hang, exit or are killed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ RANK = MPI.COMM_WORLD.rank
 
 @dataclass(frozen=True)
 class Session:
-    """A pytest of its own that has run all of `TESTS` on three ranks each."""
+    """An inner pytest that has run each of `TESTS` on three ranks."""
 
     outcomes: dict[str, tuple[str, str]]  # by test: passed, failed or skipped, and the text
     strays: list[psutil.Process]
@@ -199,7 +199,7 @@ def test_output_of_a_failing_rank_is_shown(session: Session) -> None:
     assert "from rank 2" in text
 
 
-# Python ignores interrupts where its parent does, as shells make jobs in the background do.
+# Python ignores interrupts if its parent does, and shells make background jobs ignore them.
 PYTEST_THAT_CAN_BE_INTERRUPTED = """
 import pytest, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""Modules of several folders that have the same names."""
+"""Modules with the same names in several folders."""
 
 from __future__ import annotations
 

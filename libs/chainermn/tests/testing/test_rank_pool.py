@@ -1,4 +1,4 @@
-"""Pools whose ranks never come to their first test."""
+"""Pools whose ranks never reach their first test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What carries on with exchanges beside backward."""
+"""The progress of exchanges while backward runs."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_none_advances_while_other_functions_do_what_they_like(
     def exchange(lane: Any) -> Iterator[None]:
         while not is_over.is_set():
             in_step.set()
-            time.sleep(1e-3)  # as if in a call of MPI
+            time.sleep(1e-3)  # as if in an MPI call
             in_step.clear()
             yield
 
@@ -145,7 +145,7 @@ def test_none_advances_where_a_hook_of_a_user_may_do_what_it_likes(
     threads = []
 
     class Hook(chainer.FunctionHook):
-        """Does something before and after a function."""
+        """A hook that could do anything before and after a function."""
 
     def exchange(lane: Any) -> Iterator[None]:
         for _ in range(3):
@@ -200,7 +200,7 @@ def test_exchanges_advance_while_the_training_thread_waits_for_something_else(
         has_advanced.set()
 
     class Request:
-        """Complete as soon as the exchange has advanced."""
+        """A request that completes as soon as the exchange has advanced."""
 
         def Test(self) -> bool:
             return has_advanced.is_set()

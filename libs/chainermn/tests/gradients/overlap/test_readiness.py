@@ -105,7 +105,7 @@ def test_gradients_are_the_same_bit_by_bit(loss: Loss, times: int, scale: float 
     plain, tapped = Network(), Network()
     for net in (plain, tapped):
         net.cleargrads()
-    for _ in range(times):  # the gradients of several add up
+    for _ in range(times):  # the gradients of several passes add up
         loss(plain).backward(loss_scale=scale)
         tapped_backward(loss(tapped), tapped, loss_scale=scale)
         assert_same(gradients(tapped), gradients(plain))
