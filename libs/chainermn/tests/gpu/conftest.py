@@ -1,7 +1,7 @@
-"""A GPU for each rank, or one for all where there is only one.
+"""One GPU per rank; ranks share GPUs if there are too few.
 
-``--require-gpus 2`` is for a machine whose purpose these tests are: they fail if it has fewer, or
-if any of them is skipped.
+Use ``--require-gpus 2`` on a machine meant for these tests: they fail if it has fewer than two
+GPUs, or if any test is skipped.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import pytest
 from chainermn.transport.gpu.available import why_no_gpu, why_no_nccl
 from chainermn.transport.gpu.device import the_gpu
 
-# chainermn finds a GPU only where CuPy has been imported, which not every test does by itself.
+# chainermn finds GPUs only once CuPy has been imported, which not every test does itself.
 with contextlib.suppress(ImportError):
     import cupy  # noqa: F401
 
-# NCCL 2.30 and newer takes several ranks on one GPU, but not with all that it can do.
+# NCCL 2.30 and newer accept several ranks on one GPU, but not with all features.
 SHARED_GPU = {
     "NCCL_MULTI_RANK_GPU_ENABLE": "1",
     "NCCL_NVLS_ENABLE": "0",
@@ -55,7 +55,7 @@ class RealGpu:
         return int(self._cupy.cuda.runtime.memGetInfo()[0])
 
     def hold(self, until: Callable[[], Any]) -> None:
-        """Let the current stream wait until ``until`` has returned; it must not use the GPU."""
+        """Make the current stream wait for ``until`` to return; ``until`` must not use the GPU."""
         stream = self._cupy.cuda.get_current_stream()
         stream.launch_host_func(lambda _: until(), None)
 
@@ -73,13 +73,13 @@ def a_gpu() -> RealGpu:
 
 @pytest.fixture
 def with_nccl(a_gpu: RealGpu, mpi_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip unless NCCL takes as many ranks; let them share GPUs only if there are too few."""
+    """Skip unless NCCL accepts this many ranks; let them share GPUs only if there are too few."""
     prepare_nccl(a_gpu, mpi_ranks, monkeypatch)
 
 
 @pytest.fixture
 def with_nccl_for_two(a_gpu: RealGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do the same for a job of two ranks that the test starts."""
+    """Do the same for a two-rank job that the test starts."""
     prepare_nccl(a_gpu, 2, monkeypatch)
 
 
@@ -115,19 +115,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def required(config: pytest.Config) -> int:
-    """Return how many GPUs there have to be; 0 if a session without any is good."""
+    """Return how many GPUs are required; 0 if the session may run without any."""
     return config.getoption("--require-gpus", 0) or 0
 
 
 @functools.cache
 def number_of_gpus() -> int:
-    """Return how many GPUs this process sees; none without NCCL."""
+    """Return how many GPUs this process sees; 0 without NCCL."""
     return 0 if why_no_nccl() else len(the_gpu().devices())
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what runs on several ranks on as many as there are GPUs, too, if these are more."""
+    """Also run each MPI test with one rank per GPU, if that is more ranks than it asks for."""
     marker = metafunc.definition.get_closest_marker("mpi")
     if marker is not None and number_of_gpus() > max(marker.args):
         more = pytest.mark.mpi(*marker.args, number_of_gpus(), **marker.kwargs)
@@ -142,7 +142,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Iterator[None]:
-    """Say at the very end that skipped tests show nothing."""
+    """Say at the very end that skipped tests have tested nothing."""
     yield
     if config.option.markexpr == "gpu" and (count := skipped(config)):
         verdict = ", which --require-gpus takes for a failure" if required(config) else ""

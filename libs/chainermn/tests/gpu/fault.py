@@ -1,4 +1,4 @@
-"""Write to an address that is not there, on the GPU of the last rank, and average gradients."""
+"""Write to an invalid address on the last rank's GPU, then average gradients."""
 
 import sys
 import time
@@ -24,7 +24,7 @@ def main(how: str) -> None:
     if comm.rank == comm.size - 1:
         write = cupy.RawKernel(WRITE, "write")
         write.compile()
-        # So that the event is recorded before the fault, after which CUDA refuses that.
+        # Delay the fault: after it, CUDA refuses to record an event.
         cupy.cuda.get_current_stream().launch_host_func(lambda _: time.sleep(2), None)
         write((1,), (1,), (np.uint64(64),))
         if how == "test":

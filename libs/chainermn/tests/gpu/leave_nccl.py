@@ -1,6 +1,6 @@
-"""Sum an array by NCCL three times, the last time without rank 1.
+"""Sum an array with NCCL three times, the last time without rank 1.
 
-Rank 1 is ``killed`` or ``stopped``, or it ``raises``. Rank 0 waits for its GPU, as a script does
+Rank 1 is ``killed`` or ``stopped``, or it ``raises``. Rank 0 waits for its GPU, like a script
 that reads a loss.
 """
 

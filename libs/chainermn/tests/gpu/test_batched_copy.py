@@ -29,7 +29,7 @@ def assert_same(actual: np.ndarray, expected: np.ndarray) -> None:
 
 
 def check(a_gpu: Any, arrays: list[Any], wire: np.dtype) -> None:
-    """Gather and scatter these arrays, and compare with what NumPy does."""
+    """Gather and scatter these arrays, and compare the results with NumPy's."""
     gpu = the_gpu()
     given = [a_gpu.to_host(array) for array in arrays]
     copy = BatchedCopy(gpu, [a.size for a in given], [a.dtype for a in given], wire)
@@ -48,7 +48,7 @@ def check(a_gpu: Any, arrays: list[Any], wire: np.dtype) -> None:
 @pytest.mark.parametrize("wire", DTYPES)
 @pytest.mark.parametrize("offset", [0, 1, 3])
 def test_all_dtypes_and_odd_sizes(a_gpu: Any, wire: str, offset: int) -> None:
-    """Arrays that begin ``offset`` elements behind where memory is aligned."""
+    """Start each array ``offset`` elements past an aligned address."""
     arrays = []
     for dtype in map(dtype_of, DTYPES):
         block = piece_length(dtype, dtype_of(wire))
@@ -56,7 +56,7 @@ def test_all_dtypes_and_odd_sizes(a_gpu: Any, wire: str, offset: int) -> None:
             arrays.append(a_gpu.to_gpu(numbers(n + offset, dtype))[offset:])
     check(a_gpu, arrays, dtype_of(wire))
     for array in arrays:
-        # Nothing has been written before it.
+        # Nothing has been written in front of the array.
         base = array if array.base is None else array.base
         before = numbers(base.size, array.dtype)[:offset]
         assert_same(a_gpu.to_host(base[:offset]), before)
@@ -88,7 +88,7 @@ def test_more_elements_than_32_bits_count(a_gpu: Any) -> None:
 
 
 def test_the_host_waits_for_nothing(a_gpu: Any) -> None:
-    """Not even if gradients are elsewhere in memory in each iteration."""
+    """Use gradients at different addresses in each iteration."""
     gpu, dtype, n, rounds = the_gpu(), np.dtype("f4"), 1000, 20
     copy = BatchedCopy(gpu, [n], [dtype], dtype)
     buffer, result = gpu.empty(copy.length, dtype), gpu.empty(n, dtype)
@@ -101,9 +101,9 @@ def test_the_host_waits_for_nothing(a_gpu: Any) -> None:
             copy.scatter(buffer, [array], 2)
             copy.scatter(buffer, [result], 1)
 
-    iterations()  # compiles
+    iterations()  # compiles the kernels
     a_gpu.to_host(result)
-    # Allocating pinned memory may wait; from now on there is enough in CuPy's pool.
+    # Allocating pinned memory may make the host wait, so put enough into CuPy's pool first.
     pinned = [gpu.pinned(8) for _ in range(4 * rounds)]
     del pinned
     go_on = threading.Event()
@@ -113,5 +113,5 @@ def test_the_host_waits_for_nothing(a_gpu: Any) -> None:
     go_on.set()
     for number, array in enumerate(arrays):
         assert (a_gpu.to_host(array) == number / 4).all()
-    assert (a_gpu.to_host(result) == (rounds - 1) / 2).all()  # halved once before
+    assert (a_gpu.to_host(result) == (rounds - 1) / 2).all()  # halved once, by the first call
     assert was_told == [True]

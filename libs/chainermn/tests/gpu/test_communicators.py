@@ -43,7 +43,7 @@ def check_mean_grad(a_gpu: Any, name: str, wire: str | None) -> None:
         for rank in range(comm.size)
     ]
     model = model_with(a_gpu, everywhere[comm.rank])
-    if comm.size == 1:  # where communicators leave gradients alone
+    if comm.size == 1:  # on one rank, communicators leave gradients alone
         exchange = comm._gradients
         on_wire = Wire(exchange.wire_dtype, exchange.wire_dtype)
         agreed = agree_on_gradients(comm.mpi_comm, model, False, exchange.wire_dtype)
@@ -64,7 +64,7 @@ def check_mean_grad(a_gpu: Any, name: str, wire: str | None) -> None:
 @pytest.mark.mpi(2, timeout=120)
 @pytest.mark.parametrize("name", BY_MPI)
 def test_no_mpi_adds_up_gpu_memory(a_gpu: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is not CUDA-aware would crash."""
+    """An MPI that is not CUDA-aware would crash if asked to."""
     monkeypatch.setenv("CHAINERMN_CUDA_AWARE", "1")
     check_mean_grad(a_gpu, name, None)
     comm = chainermn.create_communicator(name)
@@ -147,7 +147,7 @@ def test_collectives_by_nccl(a_gpu: Any, dtype: str) -> None:
 @pytest.mark.mpi(2, 3, timeout=120)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_functions(a_gpu: Any, dtype: str) -> None:
-    """Values and gradients as in host memory."""
+    """Expect the same values and gradients as in host memory."""
     comm = chainermn.create_communicator("naive")
     rank, size = comm.rank, comm.size
 
@@ -174,7 +174,7 @@ def test_functions(a_gpu: Any, dtype: str) -> None:
         gathered = MF.gather(comm, x)
         (F.sum(F.stack(gathered) ** 2) if rank == 0 else gathered).backward()
         results.append(x.grad)
-        # Around a ring.
+        # Send around a ring.
         x = variable(3)
         right, left = (rank + 1) % size, (rank - 1) % size
         if rank == 0:
@@ -243,7 +243,7 @@ def check_training(a_gpu: Any, name: str, settings: dict[str, Any]) -> None:
 
     def train(device: Any) -> list[np.ndarray]:
         np.random.seed(0)
-        # Its collectives come while gradients are exchanged beside them.
+        # Its collectives run while gradients are being exchanged.
         normalize = chainermn.links.MultiNodeBatchNormalization(8, comm)
         model = chainer.Sequential(L.Linear(3, 8), normalize, F.tanh, L.Linear(8, 2))
         model.to_device(device)
@@ -269,7 +269,7 @@ def check_training(a_gpu: Any, name: str, settings: dict[str, Any]) -> None:
 @pytest.mark.usefixtures("with_nccl")
 @pytest.mark.parametrize("name", BY_NCCL)
 def test_two_models_at_a_time_by_nccl(a_gpu: Any, name: str) -> None:
-    """Their kernels must begin in the same order on both GPUs, or would deadlock."""
+    """Kernels must start in the same order on both GPUs, or they deadlock."""
     comm = chainermn.create_communicator(name)
     exchanges = [comm.create_background_exchange() for _ in range(2)]
     for step in range(30):

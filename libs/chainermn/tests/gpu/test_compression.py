@@ -1,4 +1,4 @@
-"""Compressed gradients in GPU memory give the means that those in host memory give."""
+"""Compressed gradients in GPU memory, which give the same means as in host memory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def averaged(name: str, compression: Compression, place: Any) -> list[dict[str, 
 def assert_as_in_host_memory(a_gpu: Any, name: str, compression: Compression) -> None:
     on_gpu = averaged(name, compression, a_gpu.to_gpu)
     in_host_memory = averaged("naive", compression, np.array)
-    # One code more or less, where sums differ in the last digit.
+    # Where sums differ in the last digit, a code may differ by one.
     atol = 0.02 if isinstance(compression, Quantization) else 1e-4
     for one, other in zip(on_gpu, in_host_memory, strict=True):
         for key, mean in one.items():

@@ -21,7 +21,7 @@ WORLD = MPI.COMM_WORLD
 @pytest.mark.usefixtures("a_gpu")
 @pytest.mark.parametrize("how", ["test", "wait"])
 def test_fault_ends_the_job(how: str) -> None:
-    """Rather than letting the rank poll forever."""
+    """End the job instead of letting the rank poll forever."""
     result = run_job(2, [Path(__file__).parent / "fault.py", how], timeout=60)
     assert not result.timed_out
     assert result.returncode != 0

@@ -1,4 +1,4 @@
-"""Gradients are clipped on a real GPU as in host memory."""
+"""Gradient clipping on a real GPU, with the same results as in host memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that several streams of a real GPU use."""
+"""Memory shared by several streams of a real GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEPS, N = 20, 1000
 
 
 def check_double_buffering(a_gpu: Any, name: str) -> None:
-    """Gradients that are copied or missing, while memory of their size is used again and again."""
+    """Train with gradients copied or missing, while memory of their size is reused constantly."""
 
     def train(place: Any) -> list[Any]:
         comm, model = chainermn.create_communicator(name), chainer.Link()

@@ -38,5 +38,5 @@ def test_the_gpu_computes_after_the_host_has_said_so(shared_tmp_path: Path, a_gp
             on_gpu = [s for s in spans if s.track.startswith("GPU stream") and s.name == name]
             assert len(on_host) == len(on_gpu) >= 5
             for host, gpu in zip(on_host, on_gpu, strict=True):
-                assert gpu.start > host.start - 20_000  # CUDA's times are of a microsecond
+                assert gpu.start > host.start - 20_000  # CUDA measures to about a microsecond
                 assert gpu.end >= gpu.start

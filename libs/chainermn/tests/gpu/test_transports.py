@@ -1,4 +1,4 @@
-"""NCCL, and MPI on memory of a real GPU."""
+"""NCCL and MPI on the memory of a real GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clocks of hosts are compared, and times corrected."""
+"""How the clocks of hosts are compared, and times corrected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_two_measurements_at_the_same_moment() -> None:
 def test_true_offsets_differ_by_no_more_than_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from mpi4py import MPI
 
-    # As if ranks 1 and 2 were on hosts that were started earlier and later.
+    # Pretend that the hosts of ranks 1 and 2 booted earlier and later than that of rank 0.
     ahead = {0: 0, 1: 10**12, 2: -(10**12)}[MPI.COMM_WORLD.rank]
     monkeypatch.setattr(spans, "now", lambda: time.monotonic_ns() + ahead)
     hosts = ["a", "b", "c"][: MPI.COMM_WORLD.size]

@@ -1,4 +1,4 @@
-"""What is reported per epoch, on real ranks, one of which is late."""
+"""Reports per epoch, on real ranks of which one is late."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ PAUSE = 0.05
 
 
 class LastOfAll(chainer.iterators.SerialIterator):
-    """Gives a batch when all other ranks are in the exchange that it is for, and a while later."""
+    """An iterator that is late on purpose.
+
+    It returns a batch some time after all other ranks have entered the exchange for that batch.
+    """
 
     def __init__(self, data: Any, others: list[Path]) -> None:
         super().__init__(data, 2)
@@ -44,7 +47,7 @@ class LastOfAll(chainer.iterators.SerialIterator):
 
 
 def note_exchanges(file: Path) -> None:
-    """Write a letter into a file whenever this rank has come to another exchange."""
+    """Append a letter to a file each time this rank reaches another exchange."""
     seen = 0
     while spans.are_wanted():
         for wait, _ in activity.waits():
@@ -56,7 +59,7 @@ def note_exchanges(file: Path) -> None:
 
 
 def make_trainer(comm: Any, out: Path, late: int | None = None, epochs: int = 2) -> Any:
-    """Return a trainer of three iterations an epoch; a late rank is the last in all exchanges."""
+    """Return a trainer with three iterations per epoch; ``late`` is last in every exchange."""
     model = chainer.links.Linear(3, 1)
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm)
     optimizer.setup(model)
@@ -129,7 +132,7 @@ def test_one_rank_is_efficient_and_nobody_waits(tmp_path: Path) -> None:
 
 
 def single_trainer(out: Path, batches: Any = None, **settings: Any) -> Any:
-    """Return a trainer of two iterations in one process."""
+    """Return a trainer that runs two iterations in one process."""
     optimizer = chainer.optimizers.SGD().setup(chainer.links.Linear(3, 1))
     updater = chainer.training.StandardUpdater(
         batches or chainer.iterators.SerialIterator(np.ones((6, 3), np.float32), 2),

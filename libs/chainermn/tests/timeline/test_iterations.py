@@ -1,4 +1,4 @@
-"""The time of an iteration is divided among kinds of work, and nothing is lost."""
+"""How an iteration's time is divided among kinds of work, with none lost."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_usual_iteration() -> None:
 
 
 def test_the_innermost_kind_counts() -> None:
-    # As multi-node batch normalization has it; the order in which spans come does not matter.
+    # As in multi-node batch normalization; the order in which spans come does not matter.
     seconds, calls = divided(0, 10, call("allreduce", 2, 5), span("forward", 1, 8))
     assert seconds == {"compute": 4, "layers": 3, "other": 3}
     assert [kind for kind, _ in calls] == ["layers"]
@@ -93,7 +93,7 @@ def test_iterations_of_a_whole_track() -> None:
             call("multi_node_mean_grad", 14, 15),
             span("iteration", 20, 24),
             span("forward", 20, 22),
-            span("evaluation", 30, 40),  # and after
+            span("evaluation", 30, 40),  # after training
         ]
     )
     first, second = found
@@ -103,7 +103,7 @@ def test_iterations_of_a_whole_track() -> None:
 
 
 class TestGathering:
-    """Sums while training goes on."""
+    """Sums taken during training."""
 
     @pytest.fixture(autouse=True)
     def clock(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
@@ -123,7 +123,7 @@ class TestGathering:
             gathering(one)
         clock.seconds = 8
         first, second = map(seconds_of, gathering.take())
-        assert first == {"data": 2, "other": 2}  # it begins with the iteration
+        assert first == {"data": 2, "other": 2}  # counted from the start of the iteration
         assert second == {"compute": 1, "other": 2}
         for one in (span("checkpoint", 8, 9), span("iteration", 5, 10)):
             gathering(one)
@@ -155,7 +155,7 @@ class TestGathering:
     ) -> None:
         monkeypatch.setattr(gathering_module, limit, 3)
         gathering = Gathering()
-        for first in (0, 5):  # what was taken does not count any more
+        for first in (0, 5):  # iterations already taken no longer count
             for number in range(first, first + 5):
                 gathering(call("allreduce", number, number + 0.5))
                 gathering(span("iteration", number, number + 1))

@@ -1,4 +1,4 @@
-"""``chainermn report`` on files of known times."""
+"""``chainermn report`` on files with known times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MS = 10**6
 
 
 def recorded(rank: int, *, late: int, ahead: int = 0) -> Recorded:
-    """Return two iterations of 100 ms, of which the last 30, for a late rank less, exchange."""
+    """Return two iterations of 100 ms, each ending with 30 - ``late`` ms of exchange."""
     found = []
 
     def add(name: str, start: int, end: int, **details: Any) -> None:
@@ -72,7 +72,7 @@ def test_waits_are_in_the_file(tmp_path: Path) -> None:
 
 
 def test_a_wait_ends_where_the_rank_goes_on(tmp_path: Path) -> None:
-    # By clocks that are known to some microseconds only, rank 1 seems to come later.
+    # Clocks agree only to a few microseconds, so rank 1 seems to come later than it did.
     first, second = recorded(0, late=0), recorded(1, late=20)
     inside = Span("all-reduce", MAIN, 1085 * MS, 1100 * MS)
     trace.write(tmp_path / "t.json", [first._replace(spans=[*first.spans, inside]), second])

@@ -1,4 +1,4 @@
-"""Spans reach who listens, and nobody else."""
+"""Spans, which reach listeners and nobody else."""
 
 from __future__ import annotations
 

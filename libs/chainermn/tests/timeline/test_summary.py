@@ -1,4 +1,4 @@
-"""Where the time of several ranks goes, and what people are told about it."""
+"""Where the time of several ranks goes, and what users are told about it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MS = 10**6
 def rank(
     *, late: int = 0, iterations: int = 2, length: int = 100, ahead: int = 0, **ms: float
 ) -> list[Iteration]:
-    """Return equal iterations of 100 ms, by kind; the rest of them is compute.
+    """Return equal iterations of ``length`` ms, with ``ms`` of each kind; the rest is compute.
 
-    Each has one exchange at its end, which begins ``late`` ms after the first rank's; the clock
-    is ``ahead`` by that many ms.
+    Each ends with an exchange, which starts ``late`` ms after the first rank's. The rank's clock
+    is ``ahead`` ms fast.
     """
     ms = {"exchange": 30 - late, **ms}
     ms.setdefault("compute", length - sum(ms.values()))
@@ -110,7 +110,7 @@ def test_advice_on_an_extension_that_keeps_the_others_waiting() -> None:
 
 
 def test_advice_where_the_straggler_changes() -> None:
-    # Ranks 0 and 1 wait 50 ms for each other, in turn.
+    # Ranks 0 and 1 take turns waiting 50 ms for each other.
     ranks = [rank(exchange=50), rank(exchange=50)]
     for index, late in enumerate(ranks):
         kind, call = late[index].calls[0]

@@ -1,4 +1,4 @@
-"""Timelines of real jobs: what is in them, and what happens when something is wrong."""
+"""Timelines of real jobs: what they contain, and what happens when something goes wrong."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def nobody_listens_afterwards() -> Iterator[None]:
 
 
 def make_trainer(comm: Any, out: Path, n: int = 4, **settings: Any) -> Any:
-    """Return a trainer of ``n`` iterations, two of them an epoch, that evaluates after each."""
+    """Return a trainer for ``n`` iterations, two per epoch, that evaluates after each epoch."""
     model = chainer.links.Classifier(
         chainer.Sequential(chainer.links.Linear(3, 4), chainer.links.Linear(4, 2))
     )
@@ -51,7 +51,7 @@ def make_trainer(comm: Any, out: Path, n: int = 4, **settings: Any) -> Any:
 
 
 def recorded(comm: Any, file: Path) -> dict[int, list[Span]]:
-    """Return what is in the file, on every rank."""
+    """Return the spans in the file, on every rank."""
     return comm.bcast_obj(trace.read(file).spans if comm.rank == 0 else None)
 
 
@@ -71,14 +71,14 @@ def test_every_rank_is_shown(shared_tmp_path: Path) -> None:
         main = sorted((span for span in track if span.track == MAIN), key=lambda span: span.start)
         iterations = [span for span in main if span.name == "iteration"]
         assert [span.details["iteration"] for span in iterations] == [1, 2, 3, 4]
-        for iteration in iterations[1:]:  # the first one makes the ranks equal
+        for iteration in iterations[1:]:  # the first one makes the replicas equal
             inside = [s for s in main if iteration.start <= s.start < iteration.end]
             assert named(inside, *STEP) == STEP
         of_extensions = ["evaluation", "extension validation"]
         of_extensions += ["checkpoint", "extension small"]
         in_order = sorted(main, key=lambda span: span.end)
         assert named(in_order, *of_extensions) == of_extensions * 2
-        n_buckets = 3 if comm.size > 1 else 0  # one an iteration, except for the first
+        n_buckets = 3 if comm.size > 1 else 0  # one per iteration, except the first
         for name in ("gather gradients", "all-reduce", "hand back"):
             assert len(named(main, name)) == n_buckets
             assert all(s.details["bytes"] == 104 for s in main if s.name == name)
@@ -100,7 +100,7 @@ def test_the_same_calls_meet_on_all_ranks(shared_tmp_path: Path) -> None:
     ]
     assert len(of_ranks[0]) == 4
     for key, span in of_ranks[0].items():
-        # Nobody leaves before all have come; the file rounds to microseconds.
+        # Nobody leaves before all have arrived; the file rounds to microseconds.
         assert span.end + 1000 >= max(of_rank[key].start for of_rank in of_ranks)
 
 
@@ -203,12 +203,12 @@ def test_all_ranks_are_shown_from_when_all_are_known(
     shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     comm = chainermn.create_communicator()
-    # Rank 1 has more to tell of each iteration.
+    # Rank 1 records more spans per iteration.
     monkeypatch.setattr(recording, "MOST_SPANS", 120)
     with chainermn.record_timeline(comm, shared_tmp_path / "t.json"):
         for number in range(1, 51):
             with spans.span("iteration", details={"iteration": number}):
-                comm.allgather_obj(None)  # so that no rank is done before the other
+                comm.allgather_obj(None)  # keeps the ranks in step
                 for _ in range(1 + 9 * comm.rank):
                     with spans.span("forward"):
                         pass

@@ -1,4 +1,4 @@
-"""A timeline that a real job wrote: its spans nest, and those of an iteration add up to it."""
+"""A timeline written by a real job: spans nest, and an iteration's parts add up to it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Node(NamedTuple):
 
 
 def tree(spans: list[dict[str, Any]]) -> Node:
-    """Return the spans of a track inside each other; fail if two of them overlap otherwise."""
+    """Return a track's spans as a tree; fail if two overlap but neither contains the other."""
     around = [Node("the track", 0, 1 << 62, [])]
     for span in sorted(spans, key=lambda span: (span["ts"], -span["dur"])):
         node = Node(span["name"], span["ts"], span["ts"] + span["dur"], [])
@@ -49,7 +49,7 @@ def events(recorded):
 
 @pytest.fixture(scope="module")
 def by_track(events):
-    """Return the spans of each track of each rank, in the order of the file."""
+    """Return the spans by rank and track, in the order of the file."""
     names = {
         (event["pid"], event["tid"]): event["args"]["name"]
         for event in events
@@ -77,7 +77,7 @@ def test_a_process_has_the_name_of_its_rank(events):
 
 
 def test_no_thread_has_the_number_of_another_one(events):
-    # Perfetto tells threads apart by this number alone, and gives 0 to the one of the process.
+    # Perfetto tells threads apart by this number alone; a main thread has that of its process.
     numbers = [
         (e["tid"], e["pid"], e["args"]["name"]) for e in events if e["name"] == "thread_name"
     ]

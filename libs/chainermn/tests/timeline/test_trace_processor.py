@@ -1,6 +1,6 @@
-"""The real Perfetto reads a timeline, and finds no fault in it.
+"""A timeline in the real Perfetto, which finds nothing wrong with it.
 
-``./noxw -s trace_tests`` installs what it needs.
+``./noxw -s trace_tests`` installs what these tests need.
 """
 
 import importlib.util
@@ -15,7 +15,7 @@ LACKING = [
     name for name in ("perfetto", "viztracer", "wasmtime") if not importlib.util.find_spec(name)
 ]
 pytestmark = pytest.mark.skipif(bool(LACKING), reason=f"needs {', '.join(LACKING)}")
-ITERATIONS = 3 * 6  # ranks, iterations of each
+ITERATIONS = 3 * 6  # ranks, iterations per rank
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_spans_nest(query):
         WHERE part.ts < whole.ts OR part.ts + part.dur > whole.ts + whole.dur
     """
     assert query(sticking_out) == []
-    assert query("SELECT name FROM slice WHERE dur < 0") == []  # without an end
+    assert query("SELECT name FROM slice WHERE dur < 0") == []  # spans without an end
     [(depth,)] = query("SELECT MAX(depth) FROM slice")
     assert depth >= 3  # iteration, forward, predictor, layer
 

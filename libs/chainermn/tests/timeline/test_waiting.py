@@ -1,4 +1,4 @@
-"""Who waits for whom, from when calls begin and end."""
+"""Who waits for whom, judging by when calls begin and end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def test_all_wait_for_the_last() -> None:
 
 
 def test_nobody_waits_for_a_rank_that_comes_after_it_has_gone() -> None:
-    # The root of a broadcast is there; rank 2 comes when the others have gone.
+    # A broadcast whose root has arrived: rank 2 comes after the others have left.
     calls = [[Call("c", 1, start, end)] for start, end in ((10, 30), (5, 30), (50, 60))]
     assert waits(calls) == [[None], [Wait(0, 10)], [None]]
 

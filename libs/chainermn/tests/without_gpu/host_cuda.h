@@ -1,4 +1,4 @@
-// Lets a C++ compiler take batched_copy.cu: blocks and threads run one after the other.
+// Lets a C++ compiler build batched_copy.cu: blocks and threads run one after another.
 #include <cmath>
 #include <cstring>
 #define __device__
@@ -28,7 +28,7 @@ template <typename T> static unsigned short to_half(T number) {
     if (std::isnan(number)) return sign | 0x7e00;
     if (magnitude >= 65520) return sign | 0x7c00;
     int exponent = magnitude < (T)6.103515625e-05 ? -14 : std::ilogb(magnitude);
-    // nearbyint rounds to even where two are as near.
+    // nearbyint rounds ties to even.
     int steps = (int)std::nearbyint(std::ldexp(magnitude, 10 - exponent));
     return sign | (steps + (exponent + 14) * 1024);
 }

@@ -1,4 +1,4 @@
-"""What stands in for the part of CuPy that knows of events, and for errors of CUDA."""
+"""A stand-in for CuPy's events, and for CUDA errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAMES = {
 
 
 class CUDARuntimeError(RuntimeError):
-    """As CuPy's, whose message is CUDA's name and description."""
+    """Like CuPy's, with CUDA's name and description of the error as its message."""
 
     def __init__(self, status: int) -> None:
         self.status = status
@@ -20,10 +20,10 @@ class CUDARuntimeError(RuntimeError):
 
 
 class StandInCupy:
-    """A module whose GPU has a ``status``: of each query of an event, as CUDA's stays the same."""
+    """A CuPy whose event queries all return ``status``, just as a CUDA error persists."""
 
     class ndarray:
-        """No array is one."""
+        """A class that no array belongs to."""
 
     def __init__(self, status: int = 0) -> None:
         self.status = status

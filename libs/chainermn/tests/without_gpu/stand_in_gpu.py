@@ -1,8 +1,8 @@
-"""What stands in for a GPU where there is none: host memory. For NCCL, see `stand_in_nccl`.
+"""A stand-in for a GPU, made of host memory. For NCCL, see `stand_in_nccl`.
 
-Its arrays are NumPy's, of a class of their own, so that chainermn takes them for CuPy's. Pointers
-are real ones. What the default stream is given is done at once, as NumPy does; what other streams
-are given is done as late as possible: when something waits for it. But NumPy's own operations are
+Its arrays are NumPy arrays with a class of their own, so that chainermn takes them for CuPy's.
+Pointers are real. Work on the default stream is done at once, as in NumPy. Work on other streams
+is done as late as possible: when something waits for it. NumPy's own operations, however, are
 always done at once.
 """
 
@@ -30,9 +30,9 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 class GpuArray(np.ndarray):
-    """An array in what stands in for GPU memory.
+    """An array in the stand-in for GPU memory.
 
-    Counts how often the host looks at a value, for which it would wait until a GPU is idle.
+    Counts how often the host looks at a value: each time, it would wait for a GPU to be idle.
     """
 
     looks = 0
@@ -43,8 +43,8 @@ class GpuArray(np.ndarray):
         gpu = _uses(*inputs, *out)
         if out:
             if any(type(each) is np.ndarray and each.ndim == 0 for each in inputs):
-                # As CuPy has it, which takes NumPy's scalars. It takes no other arrays of NumPy's
-                # either, but some here are what it would have in GPU memory.
+                # CuPy takes NumPy's scalars, but none of its arrays. Only those without axes are
+                # refused here: CuPy would have some of the others in GPU memory.
                 raise TypeError(f"Unsupported type {np.ndarray}")
             kwds["out"] = tuple(map(_plain, out))
         kwds = {name: _plain(value) for name, value in kwds.items()}
@@ -74,7 +74,7 @@ class GpuArray(np.ndarray):
         return found.view(GpuArray) if shares else _uses(self).to_gpu(found)
 
     def __getitem__(self, key: Any) -> Any:
-        """Return an array in GPU memory for a single element too, as CuPy does."""
+        """Return an array in GPU memory even for a single element, as CuPy does."""
         found = super().__getitem__(key)
         return found if isinstance(found, np.ndarray) else np.asarray(found).view(GpuArray)
 
@@ -90,7 +90,7 @@ class GpuArray(np.ndarray):
 
 
 def _uses(*arrays: Any) -> StandInGpu:
-    """Note that the current stream uses those of the arrays that are in GPU memory."""
+    """Note that the current stream uses the arrays that are in GPU memory; return the GPU."""
     gpu = device.gpu()
     assert isinstance(gpu, StandInGpu)
     in_gpu_memory = [array for array in arrays if isinstance(array, GpuArray)]
@@ -103,10 +103,10 @@ def _plain(array: Any) -> Any:
 
 
 class StandInGpu(Gpu):
-    """Counts what it is asked to do.
+    """A GPU that records what it is asked to do.
 
-    ``log`` has the names of copies, kernels and calls of NCCL; ``waits`` is how often the main
-    thread has waited.
+    ``log`` names copies, kernels and NCCL calls; ``waits`` counts how often the main thread has
+    waited.
     """
 
     def __init__(self, device: str | None = None, visible: int = 8) -> None:
@@ -163,11 +163,11 @@ class StandInGpu(Gpu):
             self._current.stream = before
 
     def current(self) -> StandInStream | None:
-        """Return the current stream of this thread; None: the default one."""
+        """Return this thread's current stream, or None for the default stream."""
         return getattr(self._current, "stream", None)
 
     def begin(self, name: str, call: Callable[[], Any], *addresses: int) -> None:
-        """Do it on the current stream; it uses what is at these addresses in GPU memory."""
+        """Give ``call`` to the current stream; it uses the GPU memory at these addresses."""
         stream = self.current()
         self.memory.use(stream, *addresses)
 
@@ -220,7 +220,7 @@ class StandInGpu(Gpu):
     def run(self, source: str, kernel: str, n_blocks: int, arguments: Sequence[Any]) -> None:
         pieces, pointers, buffer = arguments[:3]
         addresses = pieces.ctypes.data, pointers.ctypes.data, int(buffer)
-        # Uploads are done at once.
+        # The pointers can be read already, since uploads are done at once.
         addresses += tuple(_plain(pointers).tolist())
         self.begin(kernel, lambda: self._copy(kernel, n_blocks, arguments), *addresses)
 
@@ -245,7 +245,7 @@ class StandInGpu(Gpu):
 
 
 class StandInStream:
-    """Work for a thread, which does it when it is asked to come to an event."""
+    """Work that a thread does once it is asked to reach an event."""
 
     def __init__(self) -> None:
         self.work: deque[Callable[[], Any]] = deque()
@@ -280,7 +280,7 @@ class StandInEvent:
         self.has_come.set()
 
     def bring(self) -> None:
-        """Wait until the stream has done all that comes before the event."""
+        """Wait until the stream has done everything before the event."""
         self.Test()
         self.has_come.wait()
         self._check()

@@ -1,12 +1,12 @@
-"""What stands in for CuPy's memory pool: it finds memory that is reused too early.
+"""A stand-in for CuPy's memory pool that finds memory reused too early.
 
-CuPy's pool gives freed memory to the next array of the stream on which the freed one was made,
-immediately, whatever other streams still do with it. Here nothing is reused in truth. Instead,
-each array gets a block of its stream's free list by its size alone, with what streams have used
-the block, and when. If one has, and the stream of the new array has not waited for it, this is a
-race, which a real GPU would lose now and then.
+CuPy's pool gives freed memory to the next array on the stream that allocated it, immediately,
+even if other streams are still using it. Here, no memory is really reused. Instead, each array
+takes a block of its size from its stream's free list, with a record of which streams have used the
+block, and when. If a stream has, and the new array's stream has not waited for it, this is a race,
+which a real GPU would lose now and then.
 
-What a thread of the host has waited for is known to all that this thread starts later.
+Whatever a host thread has waited for is known to be done by all that the thread starts later.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-#: How much of its work each stream has been given so far.
+#: How much work each stream has been given so far.
 Clock = dict[Hashable, int]
 
 _UNIT = 512  # bytes
@@ -31,7 +31,7 @@ class Block:
 
     def __init__(self, memory: StreamMemory, owner: Hashable, n_bytes: int) -> None:
         self.owner, self.n_bytes, self.used = owner, n_bytes, Clock()
-        # Kept forever, since the stand-in does work of streams later than it was freed.
+        # Kept forever, since the stand-in may do a stream's work after the memory was freed.
         raw = np.empty(n_bytes + _UNIT, np.uint8)
         memory.kept.append(raw)
         self.address = raw.ctypes.data + -raw.ctypes.data % _UNIT
@@ -48,12 +48,12 @@ class Block:
 
 
 class StreamMemory:
-    """The pool, and the order of streams.
+    """The pool, and the order of work on streams.
 
     Attributes
     ----------
     races : list of str
-        What would have gone wrong.
+        What could have gone wrong on a GPU.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class StreamMemory:
         self._lock = threading.RLock()
 
     def empty(self, stream: Hashable, n: int, dtype: Any) -> np.ndarray:
-        """Return a flat array of the pool's for work on ``stream``."""
+        """Return a flat array from the pool for work on ``stream``."""
         n_bytes = n * np.dtype(dtype).itemsize
         if n_bytes == 0:
             return np.empty(n, dtype)
@@ -81,7 +81,7 @@ class StreamMemory:
         return np.asarray(block)[:n_bytes].view(dtype)
 
     def free(self, block: Block) -> None:
-        """Give a block to the next array of its stream."""
+        """Free a block for the next array of its stream."""
         with self._lock:
             del self._in_use[block.address]
             self._addresses.remove(block.address)
@@ -91,7 +91,7 @@ class StreamMemory:
                 self._check(None, block.used, "may reuse memory")
 
     def use(self, stream: Hashable, *addresses: int) -> None:
-        """Give work to ``stream`` that uses what is at these addresses."""
+        """Give ``stream`` work that uses the memory at these addresses."""
         with self._lock:
             known = self._known_to(stream)
             known[stream] = now = known.get(stream, 0) + 1
@@ -103,18 +103,18 @@ class StreamMemory:
                     used[stream] = now
 
     def now(self, stream: Hashable) -> Clock:
-        """Return what is done as soon as ``stream`` has done all its work."""
+        """Return what is done once ``stream`` has done all its work."""
         with self._lock:
             self.use(stream)
             return Clock(self._known[stream])
 
     def wait(self, stream: Hashable, until: Clock) -> None:
-        """Let the later work of ``stream`` wait until this is done."""
+        """Make later work on ``stream`` wait until this is done."""
         with self._lock:
             _merge(self._known[stream], until)
 
     def host_waited(self, until: Clock) -> None:
-        """Know that this thread of the host has waited until this was done."""
+        """Note that this host thread has waited until this was done."""
         with self._lock:
             _merge(self._host[threading.get_ident()], until)
 

@@ -1,4 +1,4 @@
-"""What stands in for an MPI that is CUDA-aware in some calls only, as Open MPI is."""
+"""A stand-in for an MPI that is CUDA-aware only in some calls, like Open MPI."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 from mpi4py import MPI
 from stand_in_gpu import GpuArray
 
-#: Those in which it must take GPU memory.
+#: The calls in which it must take GPU memory.
 TAKING = {"Bcast", "Send", "Recv", "Isend"}
 
 
 class CudaAwareMpi(MPI.Intracomm):
-    """Notes in `log` which calls are given GPU memory, and how many bytes at once.
+    """A communicator whose `log` tells which calls get GPU memory, and how many bytes at once.
 
-    Others than `TAKING` must not be: in non-blocking collectives, Open MPI would crash.
+    Only calls in `TAKING` may get any: in non-blocking collectives, Open MPI would crash.
     """
 
     log: ClassVar[set[tuple[str, int]]] = set()

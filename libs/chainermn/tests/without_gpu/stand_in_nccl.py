@@ -1,4 +1,4 @@
-"""What stands in for NCCL, and for CuPy's module of it: MPI."""
+"""A stand-in for NCCL and for CuPy's NCCL module, made of MPI."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 WORLD = MPI.COMM_WORLD
 
-# CuPy 14.2's, which end here; NCCL has 7, ncclInProgress, and 8, ncclTimeout.
+# CuPy 14.2 ends here; NCCL also has 7, ncclInProgress, and 8, ncclTimeout.
 _ERRORS = {
     1: "NCCL_ERROR_UNHANDLED_CUDA_ERROR: unhandled cuda error",
     2: "NCCL_ERROR_SYSTEM_ERROR: unhandled system error",
@@ -43,7 +43,7 @@ class StandInNccl:
     NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN = np.add, np.multiply, np.maximum, np.minimum
 
     class NcclError(RuntimeError):
-        """As CuPy's: making one raises a KeyError if CuPy has no name for it."""
+        """Like CuPy's: making one raises a KeyError if CuPy has no name for the error."""
 
         def __init__(self, status: int) -> None:
             self.status = status
@@ -57,7 +57,7 @@ class StandInNccl:
         self.ended: list[str] = []
         self.in_flight: list[StandInNcclCommunicator] = []
         self.has_launched = threading.Event()
-        self.may_finish = threading.Event()  # what is not on the default stream
+        self.may_finish = threading.Event()  # kernels that are not on the default stream
         self.may_finish.set()
         self.before_destroying: Callable[[], Any] = lambda: None
         self.failing: dict[str, int] = {}
@@ -68,8 +68,8 @@ class StandInNccl:
     ) -> None:
         """Launch a kernel, which takes the whole GPU.
 
-        It deadlocks if a kernel of another communicator has been launched, but is not known to be
-        over: then either may come first, on another GPU the other one.
+        It deadlocks if a kernel of another communicator has been launched and is not known to be
+        over: either kernel may then come first, and the other one on another GPU.
         """
         others = [other for other in self.in_flight if other is not communicator]
         assert not others, f"deadlock: {name} beside a kernel of another communicator"
@@ -87,7 +87,7 @@ class StandInNccl:
             self.has_launched.set()
 
     def check(self, name: str) -> None:
-        """Raise the error of the call of this name, if it is failing."""
+        """Raise an error if the call of this name is set to fail."""
         if status := self.failing.get(name, 0):
             raise self.NcclError(status)
 
@@ -125,7 +125,7 @@ class StandInNcclCommunicator:
         self._library = library
         first, number = identity
         tag = 1000 + number % 1000
-        # Rank 0 tells the others who takes part: an NCCL communicator needs only those.
+        # Rank 0 tells the others who takes part: NCCL communicators involve no other ranks.
         if rank == 0:
             told = [WORLD.recv(source=MPI.ANY_SOURCE, tag=tag) for _ in range(size - 1)]
             world_ranks = [world for _, world in sorted([(0, first), *told])]

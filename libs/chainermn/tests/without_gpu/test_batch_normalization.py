@@ -1,4 +1,4 @@
-"""What batch normalization over ranks costs in GPU memory, and how it fails there."""
+"""Batch normalization over ranks in GPU memory: what it costs, and how it fails."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PER_ITERATION = 3  # sums, sums of squares, sums of gradients
 
 
 class CountedMpi(MPI.Intracomm):
-    """Counts the calls by name."""
+    """A communicator that counts calls by name."""
 
     counts: ClassVar[Counter[str]] = Counter()
 

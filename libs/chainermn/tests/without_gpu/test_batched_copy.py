@@ -36,7 +36,7 @@ def dtype_of(name: str) -> np.dtype:
 
 
 def whole_source() -> str:
-    """Return the code of all kernels in one."""
+    """Return the code of all kernels as one source."""
     first, *others = (batched_copy.source(*pair) for pair in itertools.product(DTYPES, DTYPES))
     return first + "".join(other[other.rindex("KERNELS(") :] for other in others)
 
@@ -65,7 +65,7 @@ def test_buffer_is_as_long_as_ranks_can_divide() -> None:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The kernels as functions of a library for this processor."""
+    """The kernels, compiled into a library for this processor."""
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no C++ compiler: neither g++ nor clang++")
@@ -120,7 +120,7 @@ def assert_same(actual: np.ndarray, expected: np.ndarray) -> None:
 def test_kernels_on_this_processor(
     stand_in: Any, compiled: ctypes.CDLL, wire: str, offset: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Arrays that begin ``offset`` elements behind where memory is aligned."""
+    """Start each array ``offset`` elements past an aligned address."""
     monkeypatch.setattr(stand_in, "run", on_this_processor(compiled))
     wire_dtype = dtype_of(wire)
     dtypes = [dtype_of(name) for name in (*DTYPES, *DTYPES)]
@@ -140,7 +140,7 @@ def test_kernels_on_this_processor(
         expected = [array.astype(wire_dtype) for array in given]
     padded = [np.pad(part, (0, -part.size % ALIGNMENT)) for part in expected]
     assert_same(buffer[:-2], np.concatenate(padded))
-    assert (buffer[-2:].view(np.uint8) == 0xAB).all()  # nothing is written behind the end
+    assert (buffer[-2:].view(np.uint8) == 0xAB).all()  # nothing is written past the end
 
     before = np.array(buffer)
     for array in arrays:
@@ -156,7 +156,7 @@ def test_kernels_on_this_processor(
 
 
 def aligned(stand_in: Any, n: int, dtype: np.dtype) -> np.ndarray:
-    """Return an array that begins where GPU memory would."""
+    """Return an array that is aligned like one in GPU memory."""
     memory = stand_in.empty(n * dtype.itemsize + 512, np.dtype(np.uint8))
     start = -memory.ctypes.data % 512
     return np.frombuffer(memory, dtype, n, start).view(type(memory))
@@ -188,7 +188,7 @@ def test_one_kernel_for_each_dtype(stand_in: Any) -> None:
 
 
 def load_nvrtc() -> ctypes.CDLL | None:
-    """Load NVRTC: of the package index, of a CUDA toolkit, or from where the linker looks."""
+    """Load NVRTC from its Python package, a CUDA toolkit, or wherever the linker looks."""
     folders = [Path(entry) for entry in __import__("nvidia").__path__] if has_nvidia() else []
     found = [path for folder in folders for path in sorted(folder.glob("*/lib/libnvrtc.so.*"))]
     for name in [*map(str, found), *(f"libnvrtc.so.{major}" for major in (13, 12)), "libnvrtc.so"]:

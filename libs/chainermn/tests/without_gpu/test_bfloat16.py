@@ -16,7 +16,7 @@ WORLD = MPI.COMM_WORLD
 
 @pytest.fixture
 def old_numpy_on(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that gives a rank, or all, a NumPy with which CuPy takes no bfloat16."""
+    """Return a function that gives one rank, or all, a NumPy too old for CuPy's bfloat16."""
     empty = stand_in.empty
 
     def refuse_bfloat16(n: int, dtype: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A device for each rank; one that refuses what CUDA would stands in for Chainer's."""
+"""A device for each rank, with a stand-in for Chainer's that refuses what CUDA would."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORLD = MPI.COMM_WORLD
 
 
 class Device:
-    """Raises what CuPy does if there is no device of this number."""
+    """A device that raises what CuPy does if no device has its number."""
 
     in_use: str | None = None
 
@@ -74,7 +74,7 @@ def test_each_rank_sees_only_its_own(stand_in: Any, monkeypatch: pytest.MonkeyPa
     [
         (["ab", "ab", "ab", "ab"], "abab"),
         (["ab", "ab", "cd", "cd"], "abcd"),
-        (["abcd", "bcda", "cdab", "dabc"], "abcd"),  # its own one first
+        (["abcd", "bcda", "cdab", "dabc"], "abcd"),  # each rank sees its own first
         (["", "ab", "", "ab"], " a b"),  # some ranks compute on the CPU
     ],
 )
@@ -107,7 +107,7 @@ def test_a_rank_without_a_gpu_makes_all_raise(stand_in: Any) -> None:
 def test_a_gpu_that_refuses_makes_all_raise(
     stand_in: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    visible = 8 * WORLD.rank  # it has gone since rank 0 saw it
+    visible = 8 * WORLD.rank  # rank 0's GPU has gone since it was seen
     monkeypatch.setattr(chainer, "get_device", lambda name: Device(name, visible))
     with pytest.raises(RuntimeError, match="invalid device ordinal"):
         chainermn.choose_device(comm_on("aa"))

@@ -1,4 +1,4 @@
-"""Communicators on arrays in GPU memory; host memory and MPI stand in for GPU and NCCL."""
+"""Communicators on arrays in GPU memory; host memory and MPI stand in for a GPU and NCCL."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_mean_grad(stand_in: Any, name: str, dtypes: list[str], mpi_ranks: int) 
             continue
         comm = make(name, hosts)
         model = model_with(stand_in, everywhere[comm.rank])
-        for _ in range(2):  # what is kept of the first time serves the second
+        for _ in range(2):  # the second time uses what the first one kept
             for key, grad in everywhere[comm.rank].items():
                 getattr(model, key).grad = stand_in.to_gpu(grad)
             comm.multi_node_mean_grad(model)
@@ -113,7 +113,7 @@ def test_dtype_on_the_wire(stand_in: Any, name: str, wire: Any) -> None:
 
 @pytest.mark.mpi(2, 4)
 def test_what_each_algorithm_uses(stand_in: Any, mpi_ranks: int) -> None:
-    """NCCL inside a host, MPI between hosts; for naive and flat MPI throughout."""
+    """Use NCCL inside a host, MPI between hosts; naive and flat use only MPI."""
     hosts = {2: "aa", 4: "aabb"}[mpi_ranks]
     through_host = {"copy_to_host", "copy_to_gpu"}
     expected: dict[str, set[str]] = {
@@ -187,7 +187,7 @@ def test_some_parameters_in_host_memory(stand_in: Any) -> None:
     model.b.grad = np.full(2, comm.rank + 1e-9)
     comm.multi_node_mean_grad(model)
     assert (model.a.grad == (comm.size - 1) / 2).all()
-    # In host memory nothing is rounded to chainer.global_config.dtype, float32.
+    # In host memory, nothing is rounded to chainer.global_config.dtype, float32.
     np.testing.assert_allclose(model.b.grad, (comm.size - 1) / 2 + 1e-9, rtol=1e-15)
     assert not stand_in.holds(model.b.grad)
     comm.finalize()
@@ -310,7 +310,7 @@ def test_mixed_memory_is_refused_on_all_ranks(stand_in: Any, name: str) -> None:
 def test_mpi_that_is_cuda_aware_gets_gpu_memory_only_to_move_it(
     stand_in: Any, monkeypatch: pytest.MonkeyPatch, name: str, dtype: str
 ) -> None:
-    """Which the doctor tries before."""
+    """Give it GPU memory only in calls that the doctor tries."""
     import stand_in_mpi
 
     monkeypatch.setenv("CHAINERMN_CUDA_AWARE", "1")
@@ -373,7 +373,7 @@ def test_the_doctor_tries_what_a_cuda_aware_mpi_is_given(
 def test_pinned_memory_is_freed_after_its_last_copy(
     stand_in: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Since CuPy gives it to others at once."""
+    """Keep it until then, since CuPy hands freed memory out again at once."""
     pinned: list[np.ndarray] = []
     allocate = stand_in.pinned
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Kernels are compiled by one rank for all ranks of a host."""
+"""Kernels, which one rank compiles for all ranks on its host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORLD = MPI.COMM_WORLD
 
 
 class CupyWithCache:
-    """Compiles what its cache on disk does not have yet, as CuPy does."""
+    """A stand-in for CuPy that compiles only kernels missing from its cache on disk."""
 
     def __init__(self, cache: Path) -> None:
         self.cuda = SimpleNamespace(Device=lambda: SimpleNamespace(id=0))
@@ -33,7 +33,7 @@ class CupyWithCache:
     def _get(self, code: str, name: str) -> Any:
         file = self._cache / code
         if not file.exists():
-            time.sleep(0.1)  # in which other ranks find nothing either
+            time.sleep(0.1)  # meanwhile, other ranks find nothing either
             self.compiled[code] += 1
             file.touch()
         return lambda *arguments: self.launched.append((name, *arguments))

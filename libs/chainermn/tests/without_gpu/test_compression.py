@@ -1,4 +1,4 @@
-"""Compressed gradients in GPU memory give the means that those in host memory give."""
+"""Compressed gradients in GPU memory, which give the same means as in host memory."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_as_in_host_memory(stand_in: Any, name: str, compression: Compression) -
     for step, (one, other) in enumerate(zip(on_gpu, in_host_memory, strict=True)):
         for key, mean in one.items():
             assert type(mean).__name__ == "GpuArray"
-            # One code more or less, where sums differ in the last digit.
+            # Where sums differ in the last digit, a code may differ by one.
             atol = 0.02 if isinstance(compression, Quantization) else 1e-5
             np.testing.assert_allclose(mean, other[key], rtol=1e-4, atol=atol, err_msg=step)
             assert len(set(WORLD.allgather(mean.tobytes()))) == 1

@@ -1,4 +1,4 @@
-"""Events on streams, also after work on the GPU has failed."""
+"""Events on streams, including after work on the GPU has failed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_error_of_cuda_is_raised_by_each_call(cupy: Any, kind: str) -> None:
 
 @pytest.mark.parametrize("support", ["multiple", "serialized", "funneled"])
 def test_exchange_ends_by_an_error_of_cuda(cupy: Any, support: ThreadSupport) -> None:
-    """Rather than polling forever."""
+    """Raise the error instead of polling forever."""
     event = Gpu().record()
     cupy.status = ILLEGAL_ADDRESS
 

@@ -1,4 +1,4 @@
-"""What ``gpu_tests`` makes of machines with too few GPUs, and of those with many."""
+"""What ``gpu_tests`` does on machines with too few GPUs, and with many."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ Run: TypeAlias = Callable[..., SimpleNamespace]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Return a function that runs tests where there are two GPUs, as ``gpu_tests`` does."""
+    """Return a function that runs tests as ``gpu_tests`` does, with two GPUs."""
     folder = tmp_path / "gpu"
     folder.mkdir()
     (tmp_path / "conftest.py").write_text(TWO_GPUS)
@@ -84,7 +84,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_ranks_and_gpus(run: Run) -> None:
-    """As many ranks as GPUs, too; ranks share GPUs only where these are too few."""
+    """Also run as many ranks as there are GPUs; share GPUs only if there are too few."""
     ended = run("--require-gpus", "2", "-k", "not test_more")
     passed = ["ranks[n=1]", "ranks[n=2]", "shares[n=1]", "shares[n=2]", "shares[n=3]"]
     assert ended.outcomes == {f"test_{name}": "PASSED" for name in passed}, ended.text

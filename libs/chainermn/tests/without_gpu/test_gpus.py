@@ -50,7 +50,7 @@ def test_cupy_without_nccl(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_cupy_that_warns_of_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As CuPy 14.2 does: the reason is raised, so that nobody need read it twice."""
+    """Raise the reason without CuPy 14.2's warning, so that nobody reads it twice."""
 
     class Cuda(ModuleType):
         @property

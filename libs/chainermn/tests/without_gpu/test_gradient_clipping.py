@@ -1,4 +1,4 @@
-"""Gradients in GPU memory whose norm, over ranks with part of a model each, the host knows."""
+"""Gradient clipping in GPU memory, by a norm that the host adds up over parts of a model."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def test_only_the_ranks_of_the_group_connect(stand_in: Any) -> None:
 def test_connection_that_fails_raises_on_all_ranks(
     stand_in: Any, where: str, status: int, named: str
 ) -> None:
-    # In the stand-in the other ranks would wait for one that fails; in NCCL they hear of it.
+    # Make all ranks fail: unlike NCCL, the stand-in does not tell the others if one fails.
     stand_in.library.failing = {where: status}
     message = f"NCCL cannot connect {WORLD.size} ranks. Rank 0, on .*, failed with .*{named}"
     with pytest.raises(RuntimeError, match=message):
@@ -202,7 +202,7 @@ def test_earlier_call_that_is_still_under_way_has_not_failed(stand_in: Any) -> N
 
 @pytest.mark.mpi(2)
 def test_only_what_has_not_failed_is_destroyed(stand_in: Any) -> None:
-    """For destroying waits for the other ranks."""
+    """Abort the rest, since destroying waits for the other ranks."""
     array = stand_in.to_gpu(np.zeros(3, "f"))
     NcclTransport(WORLD, stand_in).close()
     transport = NcclTransport(WORLD, stand_in)
@@ -219,7 +219,7 @@ def test_only_what_has_not_failed_is_destroyed(stand_in: Any) -> None:
 
 @pytest.mark.mpi(2)
 def test_watch_looks_at_others_while_one_is_destroyed(stand_in: Any) -> None:
-    """Which may take forever, if a rank has died."""
+    """Keep looking, since destroying may take forever if a rank has died."""
     looks: list[str | None] = []
     one, other = NcclTransport(WORLD, stand_in), NcclTransport(WORLD, stand_in)
 

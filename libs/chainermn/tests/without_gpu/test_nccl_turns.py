@@ -1,6 +1,6 @@
-"""NCCL in the script while gradients are exchanged by NCCL beside it; MPI stands in for NCCL.
+"""NCCL calls in a script while NCCL exchanges gradients; MPI stands in for NCCL.
 
-In the stand-in, kernels of two communicators that are not ordered deadlock, which it tells.
+The stand-in reports a deadlock if kernels of two communicators have no fixed order.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def model_with(stand_in: Any, value: float) -> chainer.Chain:
 
 @contextmanager
 def kernels_beside(stand_in: Any, comm: Any) -> Iterator[None]:
-    """Exchange gradients by NCCL during the ``with`` block, or until it waits for its turn."""
+    """Exchange gradients with NCCL during the block, or until the block waits for its turn."""
     model = model_with(stand_in, comm.rank)
     exchange = comm.create_background_exchange()
     library = stand_in.library
@@ -56,7 +56,7 @@ def kernels_beside(stand_in: Any, comm: Any) -> Iterator[None]:
 
 @pytest.fixture
 def waiting_ends_it(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have kernels go on once something waits for them to be over."""
+    """Let kernels finish once something waits for them."""
     wait = nccl_turns.Turn.wait
 
     def wait_and_let_finish(self: nccl_turns.Turn) -> None:
@@ -70,7 +70,7 @@ def waiting_ends_it(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_collectives_of_a_script_that_double_buffers(
     stand_in: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By MPI, so that they need not wait."""
+    """Run them with MPI, so that they need not wait."""
     wait = nccl_turns.Turn.wait
 
     def wait_in_background(self: nccl_turns.Turn) -> None:

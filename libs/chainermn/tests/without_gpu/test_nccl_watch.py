@@ -1,4 +1,4 @@
-"""The thread that ends a job whose NCCL fails while nobody calls it."""
+"""The thread that ends a job if NCCL fails while nobody is calling it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from chainermn.transport.gpu import nccl_watch
 
 
 class Ended(BaseException):
-    """In the place of the end of the process."""
+    """Raised instead of ending the process."""
 
 
 class Connection:
-    """Fails at some of the looks."""
+    """A connection that has failed at some of the ``looks``."""
 
     rank, size = 1, 2
 
@@ -48,7 +48,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[threading.Thread]]
     ("looks", "is_ended"),
     [
         ("....", False),
-        ("xxxx", False),  # it may still raise where it is called
+        ("xxxx", False),  # NCCL may still raise where it is called
         ("xxxxx.xxxxx", False),
         ("..xxxxxxx", True),
         ("x.xxxxxxx", True),

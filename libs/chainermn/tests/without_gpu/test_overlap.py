@@ -1,4 +1,4 @@
-"""Gradients in GPU memory exchanged while backward computes others, on a stream of their own."""
+"""Gradients in GPU memory, exchanged on a stream of their own while backward computes others."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _many_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Same(chainer.FunctionNode):
-    """Lets the gradient be in the memory of the value, which NumPy's functions do not."""
+    """An identity that keeps gradients in the value's kind of memory, unlike NumPy's functions."""
 
     def forward(self, inputs: Any) -> Any:
         self._kind = type(inputs[0])
@@ -50,7 +50,7 @@ class _Same(chainer.FunctionNode):
 
 
 def same(parameter: chainer.Parameter, beside: Any) -> chainer.Variable:
-    """Return the parameter, used in the graph where ``beside`` is used."""
+    """Return the parameter, placed next to ``beside`` in the graph."""
     (value,) = _Same().apply((parameter, chainer.as_variable(beside)))
     return value
 
@@ -72,7 +72,7 @@ class Network(chainer.Chain):
         self.move(place, names)
 
     def move(self, place: Place, names: str = "abc") -> None:
-        """Put some of the layers into other memory."""
+        """Move some of the layers to other memory."""
         for name in names:
             for parameter in self[name].params():
                 parameter.array = place(parameter.array)
@@ -102,7 +102,7 @@ def square(y: chainer.Variable) -> chainer.Variable:
 def train(
     comm: Any, overlap: bool, place: Place, step: Step, names: str = "abc", **settings: Any
 ) -> Any:
-    """Return the network after some steps, in host memory."""
+    """Return the parameters after some steps, in host memory."""
     net = Network(place, names)
     optimizer = chainermn.create_multi_node_optimizer(
         chainer.optimizers.MomentumSGD(0.1), comm, overlap=overlap, **settings
@@ -154,7 +154,7 @@ def other_weights(net: Any, optimizer: MultiNodeOptimizer, place: Place, step: i
 def shared_and_transposed(
     net: Any, optimizer: MultiNodeOptimizer, place: Place, step: int
 ) -> None:
-    """Gradients that share memory, and some that are not in one piece."""
+    """Compute gradients that share memory, and some that are not contiguous."""
 
     def loss() -> chainer.Variable:
         h = F.tanh(net.b(F.tanh(net.b(net.a(place(x(step)))))))
@@ -217,7 +217,7 @@ def test_same_as_after_backward(stand_in: Any, name: str, step: Step) -> None:
 @pytest.mark.parametrize("name", ["flat", "pure_nccl", "two_dimensional"])
 @pytest.mark.parametrize(
     "compression",
-    # Not PowerSGD: its products would not wait for the stand-in's streams, as CuPy's do.
+    # Not PowerSGD: its products would wait for CuPy's streams, but not for the stand-in's.
     [TopK(density=0.2, min_size=12), Quantization(min_size=12)],
     ids=lambda compression: type(compression).__name__,
 )
@@ -286,7 +286,7 @@ def test_dtype_on_the_wire_that_changes(stand_in: Any) -> None:
 
 @pytest.mark.mpi(1, 2)
 def test_backward_goes_on_while_nccl_works(stand_in: Any) -> None:
-    """The stream has its work before all gradients are there, and the host never waits."""
+    """Give the stream its work before all gradients are there, and never make the host wait."""
     comm = make("pure_nccl")
     net = Network(stand_in.to_gpu)
     under_way: list[Any] = []
@@ -313,7 +313,7 @@ def test_backward_goes_on_while_nccl_works(stand_in: Any) -> None:
             )
         )
     assert stand_in.waits == waits
-    # It begins by waiting for what backward has computed.
+    # The stream first waits for what backward has computed.
     first, *others = under_way
     assert first.__self__.stream is None
     assert len(others) >= 3  # gather, all-reduce, and the event that update waits for
@@ -323,7 +323,7 @@ def test_backward_goes_on_while_nccl_works(stand_in: Any) -> None:
 
 @pytest.mark.mpi(2, 3)
 def test_collectives_of_backward_itself(stand_in: Any) -> None:
-    """As those of batch normalization: the stand-in for NCCL tells if the two deadlock."""
+    """Run collectives like batch normalization's; the NCCL stand-in reports a deadlock."""
     comm = make("pure_nccl")
     found: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Arrays in GPU memory over MPI: through host memory, and directly."""
+"""Arrays in GPU memory, sent over MPI through host memory and directly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from chainermn.transport.host.mpi import MpiTransport
 from chainermn.transport.host.mpi_reducer import MpiReducer
 
 WORLD = MPI.COMM_WORLD
-# With chunks of 64 bytes: none, one, one and a bit, as many as there are slots, and more.
+# With 64-byte chunks: none, up to one, a little more, as many as there are slots, and more.
 SIZES = [0, 1, 8, 9, 24, 25, 100]
 
 
@@ -53,7 +53,7 @@ def test_collectives(stand_in: Any, transport: GpuMpiTransport) -> None:
 def test_messages(stand_in: Any, transport: GpuMpiTransport) -> None:
     right, left = (WORLD.rank + 1) % WORLD.size, (WORLD.rank - 1) % WORLD.size
     for n in SIZES:
-        # What goes to the right is longer the higher the rank.
+        # The higher the rank, the longer its message to the right.
         own, into = (np.arange(n * (rank + 1), dtype="f8") for rank in (WORLD.rank, left))
         received = stand_in.to_gpu(np.zeros_like(into))
         transport.sendrecv(stand_in.to_gpu(own), right, received, left)

@@ -1,6 +1,6 @@
-"""Memory that several streams use: none may reuse it while another still reads it.
+"""Memory shared by several streams: none may reuse it while another still reads it.
 
-Every test with the stand-in for a GPU fails if it sees such a race: see `stand_in_memory`.
+Every test with the stand-in for a GPU fails if such a race is found: see `stand_in_memory`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def parameters_after(
 ) -> dict[str, np.ndarray]:
     """Return the parameters after some steps with double buffering.
 
-    Of the gradients two are one array, one is not in one piece, and one is missing on a rank.
-    The exchange begins once ``gate`` lets it, after the gradients before have been dropped.
+    Two gradients are one array, one is not contiguous, and one exists only on rank 0. The
+    exchange begins once ``gate`` opens, after the previous gradients have been dropped.
     """
     comm, model = make(name), Model(place)
     optimizer = chainermn.create_multi_node_optimizer(
@@ -113,13 +113,13 @@ def test_races_are_found(stand_in: Any) -> None:
     stand_in.to_gpu(like)
     assert len(races) == 1
     assert "the default stream reuses memory" in races.pop()
-    # Waiting in time.
+    # Waiting in time prevents the race.
     array = used_on_stream()
     with stand_in.on(stream):
         event = stand_in.record()
     stand_in.wait_for(event)
     del array
-    # And the host may wait instead.
+    # The host may wait instead.
     array = used_on_stream()
     with stand_in.on(stream):
         stand_in.record().Wait()

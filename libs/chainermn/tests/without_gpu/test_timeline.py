@@ -1,4 +1,4 @@
-"""When the streams of a GPU do what the host gives them, with events whose times are given."""
+"""When the streams of a GPU do the work that the host gives them, with events at known times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MS = 10**6
 
 
 class Event:
-    """Is complete at a time, in milliseconds after the start."""
+    """An event that completes ``at`` milliseconds after the start."""
 
     def __init__(self, gpu: SlowGpu, at: float) -> None:
         self.gpu, self.at = gpu, at
@@ -33,7 +33,7 @@ class Event:
 
 
 class SlowGpu:
-    """Comes to each event 10 ms after the one before it."""
+    """A GPU that reaches each event 10 ms after the previous one."""
 
     now = 0.0
 
