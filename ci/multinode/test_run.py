@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from chainermn.launch import run
+from chainermn.launch.mpiexec import mpi_flavor
 from ci.multinode.hosts import Hosts
 
 MARKED = Path(__file__).with_name("marked.py")
@@ -59,6 +60,19 @@ def test_results_and_output_of_two_hosts(
     lines = [line for line in capsys.readouterr().out.splitlines() if "prints on" in line]
     expected = enumerate([first, first, second])
     assert sorted(lines) == [f"[rank {rank}] prints on {name}" for rank, name in expected]
+
+
+def test_folder_that_one_host_lacks(
+    hosts: Hosts, local_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = hosts.names[:2]
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(local_path)
+    if mpi_flavor() == "mpich":
+        with pytest.raises(ConnectionError, match=f"{second}: it has no {local_path}"):
+            run(place_and_sum, 5, ranks=2, hosts=f"{first},{second}")
+    else:  # it starts in the home folder
+        assert run(place_and_sum, 5, ranks=2, hosts=f"{first},{second}")[1] == (second, 11)
 
 
 def raise_on_the_last() -> None:

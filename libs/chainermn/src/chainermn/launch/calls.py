@@ -14,15 +14,10 @@ from chainermn.failures.processes import launchers_of, numbers_in
 from chainermn.launch.connections import JOB, Listener
 from chainermn.launch.hosts import Host, fill_hosts, parse_hosts, parse_pairs
 from chainermn.launch.job import started
-from chainermn.launch.mpiexec import (
-    find_mpiexec,
-    launch_environment,
-    mpiexec_command,
-    own_variables,
-)
+from chainermn.launch.mpiexec import launch_environment, mpiexec_command, own_variables
 from chainermn.launch.pickles import dump_call
 from chainermn.launch.ranks import Ranks
-from chainermn.launch.reachable import check_hosts
+from chainermn.launch.reachable import check_hosts, needed_files
 
 # Ranks import this library from the same folder as the caller.
 _WORKER = (
@@ -79,7 +74,8 @@ def run(
     RuntimeError
         If a rank is killed or exits, if ranks do not start, or if this process is a rank.
     ConnectionError
-        If ssh cannot reach one of the hosts.
+        If ssh cannot reach one of the hosts, or if a host lacks this Python, this library or, with
+        MPICH, the current folder.
     TypeError, ValueError
         If an argument is wrong, or if the function, its arguments or a result cannot be pickled.
     KeyboardInterrupt
@@ -106,7 +102,7 @@ def run(
     _refuse_on_a_rank()
     call = dump_call(function, args)
     if places is not None:
-        check_hosts(places, [str(find_mpiexec()), sys.executable, str(chainermn.__file__)])
+        check_hosts(places, needed_files(sys.executable, str(chainermn.__file__)))
     with (
         Listener(ranks, places) as listener,
         started(*_mpiexec(ranks, places, listener.environment), mark=JOB) as mpiexec,

@@ -18,14 +18,12 @@ from chainermn.launch.elastic import run_elastic
 from chainermn.launch.hosts import Host, count_ranks, fill_hosts
 from chainermn.launch.membership import Discover, DiscoveryError, discover_by
 from chainermn.launch.mpiexec import (
-    find_mpiexec,
     launch_settings,
-    mpi_flavor,
     mpiexec_command,
     starts_by_srun,
 )
 from chainermn.launch.options import forwarded, host_options, one_of
-from chainermn.launch.reachable import check_hosts
+from chainermn.launch.reachable import check_hosts, needed_files
 from chainermn.launch.restarts import run_to_end
 
 
@@ -172,9 +170,7 @@ def _files(arguments: Sequence[str]) -> list[str]:
     scripts = [Path(it) for it in arguments[1:2] if arguments[0] == sys.executable]
     needed = [str(script) for script in scripts if script.is_absolute() and script.is_file()]
     with _in_one_line(OSError, RuntimeError):
-        # Open MPI starts ranks in the home folder where this one is missing, MPICH fails.
-        here = [os.getcwd()] if mpi_flavor() == "mpich" else []
-        return [str(find_mpiexec()), arguments[0], *needed, *here]
+        return needed_files(arguments[0], *needed)
 
 
 def _hosts_now(find_hosts: Discover, discover: str | None) -> list[Host]:

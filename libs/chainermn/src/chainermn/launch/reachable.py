@@ -6,6 +6,7 @@ of a host that lacks the script.
 
 from __future__ import annotations
 
+import os
 import shlex
 import socket
 import subprocess
@@ -14,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from chainermn.launch.hosts import Host, is_this_host, printable, show_by_host, show_places
-from chainermn.launch.mpiexec import SSH_OPTIONS, starts_by_ssh
+from chainermn.launch.mpiexec import SSH_OPTIONS, find_mpiexec, mpi_flavor, starts_by_ssh
 
 _SECONDS = 4.0
 _SECONDS_TO_EXAMINE = 60.0
@@ -40,6 +41,13 @@ class HostState(NamedTuple):
 
     obstacle: str
     name: str = ""
+
+
+def needed_files(*own: str) -> list[str]:
+    """Return the paths that each host needs for a job: mpiexec, these, and perhaps this folder."""
+    # Open MPI starts ranks in the home folder if a host lacks the current one. MPICH fails.
+    here = [os.getcwd()] if mpi_flavor() == "mpich" else []
+    return [str(find_mpiexec()), *own, *here]
 
 
 def check_hosts(hosts: Sequence[Host], files: Sequence[str]) -> None:
