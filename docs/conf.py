@@ -6,7 +6,7 @@ from pathlib import Path
 import chainermn
 
 sys.path.insert(0, str(Path(__file__).parent))
-from scriptdiff import ONLY_SEEN
+from directives import ONLY_SEEN
 
 project = "ChainerMN"
 copyright = "the ChainerMN maintainers"
@@ -26,7 +26,7 @@ exclude_patterns = [
     "README.md",  # takes the place of index.md on GitHub
 ]
 
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["alert", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # notebooks show what `nox -s notebooks` has stored in them
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import re
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import click
 from docutils import nodes
-from scriptdiff import shown, walk
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.directives.other import TocTree
@@ -19,43 +18,48 @@ from sphinx.util import docname_join, logging
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.matching import patfilter
 
-from chainermn.communicators import registered
-
 logger = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parents[1]
+#: The class of what is seen, and left out by the button that copies.
+ONLY_SEEN = "only-seen"
+# Characters of a line of code; a longer line of text is a message.
+_WIDTH = 99
 
 
-class ScriptDiff(SphinxDirective):
-    """``{script-diff} OLD NEW``: the differences that add the texts of the content's lines.
+def show_code(app: Sphinx, doctree: nodes.document) -> None:
+    """Show differences with their signs, and wrap text of which a line is long: a message."""
+    for block in list(doctree.findall(nodes.literal_block)):
+        text = block.astext()
+        if block.get("language") == "diff":
+            block.replace_self(nodes.raw("", difference(text), format="html"))
+        elif block.get("language") == "text" and max(map(len, text.splitlines())) > _WIDTH:
+            block["classes"].append("wrap")
 
-    Each is shown with its place in the script of a reader who has made the changes of the pages
-    of this folder up to here.
+
+def difference(text: str) -> str:
+    """Return a difference as Sphinx shows code. Its first line is the caption: ``@@ place @@``.
+
+    The button copies only the lines that are added.
     """
-
-    required_arguments = 2
-    has_content = True
-
-    def run(self) -> list[nodes.Node]:
-        scripts = [ROOT / argument for argument in self.arguments]
-        here = Path(self.env.doc2path(self.env.docname))
-        pages = sorted(here.parent.glob("step*.md"))
-        for path in (*scripts, *pages):
-            self.env.note_dependency(str(path))
-        texts = [text for page in pages for text in shown(page.read_text(encoding="utf-8"))]
-        steps = walk(*(path.read_text(encoding="utf-8") for path in scripts), texts)
-        return [
-            captioned_code(f"{scripts[0].name}, {piece.place(script)}", piece.html())
-            for text, piece, script in steps
-            if text in self.content
-        ]
+    place, *lines = text.splitlines()
+    caption = f'<span class="caption-text">{escape(place.strip("@ "))}</span>'
+    block = "".join(map(_signed, lines))
+    return (
+        '<div class="literal-block-wrapper docutils container">'
+        f'<div class="code-block-caption">{caption}</div>'
+        f'<div class="highlight-diff"><div class="highlight"><pre>{block}</pre></div></div></div>'
+    )
 
 
-def captioned_code(caption: str, html: str) -> nodes.raw:
-    """Return a block of code as Sphinx writes it, of which ``html`` is the inside."""
-    caption = f'<div class="code-block-caption"><span class="caption-text">{caption}</span></div>'
-    block = f'<div class="highlight-diff"><div class="highlight"><pre>{html}</pre></div></div>'
-    wrapped = f'<div class="literal-block-wrapper docutils container">{caption}{block}</div>'
-    return nodes.raw("", wrapped, format="html")
+def _signed(line: str) -> str:
+    if line.startswith("+"):
+        return f'<span class="gi">{_seen("+")}{escape(line[1:])}\n</span>'
+    # Editors take the space of an empty line away.
+    return _seen(f"{line or ' '}\n", *(["gd"] if line.startswith("-") else []))
+
+
+def _seen(text: str, *classes: str) -> str:
+    return f'<span class="{" ".join((ONLY_SEEN, *classes))}">{escape(text)}</span>'
 
 
 class OptionalToctree(TocTree):
@@ -78,17 +82,6 @@ class CommandHelp(SphinxDirective):
         context = click.Context(command, info_name=f"chainermn {name}", max_content_width=88)
         text = command.get_help(context)
         return [nodes.literal_block(text, text, language="text")]
-
-
-class Communicators(SphinxDirective):
-    """``{communicators}``: a table of all names, with the first line of each class's docstring."""
-
-    def run(self) -> list[nodes.Node]:
-        rows = ["| name | how gradients are averaged |", "|---|---|"]
-        for name, kind in registered().items():
-            self.env.note_dependency(inspect.getfile(kind))
-            rows.append(f"| `{name}` | {(kind.__doc__ or '').splitlines()[0]} |")
-        return self.parse_text_to_nodes("\n".join(rows))
 
 
 def resolve_by_last_name(
@@ -155,10 +148,33 @@ def index_what_people_search_for(app: Sphinx, docname: str, source: list[str]) -
     source[0] = re.sub("^<!-- search: (.+) -->$", entries, source[0], flags=re.MULTILINE)
 
 
+def hide_contents(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Turn a comment with the word ``toctree`` and the pages below this one into a toctree."""
+
+    def toctree(comment: re.Match[str]) -> str:
+        kind, content = comment.groups()
+        options, pages = re.fullmatch(r"((?::.*\n)*)(.*)", content, re.DOTALL).groups()
+        return f"```{{{kind}}}\n:hidden:\n{options}\n{pages}```"
+
+    comment = re.compile(r"^<!-- ((?:optional-)?toctree)\n(.*?)^-->$", re.DOTALL | re.MULTILINE)
+    source[0] = comment.sub(toctree, source[0])
+
+
+def lay_out_columns(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Show what is between comments side by side, on a screen that is wide enough."""
+    parts = {
+        "<!-- columns -->": "::::{grid} 1 1 1 2\n:gutter: 2\n\n:::{grid-item}",
+        "<!-- next column -->": ":::\n\n:::{grid-item}",
+        "<!-- end of columns -->": ":::\n::::",
+    }
+    if "<!-- columns -->" in source[0]:
+        source[0] = f"---\nhide-toc: true\n---\n\n{source[0]}"
+    for comment, part in parts.items():
+        source[0] = source[0].replace(comment, part)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
-    app.add_directive("script-diff", ScriptDiff)
     app.add_directive("command-help", CommandHelp)
-    app.add_directive("communicators", Communicators)
     app.add_directive("optional-toctree", OptionalToctree)
     app.add_directive_to_domain("py", "method", Method, override=True)
     app.add_directive_to_domain("py", "property", Property, override=True)
@@ -167,4 +183,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("source-read", name_files_beyond_the_site)
     app.connect("source-read", show_applications_on_the_site)
     app.connect("source-read", index_what_people_search_for)
+    app.connect("source-read", hide_contents)
+    app.connect("source-read", lay_out_columns)
+    app.connect("doctree-read", show_code)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

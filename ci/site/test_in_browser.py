@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -92,6 +93,22 @@ def test_drawings_follow_the_theme_that_a_reader_chooses(site: Path, browser: Br
     assert light != dark
     assert shown["light", "light"] == shown["dark", "light"] == light
     assert shown["light", "dark"] == shown["dark", "dark"] == dark
+
+
+def test_button_copies_the_lines_that_a_difference_adds(site: Path, browser: Browser) -> None:
+    text = (site.parent / "tutorial/step1.md").read_text(encoding="utf-8")
+    differences = re.findall("^```diff\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    added = [re.findall(r"^\+(.*)", difference, re.MULTILINE) for difference in differences]
+    page = browser.new_page()
+    page.goto((site / "tutorial/step1.html").as_uri())
+    page.evaluate("addEventListener('copy', () => window.copied = `${getSelection()}`)")
+    copied = []
+    for button in page.locator(".highlight-diff button").all():
+        button.click()
+        copied.append(page.evaluate("window.copied").splitlines())
+    page.close()
+    assert copied == added
+    assert copied
 
 
 #: Texts that cross the edge of a box, with a tenth to spare for other fonts, or that another text

@@ -32,7 +32,7 @@ NOT_CODE = ("text", "diff", "csv")
 
 #: What a reader of the tutorial does: changes a script, runs commands.
 _TO_DO = re.compile(
-    r"""^```\{script-diff\}[^\n]*\n(?P<pieces>.*?)^```$
+    r"""^```diff\n(?P<change>.*?)^```$
     | ^<!--\ run:\ tutorial\ -->\n```sh\n(?P<commands>.*?)^```$""",
     re.DOTALL | re.MULTILINE | re.VERBOSE,
 )
@@ -83,15 +83,12 @@ def blocks(page: Path) -> Iterator[Block]:
 def tutorial() -> Iterator[tuple[Path, str, str]]:
     """Yield what a reader of the tutorial does, from the first page to the last.
 
-    Of each: the page, ``change`` or ``run``, and what: the text that selects a piece of the
-    differences, or commands.
+    Of each: the page, ``change`` or ``run``, and what: a difference, or commands.
     """
     for page in (DOCS / "tutorial/index.md", *sorted(DOCS.glob("tutorial/step*.md"))):
         for found in _TO_DO.finditer(read(page)):
-            if found["pieces"]:
-                yield from ((page, "change", line) for line in found["pieces"].splitlines())
-            else:
-                yield page, "run", found["commands"]
+            kind = "change" if found["change"] else "run"
+            yield page, kind, found["change"] or found["commands"]
 
 
 def all_blocks() -> list[Block]:

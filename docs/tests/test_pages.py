@@ -9,7 +9,6 @@ import importlib.util
 import json
 import os
 import re
-import runpy
 import shlex
 import shutil
 import signal
@@ -18,14 +17,12 @@ import sys
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
 
 import pages
 import psutil
 import pytest
-import scriptdiff
 from click.testing import CliRunner
 from loading import load
 from on_ranks import EXAMPLES, LIMIT, described, lines_of_ranks, run_on_ranks
@@ -188,43 +185,35 @@ def test_every_column_of_a_table_has_a_heading():
     assert nameless == []
 
 
+def test_pages_look_right_on_github_too():
+    """Except the landing page, since the README is GitHub's, and those that include others."""
+    of_the_site = {"index.md", "security.md"}
+    raw = [
+        f"{page.relative_to(DOCS)}: {line}"
+        for page in pages.PAGES
+        if not {"api", "apps"} & set(page.parts) and str(page.relative_to(DOCS)) not in of_the_site
+        for line in pages.read(page).splitlines()
+        if re.search(r"^ *(:{3,}|`{3,}\{)|^---$|\{[\w:]+\}`", line)
+    ]
+    assert raw == []
+
+
 # The tutorial
 
 
-class Hunk(HTMLParser):
-    """A change as the site shows it: what is seen, and what the button copies."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.seen = self.copied = ""
-        self._only_seen: list[bool] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag, attributes):
-        self._only_seen.append(scriptdiff.ONLY_SEEN in dict(attributes)["class"].split())
-
-    def handle_endtag(self, tag):
-        self._only_seen.pop()
-
-    def handle_data(self, data):
-        self.seen += data
-        self.copied += "" if any(self._only_seen) else data
-
-
-def edit(script: str, place: str, html: str) -> str:
+def edit(script: str, difference: str) -> str:
     """Change a script as a reader does: go to the place, replace what has a minus."""
-    hunk, lines = Hunk(html), script.splitlines()
-    signs = "".join(line[0] for line in hunk.seen.splitlines())
-    shown = [line[1:] for line in hunk.seen.splitlines() if line[0] != "+"]
+    place, *changed = difference.splitlines()
     first, last, function = re.fullmatch(
-        r"lines? (\d+)(?: to (\d+))?(?:, in (\w+)\(\))?", place
+        r"@@ train_single\.py, lines? (\d+)(?: to (\d+))?(?:, in (\w+)\(\))? @@", place
     ).groups()
     begin, end = int(first) - 1, int(last or first)
-    assert lines[begin:end] == shown
-    at = begin + len(signs) - len(signs.lstrip())
+    lines = script.splitlines()
+    assert lines[begin:end] == [line[1:] for line in changed if not line.startswith("+")]
+    at = begin + next(number for number, line in enumerate(changed) if line[:1] in ("+", "-"))
     above = re.findall(r"^def (\w+)", "\n".join(lines[: at + 1]), re.MULTILINE)
     assert above[-1:] == ([function] if function else [])
-    lines[at : at + signs.count("-")] = hunk.copied.splitlines()
+    lines[begin:end] = [line[1:] for line in changed if not line.startswith("-")]
     return "\n".join(lines) + "\n"
 
 
@@ -234,16 +223,11 @@ def printed_in_tutorial(tmp_path_factory) -> list[list[str]]:
     top = tmp_path_factory.mktemp("tutorial")
     make_look_like_the_repository(top)
     env = {**direct_environment(), "OMP_NUM_THREADS": "1"}
-    old, new = (pages.read(ROOT / "apps/mnist" / name) for name in ("train_single.py", "train.py"))
-    doing = list(pages.tutorial())
-    texts = [what for _, kind, what in doing if kind == "change"]
-    places = scriptdiff.walk(old, new, texts)
     cwd, printed = top, []
-    for _, kind, what in doing:
+    for _, kind, what in pages.tutorial():
         script = cwd / "train_single.py"
         if kind == "change":
-            _, piece, before = next(places)
-            script.write_text(edit(pages.read(script), piece.place(before), piece.html()))
+            script.write_text(edit(pages.read(script), what))
         else:
             # A checkout that cannot be written is copied as one.
             commands = f"{what}\nchmod -R u+w {shlex.quote(str(top))}\npwd"
@@ -251,14 +235,6 @@ def printed_in_tutorial(tmp_path_factory) -> list[list[str]]:
             printed.append(lines)
             cwd = Path(pwd)
     return printed
-
-
-def test_tutorial_makes_one_script_of_the_other():
-    """The commands of step 2 compare them; here nothing is shown twice or left out."""
-    old, new = (pages.read(ROOT / "apps/mnist" / name) for name in ("train_single.py", "train.py"))
-    texts = [what for _, kind, what in pages.tutorial() if kind == "change"]
-    steps = list(scriptdiff.walk(old, new, texts))
-    assert len({piece for _, piece, _ in steps}) == len(steps) == len(scriptdiff.pieces(old, new))
 
 
 def shapes(lines: list[str]) -> Counter[str]:
@@ -298,23 +274,6 @@ def test_tutorial_goes_through_as_written(printed_in_tutorial):
     assert [numbers[0] for numbers in rows(resumed)] == ["1", "2"]
     assert [numbers[0] for numbers in rows(narrow)] == ["1"]
     assert [numbers[0] for numbers in rows(from_file)] == ["1", "2", "3"]
-
-
-def test_button_copies_the_lines_that_are_added(monkeypatch):
-    old = "import os\n\n\ndef f(a):\n    b = a < 1\n    return b\n"
-    new = 'import os\n\n\ndef f(a):\n    b = "$ &"\n    c = a < 2\n    return b\n'
-    (piece,) = scriptdiff.pieces(old, new)
-    hunk = Hunk(piece.html())
-    added = '    b = "$ &"\n    c = a < 2\n'
-    assert hunk.copied == added
-    signed = "".join(f"+{line}" for line in added.splitlines(keepends=True))
-    assert hunk.seen == f" \n def f(a):\n-    b = a < 1\n{signed}     return b\n"
-    assert piece.place(old) == "lines 3 to 6, in f()"
-    assert piece.place("\n" + old) == "lines 4 to 7, in f()"
-    assert edit(old, piece.place(old), piece.html()) == new
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    selectors = runpy.run_path(str(DOCS / "conf.py"))["copybutton_exclude"].split(", ")
-    assert f".{scriptdiff.ONLY_SEEN}" in selectors
 
 
 # The lines that the README adds to a script
@@ -535,6 +494,14 @@ def test_import_brings_the_submodules_that_the_reference_names():
     script = f"import chainermn\nfor name in {sorted(modules - {'chainermn.testing'})}: eval(name)"
     assert len(modules) > 10
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_table_of_communicators_says_what_their_classes_say():
+    rows = [
+        f"| `{name}` | {kind.__doc__.splitlines()[0]} |\n" for name, kind in registered().items()
+    ]
+    head = "| name | how gradients are averaged |\n|---|---|\n"
+    assert head + "".join(rows) + "\n" in pages.read(DOCS / "api/choosing.md")
 
 
 def test_communicators_that_pages_choose_are_registered():
