@@ -1,6 +1,6 @@
 """One small check for every repair: it passes with the repair and fails without it.
 
-``python -W error checks.py NAME...`` runs some of them and prints, as JSON, how each of them
+``python -W error checks.py NAME...`` runs the named checks and prints, as JSON, how each one
 failed, or null.
 """
 
@@ -21,7 +21,7 @@ CHECKS = {}
 
 
 def check(name):
-    """Register a function as the check of the repair of this name."""
+    """Register a function as the check for the named repair."""
 
     def register(function):
         CHECKS[name] = function
@@ -176,7 +176,7 @@ def _():
     for parameter in model.params():
         parameter.grad = numpy.full(parameter.shape, 10, numpy.float16)
     chainer.optimizer_hooks.GradientClipping(100)(optimizer)
-    # Each of the two squared norms is 40,000; float16 ends at 65,504.
+    # Each squared norm is 40,000; their sum exceeds 65,504, the largest float16.
     norm = numpy.sqrt(sum((p.grad.astype("d") ** 2).sum() for p in model.params()))
     assert abs(norm - 100) < 0.5
 
@@ -304,7 +304,7 @@ def _():
 def _():
     from chainer.iterators import MultiprocessIterator
 
-    # The third example is missing; without the repair the warning about the time is raised.
+    # The third example is missing; without the repair, the timeout warning is raised instead.
     examples = dict.fromkeys((0, 1, 3), 0)
     iterator = MultiprocessIterator(
         examples, 3, shuffle=False, n_processes=1, shared_mem=0, dataset_timeout=10
@@ -423,7 +423,7 @@ def _():
 
 
 def _exports(function):
-    """Check that ONNX computes the same."""
+    """Check that a function exported to ONNX computes the same."""
     import chainer
     import numpy
     import onnx_chainer
@@ -453,7 +453,7 @@ def _():
 
 
 def _waits_for_its_use(user, part, function):
-    """Check that a module of Chainer has a stand-in for part of SciPy that does the same."""
+    """Check that a Chainer module has a stand-in for part of SciPy that works the same."""
     module = importlib.import_module(f"chainer.{user}")
     found = getattr(getattr(module, "scipy", module), part)
     real = importlib.import_module(f"scipy.{part}")
@@ -522,7 +522,7 @@ def _():
 
 
 def _left_by_onednn(x):
-    """Return what a convolution by oneDNN makes of images: the same."""
+    """Return the same images, as a convolution by oneDNN leaves them."""
     import chainer
     import chainer.functions as F
     import numpy
@@ -572,7 +572,7 @@ def _():
 
 
 def _peak(function):
-    """Return the most bytes that a function has in use at a time, and its result."""
+    """Return the peak memory of a function, in bytes, and its result."""
     import tracemalloc
 
     tracemalloc.start()
@@ -685,7 +685,7 @@ def _():
 
 @contextlib.contextmanager
 def _launched():
-    """Yield names and sizes of kernels, which are recorded instead of compiled, and arrays."""
+    """Record kernels instead of compiling them; yield their names and sizes, and two arrays."""
     import cupy
     import numpy
     from chainer.backends import cuda
@@ -848,7 +848,7 @@ def _():
     import numpy
     from chainer.functions.normalization import batch_normalization
 
-    # The fake CuPy says of all arrays that they are NumPy's.
+    # The fake CuPy takes every array for NumPy's.
     batch_normalization.cuda = SimpleNamespace(cupy=numpy)
     node = batch_normalization.BatchNormalization()
     node.forward_gpu = node.forward
@@ -857,7 +857,7 @@ def _():
 
 
 def _on_gpu_by(name, node, *shapes):
-    """Compute on what counts as a GPU, and check that the fake cuDNN does it."""
+    """Compute on a stand-in for a GPU; check that the fake cuDNN does it; return the result."""
     import chainer
     import cudnn
     import functions
@@ -867,9 +867,9 @@ def _on_gpu_by(name, node, *shapes):
     from chainer_compat.cudnn import runner
 
     runner.Gpu = HostGpu
-    # What libcudnn.so.9 is called, too, is what stands in for it.
+    # Loading libcudnn.so.9 gives a stand-in, too.
     sys.modules["ctypes"].CDLL = lambda name: functions.Functions(cudnn)
-    chainer.config.use_ideep = "never"  # oneDNN would take what lies in host memory
+    chainer.config.use_ideep = "never"  # oneDNN would take arrays in host memory
     node._input_layouts = (None,) * len(shapes)
     (result,) = node.forward_gpu(tuple(numpy.ones(shape, "f4") for shape in shapes))
     assert cudnn.log[-1][0] == name
@@ -884,7 +884,7 @@ def _every_addition_is_cast(function, count):
 
 
 def failure(function):
-    """Return the traceback with which a check fails, or None."""
+    """Return a failing check's traceback, or None."""
     try:
         function()
     except BaseException:
@@ -893,6 +893,6 @@ def failure(function):
 
 
 if __name__ == "__main__":
-    # Python's own advice to a process that forks workers, as MultiprocessIterator does.
+    # Python's warning against forking with threads, which MultiprocessIterator does.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded")
     print(json.dumps({name: failure(CHECKS[name]) for name in sys.argv[1:]}))

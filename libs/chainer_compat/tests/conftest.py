@@ -1,4 +1,4 @@
-"""What the tests share: running code in a fresh interpreter, and kernels on the CPU."""
+"""Shared fixtures: code in a fresh interpreter, and kernels on the CPU."""
 
 import ctypes
 import functools
@@ -20,7 +20,7 @@ def pytest_configure(config):
 
 @pytest.fixture(scope="session")
 def execute():
-    """Run a command where nothing changes how Python or this package behaves."""
+    """Run a command without the caller's settings for Python and this package."""
     clean = {
         name: value
         for name, value in os.environ.items()
@@ -41,7 +41,7 @@ def execute():
 
 @pytest.fixture
 def python(execute):
-    """Run ``python FLAGS -c CODE``; return its output, or its errors if it is to fail."""
+    """Run ``python FLAGS -c CODE``; return its output, or its errors if it should fail."""
 
     def run(code, *flags, fails=False, **environment):
         result = execute(sys.executable, *flags, "-c", code, **environment)
@@ -53,7 +53,7 @@ def python(execute):
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory):
-    """Return a function that compiles C++ with float16, and returns it as a library."""
+    """Return a function that compiles C++ with float16, and loads it as a library."""
     for compiler in filter(shutil.which, ("g++", "clang++")):
         check = [compiler, "-x", "c++", "-fsyntax-only", "-"]
         if subprocess.run(check, input=b"_Float16 x;", stderr=subprocess.DEVNULL).returncode == 0:
@@ -74,7 +74,7 @@ def compiled(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def fake_cupy():
-    """Return a directory for PYTHONPATH that makes Chainer believe in CuPy 14."""
+    """Return a directory for PYTHONPATH that makes Chainer think CuPy 14 is installed."""
     return str(Path(__file__).parent / "fake_cupy")
 
 
@@ -86,7 +86,7 @@ def fake_cudnn():
 
 @pytest.fixture
 def stand_in(fake_cudnn):
-    """Load a module of that directory afresh, under a name that is nobody's."""
+    """Load a module from that directory afresh, under a name that nothing else uses."""
 
     def load(name):
         spec = spec_from_file_location(f"stand_in_{name}", Path(fake_cudnn, f"{name}.py"))

@@ -1,4 +1,4 @@
-"""Print, as JSON, the CUDA kernels that repairs concern, as Chainer hands them to CuPy.
+"""Print, as JSON, the CUDA kernels that repairs affect, as Chainer hands them to CuPy.
 
 Run with ``fake_cupy`` on the path.
 """
@@ -12,7 +12,7 @@ from chainer.training.updaters import multiprocess_parallel_updater as updater
 
 def text_of(function):
     (text,) = (c for c in function.__code__.co_consts if isinstance(c, str) and "atomicAdd(" in c)
-    # These have float16 arguments: CuPy includes the header by itself.
+    # These take float16 arguments, so CuPy includes the header by itself.
     return {"text": text, "preamble": "#include <cupy/float16.cuh>\n", "loop_prep": ""}
 
 

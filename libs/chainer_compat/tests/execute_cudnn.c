@@ -1,12 +1,12 @@
-/* Stands in for cuDNN as nvidia-cudnn-frontend loads it: passes everything on, except that it
- * notes what would be executed. */
+/* A stand-in that nvidia-cudnn-frontend loads as cuDNN: it passes calls on, but only notes what
+ * would be executed. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
 #include <string.h>
 
-/* Of cudnn_graph.h: the attributes of what is executed start with its tensors' numbers. */
+/* From cudnn_graph.h: the attributes of a variant pack, the first being its tensors' numbers. */
 enum { FIRST = 1000, ATTRIBUTES = 4, MOST = 8 };
 
 int64_t attributes[ATTRIBUTES][MOST];

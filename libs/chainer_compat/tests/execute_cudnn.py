@@ -1,4 +1,4 @@
-"""Print what cuDNN gets to execute from the frontend, and from our launches, as JSON."""
+"""Print, as JSON, what the frontend and our launches tell cuDNN to execute."""
 
 import ctypes
 import json
@@ -9,7 +9,7 @@ from plan_cudnn import H200, problems
 
 from chainer_compat.cudnn import graphs
 
-# execute_cudnn.c, which the frontend has loaded as cuDNN.
+# The compiled execute_cudnn.c, which the frontend has loaded as cuDNN.
 library = ctypes.CDLL(sys.argv[1])
 attributes = (ctypes.c_int64 * 8 * 4).in_dll(library, "attributes")
 others = [ctypes.c_int64.in_dll(library, name) for name in ("handle", "plan")]
@@ -30,7 +30,7 @@ def main():
 
 
 def executed(execute, *arguments):
-    """Return all that cuDNN gets, or why it gets nothing: some plans need a device for that."""
+    """Return everything that cuDNN gets, or why it gets nothing: some plans need a device."""
     ctypes.memset(attributes, 0, ctypes.sizeof(attributes))
     for value in others:
         value.value = 0

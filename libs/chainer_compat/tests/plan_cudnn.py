@@ -1,4 +1,4 @@
-"""Have the real cuDNN plan, for an H200 that is not there; print what it says, as JSON."""
+"""Have the real cuDNN plan for an H200 that is not there; print its answers as JSON."""
 
 import ctypes
 import json

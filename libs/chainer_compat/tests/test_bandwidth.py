@@ -12,11 +12,11 @@ from chainer.backends import cuda
 from chainer_compat.repairs import bandwidth
 
 C_TYPES = {"float32": "float", "float16": "_Float16"}
-SHAPE = (3, 64, 57, 64)  # of which there is no whole number of packs in a row
+SHAPE = (3, 64, 57, 64)  # more than WORTHWHILE_BYTES, even in float16
 
 
 class HostArray(np.ndarray):
-    """An array of NumPy's that has an address where CuPy's have it."""
+    """A NumPy array with its address where CuPy's arrays have theirs."""
 
     @property
     def data(self):
@@ -24,7 +24,7 @@ class HostArray(np.ndarray):
 
 
 class Own:
-    """What a function of Chainer's does by itself."""
+    """A Chainer function without the repair."""
 
     def forward_gpu(self, inputs):
         return "Chainer's"
@@ -36,7 +36,7 @@ class Own:
 
 
 def aligned(values, dtype, offset=0):
-    """Return values at an address that is a multiple of 16 bytes, or an element after it."""
+    """Return values at an address that is a multiple of 16, or ``offset`` elements after it."""
     values = np.asarray(values, dtype)
     room = np.empty(values.size + 16, dtype)
     start = -room.ctypes.data % 16 // values.itemsize + offset
@@ -47,7 +47,7 @@ def aligned(values, dtype, offset=0):
 
 @pytest.fixture
 def launched(monkeypatch, compiled):
-    """Have kernels run on the CPU; return the names of those that were."""
+    """Run kernels on the CPU; return a list that records their names."""
     names = []
 
     def elementwise(in_params, out_params, operation, name, preamble):
@@ -79,7 +79,7 @@ def launched(monkeypatch, compiled):
 
 @pytest.fixture
 def repaired():
-    """Return ReLU, its gradient and addition, repaired."""
+    """Return a module with ReLU, its gradient and addition, all repaired."""
     names = ("ReLU", "ReLUGrad2", "Add")
     module = SimpleNamespace(**{name: type(name, (Own,), {}) for name in names})
     bandwidth.relu_at_full_bandwidth(module)

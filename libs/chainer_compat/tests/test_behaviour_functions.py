@@ -377,7 +377,7 @@ def test_gradient(name):
     directions = [random.uniform(-1, 1, x.shape) for x in arrays]
     slope = 0.0
     for variable, direction in zip(variables, directions, strict=True):
-        # No gradient is one of zero, as that of floor().
+        # A missing gradient means zero, as for floor().
         if variable.grad is not None:
             assert variable.grad.dtype == np.float64
             slope += (variable.grad * direction).sum()

@@ -206,7 +206,7 @@ def test_workers_that_are_replaced_after_some_tasks():
 
 
 class BeingReplaced(list):
-    """Workers of a pool while all of them have ended and new ones have not been started."""
+    """A pool's workers at a time when all have ended and new ones have not started."""
 
     def __len__(self):
         return 0
@@ -226,7 +226,7 @@ def test_workers_that_are_all_replaced_at_the_same_time():
         iterator.finalize()
 
 
-# Workers that mostly wait for work, and that are mostly at work.
+# If seconds is 0, workers mostly wait for work; if it is 0.5, they are mostly at work.
 KILLED = """
 import os, signal, sys, time
 from chainer.iterators import MultiprocessIterator

@@ -1,4 +1,4 @@
-"""The real cuDNN accepts our graphs, and plans them for an H200, where there is no GPU.
+"""The real cuDNN accepts our graphs and plans them for an H200, without any GPU.
 
 Needs nvidia-cudnn-frontend, cuDNN and cuBLAS: `pip install './libs/chainer_compat[cudnn13]'`.
 Nothing is run: cuDNN chooses and finalizes its engines from the properties of a device.
@@ -21,7 +21,7 @@ NEEDED = {
     "cuDNN": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
     "cuBLAS": ("nvidia-cublas", "nvidia-cublas-cu12"),
 }
-# Of the driver, without which cuDNN does not load. Planning calls the first one only.
+# From the CUDA driver, without which cuDNN does not load. Planning only calls this function.
 DRIVER = """\
 int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
 """
@@ -37,7 +37,7 @@ cuStreamGetCtx cuTensorMapEncodeIm2col cuTensorMapEncodeTiled
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory):
-    """Return a path on which there is a CUDA driver, or what stands in for one."""
+    """Return a library path with a CUDA driver, or a stand-in for one."""
     for what, names in NEEDED.items():
         if not any(map(is_installed, names)):
             pytest.skip(f"needs {what}: pip install './libs/chainer_compat[cudnn13]'")
@@ -68,7 +68,7 @@ def is_installed(distribution):
 
 @pytest.fixture(scope="module")
 def found(libraries, execute):
-    """What cuDNN says, in a process of its own: it ends those in which it lacks a library."""
+    """cuDNN's answers, from a process of its own, which it ends if it lacks a library."""
     script = Path(__file__).parent / "plan_cudnn.py"
     result = execute(sys.executable, script, LD_LIBRARY_PATH=libraries)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -92,7 +92,7 @@ def test_there_is_a_plan_for_everything_that_we_call_possible(found):
 
 
 def test_settings_change_what_is_chosen(found):
-    """Without tensor cores nothing is copied into the order of axes that they want."""
+    """Without tensor cores, nothing is copied into the order of axes that they need."""
     for computes in "xwy":
         with_them = found["plans"][f"float32 tensor cores, {computes}, 3x3 of ResNet-50"]
         without = found["plans"][f"float32, {computes}, 3x3 of ResNet-50"]
@@ -100,7 +100,7 @@ def test_settings_change_what_is_chosen(found):
 
 
 def test_what_cudnn_refuses_is_not_called_possible(found):
-    """Without a plan, the error says what was asked for and what to do."""
+    """If there is no plan, the error says what was asked for and what to do."""
     error = found["impossible"]["error"]
     assert error.startswith("RuntimeError: cuDNN 9.")
     assert "Convolution(computes='y', x=(2147483648, 1, 1, 1)" in error
@@ -121,11 +121,11 @@ def test_cudnn_has_the_functions_that_normalize(found):
 
 
 def test_cudnn_gets_the_same_from_our_launches_as_from_the_frontend(libraries, execute, tmp_path):
-    """The plan, the handle, the arrays and the workspace; and a launch does without the rest."""
+    """The plan, handle, arrays and workspace are the same; a launch needs no ``graph.execute``."""
     if not shutil.which("cc"):
         pytest.skip("needs a C compiler for what notes what cuDNN gets")
     folder = Path(__file__).parent
-    noting = tmp_path / "libcudnn.so"  # that of the frontend's first choice
+    noting = tmp_path / "libcudnn.so"  # the name that the frontend tries first
     needed = ["-Wl,--no-as-needed", find_cudnn(), "-ldl"]
     source = folder / "execute_cudnn.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", noting, source, *needed], check=True)

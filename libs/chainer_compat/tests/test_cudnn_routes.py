@@ -1,7 +1,7 @@
 """Which of Chainer's calls use cuDNN, and with which arguments, tested with a stand-in.
 
-The tests replace ``forward_cpu`` instead of ``forward_gpu``, so that NumPy arrays take the path of
-CuPy's arrays on a GPU. Chainer computes the expected values in float64, which cuDNN never gets.
+The tests replace ``forward_cpu`` instead of ``forward_gpu``, so that NumPy arrays take the path
+of CuPy arrays on a GPU. Chainer computes the expected values in float64, which cuDNN never gets.
 """
 
 import os
@@ -57,10 +57,10 @@ def library(cudnn, stand_in):
 
 @pytest.fixture
 def runner(cudnn, library, stand_in, monkeypatch):
-    """Send Chainer's functions on host memory to the stand-in; return what runs it."""
+    """Send Chainer's functions in host memory to the stand-in; return its runner."""
     found = runners.Runner(cudnn, stand_in("host_gpu").HostGpu())
 
-    # oneDNN would take what lies in host memory.
+    # oneDNN would take arrays in host memory.
     monkeypatch.setattr(chainer.global_config, "use_ideep", "never")
 
     def replace(function, route):
@@ -69,7 +69,7 @@ def runner(cudnn, library, stand_in, monkeypatch):
     replace(convolution_2d.Convolution2DFunction, routes.convolve)
     replace(convolution_2d.Convolution2DGradW, routes.correlate)
     replace(deconvolution_2d.Deconvolution2DFunction, routes.deconvolve)
-    # Chainer's own code for host memory asks `cuda` for nothing.
+    # Chainer's own code for host memory does not need `cuda`.
     monkeypatch.setattr(batch_normalization, "cuda", SimpleNamespace(cupy=np))
     normalizer = normalization.Normalizer(found, library)
     select = routes.select_normalization(batch_normalization, lambda: normalizer)
@@ -79,7 +79,7 @@ def runner(cudnn, library, stand_in, monkeypatch):
 
 
 def computed(cudnn):
-    """Return the names of what the stand-in has computed so far, and forget them."""
+    """Return the names of what the stand-in has computed so far, and clear its log."""
     names = [entry[0] for entry in cudnn.log if entry[0] in CONVOLUTIONS | NORMALIZATIONS]
     cudnn.log.clear()
     return names
@@ -100,7 +100,7 @@ def differentiate(function, arrays, dtype):
     y = function(*inputs)
     gradients = chainer.grad([F.sum(y * y)], inputs, enable_double_backprop=True)
     squares = sum(F.sum(gradient * gradient) for gradient in gradients)
-    # The gradient of the gradient with respect to the bias does not depend on it.
+    # cuDNN computes nothing with the bias.
     again = chainer.grad([squares], inputs[:2])
     return [np.asarray(found.array, "f8") for found in (y, *gradients, *again)]
 
@@ -114,7 +114,7 @@ def assert_equal(actual, expected, dtype):
 def convolution(shape, n_out, ksize, arguments):
     """Return a convolution with a bias, and its arrays."""
     w = (n_out, shape[1] // arguments.get("groups", 1), *ksize)
-    # Small, so that the squares of gradients of gradients are float16's.
+    # Small values, so that squares of gradients of gradients fit float16.
     arrays = [array / 4 for array in draw(shape, w, n_out)]
     return lambda x, w, b: F.convolution_2d(x, w, b, **arguments), arrays
 
@@ -134,7 +134,7 @@ def deconvolution(shape, n_out, ksize, arguments):
 @pytest.mark.parametrize("make", [convolution, deconvolution], ids=["there", "and back"])
 def test_convolutions_and_their_gradients(make, name, dtype, runner, cudnn):
     function, arrays = make(*GEOMETRIES[name])
-    # What is rounded to the dtype is the same for both.
+    # Both get inputs that have been rounded to the dtype.
     arrays = [array.astype(dtype) for array in arrays]
     expected = differentiate(function, arrays, "float64")
     assert computed(cudnn) == []
@@ -368,14 +368,14 @@ def test_the_frontend_executes_where_its_last_step_alone_will_not_do(
     expected = results()
     assert ("execute",) not in cudnn.log
     monkeypatch.setattr(cudnn.pygraph, "build_plans", build_and_change)
-    runner.gpu.number = 1  # has no plans yet
+    runner.gpu.number = 1  # this device has no plans yet
     assert all((got == wanted).all() for got, wanted in zip(results(), expected, strict=True))
     assert cudnn.log.count(("execute",)) == 3
 
 
 def test_work_goes_to_the_stream_that_is_current(runner, cudnn):
     x, w = of("f4", *draw((1, 2, 5, 5), (2, 2, 3, 3)))
-    places = [(0, 7), (0, 8), (1, 8), (0, 8), (1, 7), (0, 7)]  # of devices and streams
+    places = [(0, 7), (0, 8), (1, 8), (0, 8), (1, 7), (0, 7)]  # (device, stream)
     for runner.gpu.number, runner.gpu.current_stream in places:
         F.convolution_2d(x, w)
     streams = [entry[1] for entry in cudnn.log if entry[0] == "conv_fprop"]
@@ -439,7 +439,7 @@ def test_every_device_and_every_thread_has_a_handle_of_its_own(runner, cudnn):
 )
 def test_settings_of_chainers(dtype, config, unwanted, runner, cudnn):
     values = {"use_cudnn_tensor_core": "auto", "cudnn_deterministic": False, **config}
-    iterate(dtype=dtype)  # a plan for other settings is not used
+    iterate(dtype=dtype)  # these plans must not serve other settings
     first = {"TENSOR_CORE"} if dtype == "float32" else set()
     always = {"DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION"}
     assert {entry[3] for entry in plans(cudnn)} == {frozenset(always | first)}
@@ -511,7 +511,7 @@ def test_batch_normalization_and_its_gradients(dtype, runner, cudnn):
     # The gradients of gradients pass through y once more.
     assert computed(cudnn) == ["batchnorm", "batchnorm_backward", "batchnorm_backward"]
     assert dtypes == [np.dtype(name) for name in (dtype, dtype, "f4", "f4", dtype, "f4")]
-    if dtype == "float16":  # the squares of the gradients exceed what is near in float16
+    if dtype == "float16":  # squares of gradients are too large to compare in float16
         actual, expected = [found[:4] + found[6:] for found in (actual, expected)]
     assert_equal([np.asarray(array, "f8") for array in actual], expected, dtype)
 
@@ -625,7 +625,7 @@ def test_asking_for_cudnn_without_the_frontend_is_an_error(python, fake_cupy):
     errors = python(code, fails=True, **asked)
     assert "nvidia-cudnn-frontend is not installed" in errors
     assert "pip install 'nvidia-cudnn-frontend>=1.32' 'nvidia-cudnn-cu13>=9'" in errors
-    # Where there is no CuPy there is nothing to be computed by cuDNN.
+    # Without CuPy, there is nothing for cuDNN to compute.
     python("import sys; sys.modules['cupy'] = None; " + code, CHAINER_COMPAT_CUDNN="1")
 
 

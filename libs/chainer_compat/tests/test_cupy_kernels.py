@@ -1,4 +1,4 @@
-"""The repaired kernels compile for an H100 under NVRTC, the others do not.
+"""The repaired kernels compile for an H100 with NVRTC; without the repairs, they do not.
 
 Needs CuPy 14, NVRTC and the CUDA headers, but no GPU: nothing is run.
 """
@@ -24,7 +24,7 @@ ARGUMENTS = {
 @pytest.fixture(scope="module")
 def compile_kernel():
     with warnings.catch_warnings():
-        # Without a GPU, CuPy advises to install NCCL.
+        # Without a GPU, CuPy advises installing NCCL.
         warnings.simplefilter("ignore")
         cupy = pytest.importorskip("cupy", reason="needs CuPy", exc_type=ImportError)
         from cupy.cuda import compiler, get_cuda_path
@@ -45,7 +45,7 @@ def compile_kernel():
 
 
 def cuda_function(name, kernel):
-    """Write the CUDA function that CuPy would make of an elementwise kernel."""
+    """Return the CUDA function that CuPy would make from an elementwise kernel."""
     arguments = []
     for argument in ARGUMENTS[name].split(", "):
         ndim, type_, variable = re.fullmatch(r"(?:raw(.) )?(.+) (\w+)", argument).groups()

@@ -1,4 +1,4 @@
-"""Which `chainermn` is imported: ours, wherever it is, and Chainer's copy if there is no other."""
+"""Which `chainermn` is imported: ours, wherever it is, or Chainer's copy if there is no other."""
 
 import sys
 
@@ -63,7 +63,7 @@ def test_the_current_directory(path, tmp_path, monkeypatch):
 
 @pytest.fixture
 def ours(tmp_path):
-    """Create a package `chainermn` with a plugin for pytest, as an editable install has it."""
+    """Create a `chainermn` package with a pytest plugin, as in an editable install."""
     plugin = tmp_path / "src" / "chainermn" / "testing" / "plugin.py"
     plugin.parent.mkdir(parents=True)
     for folder in plugin.parents[:2]:
@@ -88,7 +88,7 @@ def test_a_script_gets_ours(first, ours, python):
     code = f"import sys; sys.path.append({str(ours)!r}); {first}"
     code += "import chainermn, chainer; print(chainermn.__file__); print(chainer.__file__)"
     found, chainer = python(code).splitlines()
-    # Where a chainermn is installed, that one comes before the one at the end of sys.path.
+    # If a chainermn is installed, it comes before the one at the end of sys.path.
     assert found != chainer.replace("/chainer/", "/chainermn/")
 
 

@@ -1,4 +1,4 @@
-"""One launch for many arrays computes what one for each does, bit for bit."""
+"""One launch for many arrays computes the same as one launch per array, bit for bit."""
 
 import contextlib
 import ctypes
@@ -27,7 +27,7 @@ C_TYPES = {
 
 
 class Array(np.ndarray):
-    """A NumPy array that passes for CuPy's."""
+    """A NumPy array that passes for a CuPy array."""
 
     device = SimpleNamespace(id=0)
 
@@ -41,9 +41,9 @@ def to_gpu(array):
 
 
 class Kernel:
-    """An elementwise kernel with as much of CuPy's interface as there is use for.
+    """An elementwise kernel with as much of CuPy's interface as the tests need.
 
-    ``launches`` are the names of all kernels that have been launched.
+    ``launches`` holds the names of all kernels launched so far.
     """
 
     launches: ClassVar = []
@@ -92,7 +92,7 @@ def _parse(text, is_const):
 
 @functools.cache
 def _source(kernel, types):
-    """Return the kernel for these dtypes in C++: of size, pointers, steps between elements."""
+    """Return the kernel in C++ for these dtypes: a function of size, pointers and steps."""
     elements = [
         f"{param.ctype}* {param.name} = ({param.ctype}*)pointers[{k}];"
         if param.raw
@@ -113,7 +113,7 @@ def _source(kernel, types):
     )
 
 
-#: Three pieces, of 4096 elements, a whole one, and less.
+#: In pieces of 4096 elements: three, exactly one, and less than one.
 SHAPES = [(3, 3000), (4096,), (1,), (7, 5)]
 XP = SimpleNamespace(
     all=np.all,
@@ -142,7 +142,7 @@ class Gpu(chainer.backend.Device):
 
 @pytest.fixture(autouse=True)
 def launched(monkeypatch, compiled):
-    """Let Chainer believe in a GPU, with the repairs; return the names of launched kernels."""
+    """Make Chainer see a GPU; return a list that records the names of launched kernels."""
     made = {}
 
     def elementwise(*texts):
@@ -162,7 +162,7 @@ def launched(monkeypatch, compiled):
 
 @pytest.fixture
 def repair(monkeypatch):
-    """Undo the repairs; return what does them."""
+    """Undo the repairs; return a function that makes them again."""
     for owner, names in {
         chainer.optimizer.GradientMethod: ["update", "reallocate_cleared_grads"],
         chainer.optimizer.Optimizer: ["check_nan_in_grads", "call_hook"],
@@ -235,7 +235,7 @@ OPTIMIZERS = {
 
 
 def train(optimizer, dtypes, prepare=lambda optimizer: None, loss_scale=None):
-    """Take three steps; return all that is left of each parameter."""
+    """Take three steps; return each parameter's arrays and states."""
     model = chainer.Link()
     with model.init_scope():
         for k, array in enumerate(arrays(dtypes)):
@@ -363,7 +363,7 @@ def share_a_rule(model):
 
 
 def train_alike(change):
-    """Take three steps of parameters of one shape; return them, and all names of kernels."""
+    """Take three steps with parameters of one shape; return the parameters."""
     model = chainer.Link()
     with model.init_scope():
         for name in ("p0", "p1", "p2"):

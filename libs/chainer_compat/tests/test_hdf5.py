@@ -11,7 +11,7 @@ h5py = pytest.importorskip("h5py")
 
 
 class Keeps:
-    """Can be loaded from a file that has an array ``part/x``."""
+    """An object that loads the array ``part/x`` from a file."""
 
     def __init__(self, x=None):
         self.x = x
@@ -27,7 +27,7 @@ def file(tmp_path):
 
 @pytest.fixture
 def secret(tmp_path):
-    """Return a file of somebody else's that holds six bytes, and an HDF5 file with them."""
+    """Write six bytes to somebody else's file and to an HDF5 file beside it; return the first."""
     (tmp_path / "secret").write_bytes(b"secret")
     with h5py.File(tmp_path / "secret.h5", "w") as other:
         other["part/x"] = np.frombuffer(b"secret", np.uint8)
@@ -100,7 +100,7 @@ def test_no_more_is_read_than_is_there(layout, file):
 def test_chunks_larger_than_the_file(file):
     with h5py.File(file, "w") as written:
         data = written.create_dataset("part/x", (1,), "f4", chunks=(2**25,), maxshape=(None,))
-        assert data.id.get_storage_size() == 0  # a chunk is made when it is written to
+        assert data.id.get_storage_size() == 0  # chunks take no space until they are written
     with pytest.raises(DamagedFileError, match="claims to have 134217728 bytes, but has 0"):
         load_hdf5(file, Keeps())
 

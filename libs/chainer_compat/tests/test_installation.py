@@ -1,7 +1,7 @@
 """Installing, in every order, with every tool, and uninstalling again.
 
-Needs a directory of wheels, named in CHAINERMN_WHEELHOUSE, since nothing is downloaded:
-Chainer's, those of its dependencies, of packaging, hatchling and uv.
+Needs a directory of wheels, named in CHAINERMN_WHEELHOUSE, because nothing is downloaded:
+Chainer, its dependencies, packaging, hatchling and uv.
 """
 
 import base64
@@ -73,7 +73,7 @@ class Venv:
         return [self.installer, "pip", verb, "--offline", "--python", self.python]
 
     def run(self, code, *flags):
-        """Run code; the output contains what Python said on stderr, for instance at start-up."""
+        """Run code; return its output, including stderr, where Python reports start-up errors."""
         return self.execute(self.python, *flags, "-c", code).strip()
 
     def chainermn(self):
@@ -113,7 +113,7 @@ def venv(request, house, execute, tmp_path_factory):
 
 
 def find_uv(house, tmp_path_factory):
-    """Return the command uv; unpack it from the directory of wheels if it is not installed."""
+    """Return the command uv, unpacked from the directory of wheels if it is not installed."""
     found = shutil.which("uv")
     if found:
         return found
@@ -129,7 +129,7 @@ def find_uv(house, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def projects(tmp_path_factory):
-    """Return copies of chainer_compat and of a chainermn with the layout of the real one."""
+    """Return a copy of chainer_compat, and a small chainermn laid out like the real one."""
     folder = tmp_path_factory.mktemp("projects")
     compat = folder / "chainer_compat"
     shutil.copytree(PROJECT, compat, ignore=shutil.ignore_patterns("tests", "__pycache__", ".*"))

@@ -1,6 +1,6 @@
-"""MNIST comes from mirrors, is checked, and lies where Chainer caches it.
+"""MNIST is downloaded from mirrors, checked, and cached where Chainer looks for it.
 
-No test asks the internet: the mirrors are servers that the tests start.
+No test uses the internet: the mirrors are servers that the tests start.
 """
 
 import contextlib
@@ -40,9 +40,9 @@ LABELS = np.array([3, 1, 4, 1, 5], np.uint8)
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """Write a small MNIST, three examples to train with and two to test, and take it for the real.
+    """Write a small MNIST, three training and two test examples, that passes for the real one.
 
-    The folder has a space in its name, as folders of users may.
+    The folder has a space in its name, as users' folders may.
     """
     folder = tmp_path / "the files"
     folder.mkdir()
@@ -60,7 +60,7 @@ def files(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def root(tmp_path, monkeypatch):
-    """Give Chainer an empty cache, and a test no mirrors and no proxy."""
+    """Give Chainer an empty cache, no mirrors and no proxy."""
     before = get_dataset_root()
     set_dataset_root(str(tmp_path / "root"))
     monkeypatch.setattr(mnist, "MIRRORS", ())
@@ -72,7 +72,7 @@ def root(tmp_path, monkeypatch):
 
 
 class Server(ThreadingHTTPServer):
-    """Serves a folder, and puts what it is asked for into a queue."""
+    """A server for a folder that puts the requested paths into a queue."""
 
     def __init__(self, folder, answer=None):
         self.asked = asked = queue.Queue()
@@ -95,7 +95,7 @@ class Server(ThreadingHTTPServer):
 
 @pytest.fixture
 def serve(files):
-    """Start servers of the files, or of what a function answers."""
+    """Start servers that send the files, or that answer by calling a function."""
     servers = []
 
     def start(answer=None):
@@ -111,7 +111,7 @@ def serve(files):
 
 @pytest.fixture
 def refusing():
-    """Return a URL to which no connection can be made."""
+    """Return a URL that refuses connections."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can
         yield f"http://127.0.0.1:{bound.getsockname()[1]}/"
@@ -125,7 +125,7 @@ def assert_is_ours(data):
 
 
 def cache_of(root):
-    """Return the contents of Chainer's cache of downloads, by file name, without its locks."""
+    """Return the contents of Chainer's download cache by file name, without its locks."""
     folder = root / "_dl_cache"
     return {p.name: p.read_bytes() for p in folder.iterdir() if not p.name.endswith("_lock")}
 
@@ -349,7 +349,7 @@ def test_of_two_processes_one_downloads_and_the_other_waits(serve, files, root, 
         happened = [server.asked.get(timeout=100)]
         second = processes.enter_context(start())
         processes.callback(released.set)  # before they are waited for, even if a line fails
-        # The second either says that it has to wait, or asks the server, too.
+        # The second process either says that it has to wait or, wrongly, asks the server.
         said = threading.Thread(target=lambda: server.asked.put(second.stdout.readline()))
         said.start()
         happened.append(server.asked.get(timeout=100))

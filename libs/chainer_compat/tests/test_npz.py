@@ -1,4 +1,4 @@
-"""NPZ files are read as far as they are what they say, and run nothing."""
+"""NPZ files are read as far as they are what they claim to be, and run nothing."""
 
 import contextlib
 import io
@@ -23,7 +23,7 @@ TRUST = "CHAINER_COMPAT_TRUST_FILES"
 
 
 class Trap:
-    """Makes a folder when it is unpickled."""
+    """An object that makes a folder when it is unpickled."""
 
     def __init__(self, folder):
         self.folder = str(folder)
@@ -33,7 +33,7 @@ class Trap:
 
 
 class Keeps:
-    """Can be loaded from a file that has an array ``x``."""
+    """An object that loads the array ``x`` from a file."""
 
     def __init__(self, x=None):
         self.x = x
@@ -43,7 +43,7 @@ class Keeps:
 
 
 def npy(array, content=None, **changes):
-    """Return the content of an NPY file; its header, or what follows it, may be something else."""
+    """Return the content of an NPY file, optionally with another header or other data."""
     file = io.BytesIO()
     header = np.lib.format.header_data_from_array_1_0(array)
     np.lib.format.write_array_header_1_0(file, header | changes)
@@ -71,7 +71,7 @@ def marker(tmp_path):
 
 
 def reduce_of(function, *arguments):
-    """Return the pickle of an array that NumPy would make by calling a function."""
+    """Return the pickle of an array that calls a function when unpickled."""
 
     class Calls:
         def __reduce__(self):
@@ -135,7 +135,7 @@ def test_no_pickle_runs(kind, marker, tmp_path):
     path = npz(tmp_path / "model.npz", x=object_array(content))
     with pytest.raises(UnsafeFileError, match=r"'x' in .* is a pickle of more than None"):
         load_npz(path, Keeps())
-    # It would run: the switch is for this.
+    # With the switch, which is meant for this, the pickle does run.
     with warnings.catch_warnings(), contextlib.suppress(Exception):
         warnings.simplefilter("ignore")
         os.environ[TRUST] = "1"
@@ -247,7 +247,7 @@ def test_a_trainer_with_all_kinds_of_extensions(compression, tmp_path):
     second = make_trainer(tmp_path)
     load_npz(tmp_path / "snapshot", second)
     assert second.updater.iteration == 6
-    second._start_at = 0.0  # or it says that it cannot be saved
+    second._start_at = 0.0  # otherwise it says that it cannot be saved
     again = chainer.serializers.npz.serialize(second)
     del again["_snapshot_elapsed_time"], expected["_snapshot_elapsed_time"]
     text = [key for key in again if isinstance(again[key], str)]
@@ -321,7 +321,7 @@ def test_models_that_older_releases_have_written(path):
     )
 
 
-# As NumPy 1.16 has written None, and [None, 'x', 1L, float64(0.5)], under Python 2.
+# None and [None, 'x', 1L, float64(0.5)], as written by NumPy 1.16 under Python 2.
 START_PYTHON_2 = (
     b"\x80\x02cnumpy.core.multiarray\n_reconstruct\nq\x01cnumpy\nndarray\nq\x02K\x00\x85U\x01b\x87"
     b"Rq\x03(K\x01%scnumpy\ndtype\nq\x04U\x02O8K\x00K\x01\x87Rq\x05(K\x03U\x01|NNNJ\xff\xff\xff"
@@ -337,7 +337,7 @@ MANY_OF_PYTHON_2 = (
 
 def test_files_of_python_2(tmp_path):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # NumPy 2 has renamed what they name
+        warnings.simplefilter("ignore")  # NumPy 2 has renamed what these import
         assert pickle.loads(NONE_OF_PYTHON_2)[()] is None
         assert pickle.loads(MANY_OF_PYTHON_2, encoding="latin-1").tolist() == [None, "x", 1, 0.5]
     assert read_array(NONE_OF_PYTHON_2).tolist() is None
@@ -366,7 +366,7 @@ def test_files_of_python_2(tmp_path):
         np.array([(1, 2.5)], [("ä", "i4"), ("b", "f8")]),
         np.zeros((0, 3), np.float32),
         np.array(1j),
-        np.arange(2**19),  # of several chunks
+        np.arange(2**19),  # read in several chunks
     ],
     ids=lambda array: f"{array.dtype.str}{array.shape}",
 )
@@ -380,11 +380,11 @@ def test_arrays_are_those_that_numpy_reads(array, tmp_path):
     assert found.flags.writeable
 
 
-# ---- what cannot be ----
+# ---- what cannot be right ----
 
 
 def promised(path, **changes):
-    """Change numbers in a ZIP file's list of its members."""
+    """Change numbers in a ZIP file's list of members."""
     content = bytearray(path.read_bytes())
     start = content.index(b"PK\1\2")
     for place, number in changes.values():
@@ -464,7 +464,7 @@ LONG_LIST = (
         (b"\x80\x05\x96" + struct.pack("<Q", 10**13) + b".", ""),
         (b"\x80\x05\x8e" + struct.pack("<Q", 10**13) + b".", ""),
         (b"\x80\x04" + b"(" * 500_000 + b"t" * 500_000 + b".", "a value of type tuple"),
-        # A few bytes, of which each of many short instructions makes a lot.
+        # Small, but each of many short instructions would make something large.
         (
             LONG_TEXT + b"c_codecs\nencode\nq\1X\6\0\0\0latin1q\2" + 9**5 * b"h\1h\0h\2\x86R",
             "char",
@@ -593,7 +593,7 @@ def test_what_does_not_fit_is_not_read(value, error, message, tmp_path):
         load_npz(path, Keeps(value))
     with pytest.raises(DamagedFileError):
         load_npz(path, Keeps(np.zeros(9000, np.float32)))
-    load_npz(path, Keeps(value), ignore_names="x")  # is not looked at
+    load_npz(path, Keeps(value), ignore_names="x")  # skips the array
     load_npz(path, Keeps(value), path="elsewhere", strict=False)
 
 

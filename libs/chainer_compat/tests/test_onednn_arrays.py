@@ -1,4 +1,4 @@
-"""``mdarray``: for everyone but oneDNN, a NumPy array."""
+"""``mdarray``: a NumPy array to everything except oneDNN."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""What oneDNN computes for Chainer is what NumPy computes in float64, with both derivatives."""
+"""oneDNN's results for Chainer match NumPy's in float64, and so do both derivatives."""
 
 import chainer
 import chainer.functions as F
@@ -14,14 +14,14 @@ DIFFERENT = {"rtol": 1e-5, "atol": 1e-5}
 
 
 def values(*shape, seed=0):
-    """Return numbers, none near another or near 0, so that maxima and signs are clear."""
+    """Return numbers, none near 0 or each other, so that maxima and signs are clear."""
     count = int(np.prod(shape))
     numbers = (np.random.default_rng(seed).permutation(count) - count / 2 + 0.25) / count
     return 4 * numbers.reshape(shape)
 
 
 def derivatives(function, arrays, dtype, use_ideep, times):
-    """Return the result of a function, and the gradients of its square, and of their squares."""
+    """Return a function's result, the gradients of its square, and those of their squares."""
     with chainer.using_config("use_ideep", use_ideep):
         xs = [chainer.Variable(array.astype(dtype)) for array in arrays]
         results = [function(*xs)]
@@ -46,7 +46,7 @@ def check(function, *arrays, times=2):
 
 
 def after_a_convolution(function, channels):
-    """Return the function of what a convolution has left in a layout of oneDNN's."""
+    """Return the function, applied to what a convolution leaves in oneDNN's layout."""
     weights = values(channels, channels, 1, 1, seed=9) + np.eye(channels)[:, :, None, None]
 
     def chained(x, *others):
@@ -57,7 +57,7 @@ def after_a_convolution(function, channels):
 
 @pytest.fixture(params=["plain", "blocks"])
 def given(request):
-    """Give a function its input as NumPy has it, or as oneDNN has left it."""
+    """Give a function its input in NumPy's layout or as oneDNN leaves it."""
 
     def choose(function, channels):
         return function if request.param == "plain" else after_a_convolution(function, channels)
@@ -116,7 +116,7 @@ def test_deconvolution_2d(x, w, options, bias, given):
         ((1, 17, 5, 6), (3, 2), {"stride": (2, 1), "pad": (1, 0)}),
         ((2, 16, 5, 5), 5, {}),
         ((2, 16, 5, 5), 3, {"stride": 3, "pad": 2}),
-        ((2, 4, 19, 19), 17, {}),  # more places in a window than a byte counts
+        ((2, 4, 19, 19), 17, {}),  # more places in a window than a byte can count
     ],
     ids=str,
 )
@@ -266,7 +266,7 @@ def test_lstm():
 
 
 def network(x, *parameters):
-    """Return what a small residual network makes of images."""
+    """Return the output of a small residual network."""
     w1, w2, gamma, beta, w3 = parameters
     h = F.max_pooling_2d(F.relu(F.convolution_2d(x, w1, pad=1)), 2)
     shortcut = h

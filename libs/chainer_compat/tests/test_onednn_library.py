@@ -1,4 +1,4 @@
-"""Where oneDNN is not, or cannot be loaded; threads, processes, and what is kept."""
+"""A missing or broken oneDNN; threads, processes, and what is kept."""
 
 import gc
 import multiprocessing
@@ -17,7 +17,7 @@ from chainer_compat.onednn.operations import Window
 
 needs_onednn = pytest.mark.skipif(bool(library.why_not()), reason=library.why_not())
 W = np.random.default_rng(0).normal(size=(16, 16, 3, 3)).astype("f")
-# What a script finds out about oneDNN. The names are those of Chainer.
+# A script that prints what it finds out about oneDNN, under Chainer's names.
 ASK = """
 import chainer, numpy as np
 from chainer.backends import intel64
@@ -58,7 +58,7 @@ def test_a_real_ideep4py_goes_first(python, tmp_path):
 
 
 def broken(place):
-    """Return code that makes oneDNN unavailable, before Chainer is imported."""
+    """Return code to run before importing Chainer; it makes oneDNN unavailable."""
     lines = {
         "not installed": "from importlib import metadata\n"
         "from chainer_compat.onednn import library\n"
@@ -126,7 +126,7 @@ def test_primitives_are_made_once_and_the_last_ones_kept(x, monkeypatch):
         init(self, *arguments)
 
     monkeypatch.setattr(primitives.Primitive, "__init__", counted)
-    x = x[:, :, :7]  # a shape of this test's own
+    x = x[:, :, :7]  # a shape that no other test uses
     convolved(x)
     count = len(made)
     assert count > 0
@@ -142,7 +142,7 @@ def test_primitives_are_made_once_and_the_last_ones_kept(x, monkeypatch):
 
 
 def weak_count(objects):
-    """Return a function that counts which of the objects somebody else still has."""
+    """Let go of objects; return a function that counts those still in use elsewhere."""
     import weakref
 
     references = [weakref.ref(each) for each in objects]
@@ -199,7 +199,7 @@ def test_children_compute_after_their_parent_has(method, x):
     openmp = library.openmp()
     before = openmp.omp_get_max_threads()
     try:
-        openmp.omp_set_num_threads(2)  # which start now, and a child of a fork has none of them
+        openmp.omp_set_num_threads(2)  # they start now; a forked child has none of them
         expected = convolved(x)
         context = multiprocessing.get_context(method)
         results = context.SimpleQueue()
@@ -233,5 +233,5 @@ print(is_right)
 
 
 def test_signals_that_arrive_during_a_product_leave_it_right(python):
-    # Also those of other threads, which get some of them on a busy machine.
+    # Including signals that reach other threads, as some do on a busy machine.
     assert python(INTERRUPTED, OMP_NUM_THREADS="2") == "True"

@@ -18,7 +18,7 @@ POOLINGS = [
     ((2, 3, 8, 8), (3, 2), 1, 0),
     ((2, 3, 7), 2, 2, 0),
     ((2, 3, 6, 6, 6), (2, 3, 2), 2, 0),
-    ((1, 1, 20, 20), 17, 1, 0),  # more places than a byte counts
+    ((1, 1, 20, 20), 17, 1, 0),  # more places than a byte can count
 ]
 
 
@@ -72,7 +72,7 @@ def normalized():
 
 @pytest.fixture
 def without(python, tmp_path):
-    """Return what a function of this file returns where the repairs are left out."""
+    """Return what a call of this file's functions returns without the repairs."""
 
     def run(call):
         out = tmp_path / "found.npz"

@@ -1,4 +1,4 @@
-"""Property tests on several ranks, a stand-in for a GPU, and a mpiexec that tests choose."""
+"""Property tests on several ranks, a stand-in for a GPU, and an mpiexec that tests choose."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis.errors import UnsatisfiedAssumption
 from chainermn.launch import mpiexec
 from chainermn.transport.gpu import device
 
-# Each seed draws other examples.
+# Each seed draws different examples.
 SEED = os.environ.get("CHAINERMN_RANDOM_SEED", "0")
 
 # No example may depend on a clock or on an earlier run: both can differ between ranks.
@@ -33,11 +33,11 @@ hypothesis.settings.load_profile("same on all ranks")
 
 
 class WrongExample(BaseException):
-    """Ends a property test: Hypothesis would try an example again, on one rank alone."""
+    """An error that ends a property test; Hypothesis would retry others, on one rank alone."""
 
 
 def ends_at_once(test: Callable[..., None]) -> Callable[..., None]:
-    """Return a test that says with which example it fails."""
+    """Return a test that ends at its first failure and shows the example."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -53,22 +53,22 @@ def ends_at_once(test: Callable[..., None]) -> Callable[..., None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have property tests end at the first example that fails."""
-    # Once each, even if a test is run with several parameters.
+    """Make property tests end at the first example that fails."""
+    # Once per function, even if a test has several sets of parameters.
     for function in {getattr(item, "function", None) for item in items}:
         if hasattr(function, "hypothesis"):
             function.hypothesis.inner_test = ends_at_once(function.hypothesis.inner_test)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Let property tests draw the same examples on all ranks."""
+    """Make property tests draw the same examples on all ranks."""
     function = getattr(item, "function", None)
     if hasattr(function, "hypothesis"):
         hypothesis.seed(f"{SEED} {item.nodeid}")(function)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how to repeat property tests that have failed."""
+    """Say how to repeat failed property tests."""
     failed = terminalreporter.stats.get("failed", ())
     if any("hypothesis" in report.keywords for report in failed):
         terminalreporter.write_line(
@@ -78,7 +78,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Let chainermn believe in a GPU: see without_gpu/stand_in_gpu.py."""
+    """Give chainermn a stand-in for a GPU: see without_gpu/stand_in_gpu.py."""
     monkeypatch.syspath_prepend(Path(__file__).parent / "without_gpu")
     import stand_in_gpu
 
@@ -102,7 +102,7 @@ def forgets_mpiexec() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def flavor() -> str:
-    """Return whose library mpi4py loads, whatever mpiexec there is."""
+    """Return the name of the MPI that mpi4py loads, whatever mpiexec there is."""
     return "mpich" if "MPICH" in mpiexec.mpi4py_library() else "openmpi"
 
 
@@ -110,7 +110,7 @@ def flavor() -> str:
 def only_mpiexec(
     forgets_mpiexec: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], Path]:
-    """Return a function that makes a shell script the only mpiexec that there is."""
+    """Return a function that makes a shell script the only mpiexec to be found."""
     folder = tmp_path / "only"
     folder.mkdir()
     monkeypatch.setattr(mpiexec.sysconfig, "get_path", lambda name: str(folder))

@@ -67,7 +67,7 @@ def test_failure_of_the_root(kind: type[Exception]) -> None:
         run_on_root(comm, last, "here", act)
     message = "lost" if comm.rank == last else f"here: rank {last}: {kind.__name__}: lost"
     assert str(caught.value) == message
-    assert comm.allreduce_obj(1) == comm.size  # nothing is left under way
+    assert comm.allreduce_obj(1) == comm.size  # nothing is left pending
 
 
 @pytest.mark.mpi(1, 2, 3)

@@ -1,4 +1,4 @@
-"""Arguments that are swapped, or of another type than expected, are named."""
+"""Errors name arguments that are swapped or of the wrong type."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def evaluator() -> extensions.Evaluator:
     )
 
 
-# A call with its arguments swapped, and what to write.
+# What to write, and a call with its arguments swapped.
 SWAPPED: dict[str, Callable[[Any], object]] = {
     "create_multi_node_optimizer(actual_optimizer, communicator)": (
         lambda comm: chainermn.create_multi_node_optimizer(comm, chainer.optimizers.SGD())
@@ -49,7 +49,7 @@ def test_swapped_arguments(call: str) -> None:
     assert str(caught.value) == f"the arguments of {name} are swapped: write {call}"
 
 
-# What is given as what; and what is said to be expected, and given.
+# The wrong argument, a call with it, and what the error says.
 WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "communicator by name": (
         lambda comm: chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), "naive"),

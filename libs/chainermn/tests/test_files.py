@@ -1,4 +1,4 @@
-"""Files: what is left when writing one fails, and how reading what a stranger has made ends."""
+"""Files: what is left when writing one fails, and how reading a stranger's file ends."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_line_that_takes_gigabytes(tmp_path: Path) -> None:
     path.write_bytes(b"one\r\n\ntwo\n")
     with path.open("rb") as file:
         assert list(read_lines(file, path)) == [b"one\r\n", b"\n", b"two\n"]
-    os.truncate(path, 1 << 30)  # a hole, which takes no place
+    os.truncate(path, 1 << 30)  # a hole, which takes no space
     command = [sys.executable, "-c", READ_LINES, path]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     *lines, error = done.stdout.splitlines()
@@ -177,7 +177,7 @@ RIGHT |= {"counts": {"x": 1}, "maybe": None}
 
 
 def as_json(**changes: str) -> str:
-    """Return JSON of the right content, of which some is replaced by other JSON."""
+    """Return the right content as JSON, with some of it replaced by other JSON."""
     text = json.dumps(RIGHT)
     for key, value in changes.items():
         text = text.replace(f'"{key}": {json.dumps(RIGHT[key])}', f'"{key}": {value}')
@@ -243,7 +243,7 @@ def test_json_of_gigabytes(tmp_path: Path) -> None:
 
 
 def member(name: str, content: bytes = b"", size: int | None = None, kind: bytes = b"0") -> bytes:
-    """Return a member as it is in a tar file; its header may lie about the size."""
+    """Return the bytes of a member of a tar file; its header may lie about the size."""
     info = tarfile.TarInfo(name)
     info.size, info.type = len(content) if size is None else size, kind
     header = info.tobuf(tarfile.GNU_FORMAT)
@@ -251,7 +251,7 @@ def member(name: str, content: bytes = b"", size: int | None = None, kind: bytes
 
 
 def pax(*records: str) -> bytes:
-    """Return records of extended headers, of a length of two digits."""
+    """Return the records of an extended header, each with a length of two digits."""
     return b"".join(b"%d %s\n" % (len(record) + 4, record.encode()) for record in records)
 
 

@@ -36,7 +36,7 @@ def fail(tmp_path: Path, before: str, ranks: int = 3, **env: str) -> JobResult:
     return run_job(ranks, [script], env=env)
 
 
-# Without create_communicator: bare MPI in its place.
+# Bare MPI in place of create_communicator.
 BARE_MPI = """
 import chainermn.global_except_hook
 from mpi4py import MPI
@@ -119,7 +119,7 @@ def test_exit_of_the_whole_job_is_one_line(tmp_path: Path, ranks: int, failing: 
 @pytest.mark.parametrize("how", ["by add_hook", "from outside"])
 def test_failure_before_mpi_is_initialized(tmp_path: Path, how: str) -> None:
     script = tmp_path / "script.py"
-    # Rank 0 does not reach any call in which it could notice.
+    # Rank 0 makes no call in which it could notice.
     script.write_text(
         "import os, time, chainermn\n"
         + ("chainermn.global_except_hook.add_hook()\n" if how == "by add_hook" else "")
@@ -207,7 +207,7 @@ HANDLE = """
 
 
 def all_fail(tmp_path: Path, fail: str) -> tuple[JobResult, list[str]]:
-    """Run a script on three ranks; return how it ended, and what chainermn and Python said."""
+    """Run a script on three ranks; return the result, and what chainermn and Python said."""
     script = tmp_path / "script.py"
     script.write_text(ALL_FAIL.format(fail=fail))
     result = run_job(3, [script], cwd=tmp_path)
@@ -255,7 +255,7 @@ def test_interrupt_that_the_script_handles(tmp_path: Path) -> None:
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
-    """Let this process seem to be rank 2 of 3, which nothing ends; return how it would be."""
+    """Make this process look like rank 2 of 3; return a list of what would end the job."""
     calls: list[tuple[str, dict[str, Any]]] = []
     mpi = SimpleNamespace(
         Is_initialized=lambda: True,
@@ -284,7 +284,7 @@ def test_what_is_said_of_an_error(ends: list[tuple[str, dict[str, Any]]]) -> Non
     assert text.endswith("ValueError: invalid literal for int() with base 10: 'many'\n")
     assert "Traceback (most recent call last):" in text
     assert how["after"] == 0.06
-    assert how["announce"]()  # without a watch each rank says it
+    assert how["announce"]()  # without a watch, every rank says it
 
 
 @pytest.mark.parametrize("owner", [None, SimpleNamespace(updater=None)])

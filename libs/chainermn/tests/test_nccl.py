@@ -1,4 +1,4 @@
-"""`chainermn.nccl` without and with a CuPy; a stand-in takes CuPy's place."""
+"""`chainermn.nccl` without CuPy, and with a stand-in for it."""
 
 from __future__ import annotations
 

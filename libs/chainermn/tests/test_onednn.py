@@ -1,4 +1,4 @@
-"""Models that oneDNN computes: what the ranks exchange is what NumPy would exchange."""
+"""Models computed by oneDNN: the ranks exchange what they would exchange with NumPy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [
 
 
 def left_by_onednn(x: chainer.Variable) -> chainer.Variable:
-    """Return the same numbers as a convolution leaves them, in a layout of oneDNN's."""
+    """Return the same numbers as a convolution leaves them, in oneDNN's layout."""
     unit = np.eye(x.shape[1], dtype=np.float32)[:, :, None, None]
     same = F.convolution_2d(x, unit)
     assert isinstance(same.array, intel64.mdarray)

@@ -1,4 +1,4 @@
-"""Every public name of the ChainerMN in Chainer's wheel is here, and takes what it takes there."""
+"""Every public name of the ChainerMN in Chainer's wheel exists here, with the same arguments."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ import pytest
 
 ORIGINAL = Path(chainer.__file__).parents[1] / "chainermn"
 
-# What is not here, or takes something else. docs/migrating/from_chainermn.md names all of it.
+# Missing here, or with other arguments. docs/migrating/from_chainermn.md names all of them.
 MODULES = {
     "chainermn.communicators._communication_utility",
     "chainermn.communicators._memory_utility",
 }
 CLASSES = {"chainermn.functions.batch_normalization.MultiNodeBNImplSelector"}
 MEMBERS = {
-    # In the classes that one gets from create_communicator they are as here.
+    # In the classes that create_communicator returns, the original has the arguments used here.
     "chainermn.communicators.communicator_base.CommunicatorBase.allreduce",
     "chainermn.communicators.communicator_base.CommunicatorBase.bcast",
     "chainermn.communicators.communicator_base.CommunicatorBase.gather",
     "chainermn.communicators.communicator_base.CommunicatorBase.recv_obj",
-    # Ignored keyword arguments that nothing reads.
+    # The original takes keyword arguments that nothing reads.
     "chainermn.communicators.communicator_base.CommunicatorBase.set_config",
     "chainermn.communicators.mpi_communicator_base.MpiCommunicatorBase.set_config",
     "chainermn.communicators.pure_nccl_communicator.PureNcclCommunicator.set_config",
+    # Gone: ObservationAggregator takes an aggregator.
     "chainermn.extensions.observation_aggregator.ObservationAggregator.compute_summary",
-    # Made by send() and recv(), which say what to expect.
+    # Made by send() and recv(), which add a header that says what to expect.
     "chainermn.functions.point_to_point_communication.Send.__init__",
     "chainermn.functions.point_to_point_communication.Recv.__init__",
-    # Function nodes now: called by chainer through forward and backward of its newer interface.
+    # Function nodes now, which Chainer calls through its newer interface.
     "chainermn.functions.collective_communication.AllGather.backward",
     "chainermn.functions.collective_communication.AllToAll.backward",
     "chainermn.functions.collective_communication.Bcast.backward",
@@ -46,14 +47,14 @@ MEMBERS = {
 }
 EXCEPTIONS = MODULES | CLASSES | MEMBERS
 
-# What the original takes by ``**kwargs``, where it raises for any other keyword.
+# What the original takes as ``**kwargs``, where it raises for any other keyword.
 KEYWORDS = {"create_communicator": {"allreduce_grad_dtype", "batched_copy"}}
 
 
 def public_definitions() -> Iterator[tuple[str, str, ast.FunctionDef | None]]:
-    """Yield module, dotted name and signature of what the original defines in public.
+    """Yield the module, dotted name and signature of each public definition of the original.
 
-    The name of a module itself is empty.
+    A module itself has an empty name.
     """
     for file in sorted(ORIGINAL.rglob("*.py")):
         parts = file.relative_to(ORIGINAL.parent).with_suffix("").parts
@@ -80,7 +81,7 @@ def public_definitions() -> Iterator[tuple[str, str, ast.FunctionDef | None]]:
 
 
 def check(module: str, name: str, signature: ast.FunctionDef | None) -> None:
-    """Fail unless a name of the original is here, and takes what it takes there."""
+    """Fail unless a name of the original exists here and takes the same arguments."""
     found: Any = importlib.import_module(module)
     for part in name.split(".") if name else []:
         assert hasattr(found, part), f"{part} is missing"

@@ -1,4 +1,4 @@
-"""What is done where Python lacks what Linux has."""
+"""Fallbacks for systems where Python lacks what it has on Linux."""
 
 from __future__ import annotations
 

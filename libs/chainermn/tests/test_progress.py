@@ -1,4 +1,4 @@
-"""How far work is, and who watches."""
+"""Progress: what is printed, and whether anybody is watching."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_what_is_printed(
         reading.step(n)
     shown = capsys.readouterr().out
     if watched:
-        *bars, rest = shown.split("\n")  # whole lines, each above the next
+        *bars, rest = shown.split("\n")  # whole lines, each drawn over the last
         assert [bar.startswith("\033[A") for bar in bars] == [False] + [True] * (total // n - 1)
         assert bars[-1] == f"\033[Areading [{'#' * 40}] 100.0%"
         assert rest == ""

@@ -1,4 +1,4 @@
-"""What installs a missing or broken part again, as you type it."""
+"""Commands to type that reinstall a missing or broken part."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pip_is_first_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Records:
-    """Distributions that are found before the ones that are installed."""
+    """Distributions that are found before the installed ones."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -163,14 +163,14 @@ def test_missing_chainer_and_chainer_compat() -> None:
     assert compat == remedies.reinstall("chainer-compat")
 
 
-# No package index has version 8: what pip finds there by these names is another library.
+# No package index has version 8: by these names, pip finds another library there.
 BY_NAME = re.compile(
     r"""\bpip install\b[^\n]*?[\s'"](chainermn|chainer-compat)(?=[\s'"\[=<>~]|$)"""
 )
 
 
 def texts(node: ast.AST) -> str:
-    """Return the words of an expression that makes a text."""
+    """Return the text of a string or f-string, with {} for each value."""
     parts = node.values if isinstance(node, ast.JoinedStr) else [node]
     return "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in parts)
 

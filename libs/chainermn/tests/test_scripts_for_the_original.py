@@ -1,7 +1,7 @@
 """Scripts written for the ChainerMN in Chainer's wheel do the same here, unchanged.
 
-Its examples are not in the wheel. What they use is used here, in other words: their calls, their
-arguments, and the files that they read.
+The wheel lacks its examples. The scripts here are our own, with the same calls, arguments and
+input files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def read_log(folder: Path) -> list[dict[str, float]]:
 
 
 def assert_equal_logs(folder: Path, n_epochs: int, least: int) -> None:
-    """Compare what both have logged; each row has at least so many numbers."""
+    """Compare the logs of both; each row has at least this many numbers."""
     ours, originals = (read_log(folder / name) for name in IMPLEMENTATIONS)
     assert [row["epoch"] for row in ours] == list(range(1, n_epochs + 1))
     assert len(ours[0]) >= least
@@ -46,7 +46,7 @@ def assert_equal_logs(folder: Path, n_epochs: int, least: int) -> None:
 
 @pytest.fixture(scope="module")
 def mnist(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return a root of Chainer's cache with a small MNIST."""
+    """Return the root of a Chainer cache that holds a small MNIST."""
     root = tmp_path_factory.mktemp("cache")
     folder = root / "pfnet/chainer/mnist"
     folder.mkdir(parents=True)
@@ -59,7 +59,7 @@ def mnist(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with images, the lists of those to train on and to validate, and a mean."""
+    """Return a folder with images, lists for training and validation, and a mean image."""
     folder = tmp_path_factory.mktemp("images")
     random = np.random.RandomState(0)
     names = [f"{i}.png" for i in range(26)]
@@ -92,7 +92,7 @@ def test_data_parallelism_with_a_snapshot(mnist: str, tmp_path: Path) -> None:
         bundled = IMPLEMENTATIONS[name]
         job = run(2, "read_digits.py", *options, bundled=bundled, cwd=tmp_path, mnist=mnist)
         assert job.stdout.startswith("Num process (COMM_WORLD): 2")
-    # Where the original is resumed itself, it loses a step.
+    # The original runs in one go, because it loses a step when resumed.
     assert_equal_logs(tmp_path, 3, least=6)
 
 
@@ -105,7 +105,7 @@ def test_model_and_data_parallelism_on_four_ranks(mnist: str, tmp_path: Path) ->
 
 def test_images_by_worker_processes_go_on_from_a_checkpoint(images: Path, tmp_path: Path) -> None:
     for name, epoch in (("ours", "2"), ("ours", "4"), ("the original", "4")):
-        # All images of a rank in a batch, as their order is that in which threads draw numbers.
+        # One batch has all images of a rank: their order depends on which thread draws first.
         options = ["train.txt", "val.txt", "--root", ".", "-B", "10", "-j", "1", "-b", "3"]
         options += ["--communicator", "naive", "-E", epoch, "-o", str(tmp_path / name)]
         bundled = IMPLEMENTATIONS[name]

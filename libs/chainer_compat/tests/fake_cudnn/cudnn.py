@@ -1,7 +1,7 @@
-"""What stands in for nvidia-cudnn-frontend where there is no GPU: host memory, and NumPy.
+"""A stand-in for nvidia-cudnn-frontend without a GPU: NumPy computes, in host memory.
 
-It is as strict as the frontend: graphs are made in its order of calls, tensors have explicit
-strides, and arrays are addresses. All is computed in float64. ``log`` has what was done.
+It is as strict as the frontend: graphs take their calls in a fixed order, tensors have explicit
+strides, and arrays are addresses. It computes in float64. ``log`` records what was done.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ ALIGNMENT = 16
 
 log = []
 handles = {}
-# What build_plans raises, if anything.
+# The error that build_plans raises, if any.
 failure = None
 
 
@@ -47,7 +47,7 @@ def create_handle():
 
 
 def handle_at(address):
-    """Return the handle at an address, to the thread that has made it."""
+    """Return the handle at an address, but only to the thread that made it."""
     handle = handles[address]
     assert handle.thread == threading.get_ident()
     return handle
@@ -92,7 +92,7 @@ class Tensor:
         return self
 
     def at(self, pointer):
-        """Return the memory at an address as this tensor."""
+        """Return the memory at an address as an array laid out like this tensor."""
         assert type(pointer) is int
         assert pointer % ALIGNMENT == 0, f"{self.name} is not aligned"
         steps = [step * self.dtype.itemsize for step in self.stride]
@@ -112,7 +112,7 @@ class pygraph:
         self._inputs, self._outputs = [], []
         self._stage = 0
         self._handle = handle
-        # An engine of the frontend's own, if one was chosen in place of cuDNN's.
+        # The frontend's own engine, if one was chosen in place of cuDNN's.
         self.selected_engine = None
         self.deselected = []
 
@@ -164,7 +164,7 @@ class pygraph:
             raise failure
         dtype = self._operands[0].dtype.name
         log.append(("plan", self.name, dtype, frozenset(self.deselected)))
-        # The first of three was of no use, and cuDNN has them in another order.
+        # The first of three plans was of no use, and cuDNN keeps them in another order.
         self._plans = [SimpleNamespace(cpp_index=index) for index in (0, 2, 1)]
         self._plan_index = 1
         self._lowered_graph = LoweredGraph(self)
@@ -193,7 +193,7 @@ class pygraph:
 
 
 class LoweredGraph:
-    """The last step of ``execute``, which is not in the frontend's interface."""
+    """The last step of ``execute``, which is not part of the frontend's public interface."""
 
     def __init__(self, graph):
         self._graph = graph
@@ -204,7 +204,7 @@ class LoweredGraph:
 
 
 class Window:
-    """Where a filter lies on an image, as a sum over the elements of the filter."""
+    """The positions of a filter on an image; convolutions are sums over the filter's elements."""
 
     def __init__(self, padding, stride, dilation):
         for pair in (padding, stride, dilation):
@@ -213,7 +213,7 @@ class Window:
         self.pad, self.stride, self.dilation = padding, stride, dilation
 
     def _views(self, padded, w_shape, y_shape):
-        """Yield each place of a filter, and what it sees of all images."""
+        """Yield each place in a filter, and the part of all images that it sees."""
         for place in np.ndindex(*w_shape[2:]):
             cut = [
                 slice(at * d, at * d + (n - 1) * s + 1, s)

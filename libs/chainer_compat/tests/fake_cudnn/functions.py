@@ -1,4 +1,4 @@
-"""What stands in for cuDNN's own functions, called as C functions are: with arrays in host memory.
+"""A stand-in for cuDNN's own functions: called like C functions, on arrays in host memory.
 
 It knows only what `chainer_compat.cudnn.normalization` calls, and fails where cuDNN would.
 """
@@ -28,7 +28,7 @@ class Functions:
         self._descriptors = {}
         self.status = SUCCESS
         for name, types in normalization.SIGNATURES.items():
-            # What C does with an argument of another type is not done in Python otherwise.
+            # Otherwise, Python would not convert arguments as C does.
             prototype = ctypes.CFUNCTYPE(ctypes.c_int, *types)
             setattr(self, name, prototype(getattr(self, f"_{name}")))
         self.cudnnGetErrorString = lambda status: b"CUDNN_STATUS_BAD_PARAM"

@@ -1,4 +1,4 @@
-"""What stands in for a GPU with CuPy: arrays of NumPy's, which begin where cuDNN's have to."""
+"""A stand-in for a GPU with CuPy: NumPy arrays, which are aligned as cuDNN needs them."""
 
 from types import SimpleNamespace
 
@@ -28,7 +28,7 @@ class HostGpu(runner.Gpu):
 
     def empty(self, shape, dtype):
         array = np.empty(shape, dtype)
-        array.view("u1")[...] = 0xFF  # floats that are no numbers
+        array.view("u1")[...] = 0xFF  # NaN in every float dtype
         return array
 
     def allocate(self, size):

@@ -16,7 +16,7 @@ LABELS = np.array([2, 0, 3], np.int32)
 SHAPES = {"matrix": (3, 4), "image": (2, 4, 8, 8), "sequence": (5, 3), "cube": (2, 3, 4)}
 
 FUNCTIONS = {
-    # name: (shape of x, function of x and of the module of arrays)
+    # name: (shape of x, function of x and the array module)
     "relu": ("matrix", lambda x, xp: F.relu(x)),
     "sigmoid": ("matrix", lambda x, xp: F.sigmoid(x)),
     "tanh": ("matrix", lambda x, xp: F.tanh(x)),
@@ -67,7 +67,7 @@ FUNCTIONS = {
 }
 
 LINKS = {
-    # name: (shape of x, link, forward by it)
+    # name: (shape of x, function that makes the link, function that calls it)
     "linear": ("matrix", lambda: L.Linear(4, 5), None),
     "bilinear": ("matrix", lambda: L.Bilinear(4, 4, 2), lambda link, x: link(x, x)),
     "convolution": ("image", lambda: L.Convolution2D(4, 6, 3, pad=1), None),
@@ -105,9 +105,9 @@ LINKS = {
         lambda link, x: link(x, link.xp.asarray(LABELS)),
     ),
 }
-# Chainer's are for float32 alone.
+# Chainer has these for float32 only.
 ONLY_FLOAT32 = {"resize_images", "bilinear"}
-# Draw samples on the device: other ones than in host memory.
+# These draw samples on the device, which differ from those in host memory.
 RANDOM = {"negative_sampling"}
 
 
@@ -121,7 +121,7 @@ def inputs(shape, dtype):
 
 
 def run(device, x, function):
-    """Return values and gradient, in host memory."""
+    """Return the values and the gradient, in host memory."""
     device.use()
     variable = chainer.Variable(device.send(x))
     y = function(variable)
@@ -166,7 +166,7 @@ def test_link(device, name, dtype):
 
 
 def test_training_in_mixed_precision(device):
-    """A step of a small network, by an optimizer that keeps a copy in float32."""
+    """Train a small network with an optimizer that keeps float32 copies."""
     device.use()
     np.random.seed(0)
     with chainer.using_config("dtype", chainer.mixed16):
@@ -222,7 +222,7 @@ STEPS = {
 
 @pytest.mark.parametrize("name", STEPS)
 def test_steps_of_all_parameters_at_once(device, name, monkeypatch):
-    """They give the same numbers, to the last bit, as steps of one parameter after the other."""
+    """Steps of all parameters at once give the same numbers as single ones, bit for bit."""
     device.use()
 
     def train():

@@ -40,7 +40,7 @@ NORMALIZED = {
 
 @pytest.fixture
 def done(device, monkeypatch):
-    """Send Chainer's functions to cuDNN; return a list of what it has computed."""
+    """Send Chainer's functions to cuDNN; return a list that records what it computes."""
     pytest.importorskip("cudnn", reason="needs nvidia-cudnn-frontend")
     device.use()
     done = []
@@ -88,7 +88,7 @@ def differentiate(function, arrays):
 
 
 def compare(device, function, arrays):
-    """Compute on a GPU in the arrays' dtypes, and in host memory in float64."""
+    """Compare a GPU, in the arrays' dtypes, with float64 in host memory."""
     expected = differentiate(function, [array.astype("f8") for array in arrays])
     actual = differentiate(function, [device.send(array) for array in arrays])
     tolerance = TOLERANCES[arrays[0].dtype.name]
@@ -103,7 +103,7 @@ def compare(device, function, arrays):
 def test_convolution(name, dtype, device, done):
     shape, n_out, k, arguments = SHAPES[name]
     w = (n_out, shape[1] // arguments.get("groups", 1), k, k)
-    # Small, so that no gradient of a gradient exceeds float16.
+    # Small values, so that no gradient of a gradient overflows float16.
     size = 2 * np.sqrt(w[1]) * k
     arrays = [(array / size).astype(dtype) for array in draw(shape, w, n_out)]
     compare(device, lambda *inputs: F.convolution_2d(*inputs, **arguments), arrays)
@@ -189,7 +189,7 @@ def test_work_is_in_the_order_of_the_current_stream(device, done):
     cupy.cuda.Device().synchronize()
     with stream:
         for _ in range(3):
-            y = F.convolution_2d(3 * x, w).array  # each needs what the stream does just before
+            y = F.convolution_2d(3 * x, w).array  # each needs what the stream did just before
         actual = cupy.asnumpy(y)
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
 

@@ -19,7 +19,7 @@ def comm() -> MpiCommunicatorBase:
 
 
 def array_of(rank: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Return what ``rank`` gives: small integers, so that sums are exact in every dtype."""
+    """Return the array of ``rank``: small integers, whose sums are exact in every dtype."""
     drawn = np.random.default_rng([rank, *shape]).integers(0, 9, shape)
     return np.asarray(drawn, dtype)
 
@@ -109,7 +109,7 @@ def test_bad_input_of_one_rank_raises_on_all(comm: MpiCommunicatorBase, bad: str
         for method in (comm.gather, comm.allgather):
             with pytest.raises(error):
                 method(value if comm.rank == 0 else good)
-    same(comm.allreduce(good), good)  # and nothing is left under way
+    same(comm.allreduce(good), good)  # nothing is left pending
 
 
 @pytest.mark.mpi(1, 2, 3)

@@ -1,4 +1,4 @@
-"""What every communicator inherits, those of others included."""
+"""What every communicator inherits, user-defined ones included."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_with_block(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(comm), "finalize", lambda self: ends.append(self))
     with pytest.raises(KeyError), comm:
         raise KeyError
-    assert ends == []  # the others may never come to it
+    assert ends == []  # the other ranks may never get there
     with comm as entered:
         assert entered is comm
         assert ends == []
@@ -55,7 +55,7 @@ def test_what_is_true_on_any_rank(comm: Any) -> None:
 @pytest.mark.mpi(1, 2, 3)
 def test_mean_unless_something_is_true_on_any_rank(comm: Any) -> None:
     class Logging(type(comm)):  # type: ignore[misc]
-        """As a user may have written it."""
+        """A subclass as users may have written it."""
 
         calls = 0
 
@@ -76,7 +76,7 @@ def test_mean_unless_something_is_true_on_any_rank(comm: Any) -> None:
 
 def test_communicator_of_others_has_no_background() -> None:
     class Other(CommunicatorBase):
-        """Only what is inherited."""
+        """A communicator with nothing of its own."""
 
     Other.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match="Other does not exchange in the background"):

@@ -140,7 +140,7 @@ def test_settings() -> None:
 
 
 def threads() -> set[int]:
-    """Return the numbers of threads of BLAS and of OpenMP, which oneDNN uses."""
+    """Return the thread counts of BLAS and of OpenMP, which oneDNN uses."""
     return {library["num_threads"] for library in threadpoolctl.threadpool_info()}
 
 
@@ -165,13 +165,13 @@ def test_more_ranks_than_cores_are_noted_once(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     world, host = MPI.COMM_WORLD, socket.gethostname()
-    note_once.cache_clear()  # of what earlier tests have had this process say
+    note_once.cache_clear()  # earlier tests may have printed these notes
     for name, usable, said in (
         ("a a a", {0, 1}, [f"3 ranks share 2 cores on {host}: they take turns. Start at most 2 "]),
-        ("a a a", {0, 1}, []),  # it has been said
+        ("a a a", {0, 1}, []),  # already said
         ("a a a", {5}, [f"3 ranks share 1 core on {host}: they take turns. Start at most 1 "]),
         ("a a a", {0, 1, 2}, []),
-        ("a a a", {world.rank}, []),  # each has been bound to its own
+        ("a a a", {world.rank}, []),  # each rank is bound to its own core
         ("a b b", {0, 1}, []),
         ("a b b", {3}, [f"2 ranks share 1 core on {host}: they take turns. Start at most 1 "]),
     ):
@@ -237,7 +237,7 @@ def test_without_mpiexec() -> None:
         "assert (comm.rank, comm.size) == (0, 1)\n"
         "assert comm.allreduce(np.ones(3)).tolist() == [1, 1, 1]\n"
     )
-    # As from a shell: without what the mpiexec that runs this test told its ranks.
+    # Like a shell, without the variables of the mpiexec that runs this test.
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI", "PMIX"))}
     settings = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     subprocess.run([sys.executable, "-c", code], env={**clean, **settings}, check=True)
@@ -281,7 +281,7 @@ def test_what_most_jobs_never_use_is_not_imported(tmp_path: Path) -> None:
 def test_mpiexec_of_another_mpi_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     variable = {"mpich": "OMPI_COMM_WORLD_SIZE", "openmpi": "PMI_SIZE"}[mpi_flavor()]
     monkeypatch.setenv(variable, "2")
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")  # where Slurm has started that mpiexec
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")  # as if under Slurm
     monkeypatch.setenv("MPI_LOCALNRANKS", "2")
     with pytest.raises(RuntimeError, match=r"started 2 processes, but each of them is alone"):
         load_mpi()

@@ -1,4 +1,4 @@
-"""The extension of a trainer that makes a call is known by its name."""
+"""A call from a trainer's extension carries the extension's name."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from chainer.training import Extension, Trainer, make_extension
 
-import chainermn.communicators  # noqa: F401 - has calls know who makes them
+import chainermn.communicators  # noqa: F401 - so that calls know their callers
 from chainermn.failures.activity import waiting, waits
 
 
 def callers() -> list[str]:
-    """Return who makes the call that is under way."""
+    """Return who makes the calls in progress."""
     return [wait.caller for wait, _ in waits()]
 
 
 class Asks(Extension):
-    """Makes a call each time a trainer calls it, some functions deeper."""
+    """An extension that makes a call whenever a trainer calls it, some functions deeper."""
 
     default_name = "asks"
 
@@ -58,7 +58,7 @@ def run() -> Any:
 def test_each_of_two_of_a_kind_has_its_name(run: Any) -> None:
     first, second = Asks(), Asks()
     run(first, second)
-    # When they are initialized, and in each of two iterations.
+    # Once when initialized, and once in each of two iterations.
     assert first.seen == ["extension 'asks' (Asks)"] * 3
     assert second.seen == ["extension 'asks_1' (Asks)"] * 3
 

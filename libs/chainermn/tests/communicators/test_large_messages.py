@@ -1,4 +1,4 @@
-"""Messages beyond what fits in one MPI call."""
+"""Messages too large for one MPI call."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ EXCHANGING = [
 
 
 class Model(chainer.Chain):
-    """Parameters of several shapes, a 0-d and an empty one among them."""
+    """Parameters of several shapes, including a 0-d and an empty one."""
 
     def __init__(self, dtype: str = "float32") -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def test_mean_grad(name: str, dtype: str) -> None:
 def test_mean_grad_in_another_dtype_on_the_wire(name: str, wire: str) -> None:
     comm = chainermn.create_communicator(name, allreduce_grad_dtype=wire)
     model = Model()
-    # Halves: exact in float16, as is their mean times the size.
+    # Multiples of 0.5, which are exact in float16, as are their sum and mean.
     for parameter in (model.a, model.b, model.c, model.d):
         parameter.grad = np.full(parameter.shape, comm.size * (comm.rank + 0.5), "f")
     comm.multi_node_mean_grad(model)
@@ -85,7 +85,7 @@ def test_mean_grad_in_another_dtype_on_the_wire(name: str, wire: str) -> None:
 @pytest.mark.parametrize("name", EXCHANGING)
 @pytest.mark.parametrize("wire", [None, "float32"])
 def test_gradients_of_several_dtypes(name: str, wire: str | None) -> None:
-    """As in a model made under ``mixed16`` with normalization layers in float32."""
+    """Average gradients such as those of a ``mixed16`` model with float32 normalization layers."""
     comm = chainermn.create_communicator(name, allreduce_grad_dtype=wire)
     model = chainer.Chain()
     for index, dtype in enumerate(["float16", "float32", "float16", "float64"]):
@@ -104,7 +104,7 @@ def test_gradients_of_several_dtypes(name: str, wire: str | None) -> None:
 @pytest.mark.mpi(3)
 @pytest.mark.parametrize("name", EXCHANGING)
 def test_models_of_several_sizes(name: str) -> None:
-    """What a communicator keeps for the next model does for a larger and for a smaller one."""
+    """Use one communicator for models of several sizes: what it keeps must fit each one."""
     comm = chainermn.create_communicator(name)
     for n in (2, 7, 3):
         model = chainer.Sequential(L.Linear(n, n), L.Linear(n, 1))

@@ -1,4 +1,4 @@
-"""A communicator of a user: the example of the documentation, and mistakes in registering one."""
+"""A user-defined communicator: the documentation's example, and mistakes in registering one."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def example() -> Iterator[None]:
     assert spec is not None and spec.loader is not None
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
     yield
-    # Tests of other modules know the communicators of the library alone.
+    # Tests in other modules expect only the library's own communicators.
     del registry._classes["two_step"]
 
 
 def mean(hosts: str, gradients: list[np.ndarray], place: Any, **settings: Any) -> np.ndarray:
-    """Return the mean of a gradient that each rank gives, in host memory."""
+    """Return the mean of the ranks' gradients, in host memory."""
     topology = Topology.from_hosts(hosts, WORLD.rank)
     comm = registered()["two_step"](WORLD, topology=topology, **settings)
     model = chainer.Chain()
@@ -63,7 +63,7 @@ def test_example(on_gpu: bool, request: pytest.FixtureRequest, mpi_ranks: int) -
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_example_in_float16(on_gpu: bool, request: pytest.FixtureRequest, mpi_ranks: int) -> None:
     place = request.getfixturevalue("stand_in").to_gpu if on_gpu else np.array
-    # 1 + 2 ** -12 has too many digits for 16 bits.
+    # 1 + 2 ** -12 has too many digits for float16.
     gradients = [np.full(3, (1 + 2**-12) * 2**rank, "f") for rank in range(mpi_ranks)]
     exact = (1 + 2**-12) * (2**mpi_ranks - 1) / mpi_ranks
     rounded = np.float32(exact).astype("f2")
@@ -87,7 +87,7 @@ def test_by_name() -> None:
 
 
 def test_names_that_are_taken() -> None:
-    register("naive", NaiveCommunicator)  # itself
+    register("naive", NaiveCommunicator)  # the same class again
     with pytest.raises(ValueError, match="'naive' belongs to NaiveCommunicator; choose another"):
         register("naive", registered()["flat"])
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.each_mpi
 
 
 def obj_of(rank: int) -> dict[str, Any]:
-    """Return something small on even ranks and too large for its header on odd ones."""
+    """Return an object that fits in its message's header on even ranks, but not on odd ones."""
     return {"rank": rank, "array": np.arange((1 + rank % 2 * 100_000) * 2.0), "text": "é" * rank}
 
 
@@ -23,7 +23,7 @@ def same(actual: Any, expected: dict[str, Any]) -> None:
     assert actual["rank"] == expected["rank"]
     assert actual["text"] == expected["text"]
     np.testing.assert_array_equal(actual["array"], expected["array"])
-    actual["array"][...] = 0  # what was received can be written to
+    actual["array"][...] = 0  # received arrays are writable
 
 
 @pytest.fixture
@@ -106,4 +106,4 @@ def test_object_that_cannot_be_pickled_raises_on_all_ranks(comm: MpiCommunicator
     elif comm.rank == 1:
         with pytest.raises(TypeError, match="recv_obj on rank 1: rank 0: cannot pickle"):
             comm.recv_obj(0)
-    assert comm.allgather_obj(comm.rank) == list(range(comm.size))  # nothing is left under way
+    assert comm.allgather_obj(comm.rank) == list(range(comm.size))  # nothing is left pending

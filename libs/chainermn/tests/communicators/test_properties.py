@@ -28,7 +28,7 @@ from chainermn.transport.topology import Topology
 
 pytestmark = pytest.mark.each_mpi
 
-# Strategies need it before there is a communicator. Nothing is drawn outside of the ranks.
+# Strategies need the size before there is a communicator. Only the ranks draw examples.
 SIZE = MPI.COMM_WORLD.size
 
 FLOATS = ["float16", "float32", "float64"]
@@ -65,7 +65,7 @@ def read_only(x: np.ndarray) -> np.ndarray:
 
 
 def repeated(x: np.ndarray) -> np.ndarray:
-    """Return the first element everywhere, by strides of 0."""
+    """Repeat the first element everywhere, with strides of 0."""
     return np.broadcast_to(x[(..., *[slice(1)] * x.ndim)], x.shape)
 
 
@@ -88,14 +88,14 @@ LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 @dataclass(frozen=True)
 class Piece:
-    """An array without values as yet; with several dtypes a tuple of arrays."""
+    """An array without its values yet or, with several dtypes, a tuple of arrays."""
 
     shape: tuple[int, ...]
     dtype: str | tuple[str, ...]
     layout: str
 
     def of(self, *seed: int) -> Any:
-        """Return it with small integers, so that sums are exact in every dtype."""
+        """Return it filled with small integers, whose sums are exact in every dtype."""
         if isinstance(self.dtype, tuple):
             parts = [Piece(self.shape[i:], d, self.layout) for i, d in enumerate(self.dtype)]
             return tuple(part.of(*seed) for part in parts)
@@ -113,7 +113,7 @@ def by_rank(strategy: st.SearchStrategy) -> st.SearchStrategy:
 
 
 small = npst.array_shapes(min_dims=0, max_dims=3, max_side=4)
-# Now and then empty, or too large for MPI to send it before the receiver asks for it.
+# Now and then empty, or too large for MPI to send before the receiver asks for it.
 empty = npst.array_shapes(max_dims=3, min_side=0, max_side=2)
 shapes = st.one_of(*[small] * 8, empty, st.just((5, 4001)))
 layouts = st.sampled_from(sorted(LAYOUTS))
@@ -218,7 +218,7 @@ def test_send_and_recv(
 
 
 def reduced(op: str, arrays: tuple[Any, ...]) -> Any:
-    """Combine the arrays of all ranks as if there were infinitely many digits."""
+    """Combine the arrays of all ranks, with extra digits for floating-point numbers."""
     if isinstance(arrays[0], tuple):
         return tuple(reduced(op, parts) for parts in zip(*arrays, strict=True))
     dtype = arrays[0].dtype.newbyteorder("=")
@@ -245,7 +245,7 @@ def test_allreduce(
     everywhere = tuple(Piece(shape, dtype, layout).of(r) for r, layout in enumerate(layouts))
     own = Piece(shape, dtype, layouts[comm.rank]).of(comm.rank)
     result = comm.allreduce(own, op=op)
-    same(own, everywhere[comm.rank])  # the argument is left alone
+    same(own, everywhere[comm.rank])  # the argument is unchanged
     same(result, reduced(op, everywhere), rounded=op == "mean")
 
 
@@ -326,7 +326,7 @@ def runs_on(kind: type, hosts: str) -> bool:
 
 @pytest.fixture
 def communicator_of() -> Callable[[type, str], MpiCommunicatorBase]:
-    """Return a function that makes a communicator as if the ranks ran on some hosts, but once."""
+    """Return a function that makes one communicator for each kind and each layout of hosts."""
 
     @functools.cache
     def make(kind: type, hosts: str) -> MpiCommunicatorBase:
@@ -355,7 +355,7 @@ def test_multi_node_mean_grad(
 
     def gradient(index: int, rank: int) -> np.ndarray | None:
         described = gradients[index]
-        # Without zero_fill all ranks must have the same ones.
+        # Without zero_fill, all ranks must have the same gradients.
         present = described.present[rank if zero_fill else 0]
         return described.of(rank, index) if present else None
 
@@ -374,12 +374,12 @@ def test_multi_node_mean_grad(
         coarsest = max(EPSILON[parameter.dtype.name], EPSILON[wire or parameter.dtype.name])
         np.testing.assert_allclose(parameter.grad, mean, rtol=2 * coarsest)
         for other in comm.allgather(parameter.grad):
-            same(other, parameter.grad)  # bit by bit
+            same(other, parameter.grad)  # bit for bit
 
 
 @dataclass(frozen=True)
 class Model:
-    """What a model is made of, so that a failing test can show it."""
+    """A description of a model, which a failing test can show."""
 
     shapes: tuple[tuple[int, ...], ...] = ((2, 3), ())
     dtype: str = "float32"
@@ -396,7 +396,7 @@ GOOD = np.ones((2, 3), "float32")
 
 
 def arguments(call: str, root: int) -> dict[str, Any]:
-    """Return what a rank gives that is not wrong."""
+    """Return valid arguments for a call."""
     array, parts = {"x": GOOD}, {"xs": [GOOD] * SIZE}
     return {
         "bcast": {**array, "root": root},
@@ -477,7 +477,7 @@ WRONG = {
 }
 
 
-# One test for each argument: if ranks hang, its name is all that says why.
+# One test per argument: if ranks hang, only the test's name tells why.
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize(
     ("call", "argument"), [(call, name) for call, names in WRONG.items() for name in names]
@@ -488,7 +488,7 @@ def test_wrong_input_of_one_rank_raises_on_all(
     comm: MpiCommunicatorBase, call: str, argument: str, data: st.DataObject, culprit: int
 ) -> None:
     wrong = data.draw(WRONG[call][argument])
-    # The culprit is the root, because bcast and scatter ignore what the others give.
+    # The culprit is the root, because bcast and scatter ignore what other ranks pass.
     given_here = arguments(call, root=culprit)
     assume(argument != "root" or repr(wrong) != repr(culprit))
     if comm.rank == culprit:
@@ -505,7 +505,7 @@ def test_wrong_input_of_one_rank_raises_on_all(
     assert message is not None, seen
     assert message.startswith((f"TypeError: {call}: ", f"ValueError: {call}: ")), seen
     assert f"rank {culprit}" in message, seen
-    same(comm.allreduce(GOOD), GOOD * comm.size)  # and nothing is left under way
+    same(comm.allreduce(GOOD), GOOD * comm.size)  # nothing is left pending
 
 
 @pytest.mark.mpi(2, 3)

@@ -54,7 +54,7 @@ def test_one_host_for_real(mpi_ranks: int) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_mean_grad(kind: type[MpiCommunicatorBase], dtype: str, mpi_ranks: int) -> None:
     tolerance = {"float16": 2e-3, "float32": 1e-6, "float64": 1e-14}[dtype]
-    # Fewer elements than ranks, as many, and more; an odd number in all.
+    # Fewer elements than ranks, about as many, and more; 110 in all, no multiple of 3 or 4.
     shapes = [(1,), (2, 2), (3, 5, 7)]
     everywhere = [
         [np.random.default_rng([rank, *s]).normal(size=s).astype(dtype) for s in shapes]
@@ -81,7 +81,7 @@ def test_mean_grad(kind: type[MpiCommunicatorBase], dtype: str, mpi_ranks: int) 
                 actual, np.mean(grads, axis=0), rtol=tolerance, atol=tolerance
             )
             same = comm.allgather(actual)
-            assert all((other == actual).all() for other in same)  # bit by bit
+            assert all((other == actual).all() for other in same)  # bit for bit
         comm.finalize()
 
 

@@ -1,4 +1,4 @@
-"""Gradients of models that travel with 16 bits."""
+"""Gradients of models that travel in 16 bits."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_overflow_is_left_to_loss_scaling() -> None:
     comm.multi_node_mean_grad(shared)
     assert np.isinf(shared.p0.grad).all()
     del shared.p1._loss_scale
-    grads[0][...] = np.inf  # of the model's own making
+    grads[0][...] = np.inf  # from the model, not from rounding
     comm.multi_node_mean_grad(model(grads))
 
 

@@ -1,4 +1,4 @@
-"""Every check of the doctor, where it finds something wrong: what it says, and the remedy."""
+"""Every check of the doctor when something is wrong: what it says, and its remedy."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ pytestmark = pytest.mark.each_mpi
 
 BY_NAME = {check.name: check for check in CHECKS}
 
-#: (name of a check, what is wrong, what it finds, its remedy, function that brings it about)
 Spoil = Callable[["Bench"], Setup]
+#: (name of a check, what it finds, its remedy, function that causes it)
 CASES: list[Any] = []
 
 
 def wrong(name: str, found: str, remedy: str) -> Callable[[Spoil], Spoil]:
-    """Add a case: once the function has spoilt something, the check finds it, with a remedy."""
+    """Add a case: once the function breaks something, the check finds it and offers a remedy."""
 
     def add(spoil: Spoil) -> Spoil:
         CASES.append(pytest.param(name, found, remedy, spoil, id=f"{name}: {spoil.__name__}"))
@@ -42,7 +42,7 @@ def wrong(name: str, found: str, remedy: str) -> Callable[[Spoil], Spoil]:
 
 
 class Bench:
-    """What a case can spoil."""
+    """Everything that a case can break."""
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flavor: str) -> None:
         self.path = tmp_path
@@ -50,7 +50,7 @@ class Bench:
         self.flavor = flavor
 
     def module(self, name: str, text: str) -> None:
-        """Put a module in front of all others, for the processes that the doctor starts."""
+        """Put a module ahead of all others for the processes that the doctor starts."""
         folder = self.path / "modules"
         path = folder / f"{name.replace('.', '/')}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def bench(
 
 
 def after(**outcomes: Outcome) -> Setup:
-    """Return a setup in which some probes have been run."""
+    """Return a setup in which some probes have run."""
     return Setup(limit=60, outcomes=dict(outcomes))
 
 
@@ -245,7 +245,7 @@ def that_of_another_comes_first(bench: Bench) -> Setup:
 
 
 def replace_mpiexec(bench: Bench, script: str) -> None:
-    """Make a script the mpiexec of the MPI in use."""
+    """Replace the mpiexec of the MPI in use with a script."""
     script = f"[ $1 = --version ] && echo '{version_line(bench.flavor)}' && exit\n{script}"
     bench.no_mpiexec_beside_python()
     path = bench.command("mpiexec", script)
@@ -374,7 +374,7 @@ def cupy_does_not_import(bench: Bench) -> Setup:
     return after(cuda=driver())
 
 
-# NumPy in the place of the GPU.
+# NumPy in place of the GPU.
 FAKE_CUPY = """
 from types import SimpleNamespace
 import numpy
@@ -440,7 +440,7 @@ FACTS = {
 
 
 def two_hosts(job: Sequence[dict[str, Any]] = (), **there: Any) -> Setup:
-    """Return a setup with two hosts that differ in some facts, and what ranks on them see."""
+    """Return a setup with two hosts that differ in some facts, and with what their ranks see."""
     setup = Setup(hosts=[("a", 2), ("b", 2)], script=Path("train.py"), data=Path("images"))
     setup.__dict__["facts"] = {
         "a": Answer({**FACTS, "host": "a"}),
@@ -472,7 +472,7 @@ def no_ssh(bench: Bench) -> Setup:
     return Setup(hosts=[("elsewhere", 1)])
 
 
-# Runs the command that it is given here, as sshd does there.
+# Runs the given command on this host, as sshd would on the other one.
 SSH = 'for last; do :; done; {before}; exec sh -c "{prefix} $last"'
 
 
@@ -568,7 +568,7 @@ def one_is_missing(bench: Bench) -> Setup:
 
 
 def three_hosts(computing: float = 0.004, network: float = 0.010) -> Setup:
-    """Return a setup with three hosts, and the seconds that things take on the second one."""
+    """Return a setup with three hosts, the second of which takes these times, in seconds."""
     speeds = {
         "computing": [0.004, 0.005, computing, 0.004],
         "network": [0.012, 0.0, network, 0.010],
@@ -709,7 +709,7 @@ def test_hosts_that_do_not_answer_are_no_second_finding(name: str) -> None:
     assert BY_NAME[name].examine(setup) == not_tried("no host answered")
 
 
-# ---- what the network is worth ----
+# ---- how fast the network is ----
 
 
 def test_hosts_that_are_as_fast(bench: Bench) -> None:

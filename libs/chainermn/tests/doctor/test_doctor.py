@@ -24,7 +24,7 @@ from chainermn.process import THREAD_VARIABLES
 pytestmark = pytest.mark.each_mpi
 
 HOSTS = {check.name for check in CHECKS if check.subject == "hosts"}
-# A container may have little of it, and the doctor is right to say so.
+# A container may have little shared memory, and the doctor is right to say so.
 DEPENDS_ON_THE_MACHINE = {"/dev/shm"}
 
 

@@ -73,7 +73,7 @@ def test_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", ["/nowhere", str(first), str(second)])
     assert host_facts.packages() == {
         "chainer": "7.8.1",
-        "chainer-compat": "8.0.0",  # the first is the one that is imported
+        "chainer-compat": "8.0.0",  # the first one is imported
         "cupy-cuda12x": "unknown",
         "numpy": "1.24.2",
         "nvidia-nccl-cu12": "2.27.3",
@@ -107,7 +107,7 @@ def test_contents(tmp_path: Path) -> None:
     both = host_facts.contents(str(tmp_path))
     assert both.startswith("2 entries (")
     (tmp_path / "images" / "1.png").touch()
-    assert host_facts.contents(str(tmp_path)) == both  # it looks into no folder
+    assert host_facts.contents(str(tmp_path)) == both  # it does not look into folders
     file.rename(tmp_path / "labels.csv")
     assert host_facts.contents(str(tmp_path)) not in (both, "missing")
 
@@ -182,7 +182,7 @@ def test_probes_run_on_every_rank_and_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_system_that_binds_no_process_to_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As macOS."""
+    """Where processes cannot be bound to cores, as on macOS, all cores count."""
     monkeypatch.delattr(os, "sched_getaffinity")
     assert host_facts.cores() == os.cpu_count()
 
@@ -203,7 +203,7 @@ def test_ranks_that_share_cores_take_turns(
     takes_turns: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Containers on one machine have names of their own, but its cores."""
+    """Containers on one machine have different names but share its cores."""
     monkeypatch.delenv(*TAKING_TURNS, raising=False)
     told: list[bool] = []
 

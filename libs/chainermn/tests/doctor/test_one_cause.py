@@ -1,4 +1,4 @@
-"""One thing that is wrong gives one ✗, and what the doctor says to type cures it."""
+"""Each fault gives one ✗, and typing what the doctor says cures it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from chainermn.doctor.registry import Check, Status, good, run_checks
 from chainermn.doctor.setup import Setup
 from chainermn.process import THREAD_VARIABLES
 
-#: A container may have little of it, and the doctor is right to say so.
+#: A container may have little shared memory, and the doctor is right to say so.
 DEPENDS_ON_THE_MACHINE = {"/dev/shm"}
 OURS = str(Path(str(chainermn.__file__)).parents[1])
 EXAMINE = f"""
@@ -33,7 +33,7 @@ checks = {{check.name: check for check in CHECKS}}
 print(*(checks[name].examine(Setup()).status for name in sys.argv[1:]))
 """
 
-#: Breaks something in a folder, and returns environment variables.
+#: A function that breaks something in a folder, and returns environment variables.
 Cause = Callable[[Path], dict[str, str]]
 
 
@@ -116,7 +116,7 @@ def nothing_is_broken(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("options", "causes"),
     [
-        # What does not depend on each other is broken at the same time.
+        # Independent faults are tested together.
         (
             "--host localhost:1",
             {"chainer-compat": chainer_compat_is_off, "mpi4py": mpi4py_is_broken},
@@ -174,7 +174,7 @@ def test_each_cause_is_told_once(
     assert set(bad) - DEPENDS_ON_THE_MACHINE == set(causes), [row["found"] for row in bad.values()]
     assert all(row["remedy"] for row in bad.values())
 
-    # What takes packages from an index is tried in test_typed_remedies.py.
+    # test_typed_remedies.py tests commands that install packages from an index.
     typed = [
         name for name in causes if bad[name]["command"] and " install " not in bad[name]["command"]
     ]

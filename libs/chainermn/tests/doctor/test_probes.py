@@ -27,7 +27,7 @@ WORLD = MPI.COMM_WORLD
 
 @pytest.fixture
 def steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each look at the clock be a second after the one before."""
+    """Make the clock advance by one second per reading."""
     clock = itertools.count()
     monkeypatch.setattr(probes, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
 
@@ -173,7 +173,7 @@ def test_communicator_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FakeDriver:
-    """In the place of ``libcuda.so.1``."""
+    """A stand-in for ``libcuda.so.1``."""
 
     def __init__(self, code: int, names: list[str], capabilities: list[int]) -> None:
         self._names = names

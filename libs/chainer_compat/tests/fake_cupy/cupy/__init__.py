@@ -1,4 +1,4 @@
-"""Just enough of CuPy 14 for chainer.backends.cuda to believe in it. There is no GPU."""
+"""Just enough of CuPy 14 to convince chainer.backends.cuda. There is no GPU."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ class ndarray:
 
 
 class RecordedKernel:
-    """Remembers the arguments of a kernel instead of compiling it."""
+    """A kernel that keeps its arguments instead of being compiled."""
 
     def __init__(self, in_params, out_params, operation, name, **options):
         self.operation = operation
