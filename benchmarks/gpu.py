@@ -177,8 +177,8 @@ def record(place: Place, network: str, batch: int, file: Path) -> Mapping[int, S
 def idle(tracks: Mapping[int, Iterable[Span]]) -> tuple[list[float], float]:
     """Return seconds of each iteration, and the share of the time that a GPU idles, in %.
 
-    A GPU idles while no stream has work of an update, except that a new batch comes. The share is
-    the mean over the ranks. The first iterations do not count.
+    A GPU idles while no stream has work of an update. Preparing a batch is no such work. The share
+    is the mean over the ranks. The first iterations do not count.
     """
     seconds: list[float] = []
     shares = []

@@ -32,8 +32,12 @@ def show_code(app: Sphinx, doctree: nodes.document) -> None:
         text = block.astext()
         if block.get("language") == "diff":
             block.replace_self(nodes.raw("", difference(text), format="html"))
-        elif block.get("language") == "text" and max(map(len, text.splitlines())) > _WIDTH:
+        elif block.get("language") == "text" and _is_long(text):
             block["classes"].append("wrap")
+
+
+def _is_long(text: str) -> bool:
+    return any(len(line) > _WIDTH for line in text.splitlines())
 
 
 def difference(text: str) -> str:
