@@ -220,7 +220,8 @@ def edit(script: str, difference: str) -> str:
 @pytest.fixture(scope="module")
 def printed_in_tutorial(tmp_path_factory) -> list[list[str]]:
     """Do what the tutorial says, from its first page to the last; return what is printed."""
-    top = tmp_path_factory.mktemp("tutorial")
+    top = tmp_path_factory.mktemp("tutorial") / "chainermn"
+    top.mkdir()
     make_look_like_the_repository(top)
     env = {**direct_environment(), "OMP_NUM_THREADS": "1"}
     cwd, printed = top, []
@@ -230,7 +231,7 @@ def printed_in_tutorial(tmp_path_factory) -> list[list[str]]:
             script.write_text(edit(pages.read(script), what))
         else:
             # A checkout that cannot be written is copied as one.
-            commands = f"{what}\nchmod -R u+w {shlex.quote(str(top))}\npwd"
+            commands = f"{what}\nchmod -R u+w {shlex.quote(str(top.parent))}\npwd"
             *lines, pwd = output_of_shell(commands, cwd, env).splitlines()
             printed.append(lines)
             cwd = Path(pwd)
@@ -298,8 +299,9 @@ def report_process(x):
 model = chainer.links.Linear(1, 1, initialW=0, nobias=True)
 optimizer = chainer.optimizers.SGD(lr=1)
 train = np.arange(10, dtype=np.float32).reshape(10, 1)
-validation = chainer.iterators.SerialIterator(train, 10, repeat=False, shuffle=False)
-evaluator = extensions.Evaluator(validation, model, eval_func=report_process)
+validation = np.arange(7)
+examples = chainer.iterators.SerialIterator(train, 10, repeat=False, shuffle=False)
+evaluator = extensions.Evaluator(examples, model, eval_func=report_process)
 """
 THEN = """
 optimizer.setup(model)
@@ -311,7 +313,7 @@ trainer.extend(evaluator, trigger=(3, "iteration"))
 AT_LAST = """
 trainer.run()
 has_log = "LogReport" in trainer._extensions
-print(f"rank {comm.rank}: {len(train)} examples, log: {has_log}")
+print(f"rank {comm.rank}: {len(train)} and {len(validation)} examples, log: {has_log}")
 print("weight:", model.W.array.item())
 print("process:", trainer.observation["validation/main/process"])
 """
@@ -326,8 +328,8 @@ def test_lines_of_the_readme_make_a_script_distributed(tmp_path):
         2, script, tmp_path / "result", cwd=tmp_path
     )
     assert processes[0] == processes[1]  # the mean of both
-    assert with_log == "rank 0: 5 examples, log: True"
-    assert without == "rank 1: 5 examples, log: False"
+    assert with_log == "rank 0: 5 and 4 examples, log: True"
+    assert without == "rank 1: 5 and 3 examples, log: False"
     # The mean of 0 to 9 is that of the ranks' gradients. The first update takes no step.
     assert (weight, other_weight) == ("weight: 9.0", "weight: 9.0")
 

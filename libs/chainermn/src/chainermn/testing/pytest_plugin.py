@@ -20,7 +20,12 @@ from chainermn.testing.rank_pool import WORKER_NAME, RankPool, RankResult
 DEFAULT_TIMEOUT = 30.0
 # Characters; enough for a crash with the stacks of all threads.
 _MOST_OUTPUT = 20_000
-_MARKER = "mpi(*ranks, timeout=30): run once on each of these numbers of ranks"
+_MARKERS = (
+    "mpi(*ranks, timeout=30): run once on each of these numbers of ranks",
+    # The applications use these, and copies of them have no configuration of pytest.
+    "each_mpi: depends on how an MPI behaves; -m each_mpi selects these tests",
+    "gpu: needs a GPU; -m gpu selects these tests",
+)
 _GRAVITY = ("failed", "died", "hung", "skipped", "passed")
 
 
@@ -41,8 +46,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker; outside the ranks, take over the tests that have it."""
-    config.addinivalue_line("markers", _MARKER)
+    """Declare the markers; outside the ranks, take over the tests for several ranks."""
+    for marker in _MARKERS:
+        config.addinivalue_line("markers", marker)
     if not config.pluginmanager.hasplugin(WORKER_NAME):
         config.pluginmanager.register(MpiRunner(config), "chainermn-mpi-runner")
 

@@ -37,8 +37,9 @@ _CALL = {"stream": str, "number": int}
 
 #: Explanation for a timeline without iterations.
 WHY_NO_ITERATIONS = (
-    "either nothing was trained, or CHAINERMN_TIMELINE_ITERATIONS names iterations that were not "
-    "reached, or the training loop does not mark them with chainermn.spans.span('iteration')"
+    "either nothing was trained (perhaps a snapshot of the last epoch was loaded), or "
+    "CHAINERMN_TIMELINE_ITERATIONS names iterations that were not reached, or the training "
+    "loop does not mark them with chainermn.spans.span('iteration')"
 )
 
 
