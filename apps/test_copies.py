@@ -1,4 +1,4 @@
-"""Each app trains where it has been copied to, by the commands in its README."""
+"""A copy of each app trains, by the commands in its README."""
 
 import importlib.util
 import json
@@ -18,7 +18,7 @@ LIMIT = 600
 
 
 def stop(process: subprocess.Popen) -> None:
-    """End a process that leads a session, and all that it has started."""
+    """Kill the leader of a session, and everything that it has started."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -48,7 +48,7 @@ def test_copied_app_trains(app, out, is_right, tmp_path):
         pytest.skip("a copy brings an MPI of its own: tested where this environment has MPICH")
     readme = (APPS / app / "README.md").read_text(encoding="utf-8")
     (commands,) = re.findall(r"as they are\. -->\n```sh\n(.*?)```", readme, re.DOTALL)
-    # A copy of what cannot be written cannot be written either.
+    # A copy of a read-only folder is read-only, too.
     commands = commands.replace("\n", "\nchmod -R u+w ~\n", 1)
     environment = {
         **direct_environment(),

@@ -17,7 +17,7 @@ APPS = Path(__file__).resolve().parent
 # Seconds after which a job counts as hung, even on a busy machine.
 LIMIT = 600
 
-# Runs the script whose name follows. In its second iteration, one rank waits for SIGUSR1.
+# Runs the script named in its arguments. In the second iteration, one rank waits for SIGUSR1.
 WAITS = """
 import os, runpy, signal, sys, time
 from pathlib import Path
@@ -119,7 +119,7 @@ def test_stopped_and_started_again_is_as_if_undisturbed(script, data, options, r
     with np.load(whole / "result/model.npz") as one, np.load(stopped / "result/model.npz") as two:
         assert sorted(one) == sorted(two)
         for name in one:
-            # imagenet averages these over the ranks also when it stops, which rounds them.
+            # When imagenet stops, it also averages these over the ranks, which rounds them.
             is_rounded = script == "imagenet/train.py" and name.endswith(("avg_mean", "avg_var"))
             rtol = 1e-5 if is_rounded else 0
             np.testing.assert_allclose(two[name], one[name], rtol, err_msg=name)

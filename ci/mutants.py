@@ -145,7 +145,7 @@ def copy_repository(folder: str) -> None:
     copy = Path(tempfile.mkdtemp(dir=folder)) / "copy"
     ignored = shutil.ignore_patterns(".*", "__pycache__", "_build", "result")
     shutil.copytree(ROOT, copy, ignore=ignored)
-    # As in a wheel: on the path itself it would also hide Chainer's copy.
+    # As in a wheel: directly on the path, it would also hide Chainer's copy.
     as_installed = copy / "as_installed"
     as_installed.mkdir()
     (as_installed / "_chainermn_dist").symlink_to(copy / SOURCE.parent)

@@ -1,4 +1,4 @@
-"""A plug-in of pytest for `mutants`: the tests that notice most at the least cost run first."""
+"""A pytest plug-in for `mutants`: the tests that notice most at the least cost run first."""
 
 import pytest
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PHRASES: dict[str, str] = tomllib.loads((ROOT / "ci/words.toml").read_text())["phrases"]
-# Not written by us, or a list of what is not to be written.
+# Files that we did not write, or that list phrases to avoid.
 SKIPPED = re.compile(
     r"ci/words\.toml|ci/tests/test_words\.py|ci/constraints/|docs/results/raw/|.*\bLICENSE"
 )
@@ -24,7 +24,7 @@ GAP = r"""(?:[ ]|[ ]?["']?[ ]*\n[ ]*(?:\#[ ]|>[ ]|[rf]*["'])?[ ]*)"""
 
 
 def compiled(phrase: str) -> re.Pattern[str]:
-    """Return the expression that finds a phrase, also where it is divided between lines."""
+    """Return the expression that finds a phrase, even if it is split between lines."""
     return re.compile(
         r"(?<!\w)(?:" + phrase.replace(" ", GAP) + r")(?!\w)", re.IGNORECASE | re.DOTALL
     )
@@ -49,7 +49,7 @@ def texts_of_git() -> list[str]:
 
 
 def main(names: Iterable[str]) -> int:
-    """Print what is found in these files, and return how the process ends."""
+    """Print what is found in these files; return the exit code."""
     n_found = 0
     for name in names:
         for line, words, instead in findings((ROOT / name).read_text()):

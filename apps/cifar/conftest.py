@@ -1,11 +1,11 @@
-"""Fixtures that the tests share: the modules of the app, and jobs."""
+"""Shared fixtures: the app's modules, and jobs."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-import matplotlib.font_manager  # noqa: F401  - announces its first use ever on standard error
+import matplotlib.font_manager  # noqa: F401  - its very first import writes to standard error
 import pytest
 
 from chainermn.testing.modules import import_modules
@@ -16,19 +16,19 @@ HERE = Path(__file__).resolve().parent
 LIMIT = 600
 NAMES = ["data", "model", "predict", "search_reports", "shapes", "study", "training"]
 
-# Where other programs use the cores too, the threads of a BLAS wait long for each other.
+# If other programs use the cores too, BLAS threads spend much time waiting for each other.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="session")
 def app() -> SimpleNamespace:
-    """Import the modules of the app, so that another app's may have the same names."""
+    """Import the app's modules so that another app's may have the same names."""
     return import_modules(HERE, NAMES)
 
 
 @pytest.fixture(scope="session")
 def start() -> Callable[..., JobResult]:
-    """Return a function that runs a script under mpiexec, to its end."""
+    """Return a function that runs a script under mpiexec until it ends."""
 
     def run(
         ranks: int, script: Path | str, *options: object, cwd: Path, fails: bool = False

@@ -1,4 +1,4 @@
-"""The images: drawn, read from files, divided, and changed at random."""
+"""Images: drawn, read from files, split, and augmented at random."""
 
 import gzip
 import io
@@ -19,7 +19,7 @@ CLASSES = 10
 
 
 def make_rows(n: int, seed: int, n_labels: int = 1) -> np.ndarray:
-    """Return rows of the binary version of CIFAR: each has the last of its labels once in ten."""
+    """Return rows of CIFAR's binary version. The last labels cycle through the ten classes."""
     rows = np.random.RandomState(seed).randint(0, 256, (n, n_labels + 3072)).astype(np.uint8)
     rows[:, n_labels - 1] = np.arange(n) % CLASSES
     return rows

@@ -1,4 +1,4 @@
-"""Search on a few ranks, with trials that are known to be pruned, to fail or to be killed."""
+"""Searches on a few ranks, with trials that are pruned, fail or are killed on purpose."""
 
 import csv
 import json
@@ -18,8 +18,8 @@ LIMIT = 600
 TINY = ["--examples", "60", "--epoch", "2", "--batchsize", "9"]
 
 # Runs the search; trial 1 is pruned after its first epoch, and trial 2 fails. In the folder
-# "kill", rank 1 is killed in trial 3. Each rank writes down the values of its trials, and how many
-# iterations they have taken.
+# "kill", rank 1 is killed in trial 3. Each rank records the values of its trials, and how many
+# iterations they took.
 SEARCH = """
 import json, os, runpy, signal, sys
 from pathlib import Path
@@ -89,7 +89,7 @@ def test_all_ranks_train_the_same_trials_and_end_them_together(three_ranks):
     assert others == [notes, notes]
     assert list(values_of(notes)) == [f"trial_{n:03}" for n in range(5)]
     assert len({tuple(values) for values in values_of(notes).values()}) == 5
-    # 18 images of each rank are two iterations.
+    # Each rank has 18 images: two iterations per epoch.
     assert [what for _, what in notes if isinstance(what, int)] == [4, 2, 2, 4, 4]
 
 
@@ -192,7 +192,7 @@ def test_ranks_that_cannot_be_divided_are_refused(start, tmp_path):
 
 
 def search(study_of, n: int) -> list[dict]:
-    """Search without training: the accuracy is a function of the values. Return all values."""
+    """Search without training: compute the accuracy from the values. Return all values."""
     tried = []
     while asked := study_of.ask():
         _, values = asked
@@ -216,7 +216,7 @@ def test_a_study_that_is_opened_again_is_searched_as_an_unbroken_one(app, tmp_pa
     assert lost[1] == rest[0]
     assert first + rest == whole
     assert len({json.dumps(values) for values in whole}) == 20
-    # The later half knows what was good.
+    # The second half has learned from the first.
     mean = [sum(abs(math.log(v["lr"] / 0.3)) for v in part) for part in (whole[:10], whole[10:])]
     assert mean[1] < mean[0]
 

@@ -217,7 +217,7 @@ def test_killed_job_that_is_started_again_ends_as_one_left_alone(start, read_log
             assert row[key] == straight[key]
 
 
-# Takes one step with batches of unequal images on each rank, and writes what went in and came out.
+# Takes one step with different images on each rank, and saves the inputs and the results.
 ONE_STEP = """
 import argparse, sys
 import chainer, numpy as np
@@ -256,7 +256,7 @@ def test_a_step_has_the_gradients_of_one_process_with_all_images(ranks, app, sta
         network = app.model.ResNet(4, 10, 0)
         for name, parameter in network.namedparams():
             parameter.copydata(chainer.Parameter(found[0][f"before{name}"]))
-        for _ in range(2):  # twice, since running means are those of both passes
+        for _ in range(2):  # twice: the running means cover both updates
             network.cleargrads()
             F.softmax_cross_entropy(network(x), t).backward()
     for name, parameter in network.namedparams():

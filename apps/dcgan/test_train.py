@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import chainer
 import chainer.functions as F
-import matplotlib.font_manager  # noqa: F401  - announces its first use ever on standard error
+import matplotlib.font_manager  # noqa: F401  - its very first import writes to standard error
 import numpy as np
 import pytest
 from chainer.backends import cuda
@@ -29,14 +29,14 @@ HERE = Path(__file__).resolve().parent
 DISTANCE = "validation/distance"
 # Seconds after which a job counts as hung, even on a busy machine.
 LIMIT = 600
-# Where other programs use the cores too, the threads of a BLAS wait long for each other.
+# If other programs use the cores too, BLAS threads spend much time waiting for each other.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 EPOCHS = 8
 
 
 @pytest.fixture(scope="module")
 def app() -> SimpleNamespace:
-    """Import the modules of the app, so that another app's may have the same names."""
+    """Import the app's modules so that another app's may have the same names."""
     names = ["data", "evaluation", "generate", "model", "reports", "train", "updater"]
     return import_modules(HERE, names)
 
@@ -112,7 +112,7 @@ def test_only_rank_0_prints(two_ranks):
 def test_run_that_goes_on_ends_as_one_never_interrupted(two_ranks, tmp_path):
     _, whole = two_ranks
     out = tmp_path / "result"
-    # As if the job had been killed after that snapshot.
+    # The folder of a job that was killed right after that snapshot.
     iteration = read_log(whole)[EPOCHS - 3]["iteration"]
     snapshot = f"snapshot_iter_{iteration}.0"
     out.mkdir()
@@ -265,7 +265,7 @@ def arrays_of(link):
 
 
 def take_step(optimizers, latents, real, moves):
-    """Take a step of plain Chainer; the first of a multi-node optimizer is none."""
+    """Compute gradients, and step if ``moves``: a multi-node optimizer first takes no step."""
     generator, discriminator = (optimizer.target for optimizer in optimizers)
     fake = generator(latents)
     share_of_fake = F.sigmoid(discriminator(fake))
@@ -306,7 +306,7 @@ def test_distance_of_all_ranks_is_that_of_one(app):
     latents = np.random.RandomState(0).standard_normal((1000, 100)).astype(np.float32)
     drawn = network.describe(app.model.generate(generator, latents))
     covariances = np.cov(drawn.T), np.cov(real.T)
-    # The trace of a root is the sum of the roots of the eigenvalues.
+    # The trace of a matrix's square root is the sum of the square roots of its eigenvalues.
     shared = np.sqrt(np.linalg.eigvals(covariances[0] @ covariances[1]).astype(complex)).real
     of_means = np.sum((drawn.mean(0) - real.mean(0)) ** 2)
     expected = of_means + np.trace(covariances[0] + covariances[1]) - 2 * shared.sum()
@@ -315,7 +315,7 @@ def test_distance_of_all_ranks_is_that_of_one(app):
 
 def test_distance_of_known_distributions(app):
     gaussian, distance = app.evaluation.Gaussian, app.evaluation.frechet_distance
-    # One after the other in each dimension: (mean - mean)**2 + (deviation - deviation)**2.
+    # Dimension by dimension: (mean - mean)**2 + (deviation - deviation)**2.
     p = gaussian(np.array([1.0, 0.0, 2.0]), np.diag([4.0, 0.0, 9.0]))
     q = gaussian(np.array([3.0, 0.0, 1.0]), np.diag([1.0, 0.25, 0.0]))
     turn = np.linalg.qr(np.random.RandomState(0).standard_normal((3, 3)))[0]
@@ -399,9 +399,9 @@ def test_file_that_asks_for_a_network_it_does_not_hold(app, kind, monkeypatch, t
     path = tmp_path / "best.npz"
     generator = app.model.Generator(1, 8, 4)
     if kind == "many units":
-        generator.settings[2] = 10**9  # which would fill any memory
+        generator.settings[2] = 10**9  # would fill any memory
     chainer.serializers.save_npz(path, generator)
-    if kind == "objects":  # whose header can promise any shape
+    if kind == "objects":  # their header can promise any shape
         with np.load(path) as arrays:
             found = dict(arrays)
         found["project/W"] = found["project/W"].astype(object)
@@ -417,7 +417,7 @@ def test_grid(app, channels, tmp_path):
     images = np.random.RandomState(0).randint(1, 256, size=(4, channels, 150, 150)).astype("u1")
     app.reports.save_grid(images, tmp_path / "grid.png")
     pixels = read_picture(tmp_path / "grid.png").reshape(309, -1, channels)
-    # Three beside each other, nine pixels apart, and the fourth below the first.
+    # Three side by side, nine pixels apart, and the fourth below the first.
     assert pixels.shape == (309, 468, channels)
     for image, (row, column) in zip(images, [(0, 0), (0, 1), (0, 2), (1, 0)], strict=True):
         found = pixels[159 * row :, 159 * column :][:150, :150]

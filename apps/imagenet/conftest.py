@@ -1,10 +1,10 @@
-"""Fixtures that the tests share: the modules of the app, small data sets, and jobs."""
+"""Shared fixtures: the app's modules, small data sets, and jobs."""
 
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-import matplotlib.font_manager  # noqa: F401  - announces its first use ever on standard error
+import matplotlib.font_manager  # noqa: F401  - its very first import writes to standard error
 import pytest
 
 from chainermn.testing.modules import import_modules
@@ -17,13 +17,13 @@ NAMES = ["data", "evaluation", "export", "generated", "idx", "ilsvrc", "images",
 NAMES += ["lr_range", "models", "options", "predict", "prepare", "shard_iterator", "shards"]
 NAMES += ["train", "trained", "training", "weights"]
 
-# Where other programs use the cores too, the threads of a BLAS wait long for each other.
+# If other programs use the cores too, BLAS threads spend much time waiting for each other.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="session")
 def app() -> SimpleNamespace:
-    """Import the modules of the app, so that another app's may have the same names."""
+    """Import the app's modules so that another app's may have the same names."""
     return import_modules(HERE, NAMES)
 
 
@@ -47,7 +47,7 @@ def lists(root: Path) -> list[str | Path]:
 
 @pytest.fixture(scope="session")
 def start() -> Callable[..., JobResult]:
-    """Return a function that runs a script of the app under mpiexec, to its end."""
+    """Return a function that runs a script of the app under mpiexec until it ends."""
 
     def run(ranks: int, script: str, *options: object, cwd: Path, **outcome: bool) -> JobResult:
         env = ONE_THREAD if ranks == 1 else {}  # with more ranks, the library divides the cores
@@ -68,7 +68,7 @@ def train(start) -> Callable[..., JobResult]:
     return run
 
 
-# Runs the script whose name follows, and kills the last rank after a number of iterations.
+# Runs the script named in its arguments, and kills rank 1 after a number of iterations.
 KILLS_ITSELF = """
 import os, runpy, signal, sys
 from chainer.training import StandardUpdater
@@ -91,7 +91,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="session")
 def kills_itself(tmp_path_factory) -> Path:
-    """Return a script that is given an iteration, and another script with its options."""
+    """Return a script that takes an iteration, another script, and that script's options."""
     path = tmp_path_factory.mktemp("kills_itself") / "kills_itself.py"
     path.write_text(KILLS_ITSELF)
     return path

@@ -1,4 +1,4 @@
-"""Image files become the examples that they should."""
+"""How image files become examples."""
 
 import io
 import json
@@ -23,7 +23,7 @@ RED, GREEN, BLUE, WHITE = (220, 20, 30), (20, 200, 30), (20, 30, 210), (255, 255
 
 @pytest.fixture
 def quarters() -> Image.Image:
-    """Return a picture whose quarters are red, green; blue, white."""
+    """Return a picture with a red and a green quarter above a blue and a white one."""
     image = Image.new("RGB", (80, 60))
     for i, color in enumerate((RED, GREEN, BLUE, WHITE)):
         image.paste(color, (i % 2 * 40, i // 2 * 30, i % 2 * 40 + 40, i // 2 * 30 + 30))
@@ -122,7 +122,7 @@ def test_decoding_at_reduced_size_changes_little(app, tmp_path):
 
 
 def claims(path: Path, side: int) -> Path:
-    """Return a file of a few bytes that claims ``side`` x ``side`` pixels."""
+    """Write and return a small file that claims to have ``side`` x ``side`` pixels."""
     name, sides = path.suffix[1:], side.to_bytes(2, "big") * 2
     written = io.BytesIO()
     Image.new("L", (64, 64)).save(written, {"jpg": "JPEG", "tif": "TIFF"}.get(name, name))
@@ -173,7 +173,7 @@ for path in sys.argv[3:]:
 
 
 def read_images(most_memory: int, *paths: Path) -> str:
-    """Return what is said about images read in ``most_memory`` bytes of address space."""
+    """Read images in ``most_memory`` bytes of address space; return the errors."""
     command = [sys.executable, "-c", READ_IMAGES, HERE, str(most_memory), *paths]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
@@ -225,7 +225,7 @@ def test_other_formats_are_not_read(app, kind, tmp_path):
 def test_list_file(app, tmp_path):
     path = tmp_path / "list.txt"
     lines = "a/b.jpg 3\nname with spaces.jpg 0\nü.jpg\t7\n".replace("\t", " ")
-    path.write_bytes(lines.encode())  # as names of files are
+    path.write_bytes(lines.encode())  # file names are bytes
     listed = app.data.ImageList.read(path)
     expected = [("a/b.jpg", 3), ("name with spaces.jpg", 0), (os.fsdecode("ü.jpg".encode()), 7)]
     assert [listed[i] for i in range(len(listed))] == expected
@@ -253,7 +253,7 @@ def test_error_for_what_is_no_list(app, content, message, tmp_path):
 
 @pytest.fixture
 def root(tmp_path) -> Path:
-    """Return a folder with an image and links, beside another one."""
+    """Return a folder with an image, a pipe, and links, some of which lead out of it."""
     for name in ("root/a/x.png", "outside/y.png"):
         path = tmp_path / name
         path.parent.mkdir(parents=True)
@@ -422,7 +422,7 @@ def test_least_area_of_what_is_cut_out(app, tmp_path):
         images = app.data.Images(listed, tmp_path, 24, seed=0, least=least)
         return min(np.ptp(image) / 200 for image, _ in images[:])
 
-    # Aspect ratios are from 3/4 to 4/3.
+    # Aspect ratios range from 3/4 to 4/3.
     assert narrowest(0.9) > 0.8
     assert narrowest(0.08) < 0.35
 

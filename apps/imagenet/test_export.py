@@ -1,4 +1,4 @@
-"""What ONNX Runtime computes from the files of export.py, for every network."""
+"""Results of ONNX Runtime on the files that export.py writes, for every network."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def test_other_results_are_noticed(app):
 
 @pytest.fixture
 def export(app, tmp_path, monkeypatch, capsys):
-    """Return a function that runs export.py where a network is, and returns what it prints."""
+    """Return a function that runs export.py beside a network, and returns what it prints."""
     (tmp_path / "result").mkdir()
     known = {"arch": "small", "insize": 48, "classes": ["ant", "bee"]}
     known |= {"mean": MEAN, "deviation": DEVIATION}

@@ -1,4 +1,4 @@
-"""The networks are those of the papers, and name and compute things as Chainer's example."""
+"""The networks match the papers, and the names and results of Chainer's example."""
 
 import functools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Shapes = dict[str, tuple[int, ...]]
 Arrays = dict[str, np.ndarray]
 
 # Batches on which networks train fast: number of pictures and their side. Some networks need
-# pictures as large as they were designed for, or more than one.
+# more than one picture, or pictures as large as they were designed for.
 BATCHES = {
     "alex": (1, 227),
     "googlenet": (1, 224),
@@ -25,7 +25,8 @@ BATCHES = {
     "small": (2, 24),
     "vgg16": (2, 32),
 }
-# The papers give them rounded: 60 million, 138 million, or a table of layers to add up.
+# Numbers of arrays and of parameters. The papers round the latter (60 million, 138 million), or
+# give a table of layers to add up.
 PARAMETERS = {
     "alex": (16, 62_378_344),
     "googlenet": (128, 13_378_280),
@@ -35,7 +36,7 @@ PARAMETERS = {
 }
 
 
-# What a file of Chainer's example has: its names, with the shapes that follow from the papers.
+# Contents of the files of Chainer's example: its names, with shapes that follow from the papers.
 
 
 def layer(name: str, *shape: int, bias: bool = True) -> Shapes:
@@ -176,7 +177,7 @@ SHAPES = {make.__name__: make for make in (alex, googlenet, googlenetbn, nin, re
 
 
 def draw(shapes: Shapes) -> Arrays:
-    """Return weights with which no layer's output vanishes or explodes."""
+    """Return weights that keep every layer's output from vanishing or exploding."""
     random = np.random.default_rng(0)
     arrays: Arrays = {}
     for name, shape in shapes.items():
@@ -195,8 +196,8 @@ def draw(shapes: Shapes) -> Arrays:
     return arrays
 
 
-# The computation once more: by Chainer's links of the same networks where it has them, otherwise
-# by functions. All return the scores; in training, those of the auxiliary classifiers too.
+# The same computations, by Chainer's own links for a network if it has them, otherwise by
+# functions. All return the scores and, in training, those of the auxiliary classifiers.
 
 
 def convolve(w: Arrays, name: str, x: chainer.Variable, **options: int) -> chainer.Variable:
@@ -303,7 +304,7 @@ COMPUTE: dict[str, Callable] = {
 
 @pytest.fixture
 def drawn_fast(monkeypatch):
-    """Let initial weights be drawn by a faster generator: that takes longer than all the rest."""
+    """Draw initial weights with a faster generator: otherwise this takes longer than the rest."""
 
     def fill(self: chainer.initializers.Normal, array: np.ndarray) -> None:
         random = np.random.default_rng(array.size)
@@ -331,7 +332,7 @@ def test_vgg16_has_as_many_parameters_as_in_the_paper(app, drawn_fast):
 def test_weights_of_chainers_example_load_and_compute_what_they_do_there(
     app, name, drawn_fast, monkeypatch, tmp_path
 ):
-    # Otherwise each draws what it drops out. Chainer's link normalizes as Caffe does.
+    # Otherwise each would drop out other units. Chainer's link normalizes as Caffe does.
     monkeypatch.setattr(F, "dropout", lambda h, ratio=0.5: h)
     monkeypatch.setattr(chainers_googlenet, "_dropout", lambda h: h)
     normalize_as_example = functools.partial(F.local_response_normalization, n=5)

@@ -1,4 +1,4 @@
-"""What predict.py says of files and folders, with weights that nobody has trained."""
+"""Output of predict.py for files and folders, with untrained weights."""
 
 import csv
 import json
@@ -29,7 +29,7 @@ def write_weights(app, folder: Path, name: str, seed: int, arch: str = "small") 
 
 @pytest.fixture
 def place(app, tmp_path, monkeypatch) -> Path:
-    """Go to a folder with a network in ``result``, and images in ``images``."""
+    """Change to a folder with a network in ``result`` and images in ``images``."""
     (tmp_path / "result").mkdir()
     known = {"arch": "small", "insize": 48, "classes": CLASSES}
     known |= {"mean": MEAN, "deviation": DEVIATION}

@@ -1,4 +1,4 @@
-"""Lists and mean of folders of images, and of files in MNIST's format."""
+"""Lists and means of image folders, and of files in MNIST's format."""
 
 import gzip
 import json
@@ -238,7 +238,7 @@ def idx_content(array: np.ndarray) -> bytes:
 
 @pytest.fixture
 def clothes(tmp_path) -> Path:
-    """Return IDX files with 23 images to train on, and 7, of three classes."""
+    """Return a folder of IDX files: 23 images to train on and 7 to test with, of three classes."""
     random = np.random.default_rng(0)
     root = tmp_path / "idx"
     root.mkdir()

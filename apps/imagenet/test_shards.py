@@ -1,4 +1,4 @@
-"""Images from tar files, which are read in sequence."""
+"""Images from tar files that are read sequentially."""
 
 import io
 import json
@@ -40,7 +40,7 @@ def test_format_is_that_of_webdataset(packed, drawn):
         for image, label in zip(names[::2], names[1::2], strict=True):
             assert image == label.replace(".cls", ".jpg")
         labels = [int(content) for content in contents[1::2]]
-        assert len(set(labels)) == 10  # in each shard, though the list has one after the other
+        assert len(set(labels)) == 10  # every shard has all classes
         for name, content, label in zip(names[::2], contents[::2], labels, strict=True):
             found[int(name.removesuffix(".jpg"))] = content, label
     expected = [((drawn / name).read_bytes(), int(label)) for name, label in listed]
@@ -69,7 +69,7 @@ def test_packed_by_any_number_of_ranks_or_indexed_again(start, packed, drawn, tm
 
 @pytest.fixture
 def few(app, tmp_path) -> tuple[Path, int]:
-    """Return a folder of three shards, with 7, 1 and 12 images, which are their own numbers."""
+    """Return a folder of shards with 7, 1 and 12 images, each just its number, and the total."""
     number = 0
     rows = []
     for i, count in enumerate((7, 1, 12)):
@@ -279,7 +279,7 @@ def test_class_that_no_network_has(app, tmp_path, label, message):
 
 def test_sparse_file_in_a_shard(app, tmp_path):
     (tmp_path / "a.jpg").touch()
-    os.truncate(tmp_path / "a.jpg", 1 << 40)  # a hole, which takes no place
+    os.truncate(tmp_path / "a.jpg", 1 << 40)  # a hole, which takes no space
     (tmp_path / "a.cls").write_text("0")
     command = ["tar", "-cSf", "a.tar", "a.jpg", "a.cls"]
     subprocess.run(command, cwd=tmp_path, check=True)

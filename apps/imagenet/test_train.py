@@ -92,7 +92,7 @@ def test_arguments_that_do_not_go_together(arguments, message, app, monkeypatch,
 
 # Training
 
-# Small enough to train in seconds, and large enough to see that something is learnt.
+# Small enough to train in seconds, and large enough to see that something is learned.
 LEARNING = ["--epoch", "3", "--batchsize", "20", "--lr", "0.8", "--loaderjob", "1", "--seed", "1"]
 SHORT = [*LEARNING, "--checkpoint", "4"]
 
@@ -193,7 +193,7 @@ def test_predict(two_ranks, drawn):
 
 @pytest.fixture(scope="module")
 def killed(kills_itself, drawn_lists, tmp_path_factory) -> Path:
-    """Train as `two_ranks`, killed twice; return what that has left."""
+    """Train like `two_ranks`, but killed twice; return the folder that this leaves."""
     folder = tmp_path_factory.mktemp("killed")
     options = [*drawn_lists, "--out", folder / "result", "--arch", "small", *SHORT]
     for last in (10, 31):
@@ -226,7 +226,7 @@ def test_resumed_from_a_given_snapshot_it_is_as_if_undisturbed(
     """The snapshot is compressed, as Chainer does unless told otherwise."""
     _, undisturbed = two_ranks
     out = shutil.copytree(killed, tmp_path / "result")
-    assert (out / "snapshot_iter_30.0").exists()  # newer than the one that is given
+    assert (out / "snapshot_iter_30.0").exists()  # newer than the given one
     snapshot = out / "snapshot_iter_24.0"
     with np.load(snapshot, allow_pickle=True) as saved:
         arrays = dict(saved)
@@ -265,7 +265,7 @@ def test_evaluation_without_training(two_ranks, train, drawn, tmp_path):
 
 
 def test_fine_tuning_with_another_number_of_classes(two_ranks, train, drawn, tmp_path):
-    """Three of the classes, with the first layers as they were and a new head."""
+    """Train on three of the classes, with the first layers frozen and a new head."""
     names = (drawn / "classes.txt").read_text().splitlines()[:3]
     for part in ("train", "val"):
         lines = (drawn / f"{part}.txt").read_text().splitlines(keepends=True)
@@ -291,7 +291,7 @@ def test_fine_tuning_with_another_number_of_classes(two_ranks, train, drawn, tmp
     before, after = read_model(two_ranks[1]), read_model(tmp_path / "result")
     assert after["fc/W"].shape == (3, 128)
     same = {name for name in before if np.array_equal(before[name], after[name])}
-    # A counter that stays 0 is in every batch normalization.
+    # Every batch normalization has a counter that stays 0.
     assert {name for name in same if not name.endswith("/N")} == {
         name for name in before if name.startswith(("conv1/", "bn1/")) and name != "bn1/N"
     }
@@ -383,7 +383,7 @@ def test_first_epochs_on_one_rank_with_other_options(train, drawn, tmp_path):
 
 @pytest.fixture
 def damaged(drawn, tmp_path) -> Path:
-    """Return a tenth of the data set, as links, with one file cut off."""
+    """Return a tenth of the data set, made of links, with one truncated file."""
     root = tmp_path / "damaged"
     root.mkdir()
     for name in ("train", "val"):
@@ -428,7 +428,7 @@ def test_all_ranks_end_where_a_host_lacks_the_images(train, drawn, tmp_path):
 def test_mpiexec_starts_the_script_itself(cwd, drawn, tmp_path):
     script = HERE.relative_to(cwd) / "train.py"
     np.save(tmp_path / "mean.npy", np.full((3, 5, 4), [[[10]], [[20.5]], [[30]]], np.float32))
-    # As one has typed it for the original's example.
+    # As typed for the original's example.
     options = ["--test", "-a", "small", "-B", 8, "-b", 50, "-j", 0, "-E", 2, "-R", drawn]
     options += ["-m", tmp_path / "mean.npy", "-o", tmp_path / "result"]
     options += [drawn / "train.txt", drawn / "val.txt"]

@@ -1,4 +1,4 @@
-"""Which weights a step changes, and what is averaged of them."""
+"""Which weights a step changes, and the moving average of weights."""
 
 from types import SimpleNamespace
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def step(training, network, average, ema, iteration):
-    """Change the network as a step does, and let it be averaged."""
+    """Change the network as a step does, and update its moving average."""
     network.W.array += np.float32(iteration**2)
     ema(SimpleNamespace(updater=SimpleNamespace(iteration=iteration)))
 
@@ -66,7 +66,7 @@ def test_weights_decay_but_neither_biases_nor_scales(app):
     network = app.models.ARCHITECTURES["small"](3)
     optimizer = chainer.optimizers.SGD(0.5).setup(network)
     app.training.add_weight_decay(network, 0.1)
-    network(np.zeros((2, 3, 48, 48), np.float32))  # so that all weights are there
+    network(np.zeros((2, 3, 48, 48), np.float32))  # so that all weights exist
     before = {name: np.copy(p.array) for name, p in network.namedparams()}
     for parameter in network.params():
         parameter.grad = np.zeros_like(parameter.array)

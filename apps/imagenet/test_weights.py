@@ -1,4 +1,4 @@
-"""Weights are loaded as a whole, as all but the head, or not at all."""
+"""Weights are loaded completely, without the head, or not at all."""
 
 from pathlib import Path
 

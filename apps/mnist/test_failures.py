@@ -6,7 +6,7 @@ import socket
 import time
 from pathlib import Path
 
-import matplotlib.font_manager  # noqa: F401  - announces its first use ever on standard error
+import matplotlib.font_manager  # noqa: F401  - its very first import writes to standard error
 import psutil
 import pytest
 
@@ -17,10 +17,10 @@ pytestmark = pytest.mark.each_mpi
 HERE = Path(__file__).resolve().parent
 HOST = socket.gethostname()
 TRAIN = [HERE / "train.py", "--epoch", "100000", "--unit", "20"]
-# Generous, since the machine may be busy; what hangs is ended from outside.
+# Generous, because the machine may be busy; jobs that hang are killed.
 TIMEOUT = 100.0
 
-# As on a disk without space, no file may become larger than this; what MPI needs it has by then.
+# Limits the size of files, like a full disk, once MPI has the files that it needs.
 WITH_SMALL_FILES = """
 import resource, runpy, sys
 import chainermn
@@ -38,7 +38,7 @@ sys.path[0] = {here!r}
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
-# Runs the script whose name follows; rank 1 leaves after ten iterations.
+# Runs the script named in its arguments; rank 1 exits after ten iterations.
 WITH_EXIT = """
 import runpy, sys
 from chainer.training import StandardUpdater
@@ -62,7 +62,7 @@ if_long = pytest.mark.skipif(
 
 
 def start(out: Path, **env: str) -> Job:
-    """Start a training, and return when it is under way."""
+    """Start training, and return once there is a snapshot."""
     job = Job(2, [*TRAIN, "--out", out], cwd=out.parent, env=env)
     deadline = time.monotonic() + TIMEOUT
     while not any(out.glob("snapshot_iter_*")):
@@ -109,7 +109,7 @@ def test_rank_is_killed(tmp_path):
     rank_1(job).kill()
     result = job.wait(TIMEOUT)
     assert_ended(result)
-    shown = result.stdout + result.stderr  # where mpiexec says it, depends on the MPI
+    shown = result.stdout + result.stderr  # the MPI decides where mpiexec says it
     assert any(
         text in shown
         for text in (f"rank 1 on {HOST} (process", f"RUNNING AT {HOST}", f"on node {HOST} exited")

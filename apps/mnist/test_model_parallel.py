@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import chainer
-import matplotlib.font_manager  # noqa: F401  - announces its first use ever on standard error
+import matplotlib.font_manager  # noqa: F401  - its very first import writes to standard error
 import numpy as np
 import pytest
 
@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 ACCURACY, LOSS = "validation/main/accuracy", "validation/main/loss"
 # Seconds after which a job counts as hung, even on a busy machine.
 LIMIT = 600
-# Where other programs use the cores too, the threads of a BLAS wait long for each other.
+# If other programs use the cores too, BLAS threads spend much time waiting for each other.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 N_TRAIN, N_VALIDATION, N_PIXELS, N_UNITS, BATCHSIZE = 61, 31, 12, 20, 5
@@ -97,7 +97,7 @@ def run_here(command: list, cwd: Path, **env: str) -> subprocess.CompletedProces
 
 
 class OneProcess:
-    """Trains as the scripts do, on all batches of a step at once, with NumPy alone."""
+    """The scripts' training with NumPy alone, on all batches of a step at once."""
 
     def __init__(self, arrays: Path, n_replicas: int | None) -> None:
         with np.load(arrays) as found:
@@ -109,7 +109,7 @@ class OneProcess:
             length = -(-N_TRAIN // n_replicas)
             begins = [rank * N_TRAIN // n_replicas for rank in range(n_replicas)]
             self.parts = [order[begin : begin + length] for begin in begins]
-        # First weights and shuffling are those of train.py.
+        # The initial weights and the shuffling are those of train.py.
         np.random.seed(0)
         with chainer.using_config("dtype", np.float64):
             mlp = import_modules(HERE, ["model"]).model.MLP(N_UNITS, 10)
@@ -120,7 +120,7 @@ class OneProcess:
         self.first_moments = [np.zeros_like(array) for array in self.weights]
         self.second_moments = [np.zeros_like(array) for array in self.weights]
         self.n_steps = 0
-        # The first update of a multi-node optimizer makes replicas equal instead of a step.
+        # A multi-node optimizer's first update makes replicas equal and takes no step.
         self.n_updates_without_step = 0 if n_replicas is None else 1
 
     def train(self, epochs: int) -> None:
@@ -133,7 +133,7 @@ class OneProcess:
             self.step(self.images[chosen], self.digits[chosen])
 
     def scores(self, x: np.ndarray) -> list[np.ndarray]:
-        """Return what every layer computes, the input first."""
+        """Return the input, and the output of every layer."""
         w1, b1, w2, b2, w3, b3 = self.weights
         h1 = np.maximum(x @ w1.T + b1, 0)
         h2 = np.maximum(h1 @ w2.T + b2, 0)
@@ -207,7 +207,7 @@ def test_dual_parallel_training_is_that_of_one_process_also_after_a_kill(arrays,
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory) -> Path:
-    """Train on the default data, from scripts that start themselves."""
+    """Train on the default data, running the scripts as programs."""
     folder = tmp_path_factory.mktemp("digits")
     scripts = {"train_model_parallel.py": "parallel", "train_single.py": "single"}
     for script, out in scripts.items():

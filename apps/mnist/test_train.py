@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 
 import chainer
-import matplotlib.font_manager  # noqa: F401  - announces its first use ever on standard error
+import matplotlib.font_manager  # noqa: F401  - its very first import writes to standard error
 import numpy as np
 import pytest
 from chainer.backends import cuda
@@ -47,7 +47,7 @@ def predict() -> ModuleType:
     return import_modules(HERE, ["predict"]).predict
 
 
-# Where other programs use the cores too, the threads of a BLAS wait long for each other.
+# If other programs use the cores too, BLAS threads spend much time waiting for each other.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
@@ -88,7 +88,7 @@ def test_as_many_epochs_as_by_default(tmp_path):
 
 
 PNG = b"\x89PNG\r\n\x1a\n"
-ITERATIONS = math.ceil(719 / 30)  # of an epoch, on two ranks
+ITERATIONS = math.ceil(719 / 30)  # per epoch, on two ranks
 
 
 def test_what_is_written(two_ranks):
@@ -281,7 +281,7 @@ def test_finished_run_is_extended_with_more_epochs(two_ranks, tmp_path):
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_evaluation_is_exact_where_ranks_do_not_divide_the_data(ranks, predict, tmp_path):
     files = write_mnist(tmp_path / "mnist", gzipped=False, test=31)
-    # As after a few steps of training: some are wrong.
+    # Some digits are read wrong and some right, as after a few steps of training.
     np.random.seed(4)
     network = predict.MODELS["mlp"](200, 10)
     network(np.zeros((1, 784), np.float32))
@@ -368,7 +368,7 @@ def test_predictions_wrong_ones_first(two_ranks, predict, monkeypatch, tmp_path,
 
 
 def stop(process: subprocess.Popen) -> None:
-    """End a process that leads a session, and all that it has started."""
+    """Kill the leader of a session, and everything that it has started."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -608,7 +608,7 @@ def digests_of(files: Path) -> dict[str, str]:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[Path], str]]:
-    """Serve folders over HTTP; the function that does returns a folder's URL."""
+    """Return a function that serves a folder over HTTP and returns its URL."""
     with contextlib.ExitStack() as stack:
 
         def start(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Fixtures that the tests share: the modules of the app, small files of text, and jobs."""
+"""Shared fixtures: the app's modules, small text files, and jobs."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-import matplotlib.font_manager  # noqa: F401  - announces its first use ever on standard error
+import matplotlib.font_manager  # noqa: F401  - its very first import writes to standard error
 import pytest
 
 from chainermn.testing.modules import import_modules
@@ -21,19 +21,19 @@ NAMES = ["batches", "catalogs", "corpus", "evaluation", "files", "generated", "i
 NAMES += ["models.transformer", "neighbors", "prepare", "saved", "subwords"]
 NAMES += ["training", "translate", "vocabulary"]
 
-# Where other programs use the cores too, the threads of a BLAS wait long for each other.
+# If other programs use the cores too, BLAS threads spend much time waiting for each other.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="session")
 def app() -> SimpleNamespace:
-    """Import the modules of the app, so that another app's may have the same names."""
+    """Import the app's modules so that another app's may have the same names."""
     return import_modules(HERE, NAMES)
 
 
 @pytest.fixture(scope="session")
 def start() -> Callable[..., JobResult]:
-    """Return a function that runs a script of the app under mpiexec, to its end."""
+    """Return a function that runs a script of the app under mpiexec until it ends."""
 
     def run(
         ranks: int, script: Path | str, *options: object, cwd: Path, **outcome: bool
@@ -86,7 +86,7 @@ def read_log() -> Callable[[Path], list[dict[str, float]]]:
 
 @pytest.fixture(scope="session")
 def dates(app, tmp_path_factory) -> tuple[Path, Path]:
-    """Return two files of an odd number of lines."""
+    """Return two files with an odd number of lines."""
     folder = tmp_path_factory.mktemp("dates")
     paths = folder / "dates.source", folder / "dates.target"
     app.generated.write(*paths, 203, 1)

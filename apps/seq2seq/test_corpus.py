@@ -126,7 +126,7 @@ for read in (
 
 def test_line_of_gigabytes(tmp_path):
     source, target = write_files(tmp_path, b"a\nb\n", b"1\n2\n3\n4\n")
-    os.truncate(source, 1 << 30)  # a hole, which takes no place
+    os.truncate(source, 1 << 30)  # a hole, which takes no space
     command = [sys.executable, "-c", READ, HERE, source, target]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
@@ -267,7 +267,8 @@ def test_buckets_visit_every_pair_once_with_little_padding(app):
     batches.serialize(state)
     again.serialize(chainer.serializers.NpzDeserializer(state.target))
     assert [next(again) for _ in range(40)] == [next(batches) for _ in range(40)]
-    # On other ranks a batch may be of another size: the same share of the epoch is over.
+    # With another number of ranks, a batch may have another size. The share of the epoch that is
+    # over stays the same.
     other = app.batches.BucketIterator(Rows(), 10, 0)
     other.serialize(chainer.serializers.NpzDeserializer(state.target))
     assert (other.epoch, other.position) == (2, 20 * 101 // 51)

@@ -1,4 +1,4 @@
-"""The networks, computed in other ways."""
+"""The networks, compared with other ways to compute them."""
 
 from collections.abc import Callable
 
@@ -36,7 +36,7 @@ def sentences(app) -> Callable[[int, int], np.ndarray]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layers", [1, 2])
 def test_one_step_after_another_scores_as_all_at_once(make, sentences, kind, layers):
-    """Two translations of each sentence are written, which change places after every step."""
+    """Write two translations of each sentence, which trade places after every step."""
     network = make(kind, 9, 9, 8, layers)
     xs = sentences(5, 4)
     both = np.random.RandomState(0).randint(2, 9, size=(2, 5, 3)).astype("i")
@@ -93,7 +93,7 @@ def test_beam_of_one_takes_the_most_probable_token_each_time(make, sentences, ki
 
 
 def test_attention_of_a_transformer_computed_by_hand(app):
-    """One head, one query, two keys, compared with the formula of Vaswani et al."""
+    """Compare one head, one query and two keys with the formula of Vaswani et al."""
     np.random.seed(0)
     with chainer.using_config("dtype", np.float64):
         attention = app.models_transformer.Attention(2, 1)
@@ -121,7 +121,7 @@ def test_units_that_heads_cannot_share_are_refused(make):
 def test_wide_beam_finds_the_most_probable_translation(make, sentences, kind):
     network = make(kind, 9, 3, 8)
     (bias,) = (p for name, p in network.namedparams() if name.endswith("words/bias"))
-    bias.array[:] = [3, 0, 1]  # short ones
+    bias.array[:] = [3, 0, 1]  # favors short ones
     xs = sentences(4, 3)
     greedy, found = network.translate(xs), network.translate(xs, beam=40)
 

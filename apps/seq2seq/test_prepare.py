@@ -1,4 +1,4 @@
-"""Text that prepare.py makes of catalogs, subwords, and evaluate.py on it."""
+"""Text that prepare.py makes from catalogs, subwords, and evaluate.py on that text."""
 
 import json
 import random
@@ -20,7 +20,7 @@ VERBS = ["open", "close", "save", "delete", "rename", "copy", "move", "print", "
 
 
 def entries(package: str) -> list[polib.POEntry]:
-    """Return messages of a package: one that all have, and some of its own."""
+    """Return a package's messages: one that all packages have, and some of its own."""
     own = [
         polib.POEntry(
             msgid=f"_{verb.title()} the {noun} of {package}",
@@ -42,7 +42,7 @@ def write_catalog(path: Path, content: list[polib.POEntry]) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Return a folder as /usr/share/locale is, with catalogs of twelve packages."""
+    """Return a folder like /usr/share/locale, with catalogs of twelve packages."""
     folder = tmp_path_factory.mktemp("locale")
     for i in range(12):
         suffix = "po" if i % 2 else "mo"
@@ -54,7 +54,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def prepared(folder, run_script, tmp_path_factory) -> Path:
-    """Return a folder with text of the catalogs, and with a model of subwords."""
+    """Return a folder with text from the catalogs, and a model of subwords."""
     out = tmp_path_factory.mktemp("prepared")
     limits = ["--validation", "150", "--test", "300"]
     shown = run_script("prepare.py", "gettext", folder, "-l", "de", "--out", out, *limits)
@@ -267,9 +267,9 @@ def test_training_with_subwords(trained, prepared, run_script, read_log, train):
     (translation,) = run_script(
         "translate.py", trained / "best.npz", text="Open the file of P3"
     ).splitlines()
-    assert " " in translation  # words, and not their parts
+    assert " " in translation  # words, not parts of words
     assert "\u2581" not in translation
-    # Another model of subwords is another run.
+    # Another model of subwords makes this another run.
     shutil.copy(prepared / "subwords.model", trained.parent / "other.model")
     text = prepared / "train.en", prepared / "train.de"
     options = ["--vocabulary-size", "60", "--out", trained.parent / "other.model"]
@@ -319,7 +319,7 @@ def test_scores_beside_those_of_baselines(trained, prepared, run_script, tmp_pat
             "chrf": pytest.approx(CHRF().corpus_score(found, [references]).score, abs=0.5),
             "exact": pytest.approx(np.mean(np.array(found) == np.array(references)), abs=0.01),
         }
-    # The same sentence of another package has the same translation.
+    # The same sentence about another package has the same translation.
     assert scores["nearest neighbor"] == pytest.approx({"bleu": 100, "chrf": 100, "exact": 1})
     assert scores["network"]["chrf"] > scores["copy of the source"]["chrf"]
     assert "nearest neighbor" in shown.splitlines()[-1]

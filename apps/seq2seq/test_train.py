@@ -47,7 +47,7 @@ def test_two_ranks_learn_to_read_dates(read_log, two_ranks):
     _, out = two_ranks
     log = read_log(out)
     assert [row["iteration"] for row in log] == [math.ceil(10000 / 64)]
-    assert log[-1][EXACT] > 0.5  # the default, 6 epochs, leads to more than 0.98
+    assert log[-1][EXACT] > 0.5  # the default, 6 epochs, reaches more than 0.98
     assert log[-1]["tokens/s"] > 0
 
 
@@ -165,7 +165,7 @@ if comm.rank == 0:
 @pytest.mark.each_mpi
 def test_three_ranks_end_together_with_an_odd_corpus(read_log, train, dates, tmp_path):
     assert train(3, tmp_path / "result", *corpus_options(dates), *SMALL, "--quiet").stdout == ""
-    # Of 203 pairs 37 are held out; each rank gets 56 of the other 166.
+    # Of 203 pairs, 37 are held out; each rank gets 56 of the other 166.
     assert [row["iteration"] for row in read_log(tmp_path / "result")] == [7, 14]
 
 
@@ -211,7 +211,7 @@ def test_other_ways_to_go_on(read_log, train, dates, tmp_path):
     # More epochs, on another number of ranks.
     assert "resuming after iteration 42" in train(2, out, *options, "--epoch", "3").stdout
     assert [row["epoch"] for row in read_log(out)] == [1, 2, 3]
-    # A snapshot that is named, with other options; and these options without a name.
+    # A named snapshot is resumed with other options; without --resume, they are an error.
     options += ["--lr", "0.1"]
     shown = train(1, out, *options, "--resume", out / "snapshot_iter_21.0").stdout
     assert "resuming after iteration 21, epoch 1" in shown
@@ -284,7 +284,7 @@ def test_training_stops_without_progress(read_log, train, dates, tmp_path):
     nothing_learnt = ["--lr", "0", "--patience", "2"]
     train(2, out, *corpus_options(dates), *SMALL, *nothing_learnt, "--epoch", "9")
     assert len(read_log(out)) == 3
-    # Started again, also as if it had been killed earlier, it ends in the same epoch.
+    # A restart ends in the same epoch, even if the job had been killed earlier.
     options = [*corpus_options(dates), *SMALL, *nothing_learnt, "--epoch", "9"]
     for killed in (out, tmp_path / "killed"):
         if killed != out:

@@ -1,4 +1,4 @@
-"""The page of what the processor computes, from figures that are made up."""
+"""The page about computing on the processor, from made-up figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured on GPUs, with figures and timelines that are made up: there is no GPU here."""
+"""Measurements on GPUs, with made-up figures and timelines, because there is no GPU here."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def test_a_gpu_idles_while_no_stream_has_work() -> None:
         ("forward", 10 * second, 12 * second),
         ("backward", 12 * second, 99 * second),
     )
-    # Work on another stream, half of it at the same time as that on the first.
+    # Another stream's work, half of it at the same time as the first's.
     first += spans(("copy", 3 * second, 5 * second), stream="GPU stream 2")
-    # Meanwhile the next batch comes.
+    # Meanwhile, the next batch arrives.
     first += spans(("data", 5 * second, 6 * second), ("convert", 6 * second, 9 * second))
     second_rank = spans(("forward", 0, 8 * second), ("forward", 8 * second, 9 * second))
     ranks = {0: first, 1: second_rank}
@@ -56,7 +56,7 @@ def test_a_timeline_of_the_first_iterations_is_no_measurement() -> None:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that gives the machine GPUs, and every contestant a second."""
+    """Return a function that fakes GPUs, and one second for every contestant."""
 
     def have(gpus: int) -> list[tuple[Place, list[Contestant]]]:
         taken: list[tuple[Place, list[Contestant]]] = []
@@ -116,7 +116,7 @@ def test_only_some_titles(machine: Any) -> None:
     groups = [group for group in gpu.measure(settings) if isinstance(group, Group)]
     assert [group.title.split(",")[0] for group in groups] == 4 * ["gather and scatter"]
     assert groups[0].baseline == COPIES
-    # 102.2 MB read and written each way, and as many of the buffer, all in a second.
+    # Gathering and scattering each read 102.2 MB and write as many, all in one second.
     assert groups[0].rows[0].more["GB/s"] == pytest.approx(0.4089, abs=1e-4)
     assert groups[1].rows[0].more["GB/s"] == pytest.approx(0.3067, abs=1e-4)
 

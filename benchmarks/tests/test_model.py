@@ -1,4 +1,4 @@
-"""What is known of the cost model without any machine, and its page, from made-up figures."""
+"""Properties of the cost model that need no machine, and its page, from made-up figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_one_rank_on_each_host_sends_no_more_than_it_has_to(hosts: int, n_bytes:
 
 
 def test_two_ranks_on_a_host_both_send_but_along_a_ring() -> None:
-    # Of 16 shards each rank sends 14 to other hosts; along a ring 15 leave a host, and no more.
+    # Each rank sends 14 of 16 shards to other hosts; along a ring, only 15 leave a host.
     assert cost_model.link(Job(4e5, 8, 2, 2)) == pytest.approx(
         link_seconds(2 * (2 * 14 / 16) * 4e5, 2)
     )
@@ -47,9 +47,9 @@ def test_a_byte_for_the_same_host_is_copied_and_not_sent() -> None:
 
 def test_ranks_with_cores_of_their_own_do_not_wait_for_one() -> None:
     assert cost_model.counts_of(Job(4e5, 1, 8, 8)).turns == 0
-    # Three doublings to agree, each for half of them; then three meetings for two chunks.
+    # Three doublings to agree, each for half the ranks; then three meetings for two chunks.
     assert cost_model.counts_of(Job(4e5, 1, 8, 2)).turns == 4.5
-    # So many that each adds in its turn: they agree, add two chunks, and read.
+    # With this many ranks, each adds in turn: they agree, add two chunks, and read.
     assert cost_model.counts_of(Job(4e5, 1, 64, 2)).turns == 4
 
 

@@ -1,4 +1,4 @@
-"""What is made of the turns of a pipeline, from turns that are made up."""
+"""Rows for the turns of a pipeline, from made-up turns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.pipeline import IDLE, IN_THEORY, ONE, row_of
 
 
 def turn(forward: float) -> dict[str, Any]:
-    """Return a turn of one micro-batch whose backward takes as long as forward."""
+    """Return a turn of one micro-batch, with backward as long as forward."""
     rank0 = [("forward", 0, 0.0, forward), ("backward", 0, 3 * forward, 4 * forward)]
     rank1 = [("forward", 0, forward, 2 * forward), ("backward", 0, 2 * forward, 3 * forward)]
     return {"seconds": 4 * forward, "spans": [rank0, rank1]}

@@ -13,7 +13,7 @@ from benchmarks.figures import Group, Measured
 
 SVG = "{http://www.w3.org/2000/svg}"
 PLOTS = sorted(figures.RESULTS.glob("*.svg"))
-#: Pixels that a phone of 390 pixels leaves for a plot.
+#: Pixels that a page leaves for a plot on a phone 390 pixels wide.
 PHONE = 360
 #: Backgrounds of the site.
 LIGHT, DARK = "#ffffff", "#131416"
@@ -61,7 +61,7 @@ def contrast(color: str, other: str) -> float:
 
 @pytest.mark.parametrize("color", [plots.OURS, plots.PYTORCH, plots.MPI, plots.ORIGINAL])
 def test_bars_stand_out_from_both_backgrounds(color: str) -> None:
-    assert contrast(color, LIGHT) >= 3  # the least contrast of graphics in the guidelines
+    assert contrast(color, LIGHT) >= 3  # the guidelines' minimum for graphics
     assert contrast(color, DARK) >= 3
 
 

@@ -27,7 +27,7 @@ def group() -> Group:
 
 
 def test_ratios_are_those_of_a_round(group: Group) -> None:
-    assert group.ratio("ours", "original") == pytest.approx(0.5)  # of 0.5, 0.4 and 0.67
+    assert group.ratio("ours", "original") == pytest.approx(0.5)  # the median of 0.5, 0.4 and 0.67
     assert group.ratio("original", "ours") == pytest.approx(2)
     assert group.ratio("absent", "ours") is None
     assert group.ratio("never heard of", "ours") is None
@@ -90,7 +90,7 @@ def test_saved_groups_are_loaded_and_written(
 def test_pages_and_plots_are_those_of_the_raw_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``python -m benchmarks --write`` makes them so."""
+    """If they are not, run ``python -m benchmarks --write``."""
 
     def content(folder: Path) -> dict[str, object]:
         pages: dict[str, object] = {

@@ -1,4 +1,4 @@
-"""The page of many ranks, from figures that are made up."""
+"""The page about many ranks, from made-up figures."""
 
 from __future__ import annotations
 

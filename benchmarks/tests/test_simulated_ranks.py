@@ -1,4 +1,4 @@
-"""Whether simulated ranks speak as real ones do: what a real monitor makes of them."""
+"""Simulated ranks speak like real ones, as judged by a real monitor."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 #!/bin/sh
 # The first process of an emulated host. hosts.py starts it in namespaces of its own, as
-# `sh host.sh TAG NAME FILES`, FILES being the folder that files.py has written. What is mounted
-# here is seen by this host alone, and gone with it.
+# `sh host.sh TAG NAME FILES`, where files.py has written the folder FILES. Only this host sees
+# what is mounted here, and the mounts disappear with it.
 set -eu
 name=$2
 
-cd "$3" # of which mounts may hide the path
+cd "$3" # mounts may hide its path
 hostname "$name"
 ip link set lo up
 mount -t tmpfs -o mode=1777 tmpfs /dev/shm

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Starts Slurm on an emulated host, for slurm.py. All ends with the host.
+# Starts Slurm on an emulated host, for slurm.py. Everything ends with the host.
 set -eu
 mkdir -p /run/munge /run/slurm/state /run/slurm/spool
 
-# By this name Slurm loads it, which Debian has in libpmix-dev only, for all its size.
+# Slurm loads libpmix by this name, which Debian has only in libpmix-dev, a large package.
 for folder in /usr/lib/*/pmix2/lib
 do
     [ ! -e "$folder/libpmix.so" ] || continue

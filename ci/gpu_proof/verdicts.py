@@ -13,7 +13,7 @@ from typing import Any
 FILE = "PROVE_ON_GPU_OUTCOMES"
 
 PROVED, FAILED, SKIPPED, NOT_REACHED = "proved", "failed", "skipped", "not reached"
-#: Without a GPU, the task succeeded as far as it can.
+#: The task succeeded as far as it can without a GPU.
 REHEARSED = "rehearsed"
 #: A test that was skipped has shown nothing, whatever the reason.
 _MEANING = {

@@ -17,7 +17,7 @@ _ENVIRONMENT = {
 }
 #: Release of Debian for each image that FROM may name.
 RELEASES = {"debian:12": "bookworm"}
-# As in Docker's images of Debian: no package may start a daemon.
+# No package may start a daemon, as in Docker's images of Debian.
 _POLICY = "#!/bin/sh\nexit 101\n"
 _ENTER = """
 mount -t proc proc "$1/proc"
@@ -40,7 +40,7 @@ class Image:
     lent : Path
         A folder of this machine, which processes see under the same path.
     env : dict
-        Variables of the steps, such as the place that packages come from.
+        Variables for the steps, such as where packages come from.
     """
 
     def __init__(self, root: Path, lent: Path, env: dict[str, str]) -> None:

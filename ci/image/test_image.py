@@ -30,7 +30,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
 
 
 def test_the_doctor_finds_nothing_wrong(image: Image) -> None:
-    image.run("chainermn doctor")  # whose exit code says so
+    image.run("chainermn doctor")  # fails if anything is wrong
 
 
 def test_two_ranks_train(image: Image) -> None:
@@ -44,7 +44,7 @@ def test_the_job_of_the_launcher_runs_on_one_host(image: Image) -> None:
 
 
 def test_workers_let_the_launcher_in(image: Image) -> None:
-    """A pod's keys are files that everybody may write, and its host name is new each time."""
+    """Everybody may write to a pod's key files, and its host name is new each time."""
     with socket.create_server(("localhost", 0)) as free:
         port = free.getsockname()[1]
     keys = "mkdir /root/.ssh && cd /root/.ssh && ssh-keygen -q -N '' -f id_rsa"

@@ -120,7 +120,7 @@ def start_job(hosts: Hosts, start_command: Callable[..., Job]) -> Callable[..., 
 def run_job(start_job: Callable[..., Job]) -> Callable[..., JobResult]:
     """Return a function that runs a script on several hosts until it ends.
 
-    It takes the arguments of ``start_job``'s, and ``timeout`` in seconds.
+    It takes the same arguments as ``start_job``'s function, and ``timeout`` in seconds.
     """
 
     def run(

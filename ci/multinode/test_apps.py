@@ -47,7 +47,7 @@ def check_clocks(about: dict[str, Any], hosts: Hosts) -> None:
     assert about["clocks"][first] == {"start": 0, "end": 0, "error": 0}
     clock = about["clocks"][second]
     assert clock["error"] > 0
-    if hosts.emulated:  # and share a clock
+    if hosts.emulated:  # on one machine, with one clock
         assert max(abs(clock["start"]), abs(clock["end"])) <= clock["error"]
 
 

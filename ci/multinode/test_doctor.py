@@ -37,7 +37,7 @@ def chainermn(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def other_numpy(hosts: Hosts, local_path: Path) -> Iterator[str]:
-    """Make the second host believe that it has another NumPy; return which."""
+    """Make the second host believe that it has another NumPy; return the version."""
     if not hosts.emulated:
         pytest.skip("tests leave the packages of real machines alone")
     second = hosts.names[1]
@@ -61,10 +61,10 @@ def test_hosts_are_fine(hosts: Hosts) -> None:
     shown = chainermn("doctor", "--json", "--host", f"{first}:1,{second}:1", *needed)
     rows = {row["name"]: row for row in json.loads(shown.stdout)["checks"]}
     for name, check in BY_NAME.items():
-        # Which of two hosts is slow, nobody can tell.
+        # Nobody can tell which of two hosts is slow.
         if (check.subject == "hosts" and name != "slow hosts") or name == "files":
             assert rows[name]["status"] == "good", rows[name]
-    # How fast the network is depends on what else the machine does.
+    # The network's speed depends on what else the machine does.
     advice = r"on CPU, use create_communicator\('\w+'(, allreduce_grad_dtype='bfloat16')?\)"
     assert re.match(advice, rows["network"]["found"])
     gradients = r"25\.6 million gradients take about .* s with float32, .*PowerSGD\(rank=4\)\. "

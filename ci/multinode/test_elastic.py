@@ -25,9 +25,9 @@ LONG = "CHAINERMN_LONG_TESTS" in os.environ
 N_LOSSES = 30 if LONG else 3
 SEED = int(os.environ.get("CHAINERMN_RANDOM_SEED", "0"))
 CHECKPOINT = 5
-# Against waiting forever; a machine that is only slow does not reach it.
+# Prevents waiting forever; a machine that is only slow does not reach it.
 TIMEOUT = 600.0
-# Prints all hosts, each time with another one first: rank 0 may be on any host.
+# Prints all hosts, with another one first each time: rank 0 may be on any host.
 DISCOVER = """\
 #!/bin/sh
 echo >>{folder}/asked
@@ -48,7 +48,7 @@ done
 
 
 class Event(NamedTuple):
-    """What `train_elastic.py` notes."""
+    """An event that `train_elastic.py` has recorded."""
 
     kind: str
     iteration: int
@@ -59,12 +59,12 @@ class Event(NamedTuple):
 class Loss(NamedTuple):
     """A host that vanished, and what that cost."""
 
-    #: Of rank 0, or another one.
+    #: Its name and its rank.
     host: str
     how: str
     ranks: int
     ranks_after: int
-    #: Until the first step of the next attempt.
+    #: Time until the first step of the next attempt.
     seconds: float
     steps: int
 

@@ -32,7 +32,7 @@ LINK_DOWN = Case(
     ("{host}", "allreduce (call 2 on communicator 1 of ranks 0-1)"),
     stall_limit=STALL_LIMIT,
 )
-# Ten times the promise, which the benchmarks show to hold on an idle machine.
+# Ten times what is promised; the benchmarks show that the promise holds on an idle machine.
 TIMEOUT = 10 * LINK_DOWN.bound
 
 

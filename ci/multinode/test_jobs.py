@@ -39,7 +39,7 @@ def test_what_is_left_on_another_host_is_found_and_killed(
     monkeypatch.setattr(jobs, "_GRACE", 0.5)
     job = run_job((1, 1), [SCRIPT, "stray"])
     assert not job.timed_out
-    # With half a second for it, some of mpiexec's own may be there too.
+    # After only half a second, some of mpiexec's own processes may be left, too.
     (stray,) = (process for process in job.left_behind if process.endswith("sleep 86400"))
     name, pid, *_ = stray.split()
     assert name == hosts.names[1]

@@ -37,7 +37,7 @@ StartHosts = Callable[[int], Cluster]
 
 @pytest.fixture(scope="module")
 def start_hosts() -> Iterator[StartHosts]:
-    """Return a function that starts hosts instead of those it started before."""
+    """Return a function that starts hosts in place of those it started before."""
     if missing := requirements.find_missing():
         pytest.skip(missing)
     with Cluster(f"many-{uuid.uuid4().hex}") as cluster:
@@ -68,7 +68,7 @@ def chainermn(cluster: Cluster, *arguments: str | Path) -> str:
 
 
 def places(number: int, ranks: Sequence[int] = (1,), *, reverse: bool = False) -> list[Host]:
-    """Return hosts with these numbers of ranks, repeated."""
+    """Return hosts; their numbers of ranks repeat ``ranks``."""
     found = [(f"host{index:02}", ranks[index % len(ranks)]) for index in range(number)]
     return found[::-1] if reverse else found
 
@@ -124,7 +124,7 @@ print(check.examine(setup).found)
 
 
 def examine(cluster: Cluster, where: Sequence[Host], name: str, probe: str = "") -> str:
-    """Return what a check of the doctor finds, by what a probe tells it."""
+    """Return what a check of the doctor finds, given the answers to a probe."""
     code = [sys.executable, "-c", EXAMINE, name, probe, json.dumps(where)]
     command = cluster.hosts()[0].command(*code)
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout

@@ -26,7 +26,7 @@ class Refused(Exception):
 @pytest.fixture(autouse=True)
 def leaves_nothing_of_the_call(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fail if a process of the ranks is left on any host."""
-    # Both MPIs pass on variables that begin so.
+    # Both MPIs pass on variables with this prefix.
     name, value = "CHAINERMN_TEST", uuid.uuid4().hex
     monkeypatch.setenv(name, value)
     yield

@@ -14,7 +14,7 @@ from chainermn.testing.mpiexec import JobResult
 from ci.multinode.hosts import Hosts
 
 SCRIPT = Path(__file__).with_name("scripts") / "die_while_sharing.py"
-# What the MPIs themselves leave of ranks that are killed.
+# Files that the MPIs themselves leave behind if ranks are killed.
 OF_MPI = re.compile(r"mpich_shm_.*|sm_segment\..*|vader_segment\..*|ompi.*|prte.*|pmix.*")
 LONG = "CHAINERMN_LONG_TESTS" in os.environ
 
@@ -30,6 +30,6 @@ def test_nothing_is_left(run_job: Callable[..., JobResult], hosts: Hosts, rank: 
         assert (job.timed_out, job.left_behind) == (False, [])
         if job.returncode == 0:
             break
-    # It has got to the end only if it was killed at all lines before.
+    # A job succeeds only after others have been killed at every line.
     assert number > 10
     assert (job.returncode == 0) == LONG

@@ -1,4 +1,4 @@
-"""Paths, arguments and variables reach ranks on other hosts as they are, whatever they hold.
+"""Paths, arguments and variables reach ranks on other hosts unchanged, whatever they contain.
 
 Between the caller and a rank are one or two shells, ssh, and the messages of an mpiexec.
 """
@@ -23,7 +23,7 @@ from ci.multinode.hosts import Hosts
 from ci.multinode.jobs import output_of
 
 SAY = Path(__file__).with_name("scripts") / "say_what_came.py"
-# An example takes a job: it has many values.
+# Each example takes a job, so it has many values.
 N_EXAMPLES = 40 if "CHAINERMN_LONG_TESTS" in os.environ else 1
 N_VALUES = 40
 
@@ -51,7 +51,7 @@ KNOWN = [
 _CHARACTERS = " '\"\\$`(){}[];&|<>*?!#~%^=:,@-+\n\r\t\x1bab"
 _ANY = st.text(_CHARACTERS) | st.text(st.characters(codec="utf-8")) | st.binary().map(os.fsdecode)
 VALUES = _ANY.map(lambda text: text.replace("\0", ""))
-# mpiexec takes it for the beginning of another program, so `chainermn launch` refuses it.
+# mpiexec takes a colon for the start of another program, so `chainermn launch` refuses it.
 ARGUMENTS = VALUES.filter(lambda text: text != ":")
 NAMES = VALUES.map(lambda text: "Z" + text.replace("=", "")[:200])
 FOLDERS = VALUES.map(lambda text: "f" + os.fsdecode(os.fsencode(text.replace("/", ""))[:100]))
@@ -75,7 +75,7 @@ some_settings = settings(
 
 
 def make_folder(hosts: Hosts, path: Path, name: str) -> Path:
-    """Make a folder of a name on the first two hosts, and return its path."""
+    """Make a folder with this name on the first two hosts; return its path."""
     folder = path / str(next(numbers)) / name
     hosts.check_all("mkdir", "-p", str(folder), on=hosts.names[:2])
     return folder
@@ -132,7 +132,7 @@ def test_run(
     hosts: Hosts, local_path: Path, arguments: list[str], values: Sequence[str], name: str
 ) -> None:
     folder = make_folder(hosts, local_path, name)
-    # Variables of other names are passed on by MPICH alone.
+    # Only MPICH passes on variables with other names.
     variables = {f"CHAINERMN_VALUE_{number}": value for number, value in enumerate(values)}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

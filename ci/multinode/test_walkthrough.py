@@ -1,4 +1,4 @@
-"""The walk-through of two machines: what it says to type there, from installed to resumed."""
+"""The walk-through of two machines: its commands work, from installing to resuming."""
 
 from __future__ import annotations
 

@@ -1,20 +1,19 @@
-"""Run a program as on a machine with GPUs, where there is none: the null GPU.
+"""Run a program as if this machine had GPUs: the null GPU.
 
 ``python ci/null_gpu mpiexec -n 2 python apps/mnist/train.py --gpu`` runs Chainer and CuPy as they
 are, on top of a CUDA that does nothing: device memory is host memory, copies copy, and kernels are
-compiled but not run. Everything computed stays zero. What this shows of a program is
+compiled but not run. Everything computed stays zero. This shows
 
-* that it runs to its end on GPUs: devices, streams, memory, kernels that compile, all of Python;
+* that a program runs to its end on GPUs: devices, streams, memory, kernels that compile, Python;
 * where the host waits for a GPU, and which line of Python is to blame.
 
 It shows nothing about numbers, speed, races, or what CUDA itself checks.
-Needs Linux on x86-64, a C compiler, CuPy for CUDA 13, and NVRTC and CUDA's headers from wheels:
+It needs Linux on x86-64, a C compiler, CuPy for CUDA 13, and NVRTC and CUDA's headers from wheels:
 the group null-gpu of pyproject.toml.
 
-How it works: CuPy's modules contain CUDA's runtime. As soon as Python has loaded one, the
-functions of the runtime in it are overwritten with jumps to those of null_gpu.c; the driver,
-cuBLAS, cuRAND and NCCL are libraries that are loaded by name, so ours are loaded first. NVRTC is
-the real one.
+How it works: CuPy's modules contain CUDA's runtime. As soon as Python has loaded one, its
+runtime functions are overwritten with jumps to those in null_gpu.c. The driver, cuBLAS, cuRAND
+and NCCL are libraries that are loaded by name, so ours are loaded first. NVRTC is the real one.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def main() -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Return what was typed."""
+    """Return the arguments of the command line."""
     parser = argparse.ArgumentParser(
         prog="null_gpu",
         description=__doc__,

@@ -1,4 +1,4 @@
-"""Compiles the null GPU for the CuPy that is installed."""
+"""Compile the null GPU for the installed CuPy."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 DRIVER = "libcuda.so.1"
-# The libraries that a program finds on a machine with a GPU, by the modules of CuPy's that need
-# them. NVRTC is the real one.
+# Libraries of a machine with a GPU that CuPy's modules need. NVRTC is the real one.
 STAND_INS = re.compile(r"lib(cublas|cufft|curand|cusolver|cusparse|nccl)\.so\.\d+")
-# What the real ones depend on, which CuPy looks for too.
+# Libraries that the real ones depend on; CuPy looks for these, too.
 DEPENDENCIES = ("libcublasLt.so.13", "libnvJitLink.so.13")
 
 
@@ -42,7 +41,7 @@ def headers() -> Path:
 
 
 def build() -> Path:
-    """Return the folder of the libraries, which are compiled if they are not there yet."""
+    """Return the folder of the libraries, after compiling them if necessary."""
     if reason := why_not():
         raise RuntimeError(reason)
     sources = [(HERE / name).read_bytes() for name in ("build.py", "libraries.c", "null_gpu.c")]
@@ -66,7 +65,7 @@ def build() -> Path:
 
 
 def environment(devices: int, notes: Path) -> dict[str, str]:
-    """Return the environment of a program that finds so many GPUs, and notes waits in a folder."""
+    """Return the environment where a program finds this many GPUs, and notes waits in a folder."""
     path = [str(HERE / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
@@ -78,7 +77,7 @@ def environment(devices: int, notes: Path) -> dict[str, str]:
 
 
 def compile_into(folder: Path) -> None:
-    """Compile the driver and runtime, and one library for each other that CuPy loads."""
+    """Compile the driver with the runtime, and a stand-in for each other library CuPy loads."""
     run_cc(folder / DRIVER, [HERE / "null_gpu.c"], f"-I{headers()}", "-ldl", "-lpthread")
     special = (HERE / "libraries.c").read_text()
     for library, functions in needed().items():
@@ -99,7 +98,7 @@ def compile_into(folder: Path) -> None:
 
 
 def needed() -> dict[str, set[str]]:
-    """Return the functions that CuPy's modules need of each library."""
+    """Return the functions that CuPy's modules need from each library."""
     found: dict[str, set[str]] = {library: {"nothing"} for library in DEPENDENCIES}
     for name in ("cupy", "cupy_backends", "cupyx"):
         spec = importlib.util.find_spec(name)

@@ -1,4 +1,4 @@
-// What of CUDA's other libraries does more than nothing; build.py writes the rest.
+// The functions of CUDA's other libraries that do more than nothing; build.py writes the rest.
 
 #include <string.h>
 

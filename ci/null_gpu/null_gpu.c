@@ -1,7 +1,7 @@
 // CUDA's runtime and driver without a GPU: device memory is host memory, kernels do nothing.
 //
-// Everything is done before a call returns, so streams and events are mere names. What would make
-// the host wait on a GPU is told to a listener.
+// Everything is done before a call returns, so streams and events are mere names. A listener is
+// told of each call that would make the host wait for a GPU.
 
 #define _GNU_SOURCE
 #include <cuda_runtime_api.h>
@@ -73,7 +73,7 @@ static void add(void *start, size_t size, enum cudaMemoryType type, bool is_own)
 }
 
 static cudaError_t allocate(void **pointer, size_t size, enum cudaMemoryType type) {
-    // Zeros, whose pages are there only once they are written; aligned as CUDA's memory is.
+    // Zeros: a page takes memory only once it is written. Aligned like CUDA's memory.
     size_t whole = (size + 4095) / 4096 * 4096;
     void *start = mmap(NULL, whole ? whole : 4096, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -167,7 +167,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
 
 // Copies
 
-// Up to this size, what is in pageable memory travels with the command.
+// Up to this size, data in pageable memory travels with the command.
 static const size_t INLINE_BYTES = 1 << 16;
 
 static cudaError_t check(const void *to, const void *from, enum cudaMemcpyKind kind, bool *waits,
@@ -550,7 +550,7 @@ int cuLaunchCooperativeKernel(void *function, unsigned x, unsigned y, unsigned z
     return launch();
 }
 
-// Putting it in the place of the runtime that is linked into a module of CuPy's
+// Replacing the runtime that is linked into a module of CuPy
 
 static int missing(const char *name) {
     fprintf(stderr, "null GPU: there is no %s yet; add it to null_gpu.c\n", name);
@@ -613,7 +613,7 @@ int null_gpu_patch(const char *path) {
             }
             char *name = strdup(full);
             char *suffix = strstr(name, "_pt");
-            if (suffix) *suffix = 0;  // of functions for streams of threads
+            if (suffix) *suffix = 0;  // functions for per-thread streams have one
             void *replacement = dlsym(self, name);
             uintptr_t at = module.base + symbol->st_value;
             write_jump(at, replacement ? NULL : name, replacement ? replacement : (void *)missing);

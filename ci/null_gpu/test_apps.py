@@ -1,4 +1,4 @@
-"""Every app runs to its end with ``--gpu``, and in no iteration the host waits for the GPU."""
+"""Every app runs to its end with ``--gpu``; in iterations, the host waits only if it must."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMIT = 600
 
 
 def run(folder: Path, script: Path, *options: str, ranks: int = 2) -> Waits:
-    """Run a script on so many ranks, each with a GPU of its own."""
+    """Run a script on some ranks, each with its own GPU."""
     notes = folder / "notes"
     notes.mkdir()
     command = ["mpiexec", "-n", str(ranks), sys.executable, str(script), *options]
@@ -37,10 +37,10 @@ def train(folder: Path, script: str, *options: str, ranks: int = 2) -> Waits:
 
 
 def per_iteration(found: Waits) -> dict[tuple[int, str], float]:
-    """Return how often each rank waits in one iteration, by the function that does."""
+    """Return how often each rank waits per iteration, by the function that waits."""
     times: Counter[tuple[int, str]] = Counter()
     for each in found.recurring():
-        # Of what CuPy copies to the host; it waits for the stream after that.
+        # CuPy waits for the stream after each copy to the host; only that counts.
         if each.call != "cudaMemcpyAsync to pageable memory":
             times[each.rank, each.stack[0].split()[-1]] += 1
     return {
@@ -60,7 +60,7 @@ def show(found: Waits) -> str:
 def test_mnist(tmp_path: Path, ranks: int) -> None:
     found = train(tmp_path, "mnist/train.py", "--epoch", "1", ranks=ranks)
     assert not found.in_iterations(), show(found)
-    # A report is due at the end of the epoch only.
+    # Reports are due only at the end of the epoch.
     last = found.iterations[0]
     assert {each.iteration for each in found.between()} == {last}, show(found)
     assert last == -(-1437 // ranks // 30)
@@ -69,7 +69,7 @@ def test_mnist(tmp_path: Path, ranks: int) -> None:
 @pytest.mark.parametrize("script", ["train_model_parallel.py", "train_dual_parallel.py"])
 def test_mnist_in_two_parts(tmp_path: Path, script: str) -> None:
     found = train(tmp_path, f"mnist/{script}", "--epoch", "1")
-    # To send activations by MPI, and to receive them.
+    # Ranks wait to send activations by MPI, and to receive them.
     assert per_iteration(found) == {(0, "Wait"): 4, (1, "Wait"): 4}, show(found)
 
 
@@ -81,7 +81,7 @@ def test_imagenet(tmp_path: Path) -> None:
 
 def test_mixed_precision(tmp_path: Path) -> None:
     found = train(tmp_path, "imagenet/train.py", "--test", "--mixed16", "--loaderjob", "0")
-    # Whether a step has to be skipped.
+    # To learn whether to skip the step.
     once = {(0, "check_nan_in_grads"): 1, (1, "check_nan_in_grads"): 1}
     assert per_iteration(found) == once, show(found)
 
@@ -89,14 +89,14 @@ def test_mixed_precision(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", ["lstm", "transformer"])
 def test_seq2seq(tmp_path: Path, model: str) -> None:
     found = train(tmp_path, "seq2seq/train.py", *sentences(tmp_path), "--model", model)
-    # Longer sentences than ever before need more memory, and perhaps another kernel.
+    # Sentences longer than any before need more memory, and perhaps another kernel.
     assert not found.recurring(), show(found)
 
 
 def test_seq2seq_in_two_parts(tmp_path: Path) -> None:
     found = train(tmp_path, "seq2seq/train_model_parallel.py", *sentences(tmp_path))
     times = per_iteration(found)
-    # The norm of the gradients of both, which is found in host memory.
+    # The norm of both ranks' gradients, which is computed in host memory.
     assert {function for _, function in times} == {"Wait", "__call__"}, show(found)
     assert times[0, "__call__"] == times[1, "__call__"] == 1, show(found)
 

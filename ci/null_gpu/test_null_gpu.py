@@ -48,7 +48,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Return what runs a script by the command: exit code, standard output, standard error."""
+    """Return a function that runs a script and returns exit code, standard output and error."""
 
     def run(text: str, *options: str) -> tuple[int, str, str]:
         script = tmp_path / "script.py"

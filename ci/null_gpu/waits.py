@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Iterations until kernels are compiled and memory is there.
+#: Number of iterations until kernels are compiled and memory is allocated.
 FIRST = 5
-#: Calls with which CuPy gets more memory, and a kernel for the first time.
+#: Calls that CuPy makes to get more memory, or a kernel for the first time.
 GROWING = ("cudaMalloc", "cudaHostAlloc", "cuModuleLoadData")
 
 
@@ -17,22 +17,22 @@ GROWING = ("cudaMalloc", "cudaHostAlloc", "cuModuleLoadData")
 class Wait:
     """One call in which the host waits for the GPU."""
 
-    #: The function of CUDA's.
+    #: The CUDA function.
     call: str
     bytes: int
     #: What the trainer does: ``update``, the name of an extension, or of a thread beside it.
     phase: str
-    #: How many iterations have been finished; -1 before there is a trainer.
+    #: Number of finished iterations; -1 before there is a trainer.
     iteration: int
     rank: int
     #: The lines of Python outside CuPy, the innermost first.
     stack: tuple[str, ...]
-    #: How many kernels have been launched.
+    #: Number of kernels launched so far.
     launches: int
 
     @property
     def line(self) -> str:
-        """Return the line that waits, and the next one of ours that has led to it."""
+        """Return the line that waits, and the innermost of our lines that led to it."""
         own = next((line for line in self.stack if "site-packages" not in line), "")
         lines = [line.split("site-packages/")[-1] for line in (*self.stack[:1], own)]
         return " < ".join(dict.fromkeys(filter(None, lines)))
@@ -43,22 +43,22 @@ class Waits:
     """All waits of a job."""
 
     waits: list[Wait]
-    #: After how many iterations each rank began; more than 0 where it was resumed.
+    #: Iterations after which each rank began: more than 0 if it was resumed.
     started: dict[int, int]
-    #: How many iterations it has done in the end, and how many kernels it has launched.
+    #: Number of iterations that each rank has finished, and of kernels that it has launched.
     iterations: dict[int, int]
     launches: dict[int, int]
 
     def in_iterations(self) -> list[Wait]:
-        """Return those in iterations themselves, after the `FIRST` ones."""
+        """Return the waits in iterations themselves, after the `FIRST` ones."""
         return [each for each in self.waits if each.phase == "update" and self._is_late(each)]
 
     def recurring(self) -> list[Wait]:
-        """Return those of them that are not for something new."""
+        """Return the waits in iterations that are not for new memory or a new kernel."""
         return [each for each in self.in_iterations() if each.call not in GROWING]
 
     def between(self) -> list[Wait]:
-        """Return those of what a trainer does between iterations."""
+        """Return the waits in what a trainer does between iterations."""
         others = [each for each in self.waits if each.phase not in ("", "update")]
         return [each for each in others if self._is_late(each)]
 
@@ -77,7 +77,7 @@ class Waits:
 
 
 def show(waits: Sequence[Wait]) -> list[str]:
-    """Return a line of text for each line of Python that waits: how often, where, by what."""
+    """Return a line of text for each line of Python that waits: how often, and in which call."""
     found: dict[tuple[str, ...], list[Wait]] = {}
     for each in waits:
         found.setdefault((each.phase, each.call, each.line), []).append(each)

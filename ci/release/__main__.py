@@ -143,7 +143,7 @@ def check_wheel(wheel: Path, sdist: Path, remedy: str) -> None:
         sources = [name.partition("/")[2] for name in archive.getnames()]
     with zipfile.ZipFile(wheel) as archive_of_wheel:
         held = archive_of_wheel.namelist()
-    # Whichever folder of the wheel they end up in.
+    # They may end up in any folder of the wheel.
     modules = {name.partition("/")[2] for name in sources if name.startswith(("src/", "command/"))}
     of_wheel = {
         name.removeprefix("_chainermn_dist/") for name in held if ".dist-info/" not in name

@@ -111,8 +111,8 @@ def test_button_copies_the_lines_that_a_difference_adds(site: Path, browser: Bro
     assert copied
 
 
-#: Texts that cross the edge of a box, with a tenth to spare for other fonts, or that another text
-#: or a line runs through.
+#: Texts that cross the edge of a box, with a tenth to spare for other fonts, or that collide with
+#: another text or a line.
 OUT_OF_PLACE = """() => {
   const boxes = [...document.querySelectorAll("rect")].map((rect) => rect.getBBox()).reverse();
   const boxAt = (x, y) => boxes.findIndex((box) => box.x < x && x < box.x + box.width

@@ -15,8 +15,8 @@ from chainermn.testing.mpiexec import direct_environment, mpi_flavor
 from ci.multinode.hosts import EMULATED_HOSTFILE, Hosts
 from ci.slurm.jobs import BatchJob
 
-#: What ranks get besides this environment. PMIx of Debian's Slurm has its clients ask for modules
-#: that Open MPI's wheel does not have, which complains.
+#: Variables that ranks get besides this environment. The PMIx of Debian's Slurm makes its clients
+#: ask for modules that Open MPI's wheel lacks; without these variables, it complains.
 _QUIET = {"PMIX_MCA_gds": "hash", "PMIX_MCA_psec": "native"}
 Script = str | Path
 
@@ -31,19 +31,19 @@ def hosts() -> Hosts:
 
 @pytest.fixture(scope="session")
 def srun() -> list[str]:
-    """Return ``srun`` with what the MPI in use needs."""
+    """Return ``srun`` with the option that the MPI in use needs."""
     return ["srun", {"mpich": "--mpi=pmi2", "openmpi": "--mpi=pmix"}[mpi_flavor()]]
 
 
 @pytest.fixture(scope="session")
 def environment() -> dict[str, str]:
-    """Return the environment in which to submit: with this Python, one thread a rank."""
+    """Return the environment in which to submit: with this Python, one thread per rank."""
     return {**direct_environment(), **_QUIET, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture
 def shared_path() -> Iterator[Path]:
-    """Return the path of an empty folder that all hosts see; those for pytest they do not."""
+    """Return the path of an empty folder that all hosts see, unlike pytest's folders."""
     with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as folder:
         yield Path(folder)
 
@@ -54,7 +54,7 @@ def submit(
 ) -> Iterator[Callable[..., BatchJob]]:
     """Return a function that gives ``sbatch`` a script, which is a path or its lines.
 
-    ``submit("srun hostname", "--nodes=3")`` returns the `BatchJob`. After the test none runs.
+    ``submit("srun hostname", "--nodes=3")`` returns the `BatchJob`. No job outlives the test.
     """
     jobs: list[BatchJob] = []
 

@@ -1,4 +1,4 @@
-"""Batch jobs of Slurm, of which nothing is left after a test."""
+"""Batch jobs of Slurm, which leave nothing behind after a test."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from ci.multinode.hosts import Hosts
 
 _MARKED = Path(__file__).resolve().parents[1] / "multinode/marked.py"
 _ENDED = {"CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
-#: Seconds after which something hangs, on however busy a machine.
+#: Seconds after which something counts as hung, even on a busy machine.
 LIMIT = 400.0
 _ATTEMPTS = 10
 
 
 class BatchJob:
-    """A job that ``sbatch`` has taken.
+    """A job that ``sbatch`` has accepted.
 
     Parameters
     ----------
     hosts : Hosts
-        Those on which it may have processes.
+        Hosts on which it may have processes.
     arguments : sequence of str
-        Of ``sbatch``, the script and its arguments among them.
+        Arguments of ``sbatch``, including the script and its arguments.
     folder : path
-        In which it runs and writes its output, to ``{job}.log``, or ``{job}_{task}.log`` if it is
-        an array.
+        Folder in which it runs and writes its output: ``{job}.log``, or ``{job}_{task}.log`` if it
+        is an array.
     env : mapping
-        What is set for ``sbatch``, and with it for the job.
+        Environment of ``sbatch``, and so of the job.
     """
 
     def __init__(
@@ -49,27 +49,27 @@ class BatchJob:
         self.id = int(ended.stdout)
 
     def output(self, task: int | None = None) -> str:
-        """Return what it has written so far; of one task, if it is an array."""
+        """Return the output so far; if the job is an array, that of one task."""
         name = f"{self.id}.log" if task is None else f"{self.id}_{task}.log"
         path = self.folder / name
         return path.read_text(errors="replace") if path.exists() else ""
 
     def records(self) -> list[dict[str, str]]:
-        """Return what Slurm knows of it; of every task, if it is an array."""
+        """Return what Slurm knows about the job; if it is an array, about every task."""
         shown = ask("scontrol", "show", "job", "--oneliner", str(self.id))
         return [dict(re.findall(r"(\S+?)=(\S*)", line)) for line in shown.splitlines()]
 
     def has_ended(self) -> bool:
-        """Tell whether all of it has ended, and does not start again."""
+        """Tell whether the whole job has ended and will not start again."""
         return all(record["JobState"] in _ENDED for record in self.records())
 
     def wait_for(self, text: str, *, task: int | None = None) -> None:
-        """Wait until it has written a text.
+        """Wait until the job has written a text.
 
         Raises
         ------
         AssertionError
-            If it ends before, or hangs.
+            If it ends before that, or hangs.
         """
         deadline = time.monotonic() + LIMIT
         while text not in self.output(task):
@@ -78,12 +78,12 @@ class BatchJob:
             time.sleep(0.2)
 
     def wait(self, *, state: str = "COMPLETED") -> dict[str, str]:
-        """Wait until it has ended in a state, and no process is left; return its last record.
+        """Wait until the job has ended in a state and left no process; return its last record.
 
         Raises
         ------
         AssertionError
-            If it ends in another one, or hangs.
+            If it ends in another state, or hangs.
         """
         deadline = time.monotonic() + LIMIT
         while not self.has_ended():
@@ -96,7 +96,7 @@ class BatchJob:
         return self.records()[-1]
 
     def processes(self) -> list[str]:
-        """Return the hosts and command lines of its living processes."""
+        """Return the hosts and command lines of the job's living processes."""
         found = []
         for record in self.records():
             command = [sys.executable, str(_MARKED), "SLURM_JOB_ID", record["JobId"]]
@@ -105,7 +105,7 @@ class BatchJob:
         return found
 
     def cancel(self) -> None:
-        """End the job if it still runs, and wait until none of its processes is left."""
+        """End the job if it still runs, and wait until Slurm says that it has ended."""
         subprocess.run(["scancel", str(self.id)], capture_output=True)
         deadline = time.monotonic() + LIMIT
         while not self.has_ended():
@@ -118,7 +118,7 @@ class BatchJob:
 
 
 def ask(*command: str) -> str:
-    """Return what a command prints that asks Slurm, whose controller drops a call now and then.
+    """Return the output of a query to Slurm; retry, because its controller drops a call at times.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""``chainermn launch`` inside of an allocation."""
+"""``chainermn launch`` inside an allocation."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_mpi_none_is_an_error(environment: Mapping[str, str]) -> None:
 
 
 def test_one_rank_in_a_batch_script(submit: Submit) -> None:
-    """Not a task of srun's, and so alone on purpose."""
+    """The script is not a task of srun, so it runs alone on purpose."""
     job = submit(shlex.join(ADD_RANKS), "--nodes=3", "--ntasks=4")
     job.wait()
     assert job.output() == "rank 0 of 1 on host 0 sum 1\n"

@@ -1,4 +1,4 @@
-"""Jobs that have to make room: they write a checkpoint, and go on when Slurm starts them again."""
+"""Jobs that must make room: they write a checkpoint, and continue when Slurm restarts them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Submit = Callable[..., BatchJob]
 
 
 def check_that_it_went_on(job: BatchJob, ranks: int) -> None:
-    """Wait for the end of a job that was started twice, and whose first start was stopped."""
+    """Check that a job was stopped, started again from its checkpoint, and ran to its end."""
     record = job.wait()
     assert record["Restarts"] == "1"
     output = job.output()
@@ -34,7 +34,7 @@ def check_that_it_went_on(job: BatchJob, ranks: int) -> None:
 
 
 def test_signal_to_ranks_of_srun(submit: Submit, srun: Sequence[str]) -> None:
-    """It reaches all processes of all ranks, also those that watch them."""
+    """The signal reaches all processes of all ranks, including those that watch them."""
     line = shlex.join([*srun, sys.executable, TRAIN])
     job = submit(
         f"{line}\n{REQUEUED_IF_STOPPED}",
@@ -50,7 +50,7 @@ def test_signal_to_ranks_of_srun(submit: Submit, srun: Sequence[str]) -> None:
 
 @pytest.fixture
 def documented(shared_path: Path) -> Path:
-    """Return the batch script of the documentation, with another program to train."""
+    """Return the batch script of the documentation, with another program that trains."""
     (shared_path / ".venv/bin").mkdir(parents=True)
     line = f'chainermn() {{ exec {shlex.join(LAUNCH[:-1])} "$@"; }}'
     (shared_path / ".venv/bin/activate").write_text(line)
@@ -69,7 +69,7 @@ def test_documented_script(submit: Submit, documented: Path) -> None:
 
 
 def test_time_limit(submit: Submit, documented: Path) -> None:
-    """Slurm sends the signal a minute before, or up to half a minute earlier."""
+    """Slurm sends the signal a minute before the limit, or up to half a minute earlier."""
     job = submit(documented, "--time=4", "--signal=B:USR1@60")
     check_that_it_went_on(job, 4)
 
@@ -85,7 +85,7 @@ def test_cancelled_ranks_of_srun(submit: Submit, srun: Sequence[str]) -> None:
 
 
 def check_checkpoint_of_cancelled(job: BatchJob) -> None:
-    """Cancel a job that trains, and see that it writes a checkpoint before it is over."""
+    """Cancel a job that trains, and check that it writes a checkpoint before it ends."""
     job.wait_for("one iteration")
     run("scancel", str(job.id))
     job.wait(state="CANCELLED")

@@ -31,7 +31,7 @@ CHAINER = "audit: chainer 7.8.1: CVE-1, PYSEC-1, fixed in 99: Bad.\n"
 
 
 def audit(folder: Path, pip_audit: str, accepted: tuple[str, ...] = ()) -> tuple[int, str]:
-    """Run the audit so that it asks `pip_audit`, with some advisories accepted."""
+    """Run the audit with this source of `pip_audit`, and with some advisories accepted."""
     (folder / "pip_audit.py").write_text(pip_audit)
     reasons = dict.fromkeys(accepted, "a test demands it")
     code = f"import audit, sys; audit.ACCEPTED = {reasons}; sys.exit(audit.main())"

@@ -1,4 +1,4 @@
-"""The script that CI runs: uv installs what nox wants where it can, and pip elsewhere."""
+"""The script that CI runs: uv installs what nox wants if it can, and otherwise pip does."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def script(path: Path, *lines: str) -> None:
 
 
 def run_ci(checkout: Path, for_pip: Path, for_uv: Path) -> str:
-    """Run CI's script where pip and uv find the wheels of a folder each; `noxw` only speaks."""
+    """Run CI's script with a folder of wheels each for pip and uv; `noxw` only prints."""
     (checkout / ".ci").mkdir(parents=True)
     shutil.copyfile(CI_RUN, checkout / ".ci" / "run")
     script(checkout / "noxw", 'echo "noxw $*: ${NOX_DEFAULT_VENV_BACKEND:-default}"')
     (checkout / "ci").mkdir()
     (checkout / "ci" / "cluster").write_text("raise SystemExit('no hosts here')")
-    script(checkout / "bin" / "apt-get")  # is not to change this machine
+    script(checkout / "bin" / "apt-get")  # must not change this machine
     settings = {
         "PATH": f"{checkout / 'bin'}:{os.environ['PATH']}",
         "PIP_NO_INDEX": "1",

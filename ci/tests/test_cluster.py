@@ -22,13 +22,13 @@ from ci.cluster.cluster import Cluster
 PROGRAM = Path(__file__).resolve().parents[1] / "cluster"
 FOR_EVER = ["sleep", "86400"]
 HOSTS = ["host00", "host01"]
-#: Seconds after which something hangs, on however busy a machine.
+#: Seconds after which something counts as hung, even on a busy machine.
 LIMIT = 120
 
 
 @pytest.fixture(scope="module")
 def possible() -> None:
-    """Skip tests that need hosts where there can be none."""
+    """Skip tests that need hosts if there can be none."""
     if missing := requirements.find_missing():
         pytest.skip(missing)
 
@@ -43,7 +43,7 @@ def two(possible: None) -> Iterator[Cluster]:
 
 @pytest.fixture
 def name(possible: None) -> Iterator[str]:
-    """Return a name for clusters, of which nothing may be left when the test ends."""
+    """Return a name for clusters; fail if they leave anything behind when the test ends."""
     name = f"test-{uuid.uuid4().hex}"
     yield name
     left = traces(name)
@@ -52,7 +52,7 @@ def name(possible: None) -> Iterator[str]:
 
 
 def traces(name: str) -> list[str]:
-    """Return the processes and files of the clusters whose names begin so."""
+    """Return the processes and files of clusters whose names begin with ``name``."""
     found = list(map(str, Path(tempfile.gettempdir()).glob(f"cluster-{name}*")))
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -70,13 +70,13 @@ def cluster(name: str, *arguments: str | Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Python ignores interrupts where its parent does, as in a job in the background.
+        # Python ignores interrupts if its parent does, as in a background job.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
 def run(name: str, *arguments: str | Path) -> tuple[int, str, str]:
-    """Run it to its end; return exit code, standard output and standard error."""
+    """Run ``python ci/cluster``; return exit code, standard output and standard error."""
     process = cluster(name, *arguments)
     output, error = process.communicate(timeout=LIMIT)
     return process.returncode, output, error
@@ -263,7 +263,7 @@ def test_slurm(name: str) -> None:
 def test_run_with_a_path_without_roots_programs(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As cron, ``env -i`` and plain accounts have it."""
+    """Cron, ``env -i`` and plain accounts have such a path."""
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     code, output, error = run(name, "run", "--rate", "1gbit", "1", "tc", "qdisc", "show")
     assert (code, error) == (0, "")
@@ -296,7 +296,7 @@ def test_signal_while_hosts_start(
     code: int,
     command: list[str],
 ) -> None:
-    # The hosts are there, but what is to connect them to the network hangs.
+    # The hosts are there, but the program that connects them to the network hangs.
     marker, nsenter = tmp_path / "starting", tmp_path / "nsenter"
     nsenter.write_text(f"#!/bin/sh\ntouch '{marker}'\nexec sleep 86400\n")
     nsenter.chmod(0o755)

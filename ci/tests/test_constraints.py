@@ -1,4 +1,4 @@
-"""What two commands of the README install is locked, and a file with another hash is refused."""
+"""Two commands of the README install locked versions, and refuse files with other hashes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OURS = {"chainer-compat", "chainermn"}
 
 
 def lines_of(lock: str) -> list[str]:
-    """Return the requirements of a lock, each with its marker and its hashes in one line."""
+    """Return the requirements of a lock, each on one line with its marker and its hashes."""
     text = re.sub(r"\s*\\\n\s*", " ", (CONSTRAINTS / f"{lock}.txt").read_text())
     return [line for line in text.splitlines() if not line.startswith("#")]
 
@@ -92,7 +92,7 @@ def test_mnist_installs_the_versions_that_the_tests_are_run_with() -> None:
 
 
 def make_wheel(folder: Path, name: str) -> str:
-    """Write a wheel with one module; return the line of a lock that demands this very file."""
+    """Write a wheel with one module; return the line of a lock that requires this very file."""
     wheel = folder / f"{name}-1-py3-none-any.whl"
     about = f"{name}-1.dist-info"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -123,7 +123,7 @@ def test_mnist_refuses_a_file_that_is_not_the_one_of_its_lock(tmp_path: Path) ->
         [sys.executable, str(checkout / "noxw"), "-s", "mnist"],
         env={
             **{name: value for name, value in os.environ.items() if not name.startswith("NOX")},
-            # Where nox finds this Python by its name.
+            # nox finds this Python here, by its name.
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PIP_NO_INDEX": "1",
             "PIP_FIND_LINKS": f"{Path(wheels).as_uri()} {served.as_uri()}",

@@ -1,4 +1,4 @@
-"""Verdicts on what was tried on a GPU: nothing that was skipped or cut off counts as proved."""
+"""Verdicts on tasks for GPUs: nothing that was skipped or cut off counts as proved."""
 
 from __future__ import annotations
 

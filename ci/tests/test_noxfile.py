@@ -23,7 +23,7 @@ def cuda_of_driver(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int | None]:
 
 
 class FakeDriver:
-    """In the place of ``libcuda.so.1``; without GPUs it does not start."""
+    """Stand-in for ``libcuda.so.1``; without GPUs it does not start."""
 
     def __init__(self, version: int, capabilities: list[int]) -> None:
         self._version = version

@@ -43,7 +43,7 @@ def checkout(tmp_path: Path) -> Path:
     root = tmp_path / "a checkout"
     root.mkdir()
     (root / LOCK).parent.mkdir(parents=True)
-    for name in ("noxw", LOCK):  # the copies can be written, whether the originals can or not
+    for name in ("noxw", LOCK):  # the copies are writable, even if the originals are not
         shutil.copyfile(ROOT / name, root / name)
     (root / "noxfile.py").write_text(NOXFILE)
     return root
@@ -80,7 +80,7 @@ def as_if_python_were(
 
 
 def only_error(result: subprocess.CompletedProcess[str]) -> str:
-    """Return the one line that a failed noxw ended with, if it is one."""
+    """Check that noxw failed with one line, and return this line."""
     assert result.returncode == 2
     *before, error = result.stderr.splitlines()
     assert before in ([], ["noxw: installing nox into .noxw (first run only)"])
@@ -140,7 +140,7 @@ def test_runs_after_an_interrupted_installation(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # Python ignores interrupts where its parent does, as in a job in the background.
+        # Python ignores interrupts if its parent does, as in a background job.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stderr is not None

@@ -1,4 +1,4 @@
-"""ci/prove_on_gpu.py, with tasks that need no GPU: it leaves what it has found, come what may."""
+"""ci/prove_on_gpu.py, with tasks that need no GPU: its findings are kept, come what may."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from ci.gpu_proof.tasks import Lane, Task
 from ci.gpu_proof.verdicts import FAILED, FILE, NOT_REACHED, PROVED, REHEARSED, SKIPPED, Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Seconds after which something hangs, on however busy a machine.
+#: Seconds after which something counts as hung, even on a busy machine.
 LIMIT = 120
-# Hangs, with a process in a session of its own, as mpiexec's ranks are.
+# Hangs, with a process in a session of its own, like mpiexec's ranks.
 HANGS = """
 import pathlib, subprocess, sys, time
 command = [sys.executable, "-c", "import time; time.sleep(1000)"]
@@ -41,7 +41,7 @@ def python(code: str, *arguments: str) -> list[str]:
 
 
 def is_ended(pid: int) -> bool:
-    """Wait for a process that was killed: a busy machine takes a moment to end it."""
+    """Tell whether a killed process ends: a busy machine takes a moment to end it."""
     deadline = time.monotonic() + LIMIT
     while time.monotonic() < deadline:
         try:
@@ -58,7 +58,7 @@ Prove = Callable[..., tuple[int, dict[str, Outcome]]]
 
 @pytest.fixture
 def prove(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Prove:
-    """Return a function that does tasks; it returns the exit code, and outcomes by name."""
+    """Return a function that runs tasks; it returns the exit code, and outcomes by name."""
 
     def run(tasks: list[Task], *options: str, no_gpu: str = "") -> tuple[int, dict[str, Outcome]]:
         monkeypatch.setattr(prove_on_gpu, "tasks", lambda place, processes: tasks)
@@ -103,7 +103,7 @@ def test_what_hangs_is_ended_with_all_its_processes(prove: Prove, tmp_path: Path
     assert code == 1
     assert verdicts(found) == {"hangs": FAILED, "next": PROVED}
     assert "by its own limit" in found["hangs"].note
-    if pid.exists():  # on a very busy machine, it may not have come so far
+    if pid.exists():  # on a very busy machine, it may not have got this far
         assert is_ended(int(pid.read_text()))
         assert "left behind, killed: " in (tmp_path / "ranks.log").read_text()
 
@@ -130,7 +130,7 @@ def test_a_rehearsal_does_what_needs_no_gpu(
         Task("one", "One", [fails], LIMIT, rehearsed=[python("")]),
         Task("two", "Two", [python("")], LIMIT),
     ]
-    names = ["--only", "one", "two"]  # which does not ask for tests that no task has
+    names = ["--only", "one", "two"]  # so tests that no task has do not matter
     code, found = prove(tasks, "--rehearse", *names, no_gpu="no driver")
     assert (code, verdicts(found)) == (0, {"one": REHEARSED, "two": REHEARSED})
     tasks[1] = Task("two", "Two", [fails], LIMIT)
@@ -193,7 +193,7 @@ def test_results_of_several_runs_make_one_page(
     text = (tmp_path / "results/gpu.md").read_text()
     assert "| First | proved | 3 | 0 | 0 | 0 | at commit abc |" in text
     assert "| Second | **failed** | 0 | 1 | 0 | 0 | `test_it` |" in text
-    # The last of each, and of which commit, whatever git said where they were measured.
+    # The last of each, with its commit, whatever git said where it was measured.
     assert "; commit def." in text
     copies, idle = text.split("### ")[1:]
     assert "| ChainerMN | 1.00 | 1.00-1.00 | 1.00 |" in copies

@@ -1,4 +1,4 @@
-"""Kernels of other GPUs become zeros in place, in a library that is made up."""
+"""Kernels for other GPUs become zeros in place, in a made-up library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from ci.gpu_proof.prune_nccl import prune
 
-_HEADER = 64  # of an ELF file, of an entry in its table of sections, and of a program
+_HEADER = 64  # bytes of an ELF header, of a section's entry, and of a program's header
 
 
 def program(kind: int, architecture: int, code: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""The dry run of a release: what disagrees is named, with what to do."""
+"""The dry run of a release names what disagrees, and says what to do."""
 
 from __future__ import annotations
 

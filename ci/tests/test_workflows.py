@@ -65,7 +65,7 @@ def test_sessions_are_there(workflow: str) -> None:
 def test_sessions_of_tests_run_somewhere() -> None:
     tests = {name for name in sessions() if name.endswith(("_tests", "_rehearsal"))}
     run = {name for path in WORKFLOWS for name in called(path.read_text())}
-    # 2 GB of cuDNN, and a mirror of Debian: by hand, when what they test has changed.
+    # These need 2 GB of cuDNN, or a mirror of Debian: run them by hand after changes.
     assert tests - run == {"cudnn_tests", "image_tests"}
 
 
@@ -76,7 +76,7 @@ def test_jobs_end(workflow: str) -> None:
 
 
 def test_own_machines_run_sessions_only_by_hand_and_at_night() -> None:
-    """Whoever opens a pull request would run code there, which outlives the job."""
+    """Otherwise anyone with a pull request could run code there that outlives the job."""
     found = {path.name: path.read_text() for path in WORKFLOWS}
     assert [name for name, text in found.items() if "self-hosted" in text] == ["runners.yml"]
     workflow = found["runners.yml"]

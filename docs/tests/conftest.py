@@ -1,4 +1,4 @@
-"""Tests import what stands beside them, and what makes the site, by name."""
+"""Import paths: tests import modules beside them, and those that make the site, by name."""
 
 import sys
 from pathlib import Path

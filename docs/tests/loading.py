@@ -1,4 +1,4 @@
-"""Import a file of any folder."""
+"""Import a file from any folder."""
 
 import importlib.util
 import sys

@@ -1,4 +1,4 @@
-"""Run scripts on ranks. One that hangs fails the test with what it has printed and its stacks."""
+"""Run scripts on ranks. If one hangs, the test fails with its output and stacks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from chainermn.testing.mpiexec import Job
 
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parent / "examples"
-#: Seconds after which a job or a shell hangs, on however busy a machine.
+#: Seconds after which a job or a shell counts as hung, even on a busy machine.
 LIMIT = 400
-#: Of that, what is left for showing where it hangs.
+#: Part of this time that is left for showing where it hangs.
 SECONDS_FOR_STACKS = 20
 
 

@@ -1,9 +1,9 @@
-"""The blocks of code on the pages, and what is said about running each of them.
+"""The blocks of code on the pages, and the marks that say how to run each.
 
 A comment ``<!-- run: 2 ranks -->``, ``<!-- run: mpiexec -->``, ``<!-- run: here -->``,
 ``<!-- run: clean -->``, ``<!-- run: tutorial -->``, ``<!-- run: two hosts -->`` (run by
 ci/multinode) or ``<!-- not run: REASON -->`` stands right before a block. ``<!-- prints -->``
-before a block of text says that the block before it prints this, lines in any order.
+before a block of text says that the preceding block prints this text, its lines in any order.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ PAGES = sorted(
     for page in DOCS.rglob("*.md")
     if "results" not in page.parts and "tests" not in page.parts
 )
-#: What is read beside the site.
+#: Pages that are read outside the site.
 READMES = sorted(
     file
     for pattern in ("*.md", "[!.]*/*.md", "libs/*/*.md", "apps/*/*.md")
     for file in ROOT.glob(pattern)
     if file.parent != DOCS
 )
-#: Languages of which nothing can be run.
+#: Languages that cannot be run.
 NOT_CODE = ("text", "diff", "csv")
 
 #: What a reader of the tutorial does: changes a script, runs commands.
@@ -83,7 +83,7 @@ def blocks(page: Path) -> Iterator[Block]:
 def tutorial() -> Iterator[tuple[Path, str, str]]:
     """Yield what a reader of the tutorial does, from the first page to the last.
 
-    Of each: the page, ``change`` or ``run``, and what: a difference, or commands.
+    Each is a tuple: the page, ``change`` or ``run``, and the difference or the commands.
     """
     for page in (DOCS / "tutorial/index.md", *sorted(DOCS.glob("tutorial/step*.md"))):
         for found in _TO_DO.finditer(read(page)):

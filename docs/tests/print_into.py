@@ -1,8 +1,8 @@
-"""Run a script with what it prints in a file of this process, so that ranks do not mix it up.
+"""Run a script with its output in a file of this process, so that ranks do not mix theirs.
 
 python print_into.py DIRECTORY SECONDS SCRIPT [ARGUMENTS]...
 
-If it is not over after the seconds, it prints the stacks of its threads to standard error.
+If it still runs after SECONDS, print the stacks of its threads to standard error.
 """
 
 import faulthandler

@@ -23,7 +23,7 @@ def directives() -> Iterator[re.Match[str]]:
 
 
 def named(path: str) -> object:
-    """Return what an import finds under a dotted name of a module, or of what it has."""
+    """Import and return the module, or the object in a module, with this dotted name."""
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)
 
@@ -31,7 +31,7 @@ def named(path: str) -> object:
 def callables() -> dict[str, object]:
     """Return the functions and classes of the reference, by the names that it shows.
 
-    Methods count as functions if a class is shown with those that it inherits.
+    Methods count as functions if their class is shown with those that it inherits.
     """
     found: dict[str, object] = {}
     for kind, path, options in (directive.groups() for directive in directives()):

@@ -11,7 +11,7 @@ import pytest
 
 FILES = drawings.files()
 SVG = "{http://www.w3.org/2000/svg}"
-PHONE = 358  # what a page leaves for its text, of 390 pixels
+PHONE = 358  # pixels that a page leaves for text on a phone 390 pixels wide
 SMALLEST = 9
 
 each_drawing = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -19,7 +19,7 @@ each_drawing = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name
 
 @each_drawing
 def test_file_is_up_to_date(path):
-    """If not, ``python -m drawings`` in ``docs`` writes it."""
+    """If it is not, run ``python -m drawings`` in ``docs``."""
     assert path.read_text(encoding="utf-8") == FILES[path]
 
 

@@ -1,4 +1,4 @@
-"""Each word of the glossary is explained in short, and leads to the page where it matters."""
+"""Each word of the glossary is explained briefly, with a link to the page where it matters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines that pages show without running them are those of a file that is tested."""
+"""Lines that pages show without running them come from a tested file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures on the pages are those of the benchmarks, and the advice beside them follows."""
+"""Figures on the pages are those of the benchmarks, and support the advice beside them."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_no_page_has_a_measured_figure_of_its_own():
     assert own == []
 
 
-#: What the pages claim and advise, as ratios of times below or above 1.
+#: Claims and advice of the pages, as ratios of times below or above 1.
 ADVICE = {
     "exchange: ResNet-50: 2 ranks, one host: ours default / original naive": "less",
     "exchange: ResNet-50: 2 ranks, one host: ours default / MPI_Allreduce": "less",

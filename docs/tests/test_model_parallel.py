@@ -1,4 +1,4 @@
-"""What the examples of docs/model_parallel compute on ranks equals what one process computes."""
+"""The examples of docs/model_parallel compute the same on ranks as in one process."""
 
 import re
 
@@ -148,7 +148,7 @@ def test_inputs_belong_to_labels(comm, kind):
 
 @pytest.mark.mpi(1, 3)
 def test_ensemble(comm):
-    """The gradients of the mean's loss, and what an ensemble gains."""
+    """Check the gradients of the mean's loss, and how much an ensemble gains."""
     example = load(EXAMPLES / "ensemble.py")
     x, y = (array.astype(np.float64) for array in example.curve(9, noise=0.1, seed=2))
     members = [
@@ -172,7 +172,7 @@ def test_ensemble(comm):
 
 
 def test_ensemble_is_better_than_each_of_its_models():
-    """On its page, which `test_command_on_ranks` compares with what is printed."""
+    """Read this from its page, which `test_command_on_ranks` compares with the output."""
     alone, _ = (b for b in pages.marked("run: mpiexec") if b.page.stem == "ensemble")
     each, mean = (line.partition(": ")[2].split() for line in pages.printed_by(alone))
     assert float(mean[0]) < 0.9 * min(map(float, each))
@@ -200,11 +200,11 @@ def test_too_few_ranks(name):
         load(EXAMPLES / f"{name}.py").main()
 
 
-# What backward does wrong is on the page, with what ChainerMN says.
+# The page shows these mistakes with backward, and ChainerMN's messages.
 
 
 def failing(mistake, cwd):
-    """Run a mistake that ends the job; return its message, and what the ranks print."""
+    """Run a mistake that ends the job; return its message and what the ranks print."""
     job, lines = run_on_ranks(2, EXAMPLES / "backward_mistakes.py", mistake, cwd=cwd)
     assert job.returncode != 0
     return job.stderr, lines

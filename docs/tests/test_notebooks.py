@@ -1,4 +1,4 @@
-"""The notebooks of the course run, and show what they did; their checks know a solution."""
+"""The notebooks of the course run and show their output; their checks know a solution."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
 
 
 def kinds(cell: NotebookNode) -> list[str]:
-    """Return what sorts of output a cell has, except notes on the machine."""
+    """Return the kinds of output that a cell has, except notes on the machine."""
     outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
     return [" ".join(sorted(output.get("data", [output.output_type]))) for output in outputs]
 
@@ -40,7 +40,7 @@ def test_notebook_runs_and_its_check_knows_the_solution(path, tmp_path, monkeypa
     stored = execute.read(path)
     ran = execute.solved(stored)
     n_cells = len(ran.cells)
-    # Once more, as a reader who has not solved it.
+    # Once more, like a reader who has not solved the exercise.
     again = deepcopy([execute.tagged(stored, "exercise"), execute.tagged(stored, "check")])
     again[1].metadata.tags.append("raises-exception")
     for cell in again:

@@ -1,4 +1,4 @@
-"""What the pages say to type works, and every name and file that they speak of is there."""
+"""The commands and code on the pages work, and every name and file they mention exists."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def make_look_like_the_repository(folder: Path) -> None:
 
 
 def output_of_shell(commands: str, cwd: Path, env: dict[str, str]) -> str:
-    """Run commands, all of which succeed; return what they print."""
+    """Run commands that must all succeed; return what they print."""
     output = cwd / "output"
     output.unlink(missing_ok=True)
-    with output.open("ab") as written:  # as others write to it too
+    with output.open("ab") as written:  # because others write to it too
         shell = subprocess.Popen(
             ["bash", "-euc", commands],
             cwd=cwd,
@@ -110,7 +110,7 @@ def offspring(shell: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 
 def end_with_stacks(shell: subprocess.Popen[bytes]) -> None:
-    """End what is left of a shell; what is Python prints where it is."""
+    """Kill what is left of a shell; Python processes first print where they are."""
     processes = offspring(shell)
     for number in (signal.SIGABRT, signal.SIGKILL):
         for process in reversed(processes):
@@ -186,7 +186,7 @@ def test_every_column_of_a_table_has_a_heading():
 
 
 def test_pages_look_right_on_github_too():
-    """Except the landing page, since the README is GitHub's, and those that include others."""
+    """This skips the landing page (GitHub has the README) and pages that include others."""
     of_the_site = {"index.md", "security.md"}
     raw = [
         f"{page.relative_to(DOCS)}: {line}"
@@ -202,7 +202,7 @@ def test_pages_look_right_on_github_too():
 
 
 def edit(script: str, difference: str) -> str:
-    """Change a script as a reader does: go to the place, replace what has a minus."""
+    """Change a script as a reader does: go to the place and replace the lines with a minus."""
     place, *changed = difference.splitlines()
     first, last, function = re.fullmatch(
         r"@@ train_single\.py, lines? (\d+)(?: to (\d+))?(?:, in (\w+)\(\))? @@", place
@@ -230,7 +230,7 @@ def printed_in_tutorial(tmp_path_factory) -> list[list[str]]:
         if kind == "change":
             script.write_text(edit(pages.read(script), what))
         else:
-            # A checkout that cannot be written is copied as one.
+            # A copy of a read-only checkout is read-only, too.
             commands = f"{what}\nchmod -R u+w {shlex.quote(str(top.parent))}\npwd"
             *lines, pwd = output_of_shell(commands, cwd, env).splitlines()
             printed.append(lines)
@@ -239,7 +239,7 @@ def printed_in_tutorial(tmp_path_factory) -> list[list[str]]:
 
 
 def shapes(lines: list[str]) -> Counter[str]:
-    """Count lines that are the same up to numbers and folders."""
+    """Count lines, ignoring numbers and names of folders."""
     return Counter(
         " ".join(re.sub(r"/[^ {]+/", "FOLDER/", re.sub(r"\d[\d.]*", "#", line)).split())
         for line in lines
@@ -247,12 +247,12 @@ def shapes(lines: list[str]) -> Counter[str]:
 
 
 def characters_of(lines: list[str]) -> Counter[str]:
-    """Count characters but numbers: two ranks may print in turn, without a space between."""
+    """Count characters except numbers: two ranks may print in turn, with no space between."""
     return Counter(re.sub(r"[\d.#\s]", "", "".join(shapes(lines).elements())))
 
 
 def rows(lines: list[str]) -> list[list[str]]:
-    """Return the numbers of each line for an epoch."""
+    """Return the numbers in each line that reports an epoch."""
     return [line.split() for line in lines if re.match(r"\d+ ", line)]
 
 
@@ -262,9 +262,9 @@ def test_tutorial_goes_through_as_written(printed_in_tutorial):
     assert both.count(header) == 2
     assert [len(numbers) for numbers in rows(both)] == 2 * [len(row.split())]
     assert copied == []
-    # What one process and two ranks print once each, the two ranks of step 1 print both.
+    # One process and two ranks print the table once each; in step 1, both ranks print it.
     assert characters_of(step1) == characters_of(both)
-    # The same numbers on both, except for the time.
+    # Both print the same numbers, except for the time.
     numbers = Counter(re.findall(r"(?<!\S)[\d.]+(?!\S)", " ".join(step1)))
     assert numbers.total() >= 2 * len(row.split())
     assert sum(count % 2 for count in numbers.values()) <= 2
@@ -330,7 +330,7 @@ def test_lines_of_the_readme_make_a_script_distributed(tmp_path):
     assert processes[0] == processes[1]  # the mean of both
     assert with_log == "rank 0: 5 and 4 examples, log: True"
     assert without == "rank 1: 5 and 3 examples, log: False"
-    # The mean of 0 to 9 is that of the ranks' gradients. The first update takes no step.
+    # The ranks' mean gradient is minus the mean of 0 to 9. The first update takes no step.
     assert (weight, other_weight) == ("weight: 9.0", "weight: 9.0")
 
 
@@ -341,7 +341,7 @@ def test_checkpoints_go_on_after_a_crash(tmp_path):
     script, weights = EXAMPLES / "checkpoints.py", []
     crashed, lines = run_on_ranks(2, script, tmp_path / "a", "12", cwd=tmp_path)
     assert lines == ["resuming after iteration 0"], crashed
-    assert crashed.returncode != 0 or mpi_flavor() == "mpich"  # which takes os._exit for an end
+    assert crashed.returncode != 0 or mpi_flavor() == "mpich"  # which sees os._exit as success
     for out, begin in (("a", 10), ("b", 0)):
         lines = lines_of_ranks(2, script, tmp_path / out, "1000", cwd=tmp_path)
         assert lines == [f"resuming after iteration {begin}"]
@@ -424,13 +424,13 @@ def test_loop_without_a_trainer(tmp_path):
 
 
 def test_a_new_communicator(tmp_path):
-    """In other dtypes and memory the tests of the library run it."""
+    """The library's tests run it with other dtypes and kinds of memory."""
     script = EXAMPLES / "two_step_communicator.py"
     assert lines_of_ranks(3, script, cwd=tmp_path) == ["exact"] * 3
 
 
 def test_batch_script_is_queued_again_if_training_was_stopped(tmp_path):
-    """Under Slurm, ci/slurm runs it."""
+    """Run it with stubs; ci/slurm runs it under Slurm."""
     stubs = {
         ".venv/bin/activate": "",
         "bin/scontrol": '#!/bin/sh\necho "$*"\n',
@@ -547,11 +547,11 @@ def test_every_line_of_the_doctor_is_explained():
 
 # Messages, word for word
 
-GAP = "\0"  # in place of what a message is given when it is made
+GAP = "\0"  # in place of values that a message gets when it is made
 
 
 def words(node: ast.AST) -> str:
-    """Return the words of an expression that makes a text, with gaps."""
+    """Return the text that an expression makes, with gaps for values."""
     match node:
         case ast.Constant(value=str(text)):
             return re.sub(r"\{\w+(:\w+)?\}", GAP, text)
@@ -563,14 +563,14 @@ def words(node: ast.AST) -> str:
 
 
 def texts_of_the_library() -> set[str]:
-    """Return all texts in its source, and their lines, with single spaces."""
+    """Return all texts in the library's source, and their lines, with single spaces."""
     files = (ROOT / "libs/chainermn/src/chainermn").rglob("*.py")
     found = {words(node) for file in files for node in ast.walk(ast.parse(file.read_bytes()))}
     return {" ".join(text.split()) for whole in found for text in (whole, *whole.splitlines())}
 
 
 def is_said(line: str, texts: set[str]) -> bool:
-    """Tell whether one of the texts makes a line. What fills its gaps must not be most of it."""
+    """Tell whether one of the texts makes a line, without most of it coming from gaps."""
     said = re.sub(r"^(chainermn|\w+Error): ", "", " ".join(line.split()))
     least = 4 if line.startswith(" ") else 0.3 * letters(said)  # indented: calls and places
     patterns = (".+".join(map(re.escape, t.split(GAP))) for t in texts if letters(t) >= least)
@@ -578,11 +578,11 @@ def is_said(line: str, texts: set[str]) -> bool:
 
 
 def letters(text: str) -> int:
-    return len(re.findall("[a-zA-Z]", re.sub(r"\S*/\S*", "", text)))  # but those of paths
+    return len(re.findall("[a-zA-Z]", re.sub(r"\S*/\S*", "", text)))  # except those of paths
 
 
 def findings(block: str) -> Iterator[str]:
-    """Yield what a block of the doctor's says is bad, and the remedies, without their commands."""
+    """Yield the bad findings and the remedies in the doctor's output, without commands."""
     block = re.sub(r"^ +\$ .*\n?", "", block, flags=re.MULTILINE)
     for entry in re.split("^[✓–] .*|^✗ ", block, flags=re.MULTILINE):  # noqa: RUF001
         name, _, text = " ".join(entry[:26].split()), "", " ".join(entry[26:].split())
@@ -619,7 +619,7 @@ def test_files_that_pages_name_are_there():
 
 
 def test_what_was_not_run_on_a_gpu_is_said_in_one_place():
-    """``docs/gpu_status.md``, so that it is true everywhere once something has been run."""
+    """It is said in ``docs/gpu_status.md``: one place to update once something has been run."""
     sentence = re.compile(
         r"\b([Nn]ot|[Nn]ever|[Nn]othing|[Nn]one|[Nn]obody)\b[^.|]{0,80}\b(run|tried|tested)\b"
         r"( yet)? on (one yet|((a|any|real) )*GPUs?\b)|--gpu`* (was|has) (not|never)\b"

@@ -1,4 +1,4 @@
-"""Models of which several ranks compute parts at the same time, against one process in float64."""
+"""Models whose parts run on several ranks at the same time, against one process in float64."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from loading import load
 from on_ranks import EXAMPLES, LIMIT, lines_of_ranks
 
 pytestmark = pytest.mark.timeout(4 * LIMIT)
-#: Of float64, after some steps.
+#: Tolerances for float64 after some steps.
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 
 
 @pytest.fixture(autouse=True)
 def float64(monkeypatch):
-    """Compute in float64, here and in the examples, whose dtype is Chainer's."""
+    """Compute in float64, here and in the examples, which use Chainer's dtype."""
     monkeypatch.setenv("CHAINER_DTYPE", "float64")
     with chainer.using_config("dtype", np.float64):
         yield
@@ -36,7 +36,7 @@ def assert_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) 
 
 
 def parameters(net: chainer.Link) -> dict[str, np.ndarray]:
-    """Return them by the names that they have in files."""
+    """Return a network's parameters by the names that they have in files."""
     return {path[1:]: parameter.array for path, parameter in net.namedparams()}
 
 
@@ -51,7 +51,7 @@ def printed_on(name: str) -> list[str]:
 
 
 class OneNet(chainer.Chain):
-    """What `channel_parallel.Net` is on all ranks together."""
+    """The network that `channel_parallel.Net` forms on all ranks together."""
 
     def __init__(self, channels: int, classes: int, size: int) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ def test_divided_channels_train_as_in_one_process(ranks, tmp_path):
 
 
 def one_net() -> chainer.Chain:
-    """Return what `spatially_parallel.Net` is on all ranks together."""
+    """Return the network that `spatially_parallel.Net` forms on all ranks together."""
     sizes = {"first": (1, 8, 5), "second": (8, 8, 3), "last": (8, 1, 3)}
     layers = {name: L.Convolution2D(*size, pad=size[2] // 2) for name, size in sizes.items()}
     net = chainer.Chain(**layers)
@@ -215,7 +215,7 @@ np.save(f"{comm.rank}.npy", model[0].W.grad)
 
 @pytest.mark.each_mpi
 def test_pipeline_with_messages_of_more_than_a_megabyte(tmp_path, monkeypatch):
-    """These wait for the other rank, as no MPI stores so much on the way."""
+    """Such messages wait for the receiver, because no MPI buffers so much."""
     monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
     (tmp_path / "script.py").write_text(LONG_MESSAGES)
     lines_of_ranks(3, tmp_path / "script.py", cwd=tmp_path)
@@ -237,7 +237,7 @@ def chart(monkeypatch):
 
 
 def test_micro_batches_go_down_the_ranks_and_back(tmp_path):
-    """In which order ranks compute; how long it takes is not looked at."""
+    """Check the order in which ranks compute, not how long it takes."""
     ranks, micro_batches = 3, 4
     lines = lines_of_ranks(
         *(ranks, EXAMPLES / "pipeline_chart.py", "--micro-batches", f"{micro_batches}"),
@@ -263,7 +263,7 @@ def test_micro_batches_go_down_the_ranks_and_back(tmp_path):
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 1), (2, 8), (4, 3)])
 def test_idle_share_of_a_perfect_pipeline_is_that_of_theory(chart, ranks, micro_batches):
-    """Forward takes 1 s, backward 2 s."""
+    """Here forward takes 1 s, and backward 2 s."""
     last = micro_batches + ranks - 1
     spans = [
         [("forward", i, 5.0 + rank + i, 6.0 + rank + i) for i in range(micro_batches)]

@@ -1,6 +1,6 @@
 """The API reference shows what users need, by the names under which they import it.
 
-The build of the site fails on more: signatures with the words "abstract" or private names.
+The site's build checks more: it fails on signatures with the word "abstract" or private names.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from reference import API, directives, named
 
 import chainermn
 
-#: What the library itself builds on, in the README of the library.
+#: Matches the line of the library's README that names what the library itself builds on.
 INTERNALS = r"^\| \*`([\w ]+)`\* \|.*\| What batch normalization and the optimizers here build on"
 
 FOR_AUTHORS_OF_COMMUNICATORS = (

@@ -19,7 +19,7 @@ import pytest
 import reference
 
 CALLABLES = reference.callables()
-#: Their examples start jobs, which a rank cannot, or change their process for good.
+#: Their examples start jobs, which a rank cannot, or change their process permanently.
 ALONE = (
     "chainermn.communicators.register",
     "chainermn.global_except_hook.exit_job",
@@ -37,7 +37,7 @@ _SECTION = re.compile(r"^Examples\n-{8}\n(.*?)(?=^\w[\w ]*\n-+\n|\Z)", re.MULTIL
 
 
 class OutputOfAllRanks(doctest.OutputChecker):
-    """Compares what all ranks print."""
+    """Checker for what all ranks print."""
 
     def __init__(self, comm: Any) -> None:
         self._comm = comm
@@ -53,7 +53,7 @@ class OutputOfAllRanks(doctest.OutputChecker):
 
 
 def examples_of(name: str) -> str:
-    """Return the examples in a docstring; empty if it has none."""
+    """Return the examples in a docstring, or an empty text if it has none."""
     found = _SECTION.search(inspect.getdoc(CALLABLES[name]) or "")
     return found[1] if found else ""
 

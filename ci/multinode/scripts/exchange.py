@@ -1,4 +1,4 @@
-"""Exchange numbers by communicators; print what every rank has got, as JSON.
+"""Exchange numbers with communicators; print what every rank receives, as JSON.
 
 ``python exchange.py NAME...`` takes names of communicators. `test_exchange` knows what is right.
 """
@@ -19,13 +19,14 @@ import chainermn
 from chainermn import CommunicatorBase
 
 STEPS = 3
-EXAMPLES = 12  # of a step, divided among the ranks
+EXAMPLES = 12  # per step, divided among the ranks
 
 
 def gradients(rank: int, size: int) -> list[np.ndarray]:
-    """Return a rank's gradients: whole numbers, whose mean is one, so that rounding has no part.
+    """Return a rank's gradients: whole numbers with whole means, so that nothing is rounded.
 
-    There are fewer, as many and more than ranks, and float16 has them all.
+    Some arrays have fewer elements than there are ranks, some as many, some more. Float16
+    can hold all values.
     """
     random = np.random.default_rng(rank)
     shapes: list[tuple[int, ...]] = [(1,), (2, 2), (3, 5, 7)]
@@ -80,7 +81,7 @@ def collectives(comm: CommunicatorBase) -> dict[str, Any]:
 def train(comm: CommunicatorBase, overlap: bool) -> list[Any]:
     model = network()
     for parameter in model.params():
-        parameter.array += comm.rank  # what rank 0 has, counts
+        parameter.array += comm.rank  # rank 0's values count
     together = chainermn.create_multi_node_optimizer(optimizer(), comm, overlap=overlap)
     together.setup(model)
     part = slice(EXAMPLES * comm.rank // comm.size, EXAMPLES * (comm.rank + 1) // comm.size)

@@ -1,4 +1,4 @@
-"""``chainermn launch``, to which no failure of a host is one in a row: it would be left out."""
+"""``chainermn launch`` that never leaves out a host for failing several times in a row."""
 
 from chainermn.__main__ import main
 from chainermn.launch import membership

@@ -1,4 +1,4 @@
-"""Exchange by all communicators on many ranks; rank 0 prints what is not as expected, as JSON."""
+"""Exchange with all communicators on many ranks; rank 0 prints wrong results as JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Write the working directory, arguments and variables of this process into its directory.
 
 ``python say_what_came.py NAMES [ARGUMENTS]...``, where NAMES is a file that lists variables as
-JSON. All are bytes, written as if these were Latin-1.
+JSON. All texts are bytes, written as if they were Latin-1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Train until a file says to stop, on however many ranks: ``train_elastic.py FOLDER``.
 
-Each element of the parameter is the number of steps taken. What happens is added to the file
-``progress``, a line of JSON for each event.
+Each element of the parameter is the number of steps taken. Each event is added to the file
+``progress``, as a line of JSON.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main(folder: Path) -> None:
     trainer = chainer.training.Trainer(updater, has_to_stop, out=str(folder))
     checkpointer = chainermn.create_multi_node_checkpointer("job", comm, path=folder)
     checkpointer.maybe_load(trainer)
-    steps = max(updater.iteration - 1, 0)  # the first update takes none, but makes ranks equal
+    steps = max(updater.iteration - 1, 0)  # the first update only makes the ranks equal
     assert (model.count.array == steps).all(), (updater.iteration, model.count.array)
     note("resumed")
     trainer.extend(checkpointer, trigger=(CHECKPOINT, "iteration"))

@@ -1,4 +1,4 @@
-"""The null GPU in a process: puts it in CUDA's place, and notes where the host waits."""
+"""The null GPU in a process: takes CUDA's place, and notes where the host waits."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-#: The folder of the libraries, from which all processes of a job inherit the null GPU.
+#: Variable with the folder of the libraries. Processes that inherit it use the null GPU.
 LIBRARIES = "CHAINERMN_NULL_GPU"
-#: The folder in which each process writes what it waited for.
+#: Variable with the folder in which each process writes what it waited for.
 NOTES = "CHAINERMN_NULL_GPU_NOTES"
 
 PACKAGES = ("cupy", "cupy_backends", "cupyx")
@@ -47,7 +47,7 @@ def install() -> None:
 
 
 def _fill_with_zeros() -> None:
-    """Have every new array of this thread hold zeros, and not what another left there."""
+    """Fill every new array of this thread with zeros, instead of what another left there."""
     from cupy.cuda.memory_hook import MemoryHook
 
     class Zeros(MemoryHook):
@@ -65,7 +65,7 @@ _loaded: list[Any] = []
 def _gpu() -> Any:
     if not _loaded:
         folder = Path(os.environ[LIBRARIES])
-        # The names of these are known from now on: whoever loads CUDA's gets these.
+        # From now on, whoever loads CUDA's libraries by name gets these.
         libraries = [ctypes.CDLL(str(path)) for path in sorted(folder.glob("*.so.*[0-9]"))]
         (gpu,) = (each for each in libraries if each._name.endswith("libcuda.so.1"))
         gpu.null_gpu_launches.restype = ctypes.c_ulong

@@ -1,4 +1,4 @@
-"""Print on each rank its number and the sum of all."""
+"""Print each rank's number, and a sum over all ranks."""
 
 from __future__ import annotations
 
