@@ -24,9 +24,9 @@ PADDING = 4
 
 @dataclass(frozen=True)
 class BinaryFiles:
-    """What the binary version of CIFAR consists of; a row is the labels, a byte each, and pixels.
+    """Files of the binary version of CIFAR. A row has the labels, one byte each, then the pixels.
 
-    The last of several labels counts.
+    If there are several labels, the last one counts.
     """
 
     train: tuple[str, ...]
@@ -54,7 +54,7 @@ class Images:
     test : chainer.datasets.TupleDataset
         Images that neither training nor the choice of hyperparameters uses.
     classes : list of str
-        Their names.
+        Names of the classes.
     """
 
     train: TupleDataset
@@ -73,7 +73,7 @@ def load(dataset: str, path: str | None = None, examples: int | None = None) -> 
     path : path, optional
         Folder, or ``.tar.gz``, with the files of the binary version of CIFAR.
     examples : int, optional
-        How many images to train on and validate with. By default 5000 shapes, and all of CIFAR.
+        Number of images to train on and validate with: by default 5000 shapes, or all of CIFAR.
 
     Raises
     ------
@@ -114,9 +114,9 @@ def decode(
     Parameters
     ----------
     content : bytes
-        The whole file.
+        Content of the whole file.
     n_labels : int
-        Labels of an image, of which the last one is returned.
+        Number of labels per image; the last one is returned.
     n_classes : int
     name : str
         Name of the file for error messages.
@@ -150,8 +150,8 @@ def decode(
 def normalized(dataset: TupleDataset, augment: bool = False) -> TransformDataset:
     """Return a data set for a network: images of ``chainer.config.dtype``, from -1 to 1.
 
-    With ``augment``, each time that an image is asked for, it is mirrored or not, and cut out of
-    one with a black frame of 4 pixels, as NumPy's global random generator decides.
+    With ``augment``, each access mirrors the image or not, and crops it from one with a black
+    frame of 4 pixels, as NumPy's global random generator decides.
     """
 
     def transform(example: tuple[np.ndarray, np.int32]) -> tuple[np.ndarray, np.int32]:

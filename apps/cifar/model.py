@@ -18,7 +18,7 @@ class Block(chainer.Chain):
     n_in, n_out : int
         Channels of the input and of the output.
     stride : int
-        2 halves height and width.
+        Stride of the first convolution; 2 halves height and width.
     """
 
     def __init__(self, n_in: int, n_out: int, stride: int) -> None:
@@ -73,7 +73,7 @@ class ResNet(chainer.Chain):
         Returns
         -------
         chainer.Variable
-            Of shape (batch, n_out), before the softmax.
+            Scores of shape (batch, n_out), before the softmax.
         """
         h = F.relu(self.norm(self.conv(x)))
         h = self.block3(self.block2(self.block1(h)))
@@ -87,9 +87,9 @@ def load_weights(content: bytes, path: Path, network: chainer.Chain) -> None:
     Parameters
     ----------
     content : bytes
-        Of a file that Chainer's ``save_npz`` has written.
+        Content of a file that Chainer's ``save_npz`` wrote.
     path : path
-        Name for error messages.
+        Name of the file, for error messages.
     network : chainer.Chain
 
     Raises

@@ -90,7 +90,7 @@ def predict(
     ----------
     network : chainer.Chain
     dataset : data set
-        Pairs as `data.normalized` makes them.
+        Pairs that `data.normalized` makes.
     batchsize : int
 
     Returns

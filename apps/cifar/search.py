@@ -72,7 +72,7 @@ def prepare_study(args: argparse.Namespace) -> None:
 
 
 def split(comm: chainermn.CommunicatorBase, size: int | None) -> chainermn.CommunicatorBase:
-    """Return the communicator of this rank's group, all of one size. Collective.
+    """Return the communicator of this rank's group; all groups are equally large. Collective.
 
     Raises
     ------
@@ -119,9 +119,9 @@ class Verdict(Extension):
     ----------
     comm : CommunicatorBase
     study : Study or None
-        On rank 0.
+        The study on rank 0, None on other ranks.
     epochs : int
-        After which a trial that is not given up is complete.
+        Number of epochs after which a trial is complete, unless it is given up.
 
     Attributes
     ----------

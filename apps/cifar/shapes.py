@@ -39,13 +39,13 @@ def heart() -> Points:
 
 
 def crescent() -> Points:
-    """Return a circle that another circle covers in part."""
+    """Return a circle that another circle partly covers."""
     outer = [(math.cos(a), math.sin(a)) for a in np.linspace(0.9, 2 * math.pi - 0.9, 30)]
     inner = [(0.45 + 0.8 * math.cos(a), 0.8 * math.sin(a)) for a in np.linspace(4.92, 1.36, 30)]
     return outer + inner
 
 
-# Outlines of each, of which the second is a hole. Mirrored or turned, each is still what it is.
+# Outlines of each shape; a second one is a hole. No shape becomes another if mirrored or turned.
 SHAPES: dict[str, list[Points]] = {
     "arrow": [[(0, -1), (0.8, 0), (0.3, 0), (0.3, 1), (-0.3, 1), (-0.3, 0), (-0.8, 0)]],
     "circle": [polygon(40)],

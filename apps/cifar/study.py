@@ -27,7 +27,7 @@ def suggest(trial: optuna.Trial) -> dict[str, float | int]:
 class Study:
     """Optuna's study in a file, and the trial that a group of ranks trains.
 
-    Of each group, only rank 0 has one; all of them share the file.
+    Only rank 0 of each group has one; all of these share the file.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class Study:
     n_trials : int
         Number of trials in the finished study, over all groups and jobs.
     seed : int
-        Of the values that are tried.
+        Seed of the values to try.
     """
 
     def __init__(self, out: Path, n_trials: int, seed: int) -> None:

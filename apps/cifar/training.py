@@ -21,7 +21,7 @@ LOSS, ACCURACY = "validation/main/loss", "validation/main/accuracy"
 
 
 def add_arguments(parser: argparse.ArgumentParser, epoch: int) -> None:
-    """Add the options of both scripts to a parser; ``epoch`` is a default."""
+    """Add the options of both scripts to a parser; ``epoch`` is the default of ``--epoch``."""
     add = parser.add_argument
     add("--dataset", choices=data.DATASETS, default="shapes", help="default: %(default)s")
     add("--data", metavar="PATH", help="folder or .tar.gz with the binary version of CIFAR")
@@ -67,12 +67,13 @@ def create_trainer(
     Parameters
     ----------
     args : argparse.Namespace
-        What `add_arguments` adds, and ``unit``, ``dropout``, ``lr`` and ``weight_decay``.
+        Arguments that `add_arguments` adds, and ``unit``, ``dropout``, ``lr`` and
+        ``weight_decay``.
     comm : CommunicatorBase
-        Its ranks train together.
+        Communicator of the ranks that train together.
     device : chainer.backend.Device
     images : data.Images
-        All of them, on every rank.
+        All images, on every rank.
     """
     np.random.seed(args.seed)
     device.xp.random.seed(args.seed)
@@ -120,7 +121,7 @@ class LearningRate(Extension):
     ----------
     peak : float
     epochs : int
-        Of the whole training.
+        Number of epochs of the whole training.
     """
 
     trigger = 1, "iteration"

@@ -24,7 +24,7 @@ MOST_BYTES = 1 << 30  # of a file and of its unpacked content; MNIST's largest h
 # programs for some of them.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
-# Of an image, as its file says; a file of a few bytes can claim billions.
+# Pixels that an image may have; a file of a few bytes can claim billions.
 MOST_PIXELS = 128_000_000
 # Pillow warns of images larger than this, and refuses images twice as large.
 Image.MAX_IMAGE_PIXELS = MOST_PIXELS // 2
@@ -38,12 +38,12 @@ def load(dataset: str, directory: str | None, size: int) -> tuple[np.ndarray, np
     ----------
     dataset : {'digits', 'mnist', 'images'}
         ``digits`` comes with scikit-learn: 1437 and 360 images of 8x8 pixels. ``mnist`` is read
-        from two IDX files of MNIST or of a set like it. ``images`` are image files in a folder
-        and all below, of which one in ten is held out.
+        from two IDX files of MNIST or of a set like it. ``images`` are image files in a folder and
+        below it; one in ten is held out.
     directory : path or None
-        The folder, for ``mnist`` and ``images``.
+        Folder of ``mnist`` or ``images``.
     size : int
-        To which ``images`` are scaled, after the middle of each has been cut out.
+        Height and width to which ``images`` are scaled, after cropping each to its middle.
 
     Returns
     -------
@@ -53,7 +53,7 @@ def load(dataset: str, directory: str | None, size: int) -> tuple[np.ndarray, np
     ------
     OSError, ValueError
         If the folder lacks a file, a file is not what its name says, there are too few images, or
-        there is a folder where none is needed, or none where one is.
+        a folder is missing, or given where none is needed.
     """
     if (directory is None) != (dataset == "digits"):
         expected = "takes no folder" if dataset == "digits" else "needs a folder"

@@ -1,9 +1,9 @@
 """The distance between generated and real images, as one number.
 
 It is the Frechet distance of M. Heusel et al., "GANs Trained by a Two Time-Scale Update Rule
-Converge to a Local Nash Equilibrium", NIPS 2017. There a large network that knows photographs
-describes the images, here a small one that has been trained on the data at hand. So the numbers
-can be compared for the same data only.
+Converge to a Local Nash Equilibrium", NIPS 2017. There, a large network that knows photographs
+describes the images. Here, a small one does, which is trained on the data at hand. So compare the
+numbers only for the same data.
 """
 
 from pathlib import Path
@@ -34,12 +34,12 @@ class FeatureNetwork(chainer.Chain):
     Parameters
     ----------
     channels, size : int
-        Of the images.
+        Number of channels, and height and width, of the images.
     """
 
     def __init__(self, channels: int, size: int) -> None:
         super().__init__()
-        # Numbers of its own: those of training do not depend on whether this has been trained.
+        # Its own random numbers, so those of training do not depend on whether this is trained.
         weights = chainer.initializers.LeCunNormal(rng=np.random.RandomState(0))
         side = -(-size // 4)
         with self.init_scope():
@@ -65,7 +65,7 @@ class FeatureNetwork(chainer.Chain):
 
 
 def train_features(images: np.ndarray, steps: int = 500, batchsize: int = 64) -> FeatureNetwork:
-    """Train a network that knows which way up images are; the result is always the same.
+    """Train a network to tell which way up images are; the result is always the same.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ class Gaussian(NamedTuple):
 
     @classmethod
     def fit(cls, features: np.ndarray) -> "Gaussian":
-        """Return the one with the mean and covariance of features, (n, n_features)."""
+        """Return the distribution with the mean and covariance of features, (n, n_features)."""
         return cls(features.mean(axis=0), np.cov(features, rowvar=False))
 
 
@@ -133,9 +133,9 @@ def frechet_distance(p: Gaussian, q: Gaussian) -> float:
     """Return the squared Frechet distance of two normal distributions.
 
     D. Dowson and B. Landau, "The Frechet Distance between Multivariate Normal Distributions",
-    Journal of Multivariate Analysis 12, 1982. Where they have the trace of the root of PQ, this
-    takes that of the root of the symmetric matrix sqrt(P) Q sqrt(P), which has the same
-    eigenvalues.
+    Journal of Multivariate Analysis 12, 1982. In place of the trace of the root of PQ, this takes
+    that of the root of the symmetric matrix sqrt(P) Q sqrt(P), which has the same eigenvalues as
+    PQ.
     """
     values, vectors = np.linalg.eigh(p.covariance)
     root = vectors * np.sqrt(values.clip(0)) @ vectors.T
@@ -151,10 +151,10 @@ class Reference(NamedTuple):
     ----------
     network : FeatureNetwork
     real : Gaussian
-        Of the features of the validation images.
+        Distribution of the features of the validation images.
     distances : dict of float
-        Of as many training images, and of as much noise, from the validation images: no generator
-        has to be better than the one, each should be better than the other.
+        Distances of training images and of noise from the validation images. No generator has to
+        be better than the first; every generator should be better than the second.
     """
 
     network: FeatureNetwork
@@ -199,7 +199,7 @@ class DistanceEvaluator(chainermn.extensions.GenericMultiNodeEvaluator):
     ) -> None:
         shape = N_GENERATED // BATCHSIZE, BATCHSIZE, N_LATENT
         latents = np.random.RandomState(0).standard_normal(shape).astype(chainer.get_dtype())
-        # With every size-th batch, results arrive in one order, whatever the size.
+        # If a rank takes every size-th batch, results arrive in the same order for any size.
         own = latents[comm.rank :: comm.size]
         iterator = chainer.iterators.SerialIterator(own, 1, repeat=False, shuffle=False)
         super().__init__(comm, iterator, generator, device, _first)

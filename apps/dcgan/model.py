@@ -36,7 +36,7 @@ class Generator(chainer.Chain):
     Attributes
     ----------
     settings : array of int64
-        The parameters, which are saved with the weights.
+        The parameters above, which are saved with the weights.
     """
 
     def __init__(self, channels: int, size: int, n_units: int) -> None:
@@ -62,12 +62,12 @@ class Generator(chainer.Chain):
         Parameters
         ----------
         latents : chainer.Variable or array
-            From `draw_latents`, of shape (n, `N_LATENT`).
+            Random numbers from `draw_latents`, of shape (n, `N_LATENT`).
 
         Returns
         -------
         chainer.Variable
-            Of shape (n, channels, size, size), from -1 for black to 1 for white.
+            Images of shape (n, channels, size, size), from -1 for black to 1 for white.
         """
         h = F.reshape(self.project(latents), (len(latents), -1, self.side, self.side))
         h = F.relu(self.normalize[0](h))
@@ -77,7 +77,7 @@ class Generator(chainer.Chain):
 
 
 class Discriminator(chainer.Chain):
-    """Discriminator: tells real images from generated ones. Has the parameters of `Generator`."""
+    """Discriminator: tells real images from generated ones. For parameters, see `Generator`."""
 
     def __init__(self, channels: int, size: int, n_units: int) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def weights_of(channels: int, size: int, n_units: int) -> Iterator[tuple[str, tu
 
 
 def draw_latents(n: int, xp: ModuleType = np) -> np.ndarray:
-    """Draw what `Generator` takes from the global random generator of NumPy or CuPy."""
+    """Draw input for `Generator`, from the global random generator of NumPy or CuPy."""
     return xp.random.standard_normal((n, N_LATENT)).astype(chainer.get_dtype())
 
 
@@ -134,12 +134,12 @@ def generate(generator: Generator, latents: np.ndarray) -> np.ndarray:
     ----------
     generator : Generator
     latents : array, shape (n, N_LATENT)
-        On the device of the generator.
+        Random numbers, on the device of the generator.
 
     Returns
     -------
     array of uint8, shape (n, channels, size, size)
-        In host memory.
+        Images in host memory.
     """
     with chainer.using_config("train", False), chainer.no_backprop_mode():
         pixels = chainer.backends.cuda.to_cpu(generator(latents).array)

@@ -43,7 +43,7 @@ class Pictures(chainer.training.Extension):
     ----------
     generator : Generator
     seed : int
-        Of the random numbers.
+        Seed of the random numbers.
     """
 
     trigger = 1, "epoch"
@@ -68,7 +68,7 @@ def save_grid(images: np.ndarray, path: Path) -> None:
     ----------
     images : array of uint8, shape (n, channels, size, size)
     path : Path
-        Of the PNG.
+        PNG file to write.
     """
     n, channels, size, _ = images.shape
     columns = math.ceil(math.sqrt(1.25 * n))

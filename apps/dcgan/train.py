@@ -90,8 +90,8 @@ def create_trainer(
     optimizers = {}
     for name, kind in (("generator", Generator), ("discriminator", Discriminator)):
         network = kind(*images.shape[1:3], args.unit)
-        # Normalized over the batches of all ranks, ranks take the steps that one process takes
-        # with all their images, and have the same running statistics.
+        # Normalizing over the batches of all ranks makes ranks take the steps that one process
+        # takes with all their images, and gives them the same running statistics.
         network = create_mnbn_model(network, comm)
         network.to_device(device)
         optimizer = chainer.optimizers.Adam(alpha=args.lr, beta1=0.5)

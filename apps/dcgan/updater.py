@@ -12,8 +12,8 @@ class GANUpdater(chainer.training.StandardUpdater):
     It is an updater for one process and does not mention ranks. With multi-node
     optimizers the same lines train on any number of ranks.
 
-    Takes what ``chainer.training.StandardUpdater`` does. The optimizers are a dict with the keys
-    ``"generator"`` and ``"discriminator"``.
+    Takes the parameters of ``chainer.training.StandardUpdater``. The optimizers are a dict with
+    the keys ``"generator"`` and ``"discriminator"``.
     """
 
     def update_core(self) -> None:
@@ -35,7 +35,7 @@ class GANUpdater(chainer.training.StandardUpdater):
     def loss_of_generator(self, of_generated: chainer.Variable) -> chainer.Variable:
         """Return the loss, which is small if generated images look real.
 
-        It is the one of I. Goodfellow et al., "Generative Adversarial Nets", NIPS 2014, that does
+        It is the loss of I. Goodfellow et al., "Generative Adversarial Nets", NIPS 2014, that does
         not saturate: -log D(G(z)), with D the sigmoid of the score.
         """
         loss = F.mean(F.softplus(-of_generated))

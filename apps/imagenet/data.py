@@ -26,7 +26,7 @@ CENTER = 0.875
 
 # A list with more is taken for a mistake, before memory is allocated for its network.
 MOST_CLASSES = 100_000
-# Bytes of a list's line: no path has more than 4096, and int() takes as many digits.
+# Bytes of a line in a list: no path has more than 4096, and int() takes as many digits.
 LONGEST_LINE = 4200
 LARGEST_MEAN = 1 << 26  # bytes of a file; that of Chainer's example has less than a million
 
@@ -46,7 +46,7 @@ class ImageList:
     source : str
         File with one line per image, for error messages.
     first : int
-        Line of the first.
+        Line number of the first image.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class ImageList:
         ----------
         path : path
         root : path, optional
-            Folder that no path may lead out of. Of links only those of folders are followed here:
-            to look at each file would take minutes on a network disk. `Images` does when it
-            opens one.
+            Folder that no path may lead out of. Only links to folders are followed here, because
+            looking at each file would take minutes on a network disk. `Images` does so when it
+            opens a file.
 
         Raises
         ------
         ValueError
-            If a line is something else or leads out, or there is none.
+            If a line has another form or leads out of the folder, or if there are no lines.
         """
         pairs, seen = [], set()
         root = None if root is None else Path(root).resolve()
@@ -141,8 +141,8 @@ class Unreadable:
 class Images(DatasetMixin):
     """Examples, made from image files on access.
 
-    An example is a pair of an image, uint8 of shape (3, size, size), and its class, int32. It is
-    `Unreadable` instead of an error, which would get lost in a worker.
+    An example is a pair of an image, uint8 of shape (3, size, size), and its class, int32. If the
+    image cannot be read, the example is `Unreadable`: an exception would get lost in a worker.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ class Images(DatasetMixin):
     size : int
         Height and width of the examples.
     seed : int, optional
-        Crop and flip at random. By default the middle is used as it is.
+        Seed of random crops and flips. By default, the middle is used as it is.
     least : float
         Smallest share of an image's area in a random crop.
     """
@@ -264,9 +264,9 @@ class ToBatch(chainer.dataset.Converter):
     Parameters
     ----------
     mean, deviation : array
-        To subtract from red, green and blue, and to divide by.
+        Values to subtract from red, green and blue, and to divide these by.
     skip : bool
-        Leave out files that cannot be read, and count them in ``self.skipped``.
+        Whether to leave out files that cannot be read, and count them in ``self.skipped``.
     """
 
     def __init__(self, mean: np.ndarray, deviation: np.ndarray, skip: bool = False) -> None:
@@ -278,7 +278,7 @@ class ToBatch(chainer.dataset.Converter):
     def __call__(self, batch: list, device: chainer.backend.Device | None = None) -> tuple:
         """Return images, of ``chainer.config.dtype``, and classes.
 
-        Ends the job if a file cannot be read, and is not to be skipped.
+        Ends the job if a file cannot be read, unless such files are skipped.
         """
         readable = [example for example in batch if not isinstance(example, Unreadable)]
         if len(readable) < len(batch):
@@ -334,9 +334,9 @@ def read_statistics(path: Path) -> dict[str, list[float]]:
     Parameters
     ----------
     path : path
-        A file of prepare.py; or, with the ending ``.npy``, the mean of images from 0 to 255, of
-        shape (3, height, width), as Chainer's ImageNet example takes it. Of that only the means
-        of the colors are used, and 255 is the deviation, since that example divides by it.
+        File from prepare.py; or, if it ends with ``.npy``, the mean of images from 0 to 255, of
+        shape (3, height, width), as Chainer's ImageNet example takes it. Then only the mean of
+        each color is used, and the deviation is 255, since that example divides by it.
 
     Raises
     ------

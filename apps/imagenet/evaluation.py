@@ -20,7 +20,7 @@ class TopKEvaluator(extensions.Evaluator):
     Parameters
     ----------
     iterator : chainer.dataset.Iterator
-        Iterates once over the images of this rank.
+        Iterator that yields each image of this rank once.
     target : training.Classifier
     n_classes : int
     converter, device
@@ -29,7 +29,7 @@ class TopKEvaluator(extensions.Evaluator):
     Attributes
     ----------
     confusion : array of int64
-        Of shape (classes, classes): how many images of this rank that show one class (row)
+        Array of shape (classes, classes): how many images of this rank that show one class (row)
         were taken for another (column), in the latest evaluation.
     """
 
@@ -76,9 +76,9 @@ class ConfusionPicture(Extension):
     ----------
     comm : CommunicatorBase
     evaluator : TopKEvaluator
-        Of this rank.
+        Evaluator of this rank.
     names : sequence of str
-        Of the classes.
+        Names of the classes.
     """
 
     def __init__(
@@ -99,10 +99,10 @@ def draw_confusion(confusion: np.ndarray, names: Sequence[str], path: Path) -> N
     Parameters
     ----------
     confusion : array of int
-        Row: the class that is shown; column: the one that was seen.
+        Rows are the classes shown, columns the classes predicted.
     names : sequence of str
     path : path
-        Of the PNG file.
+        PNG file to write.
     """
     import matplotlib
     from matplotlib.figure import Figure

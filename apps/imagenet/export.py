@@ -54,7 +54,7 @@ def export(model: trained.Trained) -> bytes:
     """Return the content of an ONNX file.
 
     Its input ``images``, float32 of shape (batch, 3, insize, insize), may have a batch of any
-    size; its output is ``shares``. The metadata ``classes`` are the names, as JSON.
+    size; its output is ``shares``. The metadata ``classes`` has the names, as JSON.
     """
     import onnx
     import onnx_chainer
@@ -87,7 +87,7 @@ def convert_reshape(call):
 
 
 def make_weights_constant(graph) -> None:
-    """Take the weights, which onnx_chainer also makes inputs, from these; drop those not used."""
+    """Remove weights from the inputs, to which onnx_chainer adds them, and drop unused weights."""
     used = {name for node in graph.node for name in node.input}
     weights = [weight for weight in graph.initializer if weight.name in used]
     images = [value for value in graph.input if value.name == "images"]

@@ -38,7 +38,7 @@ def provide(root: Path, comm: chainermn.CommunicatorBase) -> None:
     Parameters
     ----------
     root : path
-        Gets ``train.txt``, ``val.txt``, ``classes.txt``, ``mean.json`` and the images.
+        Folder that gets ``train.txt``, ``val.txt``, ``classes.txt``, ``mean.json`` and the images.
     comm : CommunicatorBase
 
     Raises

@@ -29,10 +29,10 @@ def write_images(folder: Path, out: Path, rank: int, size: int) -> DataSet:
     Parameters
     ----------
     folder : path
-        Has four files with the names that MNIST's and Fashion-MNIST's have, gzipped or not.
+        Folder with four files, named like those of MNIST and Fashion-MNIST, gzipped or not.
     out : path
     rank, size : int
-        Number of this rank, and of ranks.
+        Number of this rank, and number of ranks.
 
     Returns
     -------

@@ -26,19 +26,19 @@ def read_ground_truth(path: Path, names: list[str], numbers: dict[str, int]) -> 
     Parameters
     ----------
     path : path
-        ``LOC_val_solution.csv``; or a file with a line for each image, in the order of their
-        names, that ends with a synset (``n01440764``), with a number from 0 in the order of the
-        synsets, as in lines ``name number``, or is the development kit's number alone, to which
-        ``meta.mat`` beside it gives the synset (needs SciPy).
+        ``LOC_val_solution.csv``, or a file with a line for each image, in the order of their
+        names. A line ends with a synset (``n01440764``) or with a number from 0 in the order of
+        the synsets (``name number``), or it is the development kit's number alone, for which
+        ``meta.mat`` beside the file gives the synset (needs SciPy).
     names : list of str
-        Of the files, in order.
+        Names of the files, in order.
     numbers : dict
-        From synset to number of the class.
+        Number of the class of each synset.
 
     Raises
     ------
     ValueError
-        If a line is something else, or the file is not of these images.
+        If a line has another form, or the file is for other images.
     """
     if path.suffix == ".csv":
         try:

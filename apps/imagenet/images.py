@@ -19,10 +19,10 @@ Chooser = Callable[[int, int], Box]  # from width and height to the box to cut o
 # programs for some of them.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
-# Of an image, as its file says; a file of a few bytes can claim billions. The memory that it takes
-# for each, with Pillow 13: up to 17 bytes as WebP, up to 13 in other formats; 5 as RGB.
+# Pixels that an image may have; a file of a few bytes can claim billions. Each takes, with Pillow
+# 13, up to 17 bytes of memory as WebP, up to 13 in other formats, and 5 as RGB.
 MOST_PIXELS = 100_000_000
-# Of a file: with 16 bits for each of four colors.
+# Bytes of a file: four colors of 16 bits for each pixel.
 MOST_BYTES = 8 * MOST_PIXELS
 
 HINT = "--allow-outside takes paths and links that lead out of --root"
@@ -70,8 +70,8 @@ def read_image(
     Parameters
     ----------
     path : path or binary file
-        In any of `FORMATS`, of any mode: gray, with a palette, transparent
-        (put on white), CMYK, 16 bits. It is rotated upright according to its EXIF data.
+        File in any of `FORMATS` and of any mode: gray, with a palette, transparent (put on white),
+        CMYK, 16 bits. It is rotated upright according to its EXIF data.
     size : int
         Height and width of the result.
     choose : callable
@@ -82,12 +82,12 @@ def read_image(
     Returns
     -------
     array of uint8
-        Of shape (3, size, size): red, green, blue.
+        Array of shape (3, size, size): red, green, blue.
 
     Raises
     ------
     OSError, ValueError, SyntaxError
-        Or what else Pillow raises, if the file is damaged, no image, or too large.
+        If the file is damaged, not an image, or too large; Pillow may raise other exceptions too.
     """
     if isinstance(path, (str, Path)):
         with open_image(path, root) as file:
@@ -96,7 +96,7 @@ def read_image(
         turned = _is_turned(image)
         width, height = image.size[::-1] if turned else image.size
         left, upper, right, lower = choose(width, height)
-        # JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, for as much less time.
+        # JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, in proportionally less time.
         enough = (
             math.ceil(width * size / (right - left)),
             math.ceil(height * size / (lower - upper)),
@@ -147,7 +147,7 @@ def random_box(width: int, height: int, random: np.random.Generator, least: floa
 
 
 def center_box(width: int, height: int, share: float) -> Box:
-    """Choose a square in the middle; ``share`` is its side over the image's shorter side."""
+    """Choose a square in the middle; ``share`` is its side divided by the image's shorter side."""
     side = min(width, height) * share
     left, upper = (width - side) / 2, (height - side) / 2
     return left, upper, left + side, upper + side

@@ -9,7 +9,7 @@ import numpy as np
 import ilsvrc
 import images
 
-# Other than "{}", they are ILSVRC2012's: of its archives, and of those of the localization task.
+# All except "{}" are ILSVRC2012's: from its archives, and from those of the localization task.
 PLACES = ("{}", "ILSVRC2012_img_{}", "Data/CLS-LOC/{}", "ILSVRC/Data/CLS-LOC/{}")
 TRAINING = (*(place.format("train") for place in PLACES), ".")
 VALIDATION = (*(place.format("val") for place in PLACES), "valid", "validation")
@@ -50,7 +50,7 @@ def find_images(
     hold_out : float, optional
         Share of the training images of each class that is taken instead of ``val``.
     seed : int
-        Decides which images are held out.
+        Seed that decides which images are held out.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def class_folders(parent: Path, besides: Path | None = None) -> list[Path]:
 
 
 def list_classes(folders: list[Path], numbers: dict[str, int]) -> Labeled:
-    """Return the images in the folders of classes; ``numbers`` is by name of the class."""
+    """Return the images in the folders of classes; ``numbers`` maps class names to numbers."""
     pairs = []
     for folder in folders:
         if folder.name not in numbers:

@@ -78,15 +78,15 @@ class RangeTest(chainer.training.Extension):
     Parameters
     ----------
     rates : array of float
-        As given to ``--lr``.
+        Rates to try, as given to ``--lr``.
     factor : float
-        What the optimizer's rate is for each of them.
+        Factor that turns each of them into the optimizer's rate.
     comm : CommunicatorBase
 
     Attributes
     ----------
     losses : list of float
-        Of the steps so far, each the mean over all ranks.
+        Loss of each step so far, as the mean over all ranks.
     """
 
     trigger = 1, "iteration"
@@ -98,7 +98,7 @@ class RangeTest(chainer.training.Extension):
 
     @property
     def is_over(self) -> bool:
-        """Whether all rates are tried, or the last step has made the loss four times the least."""
+        """Whether all rates have been tried, or the last loss is over four times the smallest."""
         if not self.losses:
             return False
         last = self.losses[-1]
@@ -124,7 +124,7 @@ class RangeTest(chainer.training.Extension):
 
 
 def smooth(losses: np.ndarray) -> np.ndarray:
-    """Return the means of each loss and those beside it, a twentieth of all on either side."""
+    """Return the mean of each loss and its neighbors, a twentieth of all losses on either side."""
     n = max(1, len(losses) // 20)
     sums = np.concatenate([[0], np.cumsum(losses)])
     begin = np.maximum(np.arange(len(losses)) - n, 0)
@@ -135,8 +135,8 @@ def smooth(losses: np.ndarray) -> np.ndarray:
 def suggest(rates: np.ndarray, losses: np.ndarray) -> float | None:
     """Return the rate with the smallest loss: up to it, higher rates learn faster.
 
-    Smith takes it for the largest of a schedule, which ``--lr`` is. None if the loss does not
-    fall.
+    Smith makes it the largest rate of a schedule, and that is what ``--lr`` is. None if the loss
+    does not fall.
     """
     best = int(smooth(losses).argmin())
     return float(rates[best]) if best else None

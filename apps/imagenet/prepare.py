@@ -114,7 +114,7 @@ def add_up(
     Returns
     -------
     Sums
-        Exactly the same for any number of ranks.
+        Sums over all images, exactly the same for any number of ranks.
     list of str
         Files that cannot be read, and why.
     """

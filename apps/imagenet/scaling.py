@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Measure the speedup of all ranks over a single rank.
 
-The two are measured in turn, in one job, so that other load on the machine meets both. Every rank
-has a batch of the same size in memory: it is the computation and the exchange of gradients that
-are measured, not the reading of images.
+The two are measured in turn, in one job, so that other load on the machine slows both. Every rank
+has a batch of the same size in memory, so this measures the computation and the exchange of
+gradients, but not the reading of images.
 """
 
 import argparse

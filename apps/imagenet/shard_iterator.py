@@ -13,25 +13,25 @@ import numpy as np
 from chainermn.global_except_hook import exit_job
 from shards import Shards
 
-# An image comes up to this many places earlier or later than it is read. A shard that pack.py has
-# written has images of all classes.
+# An image is used up to this many places earlier or later than it is read. A shard that pack.py
+# wrote has images of all classes.
 WINDOW = 1000
 BATCHES_AHEAD = 4
 SECONDS_TO_WAIT = 300
 
 
 class ShardOrder:
-    """The images of a rank, in the order in which it reads them and that in which it has them.
+    """The images of a rank: the order in which it reads them, and the order in which it uses them.
 
-    Shards are shuffled, and their images are divided among the ranks: each reads its part of the
-    sequence from its beginning to its end, and has each image earlier or later by less than
-    `WINDOW` places. All ranks have each image once in an epoch. So that they end it together,
-    ranks with one image less than others have a blank at the end.
+    Shards are shuffled, and their images are divided among the ranks. Each rank reads its part of
+    the sequence from beginning to end, and uses each image less than `WINDOW` places earlier or
+    later. Together, the ranks use each image once per epoch. Ranks with one image fewer than
+    others get a blank at the end, so that all ranks end the epoch together.
 
     Parameters
     ----------
     counts : sequence of int
-        Images of each shard.
+        Number of images in each shard.
     rank, size : int
     seed : int, optional
         By default nothing is shuffled, and there are no blanks.
@@ -52,7 +52,7 @@ class ShardOrder:
         return self.end - self.begin + self.n_blanks
 
     def plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of images as they are read, and which of these is the next each time.
+        """Return the numbers of images as they are read, and the order of using these places.
 
         They depend only on seed, epoch, rank and number of ranks.
         """
@@ -87,13 +87,13 @@ class ShardIterator(chainer.dataset.Iterator):
     shards : Shards
     order_sampler : ShardOrder
     batch_size : int
-        Two at least if the order has blanks, which are left out of their batch.
+        Batch size: at least 2 if the order has blanks, which are left out of their batch.
     make : callable
         ``make(file, name, label, number)`` returns an example, from a binary file and a number
-        that tells the epoch too, as that of `data.Images`.
+        that also tells the epoch, as in `data.Images`.
     n_threads : int
     repeat : bool
-        Go on with the next epoch.
+        Whether to continue with the next epoch.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class ShardIterator(chainer.dataset.Iterator):
 
     @property
     def epoch_detail(self) -> float:
-        """Epochs that are over, with the share of the current one."""
+        """Number of completed epochs, plus the completed share of the current one."""
         return self.epoch + self.current_position / max(len(self.order_sampler), 1)
 
     @property

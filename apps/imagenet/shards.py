@@ -1,4 +1,4 @@
-"""Images in tar files, read from front to back, as is fastest on network disks.
+"""Images in tar files, read from front to back, which is fastest on network disks.
 
 The tar files are in webdataset's format: an image is a file ``KEY.jpg``, or with another ending,
 beside ``KEY.cls``, which contains the number of its class.
@@ -44,9 +44,9 @@ class Shards:
     folder : path
     names : list of str
     counts : array of int64
-        Images of each.
+        Number of images in each file.
     sizes : list of int
-        Bytes of each.
+        Size of each file in bytes.
     n_classes : int
     """
 
@@ -108,7 +108,7 @@ class Shards:
         Parameters
         ----------
         numbers : sequence of int
-            Ascending within each shard.
+            Numbers of the images, ascending within each shard.
 
         Yields
         ------
@@ -188,7 +188,7 @@ def write_shard(
 ) -> None:
     """Write a shard of images: their keys, files and classes. Files are taken as they are.
 
-    With a root, a folder without links, they must be in there.
+    If there is a root, which is a folder without links, they must be inside it.
     """
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
         for key, path_of_image, label in images:

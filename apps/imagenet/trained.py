@@ -30,7 +30,7 @@ class Recognizer(chainer.Chain):
     ----------
     network : chainer.Link
     mean, deviation : sequence of float
-        Of red, green and blue, that the network was trained with.
+        Values for red, green and blue with which the network was trained.
     """
 
     def __init__(self, network: chainer.Link, mean: list[float], deviation: list[float]) -> None:
@@ -53,7 +53,7 @@ class Recognizer(chainer.Chain):
 
 @dataclass(frozen=True)
 class Trained:
-    """What `load` returns."""
+    """A trained network, as `load` returns it."""
 
     recognizer: Recognizer
     insize: int  # height and width of the images, in pixels
@@ -65,7 +65,7 @@ class Trained:
         Parameters
         ----------
         images : array of uint8
-            Of shape (batch, 3, insize, insize).
+            Images of shape (batch, 3, insize, insize).
         """
         x = self.recognizer.device.send(images.astype(np.float32))
         with chainer.using_config("train", False), chainer.no_backprop_mode():

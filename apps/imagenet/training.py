@@ -35,7 +35,7 @@ class Classifier(chainer.Chain):
             self.predictor = predictor
 
     def forward(self, x: np.ndarray, t: np.ndarray) -> chainer.Variable:
-        """Return the mean loss of a batch; report it, and the share that is right.
+        """Return the mean loss of a batch; report it and the accuracy.
 
         Parameters
         ----------
@@ -71,11 +71,11 @@ class LearningRate(Extension):
     Parameters
     ----------
     peak : float
-        At the end of the warm-up.
+        Rate at the end of the warm-up.
     epochs : int
-        Of the whole training.
+        Number of epochs of the whole training.
     warmup : float
-        Epochs in which the rate rises to its peak (Goyal et al., 2017).
+        Number of epochs in which the rate rises to its peak (Goyal et al., 2017).
     schedule : {'cosine', 'step'}
         ``cosine`` falls to zero; ``step`` to a tenth after 1/3, 2/3 and 8/9 of the epochs.
     """
@@ -107,7 +107,8 @@ class LearningRate(Extension):
 class EpochOrInterval:
     """Trigger at the end of each epoch, and at intervals of iterations.
 
-    Unlike Chainer's own it has no state, so what it triggers may have another one in a snapshot.
+    Unlike Chainer's own triggers, it has no state, so a snapshot may come from a run whose
+    extension had another trigger.
 
     Parameters
     ----------
@@ -126,17 +127,17 @@ class EpochOrInterval:
 class MovingAverage(Extension):
     """Averages the weights of all steps, mostly of the latest (Polyak and Juditsky, 1992).
 
-    At the beginning, when the weights change fast, the average is taken over fewer steps. What
-    batch normalization has counted is taken over as it is.
+    At the beginning, when the weights change fast, the average is taken over fewer steps. The
+    statistics of batch normalization are copied as they are.
 
     Parameters
     ----------
     average : chainer.Link
-        Gets the averaged weights.
+        Network that gets the averaged weights.
     network : chainer.Link
-        The same network, which is trained.
+        Network of the same kind, which is trained.
     decay : float
-        How much of the average stays in each step, such as 0.999.
+        Share of the average that each step keeps, such as 0.999.
     """
 
     trigger = 1, "iteration"

@@ -83,7 +83,7 @@ def read_idx(content: bytes, ndim: int, name: str) -> np.ndarray:
     Parameters
     ----------
     content : bytes
-        The whole file, gzipped or not.
+        Content of the whole file, gzipped or not.
     ndim : int
         Required number of dimensions.
     name : str

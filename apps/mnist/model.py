@@ -38,7 +38,7 @@ class MLP(chainer.Chain):
         Returns
         -------
         chainer.Variable
-            Of shape (batch, n_out), before the softmax.
+            Scores of shape (batch, n_out), before the softmax.
         """
         h = F.relu(self.l1(x))
         h = F.relu(self.l2(h))

@@ -37,7 +37,7 @@ def part_of(mlp: MLP, comm: chainermn.CommunicatorBase) -> chainermn.MultiNodeCh
     mlp : MLP
         The whole perceptron, whose layers the parts share.
     comm : CommunicatorBase
-        Of two ranks.
+        Communicator of two ranks.
 
     Returns
     -------
@@ -66,7 +66,7 @@ class Unite(Extension):
     Parameters
     ----------
     mlp : MLP
-        As given to `part_of`.
+        Perceptron that was given to `part_of`.
     comm : CommunicatorBase
     """
 

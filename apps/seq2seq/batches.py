@@ -20,8 +20,8 @@ def hold_out(index: np.ndarray, n: int, seed: int) -> tuple[np.ndarray, np.ndarr
 def cut_batches(index: np.ndarray, batchsize: int) -> list[np.ndarray]:
     """Cut rows into batches of similar length.
 
-    Validation data are scattered in whole batches, as the last bit of a result depends on what
-    else is in a batch: so translations are the same on any number of ranks.
+    Validation data are scattered in whole batches, because the last bit of a result depends on the
+    rest of its batch. So translations are the same on any number of ranks.
     """
     order = np.lexsort((index[:, TARGET_LENGTH], index[:, SOURCE_LENGTH]))
     return [index[order[i : i + batchsize]] for i in range(0, len(order), batchsize)]
@@ -51,19 +51,19 @@ def to_batch(
 class BucketIterator(chainer.dataset.Iterator):
     """Batches of sentences of similar length, reshuffled for each epoch.
 
-    The batches depend only on the seed and the epoch, and their number only on
-    that of the examples. So ranks with equally many examples end their epochs together, and
-    come to their batches of long sentences at about the same time.
+    The batches depend only on the seed and the epoch, and their number only on the number of
+    examples. So ranks with equally many examples end their epochs together, and reach their
+    batches of long sentences at about the same time.
 
     Parameters
     ----------
     dataset : ParallelText
     batchsize : int
     seed : int
-        The same on all ranks.
+        Seed, the same on all ranks.
     pool : int
-        Batches whose examples are sorted together; the more, the less padding and the less
-        random.
+        Number of batches whose examples are sorted together. More batches mean less padding, and
+        less randomness.
     """
 
     def __init__(self, dataset: ParallelText, batchsize: int, seed: int, pool: int = 50) -> None:

@@ -32,7 +32,7 @@ class Messages:
     packages : dict of list of tuple
         The pairs of each package, each pair once.
     catalogs : int
-        How many files they are from.
+        Number of files that they come from.
     skipped : Counter
         Number of skipped messages, by reason.
     """
@@ -82,15 +82,16 @@ def find_catalogs(paths: Iterable[Path], language: str) -> Iterator[list[tuple[P
     Parameters
     ----------
     paths : iterable of Path
-        Catalogs of the language; folders, in which a catalog is of the language if it, or
-        a folder on the way to it, has the language's name; and Debian packages (.deb).
+        Catalogs of the language, folders, and Debian packages (.deb). In a folder, a catalog is of
+        the language if it, or a folder on the way to it, has the language's name.
     language : str
-        Such as ``de``.
+        Language, such as ``de``.
 
     Yields
     ------
     list of (Path, str)
-        Those of packages are unpacked, and gone afterwards.
+        Catalogs, with the names of their packages. Those from Debian packages are unpacked, and
+        deleted afterwards.
 
     Raises
     ------

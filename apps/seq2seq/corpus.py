@@ -24,9 +24,9 @@ from vocabulary import Vocabulary, most_frequent, tokenize
 
 N_GENERATED = 21000
 WHERE = "input"  # in messages
-# Text is compressed to about a tenth. More than a gigabyte compressed to a hundredth is refused.
+# Text compresses to about a tenth. More than a gigabyte compressed to a hundredth is refused.
 SMALL, MOST_TIMES = 1 << 30, 100
-# What JSON in the cache has.
+# Form of the JSON in the cache.
 CACHED = {"about": dict, "vocabularies": ([str], [str]), "index": str, "skipped": {str: int}}
 
 Files = tuple[Path, Path]  # of the source and of the target
@@ -39,11 +39,11 @@ class Settings:
     Attributes
     ----------
     min_count, max_size : int
-        For tokens of the vocabularies.
+        Least count of a token, and largest size, of the vocabularies.
     max_length : int
-        Pairs in which one side has more tokens than that are skipped.
+        Number of tokens; pairs with more on one side are skipped.
     share : bool
-        Make one vocabulary for both languages.
+        Whether to make one vocabulary for both languages.
     subwords : bytes or None
         Model of `subwords.Subwords`; without it, tokens are words.
     """
@@ -104,20 +104,20 @@ def load_corpus(
     Parameters
     ----------
     files : tuple of Path or None
-        Source and target, which may be gzipped; None: those that `generated` writes.
+        Source and target, which may be gzipped; None stands for those that `generated` writes.
     cache : Path
         Folder for what is generated or unpacked, for the index and the vocabularies. Hosts that
         do not see that of rank 0 write their own.
     settings : Settings
     seed : int
-        Of what is generated.
+        Seed of the generated text.
     comm : CommunicatorBase
 
     Returns
     -------
     corpus : Corpus
     index : array of int64, shape (pairs, 4), or None
-        On rank 0; a memory map. See `index` for its columns.
+        On rank 0, a memory map; see `index` for its columns.
 
     Raises
     ------
@@ -142,7 +142,7 @@ def load_more(
 ) -> tuple[Corpus, np.ndarray | None]:
     """Prepare another corpus, with the vocabularies and settings of the first. Collective.
 
-    Parameters and what is returned and raised are as for `load_corpus`.
+    Parameters, return values and exceptions are those of `load_corpus`.
     """
 
     def prepare(paths: Files) -> tuple[Corpus, np.ndarray]:
@@ -210,7 +210,7 @@ def _unpacked(path: Path, cache: Path) -> Path:
 
 
 def _copy_text(packed: BinaryIO, lines: BinaryIO, path: Path) -> None:
-    """Copy the content of a gzip file, unless it is not text and meant to fill the disk."""
+    """Copy the content of a gzip file, unless it seems made to fill the disk."""
     n_lines, most = 0, max(SMALL, MOST_TIMES * path.stat().st_size)
     while chunk := packed.read(LONGEST_LINE + 1):
         if len(chunk) > LONGEST_LINE and b"\n" not in chunk:
@@ -286,7 +286,7 @@ class ParallelText(DatasetMixin):
     ----------
     corpus : Corpus
     index : array-like of int64, shape (pairs, 4)
-        Which pairs.
+        Rows of the pairs.
     """
 
     def __init__(self, corpus: Corpus, index: Sequence[np.ndarray]) -> None:

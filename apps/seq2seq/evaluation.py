@@ -27,11 +27,12 @@ class Result:
     Attributes
     ----------
     sentences, exact, tokens : int
-        Sentences, those translated exactly as in the corpus, and tokens of these references.
+        Numbers of sentences, of those translated exactly as in the corpus, and of tokens in the
+        references.
     loss : float
         Sum of the cross entropy of the tokens.
     counts : dict of (array of int64)
-        Of the n-grams that a metric needs.
+        Counts of n-grams that each metric needs.
     example : tuple of str
         A sentence, its translation in the corpus and that of the model.
     """
@@ -62,9 +63,9 @@ def score(metric: Any, counts: Sequence[np.ndarray]) -> float:
 class TranslationEvaluator(chainermn.extensions.GenericMultiNodeEvaluator):
     """Translates the validation data of all ranks and reports scores, on rank 0.
 
-    Reported as ``validation/main/...``: ``loss``, of a token; ``exact``, the share of the
-    sentences that are translated just so; ``bleu`` and ``chrf``, of the whole corpus. Nothing is
-    a mean of means, so the results are the same on any number of ranks.
+    It reports as ``validation/main/...``: ``loss``, the mean per token; ``exact``, the share of
+    sentences that are translated exactly; ``bleu`` and ``chrf``, of the whole corpus. None of
+    these is a mean of means, so the results are the same on any number of ranks.
 
     Parameters
     ----------
@@ -133,7 +134,7 @@ def draw_attention(evaluator: TranslationEvaluator, path: Path) -> None:
     evaluator : TranslationEvaluator
         On rank 0, after it has evaluated.
     path : Path
-        Of the PNG.
+        PNG file to write.
     """
     from matplotlib import pyplot as plt
 

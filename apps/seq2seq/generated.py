@@ -48,7 +48,7 @@ def write(source: Path, target: Path, n: int, seed: int) -> None:
     ----------
     source, target : Path
     n : int
-        At most the days of 200 years, 73049.
+        Number of lines: at most 73049, the days of 200 years.
     seed : int
     """
     random = np.random.RandomState(seed)

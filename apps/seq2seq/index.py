@@ -24,9 +24,9 @@ def build_index(
     ----------
     source, target : Path
     max_length : int
-        Pairs in which one side has more tokens than that are skipped.
+        Number of tokens; pairs with more on one side are skipped.
     split : callable
-        Divides a line into tokens.
+        Function that divides a line into tokens.
 
     Returns
     -------

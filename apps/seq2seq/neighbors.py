@@ -15,8 +15,8 @@ BLOCK = 64  # sentences compared with all others at a time
 def nearest(sentences: Sequence[str], others: Sequence[str]) -> np.ndarray:
     """Return the most similar of the others for each sentence, with a progress bar.
 
-    Similarity is the cosine of the counts of character n-grams, weighted by tf-idf, without
-    regard to case. Among equals it is the first.
+    Similarity is the cosine of the counts of character n-grams, weighted by tf-idf, without regard
+    to case. Of equally similar ones, the first is returned.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ def nearest(sentences: Sequence[str], others: Sequence[str]) -> np.ndarray:
     Returns
     -------
     array of int64, shape (sentences,)
-        Numbers of others.
+        Indices into ``others``.
     """
     counts, counts_of_others = _count_ngrams(sentences), _count_ngrams(others)
     n_with = np.bincount(counts_of_others.indices, minlength=N_COLUMNS)

@@ -105,20 +105,20 @@ def split(
     """Divide pairs by package, so that no test sentence occurs in the training.
 
     Whole packages are taken, in random order, as long as they fit. A message that occurs in
-    several packages, up to case and punctuation, is only trained on.
+    several packages, ignoring case and punctuation, is used only for training.
 
     Parameters
     ----------
     packages : dict of list of tuple
         The pairs of each package.
     n_validation, n_test : int
-        Pairs at most.
+        Largest number of pairs.
     seed : int
 
     Returns
     -------
     parts : dict of list of tuple
-        Pairs to ``train``, ``valid`` and ``test`` with; no pair comes twice.
+        Pairs for ``train``, ``valid`` and ``test``; no pair occurs twice.
     names : dict of list of str
         The packages of each part.
 

@@ -1,4 +1,4 @@
-"""What is saved of a network: its parameters (NPZ), and beside them ``model.json``."""
+"""Save and load networks: their parameters (NPZ), and ``model.json`` beside them."""
 
 import json
 import math
@@ -66,12 +66,12 @@ def load_network(path: Path) -> tuple[Translator, Vocabulary, Vocabulary]:
 
 
 def read_description(path: Path) -> dict:
-    """Return what `describe` has described.
+    """Return a description that `describe` made.
 
     Raises
     ------
     OSError, ValueError
-        If the file is something else, or describes a network of too many weights to be made.
+        If the file is something else, or describes a network with too many weights to create.
     """
     about = read_json(path, ABOUT, most=1 << 28)
     form = SIZES[about["model"]]
@@ -88,7 +88,7 @@ def read_description(path: Path) -> dict:
 
 
 def _count_weights(about: dict) -> int:
-    """Return how many weights the matrices of a network have; the vectors have few."""
+    """Return the number of weights in the matrices of a network; vectors have few."""
     sizes, (source, target) = about["sizes"], about["vocabularies"]
     n_units, n_layers = sizes["n_units"], sizes["n_layers"]
     matrices = 28 * n_layers if about["model"] == "transformer" else 16 * n_layers + 3
@@ -97,7 +97,7 @@ def _count_weights(about: dict) -> int:
 
 
 def _check_size(path: Path, about: dict) -> None:
-    """Check that a file has a network's weights before there is memory for them."""
+    """Check that a file has a network's weights before memory is allocated for them."""
     with open_npz(path) as saved:
         headers = {name: saved.header(name) for name in saved}
         found = sum(

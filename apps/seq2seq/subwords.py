@@ -18,7 +18,7 @@ class Subwords:
     Parameters
     ----------
     model : bytes
-        From `train_subwords`.
+        Model from `train_subwords`.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def train_subwords(lines: Iterable[str], kind: str, size: int) -> bytes:
     lines : iterable of str
     kind : {'unigram', 'bpe'}
     size : int
-        Of the vocabulary, at most. Each digit is a subword of its own.
+        Largest size of the vocabulary. Each digit is a separate subword.
 
     Raises
     ------

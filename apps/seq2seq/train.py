@@ -177,7 +177,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def set_up(args: argparse.Namespace, comm: chainermn.CommunicatorBase) -> chainer.backend.Device:
-    """Return the device of this rank, in use; all random numbers follow from the seed."""
+    """Select the device of this rank, seed its random numbers, and return the device."""
     if comm.rank == 0:
         kind = type(comm).__name__
         print(f"ranks: {comm.size}, hosts: {comm.inter_size}, communicator: {kind}", flush=True)
@@ -190,7 +190,7 @@ def set_up(args: argparse.Namespace, comm: chainermn.CommunicatorBase) -> chaine
 
 
 def sizes(args: argparse.Namespace) -> dict[str, int | bool]:
-    """Return what a network is made with, except for the sizes of the vocabularies."""
+    """Return the arguments that create a network, except the sizes of the vocabularies."""
     found = {
         "n_units": args.unit,
         "n_layers": args.layer,
@@ -260,7 +260,7 @@ def add_reports(args: argparse.Namespace, trainer: Trainer, model: Translator, s
 
 
 def finish(trainer: Trainer, evaluator: evaluation.TranslationEvaluator) -> None:
-    """Draw the attention, and tell how good the network and the best one are."""
+    """Draw the attention, and print how good the network and the best one are."""
     out = Path(trainer.out)
     if evaluator.examples:  # none if a run that was over is started again
         evaluation.draw_attention(evaluator, out / "attention.png")

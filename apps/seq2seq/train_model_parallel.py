@@ -104,7 +104,7 @@ class Half(chainer.Chain):
     Parameters
     ----------
     comm : CommunicatorBase
-        Of two ranks.
+        Communicator of two ranks.
     part : Encoder or Decoder
     rank_in, rank_out : int, optional
         Rank that states come from, and rank that they go to.
@@ -129,7 +129,7 @@ class EncoderHalf(Half):
     """Reads sentences, and sends the result to the decoder."""
 
     def forward(self, xs: np.ndarray, ys: np.ndarray) -> chainer.Variable:
-        """Return what to run backward from."""
+        """Return a variable to run backward from."""
         *_, hs, sent = self.lstm(self.part.read(xs))
         memory = pseudo_connect(sent, F.pad_sequence(hs, xs.shape[1]))
         return send(memory, self.comm, DECODER)

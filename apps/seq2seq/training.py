@@ -35,7 +35,7 @@ class Patience:
     Attributes
     ----------
     waited : int
-        Epochs since the best one.
+        Number of epochs since the best one.
     """
 
     def __init__(self, criterion: str) -> None:
@@ -63,15 +63,15 @@ class LearningRate(Extension):
     ----------
     comm : CommunicatorBase
     attribute : str
-        Of the optimizer: its learning rate.
+        Attribute of the optimizer that holds its learning rate.
     rate : float
-        After the warm-up.
+        Learning rate after the warm-up.
     warmup : int
-        Steps in which the rate rises in proportion to their number.
+        Number of steps in which the rate rises linearly.
     factor : float
-        Factor for the rate.
+        Factor for the rate after a plateau.
     patience : int
-        Epochs without a new best value that make a plateau.
+        Number of epochs without a new best value that make a plateau.
     criterion : str
         One of `CRITERIA`.
     """
@@ -136,12 +136,12 @@ class EarlyStopping(Extension):
     criterion : str
         One of `CRITERIA`.
     patience : int
-        Epochs without a new best value.
+        Number of epochs without a new best value after which training ends.
 
     Attributes
     ----------
     is_over : bool
-        The same on all ranks.
+        Whether training is over; the same on all ranks.
     """
 
     trigger = 1, "epoch"

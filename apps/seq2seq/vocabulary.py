@@ -10,12 +10,12 @@ EOS, UNK = 0, 1  # the first two entries of every vocabulary
 PADDING = -1  # after the end of a sentence that is shorter than others in its batch
 
 SPACE = "\u2581"  # before a token: there was a space, or it is the first of its line
-# Words, each digit for itself, each other character for itself.
+# Words, single digits, and other single characters.
 TOKEN = re.compile(r"(\s*)([^\W\d_]+|\S)")
 
 
 def tokenize(line: str) -> list[str]:
-    """Divide a line into tokens, from which `detokenize` makes it again.
+    """Divide a line into tokens, from which `detokenize` restores it.
 
     Examples
     --------
@@ -37,9 +37,10 @@ class Vocabulary:
     Parameters
     ----------
     tokens : sequence of str
-        The first two are for the end of a sentence and for all tokens that are not in it.
+        Tokens; the first two stand for the end of a sentence and for all tokens not in the
+        vocabulary.
     split : callable
-        Divides a line into tokens, from which `detokenize` makes it again.
+        Function that divides a line into tokens, from which `detokenize` restores it.
     """
 
     SPECIAL = ("<eos>", "<unk>")  # numbers EOS and UNK; no line has tokens like these
@@ -66,7 +67,7 @@ class Vocabulary:
 
 
 def most_frequent(counts: Counter[str], min_count: int, max_size: int) -> list[str]:
-    """Return the tokens of a vocabulary: at most ``max_size``, each ``min_count`` times or more.
+    """Return up to ``max_size`` tokens of a vocabulary, each found at least ``min_count`` times.
 
     Tokens that are equally frequent come in alphabetical order.
     """

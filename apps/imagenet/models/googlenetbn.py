@@ -44,7 +44,7 @@ class GoogLeNetBN(chainer.Chain):
             self.conv2 = L.Convolution2D(64, 192, 3, pad=1, nobias=True)
             self.norm2 = L.BatchNormalization(192)
             for name, arguments in INCEPTIONS.items():
-                # float32 also where everything else is float16, as other batch normalization is.
+                # float32 even where everything else is float16, like other batch normalization.
                 setattr(self, f"inc{name}", L.InceptionBN(*arguments, dtype=np.float32))
             self.out = L.Linear(1024, n_out)
             for name in "ab":

@@ -10,8 +10,8 @@ class ResNet50(chainer.Chain):
     """Sixteen blocks of three convolutions and a shortcut.
 
     Names and computation are those of Chainer's ImageNet example, so its weights load. The last
-    scale of each block starts at zero, so that at first a block passes on what it is given
-    (Goyal et al., 2017).
+    scale of each block starts at zero, so that at first a block passes its input on (Goyal et al.,
+    2017).
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class ResNet50(chainer.Chain):
 
 
 def blocks(n: int, n_in: int, inner: int, outer: int, stride: int) -> chainer.ChainList:
-    """Return blocks, of which the first one changes the size and the number of channels."""
+    """Return blocks; the first one changes the size and the number of channels."""
     others = [Bottleneck(outer, inner, outer) for _ in range(n - 1)]
     return chainer.ChainList(Bottleneck(n_in, inner, outer, stride, projection=True), *others)
 
@@ -55,9 +55,9 @@ class Bottleneck(chainer.Chain):
     n_in, inner, outer : int
         Channels of the input, of the 3x3 convolution, of the output.
     stride : int
-        Of the first convolution, as in the paper.
+        Stride of the first convolution, as in the paper.
     projection : bool
-        Add a 1x1 convolution of the input instead.
+        Whether to add a 1x1 convolution of the input instead.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Bottleneck(chainer.Chain):
 
 
 def convolution(n_in: int, n_out: int, ksize: int, stride: int = 1) -> L.Convolution2D:
-    """Return a convolution without bias, which batch normalization would take away."""
+    """Return a convolution without bias, which batch normalization would cancel."""
     he = I.HeNormal(fan_option="fan_out")
     pad = ksize // 2
     return L.Convolution2D(n_in, n_out, ksize, stride, pad, nobias=True, initialW=he)

@@ -22,7 +22,8 @@ class VGG16(chainer.Chain):
 
     def __init__(self, n_out: int = 1000) -> None:
         super().__init__()
-        # The paper had to train smaller networks first; He's initialization makes that needless.
+        # The paper had to train smaller networks first; with He's initialization, that is not
+        # needed.
         channels, he = 3, I.HeNormal()
         with self.init_scope():
             self.stages = chainer.ChainList()

@@ -21,7 +21,7 @@ class LSTM(Translator):
     n_units, n_layers : int
     dropout : float
     share_embedding : bool
-        The vocabularies are the same, and each token has one vector for all three uses.
+        Whether the vocabularies are the same and each token has one vector for all three uses.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Decoder(chainer.Chain):
     n_vocabulary, n_units, n_layers : int
     dropout : float
     shared : chainer.links.EmbedID, optional
-        Belongs to the encoder, and serves here for the words that are read and written.
+        Embedding of the encoder, used here for the words that are read and written.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Decoder(chainer.Chain):
         Parameters
         ----------
         states, memory
-            From the encoder.
+            Results of the encoder.
         xs, ys : array of int32, shapes (batch, source length) and (batch, target length)
             Padded.
         """
@@ -136,7 +136,7 @@ class Decoder(chainer.Chain):
         return self.attend(hs, memory, xs)
 
     def read(self, ys: np.ndarray) -> tuple[chainer.Variable, ...]:
-        """Return, of each translation, the vectors before each token and the end."""
+        """Return, for each translation, the vectors before each token and the end."""
         return F.separate(F.dropout(self.words.read(shift(ys)), self.dropout))
 
     def attend(
@@ -158,7 +158,7 @@ class Recurrence:
     ----------
     decoder : Decoder
     states, memory
-        From the encoder, with a row for each translation.
+        Results of the encoder, with a row for each translation.
     xs : array of int32, shape (rows, source length)
     """
 

@@ -23,7 +23,7 @@ class Decoding(Protocol):
         Returns
         -------
         chainer.Variable
-            Of shape (rows, vocabulary), before the softmax.
+            Scores of shape (rows, vocabulary), before the softmax.
         """
 
     def select(self, rows: np.ndarray) -> None:
@@ -44,10 +44,10 @@ def beam_search(
     batch : int
         Number of sentences.
     beam : int
-        How many beginnings of a translation to keep at a time; 1 is the greedy choice. The best
-        is in the end the one with the highest mean log-probability of a token.
+        Number of beginnings of a translation to keep at a time; 1 is the greedy choice. In the
+        end, the best translation is the one with the highest mean log-probability per token.
     max_length : int
-        Tokens of a translation at most.
+        Largest number of tokens of a translation.
 
     Returns
     -------

@@ -14,7 +14,7 @@ KeysValues = tuple[chainer.Variable, chainer.Variable]  # each (batch, heads, le
 
 
 class Transformer(Translator):
-    """Encoder-decoder of attention.
+    """Encoder and decoder, built from attention.
 
     Normalization comes before attention and feed-forward layers, not after them (Xiong et al.,
     2020). The feed-forward layers are four times as wide as the others. The attention that
@@ -27,14 +27,14 @@ class Transformer(Translator):
     n_units, n_layers : int
     dropout : float
     share_embedding : bool
-        The vocabularies are the same, and each token has one vector for all three uses.
+        Whether the vocabularies are the same and each token has one vector for all three uses.
     n_heads : int
-        Heads of each attention; divides ``n_units``.
+        Number of heads of each attention, which divides ``n_units``.
 
     Raises
     ------
     ValueError
-        If ``n_units`` is odd, or no multiple of ``n_heads``.
+        If ``n_units`` is odd, or not a multiple of ``n_heads``.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Transformer(Translator):
         return Cache(self, memory[rows], outside[rows])
 
     def place(self, vectors: chainer.Variable, first: int = 0) -> chainer.Variable:
-        """Add their positions, from ``first``, to vectors of shape (batch, length, units)."""
+        """Add positions, counted from ``first``, to vectors of shape (batch, length, units)."""
         n_units = vectors.shape[2]
         places = self.xp.arange(first, first + vectors.shape[1])[:, None]
         angles = places / 1e4 ** (self.xp.arange(0, n_units, 2) / n_units)
@@ -147,16 +147,16 @@ class Attention(chainer.Chain):
         ----------
         hs : chainer.Variable
         memory : tuple of chainer.Variable
-            From `project`.
+            Keys and values from `project`.
         outside : array or None
-            What to add to energies, whose shape it can be broadcast to.
+            Term to add to the energies; it can be broadcast to their shape.
 
         Returns
         -------
         chainer.Variable
-            Of the shape of ``hs``.
+            Result with the shape of ``hs``.
         weights : chainer.Variable
-            Of shape (batch, heads, length, length of the memory).
+            Weights of shape (batch, heads, length, length of the memory).
         """
         keys, values = memory
         queries = self._split(self.query(hs, n_batch_axes=2))
@@ -251,20 +251,20 @@ class DecoderLayer(chainer.Chain):
         past : tuple of chainer.Variable, optional
             Keys and values of the states before these.
         later : array or None
-            What to add to the energies of the states, as for `Attention`.
+            Term to add to the energies of the states, as for `Attention`.
         source : tuple of chainer.Variable
             Keys and values of the source, from ``over_source.project``.
         outside : array
-            What to add to their energies.
+            Term to add to the energies of the source.
 
         Returns
         -------
         chainer.Variable
-            Of the shape of ``hs``.
+            Result with the shape of ``hs``.
         own : tuple of chainer.Variable
             Keys and values of the past and these states.
         weights : chainer.Variable
-            Of the attention to the source.
+            Weights of the attention to the source.
         """
         normal = self.norm1(hs)
         own = self.over_itself.project(normal)
@@ -284,9 +284,9 @@ class Cache:
     ----------
     network : Transformer
     memory : chainer.Variable
-        From its `encode`, with a row for each translation.
+        States from its `encode`, with a row for each translation.
     outside : array
-        Likewise.
+        Mask from its `encode`, with a row for each translation.
     """
 
     def __init__(

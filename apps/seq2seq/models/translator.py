@@ -26,14 +26,14 @@ class Translator(chainer.Chain):
         Returns
         -------
         scores : chainer.Variable
-            Of shape (batch * (target length + 1), vocabulary), before the softmax.
+            Scores of shape (batch * (target length + 1), vocabulary), before the softmax.
         weights : chainer.Variable
-            Of attention; shape (batch, target length + 1, source length).
+            Attention weights of shape (batch, target length + 1, source length).
         """
         raise NotImplementedError
 
     def begin(self, xs: np.ndarray, beam: int = 1) -> Decoding:
-        """Encode sentences; return what writes ``beam`` translations of each, in adjacent rows."""
+        """Encode sentences, and begin to write ``beam`` translations of each, in adjacent rows."""
         raise NotImplementedError
 
     def forward(self, xs: np.ndarray, ys: np.ndarray) -> chainer.Variable:
@@ -86,7 +86,7 @@ class TargetWords(chainer.Chain):
     ----------
     n_vocabulary, n_units : int
     shared : chainer.links.EmbedID, optional
-        Belongs to the encoder, and serves here for both.
+        Embedding of the encoder, used here for both.
     """
 
     def __init__(self, n_vocabulary: int, n_units: int, shared: L.EmbedID | None = None) -> None:
@@ -111,7 +111,7 @@ class TargetWords(chainer.Chain):
         Returns
         -------
         chainer.Variable
-            Of shape (batch * length, vocabulary), before the softmax.
+            Scores of shape (batch * length, vocabulary), before the softmax.
         """
         return F.linear(F.reshape(hs, (-1, hs.shape[2])), self.output.W, self.bias)
 
@@ -140,7 +140,7 @@ def cross_entropy(scores: chainer.Variable, ys: np.ndarray) -> chainer.Variable:
     Parameters
     ----------
     scores : chainer.Variable
-        From `Translator.decode`.
+        Scores from `Translator.decode`.
     ys : array of int32, shape (batch, target length)
     """
     scores = F.cast(scores, np.promote_types(scores.dtype, np.float32))
@@ -149,7 +149,7 @@ def cross_entropy(scores: chainer.Variable, ys: np.ndarray) -> chainer.Variable:
 
 
 def count_tokens(xs: np.ndarray, ys: np.ndarray) -> int:
-    """Return how many tokens there are, with the end of each translation."""
+    """Return the number of tokens, including the end of each translation."""
     return int((xs != PADDING).sum() + (ys != PADDING).sum()) + len(ys)
 
 

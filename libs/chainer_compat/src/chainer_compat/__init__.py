@@ -1,7 +1,7 @@
 """Chainer 7.8.1 on today's Python, NumPy and CuPy.
 
-Active as soon as it is installed; nobody needs to import it. See :func:`install` for the
-places where Python does not process ``.pth`` files.
+Active as soon as it is installed, without being imported. See :func:`install` for the places where
+Python does not process ``.pth`` files.
 """
 
 # This file runs at every start of the interpreter, so it must not import more than the hook.

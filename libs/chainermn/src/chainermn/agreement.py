@@ -188,7 +188,8 @@ def check_equal(ranks: Ranks, value: object, where: str) -> None:
     ranks : CommunicatorBase
         Communicator of the ranks that call it.
     value : object
-        Value to compare; anything that can be pickled. Values are equal if their ``repr`` is.
+        Value to compare; anything that can be pickled. Values count as equal if their ``repr`` is
+        equal.
     where : str
         Short description of the step, for error messages.
 

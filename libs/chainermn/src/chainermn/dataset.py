@@ -1,4 +1,4 @@
-"""Data sets; ChainerMN 1.0 has this module."""
+"""Data sets, under the name of this module in ChainerMN 1.0."""
 
 from chainermn.datasets import (
     DataSizeError,

@@ -91,7 +91,7 @@ def open_regular(
     path : path
         File to open.
     most : int, optional
-        Largest size in bytes that is allowed.
+        Largest allowed size in bytes.
     buffering : int
         Buffering, as in Python's `open`.
 
@@ -218,7 +218,7 @@ def read_json(path: str | os.PathLike[str], form: object, most: int = 1 << 26) -
     form : object
         Form of the content, see `check_form`.
     most : int
-        Largest size in bytes that is allowed.
+        Largest allowed size in bytes.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The evaluator; ChainerMN 1.0 has this module."""
+"""The evaluator, under the name of this module in ChainerMN 1.0."""
 
 from chainermn.extensions import create_multi_node_evaluator
 

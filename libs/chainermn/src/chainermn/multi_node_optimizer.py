@@ -1,4 +1,4 @@
-"""The optimizer; ChainerMN 1.0 has this module."""
+"""The optimizer, under the name of this module in ChainerMN 1.0."""
 
 from chainermn.optimizers import create_multi_node_optimizer
 

@@ -1,7 +1,7 @@
 """NCCL's functions and constants from CuPy, which is imported only when one is used.
 
 For example, ``chainermn.nccl.get_version()`` returns the version of NCCL, and
-``chainermn.nccl._available`` tells whether there is NCCL.
+``chainermn.nccl._available`` tells whether NCCL is available.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def is_watched() -> bool:
 def terminal_size() -> os.terminal_size:
     """Return the columns and lines of the terminal that shows the output of this process.
 
-    If there is none, these are the variables ``COLUMNS`` and ``LINES``, or 80 and 24.
+    Without a terminal, return the variables ``COLUMNS`` and ``LINES``, or 80 and 24.
 
     Examples
     --------
@@ -56,7 +56,7 @@ def terminal_size() -> os.terminal_size:
 
 
 def silence() -> None:
-    """Discard standard output from now on, also that of processes started from now on.
+    """Discard standard output from now on, including that of processes started later.
 
     Use it for an option ``--quiet`` of a script, to hide progress bars and logs. Warnings and
     errors still appear, because they go to standard error.

@@ -24,7 +24,7 @@ def explain(error: BaseException) -> None:
 
     A snapshot holds the order of the examples of one rank. With a different number of ranks, each
     has a different number of examples, so chainer_compat refuses to load the order. The frames of
-    the error's traceback tell the numbers.
+    the error's traceback show the numbers.
     """
     if not isinstance(error, ValueError):
         return  # reading `f_locals` of a frame would keep its objects alive

@@ -69,7 +69,7 @@ def unlisten(listener: Listener) -> None:
 
 
 def measure_streams(streams: Streams | None) -> None:
-    """Also measure each `span` on the streams of a GPU, or stop that with None."""
+    """Also measure each `span` on the streams of a GPU; None stops this."""
     global _streams
     _streams = streams
 

@@ -184,7 +184,7 @@ def result(tensor: Tensor) -> numpy.ndarray | mdarray:
 
 
 def check_ndim(arrays: Sequence[Any], supported: Sequence[int] = (2, 4)) -> bool:
-    """Return whether oneDNN should compute, which is not so for a few vectors: NumPy is faster.
+    """Return whether oneDNN should compute, rather than NumPy, which is faster for a few vectors.
 
     The first array, the data, must have one of the supported numbers of axes. With several
     threads, oneDNN also computes on a few vectors, because otherwise its threads and those of

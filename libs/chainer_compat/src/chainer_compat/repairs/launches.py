@@ -1,4 +1,4 @@
-"""Launch fewer kernels: one per parameter takes the host longer than the GPU."""
+"""Launch fewer kernels: with one per parameter, launching takes longer than computing."""
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Make Chainer's serializers safe, which trust a file's claims and unpickle its contents."""
+"""Make Chainer's serializers safe: they trust a file's claims and unpickle its contents."""
 
 from __future__ import annotations
 

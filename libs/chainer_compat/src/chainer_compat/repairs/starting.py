@@ -1,4 +1,4 @@
-"""Do not load SciPy in ``import chainer``, for functions that a program may never call."""
+"""Let ``import chainer`` skip SciPy: only functions that a program may never call need it."""
 
 import contextlib
 import importlib

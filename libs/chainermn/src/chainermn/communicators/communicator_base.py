@@ -202,7 +202,7 @@ class CommunicatorBase(Configurable, ABC):
         Returns
         -------
         ndarray or tuple of ndarray
-            The arrays as they were sent. A list arrives as a tuple, from all methods.
+            The arrays as they were sent. With every method, a list arrives as a tuple.
 
         Examples
         --------
@@ -390,7 +390,7 @@ class CommunicatorBase(Configurable, ABC):
         dest : int
             Rank that receives it.
         tag : int
-            Number to tell messages apart.
+            Number to tell messages apart, which :meth:`recv_obj` can ask for.
 
         Examples
         --------

@@ -11,7 +11,7 @@ from chainermn.transport.reducer import Array, Reducers, Steps
 
 
 class DummyCommunicator(MpiCommunicatorBase):
-    """No exchange, only the copies it would need. Measure with it how long the exchange takes.
+    """No exchange, only the copies for one. Use it to measure how long the exchange takes.
 
     Never train with it: the replicas become different.
     """

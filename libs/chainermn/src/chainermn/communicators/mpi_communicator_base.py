@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 class MpiCommunicatorBase(CommunicatorBase):
-    """Base class of all communicators. It does one all-reduce among all ranks for each bucket.
+    """Base class of all communicators, with one all-reduce among all ranks for each bucket.
 
     An algorithm is a subclass that sets class attributes and, if necessary, overrides
     :meth:`average` and :meth:`why_not`.
@@ -79,8 +79,8 @@ class MpiCommunicatorBase(CommunicatorBase):
         On every rank, if the algorithm needs NCCL and a rank has none.
     """
 
-    #: Size of a bucket in bytes, at most. 0 means one bucket per parameter. By default it is
-    #: 256 KiB on one host and 4 MiB on several. In GPU memory there is always a single bucket.
+    #: Largest size of a bucket in bytes. 0 means one bucket per parameter. The default is 256 KiB
+    #: on one host and 4 MiB on several. In GPU memory there is always a single bucket.
     bucket_bytes: ClassVar[float | None] = None
 
     #: Whether an all-reduce of GPU memory among all ranks uses NCCL; otherwise it uses MPI.

@@ -39,7 +39,7 @@ class PowerSGD(Compression):
 
     A gradient of shape ``(n, ...)`` counts as a matrix with ``n`` rows. The error of the
     approximation is added to the gradient of the next step (error feedback). The power iteration
-    that finds the approximation continues from the step before (warm start). Gradients with one
+    that finds the approximation continues from the previous step (warm start). Gradients with one
     dimension are not compressed, nor are those that would hardly become smaller.
 
     Parameters

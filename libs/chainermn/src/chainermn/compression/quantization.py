@@ -38,7 +38,7 @@ class Quantization(Compression):
     block : int
         Number of elements that share a scale, which takes 4 bytes.
     min_size : int
-        Number of elements from which a gradient is compressed.
+        Smallest number of elements for which a gradient is compressed.
     start_iteration : int
         Number of steps without compression at the start.
 

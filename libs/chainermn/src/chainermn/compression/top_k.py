@@ -29,9 +29,9 @@ class TopK(Compression):
 
     The other elements are added up until they are large enough (error feedback). With
     ``momentum``, this is done for the velocity (momentum correction), which restarts from zero
-    where an element has been sent (momentum factor masking); then use an optimizer without
-    momentum, such as ``chainer.optimizers.SGD``. Gradients with one dimension and small gradients
-    are not compressed.
+    where an element has been sent (momentum factor masking). In that case, use an optimizer
+    without momentum, such as ``chainer.optimizers.SGD``. Gradients with one dimension and small
+    gradients are not compressed.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class TopK(Compression):
     warmup_iterations : int
         Number of steps in which the density falls exponentially from 0.25.
     min_size : int
-        Number of elements from which a gradient is compressed.
+        Smallest number of elements for which a gradient is compressed.
     start_iteration : int
         Number of steps without compression at the start.
 

@@ -8,8 +8,8 @@ from collections.abc import Sized
 def create_empty_dataset(dataset: Sized) -> list[tuple[()]]:
     """Create a data set without contents, with the same length as another one.
 
-    Use it in model parallelism, on ranks whose input comes from another rank. Their iterators
-    still have to count iterations and epochs as those of the other ranks do.
+    Use it in model parallelism, on ranks whose input comes from another rank. Their iterators must
+    still count iterations and epochs like those of the other ranks.
 
     Parameters
     ----------

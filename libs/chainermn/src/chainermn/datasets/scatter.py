@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class DataSizeError(RuntimeError):
-    """An error that is never raised, because the size of data sets is no longer limited.
+    """An error that is never raised, because data sets may now have any size.
 
     It is kept for scripts that catch it.
 
@@ -58,7 +58,7 @@ def scatter_dataset(
     seed : int, optional
         Seed of the shuffling. By default, the order is different each time.
     max_buf_len : int
-        Number of bytes of arrays that the root copies and sends at a time, at most.
+        Largest number of bytes of arrays that the root copies and sends at a time.
     force_equal_length : bool
         Whether all ranks get the same number of examples. Some examples then go to two ranks if
         the number of ranks does not divide the number of examples. Otherwise, ranks may differ
@@ -80,9 +80,9 @@ def scatter_dataset(
     Notes
     -----
     Each rank receives and holds only its own examples if the data set is an array, a list, a
-    ``TupleDataset`` or ``DictDataset`` of these, or a ``SubDataset`` of one of those. Every rank
-    receives any other data set as a whole, because that may compute its examples in any way. Such
-    a data set should read its examples on demand.
+    ``TupleDataset`` or ``DictDataset`` of these, or a ``SubDataset`` of one of those. Any other
+    data set goes to every rank as a whole, because it may compute its examples in any way. Such a
+    data set should read its examples on demand.
 
     Examples
     --------

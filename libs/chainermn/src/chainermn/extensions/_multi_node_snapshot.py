@@ -51,9 +51,9 @@ def multi_node_snapshot(
         lacks.
     settings : mapping, optional
         Settings of the run that change its result, such as ``vars(args)``: strings, numbers and
-        other values that JSON supports. They label the snapshots, and a run only resumes by
-        itself with the same settings. The snapshots then also hold the state of NumPy's global
-        random generator of every rank, for the same number of ranks.
+        other values that JSON supports. They label the snapshots, and a run resumes by itself only
+        with the same settings. The snapshots then also hold the state of NumPy's global random
+        generator of every rank, for the same number of ranks.
 
     Returns
     -------
@@ -77,9 +77,9 @@ def multi_node_snapshot(
     an iterator fits only the number of examples that a rank had. If this number changes, the
     iterator resumes at the same fraction of the epoch, in its own order. With
     `create_distributed_sampler`, or another order sampler with a method ``order(epoch)``, each
-    rank resumes with its part of the same epoch, for any number of ranks. Snapshots also hold the
-    gradients that ranks still have to send, except those of ``snapshot_on_error``; only the same
-    number of ranks loads them.
+    rank resumes with its part of the same epoch, for any number of ranks. Snapshots, except those
+    of ``snapshot_on_error``, also hold the gradients that ranks still have to send; only the same
+    number of ranks loads these.
 
     All ranks wait for the one that writes. Writing is much faster without compression:
     ``extensions.snapshot(savefun=functools.partial(save_npz, compression=False))``.

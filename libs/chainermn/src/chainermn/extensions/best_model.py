@@ -22,8 +22,8 @@ class BestModel(Extension):
     suffix ``.json`` has the ``metric``, its ``value``, and the ``epoch`` and ``iteration``. Both
     files are always complete, even if the job is killed while it writes.
 
-    Snapshots of the trainer hold the best value so far, so a resumed run continues with it. If
-    the file is not in the trainer's folder, the search for the best starts over.
+    Snapshots of the trainer hold the best value so far, so a resumed run continues from it. If the
+    file is not in the trainer's folder, the search for the best starts over.
 
     Use it on one rank, with the same trigger as the evaluator.
 

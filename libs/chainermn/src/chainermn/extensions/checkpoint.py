@@ -44,7 +44,7 @@ def create_multi_node_checkpointer(
     comm : CommunicatorBase
         Communicator of all ranks.
     cp_interval : int
-        Number of checkpoints to keep, at least.
+        Smallest number of checkpoints to keep.
     gc_interval : int
         Number of further checkpoints after which old ones are deleted.
     path : path, optional

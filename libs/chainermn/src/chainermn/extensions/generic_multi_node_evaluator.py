@@ -98,7 +98,7 @@ class GenericMultiNodeEvaluator(Extension):
 
     @spans.spanned("evaluation")
     def __call__(self, trainer: chainer.training.Trainer) -> Any:
-        """Evaluate. Every rank must call it. With local SGD, parameters are averaged before.
+        """Evaluate. Every rank must call it. With local SGD, parameters are averaged first.
 
         On the root, it returns the result of `aggregate`; on other ranks, None. If `calc_local`
         or `aggregate` raises on any rank, every rank raises.

@@ -13,7 +13,7 @@ from chainermn.extensions.observation_aggregator import ObservationAggregator
 
 
 class MultiNodeEarlyStoppingTrigger:
-    """Stop trigger that ends training when the mean of a value over ranks stops improving.
+    """Stop trigger that ends training when a value, averaged over ranks, stops improving.
 
     Use it as the ``stop_trigger`` of the trainer on every rank. Rank 0 decides, so all ranks stop
     together even if their epochs end in different iterations.
@@ -36,7 +36,7 @@ class MultiNodeEarlyStoppingTrigger:
     verbose : bool
         Whether rank 0 prints the result of each check.
     max_trigger : (int, 'epoch' or 'iteration')
-        Length of the training, at most.
+        Length of the training if it does not stop early.
     suffix : str
         Suffix of the name under which the mean over the ranks is reported: ``monitor + suffix``.
 

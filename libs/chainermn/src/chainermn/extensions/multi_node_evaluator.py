@@ -53,10 +53,10 @@ def create_multi_node_evaluator(
     Returns
     -------
     Evaluator
-        ``actual_evaluator`` itself. Its ``evaluate`` now returns, on every rank and for every
-        key, the mean over the ranks that have this key. Every rank must call it. A rank without
-        examples adds nothing. If it raises on any rank, every rank raises. In a trainer with
-        `chainermn.optimizers.LocalSGD`, parameters are averaged before.
+        ``actual_evaluator`` itself. Its ``evaluate`` now returns, on every rank and for every key,
+        the mean over the ranks that have this key. Every rank must call it. A rank without
+        examples adds nothing. If ``evaluate`` raises on any rank, it raises on every rank. In a
+        trainer with `chainermn.optimizers.LocalSGD`, parameters are averaged first.
 
     Raises
     ------

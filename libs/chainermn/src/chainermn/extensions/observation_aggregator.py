@@ -31,10 +31,10 @@ class ObservationAggregator(Extension):
         iterations on all ranks.
     aggregator : callable, optional
         Function that rank 0 calls with one list per rank, and that returns the result. A list
-        holds the observations of a rank in the order of time, in host memory, as variables
-        without graph. By default, it is the mean of all observations, element by element: a
-        variable with the same dtype if they are variables, such as the loss of a ``Classifier``;
-        otherwise a float or an array of float64.
+        holds the observations of a rank, oldest first, in host memory; variables come without
+        their graph. By default, it is the mean of all observations, element by element: a variable
+        with the same dtype if they are variables, such as the loss of a ``Classifier``; otherwise
+        a float or an array of float64.
 
     Examples
     --------

@@ -26,7 +26,7 @@ _WHERE = "record_run"
 def record_run(
     comm: CommunicatorBase, arguments: Mapping[str, Any], out: str | os.PathLike[str]
 ) -> None:
-    """Write a file ``run.json`` that tells how a run was started. Collective.
+    """Write a file ``run.json`` that records how a run was started. Collective.
 
     The file has the keys ``command``, ``arguments``, ``started`` (with the time zone), ``ranks``,
     ``hosts`` (by rank), ``versions`` and ``git``. The last one is the commit of the script's

@@ -25,9 +25,9 @@ class StepSeed(Extension):
 
     Notes
     -----
-    Do not shuffle examples with NumPy's global generator then; use `create_distributed_sampler`.
-    Otherwise each rank would shuffle its examples in a different order, but snapshots for several
-    ranks hold only one order.
+    With this extension, do not shuffle examples with NumPy's global generator, but with
+    `create_distributed_sampler`. Otherwise each rank would shuffle its examples in a different
+    order, but snapshots for several ranks hold only one order.
 
     Examples
     --------

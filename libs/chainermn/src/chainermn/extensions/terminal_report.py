@@ -40,7 +40,7 @@ class TerminalReport(PrintReport):
     columns : sequence of str
         Names of the values to print.
     update_interval : int
-        Number of iterations between two drawings, at least.
+        Smallest number of iterations between two drawings.
 
     Examples
     --------

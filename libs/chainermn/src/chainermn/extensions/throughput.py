@@ -25,9 +25,10 @@ class Throughput(Extension):
     what : str
         Plural of the things to count, such as ``'images'``.
     of_a_step : float or str
-        Number of them in a step of one rank, or the name of an observed value that has it.
+        Number of these things in a step of one rank, or the name of an observed value with that
+        number.
     n_ranks : int
-        Number of ranks to multiply it by.
+        Number of ranks; the reported speed is that of all of them together.
 
     Examples
     --------

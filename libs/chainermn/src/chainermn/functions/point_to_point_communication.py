@@ -168,8 +168,8 @@ def recv(
         Rank that sends; not this rank.
     delegate_variable : chainer.Variable, optional
         Delegate variable that :func:`send` returned on this rank. It makes the result depend on
-        that call, so that backward passes here first. You need it if the other rank computes the
-        received variables from those that this rank sent.
+        that call, so that backward reaches this call first. You need it if the other rank computes
+        the received variables from those that this rank sent.
     tag : int
         Number that the sender gives to :func:`send`.
     force_tuple : bool
@@ -183,7 +183,7 @@ def recv(
     Raises
     ------
     TypeError, ValueError
-        As :func:`send` does.
+        For the reasons of :func:`send`.
 
     Examples
     --------

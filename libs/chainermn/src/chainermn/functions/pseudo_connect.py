@@ -77,7 +77,7 @@ def pseudo_connect(
         Delegate variable that :func:`send` returned, or any other variable. None connects
         nothing.
     *actual_variables : chainer.Variable or ndarray
-        Variables that shall depend on it.
+        Variables to make dependent on it.
 
     Returns
     -------
@@ -91,7 +91,7 @@ def pseudo_connect(
 
     Examples
     --------
-    Rank 0 sends an array to rank 1, and also has its own loss. One backward serves both:
+    Rank 0 sends an array to rank 1, and also has its own loss. One backward covers both:
 
     >>> x = chainer.Variable(np.array(3, np.float32))
     >>> if comm.rank == 0:

@@ -56,10 +56,10 @@ def start_forkserver(preload: Sequence[str] = ("__main__", "chainer", "PIL.Image
 class MultiprocessIterator(chainer.iterators.MultiprocessIterator):
     """Reads examples in worker processes, several batches ahead.
 
-    It works like ``chainer.iterators.MultiprocessIterator``, with two differences. Workers start
-    the next batches while the last examples of one are still being read, so they do not wait for
-    each other; this takes shared memory for three batches. And workers end with their rank, even
-    if it is killed.
+    It works like ``chainer.iterators.MultiprocessIterator``, with two differences. First, workers
+    start the next batches while the last examples of one are still being read, so they do not wait
+    for each other; this takes shared memory for three batches. Second, workers end with their
+    rank, even if it is killed.
 
     Call `start_forkserver` at the start of your script, before `create_communicator`.
 
@@ -74,7 +74,7 @@ class MultiprocessIterator(chainer.iterators.MultiprocessIterator):
     shuffle : bool, optional
         Whether to shuffle before each epoch; true by default.
     n_processes : int, optional
-        Number of workers. Use the share of this rank in the cores of its host. The default is all
+        Number of workers. Give this rank's share of the cores of its host; the default is all
         cores.
     n_prefetch : int
         Number of batches to read ahead.

@@ -38,7 +38,7 @@ def create_synchronized_iterator(
     SynchronizedIterator
         Wrapper of ``actual_iterator``. Its random order depends on a seed that rank 0 draws from
         NumPy's global generator. An order sampler other than Chainer's ``ShuffleOrderSampler`` is
-        replaced by a copy of that of rank 0. Without shuffling, the order does not change.
+        replaced by a copy of rank 0's sampler. Without shuffling, the order does not change.
 
     Raises
     ------

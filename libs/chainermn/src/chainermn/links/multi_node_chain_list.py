@@ -28,7 +28,7 @@ class MultiNodeChainList(CommunicatorHolder, chainer.ChainList):
     On each rank, add the links that this rank computes, in the order of computation. For each
     link, name the ranks that send its inputs and receive its outputs. Forward receives, computes
     and sends in this order, and backward in the reverse order. Choose the orders so that no two
-    ranks wait for each other, which would be a deadlock.
+    ranks wait for each other: that would be a deadlock.
 
     Parameters
     ----------

@@ -34,7 +34,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls) -> Settings | None:
-        """Return the settings of the environment; None if it does not ask for a timeline.
+        """Return the settings from the environment; None if it does not ask for a timeline.
 
         Raises ValueError if its variables are not valid.
         """

@@ -60,7 +60,7 @@ def create_multi_node_optimizer(
     overlap : bool or 'auto'
         Whether to exchange gradients while backward still computes others. This does not change
         the result. ``'auto'`` tries it on several hosts: some of the first iterations overlap and
-        some do not, then it keeps the faster way. On one host, overlap costs more time than it
+        some do not, then the faster way is kept. On one host, overlap costs more time than it
         saves, because no core is free for it. Gradients in GPU memory need ``True``; they are
         exchanged on a separate stream. If you call ``loss.backward`` yourself, call
         `MultiNodeOptimizer.backward` instead.
@@ -69,10 +69,9 @@ def create_multi_node_optimizer(
         ``chainermn.compression``. Means are then approximate, but the same on all ranks. The
         error is sent later.
     accumulate : int
-        Number of calls of ``update`` per step (gradient accumulation). The step uses the mean
-        over all their batches, as if the batch were so many times as large. At the end of an
-        epoch, a step uses the batches since the last one. An iteration of a trainer is still one
-        update.
+        Number of calls of ``update`` per step (gradient accumulation). The step uses the mean over
+        all their batches, as if the batch were that many times as large. At the end of an epoch, a
+        step uses the batches since the last step. An iteration of a trainer is still one update.
     local : LocalSGD, optional
         Settings of local SGD: each rank takes several steps on its own gradients, then the
         parameters of all ranks are averaged. A compression then compresses the changes of the

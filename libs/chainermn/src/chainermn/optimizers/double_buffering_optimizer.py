@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class DoubleBufferingOptimizer(MultiNodeOptimizer):
-    """Takes each step on the mean gradients of the iteration before.
+    """Takes each step on the mean gradients of the previous iteration.
 
     ``create_multi_node_optimizer(..., double_buffering=True)`` returns it. In iteration ``k``,
     ``update`` waits for the mean gradients of iteration ``k - 1``, starts to exchange those of
@@ -25,7 +25,7 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
     takes no step, and the last gradients are never used.
 
     A snapshot does not contain the gradients that are being exchanged, so a resumed run takes one
-    step less.
+    step fewer.
 
     If several threads may not call MPI at the same time (without ``MPI_THREAD_MULTIPLE``, or with
     Open MPI on several hosts), results are the same, but the exchange does not run in the

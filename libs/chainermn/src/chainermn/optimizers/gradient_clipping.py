@@ -21,7 +21,7 @@ class GradientClipping:
     Parameters
     ----------
     threshold : float
-        Largest norm that is allowed.
+        Largest norm allowed.
     comm : CommunicatorBase, optional
         Communicator of the ranks that hold the parts of one model, for model parallelism. The
         norm is then that of all parts together, and every rank must call ``update``.
@@ -59,7 +59,7 @@ class GradientClipping:
         squares: Any = sum(gradient.dot(gradient) for gradient in map(_flat, parameters))
         if self.comm is not None:
             squares = self.comm.allreduce(np.array(float(squares)))
-        # Without ``comm``, the host does not need the norm of a GPU's gradients, nor waits for it.
+        # Without ``comm``, the host neither needs the norm of a GPU's gradients nor waits for it.
         xp = chainer.backend.get_array_module(squares)
         norm = xp.sqrt(xp.asarray(squares, np.float64))
         factor = self.threshold / xp.maximum(norm, self.threshold)

@@ -28,8 +28,8 @@ class LocalSGD:
     """Settings of local SGD, for the argument ``local`` of `create_multi_node_optimizer`.
 
     Each rank takes ``period`` steps on its own gradients, then the parameters of all ranks are
-    averaged. So ranks exchange ``period`` times less than with averaged gradients. With
-    ``start_iteration``, the first steps use averaged gradients (post-local SGD).
+    averaged. So ranks communicate only once in ``period`` steps. With ``start_iteration``, the
+    first steps use averaged gradients (post-local SGD).
 
     Parameters
     ----------

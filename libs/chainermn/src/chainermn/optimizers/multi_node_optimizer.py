@@ -116,7 +116,7 @@ class MultiNodeOptimizer:
         ----------
         lossfun : callable, optional
             Function that returns the loss, called as ``lossfun(*args, **kwds)``; then backward
-            runs. By default, the gradients that the parameters have are used.
+            runs. By default, the gradients that the parameters already have are used.
 
         Raises
         ------

@@ -12,7 +12,7 @@ _WAKES_PER_SECOND_AND_CORE = 64_000
 
 
 def wake_up_rarely(ranks_per_core: float) -> None:
-    """Make short sleeps of this thread longer, so that all ranks together wake up rarely.
+    """Make short sleeps of this thread longer, so that the ranks together wake up less often.
 
     Otherwise, waiting ranks would take the cores from ranks that compute. This does nothing with
     up to three ranks per core, and on systems other than Linux.

@@ -21,7 +21,7 @@ def get_device(device_id: int | None = None, use_chainerx: bool = False) -> chai
     Returns
     -------
     chainer.backend.Device
-        Device, which is not used yet.
+        Device, which is not made current.
 
     Raises
     ------

@@ -189,7 +189,7 @@ def run_job(
 ) -> JobResult:
     """Run a Python script on several ranks: ``mpiexec -n ranks python *arguments``.
 
-    If the job fails, it does not raise; check the result.
+    This does not raise if the job fails, so check the result.
 
     Parameters
     ----------
