@@ -13,7 +13,7 @@ from chainermn.transport.reducer import Array, Reducers, Steps
 class HierarchicalCommunicator(MpiCommunicatorBase):
     """A reduction inside each host, an all-reduce between one rank of each, then a broadcast.
 
-    Each byte leaves a host once. Gradients are rounded only for the way between hosts.
+    Each byte leaves a host once. Gradients are rounded only when they travel between hosts.
     """
 
     @staticmethod

@@ -15,7 +15,7 @@ class TwoDimensionalCommunicator(MpiCommunicatorBase):
     """A reduce-scatter inside each host, an all-reduce of each shard between hosts, an all-gather.
 
     All links between hosts are busy at the same time. It needs the same number of ranks on every
-    host. Gradients are rounded only for the way between hosts.
+    host. Gradients are rounded only when they travel between hosts.
     """
 
     @classmethod
