@@ -303,7 +303,10 @@ def test_convolutional_network_learns(tmp_path):
 
 def test_input_that_is_wrong_ends_all_ranks_with_one_line(two_ranks, tmp_path):
     cases = [
-        (["--evaluate", "--model", "cnn"], "weights of another network: --model and --unit must"),
+        (
+            ["--evaluate", "--model", "cnn"],
+            "weights of another network: --model, --unit and the number of classes must",
+        ),
         (["--evaluate", "--out", "absent"], "No such file or directory: 'absent/best.npz'"),
         (["--resume", "absent"], "No such file or directory: 'absent'"),
         (["--resume", "snapshot.0"], "in snapshot.0 is a pickle of more than None, numbers and"),
