@@ -55,7 +55,7 @@ if "--no-venv" not in sys.argv:  # with it there is no Python to choose, and not
     nox.options.pythons = [HERE if HERE in PYTHONS else PYTHONS[-1]]
 
 
-@nox.session(python=PYTHONS)
+@nox.session(python=PYTHONS, reuse_venv=True)
 def mnist(session: nox.Session) -> None:
     """Train on handwritten digits in two processes; arguments go to ``apps/mnist/train.py``."""
     install_locked(session, "mnist", "mpich")
