@@ -13,7 +13,7 @@ train = chainer.datasets.TupleDataset(inputs, (inputs.sum(axis=1) > 0).astype(np
 comm = chainermn.create_communicator()
 rank, size = comm.rank, comm.size
 
-sampler = chainermn.create_distributed_sampler(train, comm)
+sampler = chainermn.create_distributed_sampler(train, comm, seed=0)
 batches = SerialIterator(train, 6, order_sampler=sampler)
 
 model = chainer.links.Linear(10, 2)

@@ -4,7 +4,7 @@ import chainer
 import numpy as np
 
 import chainermn
-from chainermn.compression import PowerSGD, TopK
+from chainermn.compression import PowerSGD
 from chainermn.optimizers import LocalSGD
 
 
@@ -16,7 +16,7 @@ def power_sgd(comm):
 
 
 def top_k(comm):
-    compression = TopK(density=0.01, momentum=0.9)
+    compression = chainermn.compression.TopK(density=0.01, momentum=0.9)
     optimizer = chainer.optimizers.SGD(lr=0.1)
     optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, compression=compression)
     return optimizer
@@ -30,7 +30,7 @@ def accumulated(comm):
 
 def local(comm):
     optimizer = chainer.optimizers.MomentumSGD(lr=0.1)
-    local = LocalSGD(period=8, start_iteration=100)
+    local = chainermn.optimizers.LocalSGD(period=8, start_iteration=100)
     optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, local=local)
     return optimizer
 

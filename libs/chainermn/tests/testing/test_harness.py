@@ -253,6 +253,17 @@ def test_ranks_that_do_not_end_cleanly_fail_the_session(tmp_path: Path) -> None:
     assert "after their last test, 2 ranks ended with exit code 7" in finished.stderr
 
 
+def test_end_of_ranks_after_a_failure_is_not_shown_as_one(tmp_path: Path) -> None:
+    fails = "__import__('chainermn').create_communicator(); assert mpi_ranks == 3"
+    write_suite(tmp_path, f"import pytest\n@pytest.mark.mpi(2)\ndef test_x(mpi_ranks): {fails}\n")
+    finished = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert "assert 2 == 3" in finished.stdout
+    assert "disappeared" not in finished.stdout
+    assert "output of the job" not in finished.stdout
+
+
 def test_marker_without_numbers_is_refused(tmp_path: Path) -> None:
     write_suite(tmp_path, "import pytest\n@pytest.mark.mpi\ndef test_x(): pass\n")
     finished = subprocess.run(

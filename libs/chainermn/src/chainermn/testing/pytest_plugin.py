@@ -129,7 +129,8 @@ class MpiRunner:
         results = self._pools[ranks].run(item.nodeid, limit)
         if {result.status for result in results} in ({"passed"}, {"skipped"}):
             return self._reports(results[0])
-        output = self._pools.pop(ranks).kill()
+        has_died = any(result.status == "died" for result in results)
+        output = self._pools.pop(ranks).kill(has_died=has_died)
         # Pytest's summary shows the first line: failures come first.
         results.sort(key=lambda result: _GRAVITY.index(result.status))
         text = "\n".join(self._describe(result, ranks, limit) for result in results)

@@ -150,10 +150,16 @@ class RankPool:
             return ""
         return f"after their last test, {self.ranks} ranks {how}\n{result.stderr}"
 
-    def kill(self) -> str:
-        """Kill the ranks; return output of ranks and ``mpiexec`` that pytest did not capture."""
-        output = self._job.kill()
+    def kill(self, *, has_died: bool = True) -> str:
+        """Kill the ranks; return output of ranks and ``mpiexec`` that pytest did not capture.
+
+        Unless a rank ``has_died`` before, leave out what is printed because of this.
+        """
+        output = self._job.output()
+        whole_output = self._job.kill()
         self._clear()
+        if has_died:
+            output = whole_output
         return "\n".join(filter(None, (text.strip() for text in output)))
 
     def _clear(self) -> None:
