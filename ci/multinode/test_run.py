@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import sys
@@ -67,12 +68,14 @@ def test_folder_that_one_host_lacks(
 ) -> None:
     first, second = hosts.names[:2]
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.chdir(local_path)
-    if mpi_flavor() == "mpich":
-        with pytest.raises(ConnectionError, match=f"{second}: it has no {local_path}"):
-            run(place_and_sum, 5, ranks=2, hosts=f"{first},{second}")
-    else:  # it starts in the home folder
-        assert run(place_and_sum, 5, ranks=2, hosts=f"{first},{second}")[1] == (second, 11)
+    folder = local_path / "only_here"
+    folder.mkdir()
+    with contextlib.chdir(folder):
+        if mpi_flavor() == "mpich":
+            with pytest.raises(ConnectionError, match=f"{second}: it has no {folder}"):
+                run(place_and_sum, 5, ranks=2, hosts=f"{first},{second}")
+        else:  # it starts in the home folder
+            assert run(place_and_sum, 5, ranks=2, hosts=f"{first},{second}")[1] == (second, 11)
 
 
 def raise_on_the_last() -> None:
