@@ -228,7 +228,7 @@ def write(part: str) -> None:
         lines += ["", "## Figures", "", *report.describe_run(content)]
         for group in content["groups"]:
             lines += ["", f"### {group.title}", "", *report.table(group)]
-    for mpi in ("mpich", "openmpi"):
+    for mpi in report.MPIS:
         path = figures.RESULTS / "raw" / VERDICTS.format(mpi=mpi)
         if path.exists():
             lines += ["", f"## What was proved with {NAMES[mpi]}", "", path.read_text("utf-8")]

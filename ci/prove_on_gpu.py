@@ -459,7 +459,7 @@ def check_rehearsal(run: Run, wants_all: bool) -> int:
 def collect(folders: Sequence[Path]) -> int:
     """Copy the results of several runs, the latest last, into docs/results."""
     # Machines that run tasks do not need these, and may not have installed them yet.
-    from benchmarks import figures, gpu, quotes
+    from benchmarks import figures, gpu, quotes, report
 
     if empty := [str(folder) for folder in folders if not (folder / "verdicts.json").exists()]:
         sys.exit(
@@ -473,7 +473,7 @@ def collect(folders: Sequence[Path]) -> int:
         )
     raw = figures.RESULTS / "raw"
     raw.mkdir(parents=True, exist_ok=True)
-    for mpi in ("mpich", "openmpi"):
+    for mpi in report.MPIS:
         if with_it := [run for run in runs if mpi_of(run[0]) == mpi]:
             text = "\n".join(verdicts.page(with_it[-1][0], verdicts.merge(with_it)))
             (raw / gpu.VERDICTS.format(mpi=mpi)).write_text(text + "\n", encoding="utf-8")

@@ -6,7 +6,7 @@ from pathlib import Path
 import chainermn
 
 sys.path.insert(0, str(Path(__file__).parent))
-from directives import ONLY_SEEN
+from differences import ONLY_SEEN
 
 project = "ChainerMN"
 copyright = "the ChainerMN maintainers"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib
 import re
-from html import escape
-from pathlib import Path
 from typing import Any
 
 import click
+from differences import block
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
@@ -19,51 +18,22 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.matching import patfilter
 
 logger = logging.getLogger(__name__)
-ROOT = Path(__file__).resolve().parents[1]
-#: The class of what is seen, and left out by the button that copies.
-ONLY_SEEN = "only-seen"
 # Characters of a line of code; a longer line of text is a message.
 _WIDTH = 99
 
 
 def show_code(app: Sphinx, doctree: nodes.document) -> None:
     """Show differences with their signs, and wrap text of which a line is long: a message."""
-    for block in list(doctree.findall(nodes.literal_block)):
-        text = block.astext()
-        if block.get("language") == "diff":
-            block.replace_self(nodes.raw("", difference(text), format="html"))
-        elif block.get("language") == "text" and _is_long(text):
-            block["classes"].append("wrap")
+    for code in list(doctree.findall(nodes.literal_block)):
+        text = code.astext()
+        if code.get("language") == "diff":
+            code.replace_self(nodes.raw("", block(text), format="html"))
+        elif code.get("language") == "text" and _is_long(text):
+            code["classes"].append("wrap")
 
 
 def _is_long(text: str) -> bool:
     return any(len(line) > _WIDTH for line in text.splitlines())
-
-
-def difference(text: str) -> str:
-    """Return a difference as Sphinx shows code. Its first line is the caption: ``@@ place @@``.
-
-    The button copies only the lines that are added.
-    """
-    place, *lines = text.splitlines()
-    caption = f'<span class="caption-text">{escape(place.strip("@ "))}</span>'
-    block = "".join(map(_signed, lines))
-    return (
-        '<div class="literal-block-wrapper docutils container">'
-        f'<div class="code-block-caption">{caption}</div>'
-        f'<div class="highlight-diff"><div class="highlight"><pre>{block}</pre></div></div></div>'
-    )
-
-
-def _signed(line: str) -> str:
-    if line.startswith("+"):
-        return f'<span class="gi">{_seen("+")}{escape(line[1:])}\n</span>'
-    # Editors take the space of an empty line away.
-    return _seen(f"{line or ' '}\n", *(["gd"] if line.startswith("-") else []))
-
-
-def _seen(text: str, *classes: str) -> str:
-    return f'<span class="{" ".join((ONLY_SEEN, *classes))}">{escape(text)}</span>'
 
 
 class OptionalToctree(TocTree):

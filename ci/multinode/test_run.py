@@ -67,15 +67,16 @@ def test_folder_that_one_host_lacks(
     hosts: Hosts, local_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = hosts.names[:2]
+    where = f"{first},{second}"
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     folder = local_path / "only_here"
     folder.mkdir()
     with contextlib.chdir(folder):
         if mpi_flavor() == "mpich":
             with pytest.raises(ConnectionError, match=f"{second}: it has no {folder}"):
-                run(place_and_sum, 5, ranks=2, hosts=f"{first},{second}")
+                run(place_and_sum, 5, ranks=2, hosts=where)
         else:  # it starts in the home folder
-            assert run(place_and_sum, 5, ranks=2, hosts=f"{first},{second}")[1] == (second, 11)
+            assert run(place_and_sum, 5, ranks=2, hosts=where)[1] == (second, 11)
 
 
 def raise_on_the_last() -> None:

@@ -4,8 +4,6 @@ import chainer
 import numpy as np
 
 import chainermn
-from chainermn.compression import PowerSGD
-from chainermn.optimizers import LocalSGD
 
 
 def power_sgd(comm):
@@ -45,8 +43,8 @@ def compressed_and_local(comm):
     return chainermn.create_multi_node_optimizer(
         chainer.optimizers.MomentumSGD(lr=0.03),
         comm,
-        compression=PowerSGD(rank=8),
-        local=LocalSGD(period=4),
+        compression=chainermn.compression.PowerSGD(rank=8),
+        local=chainermn.optimizers.LocalSGD(period=4),
     )
 
 

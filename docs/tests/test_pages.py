@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import signal
@@ -17,9 +18,11 @@ import sys
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
 
+import differences
 import pages
 import psutil
 import pytest
@@ -189,10 +192,10 @@ def test_pages_look_right_on_github_too():
     """This skips the landing page (GitHub has the README) and pages that include others."""
     of_the_site = {"index.md", "security.md"}
     raw = [
-        f"{page.relative_to(DOCS)}: {line}"
-        for page in pages.PAGES
-        if not {"api", "apps"} & set(page.parts) and str(page.relative_to(DOCS)) not in of_the_site
-        for line in pages.read(page).splitlines()
+        f"{name}: {line}"
+        for name in (str(page.relative_to(DOCS)) for page in pages.PAGES)
+        if name not in of_the_site and not name.startswith(("api/", "apps/"))
+        for line in pages.read(DOCS / name).splitlines()
         if re.search(r"^ *(:{3,}|`{3,}\{)|^---$|\{[\w:]+\}`", line)
     ]
     assert raw == []
@@ -275,6 +278,42 @@ def test_tutorial_goes_through_as_written(printed_in_tutorial):
     assert [numbers[0] for numbers in rows(resumed)] == ["1", "2"]
     assert [numbers[0] for numbers in rows(narrow)] == ["1"]
     assert [numbers[0] for numbers in rows(from_file)] == ["1", "2", "3"]
+
+
+class Hunk(HTMLParser):
+    """A change as the site shows it: the text to see, and the text that the button copies."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.seen = self.copied = ""
+        self._only_seen: list[bool] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        self._only_seen.append(differences.ONLY_SEEN in dict(attributes)["class"].split())
+
+    def handle_endtag(self, tag):
+        self._only_seen.pop()
+
+    def handle_data(self, data):
+        self.seen += data
+        self.copied += "" if any(self._only_seen) else data
+
+
+def test_button_copies_the_lines_that_are_added(monkeypatch):
+    """A browser presses it in ci/site."""
+    old = "import os\n\n\ndef f(a):\n    b = a < 1\n    return b\n"
+    new = 'import os\n\n\ndef f(a):\n    b = "$ &"\n    c = a < 2\n    return b\n'
+    added = '    b = "$ &"\n    c = a < 2\n'
+    signed = "".join(f"+{line}" for line in added.splitlines(keepends=True))
+    changed = f"\n def f(a):\n-    b = a < 1\n{signed}     return b\n"
+    hunk = Hunk(differences.inside(changed.splitlines()))
+    assert hunk.copied == added
+    assert hunk.seen == f" {changed}"
+    assert edit(old, f"@@ train_single.py, lines 3 to 6, in f() @@\n{changed}") == new
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    selectors = runpy.run_path(str(DOCS / "conf.py"))["copybutton_exclude"].split(", ")
+    assert f".{differences.ONLY_SEEN}" in selectors
 
 
 # The lines that the README adds to a script

@@ -155,11 +155,9 @@ class RankPool:
 
         Unless a rank ``has_died`` before, leave out what is printed because of this.
         """
-        output = self._job.output()
-        whole_output = self._job.kill()
+        before, with_end = self._job.output(), self._job.kill()
         self._clear()
-        if has_died:
-            output = whole_output
+        output = with_end if has_died else before
         return "\n".join(filter(None, (text.strip() for text in output)))
 
     def _clear(self) -> None:
