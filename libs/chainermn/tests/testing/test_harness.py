@@ -31,6 +31,8 @@ TESTS = {
         (shared_tmp_path / str(RANK)).touch()
         MPI.COMM_WORLD.Barrier()
         assert len(list(shared_tmp_path.iterdir())) == 3""",
+    "notes": "notes.append(RANK)",
+    "finds_the_note": "assert notes == [RANK]",
     "fails_on_one": """
         MPI.COMM_WORLD.Barrier()
         assert RANK != 1, 'one is wrong'""",
@@ -67,6 +69,11 @@ import pytest
 from mpi4py import MPI
 
 RANK = MPI.COMM_WORLD.rank
+
+
+@pytest.fixture(scope="module")
+def notes():
+    return []
 """
 
 
@@ -85,7 +92,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     for name, body in TESTS.items():
         indented = textwrap.indent(textwrap.dedent(body).strip(), "    ")
         limit = ", timeout=3" if name == "hangs" else ""
-        signature = f"@pytest.mark.mpi(3{limit})\ndef test_{name}(mpi_ranks, shared_tmp_path):"
+        signature = f"@pytest.mark.mpi(3{limit})\ndef test_{name}(mpi_ranks, shared_tmp_path, notes):"
         parts.append(f"{signature}\n{indented}\n")
     write_suite(directory, "\n".join(parts))
     mark = f"session-{os.getpid()}"
@@ -133,7 +140,7 @@ def _environment(process: psutil.Process) -> dict[str, str]:
     "name",
     [
         *("passes", "sees_its_ranks", "shares_a_directory", "passes_again"),
-        "warns_of_what_is_let_pass",
+        *("notes", "finds_the_note", "warns_of_what_is_let_pass"),
     ],
 )
 def test_passing(session: Session, name: str) -> None:

@@ -1,7 +1,8 @@
 """Pytest plugin: ``@pytest.mark.mpi(2)`` runs a test on two ranks under a real ``mpiexec``.
 
 ``@pytest.mark.mpi(1, 2, 3, timeout=10)`` runs it three times, on one, two and three ranks, for up
-to ten seconds each. A test passes if it passes on every rank. Fixtures are set up on the ranks.
+to ten seconds each. A test passes if it passes on every rank. Fixtures are set up on the ranks; those
+of a module last until its last test on this number of ranks.
 The fixture ``mpi_ranks`` is the number of ranks, ``shared_tmp_path`` a folder that they share.
 
 ``pytest --mpi-ranks 2 --mpi-ranks 3`` deselects tests on other numbers of ranks.
@@ -97,6 +98,16 @@ class MpiRunner:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._pools: dict[int, RankPool] = {}
+        self._next: dict[str, str] = {}  # test that follows on the same number of ranks
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Note which test follows which on its pool."""
+        last: dict[int, str] = {}
+        for item in session.items:
+            if ranks := _ranks(item):
+                if ranks in last:
+                    self._next[last[ranks]] = item.nodeid
+                last[ranks] = item.nodeid
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(
@@ -126,7 +137,7 @@ class MpiRunner:
         """Return the reports of a test that passes or is skipped on every rank; else fail."""
         if ranks not in self._pools:
             self._pools[ranks] = RankPool(ranks, self._arguments(item.session, ranks))
-        results = self._pools[ranks].run(item.nodeid, limit)
+        results = self._pools[ranks].run(item.nodeid, limit, self._next.get(item.nodeid))
         if {result.status for result in results} in ({"passed"}, {"skipped"}):
             return self._reports(results[0])
         has_died = any(result.status == "died" for result in results)

@@ -103,12 +103,15 @@ class RankPool:
         output = "\n".join(self._job.output())
         pytest.fail(f"a rank of {self.ranks} {what}; output of the job:\n{output}", pytrace=False)
 
-    def run(self, nodeid: str, limit: float) -> list[RankResult]:
-        """Run one test, for at most ``limit`` seconds; return the result of each rank."""
+    def run(self, nodeid: str, limit: float, following: str | None = None) -> list[RankResult]:
+        """Run one test, for at most ``limit`` seconds; return the result of each rank.
+
+        Fixtures that the ``following`` test needs too are kept for it.
+        """
         results = []
         for connection in self._connections:
             with contextlib.suppress(OSError):  # of a rank that died, which receiving will show
-                connection.send((nodeid, limit))
+                connection.send((nodeid, limit, following))
         waiting = dict(self._connections)
         deadline = time.monotonic() + limit
         while waiting and (ready := wait(waiting, max(0.0, deadline - time.monotonic()))):
@@ -190,14 +193,16 @@ class RankWorker:
                 os._exit(1)
             if order is None:
                 return True
-            nodeid, limit = order
+            nodeid, limit, following = order
             faulthandler.dump_traceback_later(limit + _GRACE_WITHOUT_POOL, exit=True)
-            self._connection.send(self._run(items[nodeid]))
+            self._connection.send(self._run(items[nodeid], items.get(following)))
             faulthandler.cancel_dump_traceback_later()
 
-    def _run(self, item: pytest.Item) -> tuple[str, list[dict[str, Any]]]:
+    def _run(
+        self, item: pytest.Item, following: pytest.Item | None
+    ) -> tuple[str, list[dict[str, Any]]]:
         self._reports.clear()
-        item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
+        item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
         outcomes = {report.outcome for report in self._reports}
         status = next((o for o in ("failed", "skipped") if o in outcomes), "passed")
         serialize = item.config.hook.pytest_report_to_serializable
