@@ -10,6 +10,7 @@ The fixture ``mpi_ranks`` is the number of ranks, ``shared_tmp_path`` a folder t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def mpi_ranks(request: pytest.FixtureRequest) -> int:
     """Return the number of ranks that run this test: 1 without the marker."""
     return int(getattr(request, "param", 1))
+
+
+@pytest.fixture(autouse=True)
+def chainer_settings() -> Generator[None, None, None]:
+    """Undo what a test, or a script that it calls, sets in ``chainer.global_config``."""
+    config = sys.modules["chainer"].global_config if "chainer" in sys.modules else None
+    before = dict(vars(config)) if config else {}
+    yield
+    if config:
+        vars(config).clear()
+        vars(config).update(before)
 
 
 @pytest.fixture
