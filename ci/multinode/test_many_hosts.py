@@ -27,10 +27,6 @@ from ci.multinode.scripts import many
 
 SCRIPT = Path(__file__).with_name("scripts") / "many.py"
 MANY = 16
-if_long = pytest.mark.skipif(
-    "CHAINERMN_LONG_TESTS" not in os.environ,
-    reason="CHAINERMN_LONG_TESTS is not set: on 64 hosts they take minutes",
-)
 
 StartHosts = Callable[[int], Cluster]
 
@@ -85,7 +81,7 @@ def test_host_inside_a_host_is_not_ready_because_the_outer_one_is(hosts: Hosts) 
     [
         pytest.param(places(MANY, [2]), id="16 x 2"),
         pytest.param(places(6, [1, 2, 3], reverse=True), id="unequal and in another order"),
-        pytest.param(places(64), id="64 x 1", marks=if_long),
+        pytest.param(places(64), id="64 x 1", marks=pytest.mark.nightly),
     ],
 )
 def test_communicators(where: list[Host], start_hosts: StartHosts) -> None:
@@ -157,7 +153,7 @@ def test_doctor_names_the_host_with_too_many_ranks(start_hosts: StartHosts) -> N
     assert found.startswith("host15: ranks: 1000, cores: ")
 
 
-@if_long
+@pytest.mark.nightly
 def test_doctor_on_64_hosts(start_hosts: StartHosts) -> None:
     shown = chainermn(start_hosts(64), "doctor", "--hostfile", "/run/hostfile")
     rows = {line[2:28].strip(): line[29:].strip() for line in shown.splitlines()}

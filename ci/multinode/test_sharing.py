@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,14 +15,16 @@ from ci.multinode.hosts import Hosts
 SCRIPT = Path(__file__).with_name("scripts") / "die_while_sharing.py"
 # Files that the MPIs themselves leave behind if ranks are killed.
 OF_MPI = re.compile(r"mpich_shm_.*|sm_segment\..*|vader_segment\..*|ompi.*|prte.*|pmix.*")
-LONG = "CHAINERMN_LONG_TESTS" in os.environ
 
 
+@pytest.mark.parametrize("to_the_end", [False, pytest.param(True, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_nothing_is_left(run_job: Callable[..., JobResult], hosts: Hosts, rank: int) -> None:
+def test_nothing_is_left(
+    run_job: Callable[..., JobResult], hosts: Hosts, rank: int, to_the_end: bool
+) -> None:
     if not hosts.emulated:
         pytest.skip("others may use the memory of real machines")
-    for number in itertools.count(1) if LONG else (12,):
+    for number in itertools.count(1) if to_the_end else (12,):
         job = run_job((2,), [SCRIPT, str(rank), str(number)])
         names = hosts.check(hosts.names[0], "ls", "-A", "/dev/shm").split()
         assert [name for name in names if not OF_MPI.fullmatch(name)] == []
@@ -32,4 +33,4 @@ def test_nothing_is_left(run_job: Callable[..., JobResult], hosts: Hosts, rank: 
             break
     # A job succeeds only after others have been killed at every line.
     assert number > 10
-    assert (job.returncode == 0) == LONG
+    assert (job.returncode == 0) == to_the_end

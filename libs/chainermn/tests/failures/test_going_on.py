@@ -20,8 +20,6 @@ from libs.chainermn.tests.failures.cases import wait_for
 pytestmark = pytest.mark.each_mpi
 
 SCRIPT = Path(__file__).parent / "train.py"
-# Per case: fifty in all with the long tests.
-KILLS = 25 if "CHAINERMN_LONG_TESTS" in os.environ else 1
 TIMEOUT = 100.0
 
 
@@ -57,11 +55,12 @@ def newest(kind: str, folder: Path, size: int) -> int:
         ("snapshot", [1, 2, 3]),  # one file for any number of ranks
     ],
 )
+@pytest.mark.parametrize("kills", [1, pytest.param(25, marks=pytest.mark.nightly)])
 @pytest.mark.timeout(1800)
-def test_killed_again_and_again(kind: str, sizes: list[int], tmp_path: Path) -> None:
+def test_killed_again_and_again(kind: str, sizes: list[int], kills: int, tmp_path: Path) -> None:
     choice = random.Random(kind)
     cut_off, size = 0, choice.choice(sizes)
-    for _ in range(KILLS + 1):
+    for _ in range(kills + 1):
         expected = newest(kind, tmp_path, size)
         size = choice.choice(sizes)
         job = Job(size, [SCRIPT, kind, tmp_path])
@@ -82,5 +81,5 @@ def test_killed_again_and_again(kind: str, sizes: list[int], tmp_path: Path) -> 
         for path in unfinished:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert expected > 0
-    if KILLS > 1:
+    if kills > 1:
         assert cut_off > 0  # some ranks were killed while writing

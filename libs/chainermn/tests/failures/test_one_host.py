@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from pathlib import Path
 
@@ -26,10 +25,6 @@ HOST = socket.gethostname()
 TIMEOUT = 10 * (BOUND + STALL_LIMIT)
 
 ALWAYS_RUN = ("exception", "sys.exit 0", "SIGKILL", "SIGSTOP", "disk full", "worker killed")
-if_long = pytest.mark.skipif(
-    "CHAINERMN_LONG_TESTS" not in os.environ,
-    reason="CHAINERMN_LONG_TESTS is not set: they take five minutes",
-)
 
 
 def run(
@@ -50,7 +45,9 @@ def assert_ended(result: JobResult, *texts: str) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, id=case.name, marks=[] if case.name in ALWAYS_RUN else if_long)
+        pytest.param(
+            case, id=case.name, marks=[] if case.name in ALWAYS_RUN else pytest.mark.nightly
+        )
         for case in CASES
     ],
 )
@@ -59,19 +56,19 @@ def test_rank_1_fails(case: Case) -> None:
     check(case, observe(case, job, 10 * case.bound), (HOST, HOST))
 
 
-@if_long
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_rank_0_fails(case: Case) -> None:
     job = Job(2, [SCRIPT, case.name, "0"], env=case.environment)
     check(case, observe(case, job, 10 * case.bound), (HOST, HOST), rank=0)
 
 
-@if_long
+@pytest.mark.nightly
 def test_crash_shows_where_it_was() -> None:
     assert_ended(run("segmentation fault", "0"), f'"{SCRIPT}"')
 
 
-@if_long
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("how", "call"),
     [
@@ -84,7 +81,7 @@ def test_ranks_that_wait_for_each_other(how: str, call: str) -> None:
     assert_ended(result, "these ranks wait for each other", f"rank 0 on {HOST} has been in {call}")
 
 
-@if_long
+@pytest.mark.nightly
 def test_rank_that_computes_is_waited_for() -> None:
     result = run("compute", limit=10)
     assert result.returncode == 0, result.stderr
@@ -110,7 +107,7 @@ def test_rank_that_leaves_early_is_noticed_while_a_timeline_is_recorded(tmp_path
     assert not timeline.exists()
 
 
-@if_long
+@pytest.mark.nightly
 def test_all_raise_and_each_traceback_is_whole() -> None:
     result = run("all raise")
     assert_ended(result, "RuntimeError: by design")
@@ -120,7 +117,7 @@ def test_all_raise_and_each_traceback_is_whole() -> None:
         assert "RuntimeError: by design" in lines
 
 
-@if_long
+@pytest.mark.nightly
 @pytest.mark.parametrize("who", ["0", "1"])
 def test_rank_that_ends_before_create_communicator(who: str) -> None:
     result = run("early exit", who, ranks=4)  # the other three notice it, in turn

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -22,8 +21,6 @@ pytestmark = pytest.mark.each_mpi
 
 TIMEOUT = 120.0
 SCRIPT = Path(__file__).with_name("held_back.py")
-# Connections while the watch listens, and as many again once the job trains.
-VISITS = 100_000 if "CHAINERMN_LONG_TESTS" in os.environ else 500
 
 
 @pytest.fixture
@@ -56,16 +53,18 @@ def until(is_true: Callable[[], T], job: Job) -> T:
     return found
 
 
-def test_job_among_strangers(job: Job, tmp_path: Path) -> None:
+# Connections while the watch listens, and as many again once the job trains.
+@pytest.mark.parametrize("visits", [500, pytest.param(100_000, marks=pytest.mark.nightly)])
+def test_job_among_strangers(visits: int, job: Job, tmp_path: Path) -> None:
     monitor = until(lambda: monitor_of(job), job)
     assert monitor is not None
     (place,) = until(lambda: where_it_listens(monitor), job)
     assert place[0] == "127.0.0.1"
-    assert visit(place, VISITS) == 0
+    assert visit(place, visits) == 0
     (tmp_path / "come").touch()
     until(lambda: (tmp_path / "all").exists(), job)
     until(lambda: not where_it_listens(monitor), job)
-    visit(place, VISITS)  # refused, unless another process has taken that port by now
+    visit(place, visits)  # refused, unless another process has taken that port by now
     assert where_it_listens(monitor) == []
     (tmp_path / "over").touch()
     job.wait(TIMEOUT).check()

@@ -92,7 +92,9 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     for name, body in TESTS.items():
         indented = textwrap.indent(textwrap.dedent(body).strip(), "    ")
         limit = ", timeout=3" if name == "hangs" else ""
-        signature = f"@pytest.mark.mpi(3{limit})\ndef test_{name}(mpi_ranks, shared_tmp_path, notes):"
+        signature = (
+            f"@pytest.mark.mpi(3{limit})\ndef test_{name}(mpi_ranks, shared_tmp_path, notes):"
+        )
         parts.append(f"{signature}\n{indented}\n")
     write_suite(directory, "\n".join(parts))
     mark = f"session-{os.getpid()}"

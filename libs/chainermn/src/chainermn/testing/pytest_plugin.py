@@ -1,9 +1,9 @@
 """Pytest plugin: ``@pytest.mark.mpi(2)`` runs a test on two ranks under a real ``mpiexec``.
 
 ``@pytest.mark.mpi(1, 2, 3, timeout=10)`` runs it three times, on one, two and three ranks, for up
-to ten seconds each. A test passes if it passes on every rank. Fixtures are set up on the ranks; those
-of a module last until its last test on this number of ranks.
-The fixture ``mpi_ranks`` is the number of ranks, ``shared_tmp_path`` a folder that they share.
+to ten seconds each. A test passes if it passes on every rank. Fixtures are set up on the ranks;
+those of a module last until its last test on this number of ranks. The fixture ``mpi_ranks`` is
+the number of ranks, ``shared_tmp_path`` a folder that they share.
 
 ``pytest --mpi-ranks 2 --mpi-ranks 3`` deselects tests on other numbers of ranks.
 """
@@ -27,6 +27,7 @@ _MARKERS = (
     # The applications use these, and copies of them have no configuration of pytest.
     "each_mpi: depends on how an MPI behaves; -m each_mpi selects these tests",
     "gpu: needs a GPU; -m gpu selects these tests",
+    "nightly: takes long, or shows more of the same; nox -s nightly_tests runs it",
 )
 _GRAVITY = ("failed", "died", "hung", "skipped", "passed")
 
