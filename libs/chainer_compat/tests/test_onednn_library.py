@@ -4,15 +4,18 @@ import gc
 import multiprocessing
 import os
 import platform
+import shutil
 import sys
 import threading
+from importlib import metadata
+from pathlib import Path
 
 import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
 
-from chainer_compat.onednn import layouts, library, operations, primitives
+from chainer_compat.onednn import layouts, library, openmp, operations, primitives
 from chainer_compat.onednn.operations import Window
 
 needs_onednn = pytest.mark.skipif(bool(library.why_not()), reason=library.why_not())
@@ -60,12 +63,11 @@ def test_a_real_ideep4py_goes_first(python, tmp_path):
 def broken(place):
     """Return code to run before importing Chainer; it makes oneDNN unavailable."""
     lines = {
-        "not installed": "from importlib import metadata\n"
-        "from chainer_compat.onednn import library\n"
+        "not installed": "from chainer_compat.onednn import library\n"
         "library.DISTRIBUTION = 'no-such-distribution'",
-        "no OpenMP": "from chainer_compat.onednn import library\n"
-        "library._OPENMP = 'libnothing.so.1'",
-        "no file": "from chainer_compat.onednn import library\nlibrary._FILE = 'nothing.so'",
+        "no OpenMP": "from chainer_compat.onednn import openmp\n"
+        "openmp.DISTRIBUTION = 'no-such-distribution'",
+        "no file": "from chainer_compat.onednn import openmp\nopenmp.FILE = 'nothing.so'",
         "unreadable": "import ctypes\nload = ctypes.CDLL\n"
         "def refuse(name, *rest):\n"
         "    if 'dnnl' in str(name): raise OSError('wrong ELF class')\n"
@@ -81,8 +83,8 @@ def broken(place):
     "place, reason, is_said",
     [
         ("not installed", "pip install no-such-distribution", False),
-        ("no OpenMP", "apt install libgomp1", True),
-        ("no file", "install onednn-cpu-gomp again", True),
+        ("no OpenMP", "pip install --force-reinstall no-such-distribution", True),
+        ("no file", "pip install --force-reinstall cmeel-libomp", True),
         ("unreadable", "wrong ELF class", True),
         ("ARM", "x86-64 processors; this is linux on aarch64", True),
     ],
@@ -173,45 +175,121 @@ def test_threads_compute_side_by_side(x):
         np.testing.assert_array_equal(each, expected)
 
 
+@pytest.fixture
+def threads():
+    """Give back the number of threads that compute, which a test may change."""
+    before = openmp.max_threads()
+    yield
+    openmp.set_threads(before)
+
+
 @needs_onednn
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_openmp_says_how_many_threads_compute(threads, x):
-    openmp = library.openmp()
-    before = openmp.omp_get_max_threads()
-    try:
-        openmp.omp_set_num_threads(threads)
-        assert primitives.here()[1] == threads
-        with chainer.using_config("use_ideep", "never"):
-            expected = F.convolution_2d(x, W, pad=1).array
-        np.testing.assert_allclose(convolved(x), expected, rtol=1e-4, atol=1e-4)
-    finally:
-        openmp.omp_set_num_threads(before)
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_openmp_says_how_many_threads_compute(number, x, threads):
+    openmp.set_threads(number)
+    assert primitives.here()[1] == number
+    with chainer.using_config("use_ideep", "never"):
+        expected = F.convolution_2d(x, W, pad=1).array
+    np.testing.assert_allclose(convolved(x), expected, rtol=1e-4, atol=1e-4)
+
+
+THREADS = """
+import os
+import numpy
+from chainer_compat.onednn import openmp
+from chainer_compat.onednn.matrices import product
+
+def n_threads():
+    return len(os.listdir("/proc/self/task"))
+
+a = numpy.ones((512, 512), "f")
+before = n_threads()
+{code}product(a, a)
+print(n_threads() - before, openmp.max_threads())
+"""
+
+
+@needs_onednn
+@pytest.mark.parametrize(
+    "code, environment, expected",
+    [
+        ("", "3", "2 3"),
+        ("", "1", "0 1"),
+        ("openmp.set_threads(2); ", "4", "1 2"),
+        ("import threadpoolctl; threadpoolctl.threadpool_limits(2, 'openmp'); ", "4", "1 2"),
+    ],
+)
+def test_so_many_threads_are_started(code, environment, expected, python):
+    load = "from chainer_compat.onednn import library; library.load(); "
+    script = THREADS.format(code=load + code)
+    # BLAS has no threads that may start or end meanwhile.
+    found = python(script, OMP_NUM_THREADS=environment, OPENBLAS_NUM_THREADS="1")
+    assert found == expected
 
 
 def _in_a_child(x, expected, results):
     np.testing.assert_array_equal(convolved(x), expected)
-    results.put((os.getpid(), library.openmp().omp_get_max_threads()))
+    results.put((os.getpid(), openmp.max_threads()))
 
 
 @needs_onednn
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_children_compute_after_their_parent_has(method, x):
-    openmp = library.openmp()
-    before = openmp.omp_get_max_threads()
-    try:
-        openmp.omp_set_num_threads(2)  # they start now; a forked child has none of them
-        expected = convolved(x)
-        context = multiprocessing.get_context(method)
-        results = context.SimpleQueue()
-        child = context.Process(target=_in_a_child, args=(x, expected, results))
-        child.start()
-        child.join()
-        assert child.exitcode == 0
-        pid, threads = results.get()
-        assert pid == child.pid
-        assert method != "fork" or threads == 1
-    finally:
-        openmp.omp_set_num_threads(before)
+def test_children_compute_after_their_parent_has(method, x, threads):
+    openmp.set_threads(2)  # they start now; a forked child has none of them
+    expected = convolved(x)
+    context = multiprocessing.get_context(method)
+    results = context.SimpleQueue()
+    child = context.Process(target=_in_a_child, args=(x, expected, results))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    pid, number = results.get()
+    assert pid == child.pid
+    assert method != "fork" or number == 1
+    assert files_named_after(pid) == []
+
+
+def files_named_after(pid):
+    """Return the files of a process in folders that all processes share."""
+    folders = map(Path, ("/dev/shm", "/tmp"))
+    return [path for folder in folders for path in folder.glob(f"*_{pid}_*")]
+
+
+USES = """
+import os, sys
+import numpy
+from chainer_compat.onednn.matrices import product
+
+a = numpy.ones((256, 256), "f")
+product(a, a)
+print(os.getpid())
+sys.stdout.flush()
+"""
+
+
+@needs_onednn
+@pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), 9)"])
+def test_a_process_leaves_no_file(end, execute):
+    result = execute(sys.executable, "-c", USES + end)
+    assert result.returncode == (-9 if end else 0), result.stderr
+    assert files_named_after(int(result.stdout)) == []
+
+
+@needs_onednn
+def test_the_openmp_of_another_package_may_be_there_already(python, tmp_path):
+    # LLVM's OpenMP ends a process that has two of them.
+    other = next(f for f in metadata.files(openmp.DISTRIBUTION) if f.name == "libomp.so")
+    copy = shutil.copy(other.locate(), tmp_path)
+    code = f"""
+import ctypes
+other = ctypes.CDLL({copy!r})
+assert other.omp_get_max_threads() == 2
+from chainer_compat.onednn import library, openmp
+library.load()
+openmp.set_threads(1)
+print(other.omp_get_max_threads(), openmp.max_threads())
+"""
+    assert python(code, OMP_NUM_THREADS="2") == "2 1"
 
 
 INTERRUPTED = """

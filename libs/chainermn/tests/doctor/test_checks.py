@@ -108,10 +108,10 @@ def without_hook(bench: Bench) -> Setup:
     return after(compat=Outcome({"hook": "not in place: no .pth file was processed"}))
 
 
-@wrong("oneDNN", "which this system lacks", "pip uninstall onednn-cpu-gomp")
+@wrong("oneDNN", "without libgomp.so.1", "pip uninstall onednn-cpu-gomp")
 def onednn_lacks_a_library(bench: Bench) -> Setup:
     report = {"hook": "in place", "repairs": []}
-    reason = "oneDNN is installed, but it needs libgomp.so.1, which this system lacks"
+    reason = "oneDNN is installed, but without libgomp.so.1"
     return after(compat=Outcome({**report, "onednn": f"not used: {reason}"}))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from chainer_compat.onednn import library, operations
+from chainer_compat.onednn import openmp, operations
 from chainer_compat.onednn.layouts import FLOAT32, Layout, blocked
 from chainer_compat.onednn.primitives import Arg, Tensor
 
@@ -193,7 +193,7 @@ def check_ndim(arrays: Sequence[Any], supported: Sequence[int] = (2, 4)) -> bool
     if arrays[0].ndim not in supported:
         return False
     is_little = arrays[0].ndim == 2 and all(array.size <= _LITTLE for array in arrays)
-    return not is_little or library.max_threads() > 1
+    return not is_little or openmp.max_threads() > 1
 
 
 def check_type(arrays: Sequence[Any]) -> bool:

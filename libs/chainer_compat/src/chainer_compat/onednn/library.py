@@ -1,8 +1,8 @@
 """Find and load oneDNN's shared library, and declare the functions used."""
 
+import contextlib
 import ctypes
 import functools
-import os
 import platform
 import sys
 import weakref
@@ -11,12 +11,11 @@ from ctypes import POINTER, byref, c_char, c_float, c_int, c_int64, c_size_t, c_
 from importlib import metadata
 from pathlib import Path
 
-from chainer_compat.onednn import signals
+from chainer_compat.onednn import openmp, signals
 
 #: Distribution that contains the library: the extra `onednn`.
 DISTRIBUTION = "onednn-cpu-gomp"
 _FILE = "libdnnl.so.3"
-_OPENMP = "libgomp.so.1"
 
 Dims = c_int64 * 12
 _REASONS = {
@@ -76,21 +75,16 @@ def load() -> ctypes.CDLL:
             f"oneDNN is only used on Linux with x86-64 processors; this is {sys.platform} on "
             f"{platform.machine()}"
         )
-    path = _find()
+    if not is_installed():
+        raise ImportError(f"oneDNN is not installed: `pip install {DISTRIBUTION}`")
+    path = _find(DISTRIBUTION, _FILE)
+    threads = _find(openmp.DISTRIBUTION, openmp.FILE)
     try:
-        ctypes.CDLL(_OPENMP)
-    except OSError as error:
-        raise ImportError(
-            f"oneDNN is installed, but it needs {_OPENMP}, which this system lacks. Install it: "
-            "`apt install libgomp1` (Debian, Ubuntu), `dnf install libgomp` (Fedora, Red Hat)"
-        ) from error
-    try:
+        openmp.load(threads.parent)
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise ImportError(f"oneDNN is installed, but could not be loaded: {error}") from error
     _declare(library)
-    # A forked child does not have its parent's threads, and would wait for them forever.
-    os.register_at_fork(after_in_child=lambda: openmp().omp_set_num_threads(1))
     return library
 
 
@@ -101,17 +95,6 @@ def why_not() -> str:
     except ImportError as error:
         return str(error)
     return ""
-
-
-@functools.cache
-def openmp() -> ctypes.PyDLL:
-    """Return the OpenMP library that runs oneDNN's threads. Load oneDNN first."""
-    return ctypes.PyDLL(_OPENMP)
-
-
-def max_threads() -> int:
-    """Return the number of threads that oneDNN uses in this thread. Load it first."""
-    return int(openmp().omp_get_max_threads())
 
 
 def version() -> str:
@@ -126,15 +109,14 @@ def version() -> str:
     return f"{found.major}.{found.minor}.{found.patch}"
 
 
-def _find() -> Path:
-    try:
-        files = metadata.files(DISTRIBUTION) or ()
-    except metadata.PackageNotFoundError:
-        raise ImportError(f"oneDNN is not installed: `pip install {DISTRIBUTION}`") from None
-    for file in files:
-        if file.name == _FILE:
-            return Path(str(file.locate())).resolve()
-    raise ImportError(f"oneDNN is installed, but without {_FILE}: install {DISTRIBUTION} again")
+def _find(distribution: str, name: str) -> Path:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        for file in metadata.files(distribution) or ():
+            if file.name == name:
+                return Path(str(file.locate())).resolve()
+    raise ImportError(
+        f"oneDNN is installed, but without {name}: `pip install --force-reinstall {distribution}`"
+    )
 
 
 def _check(status: int, function: object, arguments: Sequence[object]) -> None:

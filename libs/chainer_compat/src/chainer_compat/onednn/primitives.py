@@ -10,7 +10,7 @@ from enum import IntEnum
 
 import numpy
 
-from chainer_compat.onednn import library
+from chainer_compat.onednn import library, openmp
 from chainer_compat.onednn.layouts import Layout, plain
 from chainer_compat.onednn.library import Handle
 
@@ -141,7 +141,7 @@ def kept(make: Callable[..., Primitive]) -> Callable[..., Primitive]:
 
 def here() -> tuple[int, int]:
     """Return the place for which a primitive is made: this thread and OpenMP's thread count."""
-    return threading.get_ident(), library.max_threads()
+    return threading.get_ident(), openmp.max_threads()
 
 
 @functools.cache
