@@ -48,10 +48,14 @@ class Terminal:
 
     @property
     def is_sane(self) -> bool:
-        """Whether the cursor is visible, at the start of an empty line below all text."""
+        """Whether text would appear as usual, at the start of a line below all other text.
+
+        That is: the cursor is visible, and no color, escape sequence or character is unfinished.
+        """
         cursor = self._screen.cursor
         below = "".join(self._screen.display[cursor.y :]).strip()
-        return not cursor.hidden and cursor.x == 0 and not below
+        is_plain = cursor.attrs == self._screen.default_char
+        return not cursor.hidden and is_plain and cursor.x == 0 and not below
 
     def run(self, command: Sequence[object], cwd: Path, seconds: float = 300) -> int:
         """Run a command on this terminal and return its exit code."""

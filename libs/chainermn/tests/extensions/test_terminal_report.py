@@ -16,6 +16,7 @@ from rich.console import Console
 
 from chainermn.extensions import TerminalReport, Throughput, live_view, terminal_report
 from chainermn.extensions.live_view import State
+from chainermn.failures.ending import print_at_once, use_terminal
 from chainermn.testing.mpiexec import mpiexec_command
 
 HERE = Path(__file__).parent
@@ -275,33 +276,82 @@ def test_view_fits_in_any_terminal(
         assert epochs == list(range(41 - len(epochs), 41))
 
 
-@pytest.mark.each_mpi
-@pytest.mark.parametrize("failing", [None, 0, 1])
-def test_on_the_terminal_of_mpiexec(
-    failing: int | None, modules: SimpleNamespace, tmp_path: Path
+# What is left where a rank is killed
+
+MESSAGE = ["chainermn: rank 1 failed", "Traceback", "ValueError"]
+WARNING = ["a rank warns,", "in two lines"]
+
+
+def test_message_and_prompt_after_output_cut_at_any_byte(
+    modules: SimpleNamespace, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    width, height = 24, 16  # the first drawing just fits, and the second scrolls
+
+    def printed() -> bytes:
+        return "".join(capfd.readouterr()).replace("\n", "\r\n").encode()
+
+    def terminal_with(output: bytes) -> Any:
+        terminal = modules.terminals.Terminal(width, height)
+        terminal.feed(output)
+        return terminal
+
+    use_terminal(True)
+    try:
+        print_at_once("\n".join(MESSAGE))
+    finally:
+        use_terminal(False)
+    message = printed()
+
+    earlier = [f"line {n}" for n in range(6)]
+    before = "\r\n".join([*earlier, ""]).encode()
+    drawing = terminal_report.Drawing(Console(force_terminal=True, highlight=False))
+    columns = COLUMNS[:2]
+    for epoch in (0.3, 0.6, 1):
+        if epoch < 1:
+            state = State([], {"epoch": epoch, "iteration": 1}, {}, done=epoch / 2)
+            drawing.replace(live_view.view(columns, state, width, height), width, height)
+        else:
+            drawing.end(live_view.rows(columns, STATE.log[:2], width), width)
+        drawn = printed()
+        whole = "\n".join(filter(None, terminal_with(drawn).lines()))
+        for cut in range(len(drawn) + 1):
+            terminal = terminal_with(before + drawn[:cut] + message)
+            assert terminal.is_sane, drawn[:cut]
+            terminal.feed(b"$ ")
+            lines = terminal.lines()
+            assert lines[: len(earlier)] == earlier, drawn[:cut]
+            assert lines[-len(MESSAGE) - 1 :] == [*MESSAGE, "$"], drawn[:cut]
+            half = "\n".join(filter(None, lines[len(earlier) : -len(MESSAGE) - 1]))
+            assert whole.startswith(half.rstrip("\ufffd")), drawn[:cut]
+        before += drawn
+        if epoch == 0.3:
+            before += "\r\n".join([*WARNING, ""]).encode()
+            earlier += WARNING
+
+
+@pytest.mark.each_mpi
+def test_on_the_terminal_of_mpiexec(modules: SimpleNamespace, tmp_path: Path) -> None:
     class Terminal(modules.terminals.Terminal):
         def feed(self, printed: bytes) -> None:
             super().feed(printed)
-            if b"in two lines" in self.printed:  # mpiexec may pass it on after later drawings
-                (tmp_path / "it is shown").touch()
+            if b"in two lines" in self.printed:
+                (tmp_path / "warning").touch()
+            trainings = self.printed.count(b"iteration 1 ")
+            if trainings == 2 and self.printed.endswith(b"A\r\n"):  # a whole drawing
+                (tmp_path / "drawing").touch()
 
-    terminal = Terminal(100, 50)
-    command = mpiexec_command(2, [HERE / "watched_job.py", tmp_path, str(failing)])
-    code = terminal.run(command, tmp_path)
+    terminal = Terminal(250, 50)
+    command = mpiexec_command(2, [HERE / "watched_job.py", tmp_path])
+    assert terminal.run(command, tmp_path) != 0
     lines = terminal.lines()
-    assert (code == 0) == (failing is None), lines
     begin = lines.index("a rank has something to say,")
     assert lines[begin + 1] == "in two lines"
-    assert b"iteration 1 " in terminal.printed
+    at = lines.index("epoch       loss")
+    assert at > begin
+    assert cells(lines[at : at + 5]) == [["epoch", "loss"], *([str(n), "1"] for n in range(1, 5))]
+    assert not any("iteration" in line for line in lines[:at])
+    message = terminal.printed[terminal.printed.index(b"chainermn: rank 1 of 2 on ") :]
+    message = message[: message.index(b"ValueError: wrong\r\n")].decode().splitlines()
+    first = lines.index(message[0])
+    assert lines[first : first + len(message) + 1] == [*message, "ValueError: wrong"]
     assert terminal.is_sane
-    if failing is not None:
-        assert any(f"chainermn: rank {failing} of 2 on " in line for line in lines)
-        assert "ValueError: wrong" in lines
-    if failing != 1:
-        epochs = 4 if failing is None else 2
-        table = [["epoch", "loss"], *([str(epoch), "1"] for epoch in range(1, epochs + 1))]
-        at = lines.index("epoch       loss")
-        assert at > begin
-        assert cells(lines[at : at + 1 + epochs]) == table
-        assert not any("iteration" in line for line in lines)

@@ -1,4 +1,4 @@
-"""Train on a terminal: rank 1 warns, then the rank whose number is given, if any, fails."""
+"""Train twice on a terminal: rank 1 warns in the first training, and fails in the second."""
 
 from __future__ import annotations
 
@@ -10,29 +10,39 @@ from chainer.training import Trainer, make_extension
 from trainers import make_trainer
 
 import chainermn
-from chainermn.extensions import TerminalReport, terminal_report
+from chainermn.extensions import TerminalReport
 
-# Draw in every iteration, however fast or slow the machine is.
-terminal_report._INTERVAL, terminal_report._SHARE = 0, float("inf")
 comm = chainermn.create_communicator()
-trainer = make_trainer(sys.argv[1], 4)
-failing = sys.argv[2]
+folder = Path(sys.argv[1])
+
+
+def wait_until_shown(what: str) -> None:
+    """Wait until the terminal shows something, which the test tells by a file."""
+    while not (folder / what).exists():
+        time.sleep(0.01)
 
 
 @make_extension(priority=-1)
-def warn_and_fail(trainer: Trainer) -> None:
-    """Warn, hold all ranks until the terminal shows the warning, and fail if told to."""
-    iteration = trainer.updater.iteration
-    if (iteration, comm.rank) == (4, 1):
+def warn(trainer: Trainer) -> None:
+    """Warn on rank 1 in the first iteration, which is always drawn, and hold all ranks."""
+    if (trainer.updater.iteration, comm.rank) == (1, 1):
         print("a rank has something to say,\nin two lines", file=sys.stderr, flush=True)
-        while not Path(sys.argv[1], "it is shown").exists():
-            time.sleep(0.01)
+        wait_until_shown("warning")
     comm.mpi_comm.Barrier()
-    if (iteration, str(comm.rank)) == (8, failing):
+
+
+@make_extension(priority=-1)
+def fail(_: Trainer) -> None:
+    """Fail on rank 1 below a whole drawing, while the others wait."""
+    if comm.rank == 1:
+        wait_until_shown("drawing")
         raise ValueError("wrong")
+    comm.mpi_comm.Barrier()
 
 
-trainer.extend(warn_and_fail)
-if comm.rank == 0:
-    trainer.extend(TerminalReport(["epoch", "loss"]))
-trainer.run()
+for extension in (warn, fail):
+    trainer = make_trainer(folder, 4)
+    trainer.extend(extension)
+    if comm.rank == 0:
+        trainer.extend(TerminalReport(["epoch", "loss"]))
+    trainer.run()

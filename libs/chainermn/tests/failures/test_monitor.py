@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import pytest
 
 from chainermn.failures import monitor
+from chainermn.failures.ending import use_terminal
 from chainermn.failures.invitation import PURPOSE, Invitation
 from chainermn.failures.joining import LOOPBACK, Entrance, listen
 from chainermn.failures.messages import (
@@ -87,11 +88,20 @@ class Running:
     """A monitor in a thread."""
 
     def __init__(
-        self, expected: int, size: int, limit: float, starter: int, clock: Clock | None
+        self,
+        expected: int,
+        size: int,
+        limit: float,
+        starter: int,
+        clock: Clock | None,
+        has_terminal: bool,
     ) -> None:
         sockets = listen([LOOPBACK])
         self.entrance = Entrance.to(sockets)
-        invitation = Invitation("here", self.entrance, f"0-{expected - 1}", size, limit, PERIOD)
+        ranks = f"0-{expected - 1}"
+        invitation = Invitation(
+            "here", self.entrance, ranks, size, limit, PERIOD, has_terminal=has_terminal
+        )
         self._monitor = Monitor(sockets, invitation, find(starter))
         self._clock = clock
         if clock is not None:
@@ -184,14 +194,16 @@ def start(launchers: list[Process]) -> Iterator[Start]:
         limit: float = 0.0,
         starter: int | None = None,
         clock: Clock | None = None,
+        has_terminal: bool = False,
     ) -> Running:
         parent = os.getpid() if starter is None else starter
-        started.append(Running(expected, size or expected, limit, parent, clock))
+        started.append(Running(expected, size or expected, limit, parent, clock, has_terminal))
         return started[-1]
 
     yield begin
     for running in started:
         running.close()
+    use_terminal(False)
 
 
 def test_ranks_may_go_once_all_have_left(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
@@ -255,6 +267,19 @@ def test_rank_that_waits_for_one_that_has_left(
     assert "allreduce (call 3 on communicator 1 of ranks 0-1)" in said
     assert "rank 0 on here, which has been in allreduce" in said
     assert said.count("Ending the whole job.") == 1
+
+
+@pytest.mark.parametrize("has_terminal", [False, True])
+def test_message_that_may_follow_a_live_view(
+    has_terminal: bool, start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, second = start(has_terminal=has_terminal).join(2)
+    second.channel.close()
+    first.hear(End)
+    before, message, _ = capfd.readouterr().err.partition("chainermn: rank 1 on here")
+    assert message
+    assert before.endswith("\n\033[J") == has_terminal
+    assert not before or has_terminal
 
 
 def test_same_thing_is_warned_of_once(start: Start, capfd: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,10 @@ class TerminalReport(PrintReport):
     A file or a pipe gets plain lines, without progress bars and escape sequences. Under
     ``mpiexec``, the output of ``mpiexec`` decides.
 
+    If a rank fails, the message about it appears whole below all earlier text, even if this rank
+    was killed while drawing. At most one view, or half of one, remains above it. If all processes
+    are killed without a message, the prompt may follow half a line, in its color.
+
     Use it on one rank, together with Chainer's ``LogReport``.
 
     Parameters

@@ -45,6 +45,11 @@ done
 for process; do is_there "$process" && kill -KILL "${process%:*}"; done
 """
 
+# A rank can be killed while it draws a live view. This ends a cut escape sequence, color or line,
+# and erases the rest of the view before.
+_AFTER_A_VIEW = "\030\033[m\n\033[J"
+
+_before = ""  # at the beginning of each message
 _ending = threading.Lock()
 _reapers: list[subprocess.Popen[bytes]] = []
 
@@ -79,12 +84,18 @@ def end_job(
     raise AssertionError("still alive")
 
 
+def use_terminal(is_terminal: bool) -> None:
+    """Tell whether a terminal shows messages, perhaps after a live view that was cut off."""
+    global _before
+    _before = _AFTER_A_VIEW if is_terminal else ""
+
+
 def print_at_once(message: str) -> None:
     """Write to standard error in one piece, so that output of other ranks does not mix in."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    left = f"{message.rstrip()}\n".encode(errors="replace")
+    left = f"{_before}{message.rstrip()}\n".encode(errors="replace")
     with contextlib.suppress(OSError):
         while left:
             left = left[os.write(2, left) :]

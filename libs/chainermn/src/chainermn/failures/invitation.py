@@ -18,6 +18,7 @@ from chainermn.failures.joining import (
     own_addresses,
 )
 from chainermn.failures.messages import Member
+from chainermn.failures.processes import shows_errors
 from chainermn.failures.wait import as_ranges
 
 PURPOSE = "watch"
@@ -35,6 +36,8 @@ class Invitation(NamedTuple):
     limit: float
     #: Seconds between two reports.
     period: float
+    #: Whether messages of the job appear on a terminal. Only the host of mpiexec can see this.
+    has_terminal: bool = False
 
     @classmethod
     def from_json(cls, fields: Sequence[Any]) -> Invitation:
@@ -74,6 +77,7 @@ def start_monitor(
             limit,
             # One process easily handles 500 reports per second.
             max(min(1.0, limit / 10) if limit else 1.0, size / 500),
+            shows_errors(),
         )
         files = [each.fileno() for each in sockets]
         arguments = {"sockets": files, "invitation": invitation, "pid": os.getpid()}

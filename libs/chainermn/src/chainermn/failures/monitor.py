@@ -20,7 +20,7 @@ from typing import Any
 
 from chainermn.failures.channel import Channel, MalformedError
 from chainermn.failures.clock import AwakeClock
-from chainermn.failures.ending import SECONDS_FOR_OUTPUT, print_at_once
+from chainermn.failures.ending import SECONDS_FOR_OUTPUT, print_at_once, use_terminal
 from chainermn.failures.guard import SECONDS_HELD
 from chainermn.failures.invitation import PURPOSE, Invitation
 from chainermn.failures.joining import Listener
@@ -72,6 +72,7 @@ class Monitor:
         key = invitation.entrance.key
         self._listener = Listener(sockets, key, from_ranges(invitation.ranks), [PURPOSE])
         self._invitation = invitation
+        use_terminal(invitation.has_terminal)
         # None as soon as a rank has joined.
         self._starter = starter
         self._selector = selectors.DefaultSelector()

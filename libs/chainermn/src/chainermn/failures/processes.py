@@ -97,6 +97,16 @@ def launchers_of(pid: int) -> list[Process]:
     return found
 
 
+def shows_errors() -> bool:
+    """Tell whether a terminal shows the standard error of this process, also under mpiexec."""
+    launchers = launchers_of(os.getpid())
+    pid = launchers[-1].pid if launchers else os.getpid()
+    try:
+        return os.readlink(f"/proc/{pid}/fd/2").startswith(("/dev/pts/", "/dev/tty"))
+    except OSError:  # not Linux, or another user's
+        return False
+
+
 def numbers_in(environment: Mapping[str, str]) -> Numbers | None:
     """Return the numbers that mpiexec has set in an environment; None if it has not."""
     for names in _VARIABLES:

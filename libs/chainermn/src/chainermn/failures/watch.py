@@ -21,7 +21,7 @@ from chainermn.failures import activity
 from chainermn.failures.activity import world_ranks
 from chainermn.failures.channel import Channel, MalformedError
 from chainermn.failures.clock import AwakeClock, stall_limit, turn
-from chainermn.failures.ending import SECONDS_FOR_THE_FIRST, end_job
+from chainermn.failures.ending import SECONDS_FOR_THE_FIRST, end_job, use_terminal
 from chainermn.failures.guarded import hold_files, release_files
 from chainermn.failures.invitation import Invitation, start_monitor
 from chainermn.failures.joining import Entrance
@@ -183,6 +183,7 @@ class Watch(threading.Thread):
     def __init__(self, invitation: Invitation, rank: int, channel: Channel) -> None:
         super().__init__(name="chainermn-watch", daemon=True)
         self.invitation = invitation
+        use_terminal(invitation.has_terminal)
         self._rank = rank
         self._me = f"rank {rank} on {socket.gethostname()}"
         self._channel = channel
