@@ -20,6 +20,7 @@ import chainermn
 from chainermn.communicators import registered
 from chainermn.doctor import probes
 from chainermn.doctor.probe import TAKING_TURNS, Outcome, ask
+from chainermn.launch.mpiexec import launch_environment, mpiexec_command
 from chainermn.transport.host import memory as library
 
 WORLD = MPI.COMM_WORLD
@@ -272,6 +273,30 @@ from chainermn.doctor import probe, probes
 probes.slack = lambda: int(open("/proc/self/timerslack_ns").read())
 probe._run_here("slack", "60")
 """
+
+
+# Rank 0 answers while rank 1 has ended or is ending.
+LEAVE = """\
+import time
+from chainermn.doctor import probe, probes
+
+def leave():
+    from mpi4py import MPI
+    rank = MPI.COMM_WORLD.rank
+    MPI.Finalize()
+    if rank == 0:
+        time.sleep(1)
+        return "still here"
+
+probes.leave = leave
+probe._run_here("leave", "60")
+"""
+
+
+@pytest.mark.each_mpi
+def test_rank_that_ends_first_does_not_end_the_others() -> None:
+    answers = ask(mpiexec_command(2, ["-c", LEAVE]), ["leave"], 60, launch_environment())
+    assert answers == {"leave": Outcome("still here")}
 
 
 @pytest.mark.parametrize(("turns", "slack"), [({}, 50_000), (TAKING_TURNS, 1_000_000)])
