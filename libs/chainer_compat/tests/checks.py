@@ -181,6 +181,41 @@ def _():
     assert abs(norm - 100) < 0.5
 
 
+@check("clip-scalars")
+def _():
+    import chainer.functions as F
+    import numpy
+    from chainer.backends import cuda
+    from chainer.functions.math.clip import Clip
+
+    x = numpy.array([-2, 0.25, 2], numpy.float16)
+    y = F.clip(x, numpy.float32(-1), numpy.int64(1))
+    assert y.dtype == numpy.float16
+    # CuPy promotes as NumPy does, and its branch does not cast the result back.
+    with mock.patch.object(cuda, "cupy", numpy):
+        (found,) = Clip(numpy.float32(-1), numpy.int64(1)).forward_gpu((x,))
+    assert found.dtype == numpy.float16
+    assert found.tolist() == y.array.tolist() == [-1, 0.25, 1]
+
+
+@check("batch-normalization-scalars")
+def _():
+    import chainer
+    import chainer.functions as F
+    import numpy
+
+    ones = numpy.ones(3, numpy.float32)
+    for eps in (numpy.float64(3), numpy.int64(3)):
+        inputs = [numpy.ones((2, 3), numpy.float32), ones, ones, ones * 0, ones]
+        x, gamma, beta, mean, var = map(chainer.Variable, inputs)
+        y = F.fixed_batch_normalization(x, gamma, beta, mean, var, eps)
+        assert y.array.tolist() == [[1.5] * 3] * 2
+        F.sum(y).backward()
+        for variable, slope in ((x, 0.5), (gamma, 1), (beta, 2), (mean, -1), (var, -0.125)):
+            assert variable.grad.dtype == numpy.float32
+            assert (variable.grad == slope).all()
+
+
 @check("layer-normalization-scalars")
 def _():
     import chainer.functions as F
@@ -505,6 +540,20 @@ def _():
     import chainer
 
     assert chainer.config.use_ideep == "auto"
+
+
+@check("onednn-device")
+def _():
+    import chainer
+    import numpy
+
+    # chainer.testing looks at supported_array_types.
+    array = _left_by_onednn(numpy.ones((1, 16, 2, 2), "f")).array
+    device = chainer.get_device("@numpy")
+    for each in (array, numpy.ones(2)):
+        assert device.is_array_supported(each)
+        assert isinstance(each, device.supported_array_types)
+    assert not device.is_array_supported([1.0])
 
 
 @check("onednn-batch-normalization-axis")

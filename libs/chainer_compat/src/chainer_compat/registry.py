@@ -179,31 +179,20 @@ REPAIRS = (
         nep50.zero_no_longer_widens,
         nep50.clip_in_float64,
     ),
-    Repair(
-        "layer-normalization-scalars",
-        "chainer.functions.normalization.layer_normalization",
-        "a numpy.float64 number makes a float32 array float64 (NEP 50)",
-        nep50.float64_scalars_widen,
-        nep50.plain_numbers("LayerNormalization"),
-    ),
-    Repair(
-        "local-response-normalization-scalars",
-        "chainer.functions.normalization.local_response_normalization",
-        "a numpy.float64 number makes a float32 array float64 (NEP 50)",
-        nep50.float64_scalars_widen,
-        nep50.plain_numbers("LocalResponseNormalization"),
-    ),
-    Repair(
-        "batch-renormalization-scalars",
-        "chainer.functions.normalization.batch_renormalization",
-        "a numpy.float64 number makes a float32 array float64 (NEP 50)",
-        nep50.float64_scalars_widen,
-        nep50.plain_numbers("BatchRenormalizationFunction"),
+    *(
+        Repair(
+            f"{module.rpartition('.')[2].replace('_', '-')}-scalars",
+            f"chainer.functions.{module}",
+            "a number of NumPy's, such as a numpy.float64, widens an array (NEP 50)",
+            nep50.float64_scalars_widen,
+            nep50.plain_numbers(class_name),
+        )
+        for module, class_name in nep50.TAKE_NUMBERS.items()
     ),
     Repair(
         "hyperparameter-scalars",
         "chainer.optimizer",
-        "a numpy.float64 number makes a float32 array float64 (NEP 50)",
+        "a number of NumPy's, such as a numpy.float64, widens an array (NEP 50)",
         nep50.float64_scalars_widen,
         nep50.plain_hyperparameters,
     ),
@@ -334,6 +323,13 @@ REPAIRS = (
         "use_ideep is 'auto' unless CHAINER_USE_IDEEP is set",
         ideep.onednn_may_compute,
         ideep.compute_with_onednn,
+    ),
+    Repair(
+        "onednn-device",
+        "chainer.backends._cpu",
+        "what oneDNN leaves is no numpy.ndarray, which chainer.testing asks of the device @numpy",
+        ideep.onednn_is_there,
+        ideep.results_are_arrays_of_the_cpu,
     ),
     Repair(
         "onednn-batch-normalization-axis",

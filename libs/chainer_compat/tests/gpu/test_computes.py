@@ -165,6 +165,81 @@ def test_link(device, name, dtype):
         check(device, x, dtype, apply)
 
 
+# Functions of an array and a number.
+WITH_NUMBERS = {
+    "clip": ("matrix", lambda x, number: F.clip(x, -number, number)),
+    "huber_loss": ("matrix", lambda x, number: F.huber_loss(x, 3 * x, number)),
+    "elu": ("matrix", lambda x, number: F.elu(x, number)),
+    "selu": ("matrix", lambda x, number: F.selu(x, number, number)),
+    "leaky_relu": ("matrix", lambda x, number: F.leaky_relu(x, number)),
+    "softplus": ("matrix", lambda x, number: F.softplus(x, number)),
+    "normalize": ("matrix", lambda x, number: F.normalize(x, number)),
+    "power": ("matrix", lambda x, number: (x * x) ** number + number**x),
+    "divide": ("matrix", lambda x, number: x / number + number / (x * x + 1)),
+    "triplet": ("matrix", lambda x, number: F.triplet(x, 2 * x, -x, number)),
+    "local_response_normalization": (
+        "image",
+        lambda x, number: F.local_response_normalization(x, 3, number, number, number),
+    ),
+    "layer_normalization": (
+        "matrix",
+        lambda x, number: F.layer_normalization(x, x[0], x[1], number),
+    ),
+    "fixed_batch_normalization": (
+        "matrix",
+        lambda x, number: F.fixed_batch_normalization(x, x[0], x[1], x[2], x[0] ** 2, number),
+    ),
+}
+
+
+@pytest.mark.parametrize("number", [np.float64(0.5), np.float32(0.5)], ids=repr)
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_a_number_of_numpys_widens_no_array(device, name, dtype, number):
+    shape, function = WITH_NUMBERS[name]
+    device.use()
+    variable = chainer.Variable(device.send(inputs(shape, dtype)))
+    y = function(variable, number)
+    F.sum(y * y).backward()
+    assert y.dtype == variable.grad.dtype == dtype
+    plain = run(device, inputs(shape, dtype), lambda x: function(x, 0.5))
+    for found, expected in zip((y.array, variable.grad), plain, strict=True):
+        np.testing.assert_array_equal(cuda.to_cpu(found), expected)
+
+
+def test_max_pooling_returns_indices(device):
+    x = np.random.default_rng(0).permutation(2 * 4 * 81).reshape(2, 4, 9, 9).astype(np.float32)
+    _, found = F.max_pooling_2d(device.send(x), 3, 2, pad=1, return_indices=True)
+    device.use()
+    padded = np.pad(x, ((0, 0), (0, 0), (1, 2), (1, 2)), constant_values=-np.inf)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))[:, :, ::2, ::2]
+    expected = windows.reshape(*windows.shape[:4], 9).argmax(-1)
+    assert found.dtype == np.int32 and isinstance(found, device.xp.ndarray)
+    np.testing.assert_array_equal(cuda.to_cpu(found), expected[:, :, :5, :5])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("w_ndim", [0, 1, 2, 3])
+def test_prelu_and_both_derivatives(device, w_ndim, dtype):
+    device.use()
+    random = np.random.default_rng(0)
+    x, w = random.normal(size=(4, 3, 2, 5)), random.normal(size=(3, 2, 5)[:w_ndim])
+    gy, ggx = random.normal(size=(2, 4, 3, 2, 5))
+
+    def derive(send, dtype):
+        xs = [chainer.Variable(send(each.astype(dtype))) for each in (x, w, gy)]
+        y = F.prelu(xs[0], xs[1])
+        first = chainer.grad([y], xs[:2], [xs[2]], enable_double_backprop=True)
+        scaled = F.sum(first[0] * send(ggx.astype(dtype))) + F.sum(first[1])
+        found = [y, *first, *chainer.grad([scaled], xs)]
+        return [np.asarray(cuda.to_cpu(each.array), "d") for each in found]
+
+    expected = derive(np.asarray, np.float64)
+    for got, right in zip(derive(device.send, np.dtype(dtype)), expected, strict=True):
+        scale = max(1.0, float(np.abs(right).max()))
+        np.testing.assert_allclose(got, right, rtol=0, atol=TOLERANCES[dtype] * scale)
+
+
 def test_training_in_mixed_precision(device):
     """Train a small network with an optimizer that keeps float32 copies."""
     device.use()

@@ -2,7 +2,8 @@
 
 Before NEP 50, ``0.0 + numpy.float16(2)`` was a float64. Now it is a float16, so sums that Chainer
 starts from a plain 0 silently lose precision or overflow. On the other hand,
-``float32_array + numpy.float64(1)`` was a float32, and is now a float64.
+``float32_array + numpy.float64(1)`` was a float32, and is now a float64, as is
+``float32_array + numpy.int64(1)``.
 """
 
 import functools
@@ -13,6 +14,16 @@ from typing import Any
 import numpy
 
 from chainer_compat import surgery
+
+#: Classes that compute with numbers among their arguments, by module of `chainer.functions`.
+#: All other functions of Chainer convert such numbers themselves.
+TAKE_NUMBERS = {
+    "math.clip": "Clip",
+    "normalization.batch_normalization": "FixedBatchNormalization",
+    "normalization.batch_renormalization": "BatchRenormalizationFunction",
+    "normalization.layer_normalization": "LayerNormalization",
+    "normalization.local_response_normalization": "LocalResponseNormalization",
+}
 
 
 def zero_no_longer_widens() -> bool:
@@ -72,36 +83,35 @@ def clip_in_float64(module: ModuleType) -> None:
 
 
 def plain_hyperparameters(module: ModuleType) -> None:
-    """Keep the hyperparameters of optimizers as Python floats, such as ``lr = numpy.cos(t)``."""
+    """Keep the hyperparameters of optimizers as Python numbers, such as ``lr = numpy.cos(t)``."""
 
     def set_attribute(self: Any, name: str, value: Any) -> None:
-        if isinstance(value, numpy.floating):
-            value = float(value)
-        object.__setattr__(self, name, value)
+        object.__setattr__(self, name, _plain(value))
 
     module.Hyperparameter.__setattr__ = set_attribute
 
 
-def plain_numbers(*class_names: str) -> Callable[[ModuleType], None]:
-    """Return a repair that makes functions store NumPy scalars among their arguments as floats."""
+def plain_numbers(class_name: str) -> Callable[[ModuleType], None]:
+    """Return a repair that makes a function store its arguments as Python numbers."""
 
     def repair(module: ModuleType) -> None:
-        for class_name in class_names:
-            cls = getattr(module, class_name)
-            cls.__init__ = _keeping_floats(cls.__init__)
+        cls = getattr(module, class_name)
+        init = cls.__init__
+
+        @functools.wraps(init)
+        def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
+            init(self, *args, **kwargs)
+            for name, value in vars(self).items():
+                setattr(self, name, _plain(value))
+
+        cls.__init__ = wrapped
 
     return repair
 
 
-def _keeping_floats(init: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(init)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        for name, value in vars(self).items():
-            if isinstance(value, numpy.floating):
-                setattr(self, name, float(value))
-
-    return wrapped
+def _plain(value: Any) -> Any:
+    """Turn a NumPy scalar into a Python number, whose type does not count in a sum."""
+    return value.item() if isinstance(value, numpy.number) else value
 
 
 def _as_float64(value: Any) -> Any:
