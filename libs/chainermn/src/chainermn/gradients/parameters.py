@@ -242,7 +242,12 @@ def _check_finite(mpi_comm: MPI.Intracomm, pairs: list[tuple[str, chainer.Parame
     everywhere = mpi_comm.allgather(_not_finite(pairs))
     if any(everywhere):
         shown = "; ".join(f"rank {rank}: {', '.join(n)}" for rank, n in enumerate(everywhere) if n)
-        raise ValueError(f"multi_node_mean_grad: gradients that are NaN or infinite: {shown}")
+        # Scripts look for the first sentence, which is all that the original said.
+        raise ValueError(
+            "Parameters diverged after allreduce. multi_node_mean_grad: gradients that are NaN or "
+            f"infinite: {shown}. Look at the data there, lower the learning rate, or in float16 "
+            "scale the loss with optimizer.loss_scaling()"
+        )
 
 
 def _gather_descriptions(
