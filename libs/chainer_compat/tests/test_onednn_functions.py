@@ -5,12 +5,14 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer import testing
 from chainer.backends import intel64
 
 from chainer_compat.onednn import library
 
 pytestmark = pytest.mark.skipif(bool(library.why_not()), reason=library.why_not())
 DIFFERENT = {"rtol": 1e-5, "atol": 1e-5}
+DIFFERENT_BY_A_LITTLE = {"rtol": 1e-3, "atol": 1e-3}  # numerical gradients of float32
 
 
 def values(*shape, seed=0):
@@ -263,6 +265,70 @@ def test_lstm():
 
     check(function, values(3, 8), values(3, 32, seed=2))
     check(lambda c, d, x, y: F.slstm(c, d, x, y)[1], *(values(2, n) for n in (4, 4, 16, 16)))
+
+
+def test_dropout_by_a_given_mask(given):
+    x, mask = values(2, 16, 4, 4).astype("f"), (values(2, 16, 4, 4, seed=1) > 0).astype("f") * 2
+    check(given(lambda v: F.dropout(v, mask=mask.astype(v.dtype)), 16), x)
+    for each in (mask, intel64.ideep.array(mask)):
+        y, returned = F.dropout(intel64.ideep.array(x), mask=each, return_mask=True)
+        assert returned is each
+        np.testing.assert_array_equal(np.asarray(y.array), x * mask)
+
+
+@pytest.mark.parametrize("cache_score", [True, False])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_softmax_cross_entropy_of_float16(normalize, cache_score):
+    x, weights = values(4, 3, 5).astype(np.float16), values(3, seed=2) + 3
+    t = np.arange(20).reshape(4, 5) % 4 - 1  # int64; -1 is ignored
+    exact = x.astype("d") - np.log(np.exp(x.astype("d")).sum(1, keepdims=True))
+    chosen = np.take_along_axis(exact, t.clip(0)[:, None], 1)[:, 0] * weights[t] * (t >= 0)
+    count = (t >= 0).sum() if normalize else len(x)
+    slopes = np.exp(exact) - (np.arange(3)[:, None] == t[:, None])
+    slopes *= (weights[t] * (t >= 0))[:, None] / count
+    device = chainer.get_device("@intel64")
+    for twice in (False, True):
+        variable = chainer.Variable(device.send(x))
+        with chainer.using_config("use_ideep", "always"):
+            loss = F.softmax_cross_entropy(
+                variable,
+                device.send(t),
+                normalize,
+                cache_score,
+                device.send(weights.astype(np.float16)),
+                enable_double_backprop=twice,
+            )
+            loss.backward()
+        assert loss.dtype == variable.grad.dtype == np.float16
+        np.testing.assert_allclose(loss.array, -chosen.sum() / count, rtol=2e-3)
+        np.testing.assert_allclose(variable.grad, slopes, rtol=0, atol=4e-3 * abs(slopes).max())
+
+
+@pytest.mark.parametrize("stride, dilate", [(1, 1), (2, 1), (1, 2)])
+def test_chainers_own_harness_takes_what_onednn_leaves(stride, dilate):
+    class Deconvolution(testing.FunctionTestCase):
+        def generate_inputs(self):
+            shapes = (2, 3, 4, 3), (3, 2, 3, 3), (2,)
+            return tuple(values(*shape).astype("f") for shape in shapes)
+
+        def forward(self, inputs, device):
+            return (F.deconvolution_2d(*inputs, stride, 1, dilate=dilate),)
+
+        def forward_expected(self, inputs):
+            (y,) = self.forward(inputs, None)
+            assert isinstance(y.array, intel64.mdarray)
+            return (y.array,)
+
+        def runTest(self):
+            for use_ideep in ("never", "always"):
+                config = testing.backend.BackendConfig({"use_ideep": use_ideep})
+                self.check_forward_options = self.check_backward_options = DIFFERENT_BY_A_LITTLE
+                self.check_double_backward_options = DIFFERENT_BY_A_LITTLE
+                self.run_test_forward(config)
+                self.run_test_backward(config)
+                self.run_test_double_backward(config)
+
+    Deconvolution().runTest()
 
 
 def network(x, *parameters):

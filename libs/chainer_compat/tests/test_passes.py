@@ -43,14 +43,16 @@ def pooled(special):
 
 def rectified():
     found = []
-    for dtype in "efd":
-        for slope in (0.2, 0.0, 1.0, -0.5, 2.0):
-            x = chainer.Variable(np.random.default_rng(0).normal(size=(5, 10)).astype(dtype))
-            x.array[0, :6] = [0.0, -0.0, np.inf, -np.inf, np.nan, 1]
-            y = F.leaky_relu(x, slope)
-            y.grad = np.random.default_rng(1).normal(size=y.shape).astype(dtype)
-            y.backward()
-            found += [y.array, x.grad]
+    numbers = np.random.default_rng(0).normal(size=(5, 10))
+    numbers[0, :6] = [0.0, -0.0, np.inf, -np.inf, np.nan, 1]
+    inputs = [numbers, *(np.array(number) for number in (0.5, -0.5, 0.0))]
+    for dtype, slope, values in itertools.product("efd", (0.2, 0.0, 1.0, -0.5, 2.0), inputs):
+        x, gy = (chainer.Variable(np.array(each, dtype)) for each in (values, values + 1))
+        y = F.leaky_relu(x, slope)
+        (gx,) = chainer.grad([y], [x], [gy], enable_double_backprop=True)
+        (ggy,) = chainer.grad([F.sum(gx * gx)], [gy])
+        found += [y.array, gx.array, ggy.array]
+    assert all(type(array) is np.ndarray for array in found)
     return found
 
 

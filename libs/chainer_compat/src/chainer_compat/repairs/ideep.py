@@ -49,6 +49,15 @@ def compute_with_onednn(module: ModuleType) -> None:
     module.global_config.use_ideep = "auto"
 
 
+def results_are_arrays_of_the_cpu(module: ModuleType) -> None:
+    """Count oneDNN's results among the arrays of the device ``@numpy``, where it computes."""
+    from chainer_compat.ideep4py import mdarray
+
+    device = module.CpuDevice
+    device.supported_array_types = (*device.supported_array_types, mdarray)
+    device.is_array_supported = lambda self, array: isinstance(array, self.supported_array_types)
+
+
 def only_by_channel(module: ModuleType) -> None:
     """Leave batch normalization over axes other than channels to NumPy.
 

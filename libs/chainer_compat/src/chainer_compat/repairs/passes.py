@@ -140,7 +140,8 @@ def multiply_once(module: ModuleType) -> None:
         if _asks_onednn(module, inputs) or not isinstance(gy, numpy.ndarray):
             return gradient_cpu(self, inputs)
         factors = numpy.array([1, self.slope], gy.dtype)
-        return (gy * factors.take(numpy.asarray(self.cond) <= 0),)
+        # NumPy's product of arrays without axes would be a scalar.
+        return (numpy.asarray(gy * factors.take(numpy.asarray(self.cond) <= 0)),)
 
     rectifier.forward_cpu, gradient.forward_cpu = forward, backward
 
