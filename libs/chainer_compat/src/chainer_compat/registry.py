@@ -327,7 +327,7 @@ REPAIRS = (
     Repair(
         "onednn-device",
         "chainer.backends._cpu",
-        "what oneDNN leaves is no numpy.ndarray, which chainer.testing asks of the device @numpy",
+        "oneDNN's results are not a numpy.ndarray, which chainer.testing expects on @numpy",
         ideep.onednn_is_there,
         ideep.results_are_arrays_of_the_cpu,
     ),

@@ -287,7 +287,7 @@ def test_debug_mode_names_gradients_that_are_not_finite() -> None:
         model.a.grad[0] = np.inf
     message = (
         r"^Parameters diverged after allreduce\. multi_node_mean_grad: gradients that are NaN or "
-        rf"infinite: rank {comm.size - 1}: /a, /c\. Look at .* learning rate.* loss_scaling\(\)$"
+        rf"infinite: rank {comm.size - 1}: /a, /c\. Look at .* learning rate.*loss_scaling\(\)$"
     )
     with chainer.using_config("debug", True), pytest.raises(ValueError, match=message):
         comm.multi_node_mean_grad(model)
