@@ -142,9 +142,9 @@ def test_damaged_archives_are_refused(app, tmp_path):
 def test_archive_with_a_header_that_python_reads_slowly(app, tmp_path):
     write_cifar10(tmp_path / "cifar")
     path = tmp_path / "slow.tar.gz"
-    with tarfile.open(path, "w:gz", pax_headers={"comment": "1" * 5000}) as archive:
+    with tarfile.open(path, "w:gz", pax_headers={"comment": "1" * 9000}) as archive:
         archive.add(tmp_path / "cifar", "cifar")
-    reason = r"damaged, or no \.tar\.gz \(an extended header of 5014 bytes\)"
+    reason = r"damaged, or no \.tar\.gz \(expected at most .* got a header of 9216 bytes\)"
     with pytest.raises(ValueError, match=rf"slow\.tar\.gz: {reason}"):
         app.data.load("cifar10", path)
 

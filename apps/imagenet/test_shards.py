@@ -293,11 +293,11 @@ def test_sparse_file_in_a_shard(app, tmp_path):
 
 
 def test_header_that_python_reads_slowly(app, tmp_path):
-    with tarfile.open(tmp_path / "a.tar", "w", pax_headers={"comment": "1" * 5000}) as archive:
+    with tarfile.open(tmp_path / "a.tar", "w", pax_headers={"comment": "1" * 9000}) as archive:
         for name in ("a.jpg", "a.cls"):
             archive.addfile(tarfile.TarInfo(name))
     for read in (app.shards.describe_shard, lambda path: list(app.shards.read_shard(path, [0]))):
-        with pytest.raises(OSError, match=r"a\.tar.* an extended header of 5014 bytes"):
+        with pytest.raises(OSError, match=r"a\.tar.* got a header of 9216 bytes"):
             read(tmp_path / "a.tar")
 
 

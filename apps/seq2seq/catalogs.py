@@ -135,7 +135,7 @@ def _unpack(package: Path, folder: Path) -> None:
             subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             ) as process,
-            open_tar(process.stdout, "r|") as archive,
+            open_tar(process.stdout) as archive,
         ):
             for member in archive:
                 if member.isfile() and member.name.endswith((".mo", ".po")):

@@ -10,7 +10,9 @@ import secrets
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -259,14 +261,36 @@ FILE = member("file", b"content")
 END = bytes(2 * tarfile.BLOCKSIZE)
 
 
-@pytest.mark.parametrize("mode", ["r:", "r|"])
-def test_members_of_a_tar_file(mode: str) -> None:
+def through_a_pipe(content: bytes) -> BinaryIO:
+    """Return a file that has the content, of less than 64 KiB, and cannot seek."""
+    reading, writing = os.pipe()
+    with open(writing, "wb") as file:
+        file.write(content)
+    return open(reading, "rb")
+
+
+@pytest.mark.parametrize("opened", [io.BytesIO, through_a_pipe])
+def test_members_of_a_tar_file(opened: Callable[[bytes], BinaryIO]) -> None:
     name = "long/" * 100
     whole = member("L", name.encode() + b"\0", kind=b"L") + FILE
+    whole += member("skipped", bytes(10_000))
     whole += member("x", pax("path=a/file", "comment=nothing"), kind=b"x") + FILE + END
-    with open_tar(io.BytesIO(whole), mode) as archive:
-        found = [(info.name, archive.extractfile(info).read()) for info in archive]
+    with opened(whole) as file, open_tar(file) as archive:
+        found = [
+            (info.name, archive.extractfile(info).read())
+            for info in archive
+            if info.name != "skipped"
+        ]
     assert found == [(name, b"content"), ("a/file", b"content")]
+
+
+def test_names_in_a_tar_file_are_as_long_as_paths() -> None:
+    name = "long/" * 819
+    record = f" path={name}\n"
+    header = f"{len(record) + 4}{record}".encode()
+    whole = member("x", header, kind=b"x") + FILE + END
+    with open_tar(io.BytesIO(whole)) as archive:
+        assert archive.getnames() == [name.rstrip("/")]
 
 
 @pytest.mark.parametrize(
@@ -275,10 +299,14 @@ def test_members_of_a_tar_file(mode: str) -> None:
         (FILE + member("back", size=-512), "'back' has a size of -512 bytes"),
         (FILE + member("back", size=-1), "'back' has a size of -1 bytes"),
         (member("x", pax("size=-1024"), kind=b"x") + FILE, "'file' has a size of -1024 bytes"),
-        (FILE + member("x", size=-512, kind=b"x"), "'x' has a size of -512 bytes"),
+        (FILE + member("x", size=-512, kind=b"x"), "8192 bytes .* got a header of -512 bytes"),
         *(
-            (FILE + member("x", b"1" * 4097, kind=bytes([kind])), "an extended header of 4097")
+            (FILE + member("x", b"1" * 8000, kind=bytes([kind])), "got a header of 8192 bytes")
             for kind in b"xgXLK"
+        ),
+        (
+            FILE + 50 * member("x", pax("comment=nothing"), kind=b"x"),
+            "8192 bytes of headers for a member, got a header of 512 bytes",
         ),
         (
             b"".join(

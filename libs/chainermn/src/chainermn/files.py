@@ -18,13 +18,12 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import UnionType
-from typing import IO, Any, BinaryIO, Literal, NoReturn
+from typing import IO, Any, BinaryIO, NoReturn
 
-# No extended header of a tar file has more bytes, because no path has. Each member may have one;
-# only the number of those for all members is limited.
-_LARGEST_TAR_HEADER = 1 << 12
+# Bytes of a tar file that Python may read to find a member: no path has more than 4096.
+_MOST_BYTES_OF_HEADERS = 1 << 13
+# Each member may have extended headers; only the number of those for all members is limited.
 _MOST_FOR_ALL_MEMBERS = 100
-_EXTENDED = {b"x", b"g", b"X", b"L", b"K"}
 
 
 @contextlib.contextmanager
@@ -163,15 +162,13 @@ def read_lines(
         yield line
 
 
-def open_tar(file: BinaryIO, mode: Literal["r:", "r|"] = "r:") -> tarfile.TarFile:
+def open_tar(file: BinaryIO) -> tarfile.TarFile:
     """Open an uncompressed tar file for reading.
 
     Parameters
     ----------
     file : binary file
-        File to read.
-    mode : {'r:', 'r|'}
-        Mode; ``'r|'`` is for files that cannot seek.
+        File to read; it may be a pipe, if you read the members in sequence.
 
     Raises
     ------
@@ -180,32 +177,58 @@ def open_tar(file: BinaryIO, mode: Literal["r:", "r|"] = "r:") -> tarfile.TarFil
         negative size, which Python would read again and again, and large extended headers, for
         which Python before 3.11.10 and 3.12.6 needs quadratic time. Other errors are possible.
     """
-    return tarfile.open(fileobj=file, mode=mode, tarinfo=_Member)
+    return _Archive(file)
 
 
-class _Member(tarfile.TarInfo):
-    """A member of a tar file, which is checked before tarfile continues after it."""
+class _Archive(tarfile.TarFile):
+    """A tar file that is checked after each member, and read in limits until one is found."""
 
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
-        """Read a header from the file."""
-        member = super().frombuf(buf, encoding, errors)
-        if member.type in _EXTENDED and member.size > _LARGEST_TAR_HEADER:
-            raise tarfile.ReadError(f"an extended header of {member.size} bytes")
-        return member._checked()
+    def __init__(self, file: BinaryIO) -> None:
+        self._source = _Source(file)
+        super().__init__(fileobj=self._source)
 
-    @classmethod
-    def fromtarfile(cls, archive: tarfile.TarFile) -> _Member:
-        """Read a header and the extended headers before it, which may have another size."""
-        member = super().fromtarfile(archive)
-        if len(archive.pax_headers) > _MOST_FOR_ALL_MEMBERS:
-            raise tarfile.ReadError(f"{len(archive.pax_headers)} extended headers for all members")
-        return member._checked()
+    def next(self) -> tarfile.TarInfo | None:
+        """Return the next member; None at the end."""
+        self._source.left = _MOST_BYTES_OF_HEADERS
+        member = super().next()
+        self._source.left = sys.maxsize
+        if len(self.pax_headers) > _MOST_FOR_ALL_MEMBERS:
+            raise tarfile.ReadError(f"{len(self.pax_headers)} extended headers for all members")
+        if member is not None and member.size < 0:
+            raise tarfile.ReadError(f"{member.name!r:.100} has a size of {member.size} bytes")
+        return member
 
-    def _checked(self) -> _Member:
-        if self.size < 0:
-            raise tarfile.ReadError(f"{self.name!r:.100} has a size of {self.size} bytes")
-        return self
+
+class _Source:
+    """A file of which only so many bytes may be read; it seeks in a pipe, too, but not back."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.left = sys.maxsize
+        self.close, self.seekable = file.close, file.seekable
+        self._file = file
+        self._position = file.tell() if file.seekable() else 0
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= self.left:
+            limit = f"at most {_MOST_BYTES_OF_HEADERS} bytes of headers for a member"
+            raise tarfile.ReadError(f"expected {limit}, got a header of {size} bytes")
+        self.left -= size
+        return self._read(size)
+
+    def seek(self, position: int) -> int:
+        if self.seekable():
+            self._position = self._file.seek(position)
+        while self._position < position and self._read(min(position - self._position, 1 << 20)):
+            pass
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def _read(self, size: int) -> bytes:
+        content = self._file.read(size)
+        self._position += len(content)
+        return content
 
 
 def read_json(path: str | os.PathLike[str], form: object, most: int = 1 << 26) -> Any:
