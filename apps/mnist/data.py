@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import math
+import urllib.error
 import urllib.request
 import zlib
 from http.client import HTTPException
@@ -210,6 +211,8 @@ def _download(part: str) -> Raw:
                 contents.append((content, url))
             return _decode(*contents)
         except (OSError, HTTPException, ValueError) as error:
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()  # it holds the connection
             failures.append(f"  {mirror}: {error}")
     raise ConnectionError(
         "MNIST could not be downloaded:\n" + "\n".join(failures) + "\n"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from http.client import HTTPException
 from pathlib import Path
 from types import ModuleType
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 from chainer_compat import settings
@@ -85,6 +85,8 @@ def _fetch(name: str, root: Path) -> bytes:
             with urlopen(source + name, timeout=SECONDS_WITHOUT_AN_ANSWER) as response:  # noqa: S310
                 content: bytes = response.read(LARGEST + 1)
         except (OSError, HTTPException, ValueError) as error:
+            if isinstance(error, HTTPError):
+                error.close()  # it holds the connection
             failures.append(f"{source}{name}: {error}")
             continue
         digest = hashlib.sha256(content).hexdigest()
