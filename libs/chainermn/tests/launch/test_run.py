@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,11 @@ def test_lambda_with_a_closure_in_another_thread() -> None:
     with ThreadPoolExecutor(1) as threads:
         results = threads.submit(lambda factor: run(lambda x: factor * x, 2, ranks=1), 3).result()
     assert results == [6]
+
+
+def test_class_of_a_module_that_has_no_file() -> None:
+    """From Python 3.13 on, importing ``collections`` makes ``collections.abc``."""
+    assert len(dumps(Sequence)) < 100  # its name
 
 
 class Refused(Exception):
