@@ -452,7 +452,7 @@ LONG_LIST = (
     "pickle_, what",
     [
         (b"\x80\x04" + b"]" * 2**20 + b".", "1048579 bytes"),
-        (pickle.dumps(np.arange(3)), "an object made of"),
+        (pickle.dumps(np.arange(3), 4), "an object made of"),
         (pickle.dumps([None]), "a value of type list"),
         (pickle.dumps(None), "a value of type nonetype"),
         (b"\x80\x04(N.", ""),

@@ -201,7 +201,7 @@ def test_json_of_the_right_form(tmp_path: Path) -> None:
             "{\n1: 2}",
             "not JSON (Expecting property name enclosed in double quotes: line 2 column 1",
         ),
-        ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
+        ("[" * 1_000_000 + "]" * 1_000_000, "nested too deeply"),
         ("[1]", "expected an object, got [1]"),
         ("{}", "'name' is missing"),
         (as_json(name="5"), "'name': expected a string, got 5"),

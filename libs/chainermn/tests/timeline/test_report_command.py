@@ -148,7 +148,7 @@ def test_other_forms_are_refused_in_one_line(tmp_path: Path) -> None:
         (f'"name":"{MAIN}"', '"name":"\\u001b[2J"', r"of printable characters, got '\x1b[2J'"),
         ('"stream":"', '"stream":"\\u001b', r"of printable characters, got '\x1b"),
         ('"0":"host0"', '"5":"host0"', "expected the hosts of ranks 0 to 1, got other ranks"),
-        ('{"traceEvents":', '{"traceEvents":' + 50_000 * "[", "content: nested too deeply"),
+        ('{"traceEvents":', '{"traceEvents":' + 1_000_000 * "[", "content: nested too deeply"),
     ]:
         assert old in right
         path.write_text(right.replace(old, new, 1))
