@@ -199,7 +199,7 @@ def damage(path: Path, position: int, content: bytes) -> None:
     ("position", "content", "message"),
     [
         (0, b"#", "ReadError: bad checksum"),
-        (3 * 2048, b"#", "ValueError: it ends before image 3"),
+        (3 * 2048, b"#", "ReadError: damaged header before byte 6656"),
         (2048 + 1536, b"x", "ValueError: invalid literal for int"),
     ],
 )

@@ -173,9 +173,10 @@ def open_tar(file: BinaryIO) -> tarfile.TarFile:
     Raises
     ------
     tarfile.TarError
-        Here and while members are read, if the file is damaged. This includes members with a
-        negative size, which Python would read again and again, and large extended headers, for
-        which Python before 3.11.10 and 3.12.6 needs quadratic time. Other errors are possible.
+        Here and while members are read, if a header is damaged. This includes members with a
+        negative size, which some releases of Python read again and again, and large extended
+        headers, for which Python before 3.11.10 and 3.12.6 needs quadratic time. Other errors
+        are possible.
     """
     return _Archive(file)
 
@@ -194,8 +195,9 @@ class _Archive(tarfile.TarFile):
         self._source.left = sys.maxsize
         if len(self.pax_headers) > _MOST_FOR_ALL_MEMBERS:
             raise tarfile.ReadError(f"{len(self.pax_headers)} extended headers for all members")
-        if member is not None and member.size < 0:
-            raise tarfile.ReadError(f"{member.name!r:.100} has a size of {member.size} bytes")
+        # For some damage, tarfile ends as if this were the end, which is a block of zeros.
+        if any(self._source.last) if member is None else member.size < 0:
+            raise tarfile.ReadError(f"damaged header before byte {self._source.tell()}")
         return member
 
 
@@ -204,6 +206,7 @@ class _Source:
 
     def __init__(self, file: BinaryIO) -> None:
         self.left = sys.maxsize
+        self.last = b""  # what was read last
         self.close, self.seekable = file.close, file.seekable
         self._file = file
         self._position = file.tell() if file.seekable() else 0
@@ -213,7 +216,8 @@ class _Source:
             limit = f"at most {_MOST_BYTES_OF_HEADERS} bytes of headers for a member"
             raise tarfile.ReadError(f"expected {limit}, got a header of {size} bytes")
         self.left -= size
-        return self._read(size)
+        self.last = self._read(size)
+        return self.last
 
     def seek(self, position: int) -> int:
         if self.seekable():
