@@ -142,7 +142,11 @@ def _unpack(package: Path, folder: Path) -> None:
                     n_bytes += member.size
                     if member.size > MOST_BYTES or n_bytes > 100 * MOST_BYTES:
                         raise ValueError(f"{package}: catalogs of {n_bytes} bytes and more")
-                    archive.extract(member, folder, filter="data")
+                    name = Path(member.name.lstrip("/"))
+                    if ".." in name.parts:
+                        raise ValueError(f"{package}: {name} leads out of the package")
+                    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                    (folder / name).write_bytes(archive.extractfile(member).read())
     except FileNotFoundError:
         raise ValueError(f"{package}: unpacking needs dpkg-deb; give unpacked folders") from None
     except tarfile.TarError as error:

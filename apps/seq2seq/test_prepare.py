@@ -5,6 +5,7 @@ import random
 import re
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -147,6 +148,31 @@ def test_catalogs_of_a_debian_package(app, tmp_path, monkeypatch):
     file.write_bytes(b"something else")
     with (
         pytest.raises(ValueError, match=r"hello_1_all\.deb: not a Debian package"),
+        app.catalogs.find_catalogs([file], "de"),
+    ):
+        pass
+
+
+def tar(name: str) -> bytes:
+    member = tarfile.TarInfo(name)
+    return member.tobuf() + bytes(10_240 - tarfile.BLOCKSIZE)
+
+
+@pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="dpkg-deb is not installed")
+def test_package_with_a_catalog_outside(app, tmp_path):
+    parts = {
+        "debian-binary": b"2.0\n",
+        "control.tar": tar("control"),
+        "data.tar": tar("usr/../../x.mo"),
+    }
+    content = b"!<arch>\n"
+    for name, part in parts.items():
+        content += b"%-16s%-12d%-6d%-6d%-8s%-10d`\n" % (name.encode(), 0, 0, 0, b"644", len(part))
+        content += part
+    file = tmp_path / "a.deb"
+    file.write_bytes(content)
+    with (
+        pytest.raises(ValueError, match=r"a\.deb: usr/\.\./\.\./x\.mo leads out of the package"),
         app.catalogs.find_catalogs([file], "de"),
     ):
         pass
