@@ -186,7 +186,7 @@ class _Archive(tarfile.TarFile):
 
     def __init__(self, file: BinaryIO) -> None:
         self._source = _Source(file)
-        super().__init__(fileobj=self._source)
+        super().__init__(fileobj=self._source)  # type: ignore[arg-type]  # nobody writes
 
     def next(self) -> tarfile.TarInfo | None:
         """Return the next member; None at the end."""
