@@ -7,6 +7,7 @@ solution is stored.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import socket
 import sys
@@ -49,6 +50,12 @@ def solved(notebook: NotebookNode) -> NotebookNode:
     return copy
 
 
+def digest(notebook: NotebookNode) -> str:
+    """Return a digest of the code that makes the outputs, with which they are stored."""
+    cells = [cell.source for cell in solved(notebook).cells if cell.cell_type == "code"]
+    return hashlib.sha256("\0".join(cells).encode()).hexdigest()
+
+
 def execute(notebook: NotebookNode, folder: Path) -> None:
     """Run the cells of a notebook in a folder; their outputs are then in it."""
     NotebookClient(
@@ -82,6 +89,7 @@ def store(path: Path) -> None:
         if cell.cell_type == "code":
             cell.outputs = without_this_machine(ran.outputs)
             cell.execution_count = ran.execution_count
+    notebook.metadata.chainermn = {"code_sha256": digest(notebook)}
     nbformat.write(notebook, path)
 
 

@@ -1,28 +1,94 @@
-"""Run scripts on ranks. If one hangs, the test fails with its output and stacks."""
+"""Run what pages show on ranks: those of a test, or of a job of its own.
+
+A script that hangs fails the test with its output and stacks.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import runpy
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterable
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
+from chainer import config, using_config
 
+from chainermn.notes import without_notes
 from chainermn.testing.mpiexec import Job
 
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parent / "examples"
 #: Seconds after which a job or a shell counts as hung, even on a busy machine.
 LIMIT = 400
+#: Runs a test on ranks, as ``pytest.mark.mpi`` does.
+mpi = partial(pytest.mark.mpi, timeout=LIMIT)
 #: Part of this time that is left for showing where it hangs.
 SECONDS_FOR_STACKS = 20
 
 
+def lines_here(script: str | Path, *arguments: str | Path) -> list[str]:
+    """Run a script on all ranks of this test; return what they print, sorted, on each of them."""
+    return lines_of(lambda: run_script(script, *arguments))
+
+
+def lines_of(run: Callable[[], object]) -> list[str]:
+    """Call a function on all ranks of this test; return what they print, sorted, on each of them.
+
+    Only notes may be written to standard error.
+    """
+    from mpi4py import MPI
+
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        streams = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
+        with streams[0], streams[1], using_config("debug", config.debug):
+            run()
+        faulthandler.unregister(signal.SIGUSR2)  # in case it would write there
+        printed, warned = (stream.seek(0) or stream.read() for stream in (out, err))
+    assert without_notes(warned) == ""
+    texts = MPI.COMM_WORLD.allgather(printed)
+    return sorted(line for text in texts for line in text.splitlines())
+
+
+def run_script(script: str | Path, *arguments: str | Path) -> None:
+    """Run a script as Python does, in this process."""
+    before = sys.argv
+    sys.argv = [str(script), *map(str, arguments)]
+    with modules_beside(Path(script).resolve()):
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        finally:
+            sys.argv = before
+
+
+@contextlib.contextmanager
+def modules_beside(script: Path) -> Iterator[None]:
+    """Let a script import the modules of its folder, even if others have their names."""
+    names = {path.stem for path in script.parent.glob("*.py")}
+
+    def loaded() -> set[str]:
+        return {name for name in sys.modules if name.partition(".")[0] in names}
+
+    hidden = {name: sys.modules.pop(name) for name in loaded()}
+    sys.path.insert(0, str(script.parent))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(script.parent))
+        for name in loaded():
+            del sys.modules[name]
+        sys.modules.update(hidden)
+
+
 def run_on_ranks(ranks: int, *arguments: str | Path, cwd: Path):
-    """Run a script on some ranks; return how the job ended, and what they print, sorted.
+    """Run a script in a job; return how the job ended, and what the ranks print, sorted.
 
     A script that hangs fails the test with what it has printed, its processes and their stacks.
     """
@@ -43,8 +109,8 @@ def run_on_ranks(ranks: int, *arguments: str | Path, cwd: Path):
     return result, lines
 
 
-def lines_of_ranks(ranks: int, *arguments: str | Path, cwd: Path) -> list[str]:
-    """Run a script that succeeds on some ranks; return what they print, sorted."""
+def lines_of_job(ranks: int, *arguments: str | Path, cwd: Path) -> list[str]:
+    """Run a script that succeeds in a job; return what its ranks print, sorted."""
     job, lines = run_on_ranks(ranks, *arguments, cwd=cwd)
     assert (job.returncode, job.stderr) == (0, ""), (job, lines)
     return lines

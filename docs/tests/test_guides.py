@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pages
 import pytest
-from on_ranks import EXAMPLES, lines_of_ranks
+from on_ranks import EXAMPLES, lines_here, mpi
 
 SHOWN = pages.marked(r"not run: \S+ (?:runs|has) these lines")
 
@@ -21,7 +21,8 @@ def stripped(text: str) -> str:
     return "".join(f"\n{line}" for line in lines if line) + "\n"
 
 
-def test_what_a_slow_network_needs_learns(tmp_path) -> None:
-    lines = lines_of_ranks(2, EXAMPLES / "slow_network.py", cwd=tmp_path)
+@mpi(2)
+def test_what_a_slow_network_needs_learns() -> None:
+    lines = lines_here(EXAMPLES / "slow_network.py")
     options = "accumulated", "compressed_and_local", "local", "power_sgd", "top_k", "uneven"
     assert lines == [f"{option}: learns" for option in options]

@@ -9,7 +9,7 @@ import numpy as np
 import pages
 import pytest
 from loading import load
-from on_ranks import EXAMPLES, LIMIT, lines_of_ranks, run_on_ranks
+from on_ranks import EXAMPLES, LIMIT, lines_here, run_on_ranks
 
 import chainermn
 
@@ -172,7 +172,7 @@ def test_ensemble(comm):
 
 
 def test_ensemble_is_better_than_each_of_its_models():
-    """Read this from its page, which `test_command_on_ranks` compares with the output."""
+    """Read this from its page, which `test_block_on_3_ranks` compares with the output."""
     alone, _ = (b for b in pages.marked("run: mpiexec") if b.page.stem == "ensemble")
     each, mean = (line.partition(": ")[2].split() for line in pages.printed_by(alone))
     assert float(mean[0]) < 0.9 * min(map(float, each))
@@ -222,8 +222,9 @@ def test_reply_without_a_delegate(tmp_path):
     assert on_page in message
 
 
-def test_loss_that_is_not_tied(tmp_path):
-    lines = lines_of_ranks(2, EXAMPLES / "backward_mistakes.py", "not_tied", cwd=tmp_path)
+@pytest.mark.mpi(2)
+def test_loss_that_is_not_tied():
+    lines = lines_here(EXAMPLES / "backward_mistakes.py", "not_tied")
     assert lines == ["gradient [1. 1. 1.]"]
 
 

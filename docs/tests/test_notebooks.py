@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import linecache
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pages
 import pytest
 from loading import load
+from matplotlib import pyplot
 from nbformat import NotebookNode
+from on_ranks import lines_of, modules_beside, mpi
+
+import chainermn
 
 FOLDER = pages.DOCS / "notebooks"
 execute = load(FOLDER / "execute.py")
@@ -34,6 +41,7 @@ def kinds(cell: NotebookNode) -> list[str]:
     return [" ".join(sorted(output.get("data", [output.output_type]))) for output in outputs]
 
 
+@pytest.mark.nightly
 def test_notebook_runs_and_its_check_knows_the_solution(path, tmp_path, monkeypatch):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))  # not the user's settings
     shutil.copy(FOLDER / "pictures.py", tmp_path)
@@ -67,6 +75,62 @@ def test_stored_notebook(path):
     texts = "".join(output.get("text", "") for output in outputs)
     assert "Warning" not in texts
     assert execute.UNSOLVED in execute.tagged(notebook, "exercise").source
+    stored = notebook.metadata.chainermn.code_sha256
+    assert stored == execute.digest(notebook), "nox -s notebooks stores what the code shows now"
+
+
+class Ranks:
+    """The ranks of this test, in the place of those that a notebook starts."""
+
+    def __init__(self) -> None:
+        self._all = self._running = chainermn.create_communicator()
+
+    def create_communicator(self) -> chainermn.CommunicatorBase:
+        return self._running
+
+    def run(self, function: Callable[..., Any], *args: object, ranks: int) -> list[Any]:
+        """Call a function on the first ranks, and return what all of them return."""
+        rank = self._all.rank
+        self._running = self._all.split(int(rank < ranks), rank)
+        result = function(*deepcopy(args)) if rank < ranks else None
+        return self._all.allgather_obj(result)[:ranks]
+
+
+def run_cells(notebook: NotebookNode) -> None:
+    """Run a notebook's code on the ranks of this test."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    with modules_beside(FOLDER / "pictures.py"):
+        for cell in code_cells(notebook):
+            lines = cell.source.splitlines(keepends=True)
+            linecache.cache[cell.id] = (len(cell.source), None, lines, cell.id)  # for inspect
+            exec(compile(cell.source, cell.id, "exec"), names)
+            pyplot.close("all")
+
+
+def check_on_ranks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a notebook with and without its solution, and see what its check says."""
+    ranks, notebook = Ranks(), execute.read(FOLDER / f"{name}.ipynb")
+    pyplot.switch_backend("agg")
+    monkeypatch.setattr(chainermn.launch, "run", ranks.run)
+    monkeypatch.setattr(chainermn, "create_communicator", ranks.create_communicator)
+    printed = lines_of(lambda: run_cells(execute.solved(notebook)))
+    shown = execute.tagged(notebook, "check").outputs[0].text.splitlines()
+    assert shown and set(shown) <= set(printed)
+    with pytest.raises((AssertionError, TypeError)):
+        run_cells(notebook)
+
+
+@mpi(2)
+@pytest.mark.parametrize("name", ["02_five_lines", "04_links", "06_model_parallel"])
+def test_check_knows_the_solution_on_2_ranks(name, monkeypatch):
+    check_on_ranks(name, monkeypatch)
+
+
+@mpi(4)
+@pytest.mark.parametrize("name", ["01_ranks", "03_all_reduce"])
+def test_check_knows_the_solution_on_4_ranks(name, monkeypatch):
+    """This leaves out 05, which kills ranks."""
+    check_on_ranks(name, monkeypatch)
 
 
 def run_copy(folder: Path, *names: str) -> subprocess.CompletedProcess[str]:

@@ -14,17 +14,17 @@ import numpy as np
 import pages
 import pytest
 from loading import load
-from on_ranks import EXAMPLES, LIMIT, lines_of_ranks
+from on_ranks import EXAMPLES, lines_here, mpi
 
-pytestmark = pytest.mark.timeout(4 * LIMIT)
+import chainermn
+
 #: Tolerances for float64 after some steps.
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 
 
 @pytest.fixture(autouse=True)
-def float64(monkeypatch):
+def float64():
     """Compute in float64, here and in the examples, which use Chainer's dtype."""
-    monkeypatch.setenv("CHAINER_DTYPE", "float64")
     with chainer.using_config("dtype", np.float64):
         yield
 
@@ -81,14 +81,14 @@ def joined(folder: Path, when: str, ranks: int) -> dict[str, np.ndarray]:
     return whole
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_divided_channels_train_as_in_one_process(ranks, tmp_path):
+@mpi(2, 3)
+def test_divided_channels_train_as_in_one_process(mpi_ranks, shared_tmp_path):
     example = load(EXAMPLES / "channel_parallel.py")
-    lines = lines_of_ranks(ranks, EXAMPLES / "channel_parallel.py", tmp_path, cwd=tmp_path)
-    if ranks == 2:
+    lines = lines_here(EXAMPLES / "channel_parallel.py", shared_tmp_path)
+    if mpi_ranks == 2:
         assert lines == printed_on("collectives")
     net = OneNet(example.CHANNELS, example.CLASSES, example.SIZE)
-    before = joined(tmp_path, "before", ranks)
+    before = joined(shared_tmp_path, "before", mpi_ranks)
     for path, parameter in net.namedparams():
         parameter.array[...] = before[path[1:]]
     optimizer = chainer.optimizers.MomentumSGD(lr=0.02).setup(net)
@@ -98,7 +98,7 @@ def test_divided_channels_train_as_in_one_process(ranks, tmp_path):
         losses.append(F.softmax_cross_entropy(net(x), t))
         optimizer.update(lambda: losses[-1])
     assert lines[0] == f"loss {losses[0].item():.2f}, after 10 steps {losses[-1].item():.2f}"
-    assert_equal(joined(tmp_path, "after", ranks), parameters(net))
+    assert_equal(joined(shared_tmp_path, "after", mpi_ranks), parameters(net))
 
 
 # Rows
@@ -113,15 +113,16 @@ def one_net() -> chainer.Chain:
     return net
 
 
-@pytest.mark.parametrize(("ranks", "rows"), [(2, [0, 75, 151]), (3, [0, 50, 100, 151])])
-def test_divided_rows_train_as_in_one_process(ranks, rows, tmp_path):
+@mpi(2, 3)
+def test_divided_rows_train_as_in_one_process(mpi_ranks, shared_tmp_path):
     script = EXAMPLES / "spatially_parallel.py"
-    lines = lines_of_ranks(ranks, script, "--out", tmp_path, cwd=tmp_path)
-    if ranks == 3:
+    lines = lines_here(script, "--out", shared_tmp_path)
+    if mpi_ranks == 3:
         assert lines == printed_on("spatial")
+    rows = {2: [0, 75, 151], 3: [0, 50, 100, 151]}[mpi_ranks]
     expected = [f"rank {rank}: rows {a} to {b}" for rank, (a, b) in enumerate(pairwise(rows))]
     net = one_net()
-    chainer.serializers.load_npz(tmp_path / "before.npz", net)
+    chainer.serializers.load_npz(shared_tmp_path / "before.npz", net)
     optimizer = chainer.optimizers.SGD(lr=0.1).setup(net)
     x, t = load(script).read_rows(range(151), 64)
     losses = [F.mean_squared_error(net(x), t).item()]
@@ -130,8 +131,8 @@ def test_divided_rows_train_as_in_one_process(ranks, rows, tmp_path):
         losses.append(F.mean_squared_error(net(x), t).item())
     shown = [f"loss {losses[step]:.3f} after {step} steps" for step in (0, 5)]
     assert lines == sorted([*shown, *expected])
-    assert_equal(dict(np.load(tmp_path / "after.npz")), parameters(net))
-    parts = [np.load(tmp_path / f"output{rank}.npy") for rank in range(ranks)]
+    assert_equal(dict(np.load(shared_tmp_path / "after.npz")), parameters(net))
+    parts = [np.load(shared_tmp_path / f"output{rank}.npy") for rank in range(mpi_ranks)]
     np.testing.assert_allclose(np.concatenate(parts, axis=2), net(x).array, **EXACT)
 
 
@@ -146,26 +147,24 @@ def test_fewer_rows_than_the_halo_are_refused():
 # A pipeline
 
 
-@pytest.mark.parametrize(
-    ("ranks", "micro_batches", "batchsize", "more"),
-    [
-        (2, 4, 6, []),  # of 1, 2, 1 and 2 examples
-        (4, 3, 4, ["--recompute"]),
-    ],
-)
-def test_pipeline_trains_as_one_process(ranks, micro_batches, batchsize, more, tmp_path):
+@mpi(2, 4)
+def test_pipeline_trains_as_one_process(mpi_ranks, shared_tmp_path):
     script, channels = EXAMPLES / "pipeline.py", 4
+    micro_batches, batchsize, more = {
+        2: (4, 6, []),  # of 1, 2, 1 and 2 examples
+        4: (3, 4, ["--recompute"]),
+    }[mpi_ranks]
     options = {"micro-batches": micro_batches, "batchsize": batchsize, "channels": channels}
     arguments = [f"--{name}={value}" for name, value in options.items()]
-    lines = lines_of_ranks(ranks, script, *arguments, *more, "--out", tmp_path, cwd=tmp_path)
+    lines = lines_here(script, *arguments, *more, "--out", shared_tmp_path)
     example = load(script)
 
     def stages(when: str) -> chainer.ChainList:
         """Return the stages of all ranks, one after the other."""
         net = chainer.ChainList()
-        for rank in range(ranks):
-            part = chainer.ChainList(example.make_stage(rank, ranks, channels))
-            chainer.serializers.load_npz(tmp_path / f"{when}{rank}.npz", part)
+        for rank in range(mpi_ranks):
+            part = chainer.ChainList(example.make_stage(rank, mpi_ranks, channels))
+            chainer.serializers.load_npz(shared_tmp_path / f"{when}{rank}.npz", part)
             net.append(part[0])
         return net
 
@@ -196,38 +195,21 @@ def test_layers_are_recomputed_in_backward():
     assert len(calls) == 4
 
 
-#: Every rank scales by its own weights.
-LONG_MESSAGES = """
-import chainer
-import numpy as np
-from pipeline import backprop, make_model
-
-import chainermn
-
-comm = chainermn.create_communicator()
-model = make_model(comm, chainer.links.Scale(W_shape=(200_000,)))
-model[0].W.array *= comm.rank + 1
-x = np.random.RandomState(0).normal(size=(4, 200_000))
-loss = backprop(model, x, np.arange(4, dtype=np.int32), micro_batches=4)
-np.save(f"{comm.rank}.npy", model[0].W.grad)
-"""
-
-
 @pytest.mark.each_mpi
-def test_pipeline_with_messages_of_more_than_a_megabyte(tmp_path, monkeypatch):
+@mpi(3)
+def test_pipeline_with_messages_of_more_than_a_megabyte():
     """Such messages wait for the receiver, because no MPI buffers so much."""
-    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
-    (tmp_path / "script.py").write_text(LONG_MESSAGES)
-    lines_of_ranks(3, tmp_path / "script.py", cwd=tmp_path)
+    example, comm = load(EXAMPLES / "pipeline.py"), chainermn.create_communicator()
     stages = [L.Scale(W_shape=(200_000,)) for _ in range(3)]
     for rank, stage in enumerate(stages):
-        stage.W.array *= rank + 1
+        stage.W.array *= rank + 1  # every rank scales by its own weights
         stage.cleargrads()
     x = np.random.RandomState(0).normal(size=(4, 200_000))
-    y = chainer.Sequential(*stages)(x)
-    F.softmax_cross_entropy(y, np.arange(4, dtype=np.int32)).backward()
-    for rank, stage in enumerate(stages):
-        np.testing.assert_allclose(np.load(tmp_path / f"{rank}.npy"), stage.W.grad, **EXACT)
+    t = np.arange(4, dtype=np.int32)
+    model = example.make_model(comm, stages[comm.rank].copy("copy"))
+    example.backprop(model, x, t, micro_batches=4)
+    F.softmax_cross_entropy(chainer.Sequential(*stages)(x), t).backward()
+    np.testing.assert_allclose(model[0].W.grad, stages[comm.rank].W.grad, **EXACT)
 
 
 @pytest.fixture
@@ -236,18 +218,18 @@ def chart(monkeypatch):
     return load(EXAMPLES / "pipeline_chart.py")
 
 
-def test_micro_batches_go_down_the_ranks_and_back(tmp_path):
+@mpi(3)
+def test_micro_batches_go_down_the_ranks_and_back(mpi_ranks, shared_tmp_path):
     """Check the order in which ranks compute, not how long it takes."""
-    ranks, micro_batches = 3, 4
-    lines = lines_of_ranks(
-        *(ranks, EXAMPLES / "pipeline_chart.py", "--micro-batches", f"{micro_batches}"),
-        *("--batchsize=4", "--channels=4", "--steps=1", "--out", tmp_path),
-        cwd=tmp_path,
+    micro_batches = 4
+    lines = lines_here(
+        *(EXAMPLES / "pipeline_chart.py", "--micro-batches", f"{micro_batches}"),
+        *("--batchsize=4", "--channels=4", "--steps=1", "--out", shared_tmp_path),
     )
     assert len(lines) == 1
-    assert (tmp_path / "pipeline.png").stat().st_size > 1000
-    spans = json.loads((tmp_path / "pipeline.json").read_text())[f"{micro_batches}"]
-    assert len(spans) == ranks
+    assert (shared_tmp_path / "pipeline.png").stat().st_size > 1000
+    spans = json.loads((shared_tmp_path / "pipeline.json").read_text())[f"{micro_batches}"]
+    assert len(spans) == mpi_ranks
     numbers = [*range(micro_batches)]
     for of_rank in spans:
         order = [("forward", i) for i in numbers] + [("backward", i) for i in numbers[::-1]]
