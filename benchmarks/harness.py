@@ -32,7 +32,7 @@ _PATIENCE = 180.0  # seconds for a turn, or for imports
 _MOST_REPEATS = 300
 
 #: Jobs of contestants: the module of `benchmarks.ranks` that they run, and their variables.
-_TEAMS = {
+TEAMS = {
     "ours": ("with_chainer", {}),
     "ours, NumPy": ("with_chainer", WITH_NUMPY),
     "before": ("with_chainer", {}),
@@ -349,7 +349,7 @@ def teams_of(place: Place, names: Iterable[str], settings: Settings) -> Iterator
 
 
 def _starter(name: str, place: Place, settings: Settings) -> Callable[[], Team]:
-    program, env = _TEAMS[name]
+    program, env = TEAMS[name]
     python = settings.before if name == "before" else sys.executable
     return lambda: Team(place, program, env=env, python=python)
 

@@ -53,7 +53,7 @@ _LINES_OF_FAILURES = 25
 # Reasons for which a rehearsal may skip tests.
 _FOR_WANT_OF_A_GPU = re.compile("CUDA|GPU|only collected")
 _SLOWER_IN_REHEARSALS = 5  # two cores instead of sixteen
-_MACHINE = (
+MACHINE = (
     ("kernel", "uname -srm; nproc; head -n 1 /proc/meminfo"),
     ("GPU", "nvidia-smi --query-gpu=name,compute_cap,driver_version,memory.total --format=csv"),
     ("CUDA", "nvcc --version | tail -n 2; which nvcc ncu nsys compute-sanitizer cuda-gdb"),
@@ -211,7 +211,7 @@ def prove(run: Run, chosen: Sequence[Task], bundle: Path | None, *, wants_all: b
 def describe_machine(log: TextIO) -> list[str]:
     """Describe the machine, within half a minute."""
     found = []
-    for what, command in _MACHINE:
+    for what, command in MACHINE:
         try:
             shown = subprocess.run(
                 ["sh", "-c", command],

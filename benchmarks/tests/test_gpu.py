@@ -125,7 +125,7 @@ def test_every_team_is_known(machine: Any) -> None:
     taken = machine(2)
     list(gpu.measure(SETTINGS))
     teams = {contestant.team for _, contestants in taken for contestant in contestants}
-    assert teams <= harness._TEAMS.keys()
+    assert teams <= harness.TEAMS.keys()
 
 
 def test_the_page_has_verdicts_and_figures(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -224,6 +225,18 @@ def test_old_python_beside_newer_ones(checkout: Path, tmp_path: Path) -> None:
     assert result.stdout == f"3.12 {checkout / 'noxw'} -s mnist\n"
 
 
+def test_python_3_4_could_read_it() -> None:
+    """Without syntax of today's, an old Python gets as far as saying that it is too old."""
+    tree = ast.parse((ROOT / "noxw").read_bytes(), feature_version=(3, 4))
+    newer = (ast.JoinedStr, ast.AnnAssign, ast.NamedExpr, ast.Match, ast.AsyncFunctionDef)
+    assert [node for node in ast.walk(tree) if isinstance(node, newer)] == []
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    arguments = [argument for f in functions for argument in ast.walk(f.args)]
+    assert functions and not any(getattr(each, "annotation", None) for each in arguments)
+    assert not any(f.returns or f.args.kwonlyargs for f in functions)
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("python", ["python2.7", "python3.6", "python3.8", "python3.10"])
 def test_on_an_old_python_of_this_machine(checkout: Path, tmp_path: Path, python: str) -> None:
     ask = [python, "-c", "import sys; print(sys.executable)"]

@@ -62,7 +62,7 @@ def prove(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Prove:
 
     def run(tasks: list[Task], *options: str, no_gpu: str = "") -> tuple[int, dict[str, Outcome]]:
         monkeypatch.setattr(prove_on_gpu, "tasks", lambda place, processes: tasks)
-        monkeypatch.setattr(prove_on_gpu, "_MACHINE", (("Python", "echo 3"),))
+        monkeypatch.setattr(prove_on_gpu, "MACHINE", (("Python", "echo 3"),))
         monkeypatch.setattr(prove_on_gpu, "why_none", lambda run, log: (no_gpu, ""))
         monkeypatch.setattr(sys, "argv", ["prove_on_gpu.py", "--out", str(tmp_path), *options])
         code = prove_on_gpu.main()
