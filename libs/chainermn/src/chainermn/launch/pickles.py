@@ -80,7 +80,7 @@ class _Pickler(cloudpickle.Pickler):
 def _is_found(name: str) -> bool:
     """Tell whether a new Python with the same search path would find a module."""
     parts, path = name.split("."), None
-    if parts[0] in sys.stdlib_module_names:  # collections.abc is no file from Python 3.13 on
+    if parts[0] in sys.stdlib_module_names:  # collections.abc has no file from Python 3.13 on
         return True
     for end in range(1, len(parts) + 1):
         inner = ".".join(parts[:end])
