@@ -230,14 +230,24 @@ def image_tests(session: nox.Session) -> None:
 
     Needs root, debootstrap and a mirror of Debian 12, which has this session's Python.
     """
-    if os.geteuid() != 0:
-        session.error("this needs root, try sudo")
-    if shutil.which("debootstrap") is None:
-        session.error("there is no debootstrap: apt install debootstrap")
+    check_debootstrap(session)
     session.env["CHAINERMN_WHEELHOUSE"] = str(fill_wheelhouse(session))
     install_for_tests(session, "mpich")
     unhurried = "--timeout=0"  # it takes minutes to build
     session.run("python", "-m", "pytest", unhurried, "ci/image", *session.posargs)
+
+
+@nox.session(python=PYTHONS, default=False)
+@nox.parametrize("release", ["bookworm", "trixie", "testing"])
+def minimal_systems(session: nox.Session, release: str) -> None:
+    """Run ``cpu_tests`` in a Debian that has git and Python and nothing else, as slim images do.
+
+    Needs root, debootstrap and a mirror of Debian, whose Pythons are 3.11, 3.13 and 3.14.
+    Arguments go to ``noxw``: ``-- -k "cpu_tests and mpich"``.
+    """
+    check_debootstrap(session)
+    arguments = session.posargs or ["-s", "cpu_tests"]
+    session.run("python", "-m", "ci.image.minimal", release, *arguments)
 
 
 @nox.session(python=PYTHONS, default=False)
@@ -407,6 +417,14 @@ def check_links(site: Path) -> list[str]:
     """Return a command that checks the links of the site and the READMEs."""
     read = [f"{site}/**/*.html", "*.md", "*/README.md", "libs/*/README.md", "apps/*/README.md"]
     return ["lychee", "--no-progress", "--root-dir", str(site), *read]
+
+
+def check_debootstrap(session: nox.Session) -> None:
+    """Fail, and say what is missing, if this machine cannot make a root file system."""
+    if os.geteuid() != 0:
+        session.error("this needs root, try sudo")
+    if shutil.which("debootstrap") is None:
+        session.error("there is no debootstrap: apt install debootstrap")
 
 
 def check_cluster(session: nox.Session, *options: str) -> None:
