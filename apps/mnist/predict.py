@@ -5,6 +5,7 @@ import argparse
 import math
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import chainer
@@ -16,8 +17,8 @@ from model import MODELS, load_weights
 N_COLUMNS, N_ROWS = 6, 6  # readable on a phone
 
 
-def main() -> int:
-    args = parse_arguments()
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse_arguments(argv)
     network = MODELS[args.model](args.unit, 10)
     try:
         load_weights(args.weights, network)
@@ -43,7 +44,7 @@ def main() -> int:
     return 0
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     best = Path("result/best.npz")
@@ -54,7 +55,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--unit", "-u", type=int, default=200, help="as in training")
     picture = Path("predictions.png")
     add("--picture", metavar="FILE", type=Path, default=picture, help="default: %(default)s")
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
 def predict(network: chainer.Chain, images: np.ndarray, batchsize: int = 500) -> np.ndarray:

@@ -1,6 +1,5 @@
 """Whatever happens to a rank, the job ends, says why, and leaves nothing behind."""
 
-import os
 import signal
 import socket
 import time
@@ -55,11 +54,6 @@ sys.path[0] = {here!r}
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
-if_long = pytest.mark.skipif(
-    "CHAINERMN_LONG_TESTS" not in os.environ,
-    reason="CHAINERMN_LONG_TESTS is not set",
-)
-
 
 def start(out: Path, **env: str) -> Job:
     """Start training, and return once there is a snapshot."""
@@ -103,7 +97,7 @@ def test_one_rank_exits(tmp_path):
     assert f"rank 1 on {HOST}" in result.stderr
 
 
-@if_long
+@pytest.mark.nightly
 def test_rank_is_killed(tmp_path):
     job = start(tmp_path / "result")
     rank_1(job).kill()
@@ -116,7 +110,7 @@ def test_rank_is_killed(tmp_path):
     )
 
 
-@if_long
+@pytest.mark.nightly
 def test_rank_stops_answering(tmp_path):
     job = start(tmp_path / "result", CHAINERMN_STALL_LIMIT="6")
     rank_1(job).suspend()
@@ -126,7 +120,7 @@ def test_rank_stops_answering(tmp_path):
     assert "has been silent for" in result.stderr
 
 
-@if_long
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_mpiexec_gets_a_signal(number, tmp_path):
     job = start(tmp_path / "result")

@@ -2,6 +2,7 @@
 """Train replicas of a network to read handwritten digits, each with its layers on two ranks."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import chainer
@@ -18,8 +19,8 @@ from parts import Unite, input_of, part_of
 from reports import ACCURACY, add_reports, print_summary
 
 
-def main() -> None:
-    args = parse_arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
     if args.quiet:
         silence()
     comm = chainermn.create_communicator(args.communicator)
@@ -86,7 +87,7 @@ def main() -> None:
         print_summary(trainer)
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--dataset", choices=["digits", "mnist"], default="digits", help="default: %(default)s")
@@ -103,7 +104,7 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_mutually_exclusive_group().add_argument
     add("--evaluate", action="store_true", help="do not train; evaluate best.npz in --out")
     add("--quiet", "-q", action="store_true", help="print only warnings and errors")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if min(args.epoch, args.batchsize, args.unit) < 1 or args.seed < 0:
         parser.error("--epoch, --batchsize and --unit must be at least 1, and --seed at least 0")
     return args
