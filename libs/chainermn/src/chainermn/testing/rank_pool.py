@@ -36,6 +36,8 @@ START_LIMIT = 120.0
 GRACE_AFTER_FAILURE = 2.0
 # Seconds after the time limit when a rank ends itself, in case the pool is gone.
 _GRACE_WITHOUT_POOL = 30.0
+# Makes a rank write its stacks. Scripts that tests call may handle SIGUSR1, to stop.
+STACK_SIGNAL = signal.SIGUSR2
 # Seconds that a rank has to write its stacks; the main thread comes last, and may be cut off.
 STACK_LIMIT = 5.0
 _ENDS_OF_STACKS = ("in _run_module_as_main", "...")
@@ -129,7 +131,7 @@ class RankPool:
     def _stack_of(self, rank: int) -> str:
         """Return the stacks of a rank that is stuck, perhaps in C code."""
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pids[rank], signal.SIGUSR1)
+            os.kill(self._pids[rank], STACK_SIGNAL)
         path = self._directory / f"stack{rank}"
         deadline = time.monotonic() + STACK_LIMIT
         stack = ""
@@ -219,7 +221,7 @@ def main(directory: Path, arguments: list[str]) -> int:
 
     rank = MPI.COMM_WORLD.rank
     stack = (directory / f"stack{rank}").open("w")
-    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+    faulthandler.register(STACK_SIGNAL, file=stack, all_threads=True)
     with contextlib.chdir(directory):
         connection = Client("socket", "AF_UNIX")
     connection.send((rank, os.getpid()))
