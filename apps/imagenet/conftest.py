@@ -1,97 +1,140 @@
-"""Shared fixtures: the app's modules, small data sets, and jobs."""
+"""Shared by the tests: the plugin for tests on several ranks, the app's modules, and images."""
 
-from collections.abc import Callable
+import contextlib
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 
+import chainer
 import matplotlib.font_manager  # noqa: F401  - its very first import writes to standard error
 import pytest
 
+import chainermn
+from chainermn.agreement import run_on_root
 from chainermn.testing.modules import import_modules
-from chainermn.testing.mpiexec import JobResult, run_job
 
 HERE = Path(__file__).resolve().parent
-# Seconds after which a job counts as hung, even on a busy machine.
-LIMIT = 600
-NAMES = ["data", "evaluation", "export", "generated", "idx", "ilsvrc", "images", "layouts"]
-NAMES += ["lr_range", "models", "options", "predict", "prepare", "shard_iterator", "shards"]
-NAMES += ["train", "trained", "training", "weights"]
+NAMES = [path.stem for path in HERE.glob("*.py") if not path.name.startswith(("test_", "conf"))]
 
-# If other programs use the cores too, BLAS threads spend much time waiting for each other.
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+if "chainermn.testing.pytest_plugin" not in sys.modules:  # in a copy of this folder
+    pytest_plugins = ["chainermn.testing.pytest_plugin"]
 
 
 @pytest.fixture(scope="session")
 def app() -> SimpleNamespace:
     """Import the app's modules so that another app's may have the same names."""
-    return import_modules(HERE, NAMES)
+    return import_modules(HERE, ["models", *NAMES])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def this_process(app) -> Iterator[None]:
+    """Let pickle find the app's classes by name, and undo what the scripts set in this process."""
+    method = multiprocessing.get_start_method(allow_none=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(HERE)
+        for module in vars(app).values():
+            patch.setitem(sys.modules, module.__name__, module)
+        yield
+    multiprocessing.set_start_method(method, force=True)
 
 
 @pytest.fixture(scope="session")
-def drawn(app, tmp_path_factory) -> Path:
-    """Return a folder with 600 images to train on and 101 to validate with."""
-    root = tmp_path_factory.mktemp("data") / "drawn"
-    app.generated.create(root, 600, 101)
+def run() -> Callable[..., None]:
+    """Return a function that calls a script's ``main`` until it has ended on all ranks."""
+
+    def call(main: Callable[[list[str]], object], *options: object) -> None:
+        main(list(map(str, options)))
+        chainermn.create_communicator().allgather_obj(None)
+
+    return call
+
+
+@pytest.fixture
+def only(monkeypatch) -> Callable[[int], AbstractContextManager[bool]]:
+    """Return a context in which scripts see only some ranks; it tells whether this is one."""
+
+    @contextlib.contextmanager
+    def context(ranks: int) -> Iterator[bool]:
+        comm = chainermn.create_communicator()
+        part = comm.split(comm.rank // ranks, comm.rank)
+        with monkeypatch.context() as patch:
+            patch.setattr(chainermn, "create_communicator", lambda *_: part)
+            yield comm.rank < ranks
+        comm.allgather_obj(None)
+
+    return context
+
+
+@pytest.fixture
+def fails(capsys) -> Callable[..., str]:
+    """Return a function that calls a script's ``main``, and returns the line that it ends with."""
+
+    def call(main: Callable[[list[str]], object], *options: object) -> str:
+        comm = chainermn.create_communicator()
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main(list(map(str, options)))
+        assert capsys.readouterr().err == ""
+        codes = comm.allgather_obj(caught.value.code)
+        assert codes[1:] == [1] * (comm.size - 1)
+        assert codes[0].startswith("error: ")
+        return codes[0]
+
+    return call
+
+
+class Stopped(Exception):
+    """Ends a training in the middle of an epoch."""
+
+
+@pytest.fixture
+def stop(monkeypatch) -> Callable[..., None]:
+    """Return a function that calls train.py's ``main``, and stops it after some iterations."""
+
+    def call(iteration: int, main: Callable[[list[str]], object], *options: object) -> None:
+        update = chainer.training.StandardUpdater.update
+
+        def update_or_stop(updater: chainer.training.StandardUpdater) -> None:
+            update(updater)
+            if updater.iteration == iteration:
+                raise Stopped
+
+        with monkeypatch.context() as patch:
+            patch.setattr(chainer.training.StandardUpdater, "update", update_or_stop)
+            with pytest.raises(Stopped):
+                main(list(map(str, options)))
+        chainermn.create_communicator().allgather_obj(None)
+
+    return call
+
+
+@pytest.fixture
+def on_rank_0(mpi_ranks) -> Callable[[Callable[[], object]], None]:
+    """Return a function that has rank 0 of a test make files, while the other ranks wait."""
+
+    def call(make: Callable[[], object]) -> None:
+        if mpi_ranks == 1:
+            make()
+        else:
+            run_on_root(chainermn.create_communicator(), 0, "files", make)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def few(app, tmp_path_factory) -> Path:
+    """Return a folder with 120 images to train on and 31 to validate with. Only on ranks."""
+    comm = chainermn.create_communicator()
+    root = comm.bcast_obj(tmp_path_factory.mktemp("data") / "few")
+    run_on_root(comm, 0, "images", lambda: app.generated.create(root, 120, 31))
     return root
 
 
 @pytest.fixture(scope="session")
-def drawn_lists(drawn) -> list[str | Path]:
-    """Return the options of scripts that name the drawn images."""
-    return lists(drawn)
-
-
-def lists(root: Path) -> list[str | Path]:
-    return ["--train", root / "train.txt", "--val", root / "val.txt", "--root", root]
-
-
-@pytest.fixture(scope="session")
-def start() -> Callable[..., JobResult]:
-    """Return a function that runs a script of the app under mpiexec until it ends."""
-
-    def run(ranks: int, script: str, *options: object, cwd: Path, **outcome: bool) -> JobResult:
-        env = ONE_THREAD if ranks == 1 else {}  # with more ranks, the library divides the cores
-        arguments = [HERE / script, *map(str, options)]
-        return run_job(ranks, arguments, cwd=cwd, env=env, timeout=LIMIT).check(**outcome)
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def train(start) -> Callable[..., JobResult]:
-    """Return a function that trains the small network on a data set."""
-
-    def run(ranks: int, root: Path, out: Path, *options: object, **outcome: bool) -> JobResult:
-        arguments = [*lists(root), "--out", out, "--arch", "small", *options]
-        return start(ranks, "train.py", *arguments, cwd=out.parent, **outcome)
-
-    return run
-
-
-# Runs the script named in its arguments, and kills rank 1 after a number of iterations.
-KILLS_ITSELF = """
-import os, runpy, signal, sys
-from chainer.training import StandardUpdater
-
-if __name__ == "__main__":
-    update, last = StandardUpdater.update, int(sys.argv[1])
-
-    def update_or_die(self):
-        update(self)
-        optimizer = self.get_optimizer("main")
-        if self.iteration == last and optimizer.communicator.rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    StandardUpdater.update = update_or_die
-    del sys.argv[:2]
-    sys.path[0] = os.path.dirname(sys.argv[0])
-    runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-@pytest.fixture(scope="session")
-def kills_itself(tmp_path_factory) -> Path:
-    """Return a script that takes an iteration, another script, and that script's options."""
-    path = tmp_path_factory.mktemp("kills_itself") / "kills_itself.py"
-    path.write_text(KILLS_ITSELF)
-    return path
+def lists(few) -> list[str | Path]:
+    """Return the options of scripts that name these images, and the small network."""
+    options = ["--train", few / "train.txt", "--val", few / "val.txt", "--root", few]
+    return [*options, "--arch", "small", "--loaderjob", "0"]

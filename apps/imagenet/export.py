@@ -8,6 +8,7 @@ import argparse
 import importlib
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import chainer
@@ -18,8 +19,8 @@ import trained
 OPSET, IR_VERSION = 11, 6  # the highest opset of onnx_chainer, and the lowest that works
 
 
-def main() -> None:
-    args = parse_arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
     try:
         check_installed()
         model = trained.load(args.model)
@@ -32,13 +33,13 @@ def main() -> None:
     print(f"ONNX Runtime computes the same as Chainer, up to {difference:.1e}")
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     default = " or else ".join(map(str, trained.DEFAULTS))
     add("--model", "-m", type=Path, metavar="FILE", help=f"weights; default: {default}")
     add("--out", "-o", type=Path, metavar="FILE", default=Path("model.onnx"), help="output")
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
 def check_installed() -> None:

@@ -6,6 +6,7 @@ Takes train.py's arguments, of which some have no effect here, such as --epoch a
 
 import argparse
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import chainer
@@ -23,8 +24,8 @@ from chainermn.progress import Progress
 IMAGES = 256  # in a step, that --lr is for
 
 
-def main() -> None:
-    args = parse_arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
     comm, device = job.start(args)
     with exit_together(comm):
         check(args)
@@ -48,7 +49,7 @@ def main() -> None:
         run_on_root(comm, 0, "lr_range.py", lambda: report(rates, test.losses, Path(args.out)))
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     summary, notes = __doc__.split("\n\n")
     parser = argparse.ArgumentParser(description=summary, epilog=notes)
     add = parser.add_argument
@@ -60,7 +61,7 @@ def parse_arguments() -> argparse.Namespace:
         default=100,
         help="training steps from lowest to highest; default: %(default)s",
     )
-    return options.parse_arguments(parser)
+    return options.parse_arguments(parser, argv)
 
 
 def check(args: argparse.Namespace) -> None:

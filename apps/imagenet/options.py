@@ -1,6 +1,7 @@
 """The options of train.py and lr_range.py, and which of them change the result."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ NO_SETTINGS = {
 }
 
 
-def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
+def parse_arguments(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None = None
+) -> argparse.Namespace:
     """Add the options of train.py to a parser, and parse the arguments."""
     add = parser.add_argument
     add("lists", metavar="TRAIN VAL", nargs="*", help="the same as --train TRAIN --val VAL")
@@ -112,7 +115,7 @@ def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     evaluate = "do not train; evaluate these weights; default: best.npz in OUT"
     add("--evaluate", metavar="FILE", nargs="?", const="", help=evaluate)
     add("--quiet", "-q", action="store_true", help="print only warnings and errors")
-    args = parser.parse_intermixed_args()
+    args = parser.parse_intermixed_args(argv)
     if args.lists:
         if args.train or args.val:
             parser.error("give the lists either as TRAIN VAL or as --train TRAIN --val VAL")

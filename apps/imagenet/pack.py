@@ -4,6 +4,7 @@
 import argparse
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from chainermn.progress import Progress
 from data import ImageList
 
 
-def main() -> None:
-    args = parse_arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
     comm = chainermn.create_communicator()
     with exit_together(comm):
         if args.source.is_dir():
@@ -37,7 +38,7 @@ def main() -> None:
         print(f"{n_images} images in {len(index)} shards: {out.resolve()}")
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     source = "list of lines 'path label', or folder of tar files to index"
@@ -54,7 +55,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--allow-outside", action="store_true", help=outside)
     add("--out", "-o", metavar="DIR", type=Path, help="folder for the shards of LIST")
     add("--images", type=int, default=1000, help="images per shard; default: %(default)s")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.source.is_dir() == (args.out is not None):
         parser.error("give --out with a list, and nothing else with a folder of tar files")
     return args

@@ -8,7 +8,7 @@ import itertools
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,8 @@ import trained
 from data import CENTER
 
 
-def main() -> int:
-    args = parse_arguments()
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse_arguments(argv)
     with contextlib.ExitStack() as stack:
         try:
             model = trained.load(args.model)
@@ -51,7 +51,7 @@ def main() -> int:
     return min(unreadable, 1)
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add(
@@ -66,7 +66,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--batchsize", "-b", type=int, default=32, help="batch size; default: %(default)s")
     add("--gpu", "-g", action="store_true", help="compute on a GPU")
     add("--csv", metavar="FILE", help="also write a table, with a row for each image")
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
 def list_files(path: Path) -> list[Path]:

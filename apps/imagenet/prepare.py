@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import socket
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,8 +25,8 @@ from chainermn.progress import Progress
 from data import ImageList, Sums
 
 
-def main() -> None:
-    args = parse_arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
     comm = chainermn.create_communicator()
     on_root = partial(run_on_root, comm, 0, "prepare.py")
     with exit_together(comm):
@@ -51,7 +52,7 @@ def main() -> None:
         print("next:", shlex.join(map(str, command)))
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("folder", metavar="DIR", type=Path, help="folder with the images")
@@ -75,7 +76,7 @@ def parse_arguments() -> argparse.Namespace:
     outside = "allow links that lead out of DIR"
     add("--allow-outside", action="store_true", help=outside)
     add("--skip-unreadable", action="store_true", help="skip damaged images")
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
 def find(args: argparse.Namespace) -> layouts.DataSet:

@@ -1,7 +1,7 @@
 """The networks match the papers, and the names and results of Chainer's example."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import chainer
@@ -302,6 +302,11 @@ COMPUTE: dict[str, Callable] = {
 }
 
 
+def sample(names: Iterable[str], *nightly: str) -> list[object]:
+    """Return networks as parameters of a test; the slow ones are tested nightly."""
+    return [pytest.param(name, marks=[pytest.mark.nightly] * (name in nightly)) for name in names]
+
+
 @pytest.fixture
 def drawn_fast(monkeypatch):
     """Draw initial weights with a faster generator: otherwise this takes longer than the rest."""
@@ -321,6 +326,7 @@ def test_names_and_shapes_are_those_of_chainers_example(app, name, drawn_fast):
     assert (len(list(model.params())), model.count_params()) == PARAMETERS[name]
 
 
+@pytest.mark.nightly
 def test_vgg16_has_as_many_parameters_as_in_the_paper(app, drawn_fast):
     model = app.models.ARCHITECTURES["vgg16"](n_out=1000)
     with chainer.using_config("train", False), chainer.no_backprop_mode():
@@ -328,7 +334,7 @@ def test_vgg16_has_as_many_parameters_as_in_the_paper(app, drawn_fast):
     assert model.count_params() == 138_357_544
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", sample(SHAPES, "alex"))
 def test_weights_of_chainers_example_load_and_compute_what_they_do_there(
     app, name, drawn_fast, monkeypatch, tmp_path
 ):
@@ -372,7 +378,7 @@ def test_every_network_is_tested(app):
     assert set(app.models.ARCHITECTURES) == set(BATCHES)
 
 
-@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("name", sample(BATCHES, "alex", "googlenetbn", "resnet50", "vgg16"))
 def test_scores_and_gradients(app, name, drawn_fast):
     np.random.seed(0)
     model = app.models.ARCHITECTURES[name](n_out=7)

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -45,13 +44,12 @@ def place(app, tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def predict(app, place, monkeypatch, capsys):
+def predict(app, place, capsys):
     """Return a function that runs predict.py and returns its exit status, output and errors."""
 
     def run(*arguments: object) -> tuple[int | str, str, str]:
-        monkeypatch.setattr(sys, "argv", ["predict.py", *map(str, arguments)])
         try:
-            status = app.predict.main()
+            status = app.predict.main(list(map(str, arguments)))
         except SystemExit as error:
             status = error.code
         return status, *capsys.readouterr()
@@ -138,9 +136,14 @@ def test_other_description_gives_one_line(app, place, predict, change, message):
     assert err == ""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_wrong_input_gives_one_line(app, place, predict):
+    write_weights(app, place / "result", "best.npz", 1)
+    write_weights(app, place / "result", "nin.npz", 1, "nin")
+    (place / "damaged").mkdir()
+    (place / "damaged" / "model.json").write_text('{"arch": "small", "mean": [1, 2, 3]}')
+    (place / "result" / "a.jpg").write_bytes(Path("images/a.jpg").read_bytes())
+    set_traps(place / "result" / "best.npz", place / "result" / "strange.npz", place / "trapped")
+    for arguments, message in (
         (["--model", "other/best.npz"], "No such file or directory: 'other/model.json'"),
         (["--model", "result/missing.npz"], "No such file or directory: 'result/missing.npz'"),
         (["--model", "result/nin.npz"], "does not have the weights of this network"),
@@ -150,21 +153,13 @@ def test_other_description_gives_one_line(app, place, predict, change, message):
         (["--model", "result/a.jpg"], "result/a.jpg is not an NPZ file"),
         (["--csv", "missing/t.csv"], "No such file or directory: 'missing/t.csv'"),
         (["damaged"], "damaged contains no image"),
-    ],
-)
-def test_wrong_input_gives_one_line(app, place, predict, arguments, message):
-    write_weights(app, place / "result", "best.npz", 1)
-    write_weights(app, place / "result", "nin.npz", 1, "nin")
-    (place / "damaged").mkdir()
-    (place / "damaged" / "model.json").write_text('{"arch": "small", "mean": [1, 2, 3]}')
-    (place / "result" / "a.jpg").write_bytes(Path("images/a.jpg").read_bytes())
-    set_traps(place / "result" / "best.npz", place / "result" / "strange.npz", place / "trapped")
-    status, out, _ = predict("images", *arguments)
+    ):
+        status, out, _ = predict("images", *arguments)
+        assert status.startswith("error: ")
+        assert message in status
+        assert "\n" not in status
+        assert out == ""
     assert not (place / "trapped").exists()
-    assert status.startswith("error: ")
-    assert message in status
-    assert "\n" not in status
-    assert out == ""
 
 
 def test_error_without_a_gpu(app, place, predict):

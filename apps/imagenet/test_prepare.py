@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from chainermn.testing.in_turn import run_in_turn
+import chainermn
 
 HERE = Path(__file__).resolve().parent
+# Seconds after which a test counts as hung, even on a busy machine.
+LIMIT = 300
 
 SYNSETS = ["n01440764", "n01443537", "n02066245"]
 
@@ -25,28 +27,39 @@ def write_image(path: Path, seed: int) -> None:
 
 
 @pytest.fixture
-def ilsvrc(tmp_path) -> Path:
-    root = tmp_path / "ilsvrc"
-    for i in range(13):
-        synset = SYNSETS[i % 3]
-        write_image(root / "train" / synset / f"{synset}_{i}.JPEG", i)
-    for i in range(1, 5):
-        write_image(root / "val" / f"ILSVRC2012_val_{i:08}.JPEG", 20 + i)
-    (root / "val.txt").write_text(
-        "".join(f"ILSVRC2012_val_{i:08}.JPEG {i % 3}\n" for i in range(1, 5))
-    )
+def ilsvrc(on_rank_0, shared_tmp_path) -> Path:
+    root = shared_tmp_path / "ilsvrc"
+
+    def make() -> None:
+        for i in range(13):
+            synset = SYNSETS[i % 3]
+            write_image(root / "train" / synset / f"{synset}_{i}.JPEG", i)
+        for i in range(1, 5):
+            write_image(root / "val" / f"ILSVRC2012_val_{i:08}.JPEG", 20 + i)
+        (root / "val.txt").write_text(
+            "".join(f"ILSVRC2012_val_{i:08}.JPEG {i % 3}\n" for i in range(1, 5))
+        )
+
+    on_rank_0(make)
     return root
 
 
-def test_same_for_any_number_of_ranks(start, app, ilsvrc, tmp_path):
+@pytest.mark.mpi(3, timeout=LIMIT)
+def test_same_for_any_number_of_ranks(
+    app, run, only, ilsvrc, shared_tmp_path, monkeypatch, capsys
+):
     results = []
     for ranks in (1, 3):
-        out = tmp_path / f"out{ranks}"
-        options = ["../ilsvrc", "--out", ".", "--size", 32]
-        out.mkdir()
-        shown = start(ranks, "prepare.py", *options, cwd=out).stdout
-        assert "mean color: 100%" in shown
-        assert shown.count("over 13 images") == 1
+        out = shared_tmp_path / f"out{ranks}"
+        out.mkdir(exist_ok=True)
+        monkeypatch.chdir(out)
+        with only(ranks) as is_seen:
+            if is_seen:
+                run(app.prepare.main, "../ilsvrc", "--out", ".", "--size", 32)
+        shown = capsys.readouterr().out
+        is_root = chainermn.create_communicator().rank == 0
+        assert ("mean color: 100%" in shown) == is_root
+        assert shown.count("over 13 images") == is_root
         results.append({path.name: path.read_text() for path in out.iterdir()})
     assert results[0] == results[1]
 
@@ -65,14 +78,17 @@ def test_same_for_any_number_of_ranks(start, app, ilsvrc, tmp_path):
     np.testing.assert_allclose(statistics["deviation"], pixels.std(axis=(0, 2, 3)), rtol=1e-9)
 
 
-def test_unreadable_file_is_named(start, ilsvrc, tmp_path):
+@pytest.mark.mpi(2, timeout=LIMIT)
+def test_unreadable_file_is_named(app, run, fails, on_rank_0, ilsvrc, shared_tmp_path, capsys):
     broken = ilsvrc / "train" / SYNSETS[0] / f"{SYNSETS[0]}_0.JPEG"
-    broken.write_bytes(broken.read_bytes()[:500])
-    job = start(2, "prepare.py", ilsvrc, "--out", tmp_path / "a", cwd=tmp_path, fails=True)
-    assert str(broken) in job.stderr
-    job = start(2, "prepare.py", ilsvrc, "--skip-unreadable", cwd=tmp_path)
-    assert f"skipped: {broken} on " in job.stdout
-    assert "over 12 images" in job.stdout
+    on_rank_0(lambda: broken.write_bytes(broken.read_bytes()[:500]))
+    options = [ilsvrc, "--out", shared_tmp_path / "a"]
+    assert str(broken) in fails(app.prepare.main, *options)
+    run(app.prepare.main, *options, "--skip-unreadable")
+    shown = capsys.readouterr().out
+    is_root = chainermn.create_communicator().rank == 0
+    assert (f"skipped: {broken} on " in shown) == is_root
+    assert ("over 12 images" in shown) == is_root
 
 
 NUMBERS = dict(zip(SYNSETS, range(3), strict=True))
@@ -168,30 +184,40 @@ def test_synset_folders_of_validation_images(app, ilsvrc):
 
 
 @pytest.fixture
-def animals(tmp_path) -> Path:
+def animals(on_rank_0, shared_tmp_path) -> Path:
     """Return folders of two classes, with files of many formats."""
-    root = tmp_path / "animals"
+    root = shared_tmp_path / "animals"
     endings = ["jpg", "PNG", "webp", "gif", "bmp", "tiff", "ppm", "jpeg"]
-    for name, n in (("zebra", 8), ("ant eater", 12)):
-        for i in range(n):
-            write_image(root / name / f"{name} {i:02}.{endings[i % 8]}", i)
-    write_image(root / "zebra" / "more" / "inner.png", 30)
-    write_image(root / "zebra" / ".thumbnails" / "small.png", 30)
-    (root / "zebra" / "notes.txt").write_text("taken in June")
+
+    def make() -> None:
+        for name, n in (("zebra", 8), ("ant eater", 12)):
+            for i in range(n):
+                write_image(root / name / f"{name} {i:02}.{endings[i % 8]}", i)
+        write_image(root / "zebra" / "more" / "inner.png", 30)
+        write_image(root / "zebra" / ".thumbnails" / "small.png", 30)
+        (root / "zebra" / "notes.txt").write_text("taken in June")
+
+    on_rank_0(make)
     return root
 
 
-def test_own_images_become_a_model_in_two_commands(start, app, animals, tmp_path):
-    options = [animals, "--hold-out", 0.25, "--out", tmp_path / "lists", "--size", 32]
+@pytest.mark.mpi(3, timeout=LIMIT)
+def test_own_images_become_a_model_in_two_commands(
+    app, run, only, animals, shared_tmp_path, capsys
+):
+    comm, out = chainermn.create_communicator(), shared_tmp_path / "lists"
     lists = []
     for ranks in (1, 3):
-        shown = start(ranks, "prepare.py", *options, cwd=tmp_path).stdout
-        lists.append({path.name: path.read_text() for path in (tmp_path / "lists").iterdir()})
+        capsys.readouterr()
+        with only(ranks) as is_seen:
+            if is_seen:
+                options = ["--hold-out", 0.25, "--out", out, "--size", 32]
+                run(app.prepare.main, animals, *options)
+        shown = comm.bcast_obj(capsys.readouterr().out)
+        lists.append({path.name: path.read_text() for path in out.iterdir()})
     assert lists[0] == lists[1]
     assert lists[0]["classes.txt"] == "ant eater\nzebra\n"
-    train, val = (
-        app.data.ImageList.read(tmp_path / "lists" / f"{p}.txt") for p in ("train", "val")
-    )
+    train, val = (app.data.ImageList.read(out / f"{part}.txt") for part in ("train", "val"))
     assert (train.labels == 0).sum() == 9
     assert (train.labels == 1).sum() == 7
     assert len(val) == 5
@@ -201,10 +227,12 @@ def test_own_images_become_a_model_in_two_commands(start, app, animals, tmp_path
     assert listed == {(str(path), int(path.parts[0] == "zebra")) for path in files}
     assert len(listed) == 21
 
-    mpiexec, n, ranks, *command = shlex.split(shown[shown.index("next: ") + 6 :])
-    assert (mpiexec, n, ranks) == ("mpiexec", "-n", "3")
-    start(2, *command, "--test", "--arch", "small", "--batchsize", 4, cwd=tmp_path)
-    about = json.loads((tmp_path / "result/test/model.json").read_text())
+    *command, script = shlex.split(shown[shown.index("next: ") + 6 :])[:4]
+    assert (command, script) == (["mpiexec", "-n", "3"], str(HERE / "train.py"))
+    options = shlex.split(shown[shown.index("next: ") + 6 :])[4:]
+    options += ["--test", "--arch", "small", "--batchsize", 4, "--loaderjob", 0]
+    run(app.train.main, *options, "--out", shared_tmp_path / "result")
+    about = json.loads((shared_tmp_path / "result/test/model.json").read_text())
     assert about["classes"] == ["ant eater", "zebra"]
 
 
@@ -237,30 +265,41 @@ def idx_content(array: np.ndarray) -> bytes:
 
 
 @pytest.fixture
-def clothes(tmp_path) -> Path:
+def clothes(on_rank_0, shared_tmp_path) -> Path:
     """Return a folder of IDX files: 23 images to train on and 7 to test with, of three classes."""
-    random = np.random.default_rng(0)
-    root = tmp_path / "idx"
-    root.mkdir()
-    for prefix, n in (("train", 23), ("t10k", 7)):
-        pixels = random.integers(0, 256, (n, 6, 5), np.uint8)
-        labels = (np.arange(n) % 3).astype(np.uint8)
-        (root / f"{prefix}-images-idx3-ubyte").write_bytes(idx_content(pixels))
-        (root / f"{prefix}-labels-idx1-ubyte").write_bytes(idx_content(labels))
+    root = shared_tmp_path / "idx"
+
+    def make() -> None:
+        random = np.random.default_rng(0)
+        root.mkdir()
+        for prefix, n in (("train", 23), ("t10k", 7)):
+            pixels = random.integers(0, 256, (n, 6, 5), np.uint8)
+            labels = (np.arange(n) % 3).astype(np.uint8)
+            (root / f"{prefix}-images-idx3-ubyte").write_bytes(idx_content(pixels))
+            (root / f"{prefix}-labels-idx1-ubyte").write_bytes(idx_content(labels))
+
+    on_rank_0(make)
     return root
 
 
-def test_idx_files(start, app, clothes, tmp_path):
-    labels = clothes / "train-labels-idx1-ubyte"
-    (clothes / f"{labels.name}.gz").write_bytes(gzip.compress(labels.read_bytes()))
-    labels.unlink()
-    (tmp_path / "names.txt").write_text("coat\nbag\nboot\n")
-    options = ["--classes", "names.txt", "--size", 5]
+@pytest.mark.mpi(3, timeout=LIMIT)
+def test_idx_files(app, run, only, on_rank_0, clothes, shared_tmp_path, capsys):
+    def make() -> None:
+        labels = clothes / "train-labels-idx1-ubyte"
+        (clothes / f"{labels.name}.gz").write_bytes(gzip.compress(labels.read_bytes()))
+        labels.unlink()
+        (shared_tmp_path / "names.txt").write_text("coat\nbag\nboot\n")
+
+    on_rank_0(make)
+    options = ["--classes", shared_tmp_path / "names.txt", "--size", 5]
     contents = []
     for ranks in (1, 3):
-        out = tmp_path / f"out{ranks}"
-        shown = start(ranks, "prepare.py", clothes, "--out", out, *options, cwd=tmp_path).stdout
-        assert "train: PNG files: 100%" in shown
+        out = shared_tmp_path / f"out{ranks}"
+        with only(ranks) as is_seen:
+            if is_seen:
+                run(app.prepare.main, clothes, "--out", out, *options)
+        is_root = chainermn.create_communicator().rank == 0
+        assert ("train: PNG files: 100%" in capsys.readouterr().out) == is_root
         files = (path for path in out.rglob("*") if path.is_file())
         contents.append({str(path.relative_to(out)): path.read_bytes() for path in files})
     assert contents[0] == contents[1]
@@ -347,21 +386,21 @@ def test_error_for_idx_files(app, clothes):
         app.idx.read_part(clothes, "t10k")
 
 
-def test_wrong_input_ends_all_ranks_with_one_line(clothes, tmp_path):
-    cases = [
+@pytest.mark.mpi(2, timeout=LIMIT)
+def test_wrong_input_ends_all_ranks_with_one_line(
+    app, fails, on_rank_0, clothes, shared_tmp_path, monkeypatch
+):
+    def make() -> None:
+        Path("two.txt").write_text("coat\nbag\n")
+        Path("damaged").mkdir()
+        Path("damaged/train-images-idx3-ubyte").write_bytes(b"P5")
+
+    monkeypatch.chdir(shared_tmp_path)
+    on_rank_0(make)
+    for options, message in (
         (["missing"], "there is no folder missing"),
         (["idx", "--classes", "two.txt"], "two.txt has 2 lines for 3 classes"),
         (["idx", "--out", "two.txt/out"], "Not a directory: 'two.txt"),
         (["damaged"], "expected an IDX file"),
-    ]
-    (tmp_path / "two.txt").write_text("coat\nbag\n")
-    (tmp_path / "damaged").mkdir()
-    (tmp_path / "damaged" / "train-images-idx3-ubyte").write_bytes(b"P5")
-    runs = [options for options, _ in cases]
-    jobs = run_in_turn(2, HERE / "prepare.py", runs, cwd=tmp_path)
-    for (_, message), job in zip(cases, jobs, strict=True):
-        assert job.returncode != 0, job
-        lines = [line for line in job.stderr.splitlines() if line.startswith("error: ")]
-        assert len(lines) == 1
-        assert message in lines[0]
-        assert "Traceback" not in job.stderr
+    ):
+        assert message in fails(app.prepare.main, *options)

@@ -4,6 +4,7 @@
 import argparse
 import copy
 import signal
+from collections.abc import Sequence
 
 import chainer
 from chainer.training import extensions
@@ -28,8 +29,8 @@ from chainermn.extensions import (
 from chainermn.progress import silence
 
 
-def main() -> None:
-    args = options.parse_arguments(argparse.ArgumentParser(description=__doc__))
+def main(argv: Sequence[str] | None = None) -> None:
+    args = options.parse_arguments(argparse.ArgumentParser(description=__doc__), argv)
     if args.quiet:
         silence()
     comm, device = job.start(args)
