@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from copy import deepcopy
@@ -134,30 +133,34 @@ def test_check_knows_the_solution_on_4_ranks(name, monkeypatch):
     check_on_ranks(name, monkeypatch)
 
 
-def run_copy(folder: Path, *names: str) -> subprocess.CompletedProcess[str]:
-    """Run a copy of execute.py with the notebooks beside it."""
-    shutil.copy(FOLDER / "execute.py", folder)
-    command = [sys.executable, folder / "execute.py", *names]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.fixture
+def run_copy(tmp_path, monkeypatch) -> Callable[..., object]:
+    """Return a function that runs a copy of execute.py, and returns with what it exits."""
+
+    def run(*names: str) -> object:
+        monkeypatch.setattr(sys, "argv", ["execute.py", *names])
+        with pytest.raises(SystemExit) as ended:
+            load(Path(shutil.copy(FOLDER / "execute.py", tmp_path))).main()
+        return ended.value.code
+
+    return run
 
 
-def test_nothing_is_stored_below_an_exercise_that_somebody_has_solved(tmp_path):
+def test_nothing_is_stored_below_an_exercise_that_somebody_has_solved(tmp_path, run_copy):
     path = Path(shutil.copy(execute.NOTEBOOKS[0], tmp_path))
     notebook = execute.read(path)
     cell = execute.tagged(notebook, "exercise")
     cell.source = cell.source.replace(execute.UNSOLVED, "")
     nbformat.write(notebook, path)
     before = path.read_bytes()
-    done = run_copy(tmp_path)
-    assert (done.returncode, done.stdout) == (1, "")
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"{path.name}: its exercise has no line with '# your code' any more")
+    said = f"{path.name}: its exercise has no line with '# your code' any more"
+    assert str(run_copy()).startswith(said)
     assert path.read_bytes() == before
 
 
-def test_name_of_no_notebook(tmp_path):
+def test_name_of_no_notebook(tmp_path, run_copy, capsys):
     for path in execute.NOTEBOOKS[:2]:
         shutil.copy(path, tmp_path)
-    done = run_copy(tmp_path, "01_ranks.ipynb", "10_ranks.ipynb")
+    assert run_copy("01_ranks.ipynb", "10_ranks.ipynb") == 2
     expected = "no notebook 10_ranks.ipynb; there are 01_ranks.ipynb, 02_five_lines.ipynb\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
+    assert capsys.readouterr() == ("", expected)
