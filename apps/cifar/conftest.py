@@ -1,7 +1,10 @@
-"""Shared fixtures: the app's modules, and jobs."""
+"""Shared fixtures: the app's modules, and calls of its scripts on all ranks of a test."""
 
+import contextlib
+import io
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,33 +12,70 @@ import matplotlib.font_manager  # noqa: F401  - its very first import writes to 
 import pytest
 
 from chainermn.testing.modules import import_modules
-from chainermn.testing.mpiexec import JobResult, run_job
 
 HERE = Path(__file__).resolve().parent
-# Seconds after which a job counts as hung, even on a busy machine.
-LIMIT = 600
-NAMES = ["data", "model", "predict", "search_reports", "shapes", "study", "training"]
+NAMES = ["data", "model", "predict", "search", "search_reports", "shapes", "study", "train"]
+NAMES += ["training"]
 
-# If other programs use the cores too, BLAS threads spend much time waiting for each other.
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[SimpleNamespace]:
+    """Import the app's modules, while another app's may have the same names."""
+    found = import_modules(HERE, NAMES)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in vars(found).values():  # where pickle looks for their classes
+            patch.setitem(sys.modules, module.__name__, module)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Return a folder of all ranks, for all tests of a module on this number of ranks."""
+    from mpi4py import MPI
+
+    return Path(MPI.COMM_WORLD.bcast(tmp_path_factory.mktemp("folder")))
 
 
 @pytest.fixture(scope="session")
-def app() -> SimpleNamespace:
-    """Import the app's modules so that another app's may have the same names."""
-    return import_modules(HERE, NAMES)
+def call() -> Callable[..., str]:
+    """Return a function that calls a script's main, and returns what this rank prints."""
+
+    def run(main: Callable, *options: object) -> str:
+        with contextlib.redirect_stdout(io.StringIO()) as shown:
+            assert not main(list(map(str, options)))
+        return shown.getvalue()
+
+    return run
+
+
+@pytest.fixture
+def call_quietly(capfd, monkeypatch) -> Callable[..., None]:
+    """Return a function that calls a main with ``--quiet`` and fails if it prints anything."""
+
+    def run(main: Callable, *options: object) -> None:
+        with open(1, "w", closefd=False) as stream:  # pytest's own does not use the descriptor
+            monkeypatch.setattr(sys, "stdout", stream)
+            print("before")
+            assert not main([*map(str, options), "--quiet"])
+            print("after")
+        assert capfd.readouterr().out == "before\n"
+
+    return run
 
 
 @pytest.fixture(scope="session")
-def start() -> Callable[..., JobResult]:
-    """Return a function that runs a script under mpiexec until it ends."""
+def refused() -> Callable[..., str]:
+    """Return a function that calls a main that ends every rank, and returns its message."""
+    from mpi4py import MPI
 
-    def run(
-        ranks: int, script: Path | str, *options: object, cwd: Path, fails: bool = False
-    ) -> JobResult:
-        env = ONE_THREAD if ranks == 1 else {}  # with more ranks, the library divides the cores
-        arguments = [HERE / script, *map(str, options)]
-        return run_job(ranks, arguments, cwd=cwd, env=env, timeout=LIMIT).check(fails=fails)
+    def run(main: Callable, *options: object) -> str:
+        with contextlib.redirect_stdout(io.StringIO()), pytest.raises(SystemExit) as end:
+            main(list(map(str, options)))
+        message, *others = MPI.COMM_WORLD.allgather(end.value.code)
+        assert others == [1] * len(others)
+        assert message.startswith("error: ")
+        assert message.count("error: ") == 1
+        return message
 
     return run
 

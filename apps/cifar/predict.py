@@ -4,6 +4,7 @@
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ ARGUMENTS = {
 MOST_EXAMPLES = 1_000_000  # are drawn
 
 
-def main() -> int:
-    args = parse_arguments()
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse_arguments(argv)
     try:
         trained = read_arguments(args.weights)
         sources = trained["dataset"], args.data or trained["data"], trained["examples"]
@@ -55,7 +56,7 @@ def main() -> int:
     return 0
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     best = Path("result/best.npz")
@@ -63,7 +64,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--data", metavar="PATH", help="CIFAR files; default: those of the training")
     picture = Path("predictions.png")
     add("--picture", metavar="FILE", type=Path, default=picture, help="default: %(default)s")
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
 def read_arguments(weights: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 """Search for the best hyperparameters of a network."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import chainer
@@ -23,8 +24,8 @@ from study import Study
 FREE = {"data", "communicator", "gpu", "out", "trials", "ranks_per_trial", "quiet"}
 
 
-def main() -> None:
-    args = parse_arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
     if args.quiet:
         silence()
     comm, device = training.start(args)
@@ -49,7 +50,7 @@ def main() -> None:
         print_summary(study, Path(args.out))
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     training.add_arguments(parser, epoch=5)
     add = parser.add_argument
@@ -57,7 +58,7 @@ def parse_arguments() -> argparse.Namespace:
     per_trial = "ranks that train a trial together; default: all"
     add("--ranks-per-trial", type=int, metavar="N", help=per_trial)
     add("--quiet", "-q", action="store_true", help="print only warnings and errors")
-    return training.checked(parser)
+    return training.checked(parser, argv)
 
 
 def prepare_study(args: argparse.Namespace) -> None:

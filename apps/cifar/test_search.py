@@ -7,60 +7,57 @@ import subprocess
 import sys
 from pathlib import Path
 
+import chainer
+import optuna
 import pytest
 from optuna.trial import TrialState
 
+import chainermn
 from chainermn.testing.mpiexec import direct_environment
 
 HERE = Path(__file__).resolve().parent
 # Seconds after which a job counts as hung, even on a busy machine.
 LIMIT = 600
 TINY = ["--examples", "60", "--epoch", "2", "--batchsize", "9"]
-
-# Runs the search; trial 1 is pruned after its first epoch, and trial 2 fails. In the folder
-# "kill", rank 1 is killed in trial 3. Each rank records the values of its trials, and how many
-# iterations they took.
-SEARCH = """
-import json, os, runpy, signal, sys
-from pathlib import Path
-sys.path[0] = {here!r}
-import chainer, optuna
-import study, training
-
-optuna.pruners.MedianPruner.prune = lambda self, study, trial: trial.number == 1
-suggest, create, run = study.suggest, training.create_trainer, chainer.training.Trainer.run
-
-def suggest_too_much(trial):
-    return {{**suggest(trial), **({{"lr": float("inf")}} if trial.number == 2 else {{}})}}
-
-def note(what):
-    from mpi4py import MPI
-    with open(f"rank{{MPI.COMM_WORLD.rank}}", "a") as file:
-        print(json.dumps(what), file=file)
-
-def create_and_note(args, comm, device, images):
-    names = "lr", "weight_decay", "dropout", "unit"
-    note([Path(args.out).name, [vars(args)[name] for name in names]])
-    made = create(args, comm, device, images)
-    if Path.cwd().name == "kill" and args.out.endswith("_003") and comm.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return made
-
-def run_and_note(self):
-    run(self)
-    note([Path(self.out).name, self.updater.iteration])
-
-study.suggest, training.create_trainer = suggest_too_much, create_and_note
-chainer.training.Trainer.run = run_and_note
-runpy.run_path(os.path.join(sys.path[0], "search.py"), run_name="__main__")
-"""
+VALUES = "lr", "weight_decay", "dropout", "unit"
 
 
-@pytest.fixture(scope="module")
-def script(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("script") / "search.py"
-    path.write_text(SEARCH.format(here=str(HERE)))
-    return path
+@pytest.fixture
+def expected(app, tmp_path) -> list[list[float]]:
+    """Return the values of the first five trials, which do not depend on results."""
+    study = app.study.Study(tmp_path, 5, seed=0)
+    return [[values[name] for name in VALUES] for _, values in iter(study.ask, None)]
+
+
+def change_trials(patch: pytest.MonkeyPatch, app) -> list[tuple[str, list[float] | int]]:
+    """Have trial 1 pruned after its first epoch, and trial 2 fail.
+
+    Return a list that will have, for each trial of this rank, its values and how many iterations
+    it took.
+    """
+    suggest, create = app.study.suggest, app.training.create_trainer
+    run = chainer.training.Trainer.run
+    notes = []
+
+    def suggest_too_much(trial):
+        return {**suggest(trial), **({"lr": float("inf")} if trial.number == 2 else {})}
+
+    def create_and_note(args, *others):
+        if not notes:  # no group is done before the others have begun
+            chainermn.create_communicator("naive").mpi_comm.Barrier()
+        notes.append((Path(args.out).name, [vars(args)[name] for name in VALUES]))
+        return create(args, *others)
+
+    def run_and_note(trainer):
+        run(trainer)
+        notes.append((Path(trainer.out).name, trainer.updater.iteration))
+
+    is_second = lambda pruner, study, trial: trial.number == 1  # noqa: E731
+    patch.setattr(optuna.pruners.MedianPruner, "prune", is_second)
+    patch.setattr(app.study, "suggest", suggest_too_much)
+    patch.setattr(app.training, "create_trainer", create_and_note)
+    patch.setattr(chainer.training.Trainer, "run", run_and_note)
+    return notes
 
 
 def read_table(out: Path) -> dict[int, dict[str, str]]:
@@ -68,34 +65,37 @@ def read_table(out: Path) -> dict[int, dict[str, str]]:
         return {int(row.pop("trial")): row for row in csv.DictReader(file)}
 
 
-def read_notes(folder: Path, rank: int) -> list:
-    return [json.loads(line) for line in (folder / f"rank{rank}").read_text().splitlines()]
-
-
 def values_of(notes: list) -> dict[str, list[float]]:
     return {trial: what for trial, what in notes if isinstance(what, list)}
 
 
 @pytest.fixture(scope="module")
-def three_ranks(script, start, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("three_ranks")
-    job = start(3, script, *TINY, "--trials", 5, cwd=folder)
-    return job, folder, [read_notes(folder, rank) for rank in range(3)]
+def searched(app, call, folder):
+    """Search on all ranks; return what this rank prints, the folder, and notes of all ranks."""
+    out = folder / "result"
+    with pytest.MonkeyPatch.context() as patch:
+        notes = change_trials(patch, app)
+        shown = call(app.search.main, *TINY, "--trials", 5, "--out", out)
+    return shown, out, chainermn.create_communicator("naive").allgather_obj(notes)
 
 
 @pytest.mark.each_mpi
-def test_all_ranks_train_the_same_trials_and_end_them_together(three_ranks):
-    _, _, (notes, *others) = three_ranks
+@pytest.mark.mpi(3, timeout=LIMIT)
+def test_all_ranks_train_the_same_trials_and_end_them_together(searched, expected):
+    _, _, (notes, *others) = searched
     assert others == [notes, notes]
     assert list(values_of(notes)) == [f"trial_{n:03}" for n in range(5)]
     assert len({tuple(values) for values in values_of(notes).values()}) == 5
+    expected[2][0] = float("inf")
+    assert list(values_of(notes).values()) == expected
     # Each rank has 18 images: two iterations per epoch.
     assert [what for _, what in notes if isinstance(what, int)] == [4, 2, 2, 4, 4]
 
 
-def test_pruned_and_failed_trials_do_not_end_the_search(three_ranks):
-    job, folder, notes = three_ranks
-    table = read_table(folder / "result")
+@pytest.mark.mpi(3, timeout=LIMIT)
+def test_pruned_and_failed_trials_do_not_end_the_search(searched):
+    shown, out, notes = searched
+    table = read_table(out)
     assert [row["state"] for row in table.values()] == [
         "complete",
         "pruned",
@@ -106,55 +106,85 @@ def test_pruned_and_failed_trials_do_not_end_the_search(three_ranks):
     assert [int(row["epochs"]) for row in table.values()] == [2, 1, 0, 2, 2]
     for number, values in enumerate(values_of(notes[0]).values()):
         row = table[number]
-        found = [float(row[name]) for name in ("lr", "weight_decay", "dropout", "unit")]
+        found = [float(row[name]) for name in VALUES]
         assert found[1:] == values[1:]
         assert found[0] == values[0] or number == 2
-    lines = job.stdout.splitlines()
+    if chainermn.create_communicator("naive").rank > 0:
+        assert shown == ""
+        return
+    lines = shown.splitlines()
     assert lines[1].split()[:3] == ["trial", "lr", "weight_decay"]
     assert [line.split()[0] for line in lines[2:7]] == list("01234")
     assert lines[-1].startswith("table, picture and study: ")
 
 
-def test_what_the_best_trial_leaves(three_ranks, app):
-    job, folder, _ = three_ranks
-    table = read_table(folder / "result")
+@pytest.mark.mpi(3, timeout=LIMIT)
+def test_what_the_best_trial_leaves(searched, app):
+    shown, folder, _ = searched
+    table = read_table(folder)
     complete = {
         n: float(row["accuracy"]) for n, row in table.items() if row["state"] == "complete"
     }
     best = max(complete, key=complete.get)
     row = table[best]
-    assert f"the best: trial {best}, {complete[best]:.2%} of the validation images" in job.stdout
-    assert f"train.py --lr {float(row['lr']):.4g} --weight-decay" in job.stdout
-    out = folder / f"result/trial_{best:03}"
+    if chainermn.create_communicator("naive").rank == 0:
+        assert f"the best: trial {best}, {complete[best]:.2%} of the validation images" in shown
+        assert f"train.py --lr {float(row['lr']):.4g} --weight-decay" in shown
+    out = folder / f"trial_{best:03}"
     assert json.loads((out / "best.json").read_text())["value"] == complete[best]
     arguments = app.predict.read_arguments(out / "best.npz")
     assert arguments["unit"] == int(row["unit"])
     network = app.model.ResNet(arguments["unit"], 10, 0)
     app.model.load_weights((out / "best.npz").read_bytes(), out / "best.npz", network)
-    assert (folder / "result/trials.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert (folder / "trials.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
-def test_a_second_start_goes_on_with_the_study(three_ranks, script, start):
-    _, folder, _ = three_ranks
-    before = read_table(folder / "result")
-    start(3, script, *TINY, "--trials", 4, cwd=folder)  # there are more than that already
-    assert read_table(folder / "result") == before
-    start(2, script, *TINY, "--trials", 6, cwd=folder)
-    after = read_table(folder / "result")
+@pytest.mark.mpi(3, timeout=LIMIT)
+def test_a_second_start_goes_on_with_the_study(searched, app, call, refused):
+    _, out, _ = searched
+    comm = chainermn.create_communicator("naive")
+    before = read_table(out)
+    comm.mpi_comm.Barrier()
+    call(app.search.main, *TINY, "--trials", 4, "--out", out)  # there are more than that already
+    assert comm.bcast_obj(comm.rank == 0 and read_table(out)) == before
+    call(app.search.main, *TINY, "--trials", 6, "--out", out)
+    after = comm.bcast_obj(comm.rank == 0 and read_table(out))
     assert list(after) == list(range(6))
     assert {n: after[n] for n in range(5)} == before
-    job = start(2, script, *TINY[:-1], "8", cwd=folder, fails=True)
-    assert "error: the study was begun with other settings (batchsize: 9, now 8)" in job.stderr
-    assert "Traceback" not in job.stderr
+    shown = refused(app.search.main, *TINY[:-1], "8", "--out", out)
+    assert "error: the study was begun with other settings (batchsize: 9, now 8)" in shown
+
+
+# Runs the search. Rank 1 is killed in trial 3. Each rank records the values of its trials.
+KILL = """
+import json, os, runpy, signal, sys
+from pathlib import Path
+sys.path[0] = {here!r}
+import training
+
+create = training.create_trainer
+
+def create_or_die(args, comm, device, images):
+    with open(f"rank{{comm.rank}}", "a") as file:
+        print(json.dumps([vars(args)[name] for name in {values}]), file=file)
+    made = create(args, comm, device, images)
+    if args.out.endswith("_003") and comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return made
+
+training.create_trainer = create_or_die
+runpy.run_path(os.path.join(sys.path[0], "search.py"), run_name="__main__")
+"""
 
 
 @pytest.mark.each_mpi
-def test_killed_search_that_is_started_again_tries_the_same(three_ranks, script, tmp_path):
-    (tmp_path / "kill").mkdir()
+def test_killed_search_that_is_started_again_tries_the_same(expected, tmp_path):
+    script = tmp_path / "search.py"
+    script.write_text(KILL.format(here=str(HERE), values=VALUES))
     command = ["-m", "chainermn", "launch", "-n", "2", "--max-restarts", "1"]
     shown = subprocess.run(
-        [sys.executable, *command, script, *TINY, "--trials", "5"],
-        cwd=tmp_path / "kill",
+        [sys.executable, *command, script, *TINY, "--epoch", "1", "--trials", "5"],
+        cwd=tmp_path,
         env=direct_environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -162,33 +192,40 @@ def test_killed_search_that_is_started_again_tries_the_same(three_ranks, script,
         timeout=LIMIT,
     )
     assert shown.returncode == 0, shown
-    table = read_table(tmp_path / "kill/result")
-    assert list(table) == [0, 1, 2, 4, 5]
-    expected = list(values_of(three_ranks[2][0]).values())
+    assert list(read_table(tmp_path / "result")) == [0, 1, 2, 4, 5]
     for rank in (0, 1):
-        tried = values_of(read_notes(tmp_path / "kill", rank))
-        assert list(tried.values()) == [*expected[:4], expected[3], expected[4]]
+        tried = [json.loads(line) for line in (tmp_path / f"rank{rank}").read_text().splitlines()]
+        assert tried == [*expected[:4], expected[3], expected[4]]
 
 
-def test_groups_of_ranks_share_the_trials(three_ranks, script, start, tmp_path):
+@pytest.mark.mpi(4, timeout=LIMIT)
+def test_groups_of_ranks_share_the_trials(
+    app, call, call_quietly, expected, shared_tmp_path, monkeypatch
+):
+    out = shared_tmp_path / "result"
+    comm = chainermn.create_communicator("naive")
+    # Begin with one group; the study knows nothing of ranks.
+    call(app.search.main, *TINY, "--trials", 1, "--out", out)
+    own = change_trials(monkeypatch, app)
     options = ["--trials", 5, "--ranks-per-trial", 2]
-    job = start(4, script, *TINY, *options, "--quiet", cwd=tmp_path)
-    assert job.stdout == ""
-    notes = [read_notes(tmp_path, rank) for rank in range(4)]
+    call_quietly(app.search.main, *TINY, *options, "--out", out)
+    notes = comm.allgather_obj(own)
     assert notes[0] == notes[1]
     assert notes[2] == notes[3]
     tried = [values_of(notes[rank]) for rank in (0, 2)]
     assert all(tried)  # neither group is idle
-    assert sorted([*tried[0], *tried[1]]) == [f"trial_{n:03}" for n in range(5)]
-    assert {**tried[0], **tried[1]} == values_of(three_ranks[2][0])
-    assert sorted(read_table(tmp_path / "result")) == list(range(5))
+    assert sorted([*tried[0], *tried[1]]) == [f"trial_{n:03}" for n in range(1, 5)]
+    together = {**tried[0], **tried[1]}
+    expected[2][0] = float("inf")
+    assert [together[name] for name in sorted(together)] == expected[1:]
+    assert sorted(read_table(out)) == list(range(5))
 
 
-def test_ranks_that_cannot_be_divided_are_refused(start, tmp_path):
-    options = ["--ranks-per-trial", 2]
-    job = start(3, "search.py", *TINY, *options, cwd=tmp_path, fails=True)
-    assert "error: --ranks-per-trial must divide the number of ranks, 3" in job.stderr
-    assert "Traceback" not in job.stderr
+@pytest.mark.mpi(3, timeout=LIMIT)
+def test_ranks_that_cannot_be_divided_are_refused(app, refused, shared_tmp_path):
+    options = ["--ranks-per-trial", 2, "--out", shared_tmp_path / "result"]
+    shown = refused(app.search.main, *TINY, *options)
+    assert shown == "error: --ranks-per-trial must divide the number of ranks, 3"
 
 
 def search(study_of, n: int) -> list[dict]:

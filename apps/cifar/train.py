@@ -2,6 +2,7 @@
 """Train a network to classify small color images."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import chainer
@@ -19,8 +20,8 @@ from reports import add_reports, print_summary
 FREE = {"data", "communicator", "gpu", "out", "resume", "evaluate", "tensorboard", "quiet"}
 
 
-def main() -> None:
-    args = parse_arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
     if args.quiet:
         silence()
     comm, device = training.start(args)
@@ -56,7 +57,7 @@ def main() -> None:
         print(f"{accuracy:.2%} of the {len(images.test)} test images recognized by the best")
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     training.add_arguments(parser, epoch=12)
     add = parser.add_argument
@@ -74,7 +75,7 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_mutually_exclusive_group().add_argument
     add("--evaluate", action="store_true", help="do not train; test best.npz in --out")
     add("--quiet", "-q", action="store_true", help="print only warnings and errors")
-    return training.checked(parser)
+    return training.checked(parser, argv)
 
 
 if __name__ == "__main__":

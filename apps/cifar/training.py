@@ -2,6 +2,7 @@
 
 import argparse
 import math
+from collections.abc import Sequence
 
 import chainer
 import numpy as np
@@ -35,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser, epoch: int) -> None:
     add("--out", "-o", metavar="DIR", default="result", help="folder for all output")
 
 
-def checked(parser: argparse.ArgumentParser) -> argparse.Namespace:
+def checked(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the arguments; end the program if a number makes no sense."""
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     for name, value in vars(args).items():
         least = 0 if name in ("seed", "dropout", "lr", "weight_decay") else 1
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value < least:
