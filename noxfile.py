@@ -263,6 +263,8 @@ def multinode_tests(session: nox.Session, mpi: str) -> None:
     else:
         check_cluster(session)
     install_for_tests(session, mpi)
+    if on_first_host and mpi == "mpich" and not session.posargs:
+        session.run("python", "-m", "pytest", "ci/cluster")
     pytest = ["python", "-m", "pytest", "-m", "not nightly", "ci/multinode"]
     session.run(*on_first_host, *pytest, *session.posargs)
 
