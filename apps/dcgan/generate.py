@@ -3,6 +3,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,8 @@ from model import draw_latents, generate, load_generator
 from reports import save_grid
 
 
-def main() -> int:
-    args = parse_arguments()
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse_arguments(argv)
     try:
         generator = load_generator(args.weights)
     except (OSError, ValueError) as error:
@@ -24,7 +25,7 @@ def main() -> int:
     return 0
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     best = Path("result/best.npz")
@@ -33,7 +34,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--seed", type=int, default=0, help="each seed draws different images")
     picture = Path("generated.png")
     add("--picture", metavar="FILE", type=Path, default=picture, help="default: %(default)s")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.number < 1 or args.seed < 0:
         parser.error("--number must be at least 1, and --seed at least 0")
     return args

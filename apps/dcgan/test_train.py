@@ -1,11 +1,14 @@
 """Train on a few ranks and check what comes out."""
 
+import contextlib
 import gzip
+import io
 import json
 import os
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,31 +23,47 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import chainermn
-from chainermn.testing.in_turn import run_in_turn
 from chainermn.testing.modules import import_modules
-from chainermn.testing.mpiexec import JobResult, run_job
+from chainermn.testing.mpiexec import run_job
 from chainermn.testing.traps import set_traps
 
 HERE = Path(__file__).resolve().parent
 DISTANCE = "validation/distance"
-# Seconds after which a job counts as hung, even on a busy machine.
+# Seconds after which ranks count as hung, even on a busy machine.
 LIMIT = 600
-# If other programs use the cores too, BLAS threads spend much time waiting for each other.
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-EPOCHS = 8
+EPOCHS = 4
+TINY = ["--unit", "4", "--batchsize", "180", "--epoch", str(EPOCHS)]
+NAMES = ["data", "evaluation", "generate", "model", "reports", "train", "updater"]
 
 
 @pytest.fixture(scope="module")
-def app() -> SimpleNamespace:
-    """Import the app's modules so that another app's may have the same names."""
-    names = ["data", "evaluation", "generate", "model", "reports", "train", "updater"]
-    return import_modules(HERE, names)
+def app() -> Iterator[SimpleNamespace]:
+    """Import the app's modules, while another app's may have the same names."""
+    found = import_modules(HERE, NAMES)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in vars(found).values():  # where pickle looks for their classes
+            patch.setitem(sys.modules, module.__name__, module)
+        yield found
 
 
-def train(ranks: int, out: Path, *options: str | Path, fails: bool = False) -> JobResult:
-    env = ONE_THREAD if ranks == 1 else {}  # with more ranks, the library divides the cores
-    command = [HERE / "train.py", "--out", out, *options]
-    return run_job(ranks, command, cwd=out.parent, env=env, timeout=LIMIT).check(fails=fails)
+def call(main, *options: object) -> str:
+    """Call a script's main on all ranks, wait for them, and return what this rank prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        main(list(map(str, options)))
+    chainermn.create_communicator("naive").mpi_comm.Barrier()
+    return shown.getvalue()
+
+
+def check_refused(main, options: list[object], message: str) -> None:
+    """Call a main that ends every rank with one line."""
+    comm = chainermn.create_communicator("naive")
+    with contextlib.redirect_stdout(io.StringIO()), pytest.raises(SystemExit) as end:
+        main(list(map(str, options)))
+    first, *others = comm.allgather_obj(end.value.code)
+    assert others == [1] * len(others)
+    assert re.match(f"error: .*{message}", first)
+    assert first.count("error: ") == 1
+    assert "\n" not in first
 
 
 def read_log(out: Path) -> list[dict[str, float]]:
@@ -55,35 +74,30 @@ def read_log(out: Path) -> list[dict[str, float]]:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory) -> tuple[JobResult, Path]:
-    out = tmp_path_factory.mktemp("two_ranks") / "result"
-    return train(2, out, "--epoch", str(EPOCHS)), out
+def trained(app, tmp_path_factory) -> tuple[str, Path]:
+    """Train on all ranks; return what this rank prints, and the folder."""
+    comm = chainermn.create_communicator("naive")
+    out = Path(comm.bcast_obj(tmp_path_factory.mktemp("trained") / "result"))
+    return call(app.train.main, *TINY, "--out", out), out
 
 
 @pytest.mark.each_mpi
-def test_two_ranks_learn_to_draw_digits(two_ranks):
-    job, out = two_ranks
-    of_training, of_noise = map(float, re.findall(r"([\d.]+) of ", job.stdout))
-    log = read_log(out)
-    assert [row["epoch"] for row in log] == list(range(1, EPOCHS + 1))
-    assert of_training < 1 < 20 < of_noise
-    assert log[-1][DISTANCE] < of_noise / 10
-    assert all(row[name] > 0 for row in log for name in ("generator/loss", "discriminator/loss"))
-
-
-def test_what_is_written(app, two_ranks):
-    _, out = two_ranks
+@pytest.mark.mpi(2, timeout=LIMIT)
+def test_what_is_written(app, trained):
+    _, out = trained
     train_images, _ = app.data.load("digits", None, 0)
     written = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
-    iterations = [row["iteration"] for row in read_log(out)][-3:]
+    log = read_log(out)
+    assert [row["epoch"] for row in log] == list(range(1, EPOCHS + 1))
+    assert all(row[name] > 0 for row in log for name in ("generator/loss", "discriminator/loss"))
     assert written == {
         *("best.json", "best.npz", "curves.png", "log", "model.npz", "ranks.png", "run.json"),
         f"features-{app.data.digest(train_images)}.npz",
-        *(f"snapshot_iter_{n}.0" for n in iterations),
+        *(f"snapshot_iter_{row['iteration']}.0" for row in log[-3:]),
         *(f"pictures/epoch_{n:03d}.png" for n in range(1, EPOCHS + 1)),
     }
     best = json.loads((out / "best.json").read_text())
-    assert best["value"] == min(row[DISTANCE] for row in read_log(out))
+    assert best["value"] == min(row[DISTANCE] for row in log)
     with Image.open(out / "curves.png") as curves:
         assert curves.format == "PNG"
     assert not np.array_equal(*map(read_picture, sorted(out.glob("pictures/*"))[-2:]))
@@ -94,13 +108,19 @@ def read_picture(path: Path) -> np.ndarray:
         return np.asarray(picture)
 
 
-@pytest.mark.each_mpi
-def test_only_rank_0_prints(two_ranks):
-    job, out = two_ranks
-    first, scale, header, *rows, last, best, files = job.stdout.splitlines()
+@pytest.mark.mpi(2, timeout=LIMIT)
+def test_only_rank_0_prints(trained):
+    shown, out = trained
+    if chainermn.create_communicator("naive").rank > 0:
+        assert shown == ""
+        return
+    first, scale, header, *rows, last, best, files = shown.splitlines()
     assert first == "ranks: 2, hosts: 1, communicator: SingleNodeCommunicator"
-    expected = r"distance from 360 validation images: 0\.\d{3} of training images, .* of noise"
-    assert re.fullmatch(expected, scale)
+    expected = (
+        r"distance from 360 validation images: (0\.\d{3}) of training images, (\S+) of noise"
+    )
+    of_training, of_noise = map(float, re.fullmatch(expected, scale).groups())
+    assert of_training < 1 < 20 < of_noise
     assert header.split()[:2] == ["epoch", "generator/loss"]
     assert [row.split()[0] for row in rows] == [str(n) for n in range(1, EPOCHS + 1)]
     assert last == f"distance {read_log(out)[-1][DISTANCE]:.3f} after {EPOCHS} epochs"
@@ -109,17 +129,22 @@ def test_only_rank_0_prints(two_ranks):
     assert files == f"pictures, curves, log and generators: {out}/{{{names}}}"
 
 
-def test_run_that_goes_on_ends_as_one_never_interrupted(two_ranks, tmp_path):
-    _, whole = two_ranks
-    out = tmp_path / "result"
+@pytest.mark.mpi(2, timeout=LIMIT)
+def test_run_that_goes_on_ends_as_one_never_interrupted(app, trained, shared_tmp_path):
+    _, whole = trained
+    out = shared_tmp_path / "result"
     # The folder of a job that was killed right after that snapshot.
     iteration = read_log(whole)[EPOCHS - 3]["iteration"]
     snapshot = f"snapshot_iter_{iteration}.0"
-    out.mkdir()
-    shutil.copy(whole / snapshot, out)
-    job = train(2, out, "--epoch", str(EPOCHS))
+    comm = chainermn.create_communicator("naive")
+    if comm.rank == 0:
+        out.mkdir()
+        for name in (snapshot, next(whole.glob("features-*")).name):
+            shutil.copy(whole / name, out)
+    comm.mpi_comm.Barrier()
+    shown = call(app.train.main, *TINY, "--out", out)
     expected = f"resuming after iteration {iteration}, epoch {EPOCHS - 2}, from {out}/{snapshot}"
-    assert expected in job.stdout.splitlines()
+    assert (expected in shown.splitlines()) == (comm.rank == 0)
     for row, straight in zip(read_log(out), read_log(whole), strict=True):
         for key in ("iteration", "generator/loss", "discriminator/loss", DISTANCE):
             assert row[key] == straight[key]
@@ -131,12 +156,17 @@ def test_run_that_goes_on_ends_as_one_never_interrupted(two_ranks, tmp_path):
     np.testing.assert_array_equal(read_picture(out / last), read_picture(whole / last))
 
 
-def test_best_generator_is_evaluated_on_another_number_of_ranks(two_ranks):
-    _, out = two_ranks
+@pytest.mark.mpi(2, timeout=LIMIT)
+def test_best_generator_is_evaluated(app, trained):
+    """`test_distance_of_all_ranks_is_that_of_one` shows the same of other numbers of ranks."""
+    _, out = trained
+    comm = chainermn.create_communicator("naive")
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    job = train(3, out, "--evaluate")
+    comm.mpi_comm.Barrier()
+    shown = call(app.train.main, "--evaluate", "--out", out)
     best = json.loads((out / "best.json").read_text())["value"]
-    assert job.stdout.splitlines()[-1] == f"distance {best:.3f} of images by best.npz"
+    if comm.rank == 0:
+        assert shown.splitlines()[-1] == f"distance {best:.3f} of images by best.npz"
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*")}
 
 
@@ -146,8 +176,17 @@ def test_learns_on_a_gpu(cudnn, tmp_path, monkeypatch):
     if not cuda.available:
         pytest.skip("CuPy is not installed, or finds no GPU")
     monkeypatch.setenv("CHAINER_COMPAT_CUDNN", cudnn)
-    train(1, tmp_path / "result", "--gpu", "--epoch", str(EPOCHS))
+    options = ["--gpu", "--epoch", "8", "--out", tmp_path / "result"]
+    run_job(1, [HERE / "train.py", *options], timeout=LIMIT).check()
     assert read_log(tmp_path / "result")[-1][DISTANCE] < 20
+
+
+@pytest.mark.nightly
+def test_two_ranks_learn_to_draw_digits(tmp_path):
+    command = [HERE / "train.py", "--epoch", "8", "--out", tmp_path / "result"]
+    shown = run_job(2, command, timeout=LIMIT).check().stdout
+    of_noise = float(re.search(r"([\d.]+) of noise", shown)[1])
+    assert read_log(tmp_path / "result")[-1][DISTANCE] < of_noise / 10
 
 
 def test_image_files_of_any_kind(app, tmp_path, capsys):
@@ -160,52 +199,69 @@ def test_image_files_of_any_kind(app, tmp_path, capsys):
     Image.new("L", (20, 50), 255).save(photos / "more" / "gray.jpg")
     Image.new("RGBA", (20, 50), (255, 0, 0, 255)).save(photos / "more" / "red.gif")
     (photos / "notes.txt").touch()
-    out = tmp_path / "result"
-    options = ["--dataset", "images", "--data", photos, "--size", "16", "--unit", "4"]
-    app.data.load("images", photos, 16)
+    parts = app.data.load("images", photos, 16)
     assert "reading images: 100%\n" in capsys.readouterr().out
-    job = train(2, out, *options, "--epoch", "1", "--batchsize", "20", "--quiet")
-    assert job.stdout == ""
+    assert [part.shape[1:] for part in parts] == [(3, 16, 16)] * 2
+    assert sum(map(len, parts)) == 120
+    everything = np.concatenate(parts)
+    for color in ([255] * 3, [255, 0, 0]):
+        assert sum((image.transpose(1, 2, 0) == color).all() for image in everything) == 1
+
+
+@pytest.mark.mpi(2, timeout=LIMIT)
+def test_training_on_image_files(app, shared_tmp_path, monkeypatch, capfd):
+    out, photos = shared_tmp_path / "result", shared_tmp_path / "photos"
+    comm = chainermn.create_communicator("naive")
+    if comm.rank == 0:
+        photos.mkdir()
+        for i, color in enumerate(np.random.RandomState(0).randint(256, size=(100, 3))):
+            Image.new("RGB", (20, 16), tuple(map(int, color))).save(photos / f"{i}.png")
+    comm.mpi_comm.Barrier()
+    shortly = partial(app.evaluation.train_features, steps=2)
+    monkeypatch.setattr(app.evaluation, "train_features", shortly)
+    options = ["--dataset", "images", "--data", str(photos), "--size", "16", "--unit", "4"]
+    options += ["--out", str(out)]
+    with open(1, "w", closefd=False) as stream:  # pytest's own does not use the descriptor
+        monkeypatch.setattr(sys, "stdout", stream)
+        print("before")
+        app.train.main([*options, "--epoch", "1", "--batchsize", "20", "--quiet"])
+        print("after")
+    assert capfd.readouterr().out == "before\n"
     assert read_log(out)[-1]["iteration"] == 3
     settings = app.model.load_generator(out / "best.npz").settings
     assert settings.tolist() == [3, 16, 4]
-    job = train(2, tmp_path / "result", "--evaluate", fails=True)
-    assert_one_line(job, r"best.npz draws images of \(3, 16\) .*, the data has \(1, 8\)")
+    message = r"best.npz draws images of \(3, 16\) .*, the data has \(1, 8\)"
+    check_refused(app.train.main, ["--out", out, "--evaluate"], message)
 
 
-def assert_one_line(job: JobResult, message: str) -> None:
-    assert re.search(f"error: .*{message}", job.stderr), job
-    assert job.stderr.count("error: ") == 1
-    assert "Traceback" not in job.stderr
-
-
-def test_input_that_is_wrong_ends_all_ranks_with_one_line(two_ranks, tmp_path):
-    cases = [
+@pytest.mark.mpi(2, timeout=LIMIT)
+def test_input_that_is_wrong_ends_all_ranks_with_one_line(
+    app, trained, shared_tmp_path, monkeypatch
+):
+    monkeypatch.chdir(shared_tmp_path)
+    comm = chainermn.create_communicator("naive")
+    if comm.rank == 0:
+        for name in ("empty", "bombs", "strange"):
+            Path(name).mkdir()
+        for i in range(100):
+            Path(f"bombs/{i:02}.png").write_bytes(b"P6 40000 40000 255\n")
+        set_traps(next(trained[1].glob("snapshot_*.0")), "snapshot.0", "trapped")
+        set_traps(trained[1] / "best.npz", "strange/best.npz", "trapped")
+        features = next(trained[1].glob("features-*"))
+        for folder in ("strange", "absent"):
+            Path(folder).mkdir(exist_ok=True)
+            shutil.copy(features, folder)
+    comm.mpi_comm.Barrier()
+    for options, message in [
         (["--dataset", "images", "--data", "bombs"], "00.png cannot be .*exceeds limit of 12800"),
         (["--evaluate", "--out", "absent"], "No such file or directory: 'absent/best.npz'"),
-        (
-            ["--evaluate", "--out", "strange"],
-            r"in strange/best\.npz is a pickle of more than",
-        ),
+        (["--evaluate", "--out", "strange"], r"in strange/best\.npz is a pickle of more than"),
         (["--resume", "snapshot.0"], r"in snapshot\.0 is a pickle of more than None, numbers and"),
-        (["--unit", "20"], r"with other settings \(unit: 32, now 20\)"),
+        (["--unit", "20"], r"with other settings \(unit: 4, now 20\)"),
         (["--dataset", "images", "--data", "empty"], "at least 100 image files in .*, got 0"),
-    ]
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "bombs").mkdir()
-    for i in range(100):
-        (tmp_path / f"bombs/{i:02}.png").write_bytes(b"P6 40000 40000 255\n")
-    (tmp_path / "result").symlink_to(two_ranks[1])
-    (tmp_path / "strange").mkdir()
-    snapshot, best = next(two_ranks[1].glob("snapshot_*.0")), two_ranks[1] / "best.npz"
-    set_traps(snapshot, tmp_path / "snapshot.0", tmp_path / "trapped")
-    set_traps(best, tmp_path / "strange/best.npz", tmp_path / "trapped")
-    runs = [["--out", tmp_path / "result", *options] for options, _ in cases]
-    jobs = run_in_turn(2, HERE / "train.py", runs, cwd=tmp_path)
-    assert not (tmp_path / "trapped").exists()
-    for (_, message), job in zip(cases, jobs, strict=True):
-        assert job.returncode != 0, job
-        assert_one_line(job, message)
+    ]:
+        check_refused(app.train.main, [*TINY, "--out", trained[1], *options], message)
+    assert not Path("trapped").exists()
 
 
 # The updater
@@ -362,34 +418,24 @@ def test_networks_of_any_size(app, channels, size):
         assert app.model.Discriminator(channels, size, 2)(pixels).shape == (3, 1)
 
 
-def test_pictures_of_a_trained_generator(app, two_ranks, tmp_path, monkeypatch, capsys):
-    _, out = two_ranks
+@pytest.mark.mpi(2, timeout=LIMIT)
+def test_pictures_of_a_trained_generator(app, trained, tmp_path, capsys):
+    _, out = trained
     found = []
     for name, options in (("a", []), ("b", []), ("c", ["--seed", "1"])):
-        picture = tmp_path / f"{name}.png"
-        command = [
-            "generate.py",
-            str(out / "best.npz"),
-            "--number",
-            "7",
-            "--picture",
-            str(picture),
-        ]
-        monkeypatch.setattr(sys, "argv", [*command, *options])
-        assert app.generate.main() == 0
-        found.append(read_picture(picture))
+        options = ["--number", "7", "--picture", str(tmp_path / f"{name}.png"), *options]
+        assert app.generate.main([str(out / "best.npz"), *options]) == 0
+        found.append(read_picture(tmp_path / f"{name}.png"))
     assert capsys.readouterr().out.count("picture: ") == 3
     np.testing.assert_array_equal(found[0], found[1])
     assert not np.array_equal(found[0], found[2])
 
-    monkeypatch.setattr(sys, "argv", ["generate.py", str(out / "log")])
-    assert app.generate.main() == 1
+    assert app.generate.main([str(out / "log")]) == 1
     assert re.match(r"error: .*log is not an NPZ file", capsys.readouterr().err)
 
     strange = tmp_path / "strange.npz"
     set_traps(out / "best.npz", strange, tmp_path / "trapped")
-    monkeypatch.setattr(sys, "argv", ["generate.py", str(strange)])
-    assert app.generate.main() == 1
+    assert app.generate.main([str(strange)]) == 1
     assert re.match(r"error: .* in .*strange\.npz is a pickle of more", capsys.readouterr().err)
     assert not (tmp_path / "trapped").exists()
 
@@ -499,6 +545,8 @@ def test_error_for_a_file_that_is_no_image(app, tmp_path):
 @pytest.mark.parametrize("kind", ["claims much", "pipe", "other format"])
 def test_images_that_may_do_harm(app, kind, tmp_path):
     path = tmp_path / "a.png"
+    for i in range(100):  # there must be that many
+        (tmp_path / f"b{i}.png").touch()
     if kind == "pipe":
         os.mkfifo(path)
         message = "ValueError: .*expected a regular file, got a pipe or a device"
@@ -509,7 +557,7 @@ def test_images_that_may_do_harm(app, kind, tmp_path):
         path.write_bytes(b"P6 40000 40000 255\n")
         message = r"DecompressionBombError: Image size \(1600000000 pixels\) exceeds limit of 128"
     with pytest.raises(ValueError, match=f"{path} cannot be read as an image .{message}"):
-        app.data._read(path, 32)
+        app.data.load("images", tmp_path, 32)
 
 
 @pytest.mark.parametrize(

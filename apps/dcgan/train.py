@@ -2,6 +2,7 @@
 """Train a generator to draw images like those of a data set."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import chainer
@@ -26,8 +27,8 @@ from reports import add_reports, finish
 from updater import GANUpdater
 
 
-def main() -> None:
-    args = parse_arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
     if args.quiet:
         silence()
     comm = chainermn.create_communicator(args.communicator)
@@ -106,7 +107,7 @@ def create_trainer(
     return trainer
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--dataset", choices=["digits", "mnist", "images"], default="digits")
@@ -138,7 +139,7 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_mutually_exclusive_group().add_argument
     add("--evaluate", action="store_true", help="do not train; evaluate best.npz in --out")
     add("--quiet", "-q", action="store_true", help="print only warnings and errors")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if min(args.epoch, args.batchsize, args.unit) < 1 or args.size < 8 or args.seed < 0:
         parser.error(
             "--epoch, --batchsize and --unit must be at least 1, --size at least 8, and --seed at "
