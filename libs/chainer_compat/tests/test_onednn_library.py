@@ -227,6 +227,14 @@ def test_so_many_threads_are_started(code, environment, expected, python):
     assert found == expected
 
 
+@needs_onednn
+@pytest.mark.parametrize("nonsense", ["", "abc", "99999999999"])
+def test_a_number_of_threads_that_is_none_starts_as_many_as_cores(nonsense, python):
+    load = "from chainer_compat.onednn import library, openmp; library.load(); "
+    found = python(load + "print(openmp.max_threads())", OMP_NUM_THREADS=nonsense)
+    assert found == str(len(os.sched_getaffinity(0)))
+
+
 def _in_a_child(x, expected, results):
     np.testing.assert_array_equal(convolved(x), expected)
     results.put((os.getpid(), openmp.max_threads()))

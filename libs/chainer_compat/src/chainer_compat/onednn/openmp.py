@@ -4,16 +4,21 @@ oneDNN's wheel needs GCC's OpenMP from the system, and slim systems lack it. LLV
 and has the same functions. Its threads also yield to those of NumPy's BLAS on the same cores.
 """
 
+import contextlib
 import ctypes
 import functools
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 #: Distribution that contains it.
 DISTRIBUTION = "cmeel-libomp"
 #: The name of GCC's OpenMP, which LLVM's has too.
 FILE = "libgomp.so.1"
+#: Variable that it reads when it starts, and the first number that it takes for nonsense.
+NUMBER_OF_THREADS = "OMP_NUM_THREADS"
+MOST_THREADS = 1 << 15
 
 
 def load(folder: Path) -> None:
@@ -29,10 +34,11 @@ def load(folder: Path) -> None:
     memory = os.memfd_create(FILE)
     try:
         os.write(memory, _library_that_needs(FILE, folder))
-        ctypes.CDLL(f"/proc/self/fd/{memory}")
+        with _without_nonsense(NUMBER_OF_THREADS):
+            ctypes.CDLL(f"/proc/self/fd/{memory}")
+            _start()
     finally:
         os.close(memory)
-    _start()
     os.register_at_fork(after_in_child=_start_in_child)
 
 
@@ -44,6 +50,21 @@ def max_threads() -> int:
 def set_threads(number: int) -> None:
     """Set the number of threads that compute for this thread."""
     _functions().omp_set_num_threads(number)
+
+
+@contextlib.contextmanager
+def _without_nonsense(variable: str) -> Iterator[None]:
+    """Hide a variable that names no numbers of threads: LLVM's OpenMP would abort the process."""
+    value = os.environ.get(variable)
+    numbers = (value or "").split(",")
+    if value is None or all(n.strip().isdecimal() and 0 < int(n) < MOST_THREADS for n in numbers):
+        yield
+        return
+    del os.environ[variable]
+    try:
+        yield
+    finally:
+        os.environ[variable] = value
 
 
 def _start_in_child() -> None:
