@@ -40,6 +40,9 @@ TESTS = {
         if RANK == 1:
             raise RuntimeError("gave up")
         MPI.COMM_WORLD.Barrier()""",
+    "takes_the_signal_of_the_pool": """
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})""",
     "hangs": """
         if RANK == 2:
             MPI.COMM_WORLD.recv(source=0)""",
@@ -143,6 +146,7 @@ def _environment(process: psutil.Process) -> dict[str, str]:
     [
         *("passes", "sees_its_ranks", "shares_a_directory", "passes_again"),
         *("notes", "finds_the_note", "warns_of_what_is_let_pass"),
+        "takes_the_signal_of_the_pool",
     ],
 )
 def test_passing(session: Session, name: str) -> None:
