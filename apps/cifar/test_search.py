@@ -205,10 +205,10 @@ def test_groups_of_ranks_share_the_trials(
     out = shared_tmp_path / "result"
     comm = chainermn.create_communicator("naive")
     # Begin with one group; the study knows nothing of ranks.
-    call(app.search.main, *TINY, "--trials", 1, "--out", out)
+    options = [*TINY, "--epoch", 1, "--out", out]
+    call(app.search.main, *options, "--trials", 1)
     own = change_trials(monkeypatch, app)
-    options = ["--trials", 5, "--ranks-per-trial", 2]
-    call_quietly(app.search.main, *TINY, *options, "--out", out)
+    call_quietly(app.search.main, *options, "--trials", 5, "--ranks-per-trial", 2)
     notes = comm.allgather_obj(own)
     assert notes[0] == notes[1]
     assert notes[2] == notes[3]
