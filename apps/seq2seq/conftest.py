@@ -1,10 +1,12 @@
-"""Shared fixtures: the app's modules, small text files, and jobs."""
+"""Shared fixtures: the app's modules, small text files, and calls of its scripts."""
 
+import contextlib
+import gc
+import io
 import json
-import os
-import subprocess
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,68 +14,75 @@ import matplotlib.font_manager  # noqa: F401  - its very first import writes to 
 import pytest
 
 from chainermn.testing.modules import import_modules
-from chainermn.testing.mpiexec import JobResult, run_job
 
 HERE = Path(__file__).resolve().parent
-# Seconds after which a job counts as hung, even on a busy machine.
-LIMIT = 600
-NAMES = ["batches", "catalogs", "corpus", "evaluation", "files", "generated", "index", "models"]
-NAMES += ["models.transformer", "neighbors", "prepare", "saved", "subwords"]
-NAMES += ["training", "translate", "vocabulary"]
+NAMES = ["batches", "catalogs", "corpus", "evaluate", "evaluation", "files", "generated", "index"]
+NAMES += ["models", "models.transformer", "neighbors", "prepare", "saved", "subwords", "train"]
+NAMES += ["train_model_parallel", "training", "translate", "vocabulary"]
 
-# If other programs use the cores too, BLAS threads spend much time waiting for each other.
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[SimpleNamespace]:
+    """Import the app's modules, while another app's may have the same names."""
+    found = import_modules(HERE, NAMES)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in vars(found).values():  # where pickle looks for their classes
+            patch.setitem(sys.modules, module.__name__, module)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Return a folder of all ranks, for all tests of a module on this number of ranks."""
+    from mpi4py import MPI
+
+    return Path(MPI.COMM_WORLD.bcast(tmp_path_factory.mktemp("folder")))
 
 
 @pytest.fixture(scope="session")
-def app() -> SimpleNamespace:
-    """Import the app's modules so that another app's may have the same names."""
-    return import_modules(HERE, NAMES)
+def call() -> Callable[..., str]:
+    """Return a function that calls a script's main, and returns what this process prints."""
 
-
-@pytest.fixture(scope="session")
-def start() -> Callable[..., JobResult]:
-    """Return a function that runs a script of the app under mpiexec until it ends."""
-
-    def run(
-        ranks: int, script: Path | str, *options: object, cwd: Path, **outcome: bool
-    ) -> JobResult:
-        env = ONE_THREAD if ranks == 1 else {}  # with more ranks, the library divides the cores
-        arguments = [HERE / script, *map(str, options)]
-        return run_job(ranks, arguments, cwd=cwd, env=env, timeout=LIMIT).check(**outcome)
+    def run(main: Callable, *options: object, text: str = "") -> str:
+        shown = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
+        with contextlib.redirect_stdout(shown), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+            main(list(map(str, options)))
+        return shown.buffer.getvalue().decode()
 
     return run
 
 
 @pytest.fixture(scope="session")
-def train(start) -> Callable[..., JobResult]:
-    """Return a function that trains, with results in the folder ``out``."""
+def error_of(call) -> Callable[..., str]:
+    """Return a function that calls a main that ends its process, and returns the message."""
 
-    def run(
-        ranks: int, out: Path, *options: object, script: str = "train.py", **outcome: bool
-    ) -> JobResult:
-        return start(ranks, script, "--out", out, *options, cwd=out.parent, **outcome)
+    def run(main: Callable, *options: object, text: str = "") -> str:
+        with pytest.raises(SystemExit) as end:
+            call(main, *options, text=text)
+        assert end.value.code.startswith("error: ")
+        return end.value.code
 
     return run
 
 
 @pytest.fixture(scope="session")
-def run_script() -> Callable[..., str]:
-    """Return a function that runs a script of the app without MPI and returns what it prints."""
+def refused(call) -> Callable[..., str]:
+    """Return a function that calls a main that ends every rank, and returns its message."""
+    from mpi4py import MPI
 
-    def run(script: str, *options: object, text: str = "", fails: bool = False) -> str:
-        done = subprocess.run(
-            [sys.executable, HERE / script, *map(str, options)],
-            input=text.encode(),
-            env={**os.environ, **ONE_THREAD},
-            capture_output=True,
-            timeout=LIMIT,
-        )
-        if fails:
-            assert done.returncode != 0, done
-            return done.stderr.decode()
-        assert (done.returncode, done.stderr) == (0, b""), done
-        return done.stdout.decode()
+    def run(main: Callable, *options: object) -> str:
+        with pytest.raises(SystemExit) as end:
+            call(main, *options)
+        message, *others = MPI.COMM_WORLD.allgather(end.value.code)
+        del end  # and with it the frames
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # files that the exit would close
+            gc.collect()
+        assert others == [1] * len(others)
+        assert message.startswith("error: ")
+        assert message.count("error: ") == 1
+        return message
 
     return run
 
@@ -84,9 +93,9 @@ def read_log() -> Callable[[Path], list[dict[str, float]]]:
     return lambda out: json.loads((out / "log").read_text())
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def dates(app, tmp_path_factory) -> tuple[Path, Path]:
-    """Return two files with an odd number of lines."""
+    """Return two files with an odd number of lines. Each rank has its own; rank 0's are read."""
     folder = tmp_path_factory.mktemp("dates")
     paths = folder / "dates.source", folder / "dates.target"
     app.generated.write(*paths, 203, 1)

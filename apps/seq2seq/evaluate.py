@@ -18,8 +18,8 @@ from translate import translate
 from vocabulary import Vocabulary
 
 
-def main() -> None:
-    args = parse_arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
     device = chainer.get_device("@cupy:0" if args.gpu else "@numpy")
     device.use()
     try:
@@ -43,7 +43,7 @@ def main() -> None:
         args.out.write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     network = "best.npz or model.npz, beside its model.json; default: %(default)s"
@@ -56,7 +56,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--batchsize", "-b", type=int, default=32, help="batch size, in lines")
     add("--gpu", "-g", action="store_true", help="translate on GPU")
     add("--out", "-o", metavar="FILE", type=Path, help="also write the scores to this file (JSON)")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if (args.train_source is None) != (args.train_target is None):
         parser.error("--train-source and --train-target belong together")
     return args

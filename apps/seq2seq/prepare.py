@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -15,15 +16,15 @@ from files import read_lines
 from subwords import train_subwords
 
 
-def main() -> None:
-    args = parse_arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
     try:
         args.act(args)
     except (ImportError, OSError, ValueError) as error:
         raise SystemExit(f"error: {error}") from None
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="gettext|subwords")
 
@@ -67,7 +68,7 @@ def parse_arguments() -> argparse.Namespace:
         help="output, such as subwords.model",
     )
     command.set_defaults(act=make_subwords)
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
 def make_from_catalogs(args: argparse.Namespace) -> None:

@@ -4,8 +4,7 @@ import gzip
 import json
 import os
 import re
-import subprocess
-import sys
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +12,6 @@ from pathlib import Path
 import chainer
 import numpy as np
 import pytest
-
-HERE = Path(__file__).resolve().parent
 
 
 @pytest.mark.parametrize(
@@ -47,12 +44,24 @@ def write_files(folder: Path, source: bytes, target: bytes) -> tuple[Path, Path]
     return paths
 
 
+class Alone:
+    """A communicator of one rank."""
+
+    rank, size, intra_rank = 0, 1, 0
+
+    def bcast_obj(self, value: object, root: int = 0) -> object:
+        return value
+
+    def allgather_obj(self, value: object) -> list[object]:
+        return [value]
+
+
 @pytest.fixture
 def prepare(app) -> Callable:
     """Return a function that indexes two files and makes their vocabularies."""
 
     def run(files: tuple[Path, Path], folder: Path, **settings: int):
-        return app.corpus._prepare(files, folder, app.corpus.Settings(**settings))
+        return app.corpus.load_corpus(files, folder, app.corpus.Settings(**settings), 0, Alone())
 
     return run
 
@@ -99,43 +108,27 @@ def test_error_for_files_that_do_not_fit(prepare, source, target, message, tmp_p
         prepare(write_files(tmp_path, source, target), tmp_path)
 
 
-READ = """
-import gzip, pathlib, resource, sys
-sys.path.insert(0, sys.argv[1])
-import chainer
-import corpus, files, index
-
-source, target = map(pathlib.Path, sys.argv[2:])
-packed = source.with_suffix(".gz")
-packed.write_bytes(gzip.compress(b"a\\nb\\n") + gzip.compress(bytes(1 << 24)) * 64)
-size = 1 << 30
-resource.setrlimit(resource.RLIMIT_AS, (size, size))
-for read in (
-    lambda: index.build_index(source, target, 50),
-    lambda: index.build_index(target, source, 50),
-    lambda: corpus._unpacked(packed, target.parent),
-    lambda: list(files.read_lines(source)),
-    lambda: list(files.read_lines(packed)),
-):
-    try:
-        read()
-    except ValueError as error:
-        print(error)
-"""
-
-
-def test_line_of_gigabytes(tmp_path):
+def test_line_of_gigabytes(app, prepare, tmp_path):
     source, target = write_files(tmp_path, b"a\nb\n", b"1\n2\n3\n4\n")
     os.truncate(source, 1 << 30)  # a hole, which takes no space
-    command = [sys.executable, "-c", READ, HERE, source, target]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    shown = [line for line in done.stdout.splitlines() if not line.startswith("vocabulary: ")]
-    first, second, unpacked, third, fourth = shown
-    expected = ":3: expected a line of at most 1000000 bytes"
-    assert [first, second, third] == [f"{source}{expected}"] * 3
-    assert [unpacked, fourth] == [f"{tmp_path}/a.gz{expected}"] * 2
-    assert {path.name for path in tmp_path.iterdir()} == {"a.source", "a.target", "a.gz"}
+    packed = source.with_suffix(".gz")
+    packed.write_bytes(gzip.compress(b"a\nb\n") + gzip.compress(bytes(1 << 24)) * 64)
+    tracemalloc.start()
+    try:
+        for path, read in (
+            (source, lambda: app.index.build_index(source, target, 50)),
+            (source, lambda: app.index.build_index(target, source, 50)),
+            (packed, lambda: prepare((packed, target), tmp_path / "cache")),
+            (source, lambda: list(app.files.read_lines(source))),
+            (packed, lambda: list(app.files.read_lines(packed))),
+        ):
+            with pytest.raises(ValueError) as caught:
+                read()
+            assert str(caught.value) == f"{path}:3: expected a line of at most 1000000 bytes"
+        assert tracemalloc.get_traced_memory()[1] < 1 << 26
+    finally:
+        tracemalloc.stop()
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_longer_file_with_a_line_of_gigabytes(app, tmp_path):
@@ -145,20 +138,20 @@ def test_longer_file_with_a_line_of_gigabytes(app, tmp_path):
         app.index.build_index(*files, 50)
 
 
-def test_text_that_was_packed_too_well(app, tmp_path, monkeypatch):
+def test_text_that_was_packed_too_well(app, prepare, tmp_path, monkeypatch):
     monkeypatch.setattr(app.corpus, "SMALL", 1 << 20)
-    path = tmp_path / "a.gz"
+    path, cache = tmp_path / "a.gz", tmp_path / "cache"
     path.write_bytes(gzip.compress(b"\n" * (1 << 21)))
     with pytest.raises(ValueError, match=r"a\.gz: more than 1048576 bytes are in it: no text is"):
-        app.corpus._unpacked(path, tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["a.gz"]
+        prepare((path, path), cache)
+    assert list(cache.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["a", "a.gz"])
-def test_pipes_are_not_waited_for(app, name, tmp_path):
+def test_pipes_are_not_waited_for(app, prepare, name, tmp_path):
     os.mkfifo(tmp_path / name)
     for read in (
-        lambda path: app.corpus._unpacked(path, tmp_path),
+        lambda path: prepare((path, path), tmp_path),
         lambda path: list(app.files.read_lines(path)),
         app.subwords.Subwords.read,
     ):

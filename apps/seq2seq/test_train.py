@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,17 +18,20 @@ import numpy as np
 import pytest
 from chainer.backends import cuda
 from chainer.optimizer_hooks import GradientClipping
+from chainer.training import extensions
 from sacrebleu.metrics import BLEU, CHRF
 
-from chainermn.testing.in_turn import run_in_turn
-from chainermn.testing.mpiexec import JobResult
+import chainermn
+from chainermn.testing.mpiexec import run_job
 from chainermn.testing.traps import set_traps
 
 HERE = Path(__file__).resolve().parent
+# Seconds after which ranks count as hung, even on a busy machine.
+LIMIT = 600
 EXACT = "validation/main/exact"
 SCORES = [f"validation/main/{name}" for name in ("loss", "exact", "bleu", "chrf")]
 
-SMALL = ("--unit", "16", "--batchsize", "8", "--hold-out", "37", "--epoch", "2")
+SMALL = ("--unit", "16", "--batchsize", "24", "--hold-out", "37", "--epoch", "2")
 
 
 def corpus_options(files: tuple[Path, Path]) -> list[str | Path]:
@@ -38,191 +42,253 @@ def corpus_options(files: tuple[Path, Path]) -> list[str | Path]:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(train, tmp_path_factory) -> tuple[JobResult, Path]:
-    out = tmp_path_factory.mktemp("two_ranks") / "result"
-    return train(2, out, "--epoch", "1"), out
+def train(app, call) -> Callable[..., str]:
+    """Return a function that trains on all ranks, and returns what this rank prints."""
+
+    def run(
+        out: Path, *options: object, main: Callable = app.train.main, draws: bool = False
+    ) -> str:
+        with pytest.MonkeyPatch.context() as patch:
+            if not draws:  # it would take most of the time
+                patch.setattr(extensions.PlotReport, "__call__", lambda *arguments: None)
+            shown = call(main, "--out", out, *options)
+        chainermn.create_communicator("naive").mpi_comm.Barrier()  # rank 0 has written its files
+        return shown
+
+    return run
 
 
-def test_two_ranks_learn_to_read_dates(read_log, two_ranks):
-    _, out = two_ranks
-    log = read_log(out)
+@pytest.fixture(scope="module")
+def train_alone(app, call) -> Callable[..., str]:
+    """Return a function that trains on rank 0 only, and gives all ranks what it prints."""
+    comm = chainermn.create_communicator("naive")
+    alone = comm.split(comm.rank, 0)
+
+    def run(out: Path, *options: object) -> str:
+        shown = None
+        if comm.rank == 0:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(chainermn, "create_communicator", lambda name: alone)
+                patch.setattr(extensions.PlotReport, "__call__", lambda *arguments: None)
+                shown = call(app.train.main, "--out", out, *options)
+        return comm.bcast_obj(shown)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def trained(app, train, folder) -> tuple[str, Path]:
+    """Train with default data, but less of it."""
+    out = folder / "result"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app.corpus, "N_GENERATED", 400)
+        return train(out, *SMALL, "--batchsize", "16", "--lr", "0.03", draws=True), out
+
+
+@pytest.mark.nightly
+def test_two_ranks_learn_to_read_dates(read_log, tmp_path):
+    job = run_job(2, [HERE / "train.py", "--epoch", "1"], cwd=tmp_path, timeout=LIMIT).check()
+    assert "20000 pairs to train on, 1000 to validate with, skipped: none" in job.stdout
+    log = read_log(tmp_path / "result")
     assert [row["iteration"] for row in log] == [math.ceil(10000 / 64)]
     assert log[-1][EXACT] > 0.5  # the default, 6 epochs, reaches more than 0.98
-    assert log[-1]["tokens/s"] > 0
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", [[], ["--mixed16"]], ids=["float32", "mixed16"])
-def test_learns_on_a_gpu(precision, read_log, train, tmp_path):
+def test_learns_on_a_gpu(precision, read_log, tmp_path):
     if not cuda.available:
         pytest.skip("CuPy is not installed, or finds no GPU")
-    out = tmp_path / "result"
-    train(1, out, "--gpu", "--epoch", "1", *precision)
-    assert read_log(out)[-1][EXACT] > 0.5
+    options = ["--gpu", "--epoch", "1", *precision]
+    run_job(1, [HERE / "train.py", *options], cwd=tmp_path, timeout=LIMIT).check()
+    assert read_log(tmp_path / "result")[-1][EXACT] > 0.5
 
 
-def test_pictures_and_snapshots_are_written(two_ranks):
-    _, out = two_ranks
+@pytest.mark.mpi(2, timeout=LIMIT)
+def test_pictures_and_snapshots_are_written(trained, read_log):
+    _, out = trained
     plots = ["attention.png", "exact.png", "loss.png", "ranks.png", "score.png"]
     others = ["best.json", "best.npz", "corpus", "log", "model.json", "model.npz", "run.json"]
-    others.append("snapshot_iter_157.0")
+    last = "snapshot_iter_24.0"
+    others += ["snapshot_iter_12.0", last]
     assert sorted(path.name for path in out.iterdir()) == sorted([*plots, *others])
     for name in plots:
         assert (out / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    for name in ("best.npz", "model.npz", "snapshot_iter_157.0"):
+    for name in ("best.npz", "model.npz", last):
         with zipfile.ZipFile(out / name) as archive:
             kinds = {member.compress_type for member in archive.infolist()}
         assert kinds == {zipfile.ZIP_STORED}, name
+    assert all(row["tokens/s"] > 0 for row in read_log(out))
 
 
-def test_only_rank_0_prints_and_plainly_where_no_terminal_is(two_ranks):
-    job, out = two_ranks
-    first, *lines = [line for line in job.stdout.splitlines() if line[:11] != "vocabulary:"]
+@pytest.mark.mpi(2, timeout=LIMIT)
+def test_only_rank_0_prints_and_plainly_where_no_terminal_is(trained):
+    shown, out = trained
+    if chainermn.create_communicator("naive").rank > 0:
+        assert shown == ""
+        return
+    first, *lines = [line for line in shown.splitlines() if line[:11] != "vocabulary:"]
     assert first == "ranks: 2, hosts: 1, communicator: SingleNodeCommunicator"
-    assert lines[0] == "20000 pairs to train on, 1000 to validate with, skipped: none"
+    assert lines[0] == "363 pairs to train on, 37 to validate with, skipped: none"
     assert re.fullmatch(r"vocabularies of \d+ and 15 tokens", lines[1])
     assert lines[2].split()[:2] == ["epoch", "main/loss"]
-    assert lines[3].split()[0] == "1"
-    assert len(lines[4:-4]) == 8
-    assert re.fullmatch(r"\d\d\.\d\d% of the validation data .*, loss 0\.\d{4}", lines[-4])
-    assert re.fullmatch(r"BLEU \d\d\.\d{4}, chrF \d\d\.\d{4}", lines[-3])
-    assert re.fullmatch(r"best.npz: loss 0\.\d{4} after epoch 1", lines[-2])
+    assert [line.split()[0] for line in lines[3:5]] == ["1", "2"]
+    assert len(lines[5:-4]) == 6  # an example of each batch
+    assert re.fullmatch(r"\d+\.\d\d% of the validation data .*, loss \d\.\d{4}", lines[-4])
+    assert re.fullmatch(r"BLEU \d+\.\d{4}, chrF \d+\.\d{4}", lines[-3])
+    assert re.fullmatch(r"best.npz: loss \d\.\d{4} after epoch 2", lines[-2])
     assert lines[-1].startswith(f"curves, attention, log and networks: {out}/{{")
-    assert "\033" not in job.stdout
+    assert "\033" not in shown
 
 
-def test_translate(run_script, two_ranks, dates):
-    _, out = two_ranks
-    lines, wanted = ([*path.read_text("utf-8").splitlines()[:60], ""] for path in dates)
-    for options in (["--beam", "3", "--batchsize", "25"], []):
-        shown = run_script(
-            "translate.py", out / "best.npz", *options, text="\n".join(["", *lines])
-        )
-        empty, *found = shown.splitlines()
-        assert empty == ""
-        assert len(found) == 60
-        assert sum(map(str.__eq__, found, wanted)) > 0.4 * 60
+@pytest.mark.mpi(2, timeout=LIMIT)
+@pytest.mark.parametrize(
+    ("options", "beam", "batchsize"), [(["--beam", "3", "--batchsize", "25"], 3, 25), ([], 1, 1)]
+)
+def test_translate(app, call, trained, dates, options, beam, batchsize):
+    weights = trained[1] / "best.npz"
+    lines = dates[0].read_text("utf-8").splitlines()[:40]
+    text = "\n".join([*lines, "", ""])
+    *shown, empty = call(app.translate.main, weights, *options, text=text).splitlines()
+    assert empty == ""
+    network, source, target = app.saved.load_network(weights)
+    wanted = []
+    for start in range(0, 40, batchsize):
+        xs = app.batches.pad([source.encode(line) for line in lines[start : start + batchsize]])
+        wanted += [target.decode(row.tolist()) for row in network.translate(xs, beam)]
+    assert shown == wanted
+    assert len(set(shown)) > 5
 
 
-def test_network_of_a_stranger_runs_nothing(app, two_ranks, monkeypatch, tmp_path):
-    set_traps(two_ranks[1] / "best.npz", tmp_path / "best.npz", tmp_path / "trapped")
-    shutil.copy(two_ranks[1] / "model.json", tmp_path)
-    monkeypatch.setattr(sys, "argv", ["translate.py", str(tmp_path / "best.npz")])
-    with pytest.raises(SystemExit, match=r"^error: .* in .*best\.npz is a pickle of more than"):
-        app.translate.main()
+@pytest.mark.mpi(2, timeout=LIMIT)
+def test_network_of_a_stranger_runs_nothing(app, error_of, trained, tmp_path):
+    set_traps(trained[1] / "best.npz", tmp_path / "best.npz", tmp_path / "trapped")
+    shutil.copy(trained[1] / "model.json", tmp_path)
+    message = error_of(app.translate.main, tmp_path / "best.npz")
+    assert re.match(r"error: .* in .*best\.npz is a pickle of more than", message)
     assert not (tmp_path / "trapped").exists()
 
 
-def test_scores_are_equal_on_1_and_3_ranks_and_in_sacrebleu(start, two_ranks, tmp_path):
+@pytest.mark.mpi(3, timeout=LIMIT)
+def test_scores_are_equal_on_1_and_3_ranks_and_in_sacrebleu(app, trained):
     """Evaluate one network on 1 and 3 ranks, and its translations with sacreBLEU itself."""
-    _, out = two_ranks
-    script = tmp_path / "evaluate.py"
-    script.write_text(EVALUATE)
+    comm, out = chainermn.create_communicator("naive"), trained[1]
+    network, *_ = app.saved.load_network(out / "best.npz")
+    settings = app.corpus.Settings()
+    device = chainer.get_device("@numpy")
     found = []
-    for ranks in (1, 3):
-        found.append(json.loads(start(ranks, script, HERE, out, cwd=tmp_path).stdout))
-    assert found[0]["scores"] == found[1]["scores"]
-    assert found[0]["batches"] == [10]
-    assert sorted(found[1]["batches"]) == [3, 3, 4]
-    pairs = found[0]["pairs"]
-    translations, references = [t for t, _ in pairs], [r for _, r in pairs]
-    scores = found[0]["scores"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app.corpus, "N_GENERATED", 400)
+        for ranks in (comm.split(comm.rank, 0), comm):
+            corpus, index = app.corpus.load_corpus(None, out / "corpus", settings, 0, ranks)
+            held_out = app.batches.hold_out(index, 95, 1)[1] if ranks.rank == 0 else None
+            batches = app.batches.cut_batches(held_out, 10) if ranks.rank == 0 else None
+            own = chainermn.scatter_dataset(
+                batches, ranks, shuffle=True, seed=0, force_equal_length=False
+            )
+            evaluator = app.evaluation.TranslationEvaluator(ranks, own, corpus, network, device)
+            found.append((evaluator(None), list(own), comm.allgather_obj(len(own))))
+    (scores, batches, n_alone), (together, _, n_together) = found
+    assert n_alone == [10, 10, 10]
+    assert sorted(n_together) == [3, 3, 4]
+    if comm.rank > 0:
+        return
+    assert together == scores
+    translations, references = [], []
+    for rows in batches:
+        text = app.corpus.ParallelText(corpus, rows)
+        xs = app.batches.pad([source for source, _ in text])
+        for i, row in enumerate(network.translate(xs)):
+            translations.append(corpus.vocabularies[1].decode(row.tolist()))
+            references.append(text.get_lines(i)[1])
+        text.close()
+    assert len(translations) == 95
     assert scores["validation/main/bleu"] == BLEU().corpus_score(translations, [references]).score
     assert scores["validation/main/chrf"] == CHRF().corpus_score(translations, [references]).score
-    assert scores[EXACT] == sum(t == r for t, r in pairs) / 300
+    assert scores[EXACT] == sum(map(str.__eq__, translations, references)) / 95
     assert 0 < scores["validation/main/bleu"] < 100
 
 
-EVALUATE = """
-import json, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-import chainer, chainermn, evaluation, saved
-from batches import cut_batches, hold_out, pad
-from corpus import ParallelText, Settings, load_corpus
-comm = chainermn.create_communicator()
-out = Path(sys.argv[2])
-network, *_ = saved.load_network(out / "best.npz")
-corpus, index = load_corpus(None, out / "corpus", Settings(), 0, comm)
-batches = cut_batches(hold_out(index, 300, 1)[1], 30) if comm.rank == 0 else None
-own = chainermn.scatter_dataset(batches, comm, shuffle=True, seed=0, force_equal_length=False)
-device = chainer.get_device("@numpy")
-evaluator = evaluation.TranslationEvaluator(comm, own, corpus, network, device)
-scores = evaluator(None)
-pairs = []
-for rows in own:
-    text = ParallelText(corpus, rows)
-    xs = pad([source for source, _ in text])
-    for i, row in enumerate(network.translate(xs)):
-        pairs.append((corpus.vocabularies[1].decode(row), text.get_lines(i)[1]))
-    text.close()
-counts = comm.gather_obj(len(own))
-if comm.rank == 0:
-    print(json.dumps({"scores": scores, "pairs": pairs, "batches": counts}))
-"""
-
-
 @pytest.mark.each_mpi
-def test_three_ranks_end_together_with_an_odd_corpus(read_log, train, dates, tmp_path):
-    assert train(3, tmp_path / "result", *corpus_options(dates), *SMALL, "--quiet").stdout == ""
+@pytest.mark.mpi(3, timeout=LIMIT)
+def test_three_ranks_end_together_with_an_odd_corpus(
+    app, read_log, dates, shared_tmp_path, capfd, monkeypatch
+):
+    options = ["--out", shared_tmp_path, *corpus_options(dates), *SMALL, "--quiet"]
+    with open(1, "w", closefd=False) as stream:  # pytest's own does not use the descriptor
+        monkeypatch.setattr(sys, "stdout", stream)
+        print("before")
+        app.train.main(list(map(str, options)))
+        print("after")
+    chainermn.create_communicator("naive").mpi_comm.Barrier()  # rank 0 has written its files
+    assert capfd.readouterr().out == "before\n"
     # Of 203 pairs, 37 are held out; each rank gets 56 of the other 166.
-    assert [row["iteration"] for row in read_log(tmp_path / "result")] == [7, 14]
+    assert [row["iteration"] for row in read_log(shared_tmp_path)] == [3, 6]
 
 
+@pytest.mark.mpi(1, timeout=LIMIT)
 def test_gzipped_text_and_other_options(read_log, train, app, dates, tmp_path):
     packed = tuple(tmp_path / f"{path.name}.gz" for path in dates)
     for path, plain in zip(packed, dates, strict=True):
         path.write_bytes(gzip.compress(plain.read_bytes()))
-        assert app.corpus._unpacked(path, tmp_path).read_bytes() == plain.read_bytes()
     options = [*SMALL, "--epoch", "1", "--share-embedding", "--layer", "2"]
-    train(1, tmp_path / "result", *corpus_options(packed), *options, "--optimizer", "rmsprop")
-    assert read_log(tmp_path / "result")[-1]["iteration"] == math.ceil(166 / 8)
+    train(tmp_path / "result", *corpus_options(packed), *options, "--optimizer", "rmsprop")
+    assert read_log(tmp_path / "result")[-1]["iteration"] == math.ceil(166 / 24)
+    comm = chainermn.create_communicator("naive")
+    corpus, _ = app.corpus.load_corpus(packed, tmp_path, app.corpus.Settings(), 0, comm)
+    for path, plain in zip(corpus.files, dates, strict=True):
+        assert path.read_bytes() == plain.read_bytes()
 
 
+@pytest.mark.mpi(2, timeout=LIMIT)
 @pytest.mark.parametrize("kind", ["lstm", "transformer"])
-def test_run_that_goes_on_is_as_one_never_interrupted(read_log, train, dates, tmp_path, kind):
+def test_run_that_goes_on_is_as_one_never_interrupted(
+    read_log, train, dates, shared_tmp_path, kind
+):
     options = [*corpus_options(dates), *SMALL, "--model", kind, "--tensorboard"]
-    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
-    train(2, straight, *options)
-    assert "resuming after" not in train(2, resumed, *options, "--epoch", "1").stdout
-    first = read_bytes(resumed, "model.npz")
-    job = train(2, resumed, *options)
-    assert f"resuming after iteration 11, epoch 1, from {resumed}/snapshot" in job.stdout
+    straight, resumed = shared_tmp_path / "straight", shared_tmp_path / "resumed"
+    train(straight, *options)
+    assert "resuming after" not in train(resumed, *options, "--epoch", "1")
+    first = (resumed / "model.npz").read_bytes()
+    is_root = chainermn.create_communicator("naive").rank == 0
+    shown = train(resumed, *options)
+    said = f"resuming after iteration 4, epoch 1, from {resumed}/snapshot"
+    assert (said in shown) == is_root
     for key in ("epoch", "iteration", "main/loss", "lr", *SCORES):
         assert [row[key] for row in read_log(resumed)] == [row[key] for row in read_log(straight)]
     last, wanted = (load(out / "model.npz") for out in (resumed, straight))
     for name in wanted:
         np.testing.assert_array_equal(last[name], wanted[name], err_msg=name)
-    assert first != read_bytes(resumed, "model.npz")
+    assert first != (resumed / "model.npz").read_bytes()
     assert any((resumed / "tensorboard").iterdir())
 
 
-def test_other_ways_to_go_on(read_log, train, dates, tmp_path):
-    out = tmp_path / "result"
+@pytest.mark.mpi(2, timeout=LIMIT)
+def test_other_ways_to_go_on(
+    app, read_log, refused, train, train_alone, dates, shared_tmp_path, capsys
+):
+    out = shared_tmp_path / "result"
+    is_root = chainermn.create_communicator("naive").rank == 0
     options = [*corpus_options(dates), *SMALL]
-    train(1, out, *options)
-    (out / "attention.png").unlink()  # as if it had been killed just before it was drawn
-    job = train(1, out, *options, warns=True)  # nothing is left to do
-    assert "resuming after iteration 42" in job.stderr
-    shown = job.stdout
+    train_alone(out, *options)
+    if is_root:
+        (out / "attention.png").unlink()  # as if it had been killed just before it was drawn
+    shown = train_alone(out, *options)  # nothing is left to do
+    assert ("resuming after iteration 14" in capsys.readouterr().err) == is_root
     files = re.search(r"networks: .*/\{(.*)\}\n", shown)[1].split(",")
-    assert "loss.png" in files and all((out / name).exists() for name in files)
+    assert "log" in files and all((out / name).exists() for name in files)
     assert f"exactly, loss {read_log(out)[-1]['validation/main/loss']:.4f}\n" in shown
     # More epochs, on another number of ranks.
-    assert "resuming after iteration 42" in train(2, out, *options, "--epoch", "3").stdout
+    assert ("resuming after iteration 14" in train(out, *options, "--epoch", "3")) == is_root
     assert [row["epoch"] for row in read_log(out)] == [1, 2, 3]
     # A named snapshot is resumed with other options; without --resume, they are an error.
     options += ["--lr", "0.1"]
-    shown = train(1, out, *options, "--resume", out / "snapshot_iter_21.0").stdout
-    assert "resuming after iteration 21, epoch 1" in shown
+    shown = train_alone(out, *options, "--resume", out / "snapshot_iter_7.0")
+    assert "resuming after iteration 7, epoch 1" in shown
     log = read_log(out)
-    job = train(1, tmp_path / "result", *options, "--seed", "1", "--epoch", "1", fails=True)
-    assert re.search(r"error: .* with other settings \(.*seed: 0, now 1", job.stderr)
+    shown = refused(app.train.main, "--out", out, *options, "--seed", "1", "--epoch", "1")
+    assert re.search(r"error: .* with other settings \(.*seed: 0, now 1", shown)
     assert read_log(out) == log
-
-
-def read_bytes(out: Path, name: str) -> bytes:
-    return (out / name).read_bytes()
 
 
 def load(path: Path) -> dict[str, np.ndarray]:
@@ -230,68 +296,92 @@ def load(path: Path) -> dict[str, np.ndarray]:
         return dict(content)
 
 
-def test_best_network_is_that_of_the_criterion(read_log, train, dates, tmp_path):
-    out = tmp_path / "result"
+@pytest.mark.mpi(2, timeout=LIMIT)
+def test_best_network_is_that_of_the_criterion(
+    read_log, train, train_alone, dates, shared_tmp_path
+):
+    out = shared_tmp_path / "result"
+    is_root = chainermn.create_communicator("naive").rank == 0
     options = [*corpus_options(dates), *SMALL, "--criterion", "chrf", "--lr", "0.02"]
-    train(1, out, *options, "--epoch", "4")
+    options += ["--warmup", "0"]
+    train(out, *options, "--epoch", "4")
     chrf = [row["validation/main/chrf"] for row in read_log(out)]
     best = json.loads((out / "best.json").read_text())
     assert (best["metric"], best["value"]) == ("validation/main/chrf", max(chrf))
     assert best["epoch"] == chrf.index(max(chrf)) + 1 > 1
-    for ranks, options, epoch in (
-        (1, ["--evaluate"], best["epoch"]),
-        (2, ["--evaluate", out / "model.npz"], 4),
+    files = {path: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    for evaluate, options, epoch in (
+        (train_alone, ["--evaluate"], best["epoch"]),
+        (train, ["--evaluate", out / "model.npz"], 4),
     ):
-        files = {path: path.read_bytes() for path in out.iterdir() if path.is_file()}
-        shown = train(ranks, out, *corpus_options(dates), *SMALL, *options).stdout
+        shown = evaluate(out, *corpus_options(dates), *SMALL, *options)
         row = read_log(out)[epoch - 1]
         bleu, chrf = row["validation/main/bleu"], row["validation/main/chrf"]
-        assert f"BLEU {bleu:.4f}, chrF {chrf:.4f}\n" in shown
+        assert f"BLEU {bleu:.4f}, chrF {chrf:.4f}\n" in shown or not is_root
         assert files == {path: path.read_bytes() for path in out.iterdir() if path.is_file()}
 
 
+@pytest.mark.mpi(2, timeout=LIMIT)
 @pytest.mark.parametrize("kind", ["lstm", "transformer"])
-def test_float16_learns_as_float32_does(read_log, train, dates, tmp_path, kind):
-    options = [*corpus_options(dates), *SMALL, "--model", kind, "--hold-out", "101"]
-    train(2, tmp_path / "wide", *options)
-    train(2, tmp_path / "mixed", *options, "--mixed16")
-    for mixed, wide in zip(*map(read_log, (tmp_path / "mixed", tmp_path / "wide")), strict=True):
+def test_float16_learns_as_float32_does(
+    read_log, train, train_alone, dates, shared_tmp_path, kind
+):
+    mixed16, float32 = shared_tmp_path / "mixed", shared_tmp_path / "wide"
+    options = [
+        *corpus_options(dates),
+        *SMALL,
+        "--model",
+        kind,
+        "--hold-out",
+        "101",
+        "--epoch",
+        "1",
+    ]
+    train(float32, *options)
+    train(mixed16, *options, "--mixed16")
+    for mixed, wide in zip(*map(read_log, (mixed16, float32)), strict=True):
         for name in ("main/loss", "validation/main/loss"):
             assert mixed[name] == pytest.approx(wide[name], rel=0.02)
             assert mixed[name] != wide[name]
-    assert {array.dtype for array in load(tmp_path / "mixed/best.npz").values()} == {np.dtype("e")}
-    shown = train(1, tmp_path / "mixed", *options, "--mixed16", "--evaluate").stdout
+    assert {array.dtype for array in load(mixed16 / "best.npz").values()} == {np.dtype("e")}
+    shown = train_alone(mixed16, *options, "--mixed16", "--evaluate")
     (loss,) = re.findall(r"loss (\d\.\d{4})", shown)
     assert float(loss) == pytest.approx(mixed["validation/main/loss"], abs=1e-3)
 
 
-def test_files_to_validate_with(read_log, train, dates, tmp_path):
+@pytest.mark.mpi(2, timeout=LIMIT)
+def test_files_to_validate_with(read_log, train, dates, shared_tmp_path):
     lines = [path.read_text("utf-8").splitlines(keepends=True) for path in dates]
-    others = tmp_path / "a.source", tmp_path / "a.target"
-    for path, content in zip(others, lines, strict=True):
-        path.write_text("".join([*content[:20], "\n", "word " * 60 + "\n"]), "utf-8")
+    others = shared_tmp_path / "a.source", shared_tmp_path / "a.target"
+    comm = chainermn.create_communicator("naive")
+    if comm.rank == 0:
+        for path, content in zip(others, lines, strict=True):
+            path.write_text("".join([*content[:20], "\n", "word " * 60 + "\n"]), "utf-8")
     validation = ["--validation-source", others[0], "--validation-target", others[1]]
-    out = tmp_path / "result"
-    shown = train(2, out, *corpus_options(dates), *SMALL, *validation, "--epoch", "1").stdout
-    assert "203 pairs to train on, 20 to validate with, skipped: none\n" in shown
-    assert "skipped of those to validate with: 1 empty, 1 too long\n" in shown
-    assert read_log(out)[-1]["iteration"] == math.ceil(203 / 2 / 8)
+    out = shared_tmp_path / "result"
+    shown = train(out, *corpus_options(dates), *SMALL, *validation, "--epoch", "1")
+    if comm.rank == 0:
+        assert "203 pairs to train on, 20 to validate with, skipped: none\n" in shown
+        assert "skipped of those to validate with: 1 empty, 1 too long\n" in shown
+    assert read_log(out)[-1]["iteration"] == math.ceil(203 / 2 / 24)
     assert read_log(out)[-1][EXACT] * 20 % 1 == 0
 
 
-def test_training_stops_without_progress(read_log, train, dates, tmp_path):
-    out = tmp_path / "result"
-    nothing_learnt = ["--lr", "0", "--patience", "2"]
-    train(2, out, *corpus_options(dates), *SMALL, *nothing_learnt, "--epoch", "9")
+@pytest.mark.mpi(2, timeout=LIMIT)
+def test_training_stops_without_progress(read_log, train, dates, shared_tmp_path):
+    comm, out = chainermn.create_communicator("naive"), shared_tmp_path / "result"
+    options = [*corpus_options(dates), *SMALL, "--lr", "0", "--patience", "2", "--epoch", "9"]
+    train(out, *options)
     assert len(read_log(out)) == 3
     # A restart ends in the same epoch, even if the job had been killed earlier.
-    options = [*corpus_options(dates), *SMALL, *nothing_learnt, "--epoch", "9"]
-    for killed in (out, tmp_path / "killed"):
-        if killed != out:
-            shutil.copytree(out, killed, ignore=shutil.ignore_patterns("snapshot_iter_33.0"))
-            assert len(list(killed.glob("snapshot_iter_*"))) == 2
-        assert "resuming after" in train(2, killed, *options).stdout
-        assert len(read_log(killed)) == 3
+    killed = shared_tmp_path / "killed"
+    if comm.rank == 0:
+        shutil.copytree(out, killed, ignore=shutil.ignore_patterns("snapshot_iter_12.0"))
+        assert len(list(killed.glob("snapshot_iter_*"))) == 2
+    comm.mpi_comm.Barrier()
+    for folder in (out, killed):
+        assert ("resuming after" in train(folder, *options)) == (comm.rank == 0)
+        assert len(read_log(folder)) == 3
 
 
 class Alone:
@@ -334,42 +424,83 @@ def test_rates_rise_at_the_start(app):
     assert rates == [0.5, 1, 1.5, 2, 2, 2]
 
 
-@pytest.mark.each_mpi
-def test_model_parallel_training_is_that_of_one_process(read_log, train, app, dates, tmp_path):
-    out = tmp_path / "result"
-    options = [*corpus_options(dates), *SMALL, "--dropout", "0", "--clip", "0.5", "--lr", "0.01"]
-    options += ["--warmup", "0"]
-    script = "train_model_parallel.py"
-    assert train(2, out, *options, "--epoch", "1", "--quiet", script=script).stdout == ""
-    job = train(2, out, *options, script=script)
-    assert "resuming after iteration 21, epoch 1" in job.stdout
-    assert job.stdout.startswith("ranks: 2, hosts: 1, communicator: SingleNodeCommunicator\n")
+def reference(app, out: Path, files: tuple[Path, Path], n_shards: int, epochs: int):
+    """Train an LSTM in one process, by plain Chainer, on the batches of all shards.
 
+    Return the network and its optimizer. With several shards, its first update does nothing: that
+    of a multi-node optimizer makes the parameters of all ranks equal.
+    """
     (description,), (index,) = (out.glob(f"corpus/{name}-*") for name in ("vocabulary", "index"))
     found = json.loads(description.read_text(encoding="utf-8"))
     vocabularies = tuple(map(app.vocabulary.Vocabulary, found["vocabularies"]))
-    corpus = app.corpus.Corpus(dates, vocabularies, 203, "", {}, app.corpus.Settings())
+    corpus = app.corpus.Corpus(files, vocabularies, 203, "", {}, app.corpus.Settings())
     rows, _ = app.batches.hold_out(np.load(index), 37, 0)
+    assert len(rows) % n_shards == 0
     np.random.seed(0)
-    network = app.models.MODELS["lstm"](*map(len, corpus.vocabularies), 16)
+    network = app.models.MODELS["lstm"](*map(len, vocabularies), 16)
     optimizer = chainer.optimizers.Adam(alpha=0.01).setup(network)
     optimizer.add_hook(GradientClipping(0.5))
-    batches = app.batches.BucketIterator(app.corpus.ParallelText(corpus, rows), 8, 0)
-    while batches.epoch < 2:
-        xs, ys = map(app.batches.pad, zip(*next(batches), strict=True))
-        optimizer.update(network.loss, xs, ys)
-    batches.finalize()
+    shards = [
+        app.batches.BucketIterator(app.corpus.ParallelText(corpus, part), 24, 0)
+        for part in np.split(rows, n_shards)
+    ]
+    moves = n_shards == 1
+    while shards[0].epoch < epochs:
+        network.cleargrads()
+        for shard in shards:
+            xs, ys = map(app.batches.pad, zip(*next(shard), strict=True))
+            (network.loss(xs, ys) / n_shards).backward()
+        if moves:
+            optimizer.update()
+        moves = True
+    for shard in shards:
+        shard.finalize()
+    return network, optimizer
 
-    saved = app.models.MODELS["lstm"](*map(len, corpus.vocabularies), 16)
-    chainer.serializers.load_npz(out / "model.npz", saved)
-    for (name, got), (_, wanted) in zip(
-        sorted(saved.namedparams()), sorted(network.namedparams()), strict=True
-    ):
-        np.testing.assert_allclose(got.array, wanted.array, rtol=1e-3, atol=1e-4, err_msg=name)
+
+def check_weights(app, path: Path, wanted: chainer.Link) -> None:
+    found = load(path)
+    assert len(found) == len(list(wanted.params()))
+    for name, parameter in wanted.namedparams():
+        got = found[name.removeprefix("/")]
+        np.testing.assert_allclose(got, parameter.array, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+EXACTLY = ("--dropout", "0", "--clip", "0.5", "--lr", "0.01", "--warmup", "0")
+
+
+@pytest.mark.mpi(2, timeout=LIMIT)
+def test_training_is_that_of_one_process_with_all_batches(
+    read_log, train, app, dates, shared_tmp_path
+):
+    out = shared_tmp_path / "result"
+    train(out, *corpus_options(dates), *SMALL, *EXACTLY, "--epoch", "1")
+    if chainermn.create_communicator("naive").rank == 0:
+        network, optimizer = reference(app, out, dates, n_shards=2, epochs=1)
+        assert read_log(out)[-1]["iteration"] == optimizer.t + 1 == 4
+        check_weights(app, out / "model.npz", network)
+
+
+@pytest.mark.each_mpi
+@pytest.mark.mpi(2, timeout=LIMIT)
+def test_model_parallel_training_is_that_of_one_process(
+    read_log, train, train_alone, app, dates, shared_tmp_path
+):
+    out, main = shared_tmp_path / "result", app.train_model_parallel.main
+    options = [*corpus_options(dates), *SMALL, *EXACTLY]
+    train(out, *options, "--epoch", "1", main=main)
+    shown = train(out, *options, main=main)
+    evaluated = train_alone(out, *options, "--evaluate", out / "model.npz")
+    if chainermn.create_communicator("naive").rank > 0:
+        assert shown == ""
+        return
+    assert "resuming after iteration 7, epoch 1" in shown
+    assert shown.startswith("ranks: 2, hosts: 1, communicator: SingleNodeCommunicator\n")
+    network, optimizer = reference(app, out, dates, n_shards=1, epochs=2)
+    check_weights(app, out / "model.npz", network)
     last = read_log(out)[-1]
-    assert last["iteration"] == optimizer.t == 42
-    job = train(1, out, *options, "--evaluate", out / "model.npz")
-    assert f"BLEU {last['validation/main/bleu']:.4f}, " in job.stdout
+    assert last["iteration"] == optimizer.t == 14
+    assert f"BLEU {last['validation/main/bleu']:.4f}, " in evaluated
     assert last["validation/main/bleu"] > 0
 
 
@@ -449,59 +580,62 @@ def test_shared_embedding_of_two_vocabularies(app, described, tmp_path):
         app.saved.load_network(tmp_path / "best.npz")
 
 
-def test_lines_that_are_too_long_to_translate(described, run_script, tmp_path):
-    shown = run_script("translate.py", tmp_path / "best.npz", text="a\n" + "b " * 2499 + "\n")
+def test_lines_that_are_too_long_to_translate(app, call, error_of, described, tmp_path):
+    weights = tmp_path / "best.npz"
+    shown = call(app.translate.main, weights, text="a\n" + "b " * 2499 + "\n")
     assert shown.count("\n") == 2
     text = "a\n" + "b " * 2500 + "\na\n"
-    shown = run_script("translate.py", tmp_path / "best.npz", text=text, fails=True)
-    assert shown == "error: standard input:2: expected a line of at most 5000 bytes\n"
+    shown = error_of(app.translate.main, weights, text=text)
+    assert shown == "error: standard input:2: expected a line of at most 5000 bytes"
     (tmp_path / "long").write_text(text)
     options = ["--source", tmp_path / "long", "--target", tmp_path / "long"]
-    shown = run_script("evaluate.py", tmp_path / "best.npz", *options, fails=True)
-    assert shown == f"error: {tmp_path}/long:2: expected a line of at most 5000 bytes\n"
+    shown = error_of(app.evaluate.main, weights, *options)
+    assert shown == f"error: {tmp_path}/long:2: expected a line of at most 5000 bytes"
 
 
-def test_every_rank_ends_with_one_clear_error(train, dates, tmp_path):
-    damaged = tmp_path / "damaged.gz"
-    damaged.write_bytes(gzip.compress(dates[0].read_bytes())[:-30])
-    empty = tmp_path / "empty"
-    empty.touch()
-    pipe, hole = tmp_path / "pipe", tmp_path / "hole"
-    os.mkfifo(pipe)
-    hole.touch()
-    os.truncate(hole, 1 << 40)
-    other = tmp_path / "other"
-    train(1, other, *corpus_options(dates), *SMALL, "--max-vocabulary", "30", "--epoch", "1")
+@pytest.mark.mpi(2, timeout=LIMIT)
+def test_every_rank_ends_with_one_clear_error(app, refused, train, dates, shared_tmp_path):
+    folder = shared_tmp_path
+    other, damaged = folder / "other", folder / "damaged.gz"
+    train(other, *corpus_options(dates), *SMALL, "--max-vocabulary", "30", "--epoch", "1")
     snapshot = next(other.glob("snapshot_iter_*.0"))
-    strange, strange_model = tmp_path / "strange.0", tmp_path / "strange.npz"
-    set_traps(snapshot, strange, tmp_path / "trapped")
-    set_traps(other / "best.npz", strange_model, tmp_path / "trapped")
-    cases = [
-        ((tmp_path / "absent", dates[1]), [], "No such file or directory: '.*absent'"),
+    comm = chainermn.create_communicator("naive")
+    if comm.rank == 0:
+        damaged.write_bytes(gzip.compress(dates[0].read_bytes())[:-30])
+        (folder / "empty").touch()
+        os.mkfifo(folder / "pipe")
+        (folder / "hole").touch()
+        os.truncate(folder / "hole", 1 << 40)
+        set_traps(snapshot, folder / "strange.0", folder / "trapped")
+        set_traps(other / "best.npz", folder / "strange.npz", folder / "trapped")
+    comm.mpi_comm.Barrier()
+    strange, strange_model = folder / "strange.0", folder / "strange.npz"
+    source = comm.bcast_obj(dates[0])
+    for files, options, message in [
+        ((folder / "absent", dates[1]), [], "No such file or directory: '.*absent'"),
         ((damaged, dates[1]), [], "damaged.gz: damaged gzip file"),
-        ((dates[0], pipe), [], "pipe: expected a regular file, got a pipe or a device"),
-        ((hole, dates[1]), [], "hole:1: expected a line of at most 1000000 bytes"),
+        ((dates[0], folder / "pipe"), [], "pipe: expected a regular file, got a pipe or a device"),
+        ((folder / "hole", dates[1]), [], "hole:1: expected a line of at most 1000000 bytes"),
         (dates, ["--subwords", damaged], "damaged.gz is not a model of subwords"),
-        (dates, ["--subwords", empty], "empty is not a model of subwords"),
+        (dates, ["--subwords", folder / "empty"], "empty is not a model of subwords"),
         (dates, ["--resume", snapshot], f"{snapshot} does not fit"),
         (dates, ["--resume", strange], f"{strange} is a pickle of more than None, numbers and"),
         (dates, ["--evaluate", strange_model], f"{strange_model} is a pickle of more than None"),
-        (dates, ["--resume", dates[0]], f"{dates[0]} is not an NPZ file"),
-        (dates, ["--evaluate", dates[0]], "dates.source is not an NPZ file"),
+        (dates, ["--resume", source], f"{source} is not an NPZ file"),
+        (dates, ["--evaluate", source], "dates.source is not an NPZ file"),
         (dates, ["--evaluate"], "No such file or directory: .*best.npz"),
         (dates, ["--model", "transformer", "--unit", "10"], "got 10 units and 4 heads"),
         (dates, ["--validation-target", dates[1]], "source and --validation-target belong tog"),
         (dates, ["--hold-out", "0"], "--hold-out must be a positive number, got 0"),
         (dates, ["--dropout", "1"], "--dropout must be .* less than 1, got 1"),
-    ]
-    runs = [
-        ["--out", tmp_path / "result", *corpus_options(files), *SMALL, *options]
-        for files, options, _ in cases
-    ]
-    jobs = run_in_turn(2, HERE / "train.py", runs, cwd=tmp_path)
-    assert not (tmp_path / "trapped").exists()
-    for (_, _, message), job in zip(cases, jobs, strict=True):
-        assert job.returncode != 0, job
-        assert re.search(f"error: .*{message}", job.stderr), job
-        assert job.stderr.count("error: ") == 1
-        assert "Traceback" not in job.stderr
+    ]:
+        options = ["--out", folder / "result", *corpus_options(files), *SMALL, *options]
+        assert re.search(f"error: .*{message}", refused(app.train.main, *options))
+    assert not (folder / "trapped").exists()
+
+
+@pytest.mark.mpi(3, timeout=LIMIT)
+def test_model_parallel_training_takes_two_ranks(app, refused, dates, shared_tmp_path):
+    options = ["--out", shared_tmp_path, *corpus_options(dates), *SMALL]
+    shown = refused(app.train_model_parallel.main, *options)
+    assert shown == "error: this script takes two ranks, got 3"

@@ -2,6 +2,7 @@
 """Train a network to translate."""
 
 import argparse
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -41,8 +42,8 @@ FREE |= {"subwords", "communicator", "gpu", "out", "resume", "evaluate", "tensor
 save = partial(save_npz, compression=False)
 
 
-def main() -> None:
-    args = parse_arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
     if args.quiet:
         silence()
     comm = chainermn.create_communicator(args.communicator)
@@ -94,7 +95,7 @@ def main() -> None:
         finish(trainer, evaluator)
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--source", metavar="FILE", type=Path, help="lines to translate; default: generated dates")
@@ -158,7 +159,7 @@ def parse_arguments() -> argparse.Namespace:
     evaluate = "do not train; evaluate this network; default: best.npz in OUT"
     add("--evaluate", metavar="FILE", nargs="?", const="", help=evaluate)
     add("--quiet", "-q", action="store_true", help="print only warnings and errors")
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
 def check(args: argparse.Namespace) -> None:

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Train as train.py does, with the encoder on one rank and the decoder on another."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import chainer
@@ -38,8 +39,8 @@ from train import (
 DECODER, ENCODER = 0, 1  # rank 0 prints, so it is the one that knows the loss
 
 
-def main() -> None:
-    args = parse_arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
     if args.quiet:
         silence()
     comm = chainermn.create_communicator(args.communicator)

@@ -3,7 +3,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import chainer
@@ -16,8 +16,8 @@ from saved import load_network
 from vocabulary import Vocabulary
 
 
-def main() -> None:
-    args = parse_arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
     device = chainer.get_device("@cupy:0" if args.gpu else "@numpy")
     device.use()
     try:
@@ -28,14 +28,15 @@ def main() -> None:
     sys.stdout.reconfigure(encoding="utf-8")
     raw = read_lines(sys.stdin.buffer, "standard input", LONGEST_SENTENCE)
     try:
-        for lines in batches((line.decode(errors="replace") for line in raw), args.batchsize):
+        text = (line.decode(errors="replace").strip() for line in raw)
+        for lines in batches(text, args.batchsize):
             for line in translate(model, source, target, lines, args.beam):
                 print(line, flush=True)
     except ValueError as error:
         raise SystemExit(f"error: {error}") from None
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     network = "best.npz or model.npz, beside its model.json; default: %(default)s"
@@ -43,7 +44,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--beam", type=int, default=1, help="width of the beam; 1, the default, is greedy")
     add("--batchsize", "-b", type=int, default=1, help="batch size, in lines")
     add("--gpu", "-g", action="store_true", help="translate on GPU")
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
 def batches(lines: Iterable[str], size: int) -> Iterator[list[str]]:
