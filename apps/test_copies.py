@@ -1,16 +1,21 @@
-"""A copy of each app trains, by the commands in its README."""
+"""A copy of each app trains, outside the repository."""
 
 import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
+import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from chainermn.testing.mpiexec import direct_environment, mpi_flavor
+from chainermn.notes import without_notes
+from chainermn.testing.modules import import_modules
+from chainermn.testing.mpiexec import direct_environment, mpi_flavor, mpiexec_command
 
 APPS = Path(__file__).resolve().parent
 # Seconds after which a job counts as hung, even on a busy machine.
@@ -22,6 +27,82 @@ def stop(process: subprocess.Popen) -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+@pytest.fixture
+def copy(request, tmp_path) -> Path:
+    """Return a copy of an app, whose files can be written."""
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "result*")
+    folder = shutil.copytree(APPS / request.param, tmp_path / "copy", ignore=ignored)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(path.stat().st_mode | stat.S_IWUSR)
+    return folder
+
+
+def write_data(app: str, folder: Path) -> None:
+    """Write a few examples, if an app's own would take long."""
+    if app == "imagenet":
+        import_modules(APPS / app, ["generated"]).generated.create(folder / "drawn", 60, 10)
+    elif app == "seq2seq":
+        paths = folder / "dates.source", folder / "dates.target"
+        import_modules(APPS / app, ["generated"]).generated.write(*paths, 203, 1)
+
+
+@pytest.mark.each_mpi
+@pytest.mark.parametrize(
+    ("copy", "options", "iterations"),
+    [
+        ("mnist", "--epoch 1 --unit 20 --batchsize 350", 3),
+        (
+            "imagenet",
+            "--epoch 1 --arch small --batchsize 15 --root drawn drawn/train.txt drawn/val.txt",
+            2,
+        ),
+        ("cifar", "--epoch 1 --unit 4 --batchsize 9 --examples 40", 2),
+        (
+            "seq2seq",
+            "--epoch 1 --unit 16 --batchsize 26 --hold-out 99 --source dates.source "
+            "--target dates.target",
+            2,
+        ),
+        ("dcgan", "--epoch 1 --unit 4 --batchsize 360", 2),
+    ],
+    indirect=["copy"],
+    ids=["mnist", "imagenet", "cifar", "seq2seq", "dcgan"],
+)
+def test_mpiexec_starts_the_script_of_a_copy(copy, options, iterations, request):
+    """The script itself: it is executable, and mpiexec finds Python by its first line."""
+    write_data(request.node.callspec.id, copy)
+    job = subprocess.run(
+        mpiexec_command(2, [copy / "train.py", *options.split()], python=False),
+        cwd=copy,
+        env=direct_environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert (job.returncode, without_notes(job.stderr)) == (0, ""), job
+    assert "ranks: 2, hosts: 1, " in job.stdout
+    (log,) = copy.glob("result/**/log")
+    assert json.loads(log.read_text())[-1]["iteration"] == iterations
+
+
+@pytest.mark.parametrize("copy", ["mnist", "imagenet", "cifar", "seq2seq", "dcgan"], indirect=True)
+def test_copied_tests_are_collected(copy):
+    """Nothing of the repository configures pytest there."""
+    command = [sys.executable, "-W", "error", "-m", "pytest", "--collect-only", "-q"]
+    shown = subprocess.run(
+        [*command, "--strict-markers"],
+        cwd=copy,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert shown.returncode == 0, shown
+    assert "warning" not in shown.stdout
+    collected = {line.partition("::")[0] for line in shown.stdout.splitlines() if "::" in line}
+    assert collected == {path.name for path in copy.glob("test_*.py")}
 
 
 @pytest.mark.venv

@@ -1,14 +1,21 @@
 """Each app stops with a checkpoint when it is sent SIGUSR1, and resumes from it."""
 
+import contextlib
+import io
 import os
 import re
 import signal
+import sys
 import time
+from functools import partial
 from pathlib import Path
 
+import matplotlib.font_manager  # noqa: F401  - its very first import writes to standard error
 import numpy as np
 import pytest
+from chainer.training import StandardUpdater
 
+import chainermn
 from chainermn.extensions import StopOnSignal
 from chainermn.testing.modules import import_modules
 from chainermn.testing.mpiexec import Job, run_job
@@ -16,10 +23,87 @@ from chainermn.testing.mpiexec import Job, run_job
 APPS = Path(__file__).resolve().parent
 # Seconds after which a job counts as hung, even on a busy machine.
 LIMIT = 600
+DATES = "--source dates.source --target dates.target"
+# Where pickle looks for the classes of a script.
+MODULES = {
+    "cifar": ["data"],
+    "dcgan": ["data", "evaluation"],
+    "mnist": ["data"],
+    "seq2seq": ["corpus", "evaluation", "generated", "subwords", "vocabulary"],
+}
 
-# Runs the script named in its arguments. In the second iteration, one rank waits for SIGUSR1.
+
+def check_equal(whole: Path, stopped: Path, rtol: float = 0) -> None:
+    """Compare two networks; ``rtol`` is that of the statistics of batch normalization."""
+    with np.load(whole) as one, np.load(stopped) as two:
+        assert sorted(one) == sorted(two)
+        for name in one:
+            allowed = rtol if name.endswith(("avg_mean", "avg_var")) else 0
+            np.testing.assert_allclose(two[name], one[name], allowed, err_msg=name)
+
+
+@pytest.mark.mpi(2, timeout=LIMIT)
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [
+        ("cifar/train.py", "--examples 80 --unit 4 --epoch 2 --batchsize 9"),
+        ("dcgan/train.py", "--unit 4 --epoch 2 --batchsize 180"),
+        ("mnist/train.py", "--epoch 1 --unit 20"),
+        ("mnist/train_model_parallel.py", "--epoch 1 --unit 20 --batchsize 120"),
+        ("seq2seq/train.py", f"{DATES} --unit 16 --batchsize 8 --hold-out 37 --epoch 1"),
+    ],
+    ids=["cifar", "dcgan", "mnist", "model_parallel", "seq2seq"],
+)
+def test_stopped_and_started_again_is_as_if_undisturbed(
+    script, options, shared_tmp_path, monkeypatch, capsys
+):
+    """One rank gets the signal in the second iteration."""
+    monkeypatch.chdir(shared_tmp_path)
+    app, name = script.removesuffix(".py").split("/")
+    modules = import_modules(APPS / app, [*MODULES[app], name])
+    for module in vars(modules).values():
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    comm = chainermn.create_communicator("naive")
+    if app == "dcgan":  # whose features take longer than these trainings
+        few = partial(modules.evaluation.train_features, steps=2)
+        monkeypatch.setattr(modules.evaluation, "train_features", few)
+    if app == "seq2seq":
+        if comm.rank == 0:
+            modules.generated.write(Path("dates.source"), Path("dates.target"), 203, 1)
+        comm.mpi_comm.Barrier()
+
+    def train(out: str) -> str:
+        with contextlib.redirect_stdout(io.StringIO()) as shown:
+            vars(modules)[name].main([*options.split(), "--out", out])
+        return shown.getvalue()
+
+    train("whole")
+    update = StandardUpdater.update
+
+    def update_and_signal(updater: StandardUpdater) -> None:
+        update(updater)
+        if updater.iteration == 2 and comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StandardUpdater, "update", update_and_signal)
+        with pytest.raises(SystemExit) as end:
+            train("stopped")
+    assert end.value.code == StopOnSignal.exit_code
+    said = re.findall(
+        r"rank 1 got SIGUSR1: the checkpoint of iteration (\d+) is", capsys.readouterr().err
+    )
+    assert len(said) == (comm.rank == 0)
+    shown = train("stopped")
+    if comm.rank == 0:
+        assert f"resuming after iteration {said[0]}, epoch " in shown
+        check_equal(Path("whole/model.npz"), Path("stopped/model.npz"))
+
+
+# Trains in the folder "whole", then in "stopped": in its second iteration, one rank waits for
+# SIGUSR1, which mpiexec passes on to the ranks, and perhaps to their workers.
 WAITS = """
-import os, runpy, signal, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from chainer.training import StandardUpdater
 
@@ -40,72 +124,25 @@ def update_and_wait(self):
             time.sleep(0.01)
 
 if __name__ == "__main__":
+    sys.path[0] = {here!r}
+    import train
+    train.main([*sys.argv[1:], "--out", "whole"])
     update, StandardUpdater.update = StandardUpdater.update, update_and_wait
-    del sys.argv[0]
-    sys.path[0] = os.path.dirname(sys.argv[0])
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    train.main([*sys.argv[1:], "--out", "stopped"])
 """
 
 
-long_only = pytest.mark.skipif(
-    "CHAINERMN_LONG_TESTS" not in os.environ,
-    reason="CHAINERMN_LONG_TESTS is not set: the other apps have the same line",
-)
-
-
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory) -> list[str | Path]:
-    """Return options that name a few images."""
-    root = tmp_path_factory.mktemp("data") / "drawn"
-    import_modules(APPS / "imagenet", ["generated"]).generated.create(root, 120, 20)
-    return [root / "train.txt", root / "val.txt", "--root", root]
-
-
-@pytest.fixture(scope="module")
-def dates(tmp_path_factory) -> list[str | Path]:
-    """Return options that name a few lines of text."""
-    folder = tmp_path_factory.mktemp("dates")
-    paths = folder / "dates.source", folder / "dates.target"
-    import_modules(APPS / "seq2seq", ["generated"]).generated.write(*paths, 203, 1)
-    return ["--source", paths[0], "--target", paths[1]]
-
-
 @pytest.mark.each_mpi
-@pytest.mark.parametrize(
-    ("script", "data", "options"),
-    [
-        ("mnist/train.py", None, "--epoch 1 --unit 20"),
-        ("imagenet/train.py", "drawn", "--arch small --epoch 2 --batchsize 12 --loaderjob 1"),
-        ("seq2seq/train.py", "dates", "--unit 16 --batchsize 8 --hold-out 37 --epoch 1"),
-        pytest.param(
-            "mnist/train_model_parallel.py",
-            None,
-            "--epoch 1 --unit 20 --batchsize 120",
-            marks=long_only,
-        ),
-        pytest.param(
-            "cifar/train.py",
-            None,
-            "--examples 60 --unit 4 --epoch 3 --batchsize 9",
-            marks=long_only,
-        ),
-        pytest.param("dcgan/train.py", None, "--unit 4 --epoch 1 --batchsize 60", marks=long_only),
-    ],
-    ids=["mnist", "imagenet", "seq2seq", "model_parallel", "cifar", "dcgan"],
-)
-def test_stopped_and_started_again_is_as_if_undisturbed(script, data, options, request, tmp_path):
-    command = [APPS / script, *(request.getfixturevalue(data) if data else []), *options.split()]
-    command += ["--out", "result"]
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    whole.mkdir()
-    stopped.mkdir()
-    run_job(2, command, cwd=whole, timeout=LIMIT).check()
-
+def test_mpiexec_passes_the_signal_on_and_workers_survive_it(tmp_path):
+    here = APPS / "imagenet"
+    import_modules(here, ["generated"]).generated.create(tmp_path / "drawn", 60, 10)
+    options = "drawn/train.txt drawn/val.txt --root drawn --arch small --epoch 2 --batchsize 12"
+    options = [*options.split(), "--loaderjob", "1"]
     waits = tmp_path / "waits.py"
-    waits.write_text(WAITS)
-    job = Job(2, [waits, *command], cwd=stopped)
+    waits.write_text(WAITS.format(here=str(here)))
+    job = Job(2, [waits, *options], cwd=tmp_path)
     deadline = time.monotonic() + LIMIT
-    while not (stopped / "trains").exists():
+    while not (tmp_path / "trains").exists():
         if job.process.poll() is not None or time.monotonic() > deadline:
             raise AssertionError(job.kill())
         time.sleep(0.05)
@@ -114,12 +151,8 @@ def test_stopped_and_started_again_is_as_if_undisturbed(script, data, options, r
     assert (ended.returncode, ended.left_behind) == (StopOnSignal.exit_code, []), ended
     (iteration,) = re.findall(r"got SIGUSR1: the checkpoint of iteration (\d+) is", ended.stderr)
 
-    resumed = run_job(2, command, cwd=stopped, timeout=LIMIT).check()
+    command = [here / "train.py", *options, "--out", "stopped"]
+    resumed = run_job(2, command, cwd=tmp_path, timeout=LIMIT).check()
     assert f"resuming after iteration {iteration}, epoch " in resumed.stdout
-    with np.load(whole / "result/model.npz") as one, np.load(stopped / "result/model.npz") as two:
-        assert sorted(one) == sorted(two)
-        for name in one:
-            # When imagenet stops, it also averages these over the ranks, which rounds them.
-            is_rounded = script == "imagenet/train.py" and name.endswith(("avg_mean", "avg_var"))
-            rtol = 1e-5 if is_rounded else 0
-            np.testing.assert_allclose(two[name], one[name], rtol, err_msg=name)
+    # When it stops, it also averages the statistics over the ranks, which rounds them.
+    check_equal(tmp_path / "whole/model.npz", tmp_path / "stopped/model.npz", rtol=1e-5)

@@ -18,6 +18,10 @@ NAMES = ["data", "model", "predict", "search", "search_reports", "shapes", "stud
 NAMES += ["training"]
 
 
+if "chainermn.testing.pytest_plugin" not in sys.modules:  # in a copy of this folder
+    pytest_plugins = ["chainermn.testing.pytest_plugin"]
+
+
 @pytest.fixture(scope="module")
 def app() -> Iterator[SimpleNamespace]:
     """Import the app's modules, while another app's may have the same names."""

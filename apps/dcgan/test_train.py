@@ -8,14 +8,12 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import chainer
 import chainer.functions as F
-import matplotlib.font_manager  # noqa: F401  - its very first import writes to standard error
 import numpy as np
 import pytest
 from chainer.backends import cuda
@@ -23,7 +21,6 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import chainermn
-from chainermn.testing.modules import import_modules
 from chainermn.testing.mpiexec import run_job
 from chainermn.testing.traps import set_traps
 
@@ -33,17 +30,6 @@ DISTANCE = "validation/distance"
 LIMIT = 600
 EPOCHS = 4
 TINY = ["--unit", "4", "--batchsize", "180", "--epoch", str(EPOCHS)]
-NAMES = ["data", "evaluation", "generate", "model", "reports", "train", "updater"]
-
-
-@pytest.fixture(scope="module")
-def app() -> Iterator[SimpleNamespace]:
-    """Import the app's modules, while another app's may have the same names."""
-    found = import_modules(HERE, NAMES)
-    with pytest.MonkeyPatch.context() as patch:
-        for module in vars(found).values():  # where pickle looks for their classes
-            patch.setitem(sys.modules, module.__name__, module)
-        yield found
 
 
 def call(main, *options: object) -> str:

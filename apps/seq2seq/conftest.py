@@ -21,6 +21,10 @@ NAMES += ["models", "models.transformer", "neighbors", "prepare", "saved", "subw
 NAMES += ["train_model_parallel", "training", "translate", "vocabulary"]
 
 
+if "chainermn.testing.pytest_plugin" not in sys.modules:  # in a copy of this folder
+    pytest_plugins = ["chainermn.testing.pytest_plugin"]
+
+
 @pytest.fixture(scope="module")
 def app() -> Iterator[SimpleNamespace]:
     """Import the app's modules, while another app's may have the same names."""
