@@ -96,13 +96,18 @@ def test_evaluation_on_ranks_that_do_not_divide_the_images(app, call, shared_tmp
         assert shown.splitlines()[-1] == last
 
 
+@pytest.mark.mpi(2, timeout=LIMIT)
+def test_quiet_training_prints_nothing(app, call_quietly, shared_tmp_path):
+    call_quietly(app.train.main, *TINY, "--epoch", 1, "--out", shared_tmp_path)
+
+
 class Lost(Exception):
     """Something that ends a training in the middle."""
 
 
 @pytest.mark.mpi(2, timeout=LIMIT)
 def test_run_that_is_started_again_ends_as_one_never_interrupted(
-    trained, app, call, call_quietly, read_log, shared_tmp_path, monkeypatch
+    trained, app, call, read_log, shared_tmp_path, monkeypatch
 ):
     whole, out = trained[1], shared_tmp_path / "result"
     update = StandardUpdater.update
@@ -117,7 +122,9 @@ def test_run_that_is_started_again_ends_as_one_never_interrupted(
         with pytest.raises(Lost):
             call(app.train.main, *TINY, "--out", out)
     assert [row["iteration"] for row in read_log(out)] == [9, 18, 27]
-    call_quietly(app.train.main, *TINY, "--out", out)
+    shown = call(app.train.main, *TINY, "--out", out)
+    said = f"resuming after iteration 27, epoch 3, from {out}/snapshot_iter_27.0"
+    assert (said in shown) == (chainermn.create_communicator("naive").rank == 0)
     for row, straight in zip(read_log(out), read_log(whole), strict=True):
         for key in ("iteration", "main/loss", ACCURACY, "lr"):
             assert row[key] == straight[key]
