@@ -55,7 +55,8 @@ def write_data(app: str, folder: Path) -> None:
         ("mnist", "--epoch 1 --unit 20 --batchsize 350", 3),
         (
             "imagenet",
-            "--epoch 1 --arch small --batchsize 15 --root drawn drawn/train.txt drawn/val.txt",
+            "--epoch 1 --arch small --batchsize 15 --loaderjob 0 --root drawn drawn/train.txt "
+            "drawn/val.txt",
             2,
         ),
         ("cifar", "--epoch 1 --unit 4 --batchsize 9 --examples 40", 2),

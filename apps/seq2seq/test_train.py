@@ -143,17 +143,17 @@ def test_only_rank_0_prints_and_plainly_where_no_terminal_is(trained):
 
 @pytest.mark.mpi(2, timeout=LIMIT)
 @pytest.mark.parametrize(
-    ("options", "beam", "batchsize"), [(["--beam", "3", "--batchsize", "25"], 3, 25), ([], 1, 1)]
+    ("options", "beam", "batchsize"), [(["--beam", "3", "--batchsize", "10"], 3, 10), ([], 1, 1)]
 )
 def test_translate(app, call, trained, dates, options, beam, batchsize):
     weights = trained[1] / "best.npz"
-    lines = dates[0].read_text("utf-8").splitlines()[:40]
+    lines = dates[0].read_text("utf-8").splitlines()[:16]
     text = "\n".join([*lines, "", ""])
     *shown, empty = call(app.translate.main, weights, *options, text=text).splitlines()
     assert empty == ""
     network, source, target = app.saved.load_network(weights)
     wanted = []
-    for start in range(0, 40, batchsize):
+    for start in range(0, 16, batchsize):
         xs = app.batches.pad([source.encode(line) for line in lines[start : start + batchsize]])
         wanted += [target.decode(row.tolist()) for row in network.translate(xs, beam)]
     assert shown == wanted
