@@ -227,12 +227,22 @@ def test_so_many_threads_are_started(code, environment, expected, python):
     assert found == expected
 
 
+IN_TWO_PROCESSES = """
+import os
+if child := os.fork():
+    assert os.waitpid(child, 0)[1] == 0
+    print(openmp.max_threads())
+else:
+    print(openmp.max_threads(), end=" ")
+"""
+
+
 @needs_onednn
 @pytest.mark.parametrize("nonsense", ["", "abc", "99999999999"])
 def test_a_number_of_threads_that_is_none_starts_as_many_as_cores(nonsense, python):
-    load = "from chainer_compat.onednn import library, openmp; library.load(); "
-    found = python(load + "print(openmp.max_threads())", OMP_NUM_THREADS=nonsense)
-    assert found == str(len(os.sched_getaffinity(0)))
+    load = "from chainer_compat.onednn import library, openmp; library.load()\n"
+    found = python(load + IN_TWO_PROCESSES, OMP_NUM_THREADS=nonsense)
+    assert found == f"1 {len(os.sched_getaffinity(0))}"
 
 
 def _in_a_child(x, expected, results):

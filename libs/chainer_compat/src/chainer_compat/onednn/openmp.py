@@ -4,19 +4,18 @@ oneDNN's wheel needs GCC's OpenMP from the system, and slim systems lack it. LLV
 and has the same functions. Its threads also yield to those of NumPy's BLAS on the same cores.
 """
 
-import contextlib
 import ctypes
 import functools
 import os
 import struct
-from collections.abc import Iterator
+import warnings
 from pathlib import Path
 
 #: Distribution that contains it.
 DISTRIBUTION = "cmeel-libomp"
 #: The name of GCC's OpenMP, which LLVM's has too.
 FILE = "libgomp.so.1"
-#: Variable that it reads when it starts, and the first number that it takes for nonsense.
+#: Variable with its number of threads, and the first number that counts as nonsense.
 NUMBER_OF_THREADS = "OMP_NUM_THREADS"
 MOST_THREADS = 1 << 15
 
@@ -31,14 +30,14 @@ def load(folder: Path) -> None:
     """
     # Its own name is `libomp.so`. The system's loader also knows it as `libgomp.so.1` only if it
     # has searched for that, and it searches a folder only if a library says so.
+    _drop_nonsense()
     memory = os.memfd_create(FILE)
     try:
         os.write(memory, _library_that_needs(FILE, folder))
-        with _without_nonsense(NUMBER_OF_THREADS):
-            ctypes.CDLL(f"/proc/self/fd/{memory}")
-            _start()
+        ctypes.CDLL(f"/proc/self/fd/{memory}")
     finally:
         os.close(memory)
+    _start()
     os.register_at_fork(after_in_child=_start_in_child)
 
 
@@ -52,19 +51,18 @@ def set_threads(number: int) -> None:
     _functions().omp_set_num_threads(number)
 
 
-@contextlib.contextmanager
-def _without_nonsense(variable: str) -> Iterator[None]:
-    """Hide a variable that names no numbers of threads: LLVM's OpenMP would abort the process."""
-    value = os.environ.get(variable)
+def _drop_nonsense() -> None:
+    """Take the variable out of the environment if it names no numbers of threads.
+
+    LLVM's OpenMP would abort the process, or each process that is forked from it.
+    """
+    value = os.environ.get(NUMBER_OF_THREADS)
     numbers = (value or "").split(",")
     if value is None or all(n.strip().isdecimal() and 0 < int(n) < MOST_THREADS for n in numbers):
-        yield
         return
-    del os.environ[variable]
-    try:
-        yield
-    finally:
-        os.environ[variable] = value
+    del os.environ[NUMBER_OF_THREADS]
+    if value.strip():
+        warnings.warn(f"{NUMBER_OF_THREADS}={value!r} is not a number of threads", stacklevel=2)
 
 
 def _start_in_child() -> None:
