@@ -40,9 +40,11 @@ TESTS = {
         if RANK == 1:
             raise RuntimeError("gave up")
         MPI.COMM_WORLD.Barrier()""",
-    "takes_the_signal_of_the_pool": """
+    "takes_signals_of_users": """
+        faulthandler.register(signal.SIGUSR2, file=2)
+        faulthandler.unregister(signal.SIGUSR2)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})""",
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})""",
     "hangs": """
         if RANK == 2:
             MPI.COMM_WORLD.recv(source=0)""",
@@ -67,7 +69,7 @@ TESTS = {
 }
 
 HEAD = """
-import os, signal, subprocess, warnings
+import faulthandler, os, signal, subprocess, warnings
 import pytest
 from mpi4py import MPI
 
@@ -146,7 +148,7 @@ def _environment(process: psutil.Process) -> dict[str, str]:
     [
         *("passes", "sees_its_ranks", "shares_a_directory", "passes_again"),
         *("notes", "finds_the_note", "warns_of_what_is_let_pass"),
-        "takes_the_signal_of_the_pool",
+        "takes_signals_of_users",
     ],
 )
 def test_passing(session: Session, name: str) -> None:

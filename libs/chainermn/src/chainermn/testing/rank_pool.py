@@ -36,8 +36,8 @@ START_LIMIT = 120.0
 GRACE_AFTER_FAILURE = 2.0
 # Seconds after the time limit when a rank ends itself, in case the pool is gone.
 _GRACE_WITHOUT_POOL = 30.0
-# Makes a rank write its stacks. Scripts that tests call may handle SIGUSR1, to stop.
-STACK_SIGNAL = signal.SIGUSR2
+# Makes a rank write its stacks. Scripts that tests call may use SIGUSR1 and SIGUSR2 themselves.
+STACK_SIGNAL = signal.SIGXCPU
 # Seconds that a rank has to write its stacks; the main thread comes last, and may be cut off.
 STACK_LIMIT = 5.0
 _ENDS_OF_STACKS = ("in _run_module_as_main", "...")
