@@ -27,7 +27,6 @@ ALONE = (
     "chainermn.iterators.start_forkserver",
     "chainermn.launch.run",
     "chainermn.progress.silence",
-    "chainermn.testing.in_turn.run_in_turn",
     "chainermn.testing.mpiexec.JobResult",
     "chainermn.testing.mpiexec.run_job",
 )
