@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import matplotlib.font_manager  # noqa: F401  - its very first import writes to standard error
 import pytest
 
-from chainermn.testing.modules import import_modules
+from chainermn.testing.modules import modules_of
 
 HERE = Path(__file__).resolve().parent
 NAMES = ["batches", "catalogs", "corpus", "evaluate", "evaluation", "files", "generated", "index"]
@@ -28,11 +28,8 @@ if "chainermn.testing.pytest_plugin" not in sys.modules:  # in a copy of this fo
 @pytest.fixture(scope="module")
 def app() -> Iterator[SimpleNamespace]:
     """Import the app's modules, while another app's may have the same names."""
-    found = import_modules(HERE, NAMES)
-    with pytest.MonkeyPatch.context() as patch:
-        for module in vars(found).values():  # where pickle looks for their classes
-            patch.setitem(sys.modules, module.__name__, module)
-        yield found
+    with modules_of(HERE, NAMES) as modules:
+        yield modules
 
 
 @pytest.fixture(scope="module")

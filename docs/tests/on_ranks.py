@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ import pytest
 from chainer import config, using_config
 
 from chainermn.notes import without_notes
+from chainermn.testing.modules import modules_of
 from chainermn.testing.mpiexec import Job
 
 HERE = Path(__file__).resolve().parent
@@ -61,30 +62,11 @@ def run_script(script: str | Path, *arguments: str | Path) -> None:
     """Run a script as Python does, in this process."""
     before = sys.argv
     sys.argv = [str(script), *map(str, arguments)]
-    with modules_beside(Path(script).resolve()):
+    with modules_of(Path(script).resolve().parent):
         try:
             runpy.run_path(str(script), run_name="__main__")
         finally:
             sys.argv = before
-
-
-@contextlib.contextmanager
-def modules_beside(script: Path) -> Iterator[None]:
-    """Let a script import the modules of its folder, even if others have their names."""
-    names = {path.stem for path in script.parent.glob("*.py")}
-
-    def loaded() -> set[str]:
-        return {name for name in sys.modules if name.partition(".")[0] in names}
-
-    hidden = {name: sys.modules.pop(name) for name in loaded()}
-    sys.path.insert(0, str(script.parent))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(script.parent))
-        for name in loaded():
-            del sys.modules[name]
-        sys.modules.update(hidden)
 
 
 def run_on_ranks(ranks: int, *arguments: str | Path, cwd: Path):

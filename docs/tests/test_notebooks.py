@@ -16,9 +16,10 @@ import pytest
 from loading import load
 from matplotlib import pyplot
 from nbformat import NotebookNode
-from on_ranks import lines_of, modules_beside, mpi
+from on_ranks import lines_of, mpi
 
 import chainermn
+from chainermn.testing.modules import modules_of
 
 FOLDER = pages.DOCS / "notebooks"
 execute = load(FOLDER / "execute.py")
@@ -97,7 +98,7 @@ class Ranks:
 
 def run_cells(cells: list[NotebookNode], names: dict[str, Any]) -> None:
     """Run cells of code on the ranks of this test."""
-    with modules_beside(FOLDER / "pictures.py"):
+    with modules_of(FOLDER):
         for cell in cells:
             lines = cell.source.splitlines(keepends=True)
             linecache.cache[cell.id] = (len(cell.source), None, lines, cell.id)  # for inspect

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 
-def import_modules(folder: Path, names: Iterable[str]) -> SimpleNamespace:
+@contextlib.contextmanager
+def modules_of(folder: Path, names: Iterable[str] = ()) -> Iterator[SimpleNamespace]:
     """Import modules of a folder; other folders may have modules with the same names.
 
-    The modules import each other by their plain names. Afterwards, `sys.modules` and `sys.path`
+    During the ``with`` block, the modules of this folder are found by their plain names: they can
+    import each other, and pickle finds their classes. Afterwards, `sys.modules` and `sys.path`
     are as before.
 
     Parameters
@@ -22,8 +25,8 @@ def import_modules(folder: Path, names: Iterable[str]) -> SimpleNamespace:
     names : iterable of str
         Names such as ``"data"`` or ``"models.lstm"``.
 
-    Returns
-    -------
+    Yields
+    ------
     SimpleNamespace
         Modules by their names, in which a dot becomes an underscore.
     """
@@ -35,10 +38,16 @@ def import_modules(folder: Path, names: Iterable[str]) -> SimpleNamespace:
     others = take_away()
     sys.path.insert(0, str(folder))
     try:
-        return SimpleNamespace(
+        yield SimpleNamespace(
             **{name.replace(".", "_"): importlib.import_module(name) for name in names}
         )
     finally:
         sys.path.remove(str(folder))
         take_away()
         sys.modules.update(others)
+
+
+def import_modules(folder: Path, names: Iterable[str]) -> SimpleNamespace:
+    """Import modules as `modules_of` does, and return them."""
+    with modules_of(folder, names) as modules:
+        return modules
