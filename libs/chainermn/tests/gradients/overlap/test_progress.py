@@ -13,22 +13,30 @@ import numpy as np
 import pytest
 
 from chainermn.gradients.overlap.progress import ProgressEngine
+from chainermn.transport.host.mpi import ThreadSupport
 
 
 @pytest.fixture(params=["multiple", "serialized", "funneled"])
 def engine(request: pytest.FixtureRequest) -> Iterator[ProgressEngine]:
-    lanes: Any = [0, 1]
-    engine = ProgressEngine(lanes, request.param)
-    yield engine
-    engine.end()
+    with engine_with(request.param) as made:
+        yield made
 
 
 @pytest.fixture
 def taking_turns() -> Iterator[ProgressEngine]:
+    with engine_with("serialized") as made:
+        yield made
+
+
+@contextlib.contextmanager
+def engine_with(support: ThreadSupport) -> Iterator[ProgressEngine]:
+    """Make an engine for the ``with`` block; its thread ends with it."""
+    before = set(threading.enumerate())
     lanes: Any = [0, 1]
-    engine = ProgressEngine(lanes, "serialized")
+    engine = ProgressEngine(lanes, support)
     yield engine
     engine.end()
+    assert before.issuperset(threading.enumerate())
 
 
 def test_each_exchange_has_the_next_lane(engine: ProgressEngine) -> None:
