@@ -103,37 +103,86 @@ def make_wheel(folder: Path, name: str) -> str:
     return f"{name}==1 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
 
 
-@pytest.mark.venv
-def test_mnist_refuses_a_file_that_is_not_the_one_of_its_lock(tmp_path: Path) -> None:
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Return a checkout of which each lock has one small package, and ``served`` has its wheel."""
+    root = tmp_path / "a checkout"
+    served = root / "served"
+    served.mkdir(parents=True)
+    locks = root / "ci/constraints"
+    locks.mkdir(parents=True)
+    for name in ("noxw", "noxfile.py", "ci/constraints/build.txt", "ci/constraints/nox.txt"):
+        shutil.copyfile(ROOT / name, root / name)
+    for lock in ("pip", "mpich", "mnist"):
+        (locks / f"{lock}.txt").write_text(make_wheel(served, f"some_{lock}"))
+    for library in ("chainer_compat", "chainermn"):
+        folder = root / "libs" / library
+        folder.mkdir(parents=True)
+        make_wheel(folder, library)
+        (folder / "pyproject.toml").write_text(
+            "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n"
+        )
+        (folder / "backend.py").write_text(BACKEND)
+    (root / "apps/mnist").mkdir(parents=True)
+    (root / "apps/mnist/train.py").write_text("import some_mnist, some_mpich, chainermn\n")
+    mpiexec = root / "bin/mpiexec"
+    mpiexec.parent.mkdir()
+    mpiexec.write_text('#!/bin/sh\nshift 2\nexec "$@"\n')
+    mpiexec.chmod(0o755)
+    return root
+
+
+BACKEND = """
+import pathlib, shutil
+
+def build_wheel(folder, settings=None, metadata=None):
+    (wheel,) = pathlib.Path().glob("*.whl")
+    shutil.copy(wheel, folder)
+    return wheel.name
+"""
+
+
+def run_mnist(checkout: Path, for_uv: Path) -> subprocess.CompletedProcess[str]:
+    """Run the session where pip finds the wheels, and uv those in a folder."""
     wheels = os.environ.get("CHAINERMN_WHEELHOUSE")
     if wheels is None:
         pytest.skip("CHAINERMN_WHEELHOUSE names no wheels; nox -s install_tests sets it")
-    checkout, served = tmp_path / "checkout", tmp_path / "served"
-    locks = checkout / "ci/constraints"
-    locks.mkdir(parents=True)
-    served.mkdir()
-    for name in ("noxw", "noxfile.py", "ci/constraints/build.txt", "ci/constraints/nox.txt"):
-        shutil.copyfile(ROOT / name, checkout / name)
-    for lock in ("pip", "mpich", "mnist"):
-        (locks / f"{lock}.txt").write_text(make_wheel(served, f"some_{lock}"))
-    with zipfile.ZipFile(served / "some_mnist-1-py3-none-any.whl", "a") as archive:
-        archive.writestr("stolen.py", "")
-
-    result = subprocess.run(
+    # nox finds this Python here, by its name.
+    path = [str(checkout / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
+    return subprocess.run(
         [sys.executable, str(checkout / "noxw"), "-s", "mnist"],
         env={
             **{name: value for name, value in os.environ.items() if not name.startswith("NOX")},
-            # nox finds this Python here, by its name.
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join(path),
             "PIP_NO_INDEX": "1",
-            "PIP_FIND_LINKS": f"{Path(wheels).as_uri()} {served.as_uri()}",
+            "PIP_FIND_LINKS": f"{Path(wheels).as_uri()} {(checkout / 'served').as_uri()}",
+            "UV_OFFLINE": "1",
+            "UV_FIND_LINKS": for_uv.as_uri(),
+            "UV_CACHE_DIR": str(checkout / "cache"),
         },
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
     )
-    said = result.stdout + result.stderr
-    assert result.returncode == 1, said
-    assert "THESE PACKAGES DO NOT MATCH THE HASHES" in said
-    assert "some_mnist==1 from file:" in said
-    assert "libs/chainermn" not in said
+
+
+@pytest.mark.venv
+@pytest.mark.parametrize("place", ["served", "bin"])
+def test_pip_installs_where_uv_finds_no_packages(checkout: Path, place: str) -> None:
+    result = run_mnist(checkout, for_uv=checkout / place)
+    assert result.returncode == 0, result.stdout
+    assert ("pip tries" in result.stdout) == (place == "bin")
+
+
+@pytest.mark.venv
+def test_mnist_refuses_a_file_that_is_not_the_one_of_its_lock(checkout: Path) -> None:
+    served = checkout / "served"
+    with zipfile.ZipFile(served / "some_mnist-1-py3-none-any.whl", "a") as archive:
+        archive.writestr("stolen.py", "")
+    result = run_mnist(checkout, for_uv=served)
+    assert result.returncode == 1, result.stdout
+    assert "Hash mismatch for `some-mnist==1`" in result.stdout
+    assert "THESE PACKAGES DO NOT MATCH THE HASHES" in result.stdout
+    assert "some_mnist==1 from file:" in result.stdout
+    assert "libs/chainermn" not in result.stdout
     assert not list(checkout.glob(".nox/*/lib/*/site-packages/stolen.py"))
