@@ -40,6 +40,7 @@ def test_in_chunks(dtype: str) -> None:
     np.testing.assert_array_equal(array, everywhere[source % transport.size])
 
 
+@pytest.mark.nightly
 @pytest.mark.mpi(2, timeout=120)
 def test_more_than_2_gib() -> None:
     comm = chainermn.create_communicator("naive")

@@ -67,13 +67,28 @@ def train(comm: Any, dtype: Any, overlap: bool, **settings: Any) -> dict[str, np
     return result
 
 
-@pytest.mark.mpi(2, 3)
+@pytest.mark.mpi(2)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("wire", [None, "float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_same_bits_as_all_rows(
     overlap: bool, wire: Any, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    check_same_bits(overlap, wire, dtype, monkeypatch)
+
+
+@pytest.mark.mpi(3)
+@pytest.mark.parametrize(
+    ("overlap", "wire", "dtype"),
+    [(False, None, np.float32), (True, None, np.float64), (True, "float16", np.float32)],
+)
+def test_same_bits_as_all_rows_on_three_ranks(
+    overlap: bool, wire: Any, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_same_bits(overlap, wire, dtype, monkeypatch)
+
+
+def check_same_bits(overlap: bool, wire: Any, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "_BUCKET_BYTES", 40)
     dense, sparse = (
         train(on_two_hosts(kind, allreduce_grad_dtype=wire), dtype, overlap)

@@ -116,7 +116,7 @@ def assert_close(one: chainer.Link, other: chainer.Link, rtol: float = 1e-10) ->
         np.testing.assert_allclose(value, values(other)[name], rtol, atol=rtol, err_msg=name)
 
 
-@pytest.mark.mpi(1, 2, 3)
+@pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("maker", list(MAKERS))
 @pytest.mark.parametrize("states", ["keep", "average", "reset"])
 @pytest.mark.parametrize("start", [0, 5])

@@ -311,6 +311,12 @@ CASES = [
     *(changed_in_between, passing_through_the_other),
 ]
 
+SAMPLE = (by_update, each_in_another_way, other_weights_on_each_rank, every_part_by_backward)
+SAMPLE += (truncated, special_gradients, changed_in_between)
+AND_AT_NIGHT_THE_OTHERS = [
+    pytest.param(step, marks=[] if step in SAMPLE else [pytest.mark.nightly]) for step in CASES
+]
+
 
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("step", CASES)
@@ -319,7 +325,7 @@ def test_same_bits_in_every_case(step: Step) -> None:
 
 
 @pytest.mark.mpi(1, 2)
-@pytest.mark.parametrize("step", CASES)
+@pytest.mark.parametrize("step", AND_AT_NIGHT_THE_OTHERS)
 @pytest.mark.parametrize(
     "compression",
     [
@@ -755,7 +761,7 @@ def test_duplicates_of_the_communicator_are_freed(settings: dict[str, Any]) -> N
 
 
 @pytest.mark.mpi(3)
-@pytest.mark.parametrize("step", [each_in_another_way, other_weights_on_each_rank, accumulated])
+@pytest.mark.parametrize("step", [each_in_another_way, other_weights_on_each_rank])
 @pytest.mark.parametrize("support", ["serialized", "funneled"])
 @pytest.mark.parametrize("where", ["everywhere", "on one"])
 def test_where_threads_may_not_call_mpi_at_the_same_time(

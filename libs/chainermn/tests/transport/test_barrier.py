@@ -57,7 +57,7 @@ def test_the_last_wakes_those_that_sleep(monkeypatch: pytest.MonkeyPatch, n_core
     meeting = Barrier(shared(), WORLD.rank, WORLD.size, n_cores)
     for last in range(WORLD.size):
         if WORLD.rank == last:
-            time.sleep(0.2)
+            time.sleep(0.05)
         meeting.arrive()
         meeting.Wait()
 
@@ -104,16 +104,16 @@ def test_who_sleeps_at_the_next_meeting_is_not_forgotten_because_of_who_is_late(
     assert calls == ["wait", "wake"]
 
 
-@pytest.mark.mpi(2, 3)
+@pytest.mark.mpi(3)
 @pytest.mark.parametrize("n_cores", [FEW, MANY])
 def test_who_waits_for_long_does_not_compute(n_cores: int) -> None:
     meeting = Barrier(shared(), WORLD.rank, WORLD.size, n_cores)
     before = seconds_of_computing()
     if WORLD.rank == 0:
-        time.sleep(1.5)
+        time.sleep(0.6)
     meeting.arrive()
     meeting.Wait()
-    assert seconds_of_computing() - before < 0.5
+    assert seconds_of_computing() - before < 0.3
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 12, 16, 24, 64, 128, 512])

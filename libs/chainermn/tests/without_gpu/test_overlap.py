@@ -234,7 +234,7 @@ def test_setting_up_leaves_no_work_that_would_outlive_its_memory(stand_in: Any) 
     comm.finalize()
 
 
-@pytest.mark.mpi(1, 3, 4)
+@pytest.mark.mpi(4)
 @pytest.mark.parametrize("name", EXCHANGING)
 def test_all_algorithms_take_part(stand_in: Any, name: str) -> None:
     assert_same_with_overlap(stand_in, make(name), by_update)
