@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import select
 import selectors
 import socket
@@ -18,6 +19,7 @@ import pytest
 
 from chainermn.failures import joining
 from chainermn.failures.channel import Channel
+from chainermn.failures.clock import AwakeClock
 from chainermn.failures.joining import LOOPBACK, Entrance, Listener, listen
 from chainermn.failures.messages import (
     Address,
@@ -218,7 +220,7 @@ def test_addresses_for_other_hosts_are_none_that_lead_back_there() -> None:
 
 def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     # With this clock, any wait would last forever.
-    monkeypatch.setattr(joining, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(AwakeClock, "read", lambda clock: 0.0)
     (listening,) = listen([LOOPBACK])
     with listening:
         entrance = Entrance.to([listening])
@@ -236,9 +238,17 @@ def test_answer_may_take_longer_than_the_connection(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_first = iter([0.0, 0.0])
-    monkeypatch.setattr(joining, "monotonic", lambda: next(at_first, 29.0))
+    monkeypatch.setattr(AwakeClock, "read", lambda clock: next(at_first, 29.0))
     monkeypatch.setattr(joining, "_SECONDS_TO_CONNECT_ONCE", TIMEOUT)
     serving.enter(0).close()
+
+
+def test_rank_whose_host_sleeps_while_it_connects(
+    monkeypatch: pytest.MonkeyPatch, serving: Serving
+) -> None:
+    awake, sleep = time.monotonic, itertools.chain([0.0], itertools.count(100.0, 100.0))
+    monkeypatch.setattr(time, "monotonic", lambda: awake() + next(sleep))
+    serving.enter(1).close()
 
 
 def test_rank_that_lost_its_place_tries_again(
@@ -264,7 +274,7 @@ def test_rank_that_lost_its_place_tries_again(
 def test_rank_that_lost_its_place_tries_again_while_others_say_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(joining, "monotonic", lambda: 0.0)  # with this clock, it never gives up
+    monkeypatch.setattr(AwakeClock, "read", lambda clock: 0.0)  # it never gives up
     (listening,), (silent,) = listen([LOOPBACK]), listen(["127.0.0.2"])
     listening.settimeout(TIMEOUT)
     with ThreadPoolExecutor(1) as threads:
@@ -289,7 +299,7 @@ def test_rank_for_whom_there_is_no_room_in_the_queue_tries_again(
 
     really_connecting = joining._connecting
     monkeypatch.setattr(joining, "_connecting", connecting)
-    monkeypatch.setattr(joining, "monotonic", lambda: 0.0)  # with this clock, it never gives up
+    monkeypatch.setattr(AwakeClock, "read", lambda clock: 0.0)  # it never gives up
     with ThreadPoolExecutor(1) as threads, ExitStack() as stack:
         listening = stack.enter_context(socket.create_server((LOOPBACK, 0), backlog=0))
         entrance = Entrance.to([listening])

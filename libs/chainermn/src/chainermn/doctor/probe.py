@@ -92,10 +92,12 @@ def ask(
 
 def _lines(process: subprocess.Popen[bytes], limit: float) -> Iterator[str]:
     """Yield the lines that a process prints; raise TimeoutExpired if it is silent for too long."""
+    from chainermn.process.patience import wait_patiently  # not in the other process
+
     assert process.stdout is not None
     begun = b""
     with process.stdout as out:
-        while select.select([out], [], [], limit)[0]:
+        while wait_patiently(lambda seconds: select.select([out], [], [], seconds)[0], limit):
             read = os.read(out.fileno(), 1 << 16)
             *lines, begun = (begun + read).split(b"\n")
             for line in lines if read else [*lines, begun]:

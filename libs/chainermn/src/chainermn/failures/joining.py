@@ -20,10 +20,10 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from time import monotonic
 from typing import Any, NamedTuple, cast
 
 from chainermn.failures.channel import Channel, MalformedError
+from chainermn.failures.clock import AwakeClock
 from chainermn.failures.messages import (
     Address,
     Challenge,
@@ -316,7 +316,8 @@ class _Patience:
     """Limits the total time to wait for answers."""
 
     def __init__(self) -> None:
-        self._start = monotonic()
+        self._clock = AwakeClock(longest_step=_SECONDS_TO_CONNECT_ONCE)
+        self._start = self._clock.read()
         self._deadline = self._start + _SECONDS_TO_CONNECT
 
     def answers(
@@ -329,7 +330,9 @@ class _Patience:
         """
         with selectors.DefaultSelector() as selector, _closing_all(selector):
             lost = [*addresses]
-            while (lost or selector.get_map()) and (left := self._deadline - monotonic()) > 0:
+            while (lost or selector.get_map()) and (
+                left := self._deadline - self._clock.read()
+            ) > 0:
                 for channel, address in _connecting(lost):
                     selector.register(channel, selectors.EVENT_WRITE, address)
                 lost = []
@@ -367,8 +370,9 @@ class _Patience:
         channel.send(question)
         with selectors.DefaultSelector() as selector, contextlib.suppress(ConnectionError):
             selector.register(channel, selectors.EVENT_READ)
-            while (left := self._deadline - monotonic()) > 0:
-                if selector.select(left) and (messages := channel.receive(only_first=True)):
+            while (left := self._deadline - self._clock.read()) > 0:
+                ready = selector.select(min(left, _SECONDS_TO_CONNECT_ONCE))
+                if ready and (messages := channel.receive(only_first=True)):
                     return messages[0]
         return None
 

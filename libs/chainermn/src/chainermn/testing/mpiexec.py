@@ -21,6 +21,7 @@ from chainermn.launch.mpiexec import launch_environment as launch_environment
 from chainermn.launch.mpiexec import mpi_flavor as mpi_flavor
 from chainermn.launch.mpiexec import mpiexec_command as mpiexec_command
 from chainermn.notes import without_notes
+from chainermn.process.patience import wait_patiently
 
 #: Seconds that processes have to end after ``mpiexec``. Open MPI's daemons take a moment, or
 #: longer on a busy machine. Processes that run longer have been left behind.
@@ -156,13 +157,15 @@ class Job:
         self._err.close()
         return output
 
+    def _is_over_after(self, seconds: float) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+        return self.process.poll() is not None
+
     def wait(self, timeout: float) -> JobResult:
         """Wait for the end of the job, at most ``timeout`` seconds, and clean up after it."""
-        timed_out = False
         try:
-            self.process.wait(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            timed_out = True
+            timed_out = not wait_patiently(self._is_over_after, timeout)
         except BaseException:  # an interrupt, which does not reach the ranks' session
             self.kill()
             raise

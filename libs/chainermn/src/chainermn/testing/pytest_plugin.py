@@ -19,11 +19,11 @@ import pytest
 
 from chainermn.testing.rank_pool import WORKER_NAME, RankPool, RankResult
 
-DEFAULT_TIMEOUT = 30.0
+DEFAULT_TIMEOUT = 120.0
 # Characters; enough for a crash with the stacks of all threads.
 _MOST_OUTPUT = 20_000
 _MARKERS = (
-    "mpi(*ranks, timeout=30): run once on each of these numbers of ranks",
+    "mpi(*ranks, timeout=120): run once on each of these numbers of ranks",
     # The applications use these, and copies of them have no configuration of pytest.
     "each_mpi: depends on how an MPI behaves; -m each_mpi selects these tests",
     "gpu: needs a GPU; -m gpu selects these tests",

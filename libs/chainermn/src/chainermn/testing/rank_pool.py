@@ -21,21 +21,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from multiprocessing.connection import Client, Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import pytest
 
+from chainermn.process.patience import wait_patiently
 from chainermn.testing.mpiexec import Job
 
 WORKER_NAME = "chainermn-rank-worker"
 
-START_LIMIT = 120.0
+START_LIMIT = 300.0
 # Seconds that other ranks have to finish after one has failed; ranks that wait for it never will.
 GRACE_AFTER_FAILURE = 2.0
 # Seconds after the time limit when a rank ends itself, in case the pool is gone.
-_GRACE_WITHOUT_POOL = 30.0
+_GRACE_WITHOUT_POOL = 300.0
 # Makes a rank write its stacks. Scripts that tests call may use SIGUSR1 and SIGUSR2 themselves.
 STACK_SIGNAL = signal.SIGXCPU
 # Seconds that a rank has to write its stacks; the main thread comes last, and may be cut off.
@@ -106,17 +108,17 @@ class RankPool:
         pytest.fail(f"a rank of {self.ranks} {what}; output of the job:\n{output}", pytrace=False)
 
     def run(self, nodeid: str, limit: float, following: str | None = None) -> list[RankResult]:
-        """Run one test, for at most ``limit`` seconds; return the result of each rank.
+        """Run one test; return the result of each rank.
 
-        Fixtures that the ``following`` test needs too are kept for it.
+        Ranks are hung if for ``limit`` seconds none of them finishes. Fixtures that the
+        ``following`` test needs too are kept for it.
         """
         results = []
         for connection in self._connections:
             with contextlib.suppress(OSError):  # of a rank that died, which receiving will show
                 connection.send((nodeid, limit, following))
         waiting = dict(self._connections)
-        deadline = time.monotonic() + limit
-        while waiting and (ready := wait(waiting, max(0.0, deadline - time.monotonic()))):
+        while waiting and (ready := wait_patiently(partial(wait, waiting), limit)):
             for connection in [each for each in waiting if each in ready]:
                 rank = waiting.pop(connection)
                 try:
@@ -124,7 +126,7 @@ class RankPool:
                 except (EOFError, OSError):
                     results.append(RankResult(rank, "died"))
                 if results[-1].status in ("failed", "died"):
-                    deadline = min(deadline, time.monotonic() + GRACE_AFTER_FAILURE)
+                    limit = min(limit, GRACE_AFTER_FAILURE)
         results += [RankResult(r, "hung", stack=self._stack_of(r)) for r in waiting.values()]
         return sorted(results)
 
