@@ -73,9 +73,10 @@ def test_exit_of_the_whole_job_is_one_line(tmp_path: Path) -> None:
     script.write_text(EXITS)
     result = run_job(2, [script], cwd=tmp_path).check(fails=True)
     assert "Traceback" not in result.stderr
-    (line,) = (line for line in result.stderr.splitlines() if line.startswith("error: "))
+    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     by = rf"\(rank [01] of 2 on {socket.gethostname()} ends the job\)"
-    assert re.fullmatch(rf"error: x\.jpg is damaged {by}", line)
+    assert len(lines) == 1, result
+    assert re.fullmatch(rf"error: x\.jpg is damaged {by}", lines[0])
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,12 @@ from chainermn.doctor.registry import Check, Finding, Status, bad, good, not_tri
 from chainermn.doctor.setup import Setup
 from chainermn.process import THREAD_VARIABLES
 
-pytestmark = pytest.mark.each_mpi
-
 HOSTS = {check.name for check in CHECKS if check.subject == "hosts"}
 # A container may have little shared memory, and the doctor is right to say so.
 DEPENDS_ON_THE_MACHINE = {"/dev/shm"}
 
 
+@pytest.mark.each_mpi
 def test_this_environment_is_fine() -> None:
     environment = {
         name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES

@@ -35,6 +35,11 @@ TESTS = {
         assert len(list(shared_tmp_path.iterdir())) == 2""",
     "notes": "notes.append(RANK)",
     "finds_the_note": "assert notes == [RANK]",
+    "raises_warnings": """
+        with pytest.raises(UserWarning):
+            warnings.warn("an error here")""",
+    "warns_of_what_is_let_pass": "warnings.warn('let pass by -W')",
+    "is_skipped": "pytest.skip('not today')",
     "fails_on_one": """
         chainermn.create_communicator()
         print("from rank", RANK)
@@ -59,13 +64,8 @@ TESTS = {
         if RANK == 1:
             os._exit(0)
         MPI.COMM_WORLD.Barrier()""",
-    "is_skipped": "pytest.skip('not today')",
-    "disagrees": "RANK == 1 and pytest.skip('only here')",
     "passes_again": "pass",
-    "raises_warnings": """
-        with pytest.raises(UserWarning):
-            warnings.warn("an error here")""",
-    "warns_of_what_is_let_pass": "warnings.warn('let pass by -W')",
+    "disagrees": "RANK == 1 and pytest.skip('only here')",
 }
 
 HEAD = """
