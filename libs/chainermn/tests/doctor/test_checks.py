@@ -22,8 +22,6 @@ from chainermn.doctor.registry import Status, good, not_tried
 from chainermn.doctor.setup import Answer, Setup
 from chainermn.process import THREAD_VARIABLES
 
-pytestmark = pytest.mark.each_mpi
-
 BY_NAME = {check.name: check for check in CHECKS}
 
 Spoil = Callable[["Bench"], Setup]
@@ -35,7 +33,9 @@ def wrong(name: str, found: str, remedy: str) -> Callable[[Spoil], Spoil]:
     """Add a case: once the function breaks something, the check finds it and offers a remedy."""
 
     def add(spoil: Spoil) -> Spoil:
-        CASES.append(pytest.param(name, found, remedy, spoil, id=f"{name}: {spoil.__name__}"))
+        marks = [pytest.mark.each_mpi] if BY_NAME[name].subject in ("MPI", "GPU") else []
+        case = f"{name}: {spoil.__name__}"
+        CASES.append(pytest.param(name, found, remedy, spoil, id=case, marks=marks))
         return spoil
 
     return add
@@ -268,10 +268,10 @@ def job_fails(bench: Bench) -> Setup:
     return Setup()
 
 
-@wrong("two ranks", "no answer within 1 s", "see the whole output: ")
+@wrong("two ranks", "no answer within 0.1 s", "see the whole output: ")
 def job_hangs(bench: Bench) -> Setup:
     replace_mpiexec(bench, "exec sleep 600")
-    return Setup(limit=1)
+    return Setup(limit=0.1)
 
 
 @wrong("thread level", "MPI_THREAD_SINGLE: double_buffering", ": unset MPI4PY_RC_THREAD_LEVEL")
@@ -664,6 +664,7 @@ def test_containers_are_told_how_to_get_gpus() -> None:
     assert "docker run --gpus all" in finding.found
 
 
+@pytest.mark.each_mpi
 def test_gpus_that_are_fine(bench: Bench) -> None:
     fake_cupy(bench, nccl="nccl=SimpleNamespace(get_version=lambda: 22705)")
     # As `from cupy.cuda import nccl` needs a package.
@@ -682,6 +683,7 @@ def test_gpus_that_are_fine(bench: Bench) -> None:
     assert BY_NAME["CUDA-aware MPI"].examine(setup) == good("two ranks exchange GPU memory")
 
 
+@pytest.mark.each_mpi
 def test_mpi_need_not_be_cuda_aware(bench: Bench) -> None:
     fake_cupy(bench, use="raise SystemExit(5)")
     finding = BY_NAME["CUDA-aware MPI"].examine(after(cuda=driver()))
@@ -689,6 +691,7 @@ def test_mpi_need_not_be_cuda_aware(bench: Bench) -> None:
     assert "not needed: gradients travel by NCCL" in finding.found
 
 
+@pytest.mark.each_mpi
 def test_mpiexec_need_not_be_on_path(bench: Bench) -> None:
     bench.patch.setenv("PATH", str(bench.path))
     finding = BY_NAME["mpiexec of that MPI"].examine(Setup())

@@ -115,7 +115,7 @@ def main(how: str, who: str = "1") -> None:
     if how == "regular":
         if comm.rank == 0:
             comm.send_obj("the last message", 1)
-            time.sleep(1.5)
+            time.sleep(0.5)
         else:
             comm.recv_obj(0)
         sys.exit(7)

@@ -49,13 +49,15 @@ def newest(kind: str, folder: Path, size: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("kind", "sizes"),
+    ("kind", "sizes", "kills"),
     [
-        ("checkpoint", [2]),  # one file per rank
-        ("snapshot", [1, 2, 3]),  # one file for any number of ranks
+        # One file for any number of ranks.
+        ("snapshot", [1, 2], 1),
+        pytest.param("snapshot", [1, 2, 3], 25, marks=pytest.mark.nightly),
+        # One file per rank. A test of checkpoints kills a job once.
+        pytest.param("checkpoint", [2], 25, marks=pytest.mark.nightly),
     ],
 )
-@pytest.mark.parametrize("kills", [1, pytest.param(25, marks=pytest.mark.nightly)])
 @pytest.mark.timeout(1800)
 def test_killed_again_and_again(kind: str, sizes: list[int], kills: int, tmp_path: Path) -> None:
     choice = random.Random(kind)

@@ -308,7 +308,7 @@ def test_rank_for_whom_there_is_no_room_in_the_queue_tries_again(
             stranger.setblocking(False)
             stranger.connect_ex(entrance.addresses[0])
         on_rank = threads.submit(entrance.enter, member(0))
-        until(lambda: len(tried) >= 3)
+        until(lambda: len(tried) >= 2)
         stack.close()
         assert on_rank.result(TIMEOUT) is None
 

@@ -131,6 +131,16 @@ class Job:
         """Return all running processes of the job, including ``mpiexec``."""
         return processes_with(JOB_VARIABLE, self._mark)
 
+    def _still_running(self, limit: float) -> list[psutil.Process]:
+        """Wait, for a limited time, until no process is running; return those that still are.
+
+        This does not wait until PID 1 has reaped them, which takes a second in some containers.
+        """
+        deadline = time.monotonic() + limit
+        while (running := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return running
+
     def output(self) -> tuple[str, str]:
         """Return standard output and standard error so far."""
         texts = []
@@ -146,11 +156,10 @@ class Job:
             self.process.send_signal(signal.SIGTERM)  # lets mpiexec end its ranks
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=2)
-        strays = self.processes()
-        for stray in strays:
+        for stray in self.processes():
             with contextlib.suppress(psutil.Error):
                 stray.kill()
-        psutil.wait_procs(strays, timeout=60)
+        self._still_running(60)
         self.process.wait(timeout=60)
         output = self.output()
         self._out.close()
@@ -172,8 +181,7 @@ class Job:
         seconds = time.monotonic() - self._started
         left_behind = []
         if not timed_out:
-            psutil.wait_procs(self.processes(), timeout=_GRACE)
-            for process in self.processes():
+            for process in self._still_running(_GRACE):
                 with contextlib.suppress(psutil.Error):
                     left_behind.append(" ".join(process.cmdline()))
         stdout, stderr = self.kill()
