@@ -59,7 +59,7 @@ def test_order_in_which_a_job_is_ended(log: list[str]) -> None:
 def test_rank_leaves_the_message_and_the_end_to_another_one(log: list[str]) -> None:
     with pytest.raises(Ended):
         end_job("why", after=0.5, announce=lambda: False)
-    assert log == ["start_reaper", "sleep(2.0)", "Abort(1)", "kill"]
+    assert log == ["start_reaper", f"sleep({ending.SECONDS_FOR_THE_FIRST})", "Abort(1)", "kill"]
 
 
 def test_without_a_message_nobody_waits_for_readers(log: list[str]) -> None:

@@ -24,8 +24,9 @@ SECONDS_FOR_OUTPUT = 0.3
 _SECONDS_UNTIL_READ = 1.2
 # Seconds that MPI gets to end all processes of the job before they are killed.
 _SECONDS_FOR_MPI = 5
-# Seconds that a rank with nothing to print gives the printing rank to end the job.
-SECONDS_FOR_THE_FIRST = 2.0
+# Seconds that a rank with nothing to print gives the printing rank to end the job: more than that
+# rank waits above, less than the time of MPI.
+SECONDS_FOR_THE_FIRST = 4.0
 
 # The arguments are tenths of a second, then processes as PID:START.
 _REAPER = """
