@@ -518,7 +518,7 @@ def test_mpiexec_that_starts_nothing(
         def select(self, timeout: float | None = None) -> Any:
             ready = super().select(0)
             (tmp_path / "go on").touch()
-            time.sleep(0.5)
+            time.sleep(0.05)
             return ready
 
     monkeypatch.setattr(selectors, "DefaultSelector", OnABusyMachine)
