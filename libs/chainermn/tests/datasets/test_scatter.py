@@ -244,22 +244,6 @@ def test_empty_dataset() -> None:
     assert dataset[1] == ()
 
 
-def test_same_examples_on_same_ranks_as_the_original() -> None:
-    """Run the `chainermn` bundled in Chainer's wheel, too, and compare."""
-    results = []
-    for bundled in ("0", "1"):
-        job = run_job(
-            3, [HERE / "print_scattered.py"], env={"CHAINER_COMPAT_BUNDLED_CHAINERMN": bundled}
-        )
-        assert job.returncode == 0, job.stderr
-        results.append(json.loads(job.stdout))
-    ours, originals = results
-    assert ours["is_ours"]
-    assert not originals["is_ours"]
-    assert len(ours["by_rank"]) == 3
-    assert ours["by_rank"] == originals["by_rank"]
-
-
 def test_peak_memory_is_that_of_a_part() -> None:
     job = run_job(4, [HERE / "measure_scatter_memory.py"], env={"OMP_NUM_THREADS": "1"})
     assert job.returncode == 0, job.stderr
