@@ -245,13 +245,13 @@ def test_empty_dataset() -> None:
 
 
 def test_peak_memory_is_that_of_a_part() -> None:
-    job = run_job(4, [HERE / "measure_scatter_memory.py"], env={"OMP_NUM_THREADS": "1"})
+    job = run_job(2, [HERE / "measure_scatter_memory.py"], env={"OMP_NUM_THREADS": "1"})
     assert job.returncode == 0, job.stderr
     measured = json.loads(job.stdout)
-    assert len(measured["peak"]) == 4
-    # A quarter plus one 8 MB chunk; the root also holds everyone's chunks and the message.
-    assert max(measured["peak"][1:]) < 0.31 * measured["data"], measured
-    assert measured["peak"][0] < 0.55 * measured["data"], measured
+    at_root, elsewhere = measured["peak"]
+    # A half plus 1.5 chunks of 8 MB; the root also holds everyone's chunks and the message.
+    assert elsewhere < 0.6 * measured["data"], measured
+    assert at_root < 0.77 * measured["data"], measured
 
 
 @pytest.mark.mpi(3)
