@@ -354,7 +354,7 @@ def test_pickling_in_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def start_second() -> None:
         pickled.append(threads.submit(dumps, second))
-        second_is_there.wait(0.5)  # times out if the second waits for the first
+        second_is_there.wait(0.1)  # times out if the second waits for the first
 
     pickled: list[Future[bytes]] = []
     with ThreadPoolExecutor(1) as threads:
