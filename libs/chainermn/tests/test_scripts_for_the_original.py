@@ -13,20 +13,30 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from chainermn.testing.mpiexec import JobResult, run_job
+from chainermn.testing.mpiexec import run_job
 
 SCRIPTS = Path(__file__).parent / "scripts"
 IMPLEMENTATIONS = {"ours": "", "the original": "1"}
 
 
-def run(
-    ranks: int, script: str, *arguments: str | Path, bundled: str, cwd: Path, mnist: str = ""
-) -> JobResult:
-    env = {"CHAINER_COMPAT_BUNDLED_CHAINERMN": bundled, "PYTHONWARNINGS": "ignore"}
-    env |= {"CHAINER_DATASET_ROOT": mnist}
-    result = run_job(ranks, [SCRIPTS / script, *arguments], env=env, cwd=cwd)
-    assert result.returncode == 0, result
-    return result
+# Runs scripts one after the other, and keeps what each of them prints; only rank 0 prints.
+RUNS = """
+import contextlib, io, json, multiprocessing, runpy, sys
+from pathlib import Path
+import chainer.training.extensions
+
+out, scripts, runs = sys.argv[1:]
+for script, *arguments in json.loads(runs):
+    sys.argv = [script, *arguments]
+    multiprocessing.set_start_method(None, force=True)  # a script may choose it again
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(str(Path(scripts, script)), run_name="__main__")
+    if printed.getvalue():
+        Path(out, script).with_suffix(".txt").write_text(printed.getvalue())
+import chainermn
+is_original = chainermn.__version__.startswith("7.")
+assert is_original == (Path(out).parent.name == "the original")
+"""
 
 
 def read_log(folder: Path) -> list[dict[str, float]]:
@@ -34,9 +44,9 @@ def read_log(folder: Path) -> list[dict[str, float]]:
     return [{key: row[key] for key in row if key != "elapsed_time"} for row in rows]
 
 
-def assert_equal_logs(folder: Path, n_epochs: int, least: int) -> None:
+def assert_equal_logs(results: Path, where: str, n_epochs: int, least: int) -> None:
     """Compare the logs of both; each row has at least this many numbers."""
-    ours, originals = (read_log(folder / name) for name in IMPLEMENTATIONS)
+    ours, originals = (read_log(results / name / where) for name in IMPLEMENTATIONS)
     assert [row["epoch"] for row in ours] == list(range(1, n_epochs + 1))
     assert len(ours[0]) >= least
     assert ours[0]["main/loss" if "main/loss" in ours[0] else "gen/loss"] > 0
@@ -74,50 +84,64 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_what_every_part_of_it_gives(ranks: int, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def results(mnist: str, images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with what all scripts have written, by implementation and ranks."""
+    folder = tmp_path_factory.mktemp("results")
+    everything = "use_everything.py {out}"
+    digits = "read_digits.py -b 10 -u 8 --communicator naive --out {out}/digits"
+    # One batch has all images of a rank: their order depends on which thread draws first.
+    classes = "classify_images.py train.txt val.txt --root . -B 10 -j 1 -b 3 -o {out}/classes"
+    classes += " --communicator naive"
+    players = "invent_images.py -i . -b 4 -e 2 -o {out}/players --snapshot_interval 4"
+    players += " --communicator naive"
+    perceptron = "divide_perceptron.py -b 15 --unit 8 --epoch 2 --out {out}/perceptron"
+
+    def run(name: str, ranks: int, *commands: str) -> None:
+        out = folder / name / str(ranks)
+        out.mkdir(parents=True, exist_ok=True)
+        runs = json.dumps([[word.format(out=out) for word in line.split()] for line in commands])
+        env = {"CHAINER_COMPAT_BUNDLED_CHAINERMN": IMPLEMENTATIONS[name]}
+        env |= {"PYTHONWARNINGS": "ignore", "CHAINER_DATASET_ROOT": mnist}
+        job = run_job(ranks, ["-c", RUNS, out, SCRIPTS, runs], env=env, cwd=images)
+        assert job.returncode == 0, job
+
+    resumed = f"{digits} --epoch 3 --resume {{out}}/digits/snapshot_iter_5"
+    scripts = [f"{classes} -E 2", everything, f"{digits} -e 1", resumed, players]
+    run("ours", 2, *scripts, f"{classes} -E 4")
+    # The original runs in one go, because it loses a step when resumed.
+    run("the original", 2, f"{classes} -E 4", everything, f"{digits} -e 3", players)
+    for name in IMPLEMENTATIONS:
+        run(name, 4, everything, perceptron)
+    return folder
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_every_part_of_it_gives(results: Path, ranks: int) -> None:
     ours, originals = (
-        run(ranks, "use_everything.py", tmp_path, bundled=bundled, cwd=tmp_path).stdout.split("\n")
-        for bundled in IMPLEMENTATIONS.values()
+        (results / name / str(ranks) / "use_everything.txt").read_text().splitlines()
+        for name in IMPLEMENTATIONS
     )
-    assert len(ours) > 30
+    assert len(ours) > 120 * ranks
     assert ours == originals
 
 
-def test_data_parallelism_with_a_snapshot(mnist: str, tmp_path: Path) -> None:
-    resume = ["--epoch", "3", "--resume", "ours/snapshot_iter_5"]
-    jobs = [("ours", ["-e", "1"]), ("ours", resume), ("the original", ["--epoch", "3"])]
-    for name, options in jobs:
-        options = [*options, "-b", "10", "-u", "8", "--communicator", "naive", "--out", name]
-        bundled = IMPLEMENTATIONS[name]
-        job = run(2, "read_digits.py", *options, bundled=bundled, cwd=tmp_path, mnist=mnist)
-        assert job.stdout.startswith("Num process (COMM_WORLD): 2")
-    # The original runs in one go, because it loses a step when resumed.
-    assert_equal_logs(tmp_path, 3, least=6)
+def test_data_parallelism_with_a_snapshot(results: Path) -> None:
+    for name in IMPLEMENTATIONS:
+        printed = (results / name / "2/read_digits.txt").read_text()
+        assert printed.startswith("Num process (COMM_WORLD): 2")
+    assert_equal_logs(results, "2/digits", 3, least=6)
 
 
-def test_model_and_data_parallelism_on_four_ranks(mnist: str, tmp_path: Path) -> None:
-    for name, bundled in IMPLEMENTATIONS.items():
-        options = ["-b", "15", "--unit", "8", "--epoch", "2", "--out", name]
-        run(4, "divide_perceptron.py", *options, bundled=bundled, cwd=tmp_path, mnist=mnist)
-    assert_equal_logs(tmp_path, 2, least=6)
+def test_model_and_data_parallelism_on_four_ranks(results: Path) -> None:
+    assert_equal_logs(results, "4/perceptron", 2, least=6)
 
 
-def test_images_by_worker_processes_go_on_from_a_checkpoint(images: Path, tmp_path: Path) -> None:
-    for name, epoch in (("ours", "2"), ("ours", "4"), ("the original", "4")):
-        # One batch has all images of a rank: their order depends on which thread draws first.
-        options = ["train.txt", "val.txt", "--root", ".", "-B", "10", "-j", "1", "-b", "3"]
-        options += ["--communicator", "naive", "-E", epoch, "-o", str(tmp_path / name)]
-        bundled = IMPLEMENTATIONS[name]
-        run(2, "classify_images.py", *options, bundled=bundled, cwd=images)
-    assert_equal_logs(tmp_path, 4, least=5)
+def test_images_by_worker_processes_go_on_from_a_checkpoint(results: Path) -> None:
+    assert_equal_logs(results, "2/classes", 4, least=5)
 
 
-def test_two_optimizers(images: Path, tmp_path: Path) -> None:
-    for name, bundled in IMPLEMENTATIONS.items():
-        options = ["-i", images, "-b", "4", "-e", "2", "--communicator", "naive", "-o", name]
-        options += ["--snapshot_interval", "4"]
-        run(2, "invent_images.py", *options, bundled=bundled, cwd=images)
-        (images / name).rename(tmp_path / name)
-        assert (tmp_path / name / "gen_iter_4.npz").exists()
-    assert_equal_logs(tmp_path, 2, least=4)
+def test_two_optimizers(results: Path) -> None:
+    for name in IMPLEMENTATIONS:
+        assert (results / name / "2/players/gen_iter_4.npz").exists()
+    assert_equal_logs(results, "2/players", 2, least=4)

@@ -244,30 +244,14 @@ def test_empty_dataset() -> None:
     assert dataset[1] == ()
 
 
-def test_same_examples_on_same_ranks_as_the_original() -> None:
-    """Run the `chainermn` bundled in Chainer's wheel, too, and compare."""
-    results = []
-    for bundled in ("0", "1"):
-        job = run_job(
-            3, [HERE / "print_scattered.py"], env={"CHAINER_COMPAT_BUNDLED_CHAINERMN": bundled}
-        )
-        assert job.returncode == 0, job.stderr
-        results.append(json.loads(job.stdout))
-    ours, originals = results
-    assert ours["is_ours"]
-    assert not originals["is_ours"]
-    assert len(ours["by_rank"]) == 3
-    assert ours["by_rank"] == originals["by_rank"]
-
-
 def test_peak_memory_is_that_of_a_part() -> None:
-    job = run_job(4, [HERE / "measure_scatter_memory.py"], env={"OMP_NUM_THREADS": "1"})
+    job = run_job(2, [HERE / "measure_scatter_memory.py"], env={"OMP_NUM_THREADS": "1"})
     assert job.returncode == 0, job.stderr
     measured = json.loads(job.stdout)
-    assert len(measured["peak"]) == 4
-    # A quarter plus one 8 MB chunk; the root also holds everyone's chunks and the message.
-    assert max(measured["peak"][1:]) < 0.31 * measured["data"], measured
-    assert measured["peak"][0] < 0.55 * measured["data"], measured
+    at_root, elsewhere = measured["peak"]
+    # A half plus 1.5 chunks of 8 MB; the root also holds everyone's chunks and the message.
+    assert elsewhere < 0.6 * measured["data"], measured
+    assert at_root < 0.77 * measured["data"], measured
 
 
 @pytest.mark.mpi(3)

@@ -21,7 +21,7 @@ from chainer_compat.npz import UnsafeFileError
 from chainermn.extensions.npz_files import find_damage
 from chainermn.extensions.snapshot_contents import difference, digests_of_model, load
 
-MEGABYTES = 256  # of address space, on top of what is in use when the first mutant is read
+MEGABYTES = 128  # of address space, on top of what is in use when the first mutant is read
 UNKNOWN_SHAPE = "updater/optimizer:main/predictor/W/m"
 
 

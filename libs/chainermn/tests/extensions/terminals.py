@@ -19,26 +19,17 @@ from chainermn.testing.mpiexec import direct_environment
 
 
 class Terminal:
-    """A terminal that shows what is printed, as ``pyte`` understands it.
-
-    Attributes
-    ----------
-    printed : bytes
-    frames : list of str
-        What the terminal showed after each piece of output.
-    """
+    """A terminal that shows what is ``printed``, as ``pyte`` understands it."""
 
     def __init__(self, columns: int, lines: int) -> None:
         self._screen = pyte.HistoryScreen(columns, lines, history=1000)
         self._stream = pyte.ByteStream(self._screen)
         self.printed = b""
-        self.frames: list[str] = []
 
     def feed(self, printed: bytes) -> None:
         """Show what is printed."""
         self.printed += printed
         self._stream.feed(printed)
-        self.frames.append("\n".join(self.lines()))
 
     def lines(self) -> list[str]:
         """Return all lines up to the last with text, including those that have scrolled off."""

@@ -305,21 +305,20 @@ def test_resumed_training_equals_an_unbroken_one(
 
 def test_job_killed_while_it_writes(tmp_path: Path) -> None:
     """Whenever the ranks die, the newest complete checkpoint is loaded."""
-    for attempt in range(2):
-        out = tmp_path / str(attempt)
-        job = Job(2, [HERE / "write_checkpoints.py", out])
-        try:
-            while not any(int(file.suffix[1:]) >= 5 for file in out.glob("job.0.*")):
-                assert job.process.poll() is None, job.output()
-                time.sleep(0.02 + 0.013 * attempt)
-            for rank in [p for p in job.processes() if str(out) in p.cmdline()[2:3]]:
-                with contextlib.suppress(psutil.NoSuchProcess):  # it ended along with the other
-                    rank.kill()
-        finally:
-            job.kill()
-        complete = {int(f.suffix[1:]) for f in out.glob("job.0.*")} & {
-            int(f.suffix[1:]) for f in out.glob("job.1.*")
-        }
-        resumed = run_job(2, [HERE / "write_checkpoints.py", out, "resume"])
-        assert resumed.returncode == 0, resumed.stderr
-        assert resumed.stdout.split() == [str(max(complete))]
+    script = HERE / "write_checkpoints.py"
+    job = Job(2, [script, tmp_path])
+    try:
+        while not any(int(file.suffix[1:]) >= 5 for file in tmp_path.glob("job.0.*")):
+            assert job.process.poll() is None, job.output()
+            time.sleep(0.02)
+        for rank in [p for p in job.processes() if str(tmp_path) in p.cmdline()[2:3]]:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended along with the other
+                rank.kill()
+    finally:
+        job.kill()
+    complete = {int(f.suffix[1:]) for f in tmp_path.glob("job.0.*")} & {
+        int(f.suffix[1:]) for f in tmp_path.glob("job.1.*")
+    }
+    resumed = run_job(2, [script, tmp_path, "resume"])
+    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.stdout.split() == [str(max(complete))]

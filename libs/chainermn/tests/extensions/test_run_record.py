@@ -15,15 +15,6 @@ import pytest
 
 import chainermn
 from chainermn.extensions import record_run
-from chainermn.testing.mpiexec import run_job
-
-SCRIPT = """
-import sys
-import chainermn
-from chainermn.extensions import record_run
-comm = chainermn.create_communicator("naive")
-record_run(comm, {"unit": 5, "name": "é"}, sys.argv[1])
-"""
 
 
 @pytest.mark.mpi(1, 3)
@@ -60,28 +51,36 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_commit_of_the_script(tmp_path: Path) -> None:
-    folder = tmp_path / "project"
-    folder.mkdir()
+@pytest.mark.mpi(2)
+def test_commit_of_the_script(shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    comm = chainermn.create_communicator("naive")
+    folder, out = shared_tmp_path / "project", shared_tmp_path / "result"
     script = folder / "train.py"
-    script.write_text(SCRIPT)
+    monkeypatch.setattr(sys, "argv", [str(script), "--unit", "5"])
 
     def record() -> dict[str, object]:
-        job = run_job(2, [script, tmp_path / "result"], cwd=tmp_path)
-        assert (job.returncode, job.stderr) == (0, ""), job
-        found = json.loads((tmp_path / "result/run.json").read_text())
-        assert found["command"][1:] == [str(script), str(tmp_path / "result")]
+        comm.mpi_comm.Barrier()
+        record_run(comm, {"name": "é"}, out)
+        found = json.loads((out / "run.json").read_text())
+        comm.mpi_comm.Barrier()
+        assert found["command"] == [sys.executable, str(script), "--unit", "5"]
+        assert found["arguments"] == {"name": "é"}
         git_says: dict[str, object] = found["git"]
         return git_says
 
+    if comm.rank == 0:
+        folder.mkdir()
+        script.write_text("import chainermn\n")
     assert record() is None
-    git(folder, "init", "--quiet")
-    git(folder, "add", ".")
-    git(folder, "commit", "--quiet", "-m", "first")
-    commit = git(folder, "rev-parse", "HEAD")
-    os.utime(script, (0, 0))  # git would note this in its index
-    index = (folder / ".git/index").read_bytes()
+    if comm.rank == 0:
+        git(folder, "init", "--quiet")
+        git(folder, "add", ".")
+        git(folder, "commit", "--quiet", "-m", "first")
+        os.utime(script, (0, 0))  # git would note this in its index
+    comm.mpi_comm.Barrier()
+    commit, index = git(folder, "rev-parse", "HEAD"), (folder / ".git/index").read_bytes()
     assert record() == {"commit": commit, "changed": False}
     assert (folder / ".git/index").read_bytes() == index
-    script.write_text(SCRIPT + "# more\n")
+    if comm.rank == 0:
+        script.write_text("import chainermn  # more\n")
     assert record() == {"commit": commit, "changed": True}

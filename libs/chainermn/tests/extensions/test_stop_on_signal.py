@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,58 +15,93 @@ import pytest
 
 import chainermn
 from chainermn.extensions import StopOnSignal
-from chainermn.testing.mpiexec import JobResult, run_job
+from chainermn.testing.mpiexec import run_job
 
-SCRIPT = Path(__file__).with_name("stop_and_resume.py")
-
-
-def job(ranks: int, folder: Path, kind: str, *signals: str) -> JobResult:
-    return run_job(ranks, [SCRIPT, folder, "12", kind, *signals])
+HERE = Path(__file__).parent
 
 
-def states(folder: Path) -> list[dict[str, np.ndarray]]:
-    return [dict(np.load(path)) for path in sorted(folder.glob("state.*"))]
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(HERE)
+    import stop_and_resume
+
+    return stop_and_resume
+
+
+def stopped_at(printed: str, signals: Sequence[str]) -> int:
+    """Return the iteration that ended a training; it must not come before a signal."""
+    message = re.search(r"chainermn: rank \d got (\S+): .* iteration (\d+) is", printed)
+    assert message, printed
+    sent = [text.split(":") for text in signals]
+    assert message[1] in [name for *_, name in sent]
+    assert min(int(at) for _, at, _ in sent) <= int(message[2]) < 12
+    return int(message[2])
+
+
+def assert_same_states(folder: Path, n_ranks: int) -> None:
+    for rank in range(n_ranks):
+        one, other = (np.load(folder / name / f"state.{rank}.npz") for name in ("whole", "broken"))
+        assert one.files == other.files
+        for name in one.files:
+            np.testing.assert_array_equal(one[name], other[name], err_msg=name)
 
 
 @pytest.mark.each_mpi
+@pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize(
-    ("ranks", "kind", "signals"),
+    ("kind", "signals"),
     [
-        (1, "checkpointer", ["0:2:SIGUSR1"]),
-        (2, "snapshot", ["1:3:SIGTERM"]),
-        (3, "snapshot", ["all:3:SIGUSR1"]),
-        (3, "checkpointer", ["2:2:SIGUSR1", "0:2:SIGTERM"]),
+        ("checkpointer", ["0:2:SIGUSR1"]),
+        ("snapshot", ["-1:3:SIGTERM"]),
+        ("snapshot", ["all:3:SIGUSR1"]),
+        ("checkpointer", ["-1:2:SIGUSR1", "0:2:SIGTERM"]),
     ],
 )
 def test_resumed_training_equals_an_unbroken_one(
-    tmp_path: Path, ranks: int, kind: str, signals: list[str]
+    kind: str,
+    signals: list[str],
+    job: Any,
+    shared_tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    mpi_ranks: int,
 ) -> None:
-    job(ranks, tmp_path / "whole", kind).check()
-    out = tmp_path / "broken"
-    stopped = job(ranks, out, kind, *signals)
+    whole, broken = shared_tmp_path / "whole", shared_tmp_path / "broken"
+    world = chainermn.create_communicator("naive")
+    job.train(world, kind, whole)
+    with pytest.raises(SystemExit) as ended:
+        job.train(world, kind, broken, *signals)
+    assert ended.value.code == StopOnSignal.exit_code == 75
+    printed = capfd.readouterr().err
+    iteration = world.bcast_obj(stopped_at(printed, signals) if world.rank == 0 else None)
+    assert list(broken.glob("state.*")) == []
+    world.mpi_comm.Barrier()
+    assert job.train(world, kind, broken) == iteration
+    world.mpi_comm.Barrier()
+    assert_same_states(shared_tmp_path, mpi_ranks)
+
+
+@pytest.mark.each_mpi
+def test_stopped_job_is_resumed_by_another(tmp_path: Path) -> None:
+    script, broken = HERE / "stop_and_resume.py", tmp_path / "broken"
+    stopped = run_job(2, [script, "snapshot", broken, "1:3:SIGTERM"])
     assert (stopped.timed_out, stopped.left_behind) == (False, [])
-    assert stopped.returncode == StopOnSignal.exit_code == 75, stopped
-    message = re.search(r"chainermn: rank \d got (\S+): .* iteration (\d+) is", stopped.stderr)
-    assert message, stopped
-    iteration = int(message[2])
-    assert int(stopped.stdout) == iteration
-    sent = [text.split(":") for text in signals]
-    assert message[1] in [name for *_, name in sent]
-    assert min(int(at) for _, at, _ in sent) <= iteration < 12
-    assert list(out.glob("state.*")) == []
-
-    resumed = job(ranks, out, kind).check()
-    assert int(resumed.stdout) == 12
-    for one, other in zip(states(tmp_path / "whole"), states(out), strict=True):
-        assert one.keys() == other.keys()
-        for name, value in one.items():
-            np.testing.assert_array_equal(value, other[name], err_msg=name)
+    assert stopped.returncode == StopOnSignal.exit_code, stopped
+    iteration = stopped_at(stopped.stderr, ["1:3:SIGTERM"])
+    assert len(list(broken.glob(f"snapshot_iter_{iteration}*"))) == 2
+    resumed = run_job(2, [script, "snapshot", f"{tmp_path / 'whole'},{broken}"]).check()
+    assert resumed.stdout.split() == ["0", str(iteration)]
+    assert_same_states(tmp_path, 2)
 
 
-def test_signal_in_the_last_iteration(tmp_path: Path) -> None:
+@pytest.mark.mpi(2)
+def test_signal_in_the_last_iteration(job: Any, shared_tmp_path: Path) -> None:
     """Nothing is lost, whether or not the ranks still ask each other."""
-    ended = job(2, tmp_path, "checkpointer", "1:12:SIGUSR1")
-    assert (ended.returncode, int(ended.stdout)) in [(0, 12), (75, 12)]
+    world = chainermn.create_communicator("naive")
+    try:
+        job.train(world, "checkpointer", shared_tmp_path, "1:12:SIGUSR1")
+    except SystemExit as ended:
+        assert ended.code == 75
+        assert (shared_tmp_path / f"job.{world.rank}.12").exists()
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def strange_files(monkeypatch: pytest.MonkeyPatch) -> Any:
     return strange_files
 
 
-@pytest.mark.parametrize("number", [200, pytest.param(10_000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("number", [98, pytest.param(10_000, marks=pytest.mark.nightly)])
 def test_mutants_are_loaded_or_refused_in_little_memory(number: int, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", HERE / "read_strange_files.py", tmp_path]
     job = subprocess.run([*command, "0", str(number)], capture_output=True, text=True)
@@ -52,13 +52,13 @@ def test_mutants_are_loaded_or_refused_in_little_memory(number: int, tmp_path: P
     print(job.stdout)
     became = found["became"]
     assert sum(sum(counts.values()) for counts in became.values()) == number
-    assert became["booby_trapped"]["unsafe"] > 10
+    assert became["booby_trapped"]["unsafe"] > 5
     for harmless in ("with_flipped_bits", "with_members_swapped", "with_another_array"):
         assert became[harmless]["loaded"] > 0, harmless
     assert found["megabytes"] < 64
     size, why = found["bomb"]
     assert size < 4 * 2**20
-    assert "damaged: Unable to allocate 512. MiB" in why
+    assert "damaged: Unable to allocate 256. MiB" in why
 
 
 def write(training: Any, comm: Any, out: Path, settings: Any = None, **snapshot: Any) -> Any:

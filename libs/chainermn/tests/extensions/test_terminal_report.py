@@ -76,10 +76,22 @@ def make(
 
 @pytest.fixture
 def look(modules: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> Callable[[], Any]:
-    """Return a function that returns a terminal showing what has been printed."""
+    """Return a function that returns a terminal showing what has been printed.
+
+    It notes what it showed after each drawing.
+    """
+
+    class Terminal(modules.terminals.Terminal):
+        def __init__(self, columns: int, lines: int) -> None:
+            super().__init__(columns, lines)
+            self.frames: list[str] = []
+
+        def feed(self, printed: bytes) -> None:
+            super().feed(printed)
+            self.frames.append("\n".join(self.lines()))
 
     def look() -> Any:
-        terminal = modules.terminals.Terminal(80, 24)
+        terminal = Terminal(80, 24)
         before, *drawings = capsys.readouterr().out.replace("\n", "\r\n").split("\033[J")
         assert before == ""
         for drawing in drawings:

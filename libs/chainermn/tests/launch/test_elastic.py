@@ -235,9 +235,9 @@ def test_mpiexec_that_waits_for_a_host_that_is_gone(
     seconds = {"_PERIOD": 0.05, "_PERIOD_OF_HOSTS": 0.1, "_GRACE": 0.2, "_PATIENCE": 0.2}
     for name, value in seconds.items():
         monkeypatch.setattr(elastic, name, value)
-    # An mpiexec that ignores SIGTERM and does not end what it has started.
-    words = "Ending the whole job." if is_said else ""
-    script = f"echo '{words}' >&2; trap '' TERM; sleep 86400 & wait; wait"
+    # An mpiexec that ignores SIGTERM and, in one of the cases, does not end what it has started.
+    program = "exec sleep 86400" if is_said else "sleep 86400 & wait; wait"
+    script = f"echo '{'Ending the whole job.' * is_said}' >&2; trap '' TERM; {program}"
     variables = {**started.environment, "CHAINERMN_STALL_LIMIT": "0.1"}
     variables.pop(elastic.MARK, None)
     assert run(script, HOSTS, **variables) == 128 + signal.SIGKILL

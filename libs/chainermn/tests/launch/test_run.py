@@ -51,18 +51,21 @@ def add_up(numbers: np.ndarray) -> tuple[int, np.ndarray]:
 
 
 @pytest.mark.each_mpi
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_results_by_rank(ranks: int) -> None:
-    results = run(add_up, np.arange(3), ranks=ranks)
-    assert [rank for rank, _ in results] == list(range(ranks))
+def test_results_by_rank() -> None:
+    results = run(add_up, np.arange(3), ranks=np.int64(3))
+    assert [rank for rank, _ in results] == [0, 1, 2]
     for _, numbers in results:
-        np.testing.assert_array_equal(numbers, np.arange(3) + 10 + sum(range(ranks)))
+        np.testing.assert_array_equal(numbers, np.arange(3) + 10 + 0 + 1 + 2)
 
 
 def test_lambda_with_a_closure_in_another_thread() -> None:
+    """It closes its output, too."""
+
+    def start(factor: int) -> list[int]:
+        return run(lambda x: sys.stdout.close() or factor * x, 2, ranks=1)
+
     with ThreadPoolExecutor(1) as threads:
-        results = threads.submit(lambda factor: run(lambda x: factor * x, 2, ranks=1), 3).result()
-    assert results == [6]
+        assert threads.submit(start, 3).result() == [6]
 
 
 def test_class_of_a_module_that_has_no_file() -> None:
@@ -107,7 +110,7 @@ def compute_while_rank_1_raises() -> None:
     comm = chainermn.create_communicator()
     if comm.rank == 1:
         raise Refused
-    sum(range(10**8))  # in C, so no other thread of this rank runs meanwhile
+    sum(range(5 * 10**7))  # in C, so no other thread of this rank runs meanwhile
 
 
 @pytest.mark.each_mpi
@@ -166,8 +169,8 @@ def raise_everywhere(error: str) -> None:
 
 
 def test_exception_that_cannot_be_pickled_is_told_by_its_text() -> None:
-    with pytest.raises(RuntimeError, match=r"Odd: wrong on \d\n") as raised:
-        run(raise_everywhere, "wrong", ranks=2)
+    with pytest.raises(RuntimeError, match=r"Odd: wrong on 0\n") as raised:
+        run(raise_everywhere, "wrong", ranks=1)
     assert "raise Odd(error" in raised.value.__notes__[0]
 
 
@@ -258,10 +261,6 @@ def test_what_cannot_be_unpickled_is_named() -> None:
         run(OnlyOnRanks, ranks=1)
 
 
-def test_function_may_close_its_output() -> None:
-    assert run(lambda: sys.stdout.close() or 5, ranks=1) == [5]
-
-
 def test_output_that_the_caller_cannot_encode(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", screen)
@@ -274,7 +273,7 @@ def test_process_that_the_function_leaves_behind(
 ) -> None:
     """It is ended, no matter how long `run` would wait for ranks."""
     monkeypatch.setattr(launch_ranks, "_SECONDS_TO_LEAVE", float("inf"))
-    monkeypatch.setattr(launch_ranks, "_SECONDS_FOR_OUTPUT", 1)
+    monkeypatch.setattr(launch_ranks, "_SECONDS_FOR_OUTPUT", 0.2)
     loop = "for i in $(seq 1000); do echo more; sleep 0.05; done; echo not ended"
     assert run(lambda: subprocess.Popen(["sh", "-c", loop]).pid > 0, ranks=1) == [True]
     assert "not ended" not in capsys.readouterr().out
@@ -286,7 +285,7 @@ def test_nobody_can_connect_while_the_function_runs() -> None:
         with socket.socket() as stranger:
             return stranger.connect_ex((address, int(port)))
 
-    assert run(connect, ranks=2) == [errno.ECONNREFUSED] * 2
+    assert run(connect, ranks=1) == [errno.ECONNREFUSED]
 
 
 def test_strangers_do_not_hold_up_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +299,7 @@ def test_strangers_do_not_hold_up_the_ranks(monkeypatch: pytest.MonkeyPatch) -> 
 
     really_started = calls.started
     monkeypatch.setattr(calls, "started", started)
-    assert run(os.getpid, ranks=2)[0] > 0
+    assert run(os.getpid, ranks=1)[0] > 0
     for stranger in strangers:
         assert stranger.recv(1) == b""  # it has been dropped
         stranger.close()
@@ -355,7 +354,7 @@ def test_pickling_in_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def start_second() -> None:
         pickled.append(threads.submit(dumps, second))
-        second_is_there.wait(0.5)  # times out if the second waits for the first
+        second_is_there.wait(0.1)  # times out if the second waits for the first
 
     pickled: list[Future[bytes]] = []
     with ThreadPoolExecutor(1) as threads:
@@ -374,14 +373,14 @@ def print_much() -> None:
 
 @pytest.mark.each_mpi
 def test_output_begins_with_the_rank(capsys: pytest.CaptureFixture[str]) -> None:
-    run(print_much, ranks=3)
+    run(print_much, ranks=2)
     out, err = capsys.readouterr()
-    for rank in range(3):
+    for rank in range(2):
         mine = [line for line in out.splitlines() if line.startswith(f"[rank {rank}] ")]
         assert mine == [f"[rank {rank}] {rank} ä {number}" for number in range(200)]
         mine = [line for line in err.splitlines() if line.startswith(f"[rank {rank}] ")]
         assert mine == [f"[rank {rank}] from C {rank}", f"[rank {rank}] no end of line"]
-    assert len(out.splitlines()) == 600
+    assert len(out.splitlines()) == 400
 
 
 def test_output_comes_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -518,7 +517,7 @@ def test_mpiexec_that_starts_nothing(
         def select(self, timeout: float | None = None) -> Any:
             ready = super().select(0)
             (tmp_path / "go on").touch()
-            time.sleep(0.5)
+            time.sleep(0.05)
             return ready
 
     monkeypatch.setattr(selectors, "DefaultSelector", OnABusyMachine)
@@ -570,10 +569,6 @@ def test_keywords_are_refused() -> None:
     )
     with pytest.raises(TypeError, match=message):
         run(add_up, 1, x=3, ranks=2)
-
-
-def test_number_of_ranks_of_numpy() -> None:
-    assert run(int, ranks=np.int64(2)) == [0, 0]
 
 
 @pytest.mark.parametrize(

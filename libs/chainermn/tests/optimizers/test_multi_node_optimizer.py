@@ -510,7 +510,7 @@ def test_in_a_trainer(double_buffering: bool, tmp_path: Path) -> None:
         np.testing.assert_array_equal(value, comm.bcast(value))
 
 
-def test_job_that_ends_while_an_exchange_is_running() -> None:
+def test_job_that_ends_while_exchanges_are_running() -> None:
     script = Path(__file__).parent / "end_while_exchanging.py"
     result = run_job(2, [script])
     assert result.returncode == 0, result.stderr

@@ -27,7 +27,6 @@ from chainermn.optimizers import overlapping_optimizer
 from chainermn.optimizers.double_buffering_optimizer import DoubleBufferingOptimizer
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
 from chainermn.optimizers.overlapping_optimizer import OverlappingOptimizer
-from chainermn.testing.mpiexec import run_job
 from chainermn.transport import duplicates
 
 pytestmark = pytest.mark.each_mpi
@@ -562,16 +561,6 @@ def test_training_goes_on_after_an_exception(where: str) -> None:
         by_update(net, optimizer, rank, number)
 
     assert_same_with_overlap(chainermn.create_communicator("naive"), step)
-
-
-@pytest.mark.parametrize("where", ["backward", "end"])
-def test_job_of_which_a_rank_fails_ends(where: str) -> None:
-    script = Path(__file__).parent / "end_while_overlapping.py"
-    result = run_job(2, [script, where])
-    assert not result.timed_out
-    assert (result.returncode == 0) == (where == "end"), result.stderr
-    if where == "backward":
-        assert "by design" in result.stderr
 
 
 @pytest.mark.mpi(2)

@@ -3,6 +3,7 @@
 Run it with both implementations: the output must be the same.
 """
 
+import itertools
 import sys
 from argparse import Namespace
 
@@ -10,6 +11,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
+from chainer.datasets import SubDataset, TupleDataset
 from chainer.training import extensions
 
 import chainermn
@@ -56,18 +58,23 @@ def objects(comm):
 
 
 def data(comm):
-    whole = chainer.datasets.TupleDataset(np.arange(11), np.arange(11) * 2)
-    for shuffle in (False, True):
-        for equal in (False, True):
-            part = chainermn.scatter_dataset(
-                whole if comm.rank == 0 else None,
-                comm,
-                shuffle=shuffle,
-                seed=3,
-                force_equal_length=equal,
-            )
-            yield [tuple(int(value) for value in example) for example in part]
-    yield chainermn.scatter_index(11, comm)
+    for n in (0, 1, 2, 3, 10, 31):
+        for shuffle, equal in itertools.product([False, True], repeat=2):
+            for whole in (
+                list(range(n)),
+                np.arange(n),
+                TupleDataset(np.arange(n), np.arange(n) * 2),
+                SubDataset(np.arange(n + 2), 1, n + 1),
+            ):
+                part = chainermn.scatter_dataset(
+                    whole if comm.rank == 0 else None,
+                    comm,
+                    shuffle=shuffle,
+                    seed=n + 1,
+                    force_equal_length=equal,
+                )
+                yield np.array(part[:]).tolist()
+        yield chainermn.scatter_index(n, comm)
     yield len(chainermn.datasets.create_empty_dataset(part))
 
 
@@ -103,7 +110,7 @@ def training(comm):
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.MomentumSGD(0.1), comm)
     optimizer.setup(model)
     optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(1e-3))
-    examples = chainer.datasets.TupleDataset(x, t)
+    examples = TupleDataset(x, t)
     batches = chainer.iterators.SerialIterator(examples, 8, shuffle=False)
     updater = chainer.training.StandardUpdater(batches, optimizer)
     trainer = chainer.training.Trainer(updater, (4, "epoch"), out=sys.argv[1])

@@ -241,7 +241,7 @@ def test_kernels_compile_for_gpus_old_and_new(nvrtc: ctypes.CDLL) -> None:
     architectures = (ctypes.c_int * count.value)()
     nvrtc.nvrtcGetSupportedArchs(architectures)
     assert 90 in architectures  # H100, H200
-    for architecture in (min(architectures), 90, max(architectures)):
+    for architecture in (min(architectures), max(architectures)):
         log, cubin = compile_for(nvrtc, whole_source(), architecture)
         assert cubin, log
         assert all(kernel.encode() in cubin for kernel in KERNELS)

@@ -55,7 +55,10 @@ def test_shares(with_nccl, mpi_ranks):
     assert ("NCCL_MULTI_RANK_GPU_ENABLE" in os.environ) == (mpi_ranks > 2)
 
 @pytest.mark.mpi(1, timeout=60)
-def test_more(mpi_ranks):
+def test_skips_on_a_rank(mpi_ranks):
+    pytest.skip("lacks something")
+
+def test_skips_here():
     pytest.skip("lacks something")
 """
 Run: TypeAlias = Callable[..., SimpleNamespace]
@@ -85,7 +88,7 @@ def run(tmp_path: Path) -> Run:
 
 def test_ranks_and_gpus(run: Run) -> None:
     """Also run as many ranks as there are GPUs; share GPUs only if there are too few."""
-    ended = run("--require-gpus", "2", "-k", "not test_more")
+    ended = run("--require-gpus", "2", "-k", "not skips")
     passed = ["ranks[n=1]", "ranks[n=2]", "shares[n=1]", "shares[n=2]", "shares[n=3]"]
     assert ended.outcomes == {f"test_{name}": "PASSED" for name in passed}, ended.text
     assert ended.code == 0
@@ -93,15 +96,15 @@ def test_ranks_and_gpus(run: Run) -> None:
 
 
 def test_skipped_is_not_tested(run: Run) -> None:
-    ended = run("-k", "test_more", "--mpi-ranks", "1")
-    assert ended.outcomes == {"test_more[n=1]": "SKIPPED"}, ended.text
+    ended = run("-k", "test_skips_here")
+    assert ended.outcomes == {"test_skips_here": "SKIPPED"}, ended.text
     assert ended.code == 0
     assert "\\nNOT TESTED on a GPU: 1 skipped\\n" in ended.text
 
 
 def test_skipped_is_a_failure_where_gpus_are_required(run: Run) -> None:
-    ended = run("-k", "test_more", "--mpi-ranks", "1", "--require-gpus", "2")
-    assert ended.outcomes == {"test_more[n=1]": "SKIPPED"}, ended.text
+    ended = run("-k", "test_skips_on_a_rank", "--mpi-ranks", "1", "--require-gpus", "2")
+    assert ended.outcomes == {"test_skips_on_a_rank[n=1]": "SKIPPED"}, ended.text
     assert ended.code == 1
     assert "NOT TESTED on a GPU: 1 skipped, which --require-gpus takes for a failure" in ended.text
 

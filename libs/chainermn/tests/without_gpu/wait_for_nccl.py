@@ -4,6 +4,8 @@ import os
 import signal
 import sys
 import threading
+import time
+from types import SimpleNamespace
 
 import chainer
 import numpy as np
@@ -12,6 +14,12 @@ from stand_in_gpu import StandInGpu
 import chainermn
 from chainermn.communicators.pure_nccl_communicator import PureNcclCommunicator
 from chainermn.transport.gpu import device as gpu
+from chainermn.transport.gpu import nccl_watch
+
+HURRY = 20
+nccl_watch.time = SimpleNamespace(
+    sleep=lambda seconds: time.sleep(seconds / HURRY), monotonic=lambda: HURRY * time.monotonic()
+)
 
 
 def main(how: str) -> None:
