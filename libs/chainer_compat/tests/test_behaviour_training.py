@@ -386,7 +386,11 @@ def test_log_probability(name, parameters, value, expected):
     assert distribution.sample(7).shape == (7,)
 
 
-@pytest.mark.parametrize("model", [L.VGG16Layers, L.ResNet50Layers], ids=["VGG16", "ResNet50"])
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(L.VGG16Layers, marks=pytest.mark.nightly), L.ResNet50Layers],
+    ids=["VGG16", "ResNet50"],
+)
 def test_vision_models_can_be_made(model, monkeypatch):
     # VGG16 would draw 138 million numbers.
     monkeypatch.setattr(chainer.initializers.Normal, "__call__", lambda self, array: None)
