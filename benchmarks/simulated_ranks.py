@@ -148,7 +148,8 @@ def monitored(size: int, limit: float) -> Iterator[Monitored]:
     """Start a monitor and ranks that have reported a few times."""
     it = Monitored(size, limit)
     try:
-        it.ranks.train(after(FIRST_REPORTS * it.ranks.period))
+        reports = itertools.count(1)
+        it.ranks.train(lambda: next(reports) == FIRST_REPORTS * size)
         yield it
     finally:
         it.close()
