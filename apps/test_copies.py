@@ -1,5 +1,6 @@
 """A copy of each app trains, outside the repository."""
 
+import functools
 import importlib.util
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from chainermn.notes import without_notes
@@ -29,51 +31,57 @@ def stop(process: subprocess.Popen) -> None:
         process.wait()
 
 
-@pytest.fixture
-def copy(request, tmp_path) -> Path:
-    """Return a copy of an app, whose files can be written."""
+def make_copy(app: str, folder: Path) -> Path:
+    """Copy an app, so that its files can be written; return the copy."""
     ignored = shutil.ignore_patterns(".*", "__pycache__", "result*")
-    folder = shutil.copytree(APPS / request.param, tmp_path / "copy", ignore=ignored)
+    shutil.copytree(APPS / app, folder, ignore=ignored)
     for path in (folder, *folder.rglob("*")):
         path.chmod(path.stat().st_mode | stat.S_IWUSR)
     return folder
 
 
 def write_data(app: str, folder: Path) -> None:
-    """Write a few examples, if an app's own would take long."""
+    """Write a few examples, or what an app keeps, if its own would take long."""
     if app == "imagenet":
-        import_modules(APPS / app, ["generated"]).generated.create(folder / "drawn", 60, 10)
+        import_modules(APPS / app, ["generated"]).generated.create(folder / "drawn", 40, 10)
+        (folder / "drawn/mean.json").unlink()
+        np.save(folder / "mean.npy", np.full((3, 256, 256), 127, np.float32))
     elif app == "seq2seq":
         paths = folder / "dates.source", folder / "dates.target"
         import_modules(APPS / app, ["generated"]).generated.write(*paths, 203, 1)
+    elif app == "dcgan":  # whose features take longer than this training
+        modules = import_modules(APPS / app, ["data", "evaluation"])
+        images, _ = modules.data.load("digits", None, 8)
+        features = modules.evaluation.train_features
+        modules.evaluation.train_features = functools.partial(features, steps=2)
+        modules.evaluation.load_features(folder / "result", images)
+
+
+# Options of train.py, and the number of its last iteration.
+TRAININGS = {
+    "mnist": ("--epoch 1 --unit 20 --batchsize 350", 3),
+    "imagenet": (  # as typed for the original's example
+        "--test -a small -B 2 -b 10 -j 0 -E 2 -R drawn -m mean.npy -o result drawn/train.txt "
+        "drawn/val.txt",
+        10,
+    ),
+    "cifar": ("--epoch 1 --unit 4 --batchsize 9 --examples 40", 2),
+    "seq2seq": (
+        "--epoch 1 --unit 16 --batchsize 26 --hold-out 99 --source dates.source "
+        "--target dates.target",
+        2,
+    ),
+    "dcgan": ("--epoch 1 --unit 4 --batchsize 360", 2),
+}
 
 
 @pytest.mark.each_mpi
-@pytest.mark.parametrize(
-    ("copy", "options", "iterations"),
-    [
-        ("mnist", "--epoch 1 --unit 20 --batchsize 350", 3),
-        (
-            "imagenet",
-            "--epoch 1 --arch small --batchsize 15 --loaderjob 0 --root drawn drawn/train.txt "
-            "drawn/val.txt",
-            2,
-        ),
-        ("cifar", "--epoch 1 --unit 4 --batchsize 9 --examples 40", 2),
-        (
-            "seq2seq",
-            "--epoch 1 --unit 16 --batchsize 26 --hold-out 99 --source dates.source "
-            "--target dates.target",
-            2,
-        ),
-        ("dcgan", "--epoch 1 --unit 4 --batchsize 360", 2),
-    ],
-    indirect=["copy"],
-    ids=["mnist", "imagenet", "cifar", "seq2seq", "dcgan"],
-)
-def test_mpiexec_starts_the_script_of_a_copy(copy, options, iterations, request):
+@pytest.mark.parametrize("app", TRAININGS)
+def test_mpiexec_starts_the_script_of_a_copy(app, tmp_path):
     """The script itself: it is executable, and mpiexec finds Python by its first line."""
-    write_data(request.node.callspec.id, copy)
+    copy = make_copy(app, tmp_path / "copy")
+    options, iterations = TRAININGS[app]
+    write_data(app, copy)
     job = subprocess.run(
         mpiexec_command(2, [copy / "train.py", *options.split()], python=False),
         cwd=copy,
@@ -89,21 +97,37 @@ def test_mpiexec_starts_the_script_of_a_copy(copy, options, iterations, request)
     assert json.loads(log.read_text())[-1]["iteration"] == iterations
 
 
-@pytest.mark.parametrize("copy", ["mnist", "imagenet", "cifar", "seq2seq", "dcgan"], indirect=True)
-def test_copied_tests_are_collected(copy):
+# Collects the tests of each copy as "python -m pytest" does there. Imports other packages once.
+COLLECT = """
+import os, sys, warnings
+import chainer, optuna, pytest, sacrebleu, sklearn.datasets
+
+warnings.filterwarnings("ignore", "This process .* is multi-threaded")  # and forks
+for folder in sys.argv[1:]:
+    print(end="\\0", flush=True)
+    if os.fork() == 0:
+        os.chdir(folder)
+        sys.path[0] = folder
+        os._exit(pytest.main(["--collect-only", "-q", "--strict-markers"]))
+    assert os.wait()[1] == 0, folder
+"""
+
+
+def test_copied_tests_are_collected(tmp_path):
     """Nothing of the repository configures pytest there."""
-    command = [sys.executable, "-W", "error", "-m", "pytest", "--collect-only", "-q"]
+    copies = [make_copy(app, tmp_path / app) for app in TRAININGS]
     shown = subprocess.run(
-        [*command, "--strict-markers"],
-        cwd=copy,
+        [sys.executable, "-W", "error", "-c", COLLECT, *copies],
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=LIMIT,
     )
     assert shown.returncode == 0, shown
     assert "warning" not in shown.stdout
-    collected = {line.partition("::")[0] for line in shown.stdout.splitlines() if "::" in line}
-    assert collected == {path.name for path in copy.glob("test_*.py")}
+    for copy, lines in zip(copies, shown.stdout.split("\0")[1:], strict=True):
+        collected = {line.partition("::")[0] for line in lines.splitlines() if "::" in line}
+        assert collected == {path.name for path in copy.glob("test_*.py")}
 
 
 @pytest.mark.venv

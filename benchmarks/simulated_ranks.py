@@ -27,6 +27,8 @@ from chainermn.failures.wait import Wait, as_ranges
 
 #: Seconds of silence or waiting after which the watch ends a job.
 STALL_LIMIT = 6.0
+#: How many times each rank reports before anything is measured.
+FIRST_REPORTS = 3
 # Ten times the limit that the watch promises.
 _PATIENCE = 10 * (10.0 + STALL_LIMIT)
 CPU = "% of a core"
@@ -146,7 +148,8 @@ def monitored(size: int, limit: float) -> Iterator[Monitored]:
     """Start a monitor and ranks that have reported a few times."""
     it = Monitored(size, limit)
     try:
-        it.ranks.train(after(3 * it.ranks.period))
+        reports = itertools.count(1)
+        it.ranks.train(lambda: next(reports) == FIRST_REPORTS * size)
         yield it
     finally:
         it.close()

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import chainer
 import matplotlib.font_manager  # noqa: F401  - its very first import writes to standard error
+import numpy as np
 import pytest
 
 import chainermn
@@ -122,6 +123,23 @@ def on_rank_0(mpi_ranks) -> Callable[[Callable[[], object]], None]:
             run_on_root(chainermn.create_communicator(), 0, "files", make)
 
     return call
+
+
+@pytest.fixture
+def drawn_fast(monkeypatch):
+    """Draw initial weights with a generator that takes less time than the rest of a test."""
+
+    def fill(self: chainer.initializers.Normal, array: np.ndarray) -> None:
+        random = np.random.default_rng(array.size)
+        array[...] = self.scale * random.standard_normal(array.shape, dtype=np.float32)
+
+    monkeypatch.setattr(chainer.initializers.Normal, "__call__", fill)
+
+
+@pytest.fixture
+def not_drawn(monkeypatch):
+    """Leave initial weights as they are in memory, where a test does not look at them."""
+    monkeypatch.setattr(chainer.initializers.Normal, "__call__", lambda self, array: None)
 
 
 @pytest.fixture(scope="session")

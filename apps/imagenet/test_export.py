@@ -30,7 +30,7 @@ NIGHTLY = [
 
 
 @pytest.mark.parametrize("arch", ["googlenet", "small", *NIGHTLY])
-def test_same_shares_as_chainer(app, arch):
+def test_same_shares_as_chainer(app, arch, drawn_fast):
     model = untrained(app, arch, 7)
     content = app.export.export(model)
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import zipfile
 from pathlib import Path
 
@@ -18,11 +17,10 @@ from chainer.backends import cuda
 from PIL import Image
 
 import chainermn
-from chainermn.testing.mpiexec import direct_environment, mpiexec_command, run_job
+from chainermn.testing.mpiexec import run_job
 from chainermn.testing.traps import set_traps
 
 HERE = Path(__file__).resolve().parent
-REPOSITORY = HERE.parents[1]
 LOSS, ACCURACY, TOP5 = (f"validation/main/{name}" for name in ("loss", "accuracy", "top5"))
 # Seconds after which a test counts as hung, even on a busy machine.
 LIMIT = 300
@@ -65,6 +63,18 @@ def test_options_are_those_of_the_original_example(app):
     assert (args.train, args.val, args.epoch) == ("a.txt", "b.txt", 5)
     assert (args.batchsize, args.val_batchsize, args.arch) == (32, 250, "resnet50")
     assert parse(app).drawn
+
+
+def test_mean_image_of_the_original_example_is_described(app, tmp_path):
+    np.save(tmp_path / "mean.npy", np.full((3, 5, 4), [[[10]], [[20.5]], [[30]]], np.float32))
+    args = parse(app, "-a", "nin", "-m", str(tmp_path / "mean.npy"), "a.txt", "b.txt")
+    assert app.job.describe(args, argparse.Namespace(n_classes=2)) == {
+        "arch": "nin",
+        "insize": 227,
+        "classes": ["0", "1"],
+        "mean": [10, 20.5, 30],
+        "deviation": [255] * 3,
+    }
 
 
 @pytest.mark.parametrize(
@@ -428,31 +438,6 @@ def test_damaged_file_ends_the_job(app, tmp_path):
     assert line.startswith(f"error: {message}")
     assert re.search(r"--skip-unreadable continues .*\(rank [01] of 2 on .* ends the job\)$", line)
     assert "Traceback" not in job.stderr
-
-
-@pytest.mark.each_mpi
-def test_mpiexec_starts_the_script_itself(app, tmp_path):
-    root = tmp_path / "few"
-    app.generated.create(root, 120, 31)
-    script = HERE.relative_to(REPOSITORY) / "train.py"
-    np.save(tmp_path / "mean.npy", np.full((3, 5, 4), [[[10]], [[20.5]], [[30]]], np.float32))
-    # As typed for the original's example.
-    options = ["--test", "-a", "small", "-B", "8", "-b", "50", "-j", "1", "-E", "2", "-R", root]
-    options += ["-m", tmp_path / "mean.npy", "-o", tmp_path / "result"]
-    options += [root / "train.txt", root / "val.txt"]
-    shown = subprocess.run(
-        mpiexec_command(2, [script, *options], python=False),
-        cwd=REPOSITORY,
-        env=direct_environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
-    assert (shown.returncode, shown.stderr) == (0, ""), shown
-    assert read_log(tmp_path / "result/test")[-1]["iteration"] == 10
-    about = json.loads((tmp_path / "result/test/model.json").read_text())
-    assert (about["mean"], about["deviation"]) == ([10, 20.5, 30], [255] * 3)
 
 
 @pytest.mark.nightly

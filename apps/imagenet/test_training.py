@@ -76,7 +76,7 @@ def test_weights_decay_but_neither_biases_nor_scales(app):
         np.testing.assert_allclose(parameter.array, rate * before[name], rtol=1e-6, err_msg=name)
 
 
-def test_layer_that_is_not_there(app):
+def test_layer_that_is_not_there(app, not_drawn):
     with pytest.raises(ValueError, match="no layer 'res9', but bn1, conv1, fc, res2"):
         app.training.freeze(app.models.ARCHITECTURES["resnet50"](3), ["res9"])
 

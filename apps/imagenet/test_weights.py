@@ -60,7 +60,7 @@ def test_error_for_a_file_that_is_damaged_or_absent(app, saved):
         ("googlenet", {f"loss{i}/{p}" for i in ("1_fc2", "2_fc2", "3_fc") for p in "Wb"}),
     ],
 )
-def test_head_is_what_depends_on_the_number_of_classes(app, arch, head):
+def test_head_is_what_depends_on_the_number_of_classes(app, arch, head, not_drawn):
     assert app.weights.head_of(app.models.ARCHITECTURES[arch]) == head
 
 

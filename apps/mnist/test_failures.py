@@ -90,6 +90,7 @@ def test_disk_is_full_while_a_model_is_written(tmp_path):
     assert f"OSError: [Errno 27] File too large: '{tmp_path}/result/best.npz'" in result.stderr
 
 
+@pytest.mark.nightly
 def test_one_rank_exits(tmp_path):
     script = ["-c", WITH_EXIT.format(here=str(HERE)), *TRAIN, "--out", tmp_path / "result"]
     result = run_job(2, script, timeout=TIMEOUT)

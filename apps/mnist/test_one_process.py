@@ -247,6 +247,7 @@ runpy.run_path({script!r}, run_name="__main__")
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.each_mpi
 def test_killed_job_that_is_started_again_ends_as_one_left_alone(app, tmp_path):
     sizes = N_TRAIN, N_VALIDATION

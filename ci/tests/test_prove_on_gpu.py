@@ -98,7 +98,7 @@ def test_tasks_of_all_lanes(
 
 def test_what_hangs_is_ended_with_all_its_processes(prove: Prove, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    hanging = Task("hangs", "Hangs", [python(HANGS, str(pid))], 3)
+    hanging = Task("hangs", "Hangs", [python(HANGS, str(pid))], 1)
     code, found = prove([hanging, Task("next", "Next", [python("")], LIMIT)])
     assert code == 1
     assert verdicts(found) == {"hangs": FAILED, "next": PROVED}
@@ -110,7 +110,7 @@ def test_what_hangs_is_ended_with_all_its_processes(prove: Prove, tmp_path: Path
 
 def test_the_end_of_the_time_is_no_failure(prove: Prove, tmp_path: Path) -> None:
     hanging = Task("hangs", "Hangs", [python(HANGS, str(tmp_path / "pid"))], LIMIT)
-    code, found = prove([hanging, Task("next", "Next", [python("")], LIMIT)], "--seconds", "7")
+    code, found = prove([hanging, Task("next", "Next", [python("")], LIMIT)], "--seconds", "6")
     assert code == 1
     assert verdicts(found) == {"hangs": NOT_REACHED, "next": NOT_REACHED}
     assert "by the end of the time" in found["hangs"].note

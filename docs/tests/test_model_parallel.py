@@ -229,7 +229,7 @@ def test_loss_that_is_not_tied(tmp_path):
 
 
 def test_backward_in_a_circle(tmp_path, monkeypatch):
-    monkeypatch.setenv("CHAINERMN_STALL_LIMIT", "6")
+    monkeypatch.setenv("CHAINERMN_STALL_LIMIT", "3")
     message, _ = failing("too_early", tmp_path)
     _, on_page = messages_on_page()
     places = re.findall(r"backward_mistakes.py:\d+ in too_early", on_page)

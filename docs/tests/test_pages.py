@@ -7,6 +7,7 @@ import contextlib
 import doctest
 import importlib
 import importlib.util
+import io
 import json
 import os
 import re
@@ -37,7 +38,6 @@ from on_ranks import (
     lines_of,
     lines_of_job,
     mpi,
-    run_on_ranks,
     run_script,
 )
 
@@ -439,55 +439,71 @@ def test_lines_of_the_readme_make_a_script_distributed(top, monkeypatch):
 # Examples that pages include
 
 
-def test_checkpoints_go_on_after_a_crash(tmp_path):
-    crashed, lines = run_on_ranks(
-        2, EXAMPLES / "checkpoints.py", tmp_path / "a", "12", cwd=tmp_path
-    )
-    assert lines == ["resuming after iteration 0"], crashed
-    assert crashed.returncode != 0 or mpi_flavor() == "mpich"  # which sees os._exit as success
-    lines = lines_of_calls("checkpoints", *(f"main({out!r}, 1000)" for out in "ab"), cwd=tmp_path)
-    assert lines == ["resuming after iteration 0", "resuming after iteration 10"]
-    weights = {(tmp_path / out / "weights.npy").read_bytes() for out in "ab"}
-    assert len(weights) == 1
+@mpi(2)
+def test_checkpoints_go_on_after_a_crash(top, monkeypatch):
+    script = EXAMPLES / "checkpoints.py"
+
+    def train_and_crash() -> None:
+        with contextlib.redirect_stderr(io.StringIO()), pytest.raises(ZeroDivisionError):
+            run_script(script, "a", "12")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "_exit", lambda code: code / 0)  # instead of ending the process
+        assert lines_of(train_and_crash) == ["resuming after iteration 0"]
+    assert lines_here(script, "a", "1000") == ["resuming after iteration 10"]
+    assert lines_here(script, "b", "1000") == ["resuming after iteration 0"]
+    assert Path("a/weights.npy").read_bytes() == Path("b/weights.npy").read_bytes()
 
 
-def lines_of_calls(example: str, *calls: str, cwd: Path) -> list[str]:
-    """Call functions of an example in one job; return what its two ranks print, sorted."""
-    begin = f"import sys; sys.path[0] = {str(EXAMPLES)!r}; from {example} import *"
-    script = cwd / "calls.py"
-    script.write_text("\n".join([begin, *calls]), encoding="utf-8")
-    return lines_of_job(2, script, cwd=cwd)
+# Runs a script several times in one job.
+RESUME = """
+import runpy, sys
+
+def run(*arguments):
+    sys.argv[1:] = arguments
+    runpy.run_path({script!r}, run_name="__main__")
+
+sys.path[0] = {folder!r}
+run("killed", "--kill-in", "12")
+try:
+    run("stopped", "--stop-in", "12")
+except SystemExit as end:
+    print(f"ended with {{end.code}}")
+run("stopped")
+run("plain")
+"""
 
 
 def test_a_killed_job_is_restarted_and_ends_as_if_nothing_had_happened(tmp_path):
-    def launch(out: str, *options: str) -> str:
-        command = shlex.join(["docs/examples/resume.py", str(tmp_path / out), *options])
-        folder = tmp_path / f"cwd_{out}"
-        folder.mkdir()
-        text = f"chainermn launch -n 2 --max-restarts 1 {command} || echo exit code $?"
-        return run_in_shell(text, folder, direct_environment())
-
-    killed = launch("killed", "--kill-in", "12")
-    assert "attempt 1 of 2 ended" in killed
-    assert "resuming after iteration 10" in killed
-    stopped = launch("stopped", "--stop-in", "12")
-    assert stopped.endswith("exit code 75\n"), stopped
-    run = "main(argparse.Namespace(out={!r}, kill_in=None, stop_in=None))"
-    lines = lines_of_calls("resume", *map(run.format, ("stopped", "plain")), cwd=tmp_path)
-    assert lines[:2] == 2 * ["finished after iteration 40"]
-    assert [line.startswith("resuming after iteration") for line in lines[2:]] == [True]
+    code = RESUME.format(script=str(EXAMPLES / "resume.py"), folder=str(EXAMPLES))
+    (tmp_path / "script.py").write_text(code, encoding="utf-8")
+    command = "chainermn launch -n 2 --max-restarts 1 script.py"
+    shown = run_in_shell(command, tmp_path, direct_environment())
+    assert "attempt 1 of 2 ended" in shown
+    assert shown.count("ended with 75") == 2
+    assert shown.count("finished after iteration 40") == 3
+    killed, stopped = re.findall(r"resuming after iteration (\d+), epoch \d, from (\w+)/", shown)
+    assert (*killed, stopped[1]) == ("10", "killed", "stopped")
     outs = "killed", "stopped", "plain"
     weights = {(tmp_path / out / "weights.npy").read_bytes() for out in outs}
     assert len(weights) == 1
 
 
-def test_another_number_of_ranks(tmp_path):
+@mpi(3)
+def test_another_number_of_ranks(top, monkeypatch):
+    comm = chainermn.create_communicator()
     script = EXAMPLES / "another_number_of_ranks.py"
-    # The very first update makes the ranks equal and takes no step.
-    first = lines_of_job(2, script, tmp_path / "out", "2", cwd=tmp_path)
-    assert first == ["epoch 2, step 19 of the optimizer"]
-    resumed = lines_of_job(3, script, tmp_path / "out", "4", cwd=tmp_path)
-    assert resumed == ["epoch 4, step 33 of the optimizer"]
+    two = comm.split(comm.rank // 2, comm.rank)
+
+    def on_two_ranks() -> None:
+        if comm.rank < 2:
+            run_script(script, "out", "2")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(chainermn, "create_communicator", lambda: two)
+        # The very first update makes the ranks equal and takes no step.
+        assert lines_of(on_two_ranks) == ["epoch 2, step 19 of the optimizer"]
+    assert lines_here(script, "out", "4") == ["epoch 4, step 33 of the optimizer"]
 
 
 @mpi(2)
@@ -528,15 +544,24 @@ def test_fine_tuning_on_few_examples_is_better_than_training_on_them(top):
     assert change["frozen body"] == 0 < change["slow body"] < 0.1 < change["from scratch"]
 
 
-def test_worker_processes_under_mpi(tmp_path):
-    lines = lines_of_job(2, EXAMPLES / "multiprocess_iterator.py", cwd=tmp_path)
-    assert lines == ["[[0, 1, 2], [3, 4, 5]]", "[[6, 7, 8], [9, 10, 11]]"]
+# Both change their process for good.
+TWO_EXAMPLES = """
+import sys
+sys.path[0] = {folder!r}
+import multiprocess_iterator, two_step_communicator
+
+if __name__ == "__main__":
+    multiprocess_iterator.main()
+    two_step_communicator.main()
+"""
 
 
-def test_a_new_communicator(tmp_path):
-    """The library's tests run it with other dtypes and kinds of memory."""
-    script = EXAMPLES / "two_step_communicator.py"
-    assert lines_of_job(3, script, cwd=tmp_path) == ["exact"] * 3
+def test_worker_processes_under_mpi_and_a_new_communicator(tmp_path):
+    """The library's tests run the communicator with other dtypes and kinds of memory."""
+    script = tmp_path / "script.py"
+    script.write_text(TWO_EXAMPLES.format(folder=str(EXAMPLES)), encoding="utf-8")
+    batches = ["[[0, 1, 2], [3, 4, 5]]", "[[6, 7, 8], [9, 10, 11]]"]
+    assert lines_of_job(2, script, cwd=tmp_path) == [*batches, "exact", "exact"]
 
 
 def test_batch_script_is_queued_again_if_training_was_stopped(tmp_path):

@@ -463,7 +463,7 @@ LONG_LIST = (
         (pickle.dumps(bytearray(9), 5), "BYTEARRAY8"),
         (b"\x80\x05\x96" + struct.pack("<Q", 10**13) + b".", ""),
         (b"\x80\x05\x8e" + struct.pack("<Q", 10**13) + b".", ""),
-        (b"\x80\x04" + b"(" * 500_000 + b"t" * 500_000 + b".", "a value of type tuple"),
+        (b"\x80\x04" + b"(" * 200_000 + b"t" * 200_000 + b".", "a value of type tuple"),
         # Small, but each of many short instructions would make something large.
         (
             LONG_TEXT + b"c_codecs\nencode\nq\1X\6\0\0\0latin1q\2" + 9**5 * b"h\1h\0h\2\x86R",

@@ -1,6 +1,7 @@
 """Repairs that save copies compute what Chainer computes without them, bit for bit."""
 
 import itertools
+import sys
 
 import chainer
 import chainer.functions as F
@@ -72,30 +73,33 @@ def normalized():
     return found
 
 
-@pytest.fixture
-def without(python, tmp_path):
-    """Return what a call of this file's functions returns without the repairs."""
+CALLS = [f"pooled({special})" for special in ("None", "np.inf", "-np.inf", "np.nan")]
+CALLS += ["rectified()", "normalized()"]
 
-    def run(call):
-        out = tmp_path / "found.npz"
-        python(
-            f"import sys; sys.path.insert(0, {str(__file__).rpartition('/')[0]!r})\n"
-            "import numpy as np, test_passes\n"
-            "np.seterr(all='ignore')\n"
-            f"np.savez({str(out)!r}, *test_passes.{call})",
-            CHAINER_COMPAT_SKIP=",".join(SAVING_COPIES),
-            CHAINER_USE_IDEEP="never",
-        )
-        with np.load(out) as arrays:
+
+@pytest.fixture(scope="module")
+def without(execute, tmp_path_factory):
+    """Return what calls of this file's functions return without the repairs."""
+    out = tmp_path_factory.mktemp("without")
+    code = (
+        f"import sys; sys.path.insert(0, {str(__file__).rpartition('/')[0]!r})\n"
+        "import numpy as np\n"
+        "from test_passes import *\n"
+        "np.seterr(all='ignore')\n"
+        f"for call in CALLS: np.savez(f'{out}/{{call}}.npz', *eval(call))"
+    )
+    environment = {"CHAINER_COMPAT_SKIP": ",".join(SAVING_COPIES), "CHAINER_USE_IDEEP": "never"}
+    ended = execute(sys.executable, "-c", code, **environment)
+    assert ended.returncode == 0, ended.stderr
+
+    def load(call):
+        with np.load(out / f"{call}.npz") as arrays:
             return [arrays[f"arr_{n}"] for n in range(len(arrays.files))]
 
-    return run
+    return load
 
 
-CALLS = [f"pooled({special})" for special in ("None", "np.inf", "-np.inf", "np.nan")]
-
-
-@pytest.mark.parametrize("call", [*CALLS, "rectified()", "normalized()"])
+@pytest.mark.parametrize("call", CALLS)
 def test_results_and_gradients(call, without):
     with chainer.using_config("use_ideep", "never"), np.errstate(all="ignore"):
         found = eval(call)
