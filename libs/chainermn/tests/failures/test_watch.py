@@ -208,7 +208,7 @@ def test_interrupt_while_a_rank_waits_at_its_end(
     peer.channel.send(Go())
 
 
-@pytest.mark.parametrize(("first", "seconds"), [(3, 0.0), (1, 2.0)])
+@pytest.mark.parametrize(("first", "seconds"), [(3, 0.0), (1, watch.SECONDS_FOR_THE_FIRST)])
 def test_rank_is_told_to_end(
     first: int, seconds: float, meet: Meet, ends: list[tuple[str, float]]
 ) -> None:
