@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 from chainer.backends import cuda
 from PIL import Image
-from sklearn.datasets import load_digits
 
 import chainermn
 from chainermn.testing.mpiexec import run_job
@@ -461,6 +460,8 @@ def test_grid(app, channels, tmp_path):
 
 
 def test_digits_are_those_of_scikit_learn(app):
+    from sklearn.datasets import load_digits  # takes a second, which every rank would wait for
+
     order = np.random.RandomState(0).permutation(1797)
     found = np.concatenate(app.data.load("digits", None, 0))
     np.testing.assert_array_equal(found[:, 0], np.rint(load_digits().images[order] * 255 / 16))

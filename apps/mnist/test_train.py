@@ -26,7 +26,6 @@ import pytest
 from chainer.backends import cuda
 from chainer.dataset import get_dataset_root, set_dataset_root
 from numpy.lib.stride_tricks import sliding_window_view
-from sklearn.datasets import load_digits
 
 import chainermn
 from chainermn.testing.modules import import_modules
@@ -423,6 +422,8 @@ def test_digits_are_split_always_alike():
 
 
 def test_digits_are_those_of_scikit_learn():
+    from sklearn.datasets import load_digits  # takes a second, which every rank would wait for
+
     pixels, labels = load_digits(return_X_y=True)
     order = np.random.RandomState(0).permutation(1797)
     parts = data.load("digits")
