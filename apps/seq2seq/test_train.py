@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 from chainer.backends import cuda
 from chainer.optimizer_hooks import GradientClipping
-from chainer.training import extensions
 from sacrebleu.metrics import BLEU, CHRF
 
 import chainermn
@@ -45,13 +44,8 @@ def corpus_options(files: tuple[Path, Path]) -> list[str | Path]:
 def train(app, call) -> Callable[..., str]:
     """Return a function that trains on all ranks, and returns what this rank prints."""
 
-    def run(
-        out: Path, *options: object, main: Callable = app.train.main, draws: bool = False
-    ) -> str:
-        with pytest.MonkeyPatch.context() as patch:
-            if not draws:  # it would take most of the time
-                patch.setattr(extensions.PlotReport, "__call__", lambda *arguments: None)
-            shown = call(main, "--out", out, *options)
+    def run(out: Path, *options: object, main: Callable = app.train.main) -> str:
+        shown = call(main, "--out", out, *options)
         chainermn.create_communicator("naive").mpi_comm.Barrier()  # rank 0 has written its files
         return shown
 
@@ -69,7 +63,6 @@ def train_alone(app, call) -> Callable[..., str]:
         if comm.rank == 0:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(chainermn, "create_communicator", lambda name: alone)
-                patch.setattr(extensions.PlotReport, "__call__", lambda *arguments: None)
                 shown = call(app.train.main, "--out", out, *options)
         return comm.bcast_obj(shown)
 
@@ -82,7 +75,7 @@ def trained(app, train, folder) -> tuple[str, Path]:
     out = folder / "result"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(app.corpus, "N_GENERATED", 400)
-        return train(out, *SMALL, "--batchsize", "16", "--lr", "0.03", draws=True), out
+        return train(out, *SMALL, "--batchsize", "16", "--lr", "0.03"), out
 
 
 @pytest.mark.nightly
