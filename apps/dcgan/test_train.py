@@ -63,7 +63,10 @@ def trained(app, tmp_path_factory) -> tuple[str, Path]:
     """Train on all ranks; return what this rank prints, and the folder."""
     comm = chainermn.create_communicator("naive")
     out = Path(comm.bcast_obj(tmp_path_factory.mktemp("trained") / "result"))
-    return call(app.train.main, *TINY, "--out", out), out
+    shortly = partial(app.evaluation.train_features, steps=100)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app.evaluation, "train_features", shortly)
+        return call(app.train.main, *TINY, "--out", out), out
 
 
 @pytest.mark.each_mpi
