@@ -290,6 +290,7 @@ def test_marker_without_numbers_is_refused(tmp_path: Path) -> None:
 
 def test_numbers_of_ranks_can_be_chosen(tmp_path: Path) -> None:
     tests = "@pytest.mark.mpi(1, 2, 3)\ndef test_x(): pass\ndef test_alone(): pass\n"
+    tests += "@pytest.mark.mpi(3)\nclass TestAll:\n    def test_y(self): pass\n"
     write_suite(tmp_path, f"import pytest\n{tests}")
     finished = subprocess.run(
         [sys.executable, "-m", "pytest", "-v", "--mpi-ranks", "1", "--mpi-ranks", "3"],
@@ -298,7 +299,7 @@ def test_numbers_of_ranks_can_be_chosen(tmp_path: Path) -> None:
         text=True,
     )
     lines = [line.split()[:2] for line in finished.stdout.splitlines() if "::" in line]
-    names = ["test_x[n=1]", "test_x[n=3]", "test_alone"]
+    names = ["test_x[n=1]", "test_x[n=3]", "test_alone", "TestAll::test_y[n=3]"]
     assert lines == [[f"test_inner.py::{name}", "PASSED"] for name in names]
     assert "1 deselected" in finished.stdout
 
