@@ -199,7 +199,7 @@ def test_predicting_says_what_is_missing(tmp_path, capsys, app):
         assert line.endswith(message)
 
 
-@pytest.mark.mpi(2, 3, timeout=LIMIT)
+@pytest.mark.mpi(2, timeout=LIMIT)
 def test_training_is_that_of_one_process_with_all_images(app):
     """Take six steps in float64, and the same with plain Chainer on the images of all ranks."""
     comm = chainermn.create_communicator("naive")

@@ -255,7 +255,7 @@ def test_input_that_is_wrong_ends_all_ranks_with_one_line(
 # The updater
 
 
-@pytest.mark.mpi(2, 3)
+@pytest.mark.mpi(2)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_steps_are_those_of_one_process_on_all_batches(app, overlap, monkeypatch):
     comm = chainermn.create_communicator("naive")
@@ -331,7 +331,7 @@ def take_step(optimizers, latents, real, moves):
 # The distance
 
 
-@pytest.mark.mpi(1, 2, 3)
+@pytest.mark.mpi(1, 3)
 def test_distance_of_all_ranks_is_that_of_one(app):
     comm = chainermn.create_communicator("naive")
     evaluation, device = app.evaluation, chainer.get_device("@numpy")

@@ -111,7 +111,7 @@ def test_as_many_epochs_as_by_default(app, run, shared_tmp_path):
     assert read_log(shared_tmp_path)[-1][ACCURACY] > 0.97
 
 
-@pytest.mark.mpi(1, 3, timeout=LIMIT)
+@pytest.mark.mpi(1, 2, timeout=LIMIT)
 def test_any_number_of_ranks_prints_nothing_if_it_should_be_quiet(
     app, run, shared_tmp_path, mpi_ranks, capfd
 ):

@@ -240,7 +240,11 @@ def test_gzipped_text_and_other_options(read_log, train, app, dates, tmp_path):
 
 
 @pytest.mark.mpi(2, timeout=LIMIT)
-@pytest.mark.parametrize("kind", ["lstm", "transformer"])
+@pytest.mark.parametrize(
+    # apps/test_stopping.py resumes an LSTM.
+    "kind",
+    [pytest.param("lstm", marks=pytest.mark.nightly), "transformer"],
+)
 def test_run_that_goes_on_is_as_one_never_interrupted(
     read_log, train, dates, shared_tmp_path, kind
 ):
