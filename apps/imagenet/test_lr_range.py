@@ -17,7 +17,7 @@ LIMIT = 300
 
 @pytest.mark.mpi(2, timeout=LIMIT)
 def test_suggestion_and_curve(app, run, lists, shared_tmp_path, capsys):
-    options = ["--batchsize", 8, "--lowest", 0.001, "--highest", 2, "--steps", 30]
+    options = ["--batchsize", 8, "--lowest", 0.001, "--highest", 2, "--steps", 20]
     run(app.lr_range.main, *lists, *options, "--out", shared_tmp_path)
     lines = capsys.readouterr().out.splitlines()
     if chainermn.create_communicator().rank == 1:

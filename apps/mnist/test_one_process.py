@@ -175,7 +175,7 @@ def test_train_single(app, few, tmp_path, capsys):
     assert capsys.readouterr() == (f"{best:.2%} of the validation data read correctly\n", "")
 
 
-@pytest.mark.mpi(1, 2, 3, timeout=LIMIT)
+@pytest.mark.mpi(1, 2, timeout=LIMIT)
 def test_train(app, run, few, monkeypatch, shared_tmp_path, capsys, mpi_ranks):
     check(app, run, "train", mpi_ranks, monkeypatch, shared_tmp_path, capsys)
 

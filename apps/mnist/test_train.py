@@ -26,7 +26,6 @@ import pytest
 from chainer.backends import cuda
 from chainer.dataset import get_dataset_root, set_dataset_root
 from numpy.lib.stride_tricks import sliding_window_view
-from sklearn.datasets import load_digits
 
 import chainermn
 from chainermn.testing.modules import import_modules
@@ -112,7 +111,7 @@ def test_as_many_epochs_as_by_default(app, run, shared_tmp_path):
     assert read_log(shared_tmp_path)[-1][ACCURACY] > 0.97
 
 
-@pytest.mark.mpi(1, 3, timeout=LIMIT)
+@pytest.mark.mpi(1, 2, timeout=LIMIT)
 def test_any_number_of_ranks_prints_nothing_if_it_should_be_quiet(
     app, run, shared_tmp_path, mpi_ranks, capfd
 ):
@@ -423,6 +422,8 @@ def test_digits_are_split_always_alike():
 
 
 def test_digits_are_those_of_scikit_learn():
+    from sklearn.datasets import load_digits  # takes a second, which every rank would wait for
+
     pixels, labels = load_digits(return_X_y=True)
     order = np.random.RandomState(0).permutation(1797)
     parts = data.load("digits")

@@ -67,8 +67,8 @@ def error_of(call) -> Callable[..., str]:
     return run
 
 
-@pytest.fixture(scope="session")
-def refused(call) -> Callable[..., str]:
+@pytest.fixture
+def refused(call) -> Iterator[Callable[..., str]]:
     """Return a function that calls a main that ends every rank, and returns its message."""
     from mpi4py import MPI
 
@@ -76,16 +76,15 @@ def refused(call) -> Callable[..., str]:
         with pytest.raises(SystemExit) as end:
             call(main, *options)
         message, *others = MPI.COMM_WORLD.allgather(end.value.code)
-        del end  # and with it the frames
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)  # files that the exit would close
-            gc.collect()
         assert others == [1] * len(others)
         assert message.startswith("error: ")
         assert message.count("error: ") == 1
         return message
 
-    return run
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # files that the exits would close
+        yield run
+        gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -273,7 +273,7 @@ def text_options(prepared: Path) -> list[str | Path]:
             "--batchsize",
             "16",
             "--lr",
-            "0.01",
+            "0.02",
         ),
     ]
 
@@ -283,7 +283,7 @@ def trained(app, call, prepared, tmp_path_factory) -> Path:
     """Train on all ranks with the text of rank 0; return the folder."""
     comm = chainermn.create_communicator("naive")
     out = comm.bcast_obj(tmp_path_factory.mktemp("trained") / "result")
-    call(app.train.main, *text_options(comm.bcast_obj(prepared)), "--epoch", "4", "--out", out)
+    call(app.train.main, *text_options(comm.bcast_obj(prepared)), "--epoch", "2", "--out", out)
     comm.mpi_comm.Barrier()
     return out
 
@@ -333,7 +333,7 @@ def test_scores_beside_those_of_baselines(app, call, trained, prepared, tmp_path
         ]
         for prefix, name in (("", "test"), ("train-", "train"))
     )
-    options = ["--beam", "2", "--batchsize", "7"]
+    options = ["--beam", "2", "--batchsize", "20"]
     out = tmp_path / "scores.json"
     weights = trained / "best.npz"
     shown = call(app.evaluate.main, weights, *test, *text, *options, "--out", out)

@@ -59,7 +59,7 @@ def train(comm, optimizer):
     target = np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32)
     random = np.random.default_rng(comm.rank)
     losses = []
-    for _ in range(120):
+    for _ in range(60):
         x = random.normal(size=(32, 64)).astype(np.float32)
         optimizer.update(model, x, x @ target)
         losses.append(float(model.loss.array))

@@ -89,6 +89,12 @@ def test_alone():
 @pytest.mark.mpi(2, 3)
 def test_on_several():
     pass
+
+
+@pytest.mark.mpi(2)
+class TestMarked:
+    def test_takes_marks_of_classes(self):
+        assert MPI.COMM_WORLD.size == 2
 """
 
 
@@ -148,7 +154,7 @@ def write_suite(directory: Path, tests: str) -> None:
     [
         *("passes", "sees_its_ranks", "shares_a_directory", "passes_again"),
         *("notes", "finds_the_note", "raises_warnings", "warns_of_what_is_let_pass"),
-        "takes_signals_of_users",
+        *("takes_signals_of_users", "takes_marks_of_classes"),
     ],
 )
 def test_passing(session: Session, name: str) -> None:
@@ -157,7 +163,8 @@ def test_passing(session: Session, name: str) -> None:
 
 
 def test_numbers_of_ranks_can_be_chosen(session: Session) -> None:
-    assert session.outcomes.keys() == {*TESTS, "alone", "on_several"}
+    others = {"alone", "on_several", "takes_marks_of_classes"}
+    assert session.outcomes.keys() == {*TESTS, *others}
 
 
 def test_one_rank_fails(session: Session) -> None:

@@ -94,21 +94,23 @@ def _versions() -> dict[str, str]:
 
 def _git(folder: Path) -> dict[str, Any] | None:
     """Return the commit of a folder, and whether tracked files have changed there."""
-
-    def ask(*arguments: str) -> str:
-        # Without a lock, because somebody may work in that repository.
-        return subprocess.run(
-            ["git", "--no-optional-locks", "-C", str(folder), *arguments],
+    # Without a lock, because somebody may work in that repository.
+    command = ["git", "--no-optional-locks", "-C", str(folder), "status"]
+    command += ["--porcelain=v2", "--branch", "--untracked-files=no"]
+    try:
+        shown = subprocess.run(
+            command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=60,
             check=True,
         ).stdout
-
-    try:
-        commit = ask("rev-parse", "HEAD").strip()
-        changes = ask("status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):  # no git, or no repository
         return None
-    return {"commit": commit, "changed": bool(changes.strip())}
+    lines = shown.splitlines()
+    about = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# "))
+    commit = about["branch.oid"]
+    if commit == "(initial)":
+        return None
+    return {"commit": commit, "changed": len(lines) > len(about)}

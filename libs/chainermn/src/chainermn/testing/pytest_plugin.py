@@ -66,7 +66,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             f"{metafunc.definition.nodeid}: @pytest.mark.mpi needs numbers of ranks, "
             f"as in @pytest.mark.mpi(1, 2); got {marker.args!r}"
         )
-    metafunc.parametrize("mpi_ranks", marker.args, indirect=True, ids=lambda n: f"n={n}")
+    worker = metafunc.config.pluginmanager.get_plugin(WORKER_NAME)
+    ranks = [worker.ranks] if worker else marker.args
+    metafunc.parametrize("mpi_ranks", ranks, indirect=True, ids=lambda n: f"n={n}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

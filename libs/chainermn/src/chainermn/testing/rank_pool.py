@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import inspect
 import os
 import re
 import shutil
@@ -176,10 +177,21 @@ class RankPool:
 class RankWorker:
     """Replaces pytest's loop over the tests by a loop over the requests of the pool."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, ranks: int) -> None:
         self.__name__ = WORKER_NAME  # under which pytest registers it
+        self.ranks = ranks
         self._connection = connection
         self._reports: list[pytest.TestReport] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pycollect_makeitem(
+        self, collector: pytest.Collector, obj: object
+    ) -> list[pytest.Item] | None:
+        """Leave out what other processes run: ranks take most of their start to collect tests."""
+        marks = [mark for mark in getattr(obj, "pytestmark", ()) if mark.name == "mpi"]
+        mark = marks[0] if marks else collector.get_closest_marker("mpi")
+        is_elsewhere = mark is None or self.ranks not in mark.args
+        return [] if inspect.isfunction(obj) and is_elsewhere else None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -230,7 +242,8 @@ def main(directory: Path, arguments: list[str]) -> int:
     # Capturing only sys lets MPI's own messages through.
     private = ["-p", "no:cacheprovider", "--no-header", "-q", "--capture=sys"]
     basetemp = ["--basetemp", str(directory / f"tmp{rank}")]
-    return int(pytest.main([*private, *basetemp, *arguments], plugins=[RankWorker(connection)]))
+    worker = RankWorker(connection, MPI.COMM_WORLD.size)
+    return int(pytest.main([*private, *basetemp, *arguments], plugins=[worker]))
 
 
 if __name__ == "__main__":
