@@ -67,7 +67,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             f"as in @pytest.mark.mpi(1, 2); got {marker.args!r}"
         )
     worker = metafunc.config.pluginmanager.get_plugin(WORKER_NAME)
-    ranks = [worker.ranks] if worker else marker.args
+    ranks = [n for n in marker.args if worker is None or n == worker.ranks]
     metafunc.parametrize("mpi_ranks", ranks, indirect=True, ids=lambda n: f"n={n}")
 
 
