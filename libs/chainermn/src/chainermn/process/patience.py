@@ -19,7 +19,7 @@ def wait_patiently(wait: Callable[[float], Result], seconds: float) -> Result:
     Parameters
     ----------
     wait : callable
-        Waits for at most the given number of seconds; returns something false if in vain.
+        Waits for at most the given number of seconds; returns something false if nothing came.
     seconds : float
         How long to wait in all; at least one call is made.
 
