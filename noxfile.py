@@ -469,7 +469,8 @@ def pip_install(
     if uv := shutil.which("uv", path=beside_nox):
         command = [uv, "pip", "install", "--python", str(Path(session.bin, "python"))]
         try:
-            session.run_install(*command, *arguments, env=env, external=True, silent=True)
+            settings = {**(env or {}), "UV_SYSTEM_CERTS": "1"}
+            session.run_install(*command, *arguments, env=settings, external=True, silent=True)
             return
         except CommandFailed:
             session.warn("uv, which ignores pip's settings, cannot install this; pip tries")
