@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 import os
 import re
@@ -20,7 +21,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import nox
-from nox.command import CommandFailed
 
 ROOT = Path(__file__).resolve().parent
 LIBS = ["libs/chainer_compat", "libs/chainermn"]
@@ -39,6 +39,8 @@ BUILD_ENV = {"PIP_BUILD_CONSTRAINT": CONSTRAINTS, "UV_BUILD_CONSTRAINT": CONSTRA
 LOCKS = "ci/constraints"
 LOCKED_TOOLS = (ROOT / LOCKS / "build.txt").as_uri()
 LOCKED_BUILD_ENV = {"PIP_BUILD_CONSTRAINT": LOCKED_TOOLS, "UV_BUILD_CONSTRAINT": LOCKED_TOOLS}
+# Some networks have a certificate of their own; pip trusts those of the system anyway.
+UV_SETTINGS = {"UV_SYSTEM_CERTS": "1"}
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
 NO_ACCOUNT = 54321  # a number of a user, as containers run under
@@ -461,20 +463,33 @@ def install_locked(session: nox.Session, lock: str, mpi: str) -> None:
 def pip_install(
     session: nox.Session, *arguments: str, env: Mapping[str, str] | None = None
 ) -> None:
-    """Install with uv, which takes a fraction of pip's time, or where it fails with pip.
+    """Install with uv, in a fraction of pip's time, or where it finds no packages with pip."""
+    if uv := uv_that_works():
+        command = [uv, "pip", "install", "--python", str(Path(session.bin, "python"))]
+        settings = {**(env or {}), **UV_SETTINGS}
+        session.run_install(*command, *arguments, env=settings, external=True, silent=True)
+    else:
+        session.install(*arguments, env=env)
 
-    uv reads none of pip's settings, so it may find no packages.
+
+@functools.cache
+def uv_that_works() -> str | None:
+    """Return uv's program, unless it finds no packages: it reads none of pip's settings.
+
+    This is tried first because uv 0.13.9 waits forever if it builds two packages and finds none.
     """
     beside_nox = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    if uv := shutil.which("uv", path=beside_nox):
-        command = [uv, "pip", "install", "--python", str(Path(session.bin, "python"))]
-        try:
-            settings = {**(env or {}), "UV_SYSTEM_CERTS": "1"}
-            session.run_install(*command, *arguments, env=settings, external=True, silent=True)
-            return
-        except CommandFailed:
-            session.warn("uv, which ignores pip's settings, cannot install this; pip tries")
-    session.install(*arguments, env=env)
+    uv = shutil.which("uv", path=beside_nox)
+    if uv is None:
+        return None
+    look = [uv, "pip", "compile", "--quiet", "--no-cache", "--python", sys.executable, "-"]
+    found = subprocess.run(
+        look, input="hatchling", env={**os.environ, **UV_SETTINGS}, capture_output=True, text=True
+    )
+    if found.returncode == 0:
+        return uv
+    print(f"uv finds no packages, so pip installs, which takes longer.\n{found.stderr.strip()}")
+    return None
 
 
 def install_for_tests(session: nox.Session, mpi: str) -> None:
