@@ -108,7 +108,9 @@ for folder in sys.argv[1:]:
     if os.fork() == 0:
         os.chdir(folder)
         sys.path[0] = folder
-        os._exit(pytest.main(["--collect-only", "-q", "--strict-markers"]))
+        code = pytest.main(["--collect-only", "-q", "--strict-markers"])
+        sys.stdout.flush()
+        os._exit(code)
     assert os.wait()[1] == 0, folder
 """
 
