@@ -98,7 +98,7 @@ class RankPool:
                     self._fail("did not connect")
         for connection, rank in self._connections.items():
             try:
-                if not connection.poll(max(0.0, deadline - time.monotonic())):
+                if not wait_patiently(connection.poll, START_LIMIT):
                     raise EOFError
                 connection.recv()
             except EOFError:
