@@ -165,6 +165,11 @@ def too_few_gpus(bench: Bench) -> Setup:
     return two_hosts(gpus=1)
 
 
+@wrong("cores and GPUs", "GPUs: not known, as nvidia-smi does not answer", "one rank per core")
+def gpus_that_do_not_answer(bench: Bench) -> Setup:
+    return two_hosts(cores=1, gpus=None)
+
+
 @wrong("threads", "OMP_NUM_THREADS=4: 8 threads in total on 4 cores", ": unset OMP_NUM_THREADS")
 def too_many_threads(bench: Bench) -> Setup:
     bench.cores(4)

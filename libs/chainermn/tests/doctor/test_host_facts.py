@@ -120,6 +120,8 @@ def test_gpus_that_nvidia_smi_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         '[ "$1" = -L ] && echo "GPU 0: H200" && echo "  MIG 1g.18gb" && echo "GPU 1: H200"',
     )
     assert host_facts.gpus() == 2
+    program(tmp_path / "nvidia-smi", "exec /bin/sleep 600")
+    assert host_facts.gpus(seconds=0.1) is None
 
 
 # ---- how hosts are asked ----
@@ -128,9 +130,8 @@ def test_gpus_that_nvidia_smi_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_host_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path / "ssh", "exec sleep 600")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(setup, "_SSH_LIMIT", 0.2)
     silent = Answer(no_way_in="no answer within 0.2 s")
-    assert Setup(hosts=[("elsewhere", 1), ("far", 1)]).facts == {
+    assert Setup(hosts=[("elsewhere", 1), ("far", 1)], limit=0.2).facts == {
         "elsewhere": silent,
         "far": silent,
     }
@@ -158,13 +159,19 @@ def test_job_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_probes_run_on_every_rank_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
+    asked: list[list[object]] = []
 
-    def run(self: Setup, names: list[str], *where: object) -> dict[str, Outcome]:
-        asked.append((*where, *names))
+    def command(ranks: int, program: list[str], **options: object) -> list[str]:
+        asked.append([ranks, options["hosts"]])
+        return program
+
+    def ask(command: list[str], names: list[str], *how: object) -> dict[str, Outcome]:
+        asked[-1] += names
         return {name: Outcome(f"{name} {len(asked)}") for name in names}
 
-    monkeypatch.setattr(Setup, "_run", run)
+    monkeypatch.setattr(setup, "mpiexec_command", command)
+    monkeypatch.setattr(setup, "ask", ask)
+    monkeypatch.setattr(Setup, "facts", {"a": Answer(), "b": Answer()})
     hosts = [("a", 2), ("b", 3)]
     both = Setup(hosts=hosts)
     assert [both.probe_hosts("ranks").answer for _ in range(2)] == ["ranks 1"] * 2
@@ -174,10 +181,10 @@ def test_probes_run_on_every_rank_and_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert Setup(hosts=hosts[:1]).probe_hosts("ranks").answer == "ranks 4"
     of_all = ("ranks", "speeds", "communicators", "exchange")
     assert asked == [
-        (5, hosts, *of_all),
-        (4, None, "ranks"),
-        (5, hosts, *of_all, "settings"),
-        (2, hosts[:1], "ranks", "communicators"),
+        [5, hosts, *of_all],
+        [4, None, "ranks"],
+        [5, hosts, *of_all, "settings"],
+        [2, hosts[:1], "ranks", "communicators"],
     ]
 
 
@@ -207,11 +214,11 @@ def test_ranks_that_share_cores_take_turns(
     monkeypatch.delenv(*TAKING_TURNS, raising=False)
     told: list[bool] = []
 
-    def ask(*asked: object) -> dict[str, Outcome]:
-        environment = asked[-1]
-        assert isinstance(environment, dict)
+    def ask(
+        command: object, names: list[str], limit: float, environment: dict[str, str]
+    ) -> dict[str, Outcome]:
         told.append(environment.items() >= TAKING_TURNS.items())
-        return {"ranks": Outcome()}
+        return dict.fromkeys(names, Outcome())
 
     monkeypatch.setattr(setup, "ask", ask)
     hosts = [(f"host{place}", number) for place, number in enumerate(ranks)]
@@ -220,7 +227,7 @@ def test_ranks_that_share_cores_take_turns(
         name: Answer({"machine": machine, "cores": number})
         for (name, _), machine, number in zip(hosts, machines, cores, strict=True)
     }
-    examined._run(["ranks"], sum(ranks), hosts)
+    examined.probe_hosts("ranks")
     assert told == [takes_turns]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import itertools
 import os
 import signal
@@ -73,7 +72,7 @@ def test_communicators_are_created_once_for_all_probes(monkeypatch: pytest.Monke
         return create(name, allreduce_grad_dtype=allreduce_grad_dtype)
 
     monkeypatch.setattr(chainermn, "create_communicator", counted)
-    monkeypatch.setattr(probes, "_communicator", functools.cache(probes._communicator.__wrapped__))
+    probes.communicator.cache_clear()
     probes.communicators()
     probes.exchange()
     assert {"naive", "flat"} <= {name for name, _ in created}
@@ -166,7 +165,7 @@ def test_communicator_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
             raise RuntimeError("no flat now")
         return create(name, **options)
 
-    probes._communicator.cache_clear()
+    probes.communicator.cache_clear()
 
     monkeypatch.setattr(chainermn, "create_communicator", create_or_fail)
     results = probes.communicators()

@@ -123,9 +123,9 @@ def test_mpiexec_that_does_not_run(forgets_mpiexec: None, tmp_path: Path) -> Non
 
 
 def test_mpi4py_that_never_answers(forgets_mpiexec: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(command: list[str], **options: object) -> None:
-        raise subprocess.TimeoutExpired(command, 60)
+    def silent(process: subprocess.Popen[str], text: str | None, seconds: float) -> None:
+        raise subprocess.TimeoutExpired(process.args, seconds)
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(subprocess.Popen, "communicate", silent)
     with pytest.raises(RuntimeError, match=r"cannot load an MPI library: .* timed out after 60"):
         mpi4py_library()

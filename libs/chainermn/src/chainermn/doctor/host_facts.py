@@ -116,12 +116,15 @@ def cores(quota: str = "/sys/fs/cgroup/cpu.max") -> int:
         return usable
 
 
-def gpus() -> int:
-    """Return the number of GPUs that the driver lists."""
+def gpus(seconds: float = 20.0) -> int | None:
+    """Return the number of GPUs that the driver lists; None if it says nothing for so long."""
+    list_them = ["nvidia-smi", "-L"]
     try:
-        shown = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20)
+        shown = subprocess.run(list_them, capture_output=True, text=True, timeout=seconds)
     except OSError:
         return 0
+    except subprocess.TimeoutExpired:
+        return None
     return sum(line.startswith("GPU ") for line in shown.stdout.splitlines())
 
 

@@ -101,7 +101,7 @@ def shared_memory() -> str | None:
 
 def communicators() -> dict[str, str] | None:
     """Return an error for each communicator, from any rank; empty if its means are exact."""
-    world = _communicator("naive", None)
+    world = communicator("naive", None)
     everywhere = world.gather_obj({name: _try_out(name) for name in usable(world.mpi_comm)})
     if everywhere is None:
         return None
@@ -125,7 +125,7 @@ def usable(mpi_comm: Any) -> list[str]:
 
 
 @functools.cache
-def _communicator(name: str, dtype: str | None) -> Any:
+def communicator(name: str, dtype: str | None) -> Any:
     """Create a communicator once for all probes, since that takes long on many hosts."""
     from mpi4py import MPI
 
@@ -138,7 +138,7 @@ def _communicator(name: str, dtype: str | None) -> Any:
 
 def _try_out(name: str) -> str:
     try:
-        wrong = _wrong_means(_communicator(name, None))
+        wrong = _wrong_means(communicator(name, None))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return f"wrong means of {', '.join(wrong)}" if wrong else ""
@@ -215,7 +215,7 @@ def exchange() -> dict[str, Any] | None:
     from chainermn.communicators.registry import default_on_cpu
     from chainermn.transport.topology import Topology
 
-    world = _communicator("naive", None)
+    world = communicator("naive", None)
     names = usable(world.mpi_comm)
     seconds = {name: {"float32": _seconds(world, 512, name)} for name in names}
     default = default_on_cpu(Topology.of(world.mpi_comm))
@@ -236,7 +236,7 @@ def settings() -> dict[str, list[tuple[int, float]]] | None:
     from chainermn.compression import PowerSGD
     from chainermn.transport.topology import Topology
 
-    world = _communicator("naive", None)
+    world = communicator("naive", None)
     name = default_on_cpu(Topology.of(world.mpi_comm))
     # Large enough to take longer than latency and noise, even when compressed.
     tried: dict[str, tuple[int, str | None, Any]] = {
@@ -258,7 +258,7 @@ def _seconds(
     import chainer
     import numpy as np
 
-    comm = _communicator(name, dtype)
+    comm = communicator(name, dtype)
     model = chainer.Chain()
     with model.init_scope():
         model.weight = chainer.Parameter(np.zeros((side, side), np.float32))

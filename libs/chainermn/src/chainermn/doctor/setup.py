@@ -18,10 +18,10 @@ from typing import Any
 from chainermn.doctor.probe import TAKING_TURNS, Outcome, ask, probe_command
 from chainermn.launch.hosts import Host, is_this_host
 from chainermn.launch.mpiexec import SSH_OPTIONS, find_mpiexec, launch_environment, mpiexec_command
+from chainermn.process.patience import run_patiently
 
 NO_SSH = "there is no ssh on this host"
 _SSH_FAILED = 255
-_SSH_LIMIT = 30.0
 # One process answers both, because the second probe needs the imports and success of the first.
 _IMPORTING = ("chainer_computes", "public_names")
 _HOST_FACTS = Path(__file__).with_name("host_facts.py")
@@ -120,24 +120,18 @@ class Setup:
         python = [sys.executable, "-", json.dumps({"paths": paths, "mpiexec": mpiexec})]
         names = [name for name, _ in self.places]
         pool = ThreadPoolExecutor(len(names))
-        self._asked = {name: pool.submit(_ask, name, python) for name in names}
+        self._asked = {name: pool.submit(_ask, name, python, self.limit) for name in names}
 
 
-def _ask(host: str, python: list[str]) -> Answer:
+def _ask(host: str, python: list[str], limit: float) -> Answer:
     remotely = ["ssh", *SSH_OPTIONS, "--", host, shlex.join(python)]
     try:
-        shown = subprocess.run(
-            python if is_this_host(host) else remotely,
-            input=_HOST_FACTS.read_text(),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_SSH_LIMIT,
-        )
+        command = python if is_this_host(host) else remotely
+        shown = run_patiently(command, limit, _HOST_FACTS.read_text(), errors="replace")
     except FileNotFoundError:
         return Answer(no_way_in=NO_SSH)
     except subprocess.TimeoutExpired:
-        return Answer(no_way_in=f"no answer within {_SSH_LIMIT:g} s")
+        return Answer(no_way_in=f"no answer within {limit:g} s")
     said = (shown.stderr.strip().splitlines() or [f"exit code {shown.returncode}"])[-1].strip()
     if shown.returncode == _SSH_FAILED:
         return Answer(no_way_in=said)

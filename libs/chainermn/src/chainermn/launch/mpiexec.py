@@ -12,6 +12,7 @@ from pathlib import Path
 
 from chainermn import remedies
 from chainermn.launch.hosts import Host, fill_hosts, show_places
+from chainermn.process.patience import run_patiently
 
 # By default, Open MPI refuses to run as root, warns about fabrics that a laptop does not have, and
 # spins while it waits, which starves the other ranks if there are more ranks than cores.
@@ -73,14 +74,8 @@ def mpiexec_candidates() -> list[Path]:
 def mpiexec_version(mpiexec: Path) -> str:
     """Return the output of ``mpiexec --version``, or the reason why it does not run."""
     try:
-        shown = subprocess.run(
-            [mpiexec, "--version"],
-            capture_output=True,
-            text=True,
-            env={**os.environ, **_OPEN_MPI_SETTINGS},
-            stdin=subprocess.DEVNULL,
-            timeout=30,
-        )
+        environment = {**os.environ, **_OPEN_MPI_SETTINGS}
+        shown = run_patiently([mpiexec, "--version"], 30, env=environment)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return (shown.stdout + shown.stderr).strip()
@@ -99,13 +94,7 @@ def mpi4py_library() -> str:
         "from mpi4py import MPI; print(MPI.Get_library_version())"
     )
     try:
-        shown = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=60,
-        )
+        shown = run_patiently([sys.executable, "-c", code], 60)
     except subprocess.TimeoutExpired as error:
         raise _cannot_load_mpi(str(error)) from None
     if shown.returncode:

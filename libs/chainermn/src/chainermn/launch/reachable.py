@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from chainermn.launch.hosts import Host, is_this_host, printable, show_by_host, show_places
 from chainermn.launch.mpiexec import SSH_OPTIONS, find_mpiexec, mpi_flavor, starts_by_ssh
+from chainermn.process.patience import run_patiently
 
 _SECONDS = 4.0
 _SECONDS_TO_EXAMINE = 60.0
@@ -102,13 +103,12 @@ def _examine(name: str, files: Sequence[str], mark: str) -> HostState:
     if obstacle := _obstacle(name):
         return HostState(obstacle)
     try:
-        shown = subprocess.run(
+        shown = run_patiently(
             ["ssh", *SSH_OPTIONS, "--", name, "sh"],
-            input=f"set -- {shlex.join([mark, *files])}\n{_EXAMINE}",
-            capture_output=True,
+            _SECONDS_TO_EXAMINE,
+            f"set -- {shlex.join([mark, *files])}\n{_EXAMINE}",
             encoding="utf-8",
             errors="surrogateescape",
-            timeout=_SECONDS_TO_EXAMINE,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return HostState(f"ssh fails: {error}")
@@ -138,13 +138,7 @@ def _obstacle(name: str) -> str:
 def _ssh_settings(name: str) -> dict[str, str] | None:
     """Return ssh's settings for a host, with names in lower case; None if they are unknown."""
     try:
-        shown = subprocess.run(
-            ["ssh", "-G", "--", name],
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=_SECONDS,
-        )
+        shown = run_patiently(["ssh", "-G", "--", name], _SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if shown.returncode:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+import subprocess
+from collections.abc import Callable, Sequence
+from os import PathLike
+from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
@@ -31,3 +33,45 @@ def wait_patiently(wait: Callable[[float], Result], seconds: float) -> Result:
     while not (found := wait(min(seconds, _LONGEST_WAIT))) and seconds > _LONGEST_WAIT:
         seconds -= _LONGEST_WAIT
     return found
+
+
+def run_patiently(
+    command: Sequence[str | PathLike[str]], seconds: float, text: str = "", **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a program for a limited time, as `wait_patiently` counts it, and return what it printed.
+
+    Parameters
+    ----------
+    command : sequence of str or path
+        The program and its arguments.
+    seconds : float
+        How long it may run; then it is killed, and `subprocess.TimeoutExpired` is raised.
+    text : str
+        What it reads from its standard input.
+    **options
+        Given to `subprocess.Popen`.
+
+    Returns
+    -------
+    subprocess.CompletedProcess
+        With the exit code and, as text, both outputs. OSError is raised if it cannot be started.
+    """
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, **pipes, **{"text": True, **options}) as process:
+        unsent = [text]
+
+        def printed(most: float) -> tuple[str, str] | None:
+            try:
+                return process.communicate(unsent.pop() if unsent else None, most)
+            except subprocess.TimeoutExpired:
+                return None
+
+        try:
+            output = wait_patiently(printed, seconds)
+        except BaseException:
+            process.kill()
+            raise
+        if output is None:
+            process.kill()
+            raise subprocess.TimeoutExpired(command, seconds)
+    return subprocess.CompletedProcess(command, process.returncode, *output)

@@ -20,8 +20,9 @@ def cores_and_gpus(setup: Setup) -> Finding:
     for host, ranks in setup.places:
         if facts := setup.facts[host].facts:
             cores, gpus = facts["cores"], facts["gpus"]
-            shown[host] = f"ranks: {ranks}, cores: {cores}, GPUs: {gpus}"
-            if ranks > cores or 0 < gpus < ranks:
+            number = "not known, as nvidia-smi does not answer" if gpus is None else gpus
+            shown[host] = f"ranks: {ranks}, cores: {cores}, GPUs: {number}"
+            if ranks > cores or 0 < (gpus or 0) < ranks:
                 crowded[host] = shown[host]
     if crowded:
         return bad(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -13,6 +12,7 @@ import chainermn
 from chainermn import remedies
 from chainermn.doctor.registry import Finding, bad, check, good
 from chainermn.doctor.setup import Setup
+from chainermn.process.patience import run_patiently
 
 _WITHOUT_ONEDNN = shlex.join([sys.executable, "-m", "pip", "uninstall", "onednn-cpu-gomp"])
 _OURS = Path(chainermn.__file__ or "").resolve().parent
@@ -63,13 +63,8 @@ def chainer_computes(setup: Setup) -> Finding:
 @check("Python", "chainermn is this one", needs=["chainer-compat"])
 def chainermn_is_this_one(setup: Setup) -> Finding:
     """Check that neither Chainer's old copy nor a folder hides this ``chainermn``."""
-    shown = subprocess.run(
-        [sys.executable, "-c", _FIND],
-        cwd=setup.script.parent if setup.script and setup.script.is_file() else None,
-        capture_output=True,
-        text=True,
-        timeout=setup.limit,
-    )
+    beside = setup.script.parent if setup.script and setup.script.is_file() else None
+    shown = run_patiently([sys.executable, "-c", _FIND], setup.limit, cwd=beside)
     lines = (shown.stdout if shown.returncode == 0 else shown.stderr).strip().splitlines()
     found = Path(lines[-1] if lines else f"exit code {shown.returncode}")
     if found.resolve().parent == _OURS:
