@@ -178,7 +178,7 @@ def check_resumed(before: list[Event], after: list[Event]) -> int:
     return last - first.iteration
 
 
-@pytest.mark.parametrize("n_losses", [3, pytest.param(30, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("n_losses", [2, pytest.param(30, marks=pytest.mark.nightly)])
 @pytest.mark.timeout(120 * 35)
 def test_hosts_vanish_and_return(
     n_losses: int,

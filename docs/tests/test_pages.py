@@ -218,7 +218,8 @@ def test_shell_block_in_a_clean_environment(block, tmp_path):
         unpack_uv(wheels, tools)
     settings = f'no-index = true\nfind-links = ["{wheels}"]\npython-preference = "only-system"\n'
     (tmp_path / "uv.toml").write_text(settings)
-    kept = {name: os.environ[name] for name in ("LANG", "LC_ALL") if name in os.environ}
+    names = {"LANG", "LC_ALL", "PIP_NO_COMPILE"} & os.environ.keys()
+    kept = {name: os.environ[name] for name in names}
     env = {
         **kept,
         "HOME": str(tmp_path),
