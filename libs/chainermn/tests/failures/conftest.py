@@ -70,3 +70,9 @@ def start_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     yield start
     for job in started:
         job.close()
+
+
+@pytest.fixture
+def said(capfd: pytest.CaptureFixture[str]) -> Callable[[], str]:
+    """Return a function that returns new text on standard error."""
+    return lambda: capfd.readouterr().err

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import importlib
 import os
+import select
 import signal
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,7 +41,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         notes.append("kill")
         raise Ended
 
-    monkeypatch.setattr(ending, "_ending", threading.Lock())
+    importlib.reload(ending)  # it remembers that the job is ending
     monkeypatch.setattr(ending, "start_reaper", lambda pid: notes.append("start_reaper"))
     monkeypatch.setattr(ending, "print_at_once", lambda message: notes.append(message))
     monkeypatch.setattr(ending.time, "sleep", lambda seconds: notes.append(f"sleep({seconds})"))
@@ -60,12 +62,6 @@ def test_rank_leaves_the_message_and_the_end_to_another_one(log: list[str]) -> N
     with pytest.raises(Ended):
         end_job("why", after=0.5, announce=lambda: False)
     assert log == ["start_reaper", f"sleep({ending.SECONDS_FOR_THE_FIRST})", "Abort(1)", "kill"]
-
-
-def test_without_a_message_nobody_waits_for_readers(log: list[str]) -> None:
-    with pytest.raises(Ended):
-        end_job("")
-    assert log == ["start_reaper", "sleep(0.0)", "Abort(1)", "kill"]
 
 
 @pytest.mark.parametrize(
@@ -139,21 +135,31 @@ def test_message_larger_than_a_pipe() -> None:
     assert read.decode() == message
 
 
-def test_waits_until_the_message_has_been_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[bytes] = []
+def test_waits_until_the_message_has_been_read(
+    log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sleep(seconds: float) -> None:
+        is_unread = select.select([reader], [], [], 0)[0]
+        log.append(os.read(reader, 5).decode() if is_unread else f"sleep({seconds})")
+
     with piped() as reader:
-        monkeypatch.setattr(ending.time, "sleep", lambda s: read.append(os.read(reader, 5)))
-        print_at_once("unread \ud800")
-        ending._wait_until_read()
-    assert read == [b"unrea", b"d ?\n"]
+        monkeypatch.setattr(ending, "print_at_once", print_at_once)
+        monkeypatch.setattr(ending.time, "sleep", sleep)
+        with pytest.raises(Ended):
+            end_job("unread \ud800")
+    assert log[1:] == ["sleep(0.0)", "unrea", "d ?\n", "sleep(0.3)", "Abort(1)", "kill"]
 
 
-def test_message_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending, "_SECONDS_UNTIL_READ", 0.05)
+def test_message_that_nobody_reads(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = [0.0]
+    monkeypatch.setattr(ending, "print_at_once", print_at_once)
+    monkeypatch.setattr(ending.time, "monotonic", lambda: sum(seconds))
+    monkeypatch.setattr(ending.time, "sleep", seconds.append)
     with piped() as reader:
-        print_at_once("unread")
-        ending._wait_until_read()
+        with pytest.raises(Ended):
+            end_job("unread")
         assert os.read(reader, 100) == b"unread\n"
+    assert sum(seconds) == pytest.approx(1.2 + 0.3, abs=0.02)
 
 
 def test_standard_error_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,22 +174,12 @@ def test_standard_error_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- the reaper ----
 
 
-@pytest.fixture
-def reap(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """Return a function that starts a reaper for a process, and waits for the reaper's end."""
-    reapers: list[subprocess.Popen[bytes]] = []
-    monkeypatch.setattr(ending, "_reapers", reapers)
-    monkeypatch.setattr(ending, "_SECONDS_FOR_MPI", 0)
-
-    def run(process: Any) -> None:
-        start_reaper(process.pid)
-        for reaper in reapers:
-            reaper.wait(60)
-
-    return run
+def reap(process: Any) -> None:
+    """Start a reaper for a process, and wait for its end."""
+    start_reaper(process.pid, after=0).wait(60)
 
 
-def test_all_of_the_job_are_killed(start_job: Any, reap: Callable[[Any], None]) -> None:
+def test_all_of_the_job_are_killed(start_job: Any) -> None:
     job, other = start_job(3), start_job(1, "hydra_pmi_proxy")
     reap(job.ranks[1])
     for process in (*job.ranks, job.launcher):
@@ -192,9 +188,7 @@ def test_all_of_the_job_are_killed(start_job: Any, reap: Callable[[Any], None]) 
     assert [process.is_alive() for process in (*other.ranks, other.launcher)] == [True, True]
 
 
-def test_without_a_launcher_only_the_process_is_killed(
-    start_job: Any, reap: Callable[[Any], None]
-) -> None:
+def test_without_a_launcher_only_the_process_is_killed(start_job: Any) -> None:
     job = start_job(2, "not_of_mpi")
     reap(job.ranks[0])
     while job.ranks[0].is_alive():
@@ -202,27 +196,26 @@ def test_without_a_launcher_only_the_process_is_killed(
     assert [process.is_alive() for process in (job.ranks[1], job.launcher)] == [True, True]
 
 
-def test_process_whose_number_belongs_to_another_by_now_is_spared(start_job: Any) -> None:
+def test_process_whose_number_belongs_to_another_by_now_is_spared(
+    start_job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = start_job(2)
-    names = [f"{rank.pid}:{rank.started}" for rank in job.ranks]
-    names[1] += "0"
-    subprocess.run(["/bin/sh", "-c", ending._REAPER, "sh", "0", *names], timeout=60)
+    reused = dataclasses.replace(job.ranks[1], started=job.ranks[1].started + "0")
+    monkeypatch.setattr(ending, "family_of", lambda pid: [job.ranks[0], reused])
+    monkeypatch.setattr(ending, "launchers_of", lambda pid: [])
+    reap(job.ranks[0])
     while job.ranks[0].is_alive():
         os.sched_yield()
     assert job.ranks[1].is_alive()
 
 
-def test_reaper_has_nothing_left_to_do(start_job: Any) -> None:
+def test_reaper_has_nothing_left_to_do(start_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     job = start_job(1)
     job.end(0)
-    name = f"{job.ranks[0].pid}:{job.ranks[0].started}"
-    # Otherwise it would wait for an hour.
-    subprocess.run(["/bin/sh", "-c", ending._REAPER, "sh", "36000", name], timeout=60)
+    monkeypatch.setattr(ending, "family_of", lambda pid: job.ranks)
+    start_reaper(job.ranks[0].pid, after=3600).wait(60)
 
 
-def test_no_reaper_where_processes_cannot_be_seen(
-    reap: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_reaper_where_processes_cannot_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "find", lambda pid: None)
-    reap(SimpleNamespace(pid=os.getpid()))
-    assert ending._reapers == []
+    assert start_reaper(os.getpid()) is None

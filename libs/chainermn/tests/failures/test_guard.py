@@ -2,39 +2,57 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import resource
+import selectors
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from chainermn.failures import clock, ending, guard
+from chainermn.failures import clock, guard
+from chainermn.failures.ending import start_reaper
 from chainermn.failures.processes import Process
 
 HOST = socket.gethostname()
 
 Watch = Callable[..., None]
+Said = Callable[[], str]
+
+
+class Seconds:
+    """Time that only passes while the guard waits, and then at once."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
 
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
+    passing = Seconds()
+    monkeypatch.setattr(guard, "time", passing)
+    monkeypatch.setattr(clock, "time", passing)
+    return passing
+
+
+@pytest.fixture
+def watch(seconds: Seconds, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     """Return a function that runs the guard on processes that stand in for ranks.
 
     Its arguments are the processes by rank, the number of ranks in all and on this host, the stall
     limit, and a function to call with the ranks' connections before each look.
     """
-    reapers: list[subprocess.Popen[bytes]] = []
-    opened: list[socket.socket] = []
-    monkeypatch.setattr(guard, "_PERIOD", 0.02)
-    monkeypatch.setattr(guard, "_SECONDS_TO_BE_SURE", 0.1)
-    monkeypatch.setattr(guard, "SECONDS_HELD", 0.0)
-    monkeypatch.setattr(clock, "_SECONDS_FOR_EACH", 0.0)
-    monkeypatch.setattr(ending, "_reapers", reapers)
-    monkeypatch.setattr(ending, "_SECONDS_FOR_MPI", 0)
+    reapers: list[subprocess.Popen[bytes] | None] = []
+    opened: list[Any] = []
 
     def run(
         ranks: dict[int, Process],
@@ -56,30 +74,29 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
             connection.connect(listener.getsockname())
             connection.send(guard.STARTING + str(rank).encode())
         opened.extend([*connections.values(), listener])
+
+        class Selector(selectors.DefaultSelector):
+            def select(self, timeout: float | None = None) -> Any:
+                if not (ready := super().select(0)):
+                    seconds.sleep(timeout)
+                    before_look(connections)
+                return ready
+
+        selector = Selector()
+        names = SimpleNamespace(DefaultSelector=lambda: selector, EVENT_READ=selectors.EVENT_READ)
+        monkeypatch.setattr(guard, "selectors", names)
         monkeypatch.setattr(guard, "peer_of", lambda it: (pids[it.getpeername()], os.getuid()))
-        really_look = guard.Guard._look
-
-        def look(self: guard.Guard, now: float) -> None:
-            before_look(connections)
-            really_look(self, now)
-
-        monkeypatch.setattr(guard.Guard, "_look", look)
-        guarding = guard.Guard(listener, guard.Numbers(0, size, local_size), limit)
-        guarding.run()
-        opened.extend([*guarding._waiting])
-        guarding._selector.close()
-        for reaper in reapers:
+        monkeypatch.setattr(
+            guard, "start_reaper", lambda pid: reapers.append(start_reaper(pid, after=0))
+        )
+        guard.Guard(listener, guard.Numbers(0, size, local_size), limit).run()
+        opened.extend(key.fileobj for key in selector.get_map().values())
+        for reaper in filter(None, reapers):
             reaper.wait(60)
 
     yield run
     for each in opened:
         each.close()
-
-
-@pytest.fixture
-def said(capfd: pytest.CaptureFixture[str]) -> Callable[[], str]:
-    """Return a function that returns new text on standard error."""
-    return lambda: capfd.readouterr().err
 
 
 def wait_for_the_end_of(*processes: Process) -> None:
@@ -89,9 +106,7 @@ def wait_for_the_end_of(*processes: Process) -> None:
             os.sched_yield()
 
 
-def test_rank_of_this_host_has_ended(
-    start_job: Any, watch: Watch, said: Callable[[], str]
-) -> None:
+def test_rank_of_this_host_has_ended(start_job: Any, watch: Watch, said: Said) -> None:
     job = start_job(3)
     job.end(1)
     watch({2: job.ranks[2]}, 3, 3)
@@ -104,9 +119,7 @@ def test_rank_of_this_host_has_ended(
     wait_for_the_end_of(*job.ranks, job.launcher)
 
 
-def test_several_ranks_wait_and_it_is_said_once(
-    start_job: Any, watch: Watch, said: Callable[[], str]
-) -> None:
+def test_several_ranks_wait_and_it_is_said_once(start_job: Any, watch: Watch, said: Said) -> None:
     job = start_job(5)
     job.end(1)
     job.end(4)
@@ -118,14 +131,12 @@ def test_several_ranks_wait_and_it_is_said_once(
 
 
 def test_rank_ends_while_others_wait(
-    start_job: Any, watch: Watch, said: Callable[[], str]
+    start_job: Any, watch: Watch, said: Said, seconds: Seconds
 ) -> None:
     job = start_job(3)
-    looks: list[None] = []
 
     def before_look(connections: dict[int, socket.socket]) -> None:
-        looks.append(None)
-        if len(looks) == 20:
+        if seconds.now == 5:
             assert said() == ""
             job.end(1)
             connections[1].close()
@@ -134,9 +145,7 @@ def test_rank_ends_while_others_wait(
     assert f"chainermn: rank 1 on {HOST} ended before" in said()
 
 
-def test_rank_of_one_of_several_hosts_has_ended(
-    start_job: Any, watch: Watch, said: Callable[[], str]
-) -> None:
+def test_rank_of_one_of_several_hosts_has_ended(start_job: Any, watch: Watch, said: Said) -> None:
     job = start_job(2)
     job.end(0)
     watch({1: job.ranks[1]}, 6, 2)
@@ -144,37 +153,36 @@ def test_rank_of_one_of_several_hosts_has_ended(
     wait_for_the_end_of(job.launcher)
 
 
+@pytest.mark.parametrize(
+    ("n_waiting", "size", "running"),
+    [(1, 2, "0-1 of 2; not yet in create_communicator: 1"), (2, 4, "0-1 of 4")],
+)
 def test_ranks_have_not_come_within_the_limit(
-    start_job: Any, watch: Watch, said: Callable[[], str]
+    n_waiting: int, size: int, running: str, start_job: Any, watch: Watch, said: Said
 ) -> None:
     job = start_job(2, "prterun")
-    watch({0: job.ranks[0]}, 2, 2, limit=0.2)
+    watch(dict(enumerate(job.ranks[:n_waiting])), size, 2, limit=9.9)
     assert (
-        f"rank 0 on {HOST} has waited for 0 s in create_communicator for ranks that have not "
-        "called it. Running on this host: ranks 0-1 of 2; not yet in create_communicator: 1. "
-        "CHAINERMN_STALL_LIMIT sets"
+        f"rank 0 on {HOST} has waited for 10 s in create_communicator for ranks that have not "
+        f"called it. Running on this host: ranks {running}. CHAINERMN_STALL_LIMIT sets"
     ) in said()
     wait_for_the_end_of(*job.ranks, job.launcher)
 
 
 def test_rank_has_ended_and_the_limit_is_over_and_one_is_said(
-    start_job: Any, watch: Watch, said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+    start_job: Any, watch: Watch, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = start_job(3)
     job.end(1)
-    seconds = itertools.count(0, 10)
-    monkeypatch.setattr(guard.AwakeClock, "read", lambda clock: float(next(seconds)))
     # As if the process were slow to die.
     monkeypatch.setattr(Process, "kill", lambda process: None)
-    watch({2: job.ranks[2]}, 3, 3, limit=15.0)  # exceeded at the second look
+    watch({2: job.ranks[2]}, 3, 3, limit=1.9)  # over when it is sure that rank 1 is missing
     message = said()
     assert f"chainermn: rank 1 on {HOST} ended before create_communicator" in message
     assert message.count("Ending the whole job.") == 1
 
 
-def test_guard_that_can_open_no_more_files(
-    start_job: Any, watch: Watch, said: Callable[[], str]
-) -> None:
+def test_guard_that_can_open_no_more_files(start_job: Any, watch: Watch, said: Said) -> None:
     job = start_job(3)
     late = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -197,31 +205,21 @@ def test_guard_that_can_open_no_more_files(
     wait_for_the_end_of(job.ranks[0])
 
 
-def test_ranks_of_another_host_have_not_come_within_the_limit(
-    start_job: Any, watch: Watch, said: Callable[[], str]
-) -> None:
-    job = start_job(2)
-    watch(dict(enumerate(job.ranks)), 4, 2, limit=0.2)
-    assert "Running on this host: ranks 0-1 of 4. CHAINERMN_STALL_LIMIT sets" in said()
-
-
-def test_rank_that_nothing_of_mpi_has_started(watch: Watch, said: Callable[[], str]) -> None:
+def test_rank_that_nothing_of_mpi_has_started(watch: Watch, said: Said) -> None:
     with subprocess.Popen(["sleep", "600"]) as alone:
         process = guard.find(alone.pid)
         assert process is not None
-        watch({0: process}, 2, 2, limit=0.2)
+        watch({0: process}, 2, 2, limit=9.9)
     assert "Running on this host: ranks unknown of 2" in said()
 
 
 def test_ranks_that_have_started_need_no_guard(
-    start_job: Any, watch: Watch, said: Callable[[], str]
+    start_job: Any, watch: Watch, said: Said, seconds: Seconds
 ) -> None:
     job = start_job(3)
-    looks: list[None] = []
 
     def before_look(connections: dict[int, socket.socket]) -> None:
-        looks.append(None)
-        if len(looks) == 20:
+        if seconds.now == 5:
             for connection in connections.values():
                 connection.close()
 
@@ -231,49 +229,56 @@ def test_ranks_that_have_started_need_no_guard(
 
 
 def test_rank_is_ended_by_another_before_its_turn(
-    start_job: Any, watch: Watch, said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+    start_job: Any,
+    watch: Watch,
+    said: Said,
+    seconds: Seconds,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = start_job(3)
-    monkeypatch.setattr(clock, "_SECONDS_FOR_EACH", 7.0)
 
     def before_look(connections: dict[int, socket.socket]) -> None:
         if not job.ranks[2].is_alive():
             connections[2].close()
 
-    monkeypatch.setattr(guard.time, "sleep", lambda s: job.end(2) if s == 14 else None)
-    watch({2: job.ranks[2]}, 3, 3, limit=0.2, before_look=before_look)
+    def sleep(duration: float) -> None:
+        seconds.now += duration
+        if duration == 0.6:
+            job.end(2)
+
+    monkeypatch.setattr(seconds, "sleep", sleep)
+    watch({2: job.ranks[2]}, 3, 3, limit=9.9, before_look=before_look)
     assert said() == ""
     assert job.ranks[1].is_alive()
 
 
 def test_mpiexec_that_is_still_starting_ranks(
-    start_job: Any, watch: Watch, said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+    start_job: Any,
+    watch: Watch,
+    said: Said,
+    seconds: Seconds,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = start_job(3)
-    monkeypatch.setattr(guard, "_SECONDS_TO_BE_SURE", 0.0)  # sure at the next look
-    looks: list[None] = []
-    # Each of the first three looks finds one more rank; after that, none is missing.
-    monkeypatch.setattr(guard, "all_processes", lambda: job.ranks[: len(looks)])
+    # One more every 1.5 s, which is just in time.
+    monkeypatch.setattr(guard, "all_processes", lambda: job.ranks[: 1 + int(seconds.now // 1.5)])
 
     def before_look(connections: dict[int, socket.socket]) -> None:
-        looks.append(None)
-        if len(looks) == 20:
+        if seconds.now == 10:
             connections[0].close()
 
     watch({0: job.ranks[0]}, 3, 3, before_look=before_look)
-    assert len(looks) == 20
+    assert seconds.now == 10
     assert said() == ""
 
 
-def test_rank_that_has_been_killed_before_it_could_connect(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(guard, "_SECONDS_FOR_THE_FIRST", 0.0)
+def test_rank_that_has_been_killed_before_it_could_connect(watch: Watch, seconds: Seconds) -> None:
     watch({}, 2, 2)
+    assert seconds.now == 60
 
 
 def test_other_users_are_not_listened_to(
-    start_job: Any, watch: Watch, said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+    start_job: Any, watch: Watch, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = start_job(2)
     job.end(1)

@@ -22,10 +22,8 @@ from chainermn.failures.processes import Process, family_of, launchers_of
 SECONDS_FOR_OUTPUT = 0.3
 # A busy mpiexec may take longer to read the output.
 _SECONDS_UNTIL_READ = 1.2
-# Seconds that MPI gets to end all processes of the job before they are killed.
-_SECONDS_FOR_MPI = 5
 # Seconds that a rank with nothing to print gives the printing rank to end the job: more than that
-# rank waits above, less than the time of MPI.
+# rank waits above, less than MPI gets below.
 SECONDS_FOR_THE_FIRST = 4.0
 
 # The arguments are tenths of a second, then processes as PID:START.
@@ -52,7 +50,6 @@ _AFTER_A_VIEW = "\030\033[m\n\033[J"
 
 _before = ""  # at the beginning of each message
 _ending = threading.Lock()
-_reapers: list[subprocess.Popen[bytes]] = []
 
 
 def end_job(
@@ -69,7 +66,7 @@ def end_job(
         if not announce():
             message, after = "", SECONDS_FOR_THE_FIRST
         if is_first:
-            start_reaper(os.getpid())
+            _reaper = start_reaper(os.getpid())  # kept, so that Python does not warn of it
     time.sleep(after)
     if message:
         print_at_once(message)
@@ -113,8 +110,11 @@ def _wait_until_read() -> None:
             time.sleep(0.01)
 
 
-def start_reaper(pid: int) -> None:
-    """Start a process that soon kills a rank, with all that mpiexec has started on this host.
+def start_reaper(pid: int, *, after: int = 5) -> subprocess.Popen[bytes] | None:
+    """Start a process that kills a rank, with all that mpiexec has started on this host.
+
+    MPI first gets ``after`` seconds to end them. Returns None if there is nothing to kill, or if
+    no process can be started.
 
     It kills the processes of the job first, MPI's daemon and ``mpiexec`` last. Open MPI 5.0.11
     needs this, because its ``mpiexec`` waits for a host that the network no longer reaches. MPICH
@@ -123,19 +123,18 @@ def start_reaper(pid: int) -> None:
     launchers = launchers_of(pid)
     family = family_of(launchers[-1].pid if launchers else pid)
     if not family:
-        return
+        return None
     victims: list[Process] = [*(p for p in family if not p.is_launcher), *launchers, *family]
     names = dict.fromkeys(f"{victim.pid}:{victim.started}" for victim in victims)
     with contextlib.suppress(OSError):
         # An open pipe would hide from mpiexec that a rank has ended.
-        _reapers.append(
-            start_shell(
-                _REAPER,
-                str(10 * _SECONDS_FOR_MPI),
-                *names,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+        return start_shell(
+            _REAPER,
+            str(10 * after),
+            *names,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
+    return None
