@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import fcntl
+import hmac
 import itertools
+import json
 import select
 import selectors
 import socket
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -37,12 +39,15 @@ from chainermn.failures.messages import (
 from libs.chainermn.tests.failures.strangers import visit
 
 TIMEOUT = 60.0
-# Just over and just under the seconds that strangers may stay.
-TOO_LONG, NOT_TOO_LONG = 5.1, 4.9
 
 
 def member(rank: int, purpose: str = "watch") -> Member:
     return Member(rank, purpose, "here", 100 + rank)
+
+
+def proof(key: str, *what: object) -> str:
+    """Return a proof, computed independently of the module."""
+    return hmac.new(bytes.fromhex(key), json.dumps(what).encode(), "sha256").hexdigest()
 
 
 def until(is_true: Callable[[], object]) -> None:
@@ -59,21 +64,20 @@ def receive(channel: Channel) -> list[Message]:
 
 
 class Serving:
-    """A listener in a thread, with a clock that only the test moves."""
+    """A listener for two ranks, in a thread."""
 
-    def __init__(self, size: int, addresses: list[str]) -> None:
-        sockets = listen(addresses)
+    def __init__(self) -> None:
+        sockets = listen([LOOPBACK])
         self.entrance = Entrance.to(sockets)
         self.joined: dict[Member, Channel] = {}
-        self.now = 0.0
-        self.listener = Listener(sockets, self.entrance.key, range(size), ["watch"])
+        self.listener = Listener(sockets, self.entrance.key, range(2), ["watch"])
         self._is_over = False
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
         while not self._is_over:
-            self.joined |= {who: channel for channel, who in self.listener.serve(self.now)}
+            self.joined |= {who: channel for channel, who in self.listener.serve(0.0)}
 
     def enter(self, rank: int) -> Channel:
         channel = self.entrance.enter(member(rank))
@@ -89,21 +93,10 @@ class Serving:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., Serving]]:
-    started: list[Serving] = []
-
-    def start(size: int = 2, addresses: list[str] | None = None) -> Serving:
-        started.append(Serving(size, addresses or [LOOPBACK]))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.close()
-
-
-@pytest.fixture
-def serving(serve: Callable[..., Serving]) -> Serving:
-    return serve()
+def serving() -> Iterator[Serving]:
+    started = Serving()
+    yield started
+    started.close()
 
 
 class Stranger:
@@ -138,16 +131,66 @@ class Stranger:
     def join(self, key: str, member: Member) -> bytes:
         """Join as a rank does; return the listener's answer."""
         challenge = self.challenge("a nonce")
-        exchange = joining._exchange(key, self.address, "a nonce", challenge.nonce)
-        assert exchange.is_proved(challenge.proof, "listener")
-        self.say(Join(member, exchange.proof("rank", *member)))
+        self.say(Join(member, self.answer_to(challenge, key, member)))
         return self.hear()
+
+    def answer_to(self, challenge: Challenge, key: str, member: Member) -> str:
+        """Check the listener's proof; return that of a rank."""
+        facts = self.address, "a nonce", challenge.nonce
+        assert challenge.proof == proof(key, *facts, "listener")
+        return proof(key, *facts, "rank", *member)
 
     def __enter__(self) -> Stranger:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.socket.close()
+
+
+def with_news(strangers: list[Stranger]) -> list[socket.socket]:
+    """Return those who hear something, if only the end of their connection."""
+    return select.select([each.socket for each in strangers], [], [], 0)[0]
+
+
+class Stepping:
+    """A listener that takes a step only when the test says so."""
+
+    def __init__(
+        self, stack: ExitStack, size: int = 2, addresses: Sequence[str] = (LOOPBACK,)
+    ) -> None:
+        sockets = listen(addresses)
+        self.entrance = Entrance.to(sockets)
+        self.listener = Listener(sockets, self.entrance.key, range(size), ["watch"])
+        self._stack = stack
+        stack.callback(self.listener.close)
+
+    def step(self, now: float = 0.0) -> None:
+        for channel, _ in self.listener.serve(now):
+            self._stack.callback(channel.close)
+
+    def answer(self, stranger: Stranger, *words: Message) -> bytes:
+        """Send words to the listener; return its answer."""
+        stranger.say(*words)
+        until(lambda: self.step() or with_news([stranger]))
+        return stranger.hear()
+
+    def join(self, rank: Stranger, challenge: bytes, number: int = 0) -> None:
+        asked = decode(challenge.strip())
+        assert isinstance(asked, Challenge)
+        answer = rank.answer_to(asked, self.entrance.key, member(number))
+        assert self.answer(rank, Join(member(number), answer)) == encode(Welcome())
+
+    def connect(self, n_strangers: int, origin: str = LOOPBACK, words: bytes = b"") -> None:
+        for _ in range(n_strangers):
+            address = self.entrance.addresses[0]
+            connection = socket.create_connection(address, source_address=(origin, 0))
+            self._stack.enter_context(connection).sendall(words)
+
+
+@pytest.fixture
+def stepping() -> Iterator[Stepping]:
+    with ExitStack() as stack:
+        yield Stepping(stack)
 
 
 def is_refused(entrance: Entrance) -> bool:
@@ -176,7 +219,9 @@ def test_rank_that_never_comes_is_not_waited_for(serving: Serving) -> None:
     until(lambda: is_refused(serving.entrance))
 
 
-def test_key_is_never_sent(monkeypatch: pytest.MonkeyPatch, serving: Serving) -> None:
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch, serving: Serving) -> list[bytes]:
+    """Let rank 0 join; return everything that it and the listener have sent."""
     sent: list[bytes] = []
     really_send = Channel.send_encoded
 
@@ -184,15 +229,16 @@ def test_key_is_never_sent(monkeypatch: pytest.MonkeyPatch, serving: Serving) ->
         sent.append(data)
         really_send(self, data)
 
-    monkeypatch.setattr(Channel, "send_encoded", note)
-    serving.enter(0).close()
-    assert [message.split(b'"')[1] for message in sent] == [
-        b"Hello",
-        b"Challenge",
-        b"Join",
-        b"Welcome",
-    ]
-    assert serving.entrance.key.encode() not in b"".join(sent)
+    with monkeypatch.context() as patch:
+        patch.setattr(Channel, "send_encoded", note)
+        serving.enter(0).close()
+    return sent
+
+
+def test_key_is_never_sent(said: list[bytes], serving: Serving) -> None:
+    kinds = [message.split(b'"')[1] for message in said]
+    assert kinds == [b"Hello", b"Challenge", b"Join", b"Welcome"]
+    assert serving.entrance.key.encode() not in b"".join(said)
 
 
 def test_first_of_several_addresses_that_knows_the_key(serving: Serving) -> None:
@@ -227,19 +273,33 @@ def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     assert entrance.enter(member(0)) is None
 
 
-def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "_SECONDS_TO_ANSWER", 0.2)
+@pytest.fixture
+def connect_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Return a function that sets how many seconds a rank's connections take, by its clock."""
+
+    def set_seconds(seconds: float) -> None:
+        def check_connection(self: Channel) -> None:
+            really_check(self)
+            monkeypatch.setattr(AwakeClock, "read", lambda clock: seconds)
+
+        really_check = Channel.check_connection
+        monkeypatch.setattr(AwakeClock, "read", lambda clock: 0.0)
+        monkeypatch.setattr(Channel, "check_connection", check_connection)
+
+    return set_seconds
+
+
+def test_nobody_answers(connect_after: Callable[[float], None]) -> None:
+    connect_after(30.0)
     (listening,) = listen([LOOPBACK])
     with listening:
         assert Entrance.to([listening]).enter(member(0)) is None
 
 
 def test_answer_may_take_longer_than_the_connection(
-    serving: Serving, monkeypatch: pytest.MonkeyPatch
+    serving: Serving, connect_after: Callable[[float], None]
 ) -> None:
-    at_first = iter([0.0, 0.0])
-    monkeypatch.setattr(AwakeClock, "read", lambda clock: next(at_first, 29.0))
-    monkeypatch.setattr(joining, "_SECONDS_TO_CONNECT_ONCE", TIMEOUT)
+    connect_after(29.0)
     serving.enter(0).close()
 
 
@@ -251,9 +311,7 @@ def test_rank_whose_host_sleeps_while_it_connects(
     serving.enter(1).close()
 
 
-def test_rank_that_lost_its_place_tries_again(
-    monkeypatch: pytest.MonkeyPatch, serve: Callable[..., Serving]
-) -> None:
+def test_rank_that_lost_its_place_tries_again() -> None:
     (listening,) = listen([LOOPBACK])
     with listening, ThreadPoolExecutor(1) as threads:
         entrance = Entrance.to([listening])
@@ -291,14 +349,14 @@ def test_rank_that_lost_its_place_tries_again_while_others_say_nothing(
 def test_rank_for_whom_there_is_no_room_in_the_queue_tries_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tried: list[Address] = []
+    tried: list[socket.socket] = []
 
-    def connecting(addresses: list[Address]) -> Any:
-        tried.extend(addresses)
-        return really_connecting(addresses)
+    class Noted(Channel):
+        def __init__(self, connection: socket.socket) -> None:
+            tried.append(connection)
+            super().__init__(connection)
 
-    really_connecting = joining._connecting
-    monkeypatch.setattr(joining, "_connecting", connecting)
+    monkeypatch.setattr(joining, "Channel", Noted)
     monkeypatch.setattr(AwakeClock, "read", lambda clock: 0.0)  # it never gives up
     with ThreadPoolExecutor(1) as threads, ExitStack() as stack:
         listening = stack.enter_context(socket.create_server((LOOPBACK, 0), backlog=0))
@@ -327,20 +385,8 @@ def test_stranger_who_does_not_know_the_key(serving: Serving) -> None:
     serving.enter(0).close()
 
 
-def test_what_a_rank_has_said_is_of_no_use_to_others(
-    monkeypatch: pytest.MonkeyPatch, serving: Serving
-) -> None:
-    sent: list[bytes] = []
-    really_send = Channel.send_encoded
-
-    def note(self: Channel, data: bytes) -> None:
-        sent.append(data)
-        really_send(self, data)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Channel, "send_encoded", note)
-        serving.enter(0).close()
-    hello, _, join, _ = sent
+def test_what_a_rank_has_said_is_of_no_use_to_others(said: list[bytes], serving: Serving) -> None:
+    hello, _, join, _ = said
     for recorded in (join, join.replace(b"[[0,", b"[[1,")):
         with Stranger(serving.entrance) as stranger:
             stranger.socket.sendall(hello)
@@ -371,11 +417,8 @@ def test_nobody_joins_as_a_rank_that_has_joined_or_that_there_is_not(
 def test_proof_of_one_member_is_none_of_another(serving: Serving) -> None:
     with Stranger(serving.entrance) as rank:
         challenge = rank.challenge("a nonce")
-        exchange = joining._exchange(
-            serving.entrance.key, rank.address, "a nonce", challenge.nonce
-        )
-        assert exchange.is_proved(challenge.proof, "listener")
-        rank.say(Join(member(1), exchange.proof("rank", *member(0))))
+        answer = rank.answer_to(challenge, serving.entrance.key, member(0))
+        rank.say(Join(member(1), answer))
         assert rank.hear() == b""
 
 
@@ -413,70 +456,31 @@ def test_stranger_who_says_something_else(words: bytes, serving: Serving) -> Non
 
 
 @pytest.mark.parametrize("words", [b"", b"[", encode(Hello("a"))])
-def test_stranger_who_stays_is_dropped_after_a_while(words: bytes, serving: Serving) -> None:
-    with Stranger(serving.entrance) as stranger:
+def test_stranger_who_stays_is_dropped_after_a_while(words: bytes, stepping: Stepping) -> None:
+    with Stranger(stepping.entrance) as stranger:
+        assert select.select([stepping.listener], [], [], TIMEOUT)[0]
+        stepping.step()
         stranger.socket.sendall(words)
+        until(stranger.has_been_delivered)
         if words.endswith(b"\n"):
-            stranger.hear()
-        until(lambda: serving.listener._strangers)
-        serving.now = NOT_TOO_LONG
-        serving.enter(0).close()  # by now, the listener has seen the new time
-        assert len(serving.listener._strangers) == 1
-        serving.now = TOO_LONG
+            stepping.answer(stranger)
+        stepping.step(4.9)
+        assert with_news([stranger]) == []
+        stepping.step(5.1)
         assert stranger.hear() == b""
 
 
-def test_oldest_strangers_make_room(serving: Serving) -> None:
+def test_oldest_strangers_make_room(stepping: Stepping) -> None:
     with ExitStack() as stack:
-        crowd = [stack.enter_context(Stranger(serving.entrance)) for _ in range(80)]
+        crowd = [stack.enter_context(Stranger(stepping.entrance)) for _ in range(80)]
+        until(lambda: stepping.step() or len(with_news(crowd)) == 16)
         for stranger in crowd[:16]:
             assert stranger.hear() == b""
-        assert len(serving.listener._strangers) in (63, 64)  # one fewer between two steps
-        assert crowd[16].challenge("a nonce")
-        serving.enter(0).close()
-        serving.enter(1).close()
-        for stranger in crowd[17:]:  # all ranks have joined
+        assert with_news(crowd[16:]) == []
+        for number, rank in enumerate(crowd[16:18]):
+            stepping.join(rank, stepping.answer(rank, Hello("a nonce")), number)
+        for stranger in crowd[18:]:  # all ranks have joined
             assert stranger.hear() == b""
-
-
-class Stepping:
-    """A listener for two ranks that takes a step only when the test says so."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        sockets = listen([LOOPBACK])
-        self.entrance = Entrance.to(sockets)
-        self._listener = Listener(sockets, self.entrance.key, range(2), ["watch"])
-        self._stack = stack
-        stack.callback(self._listener.close)
-
-    def step(self) -> None:
-        for channel, _ in self._listener.serve(0.0):
-            self._stack.callback(channel.close)
-
-    def answer(self, stranger: Stranger, *words: Message) -> bytes:
-        """Send words to the listener; return its answer."""
-        stranger.say(*words)
-        until(lambda: self.step() or select.select([stranger.socket], [], [], 0)[0])
-        return stranger.hear()
-
-    def join(self, rank: Stranger, challenge: bytes) -> None:
-        asked = decode(challenge.strip())
-        assert isinstance(asked, Challenge)
-        exchange = joining._exchange(self.entrance.key, rank.address, "a nonce", asked.nonce)
-        proof = exchange.proof("rank", *member(0))
-        assert self.answer(rank, Join(member(0), proof)) == encode(Welcome())
-
-    def connect(self, n_strangers: int, origin: str = LOOPBACK, words: bytes = b"") -> None:
-        for _ in range(n_strangers):
-            address = self.entrance.addresses[0]
-            connection = socket.create_connection(address, source_address=(origin, 0))
-            self._stack.enter_context(connection).sendall(words)
-
-
-@pytest.fixture
-def stepping() -> Iterator[Stepping]:
-    with ExitStack() as stack:
-        yield Stepping(stack)
 
 
 def test_flood_of_connections_does_not_keep_out_who_speaks(stepping: Stepping) -> None:
@@ -505,13 +509,15 @@ def test_flood_from_elsewhere_does_not_keep_out_a_rank(words: bytes, stepping: S
         stepping.join(rank, challenge or stepping.answer(rank, Hello("a nonce")))
 
 
-def test_there_is_room_for_all_ranks_at_all_addresses(serve: Callable[..., Serving]) -> None:
-    serving = serve(100, [f"127.0.0.{number}" for number in range(1, 4)])
+def test_there_is_room_for_all_ranks_at_all_addresses() -> None:
     with ExitStack() as stack:
-        for address in serving.entrance.addresses:
-            for _ in range(100):
-                stack.enter_context(socket.create_connection(address))
-        until(lambda: len(serving.listener._strangers) == 300)
+        stepping = Stepping(stack, 100, [f"127.0.0.{number}" for number in range(1, 4)])
+        places = [stepping.entrance._replace(addresses=[it]) for it in stepping.entrance.addresses]
+        crowd = [stack.enter_context(Stranger(place)) for place in places for _ in range(100)]
+        for stranger in crowd:
+            stranger.say(Hello("a nonce"))
+        until(lambda: stepping.step() or len(with_news(crowd)) == 300)
+        assert all(stranger.hear().startswith(b'["Challenge"') for stranger in crowd)
 
 
 # ---- strangers who listen ----
@@ -544,7 +550,7 @@ def answering(answer: Callable[[Channel, Hello], Any]) -> Iterator[Address]:
     thread = threading.Thread(target=run)
     thread.start()
     with listening:
-        yield joining._address_of(listening)
+        yield Entrance.to([listening]).addresses[0]
         thread.join(TIMEOUT)
     assert said == []
 
