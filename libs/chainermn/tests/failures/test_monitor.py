@@ -11,9 +11,10 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -21,6 +22,7 @@ from chainermn.failures import monitor
 from chainermn.failures.ending import use_terminal
 from chainermn.failures.invitation import PURPOSE, Invitation
 from chainermn.failures.joining import LOOPBACK, Entrance, listen
+from chainermn.failures.judgment import Judge, RankState, Verdict
 from chainermn.failures.messages import (
     Absent,
     Address,
@@ -95,6 +97,7 @@ class Running:
         starter: int,
         clock: Clock | None,
         has_terminal: bool,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         sockets = listen([LOOPBACK])
         self.entrance = Entrance.to(sockets)
@@ -102,21 +105,32 @@ class Running:
         invitation = Invitation(
             "here", self.entrance, ranks, size, limit, PERIOD, has_terminal=has_terminal
         )
-        self._monitor = Monitor(sockets, invitation, find(starter))
         self._clock = clock
-        if clock is not None:
-            self._monitor._clock = clock  # type: ignore[assignment]
         self._n_looks = 0
-        really_judge = self._monitor._judge
-
-        def judge() -> None:
-            really_judge()
-            self._n_looks += 1
-
-        self._monitor._judge = judge  # type: ignore[method-assign]
-        self._thread = threading.Thread(target=self._monitor.run, daemon=True)
+        # The states of the ranks, once the monitor has looked at them.
+        self._states: Iterable[RankState] = ()
+        self._selector = selectors.DefaultSelector()
+        names = {"DefaultSelector": lambda: self._selector, "EVENT_READ": selectors.EVENT_READ}
+        monkeypatch.setattr(monitor, "selectors", SimpleNamespace(**names))
+        monkeypatch.setattr(monitor, "Judge", self._note)
+        if clock is not None:
+            monkeypatch.setattr(monitor, "AwakeClock", lambda longest_step: clock)
+        running = Monitor(sockets, invitation, find(starter))
+        self._thread = threading.Thread(target=running.run, daemon=True)
         self._thread.start()
         self._ranks: list[Rank] = []
+
+    def _note(self, states: Iterable[RankState], now: float, limit: float) -> SimpleNamespace:
+        """Judge as the monitor does, and note what it sees and when it has heard the verdicts."""
+
+        def verdicts() -> Iterator[Verdict]:
+            try:
+                yield from Judge(states, now, limit).verdicts()
+            finally:
+                self._n_looks += 1
+
+        self._states = states
+        return SimpleNamespace(verdicts=verdicts)
 
     def join(self, n_ranks: int) -> list[Rank]:
         self._ranks = [Rank(self.entrance, number) for number in range(n_ranks)]
@@ -124,8 +138,7 @@ class Running:
 
     def wait_until_heard(self, rank: int, at: float) -> None:
         """Wait until the monitor has noted what a rank sent at this time on its clock."""
-        members = self._monitor._members
-        while (rank, at) not in [(m.rank, m.heard_at) for m in list(members.values())]:
+        while (rank, at) not in [(it.rank, it.heard_at) for it in list(self._states)]:
             time.sleep(0.01)
 
     def judge(self, reports: dict[int, dict[str, Any]]) -> None:
@@ -155,26 +168,23 @@ class Running:
         for rank in self._ranks:
             rank.channel.close()
         self.wait()
-        for channel in self._monitor._members:
-            channel.close()
-        self._monitor._listener.close()
-        self._monitor._selector.close()
-        if self._monitor._ends is not None:
-            self._monitor._ends.close()
+        for key in self._selector.get_map().values():
+            cast(Any, key.fileobj).close()
 
 
 Start = Callable[..., Running]
+Said = Callable[[], str]
 
 
-def wait_for_stderr(text: str, capfd: pytest.CaptureFixture[str]) -> str:
+def wait_for_stderr(text: str, said: Said) -> str:
     """Wait until a text has been written to standard error; return all that was written."""
     deadline = time.monotonic() + TIMEOUT
-    said = ""
-    while text not in said:
-        assert time.monotonic() < deadline, said
+    message = ""
+    while text not in message:
+        assert time.monotonic() < deadline, message
         time.sleep(0.01)
-        said += capfd.readouterr().err
-    return said
+        message += said()
+    return message
 
 
 @pytest.fixture
@@ -186,7 +196,7 @@ def launchers(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
 
 
 @pytest.fixture
-def start(launchers: list[Process]) -> Iterator[Start]:
+def start(launchers: list[Process], monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     started: list[Running] = []
 
     def begin(
@@ -198,7 +208,9 @@ def start(launchers: list[Process]) -> Iterator[Start]:
         has_terminal: bool = False,
     ) -> Running:
         parent = os.getpid() if starter is None else starter
-        started.append(Running(expected, size or expected, limit, parent, clock, has_terminal))
+        started.append(
+            Running(expected, size or expected, limit, parent, clock, has_terminal, monkeypatch)
+        )
         return started[-1]
 
     yield begin
@@ -207,7 +219,7 @@ def start(launchers: list[Process]) -> Iterator[Start]:
     use_terminal(False)
 
 
-def test_ranks_may_go_once_all_have_left(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+def test_ranks_may_go_once_all_have_left(start: Start, said: Said) -> None:
     running = start()
     first, second = running.join(2)
     first.report(left=True)
@@ -218,12 +230,10 @@ def test_ranks_may_go_once_all_have_left(start: Start, capfd: pytest.CaptureFixt
     first.channel.close()
     second.channel.close()
     running.wait()
-    assert capfd.readouterr().err == ""
+    assert said() == ""
 
 
-def test_ranks_may_be_ended_once_one_has_said_so(
-    start: Start, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_ranks_may_be_ended_once_one_has_said_so(start: Start, said: Said) -> None:
     running = start()
     first, second = running.join(2)
     second.channel.send(Stop())
@@ -231,84 +241,78 @@ def test_ranks_may_be_ended_once_one_has_said_so(
     assert first.hear(Tick) == first.hear(Tick)
     first.channel.close()
     running.wait()
-    assert capfd.readouterr().err == ""
+    assert said() == ""
 
 
-def test_rank_that_is_gone_without_a_word(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+def test_rank_that_is_gone_without_a_word(start: Start, said: Said) -> None:
     clock = Clock()
     first, second = start(clock=clock).join(2)
     second.channel.close()
-    wait_for_stderr("rank 1 on here (process 101) disappeared first", capfd)
+    wait_for_stderr("rank 1 on here (process 101) disappeared first", said)
     clock.now = 1.0  # until then mpiexec may end the job by itself
     assert first.hear(End).first == 0
 
 
-def test_rank_that_says_what_has_failed_ends_the_job(
-    start: Start, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_rank_that_says_what_has_failed_ends_the_job(start: Start, said: Said) -> None:
     first, second, third = start(3).join(3)
     third.channel.send(Failing("that of 2"))
     second.channel.send(Failing("that of 1"))  # whichever comes second is too late
     ends = [rank.hear(End) for rank in (first, second, third)]
     assert ends[0].first in (1, 2)
     assert ends == [End(ends[0].first, f"that of {ends[0].first}")] * 3
-    assert capfd.readouterr().err == ""
+    assert said() == ""
 
 
-def test_rank_that_waits_for_one_that_has_left(
-    start: Start, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_rank_that_waits_for_one_that_has_left(start: Start, said: Said) -> None:
     first, second = start().join(2)
     second.report(left=True)
     first.report(main=Wait(STREAM, 3, "allreduce", "0-1", 0.5), place="train.py:7")
     first.hear(End)
     second.hear(End)
-    said = capfd.readouterr().err
-    assert "rank 1 on here has ended its script" in said
-    assert "allreduce (call 3 on communicator 1 of ranks 0-1)" in said
-    assert "rank 0 on here, which has been in allreduce" in said
-    assert said.count("Ending the whole job.") == 1
+    message = said()
+    assert "rank 1 on here has ended its script" in message
+    assert "allreduce (call 3 on communicator 1 of ranks 0-1)" in message
+    assert "rank 0 on here, which has been in allreduce" in message
+    assert message.count("Ending the whole job.") == 1
 
 
 @pytest.mark.parametrize("has_terminal", [False, True])
-def test_message_that_may_follow_a_live_view(
-    has_terminal: bool, start: Start, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_message_that_may_follow_a_live_view(has_terminal: bool, start: Start, said: Said) -> None:
     clock = Clock()
     first, second = start(clock=clock, has_terminal=has_terminal).join(2)
     second.channel.close()
-    said = wait_for_stderr("Ending the whole job.", capfd)
+    shown = wait_for_stderr("Ending the whole job.", said)
     clock.now = 1.0
     first.hear(End)
-    before, message, _ = said.partition("chainermn: rank 1 on here")
+    before, message, _ = shown.partition("chainermn: rank 1 on here")
     assert message
     assert before.endswith("\n\033[J") == has_terminal
     assert not before or has_terminal
 
 
-def test_same_thing_is_warned_of_once(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+def test_same_thing_is_warned_of_once(start: Start, said: Said) -> None:
     running = start(limit=1000.0, clock=Clock())
     running.join(2)
     waits = {"main": Wait(STREAM, 3, "allreduce", "0-1", 1500.0)}
     for _ in range(3):
         running.judge({0: waits, 1: {"place": "train.py:7", "counts": {STREAM: 2}}})
-    said = capfd.readouterr().err
-    assert said.count("ranks have waited 150") == 1
-    assert "HAS NOT arrived: rank 1 on here, which is at train.py:7" in said
+    message = said()
+    assert message.count("ranks have waited 150") == 1
+    assert "HAS NOT arrived: rank 1 on here, which is at train.py:7" in message
 
 
-def test_calls_of_other_threads_count(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+def test_calls_of_other_threads_count(start: Start, said: Said) -> None:
     clock = Clock()
     running = start(clock=clock)
     first, _ = running.join(2)
     call = Wait(STREAM, 3, "allreduce", "0-1", 0.5)
     running.judge({1: {"left": True, "others": [call]}, 0: {"main": call}})
     running.judge({1: {"left": True, "counts": {STREAM: 3}}})
-    assert capfd.readouterr().err == ""
+    assert said() == ""
     first.report(main=Wait(STREAM, 4, "bcast", "0-1", 0.5))
     running.wait_until_heard(0, clock.now)
     clock.now += PERIOD
-    wait_for_stderr("bcast (call 4 on", capfd)
+    wait_for_stderr("bcast (call 4 on", said)
 
 
 def test_ranks_hear_ten_times_within_the_limit_that_it_is_there(start: Start) -> None:
@@ -334,7 +338,7 @@ def many_files() -> Iterator[None]:
 @pytest.mark.usefixtures("many_files")
 @pytest.mark.parametrize("size", [64, pytest.param(512, marks=pytest.mark.nightly)])
 def test_one_of_many_ranks_is_named_in_a_short_message(
-    size: int, start: Start, capfd: pytest.CaptureFixture[str]
+    size: int, start: Start, said: Said
 ) -> None:
     ranks = f"0-{size - 1}"
     stream = f"communicator 1 of ranks {ranks}"
@@ -342,22 +346,20 @@ def test_one_of_many_ranks_is_named_in_a_short_message(
     call = {"main": Wait(stream, 3, "allreduce", ranks, 0.5), "counts": {stream: 3}}
     running.join(size)
     running.judge({rank: call for rank in range(size) if rank != 30})
-    assert capfd.readouterr().err == ""
+    assert said() == ""
     running.judge({30: {"left": True, "counts": {stream: 2}}})
-    said = capfd.readouterr().err
-    assert said.startswith(
+    message = said()
+    assert message.startswith(
         "chainermn: rank 30 on here has ended its script, or called sys.exit, while others wait "
         f"for it:\n  allreduce (call 3 on communicator 1 of ranks {ranks})\n"
         "    HAS NOT arrived: rank 30 on here, which has ended its script\n"
         "    has arrived: rank 0 on here, which has been in allreduce"
     )
-    assert f"\n  and {size - 16} more\n" in said
-    assert len(said.splitlines()) < 25
+    assert f"\n  and {size - 16} more\n" in message
+    assert len(message.splitlines()) < 25
 
 
-def test_silent_rank_is_not_the_one_to_end_the_job(
-    start: Start, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_silent_rank_is_not_the_one_to_end_the_job(start: Start, said: Said) -> None:
     clock = Clock()
     running = start(limit=2.0, clock=clock)
     _, second = running.join(2)
@@ -365,7 +367,7 @@ def test_silent_rank_is_not_the_one_to_end_the_job(
         clock.now = now
         second.report()
         running.wait_until_heard(1, now)
-    wait_for_stderr("rank 0 on here (process 100) has been silent for 3 s", capfd)
+    wait_for_stderr("rank 0 on here (process 100) has been silent for 3 s", said)
     clock.now = 3.5
     assert second.hear(End).first == 1
 
@@ -441,12 +443,12 @@ def test_it_listens_again_for_ranks_that_come_later(start: Start) -> None:
     ids=lambda line: repr(line[:60]),
 )
 def test_rank_that_does_not_speak_as_ranks_do_ends_the_job(
-    line: bytes, start: Start, capfd: pytest.CaptureFixture[str]
+    line: bytes, start: Start, said: Said
 ) -> None:
     clock = Clock()
     first, second = start(clock=clock).join(2)
     second.channel.send_encoded(line)
-    wait_for_stderr("sent something that a rank never sends (", capfd)
+    wait_for_stderr("sent something that a rank never sends (", said)
     clock.now = 1.0
     assert first.hear(End).first == 0
 
