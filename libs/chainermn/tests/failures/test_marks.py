@@ -72,7 +72,5 @@ def test_every_public_collective_is_marked() -> None:
     assert public.keys() >= LOCAL | INDIRECT | POINT_TO_POINT
     unmarked = {name for name, method in public.items() if not is_marked(method)}
     assert unmarked == LOCAL | INDIRECT | POINT_TO_POINT
-    for method in (MpiCommunicatorBase._send, MpiCommunicatorBase._recv):
-        assert is_marked(method)
     for method in (GradientExchange.mean, OverlappedExchange.mean):
         assert is_marked(method)
