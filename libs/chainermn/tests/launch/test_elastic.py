@@ -130,6 +130,18 @@ def states(monkeypatch: pytest.MonkeyPatch) -> dict[str, HostState]:
     return of_all
 
 
+@pytest.fixture
+def blamed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the hosts that are said to be the cause when an attempt fails."""
+    hosts: list[str] = []
+    monkeypatch.setattr(
+        membership.Membership,
+        "note_failure",
+        lambda _, names, culprits, seconds: hosts.extend(culprits),
+    )
+    return hosts
+
+
 HOSTS = [("a", 1), ("b", 1), ("c", 1)]
 
 
@@ -185,17 +197,11 @@ def test_host_that_is_named(
     lines: str,
     culprit: str,
     states: dict[str, HostState],
+    blamed: list[str],
     capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    noted: list[str] = []
-    monkeypatch.setattr(
-        membership.Membership,
-        "note_failure",
-        lambda _, names, culprits, seconds: noted.extend(culprits),
-    )
     assert run(f"echo '{lines}' >&2; exit 3", HOSTS, 1) == 3
-    assert noted == ([culprit] if culprit else [])
+    assert blamed == ([culprit] if culprit else [])
     assert lines in capfd.readouterr().err
 
 
@@ -232,7 +238,7 @@ def test_mpiexec_that_waits_for_a_host_that_is_gone(
 ) -> None:
     gone = {} if is_said else {"b": "gone"}
     monkeypatch.setattr(elastic, "unreachable", lambda names: gone)
-    seconds = {"_PERIOD": 0.05, "_PERIOD_OF_HOSTS": 0.1, "_GRACE": 0.2, "_PATIENCE": 0.2}
+    seconds = {"PERIOD": 0.05, "PERIOD_OF_HOSTS": 0.1, "GRACE": 0.2, "PATIENCE": 0.2}
     for name, value in seconds.items():
         monkeypatch.setattr(elastic, name, value)
     # An mpiexec that ignores SIGTERM and, in one of the cases, does not end what it has started.
@@ -258,9 +264,12 @@ def test_mpiexec_that_waits_for_a_host_that_is_gone(
     ],
 )
 def test_host_is_found_under_the_name_that_it_gives_itself(
-    name: str, names: list[str], listed: str
+    name: str, names: list[str], listed: str, states: dict[str, HostState], blamed: list[str]
 ) -> None:
-    assert elastic._listed(name, [(it, 1) for it in names], {}) == listed
+    states.update({each: HostState("") for each in names})
+    line = f"chainermn: rank 1 on {name} (process 5) disappeared first"
+    assert run(f"echo '{line}' >&2; exit 3", [(each, 1) for each in names], 1) == 3
+    assert blamed == ([listed] if listed else [])
 
 
 WRONG = {

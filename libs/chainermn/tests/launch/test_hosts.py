@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import string
 from collections.abc import Callable
@@ -13,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chainermn.doctor.command import doctor
-from chainermn.launch import hosts, run
+from chainermn.launch import run
 from chainermn.launch.command import launch
 from chainermn.launch.hosts import (
     fill_hosts,
     parse_hosts,
+    parse_lines,
     printable,
     read_hostfile,
     show_by_host,
@@ -109,7 +111,7 @@ def test_hosts_take_no_more_than_mpi_counts() -> None:
         parse_hosts("a:999999,b:000001")
 
 
-def test_file_that_is_no_hostfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_is_no_hostfile(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     for content, message in {
         b"fine # caf\xe9\n\x7fELF\xff\0": r"2: expected a host name made of .*, got '\\x7fELF",
@@ -120,12 +122,9 @@ def test_file_that_is_no_hostfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             read_hostfile(path)
     with pytest.raises(ValueError, match=r"^/dev/zero, line 1: expected at most 4,096 bytes"):
         read_hostfile("/dev/zero")
-    monkeypatch.setattr(hosts, "_MOST_LINES", 2)
-    path.write_text("a\n# of two\n")
-    assert read_hostfile(path) == [("a", 1)]
-    path.write_text("a\n\na\na\n")
-    with pytest.raises(ValueError, match=f"^{path}, line 3: expected at most 2 lines$"):
-        read_hostfile(path)
+    too_many = itertools.repeat(b"\n", 1_000_001)
+    with pytest.raises(ValueError, match=r"^a pipe, line 1000001: .* 1,000,000 lines$"):
+        parse_lines(too_many, "a pipe")
 
 
 def test_hostfile(tmp_path: Path) -> None:

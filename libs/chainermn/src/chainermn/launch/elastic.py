@@ -22,12 +22,12 @@ from chainermn.launch.restarts import STOPPED, SignalsToChild, say
 
 #: Variable that marks all processes of a job that `run_elastic` starts, on every host.
 MARK = "CHAINERMN_LAUNCH"
-# Seconds between two looks at a running job, and between two at its hosts.
-_PERIOD, _PERIOD_OF_HOSTS = 1.0, 10.0
-# Seconds that mpiexec gets to end after ranks have said that they end the job.
-_GRACE = 15.0
-# Seconds that mpiexec gets to obey a signal.
-_PATIENCE = 5.0
+#: Seconds between two looks at a running job, and between two at its hosts.
+PERIOD, PERIOD_OF_HOSTS = 1.0, 10.0
+#: Seconds that mpiexec gets to end after ranks have said that they end the job.
+GRACE = 15.0
+#: Seconds that mpiexec gets to obey a signal.
+PATIENCE = 5.0
 # Messages in which ranks report a lost host or rank, and Open MPI a rank killed by a signal. No
 # host is to blame if the script raises or if ranks wait for each other.
 _ACCUSATION = re.compile(
@@ -144,7 +144,7 @@ def _run_once(
         code = signals.wait(process)
     # An ssh that waits for a lost host keeps standard error open.
     end_marked(MARK, environment[MARK])
-    reader.join(_PATIENCE)
+    reader.join(PATIENCE)
     if not reader.is_alive():
         process.stderr.close()
     if code == 0 and accused.ended_at is not None:
@@ -222,20 +222,20 @@ def _lookout(
 ) -> Iterator[None]:
     """End ``mpiexec`` if it waits for a lost host, as Open MPI's does.
 
-    It gets `_GRACE` seconds after the ranks have ended the job, or ``limit`` seconds after the
+    It gets `GRACE` seconds after the ranks have ended the job, or ``limit`` seconds after the
     host was lost.
     """
     over = threading.Event()
 
     def look() -> None:
         gone_since: dict[str, float] = {}
-        next_look = time.monotonic() + _PERIOD_OF_HOSTS
-        while not over.wait(_PERIOD):
+        next_look = time.monotonic() + PERIOD_OF_HOSTS
+        while not over.wait(PERIOD):
             now = time.monotonic()
             ended_at = accused.ended_at
-            is_over = ended_at is not None and now - ended_at > _GRACE
+            is_over = ended_at is not None and now - ended_at > GRACE
             if now > next_look:
-                next_look = now + _PERIOD_OF_HOSTS
+                next_look = now + PERIOD_OF_HOSTS
                 gone_since = {name: gone_since.get(name, now) for name in unreachable(names)}
                 longest = min(gone_since, key=gone_since.__getitem__, default="")
                 is_over |= bool(longest) and now - gone_since[longest] > limit
@@ -243,7 +243,7 @@ def _lookout(
                 say("the job is over, but mpiexec is still running; ending it")
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_PATIENCE)
+                    process.wait(PATIENCE)
                 process.kill()
                 return
 
