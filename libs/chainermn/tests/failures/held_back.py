@@ -10,15 +10,15 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import chainermn
-from chainermn.failures import watch
 from chainermn.failures.invitation import Invitation
+from chainermn.failures.watch import Watch
 
 
 def main(how: str, folder: Path) -> None:
@@ -39,7 +39,8 @@ def main(how: str, folder: Path) -> None:
         if is_last:
             Invitation.accept = lambda *_: None  # type: ignore[method-assign, assignment]
         comm = chainermn.create_communicator("naive")
-        while comm.rank == 0 and is_open(watch._watch):
+        watches = [each for each in threading.enumerate() if isinstance(each, Watch)]
+        while comm.rank == 0 and is_open(watches[0]):
             pass
         return
     while is_last and not (folder / "come").exists():
@@ -50,7 +51,7 @@ def main(how: str, folder: Path) -> None:
     train(comm, folder / "over")
 
 
-def is_open(watched: Any) -> bool:
+def is_open(watched: Watch) -> bool:
     """Tell whether a watch's monitor is still listening."""
     with socket.socket() as stranger:
         return stranger.connect_ex(watched.invitation.entrance.addresses[0]) == 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import select
+import selectors
 import signal
 import socket
 import struct
@@ -20,9 +22,13 @@ from typing import Any
 
 import pytest
 
-from chainermn.failures import guard, guarded, watch
+from chainermn.failures import guard, guarded
+from chainermn.failures.channel import Channel
 from chainermn.failures.guarded import hold_files, release_files
+from chainermn.failures.invitation import Invitation
+from chainermn.failures.joining import LOOPBACK, Entrance
 from chainermn.failures.processes import Process
+from chainermn.failures.watch import Watch
 from chainermn.testing.mpiexec import run_job
 
 TIMEOUT = 60.0
@@ -67,15 +73,15 @@ class Guards:
 
     def __init__(self) -> None:
         self.started: list[tuple[str, dict[str, Any]]] = []
-        self._listeners: list[socket.socket] = []
+        self.listeners: list[socket.socket] = []
 
     def start(self, module: str, arguments: dict[str, Any], files: list[int]) -> SimpleNamespace:
         self.started.append((module, arguments))
-        self._listeners.append(socket.socket(fileno=os.dup(files[0])))
+        self.listeners.append(socket.socket(fileno=os.dup(files[0])))
         return SimpleNamespace(poll=lambda: None)
 
     def end(self) -> None:
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.close()
 
 
@@ -98,16 +104,15 @@ def test_ranks_that_come_at_once_share_a_guard(guards: Guards) -> None:
 
     def connect() -> None:
         together.wait(TIMEOUT)
-        connected.append(guarded._connect())
+        with guarded.guarded(2):
+            connected.append(True)
 
     threads = [threading.Thread(target=connect) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(TIMEOUT)
-    for connection in connected:
-        connection.close()
-    assert len(connected) == 8
+    assert connected == [True] * 8
     ((module, arguments),) = guards.started
     assert module == "guard"
     assert (arguments["numbers"], arguments["limit"]) == ((2, 6, 3), 2.5)
@@ -115,8 +120,8 @@ def test_ranks_that_come_at_once_share_a_guard(guards: Guards) -> None:
 
 def test_rank_that_comes_after_the_end_of_the_guard_starts_another(guards: Guards) -> None:
     for _ in range(2):
-        with guarded._connect():
-            guards.end()
+        with guarded.guarded(2):
+            guards.end()  # not missed by those who are there
     assert len(guards.started) == 2
 
 
@@ -130,20 +135,25 @@ def test_rank_that_never_ends_starting_the_guard(
 
     def connect_others() -> None:
         monkeypatch.setattr(guarded.socket.socket, "listen", real)
-        with pytest.raises(OSError) as raised:
-            guarded._connect()
+        with pytest.raises(OSError) as raised, guarded.guarded(2):
+            pass
         assert raised.value.errno == errno.ETIMEDOUT
         raise MemoryError
 
-    with pytest.raises(MemoryError):
-        guarded._connect()
+    with pytest.raises(MemoryError), guarded.guarded(2):
+        pass
     assert sum(pauses) == pytest.approx(10)
 
 
-def test_guard_that_is_killed_is_not_missed(guards: Guards) -> None:
+@pytest.fixture
+def name(guards: Guards) -> str:
+    """Return the name of a guard that has ended, without the zero byte at its beginning."""
     with guarded.guarded(2):
+        (listener,) = guards.listeners
+        found: bytes = listener.getsockname()
         guards.end()
-    assert len(guards.started) == 1
+    guards.started.clear()
+    return found[1:].decode()
 
 
 # Listens under a name as another user. Prints when it is ready, then what it receives.
@@ -168,9 +178,8 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_other_user_has_the_name_of_the_guard(guards: Guards) -> None:
-    name = guarded._name_of_guard()
-    command = [sys.executable, "-c", OTHER_USER, str(os.getpid()), name[1:], "9"]
+def test_other_user_has_the_name_of_the_guard(guards: Guards, name: str) -> None:
+    command = [sys.executable, "-c", OTHER_USER, str(os.getpid()), name, "9"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stranger:
         assert stranger.stdout is not None
         assert stranger.stdout.readline() == b"cannot guess\n"
@@ -184,17 +193,16 @@ def test_other_user_has_the_name_of_the_guard(guards: Guards) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_other_user_has_the_name_and_accepts_nobody(
-    guards: Guards, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guarded, "_SECONDS_TO_CONNECT", struct.pack("ll", 0, 100_000))
-    name = guarded._name_of_guard()
-    command = [sys.executable, "-c", OTHER_USER, str(os.getpid()), name[1:], "0"]
+    monkeypatch.setattr(guarded, "SECONDS_TO_CONNECT", struct.pack("ll", 0, 100_000))
+    command = [sys.executable, "-c", OTHER_USER, str(os.getpid()), name, "0"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stranger:
         assert stranger.stdout is not None
         while stranger.stdout.readline() != b"listens\n":
             pass
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as first:
-            first.connect(name)  # fills the queue
+            first.connect(f"\0{name}")  # fills the queue
             with pytest.raises(BlockingIOError), guarded.guarded(2):
                 pass
         stranger.communicate()
@@ -204,7 +212,7 @@ def test_other_user_has_the_name_and_accepts_nobody(
 
 
 @pytest.fixture
-def holding(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+def holding(guards: Guards, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Run a guard in a thread to hold this process's files.
 
     Returns an event that is set once the guard keeps a dead rank's files open.
@@ -216,32 +224,25 @@ def holding(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         holds.set()
         assert may_end.wait(TIMEOUT)
 
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind("")
-    listener.listen()
-    name = listener.getsockname()
+    def start(module: str, arguments: dict[str, Any], files: list[int]) -> SimpleNamespace:
+        process = guards.start(module, arguments, files)
+        running = guard.Guard(guards.listeners[-1], guard.Numbers(2, 6, 3), 0.0)
+        threads.append(threading.Thread(target=running.run))
+        threads[-1].start()
+        return process
 
-    def connect() -> socket.socket:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        connection.connect(name)
-        return connection
-
-    running = guard.Guard(listener, guard.Numbers(0, 4, 2), 0.0)
+    threads: list[threading.Thread] = []
+    selector = selectors.DefaultSelector()
+    names = SimpleNamespace(DefaultSelector=lambda: selector, EVENT_READ=selectors.EVENT_READ)
+    monkeypatch.setattr(guard, "selectors", names)
     monkeypatch.setattr(guard, "time", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr(guarded, "_connect", connect)
-    monkeypatch.setenv("PMI_SIZE", "4")
-    monkeypatch.setenv("MPI_LOCALNRANKS", "2")
-    thread = threading.Thread(target=running.run)
-    thread.start()
+    monkeypatch.setattr(guarded, "start_helper", start)
     yield holds
     may_end.set()
-    thread.join(TIMEOUT)
-    running._selector.close()
-    listener.close()
-    for file in running._held.values():
-        os.close(file)
-    for connection in running._held:
-        connection.close()
+    for thread in threads:
+        thread.join(TIMEOUT)
+    for key in selector.get_map().values():
+        key.fileobj.close()
 
 
 @pytest.fixture
@@ -251,7 +252,11 @@ def file(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, FileIO]]:
     monkeypatch.setenv("PMI_FD", str(number))
     with FileIO(number, "w") as writer:
         yield reader, writer
-    os.close(reader)
+    pipe = os.readlink(f"/proc/self/fd/{reader}")
+    for each in os.listdir("/proc/self/fd"):  # the guard may still hold one
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{each}") == pipe:
+                os.close(int(each))
 
 
 def is_open(reader: int) -> bool:
@@ -285,20 +290,24 @@ def test_files_stay_open_when_a_rank_is_gone(
 
 
 def test_files_stay_open_when_a_rank_is_gone_whose_child_lives(
-    holding: threading.Event, file: tuple[int, FileIO], monkeypatch: pytest.MonkeyPatch
+    holding: threading.Event, file: tuple[int, FileIO]
 ) -> None:
     reader, writer = file
-    connection = hold_files()
-    assert connection is not None
-    monkeypatch.setattr(watch, "_watch", None)
-    monkeypatch.setattr(watch, "_held", connection)
-    child = os.fork()
-    if child == 0:
-        watch._stop_in_child()
+    invitation = Invitation("there", Entrance([], ""), "0-5", 6, limit=0.0, period=1.0)
+    with (
+        socket.create_server((LOOPBACK, 0)) as listening,
+        socket.create_connection(listening.getsockname()) as connection,
+    ):
+        watched = Watch(invitation, 2, Channel(connection))
+        watched.held = hold_files()
+        assert watched.held is not None
+        child = os.fork()
+        if child == 0:
+            watched.close_in_child()
+            writer.close()
+            signal.pause()
         writer.close()
-        signal.pause()
-    writer.close()
-    connection.close()
+        watched.close_in_child()  # as the end of this process would
     was_noticed = holding.wait(TIMEOUT)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
@@ -308,13 +317,14 @@ def test_files_stay_open_when_a_rank_is_gone_whose_child_lives(
 
 @pytest.mark.parametrize(
     ("pmi_fd", "local_size", "is_held"),
-    [("open", "2", True), ("open", "4", False), ("closed", "2", False), ("none", "2", False)],
+    [("open", "3", True), ("open", "6", False), ("closed", "3", False), ("none", "3", False)],
 )
 def test_files_are_held_on_several_hosts_by_mpich_only(
     pmi_fd: str,
     local_size: str,
     is_held: bool,
     holding: threading.Event,
+    guards: Guards,
     file: tuple[int, FileIO],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -324,19 +334,16 @@ def test_files_are_held_on_several_hosts_by_mpich_only(
     elif pmi_fd == "none":
         monkeypatch.setenv("PMI_FD", "none")
     connection = hold_files()
-    assert (connection is not None) == is_held
+    assert (connection is not None) == is_held == bool(guards.started)
     if connection is not None:
         release_files(connection)
-    else:
-        guarded._connect().close()  # so that the guard ends
 
 
 def test_no_files_are_held_where_no_guard_can_be_had(
-    file: tuple[int, FileIO], monkeypatch: pytest.MonkeyPatch
+    guards: Guards, file: tuple[int, FileIO], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse() -> None:
+    def refuse(*arguments: Any) -> None:
         raise BlockingIOError("Resource temporarily unavailable")
 
-    monkeypatch.setattr(guarded, "_connect", refuse)
-    monkeypatch.setenv("PMI_SIZE", "4")
+    monkeypatch.setattr(guarded, "start_helper", refuse)
     assert hold_files() is None

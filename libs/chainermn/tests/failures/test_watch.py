@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import selectors
 import signal
@@ -39,6 +40,8 @@ from chainermn.failures.watch import Watch
 HOST = socket.gethostname()
 TIMEOUT = 60.0
 M = TypeVar("M")
+# Messages of `end_job`, each with its delay in seconds.
+Ends = list[tuple[str, float]]
 
 
 class Ended(BaseException):
@@ -57,9 +60,9 @@ class Peer:
         thread = threading.Thread(target=self._welcome, daemon=True)
         thread.start()
         channel = self.invitation.accept(3)
-        self.watch = Watch(self.invitation, 3, channel) if channel else None
-        if self.watch:
-            self.watch.start()
+        assert channel is not None
+        self.watch = Watch(self.invitation, 3, channel)
+        self.watch.start()
         thread.join(TIMEOUT)
 
     def _welcome(self) -> None:
@@ -90,17 +93,14 @@ class Peer:
     def close(self) -> None:
         self._listener.close()
         self.channel.close()
-        if self.watch is not None:
-            self.watch.join(TIMEOUT)
-            assert not self.watch.is_alive()
-            self.watch.close_in_child()
-            self.watch = None
+        self.watch.join(TIMEOUT)
+        assert not self.watch.is_alive()
 
 
 @pytest.fixture
-def ends(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
+def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
     """Make `end_job` only note its calls; return each message and its delay in seconds."""
-    calls: list[tuple[str, float]] = []
+    calls: Ends = []
 
     def end_job(
         message: str, *, after: float = 0.0, announce: Callable[[], bool] = lambda: True
@@ -119,7 +119,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
 
 
 @pytest.fixture
-def meet(ends: list[tuple[str, float]]) -> Iterator[Callable[..., Peer]]:
+def meet(ends: Ends) -> Iterator[Callable[..., Peer]]:
     met: list[Peer] = []
 
     def start(limit: float = 0.0) -> Peer:
@@ -129,13 +129,14 @@ def meet(ends: list[tuple[str, float]]) -> Iterator[Callable[..., Peer]]:
     yield start
     for peer in met:
         peer.close()
+        peer.watch.close_in_child()
     signal.set_wakeup_fd(-1)
 
 
 Meet = Callable[..., Peer]
 
 
-def test_what_a_rank_reports(meet: Meet, ends: list[tuple[str, float]]) -> None:
+def test_what_a_rank_reports(meet: Meet, ends: Ends) -> None:
     peer = meet()
     assert peer.joined == (3, PURPOSE, HOST, os.getpid())
     assert peer.report_of(lambda report: report.main is None).left is False
@@ -164,7 +165,7 @@ def test_calls_are_counted_once(meet: Meet) -> None:
 
 
 def test_rank_leaves_when_all_have(
-    meet: Meet, ends: list[tuple[str, float]], monkeypatch: pytest.MonkeyPatch
+    meet: Meet, ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probes: list[None] = []
     mpi = SimpleNamespace(
@@ -173,7 +174,6 @@ def test_rank_leaves_when_all_have(
     )
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)
     peer = meet()
-    assert peer.watch is not None
     leaving = threading.Thread(target=peer.watch.leave, daemon=True)
     leaving.start()
     peer.report_of(lambda report: report.left)
@@ -187,31 +187,32 @@ def test_rank_leaves_when_all_have(
 
 
 def test_interrupt_while_a_rank_waits_at_its_end(
-    meet: Meet, ends: list[tuple[str, float]], monkeypatch: pytest.MonkeyPatch
+    meet: Meet, ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(watch, "_SECONDS_FOR_AN_ANSWER", 0.0)
     mpi = SimpleNamespace(Is_finalized=lambda: False, COMM_WORLD=SimpleNamespace(Iprobe=interrupt))
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)
     peer = meet()
-    assert peer.watch is not None
-    with pytest.raises(Ended):
+
+    def answer() -> Failing:
+        told = peer.hear_of(Failing)
+        peer.channel.send(End(3, told.reason))
+        return told
+
+    with ThreadPoolExecutor(1) as threads, pytest.raises(Ended):
+        answered = threads.submit(answer)
         peer.watch.leave()
-    ((message, _),) = ends
+    (message,) = (message for message, _ in ends if message)
     assert f"rank 3 on {HOST} was interrupted at its end" in message
-    told = peer.hear_of(Failing)
     # A rank that was interrupted elsewhere gives the same reason.
     assert peer.watch.say_failing(watch.INTERRUPTED)
-    assert peer.hear_of(Failing) == told
-    peer.channel.send(Go())
+    assert peer.hear_of(Failing) == answered.result(TIMEOUT)
 
 
 @pytest.mark.parametrize(("first", "seconds"), [(3, 0.0), (1, watch.SECONDS_FOR_THE_FIRST)])
-def test_rank_is_told_to_end(
-    first: int, seconds: float, meet: Meet, ends: list[tuple[str, float]]
-) -> None:
+def test_rank_is_told_to_end(first: int, seconds: float, meet: Meet, ends: Ends) -> None:
     peer = meet()
     peer.channel.send(Tick())
     peer.channel.send(End(first, ""))
@@ -219,30 +220,25 @@ def test_rank_is_told_to_end(
     assert ends == [("", seconds)]  # whoever knows the reason says it
 
 
-def test_monitor_is_gone(meet: Meet, ends: list[tuple[str, float]]) -> None:
+def test_monitor_is_gone(meet: Meet, ends: Ends) -> None:
     meet().close()
     ((message, _),) = ends
     assert "the process that watches over the job on there has been killed" in message
     assert f"Reported by rank 3 on {HOST}" in message
 
 
-def test_rank_is_ended_by_somebody_who_knows_why(
-    meet: Meet, ends: list[tuple[str, float]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_is_ended_by_somebody_who_knows_why(meet: Meet, ends: Ends) -> None:
     peer = meet()
-    monkeypatch.setattr(watch, "_watch", peer.watch)
-    watch.stop_watching()
+    peer.watch.stop()
     peer.hear_of(Stop, lambda stop: True)
-    assert peer.watch is not None
     peer.watch.join(TIMEOUT)
     peer.close()
     assert ends == []
 
 
-def test_monitor_is_silent(meet: Meet, ends: list[tuple[str, float]]) -> None:
+def test_monitor_is_silent(meet: Meet, ends: Ends) -> None:
     with waiting("communicator 7 of ranks 0-3", "gather", "0-3"):
         peer = meet(limit=0.5)
-        assert peer.watch is not None
         peer.watch.join(TIMEOUT)
     ((message, _),) = ends
     assert "nothing has come from there for " in message
@@ -257,10 +253,8 @@ def test_rank_that_fails_says_why_unless_another_one_has(
     first: int | None, first_reason: str, is_to_say_it: bool, meet: Meet, ends: Any
 ) -> None:
     peer = meet()
-    assert peer.watch is not None
     says: list[bool] = []
-    watched = peer.watch
-    thread = threading.Thread(target=lambda: says.append(watched.say_failing("mine")))
+    thread = threading.Thread(target=lambda: says.append(peer.watch.say_failing("mine")))
     thread.start()
     told = peer.hear_of(Failing)
     reason = told.reason if first_reason == "the same" else "another"
@@ -269,13 +263,9 @@ def test_rank_that_fails_says_why_unless_another_one_has(
     assert says == [is_to_say_it]
 
 
-def test_rank_that_fails_and_hears_nothing_says_why(
-    meet: Meet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch, "_SECONDS_FOR_AN_ANSWER", 0.0)
+def test_rank_that_fails_and_hears_nothing_says_why(meet: Meet) -> None:
     peer = meet()
-    assert peer.watch is not None
-    assert peer.watch.say_failing("mine")
+    assert peer.watch.say_failing("mine", patience=0.0)
     peer.channel.send(Go())
 
 
@@ -288,7 +278,6 @@ def test_monitor_that_cannot_be_reached() -> None:
 
 def test_where_ranks_that_come_later_are_to_connect(meet: Meet) -> None:
     peer = meet()
-    assert peer.watch is not None
     with ThreadPoolExecutor(1) as threads:
         found = threads.submit(peer.watch.entrance_for, [4, 5])
         assert peer.hear_of(Expect) == Expect("4-5")
@@ -299,12 +288,9 @@ def test_where_ranks_that_come_later_are_to_connect(meet: Meet) -> None:
 
 
 @pytest.mark.parametrize("line", [b"GET / HTTP/1.1\r\n", b'["Stop"]\n', b'["End", "1", ""]\n'])
-def test_monitor_that_does_not_speak_as_monitors_do(
-    line: bytes, meet: Meet, ends: list[tuple[str, float]]
-) -> None:
+def test_monitor_that_does_not_speak_as_monitors_do(line: bytes, meet: Meet, ends: Ends) -> None:
     peer = meet()
     peer.channel.send_encoded(line)
-    assert peer.watch is not None
     peer.watch.join(TIMEOUT)
     ((message, _),) = ends
     assert "watches over the job on there has sent something that it never sends (" in message
@@ -313,21 +299,30 @@ def test_monitor_that_does_not_speak_as_monitors_do(
 # ---- interrupts ----
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """Return the clock of `Interrupts`, which only moves when a test sets ``now``.
+
+    In the end, this restores the handler of interrupts.
+    """
+    standing = SimpleNamespace(now=0.0, monotonic=lambda: standing.now)
+    monkeypatch.setattr(main_thread, "time", standing)
+    before = signal.getsignal(signal.SIGINT)
+    yield standing
+    signal.signal(signal.SIGINT, before)
+
+
 def test_interrupt_that_the_main_thread_ignores(
-    meet: Meet, ends: list[tuple[str, float]], monkeypatch: pytest.MonkeyPatch
+    meet: Meet, ends: Ends, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stuck = main_thread.main_stack()
-    monkeypatch.setattr(main_thread, "_PATIENCE", 0.2)
     monkeypatch.setattr(main_thread, "main_stack", lambda: stuck)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        peer = meet()
-        assert peer.watch is not None
-        # As the C signal handler does while the main thread is in other C code.
-        os.write(peer.watch._wake_writer, bytes([signal.SIGINT]))
-        peer.watch.join(TIMEOUT)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    clock.monotonic = itertools.count(0, 10).__next__
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    peer = meet()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    peer.watch.join(TIMEOUT)
     ((message, _),) = ends
     assert f"rank 3 on {HOST} was interrupted while it was at {__file__}" in message
 
@@ -356,30 +351,29 @@ def test_interrupts_that_matter(
     handler: Any,
     is_noted: bool,
     pipe: tuple[int, int],
+    clock: SimpleNamespace,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(main_thread, "_PATIENCE", 0.0)
     monkeypatch.setattr(main_thread, "main_stack", lambda: ["where it is stuck"])
-    before = signal.signal(signal.SIGINT, handler)
-    try:
-        noticed = Interrupts(pipe[1])
-        noticed.note(bytes([number]))
-    finally:
-        signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, handler)
+    noticed = Interrupts(pipe[1])
+    noticed.note(bytes([number]))
+    clock.now = 2.9
+    assert not noticed.are_ignored()
+    clock.now = 3.1
     assert noticed.are_ignored() == is_noted
     assert not noticed.are_ignored()  # an interrupt is examined only once
 
 
-def test_main_thread_that_goes_on(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_main_thread_that_goes_on(
+    pipe: tuple[int, int], clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stacks = iter([["here"], ["there"]])
-    monkeypatch.setattr(main_thread, "_PATIENCE", 0.0)
     monkeypatch.setattr(main_thread, "main_stack", lambda: next(stacks))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        noticed = Interrupts(pipe[1])
-        noticed.note(bytes([signal.SIGINT]))
-    finally:
-        signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    noticed = Interrupts(pipe[1])
+    noticed.note(bytes([signal.SIGINT]))
+    clock.now = 3.1
     assert not noticed.are_ignored()
 
 

@@ -21,8 +21,8 @@ from chainermn.failures.processes import Numbers, launchers_of, numbers_in
 # Pause between two attempts while another rank starts the guard, and the number of attempts.
 _SECONDS_BETWEEN = 0.01
 _MOST_ATTEMPTS = 1000
-# Ten seconds, in case many ranks connect to the guard at the same time.
-_SECONDS_TO_CONNECT = struct.pack("ll", 10, 0)
+#: Ten seconds, as the kernel takes them, in case many ranks connect to the guard at the same time.
+SECONDS_TO_CONNECT = struct.pack("ll", 10, 0)
 
 
 @contextlib.contextmanager
@@ -76,7 +76,7 @@ def _connect() -> socket.socket:
     name = _name_of_guard()
     for _ in range(_MOST_ATTEMPTS):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SECONDS_TO_CONNECT)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, SECONDS_TO_CONNECT)
         try:
             connection.connect(name)
             _, user = peer_of(connection)

@@ -45,8 +45,6 @@ from chainermn.failures.wait import Wait, as_ranges
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# Seconds that a failing rank waits to learn whether another one has failed in the same way.
-_SECONDS_FOR_AN_ANSWER = 1.0
 #: Common reason of all ranks that an interrupt ends.
 INTERRUPTED = "interrupted"
 # Seconds that the monitor gets to listen again.
@@ -58,7 +56,6 @@ _SECONDS_BETWEEN_PROBES = 0.02
 
 _watch: Watch | None = None
 _monitor: subprocess.Popen[bytes] | None = None
-_held: socket.socket | None = None
 _has_joined = False
 
 
@@ -68,7 +65,7 @@ def join(mpi_comm: MPI.Intracomm) -> None:
     A process has one watch: nothing changes on ranks that have already joined. Warns about ranks
     that cannot connect to the monitor, since only MPI may notice their failures.
     """
-    global _watch, _monitor, _held, _has_joined
+    global _watch, _monitor, _has_joined
     ranks = world_ranks(mpi_comm)
     if len(ranks) == 1 or min(ranks) < 0:  # alone, or among processes started later
         return
@@ -107,7 +104,7 @@ def join(mpi_comm: MPI.Intracomm) -> None:
         if channel := invitation and invitation.accept(rank):
             _watch = Watch(invitation, rank, channel)
             _watch.start()
-            _held = hold_files()
+            _watch.held = hold_files()
         os.register_at_fork(after_in_child=_stop_in_child)
         atexit.register(leave)
     is_watched = bytearray(len(ranks))
@@ -159,8 +156,6 @@ def leave() -> None:
     if _monitor is not None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             _monitor.wait(_SECONDS_FOR_THE_MONITOR)
-    if _held is not None:
-        release_files(_held)
 
 
 def _stop_in_child() -> None:
@@ -169,12 +164,10 @@ def _stop_in_child() -> None:
     The child closes its copies of the connections, because their closing shows that the parent is
     gone.
     """
-    global _watch, _monitor, _held
+    global _watch, _monitor
     if _watch is not None:
         _watch.close_in_child()
-    if _held is not None:
-        _held.close()
-    _watch = _monitor = _held = None
+    _watch = _monitor = None
 
 
 class Watch(threading.Thread):
@@ -183,6 +176,8 @@ class Watch(threading.Thread):
     def __init__(self, invitation: Invitation, rank: int, channel: Channel) -> None:
         super().__init__(name="chainermn-watch", daemon=True)
         self.invitation = invitation
+        #: Connection that keeps this rank's files open, as returned by `hold_files`.
+        self.held: socket.socket | None = None
         use_terminal(invitation.has_terminal)
         self._rank = rank
         self._me = f"rank {rank} on {socket.gethostname()}"
@@ -231,11 +226,14 @@ class Watch(threading.Thread):
         self._channel.close()
         self._released.set()
 
-    def say_failing(self, reason: str) -> bool:
-        """See `say_failing`. Not for the thread of the watch, which hears the answer."""
+    def say_failing(self, reason: str, *, patience: float = 1.0) -> bool:
+        """See `say_failing`. Not for the thread of the watch, which hears the answer.
+
+        It waits ``patience`` seconds to learn whether another rank has failed in the same way.
+        """
         digest = hashlib.sha256(reason.encode(errors="replace")).hexdigest()
         self._channel.send(Failing(digest))
-        self._told_to_end.wait(_SECONDS_FOR_AN_ANSWER)
+        self._told_to_end.wait(patience)
         return self._first == self._rank or self._reason != digest
 
     def stop(self) -> None:
@@ -270,10 +268,14 @@ class Watch(threading.Thread):
                 f"{self._me} was interrupted at its end, where it waited for the others.",
                 announce=lambda: self.say_failing(INTERRUPTED),
             )
+        if self.held is not None:
+            release_files(self.held)
 
     def close_in_child(self) -> None:
         """Close a forked child's copies of the connections."""
         signal.set_wakeup_fd(-1)
+        if self.held is not None:
+            self.held.close()
         self._channel.close()
         self._selector.close()
         os.close(self._wake_reader)
