@@ -41,13 +41,19 @@ class Job:
     def end(self, rank: int) -> None:
         """Kill a rank, and wait until it is gone."""
         self.ranks[rank].kill()
-        while self.ranks[rank].is_alive():
-            os.sched_yield()
+        wait_for_the_end_of(self.ranks[rank])
 
     def close(self) -> None:
         for process in reversed(family_of(self.process.pid)):
             process.kill()
         self.process.communicate()
+
+
+def wait_for_the_end_of(*processes: Process) -> None:
+    """Wait until killed processes are dead."""
+    for process in processes:
+        while process.is_alive():
+            os.sched_yield()
 
 
 def named(name: str, pid: int) -> Process:

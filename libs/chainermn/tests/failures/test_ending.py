@@ -18,6 +18,7 @@ import pytest
 
 from chainermn.failures import ending, processes
 from chainermn.failures.ending import end_job, print_at_once, start_reaper
+from libs.chainermn.tests.failures.conftest import wait_for_the_end_of
 
 
 class Ended(BaseException):
@@ -182,17 +183,14 @@ def reap(process: Any) -> None:
 def test_all_of_the_job_are_killed(start_job: Any) -> None:
     job, other = start_job(3), start_job(1, "hydra_pmi_proxy")
     reap(job.ranks[1])
-    for process in (*job.ranks, job.launcher):
-        while process.is_alive():  # it is about to die
-            os.sched_yield()
+    wait_for_the_end_of(*job.ranks, job.launcher)
     assert [process.is_alive() for process in (*other.ranks, other.launcher)] == [True, True]
 
 
 def test_without_a_launcher_only_the_process_is_killed(start_job: Any) -> None:
     job = start_job(2, "not_of_mpi")
     reap(job.ranks[0])
-    while job.ranks[0].is_alive():
-        os.sched_yield()
+    wait_for_the_end_of(job.ranks[0])
     assert [process.is_alive() for process in (job.ranks[1], job.launcher)] == [True, True]
 
 
@@ -204,8 +202,7 @@ def test_process_whose_number_belongs_to_another_by_now_is_spared(
     monkeypatch.setattr(ending, "family_of", lambda pid: [job.ranks[0], reused])
     monkeypatch.setattr(ending, "launchers_of", lambda pid: [])
     reap(job.ranks[0])
-    while job.ranks[0].is_alive():
-        os.sched_yield()
+    wait_for_the_end_of(job.ranks[0])
     assert job.ranks[1].is_alive()
 
 

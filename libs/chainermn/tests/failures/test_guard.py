@@ -16,6 +16,7 @@ import pytest
 from chainermn.failures import clock, guard
 from chainermn.failures.ending import start_reaper
 from chainermn.failures.processes import Process
+from libs.chainermn.tests.failures.conftest import wait_for_the_end_of
 
 HOST = socket.gethostname()
 
@@ -97,13 +98,6 @@ def watch(seconds: Seconds, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     yield run
     for each in opened:
         each.close()
-
-
-def wait_for_the_end_of(*processes: Process) -> None:
-    """Wait until killed processes are dead."""
-    for process in processes:
-        while process.is_alive():
-            os.sched_yield()
 
 
 def test_rank_of_this_host_has_ended(start_job: Any, watch: Watch, said: Said) -> None:

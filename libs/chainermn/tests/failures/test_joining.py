@@ -273,34 +273,21 @@ def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     assert entrance.enter(member(0)) is None
 
 
-@pytest.fixture
-def connect_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Return a function that sets how many seconds a rank's connections take, by its clock."""
-
-    def set_seconds(seconds: float) -> None:
-        def check_connection(self: Channel) -> None:
-            really_check(self)
-            monkeypatch.setattr(AwakeClock, "read", lambda clock: seconds)
-
-        really_check = Channel.check_connection
-        monkeypatch.setattr(AwakeClock, "read", lambda clock: 0.0)
-        monkeypatch.setattr(Channel, "check_connection", check_connection)
-
-    return set_seconds
-
-
-def test_nobody_answers(connect_after: Callable[[float], None]) -> None:
-    connect_after(30.0)
-    (listening,) = listen([LOOPBACK])
-    with listening:
-        assert Entrance.to([listening]).enter(member(0)) is None
-
-
+@pytest.mark.parametrize(("seconds", "is_in_time"), [(29.0, True), (30.0, False)])
 def test_answer_may_take_longer_than_the_connection(
-    serving: Serving, connect_after: Callable[[float], None]
+    seconds: float, is_in_time: bool, serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connect_after(29.0)
-    serving.enter(0).close()
+    def check_connection(self: Channel) -> None:
+        really_check(self)
+        monkeypatch.setattr(AwakeClock, "read", lambda clock: seconds)
+
+    really_check = Channel.check_connection
+    monkeypatch.setattr(AwakeClock, "read", lambda clock: 0.0)
+    monkeypatch.setattr(Channel, "check_connection", check_connection)
+    channel = serving.entrance.enter(member(0))
+    assert (channel is not None) == is_in_time
+    if channel is not None:
+        channel.close()
 
 
 def test_rank_whose_host_sleeps_while_it_connects(

@@ -339,42 +339,32 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("number", "handler", "is_noted"),
+    ("number", "handler", "stacks", "is_ignored"),
     [
-        (signal.SIGINT, signal.default_int_handler, True),
-        (signal.SIGINT, signal.SIG_IGN, False),
-        (signal.SIGTERM, signal.default_int_handler, False),
+        (signal.SIGINT, signal.default_int_handler, ["stuck", "stuck"], True),
+        (signal.SIGINT, signal.default_int_handler, ["here", "there"], False),
+        (signal.SIGINT, signal.SIG_IGN, [], False),
+        (signal.SIGTERM, signal.default_int_handler, [], False),
     ],
 )
-def test_interrupts_that_matter(
+def test_interrupts_that_are_ignored(
     number: int,
     handler: Any,
-    is_noted: bool,
+    stacks: list[str],
+    is_ignored: bool,
     pipe: tuple[int, int],
     clock: SimpleNamespace,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(main_thread, "main_stack", lambda: ["where it is stuck"])
+    monkeypatch.setattr(main_thread, "main_stack", iter(stacks).__next__)
     signal.signal(signal.SIGINT, handler)
     noticed = Interrupts(pipe[1])
     noticed.note(bytes([number]))
     clock.now = 2.9
     assert not noticed.are_ignored()
     clock.now = 3.1
-    assert noticed.are_ignored() == is_noted
+    assert noticed.are_ignored() == is_ignored
     assert not noticed.are_ignored()  # an interrupt is examined only once
-
-
-def test_main_thread_that_goes_on(
-    pipe: tuple[int, int], clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stacks = iter([["here"], ["there"]])
-    monkeypatch.setattr(main_thread, "main_stack", lambda: next(stacks))
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    noticed = Interrupts(pipe[1])
-    noticed.note(bytes([signal.SIGINT]))
-    clock.now = 3.1
-    assert not noticed.are_ignored()
 
 
 def test_who_wants_to_hear_of_signals_first_keeps_that(pipe: tuple[int, int]) -> None:
