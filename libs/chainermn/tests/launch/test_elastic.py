@@ -256,7 +256,7 @@ def test_mpiexec_that_waits_for_a_host_that_is_gone(
     ("name", "names", "listed"),
     [
         ("10.0.0.2", ["10.0.0.1", "10.0.0.2"], "10.0.0.2"),
-        ("10.0.0.3", ["10.0.0.1", "10.0.0.2"], ""),
+        ("10.0.0.3", ["10.0.0.1", "b"], ""),
         ("gpu.b", ["gpu.a", "gpu.b"], "gpu.b"),
         ("gpu", ["gpu.a", "gpu.b"], ""),
         ("gpu", ["cpu.a", "gpu.a"], "gpu.a"),
