@@ -145,8 +145,8 @@ def takes_turns(job: Job) -> bool:
 
 def _chunk_bytes(job: Job) -> int:
     if takes_turns(job):
-        return in_turn._CHUNK_BYTES
-    return shared_memory._ring(job.ranks)[1] if job.hosts == 1 else mpi_reducer._CHUNK_BYTES
+        return in_turn.CHUNK_BYTES
+    return shared_memory._ring(job.ranks)[1] if job.hosts == 1 else mpi_reducer.CHUNK_BYTES
 
 
 def _is_ring(job: Job) -> bool:
@@ -155,5 +155,5 @@ def _is_ring(job: Job) -> bool:
 
 def _is_small(job: Job) -> bool:
     """Return whether whole arrays are sent to all ranks instead of shards."""
-    most = mpi_reducer._SMALL_BYTES_OF_TWO if job.ranks == 2 else mpi_reducer._SMALL_BYTES
+    most = mpi_reducer.SMALL_BYTES_OF_TWO if job.ranks == 2 else mpi_reducer.SMALL_BYTES
     return job.n_bytes <= most

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.each_mpi
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpi, "_MAX_COUNT", 7)
+    monkeypatch.setattr(mpi, "MAX_COUNT", 7)
 
 
 @pytest.mark.mpi(1, 2, 3)

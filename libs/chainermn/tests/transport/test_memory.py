@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from mpi4py import MPI
 
-from chainermn.transport.host import memory
 from chainermn.transport.host.memory import share_memory
 
 WORLD = MPI.COMM_WORLD
@@ -197,16 +196,17 @@ def test_crowd_at_the_door_makes_nobody_wait(monkeypatch: pytest.MonkeyPatch) ->
 def test_crowd_that_keeps_coming_makes_nobody_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     intruders: list[Any] = []
     crowd: list[socket.socket] = []
-    really_shown = memory._is_shown
+    really_accept = socket.socket.accept
 
-    def is_shown(token: bytes, asking: socket.socket) -> bool:
+    def accept(door: socket.socket) -> Any:
         assert len(crowd) < 1000
+        accepted = really_accept(door)
         crowd.append(socket.socket(socket.AF_UNIX))
         crowd[-1].setblocking(False)
-        crowd[-1].connect(asking.getsockname())
-        return really_shown(token, asking)
+        crowd[-1].connect(door.getsockname())
+        return accepted
 
-    monkeypatch.setattr(memory, "_is_shown", is_shown)
+    monkeypatch.setattr(socket.socket, "accept", accept)
     monkeypatch.setattr(socket, "SOMAXCONN", 10)
     shared = share_memory(Entered(lambda: intruders.append(intrude(0, 50)), "bcast"), 1000)
     for stranger in crowd:

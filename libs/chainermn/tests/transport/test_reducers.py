@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -15,19 +16,12 @@ import pytest
 from mpi4py import MPI
 
 import chainermn
-from chainermn.transport.host import (
-    barrier,
-    in_turn,
-    memory,
-    mpi_reducer,
-    reducers,
-    shared_memory,
-)
+from chainermn.transport.host import barrier, in_turn, mpi_reducer, reducers, shared_memory
 from chainermn.transport.host.arithmetic import Adder
 from chainermn.transport.host.in_turn import InTurnReducer
 from chainermn.transport.host.memory import share_memory
 from chainermn.transport.host.mpi_reducer import MpiReducer
-from chainermn.transport.host.reducers import SingleReducer
+from chainermn.transport.host.reducers import HostReducers, SingleReducer
 from chainermn.transport.host.shared_memory import SharedMemoryReducer
 from chainermn.transport.reducer import Reducer, Steps, shard_bounds
 from chainermn.transport.topology import Topology
@@ -56,8 +50,8 @@ def in_turns(comm: MPI.Intracomm = WORLD) -> Reducer:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (mpi_reducer, shared_memory, in_turn):
-        monkeypatch.setattr(module, "_CHUNK_BYTES", 256)
-    for name in "_SMALL_BYTES", "_SMALL_BYTES_OF_TWO":
+        monkeypatch.setattr(module, "CHUNK_BYTES", 256)
+    for name in "SMALL_BYTES", "SMALL_BYTES_OF_TWO":
         monkeypatch.setattr(mpi_reducer, name, 64)
 
 
@@ -231,7 +225,7 @@ def test_without_shared_memory(
     elif fault == "another system":
         monkeypatch.delattr(os, "posix_fallocate")
     elif WORLD.rank == 1:
-        monkeypatch.setattr(memory, "_receive", lambda asking: os.stat("/none"))
+        monkeypatch.setattr(socket, "recv_fds", lambda *_: os.stat("/none"))
     kind = type(chainermn.create_communicator("hierarchical"))
     comm = kind(WORLD, topology=Topology.from_hosts(hosts[: WORLD.size], WORLD.rank))
     parts = arrays(1000, "float64")
@@ -295,7 +289,7 @@ def test_ranks_that_outnumber_cores_by_far_take_turns(
         own = parts[comm.rank].copy()
         average(comm, own)
         np.testing.assert_array_equal(own, mean(parts, np.dtype("f4")))
-    host = comm._gradients._host
-    made = [host.__dict__.get(name) for name in ("everyone", "intra")]
-    assert any(isinstance(reducer, InTurnReducer) for reducer in made)
     comm.finalize()
+    host = HostReducers(WORLD, Topology.of(WORLD))
+    assert {type(host.everyone), type(host.intra)} == {InTurnReducer}
+    host.free()

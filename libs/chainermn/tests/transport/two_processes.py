@@ -93,7 +93,7 @@ def kill_at(number: int) -> Callable[[Any], None]:
 
 def kill_everywhere(folder: str, is_old: bool) -> dict[str, Any]:
     """Kill each of two processes at each line; return the line counts, and any files left over."""
-    memory._DIRECTORY = folder
+    memory.DIRECTORY = folder
     if is_old:
         del os.memfd_create
 

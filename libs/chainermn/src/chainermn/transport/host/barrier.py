@@ -15,9 +15,10 @@ from chainermn.transport.host.sharing import LINE_BYTES
 KEEPS_ORDER = platform.machine() in ("x86_64", "AMD64", "i686")
 
 _LOOKS_BEFORE_YIELDING = 64
-_LOOKS_BEFORE_SLEEPING = 4096
-# Time after which a sleeping rank looks again, even if no other rank wakes it.
-_SECONDS_OF_SLEEP = 0.05
+#: A rank that has looked this often in vain sleeps before it looks again.
+LOOKS_BEFORE_SLEEPING = 4096
+#: Seconds after which a sleeping rank looks again, even if no other rank wakes it.
+SECONDS_OF_SLEEP = 0.05
 _SECONDS_WITHOUT_FUTEX = 5e-5
 
 # Words of the first line, 8 bytes each. A rank may already sleep at the next barrier while another
@@ -60,7 +61,7 @@ class Barrier:
         self._own = (rank + 1) * stride
         self._others = [(other + 1) * stride for other in range(size) if other != rank]
         self._looks = (
-            (_LOOKS_BEFORE_YIELDING, _LOOKS_BEFORE_SLEEPING) if size <= n_cores else (1, 1)
+            (_LOOKS_BEFORE_YIELDING, LOOKS_BEFORE_SLEEPING) if size <= n_cores else (1, 1)
         )
         self._futex = Futex.at(memory, _COMPLETED * self._words.itemsize)
         self._arrivals = 0
@@ -90,12 +91,12 @@ class Barrier:
         while not self.Test():
             looks += 1
             if looks > sleeping:
-                self._sleep()
+                self.sleep()
                 self._meanwhile()
             elif looks > yielding:
                 os.sched_yield()
 
-    def _sleep(self) -> None:
+    def sleep(self) -> None:
         """Sleep until the last rank has arrived, or for a limited time."""
         if self._futex is None:
             time.sleep(_SECONDS_WITHOUT_FUTEX)
@@ -105,4 +106,4 @@ class Barrier:
         words[_SLEEPERS[self._arrivals % 2]] = self._arrivals
         os.sched_yield()  # after a system call, the others see this rank's writes
         if not self.Test():
-            self._futex.wait(completed, _SECONDS_OF_SLEEP)
+            self._futex.wait(completed, SECONDS_OF_SLEEP)

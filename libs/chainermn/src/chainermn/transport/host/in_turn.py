@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 # Chunks in progress at the same time: one rank adds to the first while another, on another core,
 # adds to the second.
 _N_SLOTS = 4
-_CHUNK_BYTES = 1 << 18
+#: Bytes of a chunk.
+CHUNK_BYTES = 1 << 18
 
 _WORD_BYTES = 8
 # Words of the line that a rank writes: the numbers of chunks that it has given and taken.
@@ -44,7 +45,7 @@ def bytes_needed(size: int) -> int:
     """Return the size of the memory that ``size`` ranks share: a little over 1 MiB."""
     integers = 2 * size * MOST_INTEGERS * _WORD_BYTES
     counters = size * LINE_BYTES
-    return barrier.bytes_needed(size) + counters + integers + _N_SLOTS * _CHUNK_BYTES
+    return barrier.bytes_needed(size) + counters + integers + _N_SLOTS * CHUNK_BYTES
 
 
 class InTurnReducer(SharingReducer):
@@ -70,7 +71,7 @@ class InTurnReducer(SharingReducer):
         integers = np.frombuffer(memory, np.int64, math.prod(shape), offset)
         self._integers = integers.reshape(shape)
         slots = np.frombuffer(memory, np.uint8, offset=offset + integers.nbytes)
-        self._slots = slots.reshape(_N_SLOTS, _CHUNK_BYTES)
+        self._slots = slots.reshape(_N_SLOTS, CHUNK_BYTES)
         self._n_maxima = 0
         # Number of the last chunk.
         self._number = 0
@@ -155,7 +156,7 @@ class InTurnReducer(SharingReducer):
 
 
 def _chunks(n: int, dtype: Dtype) -> list[slice]:
-    length = _CHUNK_BYTES // dtype.itemsize
+    length = CHUNK_BYTES // dtype.itemsize
     return [slice(start, min(start + length, n)) for start in range(0, n, length)]
 
 

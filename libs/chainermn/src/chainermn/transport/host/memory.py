@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_DIRECTORY = "/dev/shm"  # noqa: S108  # for files without a name
+#: Folder for files without a name.
+DIRECTORY = "/dev/shm"  # noqa: S108
 
 
 def share_memory(mpi_comm: MPI.Intracomm, n_bytes: int) -> mmap.mmap | str:
@@ -99,7 +100,7 @@ def _open_memory() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("chainermn")
     # Pythons built for a glibc older than 2.27 do not have memfd_create.
-    with tempfile.TemporaryFile(dir=_DIRECTORY) as file:
+    with tempfile.TemporaryFile(dir=DIRECTORY) as file:
         return os.dup(file.fileno())
 
 

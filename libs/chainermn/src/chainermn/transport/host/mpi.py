@@ -30,8 +30,8 @@ ThreadSupport = Literal["multiple", "serialized", "funneled"]
 # upwards, and must not be confused with messages inside a collective.
 _COLLECTIVE_TAG = 32767
 
-# MPI counts elements in a C int.
-_MAX_COUNT = 2**30
+#: Most elements of an array in one call, since MPI counts them in a C int.
+MAX_COUNT = 2**30
 
 # Variables in which each MPI's mpiexec passes the number of processes.
 _LAUNCHER_SIZES = {"PMI_SIZE": "MPICH", "OMPI_COMM_WORLD_SIZE": "Open MPI"}
@@ -196,5 +196,5 @@ class MpiTransport:
 
 
 def _chunks(array: Array) -> Iterator[Array]:
-    for start in range(0, array.size, _MAX_COUNT):
-        yield array[start : start + _MAX_COUNT]
+    for start in range(0, array.size, MAX_COUNT):
+        yield array[start : start + MAX_COUNT]

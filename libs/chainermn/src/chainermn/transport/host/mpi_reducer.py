@@ -15,12 +15,13 @@ from chainermn.transport.reducer import Array, Dtype, Pending, Reducer, Steps, s
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# Arrays are sent in chunks, so that one is in transit while another is cast and summed.
-_CHUNK_BYTES = 1 << 20
+#: Bytes of an array that are sent at a time, so that one chunk is in transit while another is cast
+#: and summed.
+CHUNK_BYTES = 1 << 20
 _CHUNKS_UNDER_WAY = 3
-# Up to this size, sending whole arrays to all ranks takes less time than sending shards twice in
-# a row. With two ranks, both ways send the same number of bytes.
-_SMALL_BYTES, _SMALL_BYTES_OF_TWO = 1 << 13, _CHUNK_BYTES
+#: Up to this many bytes, sending whole arrays to all ranks takes less time than sending shards
+#: twice in a row. With two ranks, both ways send the same number of bytes.
+SMALL_BYTES, SMALL_BYTES_OF_TWO = 1 << 13, CHUNK_BYTES
 
 
 class MpiReducer(Reducer):
@@ -39,9 +40,9 @@ class MpiReducer(Reducer):
     @override
     def allreduce(self, array: Array, divisor: int = 1, wire_dtype: Dtype | None = None) -> Steps:
         wire_dtype = wire_dtype or array.dtype
-        length = _CHUNK_BYTES // wire_dtype.itemsize
+        length = CHUNK_BYTES // wire_dtype.itemsize
         n_chunks = -(-array.size // length)
-        small = _SMALL_BYTES_OF_TWO if self.size == 2 else _SMALL_BYTES
+        small = SMALL_BYTES_OF_TWO if self.size == 2 else SMALL_BYTES
         if array.size * wire_dtype.itemsize <= small:
             yield from self._chunks[0].everything_to_everybody(array, divisor, wire_dtype)
             return

@@ -20,12 +20,12 @@ from chainermn.transport.reducer import Array, Dtype, Steps
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# A ring of slots, three of which are in use at a time, each with a chunk of every rank. A chunk is
-# large enough to outweigh Python's overhead and small enough to stay in the cache. By the time a
-# slot is reused, the other cores have evicted it from their caches; with fewer slots, writing took
-# four times as long.
+# A ring of slots, three of which are in use at a time, each with a chunk of every rank. By the
+# time a slot is reused, the other cores have evicted it from their caches; with fewer slots,
+# writing took four times as long.
 _N_SLOTS, _LEAST_SLOTS = 8, 3
-_CHUNK_BYTES, _LEAST_CHUNK_BYTES = 1 << 20, 1 << 18
+#: Most bytes of a chunk: enough to outweigh Python's overhead, and few enough for the cache.
+CHUNK_BYTES, _LEAST_CHUNK_BYTES = 1 << 20, 1 << 18
 # Docker gives a container 64 MiB, which all communicators and MPI share.
 _MOST_BYTES = 1 << 24
 
@@ -38,7 +38,7 @@ def _ring(size: int) -> tuple[int, int]:
     With many ranks, chunks are smaller than ideal, because all of them must fit in `_MOST_BYTES`.
     """
     each = _MOST_BYTES // _chunks_in_slot(size)
-    chunk = min(_CHUNK_BYTES, max(each // _N_SLOTS, _LEAST_CHUNK_BYTES), each // _LEAST_SLOTS)
+    chunk = min(CHUNK_BYTES, max(each // _N_SLOTS, _LEAST_CHUNK_BYTES), each // _LEAST_SLOTS)
     chunk = max(chunk, 16 * size) // 128 * 128
     return max(_LEAST_SLOTS, min(_N_SLOTS, each // chunk)), chunk
 
