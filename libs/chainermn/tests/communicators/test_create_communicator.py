@@ -153,7 +153,7 @@ def test_cores_are_divided(monkeypatch: pytest.MonkeyPatch, n_cores: int, bound:
     rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     all_cores = range(n_cores)
     usable = frozenset(all_cores[rank::size] if bound else all_cores)
-    monkeypatch.setattr(cores, "_usable_cores", lambda *_: usable)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: usable)
     expected = max(1, len(usable) if bound else n_cores // size)
     with threadpoolctl.threadpool_limits(5):
         before = threads()
@@ -161,49 +161,41 @@ def test_cores_are_divided(monkeypatch: pytest.MonkeyPatch, n_cores: int, bound:
         assert threads() == (before if size == 1 else {expected})
 
 
-@pytest.mark.mpi(3)
+@pytest.mark.mpi(4)
 def test_more_ranks_than_cores_are_noted_once(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    world, host = MPI.COMM_WORLD, socket.gethostname()
+    world = MPI.COMM_WORLD
     note_once.cache_clear()  # earlier tests may have printed these notes
-    for name, usable, said in (
-        ("a a a", {0, 1}, [f"3 ranks share 2 cores on {host}: they take turns. Start at most 2 "]),
-        ("a a a", {0, 1}, []),  # already said
-        ("a a a", {5}, [f"3 ranks share 1 core on {host}: they take turns. Start at most 1 "]),
-        ("a a a", {0, 1, 2}, []),
-        ("a a a", {world.rank}, []),  # each rank is bound to its own core
-        ("a b b", {0, 1}, []),
-        ("a b b", {3}, [f"2 ranks share 1 core on {host}: they take turns. Start at most 1 "]),
+    for hosts, usable, crowd, limit in (
+        ("aaaa", {0, 1}, "4 ranks share 2 cores on a", 2),
+        ("aaaa", {0, 1}, "", 2),  # already said
+        ("aaaa", {5}, "4 ranks share 1 core on a", 1),
+        ("aaaa", {0, 1, 2, 3}, "", 4),
+        ("aaaa", {world.rank}, "", 1),  # each rank is bound to its own core
+        ("abbb", {0, 1, 2}, "", 3),
+        ("abbb", {3, 4}, "3 ranks share 2 cores on b", 2),
+        ("aabb", {3}, "2 ranks share 1 core on a, and likewise on 1 other host", 1),
     ):
-        monkeypatch.setattr(cores, "_usable_cores", lambda *_, usable=usable: frozenset(usable))
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, usable=usable: usable)
+        monkeypatch.setattr(socket, "gethostname", lambda hosts=hosts: hosts[world.rank])
         with threadpoolctl.threadpool_limits(5):
-            cores.divide_cores(world, Topology.from_hosts(name.split(), world.rank).inter_rank)
-        lines = capfd.readouterr().err.splitlines()
-        assert len(lines) == (len(said) if world.rank == 0 else 0)
-        for line, start in zip(lines, said, strict=False):
-            assert line == f"chainermn: note: {start}there for speed."
-
-
-def test_note_on_several_hosts() -> None:
-    two = frozenset({0, 1})
-    peers = [(node, f"host{node}", two) for node in (0, 1, 1, 1, 2, 2, 2)]
-    assert cores._crowded(peers).startswith(
-        "3 ranks share 2 cores on host1, and likewise on 1 other host: they take turns."
-    )
+            cores.divide_cores(world, Topology.from_hosts(hosts, world.rank).inter_rank)
+        advice = f"they take turns. Start at most {limit} there for speed."
+        said = f"chainermn: note: {crowd}: {advice}\n" if crowd and world.rank == 0 else ""
+        assert capfd.readouterr().err == said
 
 
 TAKING_TURNS = ["MPIR_CVAR_ENABLE_HEAVY_YIELD", "OMPI_MCA_mpi_yield_when_idle"]
 # The user has chosen for rank 1.
 CROWDED = f"""
 import os, chainermn
-from chainermn.process import cores
 rank = os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
 for name in {TAKING_TURNS}:
     os.environ.pop(name, None)
     if rank == "1":
         os.environ[name] = "0"
-cores._usable_cores = lambda *_: frozenset({{0}})
+os.sched_getaffinity = lambda _: {{0}}
 for name in ("naive", "flat"):
     comm = chainermn.create_communicator(name)
 chosen = [os.environ.get(name) for name in {TAKING_TURNS}]
@@ -223,7 +215,7 @@ def test_crowded_ranks_take_turns_and_results_of_tests_leave_the_note_out() -> N
 def test_split_leaves_the_division_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in THREAD_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(cores, "_usable_cores", lambda *_: frozenset(range(8)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
     with threadpoolctl.threadpool_limits(5):
         comm = chainermn.create_communicator("naive")
         assert threads() == {2}

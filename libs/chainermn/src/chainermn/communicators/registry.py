@@ -13,7 +13,8 @@ from chainermn.communicators.single_node_communicator import SingleNodeCommunica
 from chainermn.communicators.two_dimensional_communicator import TwoDimensionalCommunicator
 from chainermn.transport.topology import Topology
 
-_classes: dict[str, type[MpiCommunicatorBase]] = {
+#: The class of each communicator by its name.
+classes: dict[str, type[MpiCommunicatorBase]] = {
     "dummy": DummyCommunicator,
     "flat": FlatCommunicator,
     "hierarchical": HierarchicalCommunicator,
@@ -34,7 +35,7 @@ def registered() -> dict[str, type[MpiCommunicatorBase]]:
     >>> names[:3]
     ['dummy', 'flat', 'hierarchical']
     """
-    return dict(sorted(_classes.items()))
+    return dict(sorted(classes.items()))
 
 
 def register(name: str, kind: type[MpiCommunicatorBase]) -> None:
@@ -64,25 +65,25 @@ def register(name: str, kind: type[MpiCommunicatorBase]) -> None:
     """
     if not (isinstance(kind, type) and issubclass(kind, MpiCommunicatorBase)):
         raise TypeError(f"register: expected a subclass of MpiCommunicatorBase, got {kind!r}")
-    if _classes.setdefault(name, kind) is not kind:
+    if classes.setdefault(name, kind) is not kind:
         raise ValueError(
-            f"register: the name {name!r} belongs to {_classes[name].__name__}; choose another one"
+            f"register: the name {name!r} belongs to {classes[name].__name__}; choose another one"
         )
 
 
 def default_on_cpu(topology: Topology) -> str:
     """Return the name of the communicator that sends the fewest bytes between hosts."""
     names = ("single_node", "two_dimensional", "hierarchical")
-    return next(name for name in names if not _classes[name].why_not(topology))
+    return next(name for name in names if not classes[name].why_not(topology))
 
 
 def class_named(name: str) -> type[MpiCommunicatorBase]:
     """Return the class that is registered under a name."""
-    if name in _classes:
-        return _classes[name]
+    if name in classes:
+        return classes[name]
     import difflib
 
-    similar = difflib.get_close_matches(str(name), _classes, n=1, cutoff=0.8)
+    similar = difflib.get_close_matches(str(name), classes, n=1, cutoff=0.8)
     question = f" (did you mean {similar[0]!r}?)" if similar else ""
     known = ", ".join(registered())
     raise ValueError(f"unknown communicator {name!r}{question}; expected one of {known}")
