@@ -70,14 +70,14 @@ class Reversing:
 @pytest.mark.mpi(1, 3)
 def test_users_order_sampler_is_that_of_rank_0() -> None:
     comm = chainermn.create_communicator("naive")
-    np.random.seed(comm.rank)
+    generator = np.random.RandomState(comm.rank)
     shared = create_synchronized_iterator(
-        SerialIterator(list(range(8)), 8, order_sampler=Reversing(np.random.mtrand._rand)), comm
+        SerialIterator(list(range(8)), 8, order_sampler=Reversing(generator)), comm
     )
     seen = []
     for _ in range(3):
         seen.append(next(shared))
-        np.random.random(comm.rank)  # as other code does, differently on each rank
+        generator.random(comm.rank + 1)  # as other code does, differently on each rank
     assert comm.allgather_obj(seen) == [seen] * comm.size
 
 

@@ -24,9 +24,9 @@ from chainermn.transport.reducer import Array, Pending, padded_length
 # A block of rows stays in the second-level cache while it is used several times. It is so small
 # that BLAS multiplies it by a thin matrix without copying it first, which halves the time.
 _BLOCK_BYTES = 1 << 18
-# This many bytes of totals are subtracted from while a message is being sent. With more, the
-# message would arrive earlier, and subtracting in the next step is faster.
-_SUBTRACTED_BYTES = 8 << 20
+#: This many bytes of totals are subtracted from while a message is being sent. With more, the
+#: message would arrive earlier, and subtracting in the next step is faster.
+SUBTRACTED_BYTES = 8 << 20
 # A column depends on others if less than this fraction of its length remains.
 _DEPENDENT = 1e-6
 # Rows of the matrices that show how BLAS rounds, also at the ends of its blocks.
@@ -82,8 +82,8 @@ class PowerSGD(Compression):
     @override
     def arithmetic(self) -> bytes:
         """Multiply two matrices; BLAS may round the product differently on other processors."""
-        left = _random("left", (_ROWS, self.rank)).astype(np.float32)
-        right = _random("right", (self.rank, _ROWS)).astype(np.float32)
+        left = random_matrix("left", (_ROWS, self.rank)).astype(np.float32)
+        right = random_matrix("right", (self.rank, _ROWS)).astype(np.float32)
         product = np.empty(_ROWS**2, np.float32)
         _write_product(left, right, product)
         return hashlib.blake2b(product.tobytes()).digest()
@@ -121,7 +121,7 @@ class PowerSGD(Compression):
         rank = self._rank_of(n, m)
         right = memory.arrays.get("right")
         if right is None:
-            right = memory.place(_random(name, (rank, m)).astype(memory.dtype))
+            right = memory.place(random_matrix(name, (rank, m)).astype(memory.dtype))
         return _Matrix(tensor, right, memory.next("total").reshape(n, m))
 
     def _rank_of(self, n: int, m: int) -> int:
@@ -175,7 +175,7 @@ class _Matrix(NamedTuple):
     def remember_start(self, mean: Array) -> None:
         """Keep the start of the next power iteration."""
         memory = self.tensor.memory
-        initial = memory.place(_random(self.tensor.name, mean.shape))
+        initial = memory.place(random_matrix(self.tensor.name, mean.shape))
         memory.set("right", _warm_start(mean, initial))
 
 
@@ -194,7 +194,7 @@ def _average_rights(
     n_bytes = 0
     for matrix, left, own in zip(matrices, lefts, owns, strict=True):
         n_bytes += matrix.total.nbytes
-        matrix.remember_sent(left, own, subtract=n_bytes <= _SUBTRACTED_BYTES)
+        matrix.remember_sent(left, own, subtract=n_bytes <= SUBTRACTED_BYTES)
     if under_way is not None:
         yield under_way
         yield from steps
@@ -223,8 +223,8 @@ def _matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 @functools.lru_cache(1024)
-def _random(name: str, shape: tuple[int, ...]) -> Array:
-    """Return random numbers that are the same on all ranks."""
+def random_matrix(name: str, shape: tuple[int, ...]) -> Array:
+    """Return a matrix of random numbers, the same on all ranks for the same name."""
     return np.random.default_rng(zlib.crc32(name.encode())).normal(size=shape)
 
 
