@@ -81,7 +81,7 @@ def test_every_error_of_nccl_has_a_name(a_gpu: Any) -> None:
 
     for status, name in names.items():
         with pytest.raises(RuntimeError, match=rf"a test on rank {WORLD.rank} of .*: {name}"):
-            transport._check("a test", lambda status=status: fail(status))
+            transport.check("a test", lambda status=status: fail(status))
     transport.close()  # aborts
     transport = NcclTransport(WORLD, the_gpu())
     ones = a_gpu.to_gpu(np.ones(3, "f"))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
-import weakref
-from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from chainermn.transport.gpu import nccl_watch
+from chainermn.transport.gpu.nccl_watch import NcclWatch, the_watch
 
 
 class Ended(BaseException):
@@ -33,15 +33,11 @@ class Connection:
         return "NCCL failed" if look == "x" else None
 
 
-@pytest.fixture(autouse=True)
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[threading.Thread]]:
-    """Watch nothing from earlier tests, and start no thread."""
-    threads: list[threading.Thread] = []
-    monkeypatch.setattr(nccl_watch, "_watched", weakref.WeakSet())
-    monkeypatch.setattr(threading.Thread, "start", lambda self: threads.append(self))
-    nccl_watch._start.cache_clear()
-    yield threads
-    nccl_watch._start.cache_clear()
+def watch_of(*connections: Any) -> NcclWatch:
+    watch = NcclWatch()
+    for connection in connections:
+        watch.add(connection)
+    return watch
 
 
 @pytest.mark.parametrize(
@@ -64,45 +60,40 @@ def test_failure_that_stays_ends_the_job(
         raise Ended
 
     # A second passes with each look.
-    clock = itertools.count()
-    now = [next(clock)]
+    now = [1.0]
+    clock = SimpleNamespace(sleep=lambda _: now.append(now[-1] + 1), monotonic=lambda: now[-1])
+    monkeypatch.setattr(nccl_watch, "time", clock)
     monkeypatch.setattr(nccl_watch, "end_job", end_job)
-    monkeypatch.setattr(nccl_watch.time, "sleep", lambda _: now.append(next(clock)))
-    monkeypatch.setattr(nccl_watch.time, "monotonic", lambda: 1.0 + now[-1])
-    monkeypatch.setattr(nccl_watch, "_SECONDS_FOR_RAISING", 4.5)
     connection = Connection(looks)
-    nccl_watch.watch(connection)
+    watch = watch_of(connection)
     with pytest.raises(Ended):
-        nccl_watch._run()
+        watch.run()
     expected = ["chainermn: NCCL failed\nEnding the whole job."] if is_ended else []
     assert messages == expected
 
 
 def test_what_is_gone_is_watched_no_longer() -> None:
     failing = Connection("xx")
-    nccl_watch.watch(failing)
-    nccl_watch.watch(Connection("x"))
-    assert nccl_watch._first_failure() == "NCCL failed"
+    watch = watch_of(failing)
+    watch.add(Connection("x"))
+    assert watch.first_failure() == "NCCL failed"
     del failing
-    assert nccl_watch._first_failure() is None
+    assert watch.first_failure() is None
 
 
-def test_one_watch_for_all(started: list[threading.Thread]) -> None:
-    connections = [Connection("."), Connection("x")]
-    for connection in connections:
-        nccl_watch.watch(connection)
-    (thread,) = started
+@pytest.mark.mpi(1)
+def test_one_watch_for_all() -> None:
+    assert the_watch() is the_watch()
+    (thread,) = (each for each in threading.enumerate() if each.name == "chainermn-nccl-watch")
     assert thread.daemon
-    assert nccl_watch._first_failure() == "NCCL failed"
 
 
 def test_watch_outlives_errors_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
     connections = [Connection("!."), Connection("..x"), Connection("...")]
-    for connection in connections:
-        nccl_watch.watch(connection)
-    assert nccl_watch._first_failure() is None
-    assert nccl_watch._first_failure() is None
-    assert nccl_watch._first_failure() == "NCCL failed"
+    watch = watch_of(*connections)
+    assert watch.first_failure() is None
+    assert watch.first_failure() is None
+    assert watch.first_failure() == "NCCL failed"
     told = capfd.readouterr().err
     assert "on rank 1 of 2, on " in told
     assert "a failure of NCCL may make the job hang from now on" in told

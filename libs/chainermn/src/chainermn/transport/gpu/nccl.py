@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from chainermn.transport.gpu.device import Gpu
 from chainermn.transport.gpu.nccl_turns import wait_for_turn
-from chainermn.transport.gpu.nccl_watch import watch
+from chainermn.transport.gpu.nccl_watch import the_watch
 from chainermn.transport.host.mpi import Op, host_name
 from chainermn.transport.reducer import Array, shard_bounds
 
@@ -85,7 +85,7 @@ class NcclTransport:
         self._is_open = True
         self._has_failed = False
         self._closing = threading.Lock()
-        watch(self)
+        the_watch().add(self)
 
     def allreduce(self, array: Array, op: Op = "sum") -> None:
         """Reduce the arrays of all ranks elementwise; every rank gets the result.
@@ -188,7 +188,7 @@ class NcclTransport:
         try:
             yield
         finally:
-            self._check("a group of calls", self._nccl.groupEnd)
+            self.check("a group of calls", self._nccl.groupEnd)
 
     def _move(self, name: str, array: Array, other: int) -> None:
         self._call(name, self._gpu.pointer(array), array.nbytes, self._nccl.NCCL_UINT8, other)
@@ -197,7 +197,7 @@ class NcclTransport:
         wait_for_turn()
         self._check_earlier_calls()
         method = getattr(self._comm, name)
-        self._check(name, lambda: method(*arguments, self._gpu.stream()))
+        self.check(name, lambda: method(*arguments, self._gpu.stream()))
 
     def _check_earlier_calls(self) -> None:
         """Raise an error that NCCL has found since an earlier call, on this or another rank."""
@@ -209,9 +209,10 @@ class NcclTransport:
                 if error.args != (_IN_PROGRESS,):
                     raise
 
-        self._check("an earlier call", check)
+        self.check("an earlier call", check)
 
-    def _check(self, what: str, call: Callable[[], Any]) -> None:
+    def check(self, what: str, call: Callable[[], Any]) -> None:
+        """Make a call; raise a RuntimeError with its name and this rank if NCCL fails."""
         try:
             call()
         except (self._nccl.NcclError, KeyError) as error:
