@@ -106,16 +106,16 @@ class StandInGpu(Gpu):
     """A GPU that records what it is asked to do.
 
     ``log`` names copies, kernels and NCCL calls; ``waits`` counts how often the main thread has
-    waited.
+    waited. The process sees ``visible`` GPUs; the current one has the PCI bus ``address``.
     """
 
-    def __init__(self, device: str | None = None, visible: int = 8) -> None:
+    def __init__(self) -> None:
         self.log: list[str] = []
         self.waits = 0
         self.streams: list[StandInStream] = []
         self._current = threading.local()
-        self._device = device or f"0000:{WORLD.rank:02}:00.0"
-        self._visible = visible
+        self.address = f"0000:{WORLD.rank:02}:00.0"
+        self.visible = 8
         self.library = StandInNccl(self)
         self.memory = StreamMemory()
 
@@ -125,6 +125,9 @@ class StandInGpu(Gpu):
         found = found.reshape(array.shape)
         found[...] = array
         return found.view(GpuArray)
+
+    def to_host(self, array: Any) -> np.ndarray:
+        return np.asarray(_plain(array))
 
     def holds(self, array: object) -> bool:
         return isinstance(array, GpuArray)
@@ -184,10 +187,10 @@ class StandInGpu(Gpu):
         return self.library
 
     def device(self) -> str:
-        return self._device
+        return self.address
 
     def devices(self) -> list[str]:
-        return [f"0000:{number:02}:00.0" for number in range(self._visible)]
+        return [f"0000:{number:02}:00.0" for number in range(self.visible)]
 
     def copy_to_host(self, array: np.ndarray, host: np.ndarray) -> None:
         assert isinstance(array, GpuArray)

@@ -395,7 +395,7 @@ def test_pinned_memory_is_freed_after_its_last_copy(
 
 @pytest.mark.mpi(2, 4)
 def test_two_ranks_on_one_gpu(stand_in: Any) -> None:
-    stand_in._device, stand_in._visible = "0000:07:00.0", 1
+    stand_in.address, stand_in.visible = "0000:07:00.0", 1
     comm = make("pure_nccl")
     message = "NCCL needs a GPU for each rank, but rank 1 .* ranks, and rank 1 sees 1 GPU"
     with pytest.raises(RuntimeError, match=message):
@@ -409,7 +409,7 @@ def test_default_is_pure_nccl_where_every_rank_can_have_a_gpu(
 ) -> None:
     assert isinstance(chainermn.create_communicator(), PureNcclCommunicator)
     assert len(recwarn) == 0
-    stand_in._visible = mpi_ranks - 1
+    stand_in.visible = mpi_ranks - 1
     comm = chainermn.create_communicator()
     assert isinstance(comm, SingleNodeCommunicator)
     if mpi_ranks == 2 and comm.rank == 0:

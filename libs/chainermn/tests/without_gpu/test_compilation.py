@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -39,18 +40,13 @@ class CupyWithCache:
         return lambda *arguments: self.launched.append((name, *arguments))
 
 
-def gpu_with(cupy: CupyWithCache) -> Gpu:
-    gpu = Gpu.__new__(Gpu)
-    gpu._cupy = cupy
-    return gpu
-
-
 @pytest.mark.mpi(1, 3)
 def test_once_per_host(shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUPY_CACHE_DIR", str(shared_tmp_path))
-    monkeypatch.setattr(compilation, "_SECONDS_TO_WAIT", 600)
+    monkeypatch.setattr(compilation, "SECONDS_TO_WAIT", 600)
     cupy = CupyWithCache(shared_tmp_path)
-    gpu = gpu_with(cupy)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    gpu = Gpu()
     WORLD.Barrier()
     for code in ("one", "other", "one"):
         gpu.run(code, "gather", 5, [code])
@@ -93,7 +89,7 @@ def test_nobody_has_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_lock_that_is_never_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(compilation, "_SECONDS_TO_WAIT", 0.1)
+    monkeypatch.setattr(compilation, "SECONDS_TO_WAIT", 0.1)
     with compilation.one_rank_at_a_time():
         (lock,) = tmp_path.iterdir()
     with FileLock(lock), compilation.one_rank_at_a_time():

@@ -27,7 +27,7 @@ def test_no_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_device(stand_in: Any) -> None:
     assert why_no_gpu() is None
-    stand_in._visible = 0
+    stand_in.visible = 0
     assert why_no_gpu() == "there is no CUDA device"
     assert why_no_nccl() == "there is no CUDA device"
 
@@ -76,5 +76,5 @@ def test_cupy_that_warns_of_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_same_answer_on_all_ranks(visible: list[int], reason: str | None, stand_in: Any) -> None:
     world = MPI.COMM_WORLD
-    stand_in._visible = visible[world.rank]
+    stand_in.visible = visible[world.rank]
     assert why_not_one_each(world, Topology.of(world)) == reason

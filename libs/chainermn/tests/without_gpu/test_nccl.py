@@ -257,7 +257,7 @@ def test_job_of_which_a_rank_waits_for_nccl_in_vain_ends(how: str) -> None:
 @pytest.mark.mpi(2, 3)
 def test_gpu_that_two_ranks_use(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     check_devices(WORLD, stand_in)
-    stand_in._device, stand_in._visible = "0000:07:00.0", 1
+    stand_in.address, stand_in.visible = "0000:07:00.0", 1
     message = (
         f"rank 1 uses the same one as rank 0, 0000:07:00.0 of .* has {WORLD.size} ranks, "
         "and rank 1 sees 1 GPU"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-# NVRTC takes much less. A rank that has waited this long compiles by itself.
-_SECONDS_TO_WAIT = 10
+#: A rank that has waited this many seconds compiles by itself. NVRTC takes much less.
+SECONDS_TO_WAIT = 10
 
 
 @contextmanager
@@ -25,5 +25,5 @@ def one_rank_at_a_time() -> Iterator[None]:
             with suppress(OSError, RuntimeError):
                 cache = os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy/kernel_cache"
                 file = Path(cache) / f"chainermn-{os.uname().nodename}.lock"
-                stack.enter_context(FileLock(file, _SECONDS_TO_WAIT))
+                stack.enter_context(FileLock(file, SECONDS_TO_WAIT))
         yield
