@@ -89,7 +89,7 @@ def test_same_bits_as_all_rows_on_three_ranks(
 
 
 def check_same_bits(overlap: bool, wire: Any, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "_BUCKET_BYTES", 40)
+    monkeypatch.setattr(rounds, "BUCKET_BYTES", 40)
     dense, sparse = (
         train(on_two_hosts(kind, allreduce_grad_dtype=wire), dtype, overlap)
         for kind in (Dense, NaiveCommunicator)

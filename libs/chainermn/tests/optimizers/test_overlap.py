@@ -17,9 +17,12 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer import optimizers
+from mpi4py import MPI
 
 import chainermn
+from chainermn import spans
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.communicators.naive_communicator import NaiveCommunicator
 from chainermn.compression import Compression, PowerSGD, Quantization, TopK
 from chainermn.gradients.overlap import exchange as overlapped_exchange
 from chainermn.gradients.overlap import plan as rounds
@@ -27,7 +30,6 @@ from chainermn.optimizers import overlapping_optimizer
 from chainermn.optimizers.double_buffering_optimizer import DoubleBufferingOptimizer
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
 from chainermn.optimizers.overlapping_optimizer import OverlappingOptimizer
-from chainermn.transport import duplicates
 
 pytestmark = pytest.mark.each_mpi
 
@@ -38,7 +40,7 @@ Step = Callable[[Any, MultiNodeOptimizer, int, int], None]
 
 @pytest.fixture(autouse=True)
 def _many_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "_BUCKET_BYTES", 40)
+    monkeypatch.setattr(rounds, "BUCKET_BYTES", 40)
 
 
 class Network(chainer.Chain):
@@ -567,29 +569,38 @@ def test_training_goes_on_after_an_exception(where: str) -> None:
 def test_exchange_begins_while_backward_goes_on() -> None:
     comm = chainermn.create_communicator("naive")
     arrived: list[bool] = []
+    has_mean = threading.Event()
+
+    def listen(span: spans.Span) -> None:
+        if span.name == "all-reduce":
+            has_mean.set()
 
     class Probe(chainer.FunctionNode):
         def forward(self, inputs: Any) -> Any:
             return inputs
 
         def backward(self, indexes: Any, grad_outputs: Any) -> Any:
-            current = optimizer._exchange._early
-            if current is not None:
-                # Wait for the mean gradient of c, while a and b have no gradients yet.
-                optimizer._exchange._engine.wait(current._under_way[0])
-                arrived.append(net.a.W.grad is None)
+            assert has_mean.wait(60)  # for a mean gradient of c; a and b have no gradients yet
+            arrived.append(net.a.W.grad is None)
             return grad_outputs
 
     net = Network()
-    optimizer: Any = chainermn.create_multi_node_optimizer(
-        optimizers.SGD(0.1), comm, overlap=True
-    ).setup(net)
-    optimizer.update()  # makes the replicas equal
-    for step in range(4):
-        optimizer.update(
-            lambda step=step: square(net.c(Probe().apply((net.b(net.a(x(comm.rank, step))),))[0]))
-        )
-    assert arrived == [True, True, True]  # the first one learns the order
+    optimizer = chainermn.create_multi_node_optimizer(optimizers.SGD(0.1), comm, overlap=True)
+    optimizer.setup(net)
+    for step in range(2):  # which make the replicas equal, and learn the order
+        by_update(net, optimizer, comm.rank, step)
+    spans.listen(listen)
+    try:
+        for step in range(3):
+            has_mean.clear()
+            optimizer.update(
+                lambda step=step: square(
+                    net.c(Probe().apply((net.b(net.a(x(comm.rank, step))),))[0])
+                )
+            )
+    finally:
+        spans.unlisten(listen)
+    assert arrived == [True, True, True]
 
 
 @pytest.mark.mpi(1, 2)
@@ -730,11 +741,25 @@ def test_nothing_of_the_graph_or_the_optimizer_is_kept() -> None:
     assert not thread.is_alive()
 
 
+class Counted(MPI.Intracomm):
+    """A communicator that counts its duplicates, and those of its duplicates."""
+
+    n_duplicates = 0
+
+    def Dup(self, *args: Any) -> Counted:
+        Counted.n_duplicates += 1
+        return Counted(super().Dup(*args))
+
+    def Free(self) -> None:
+        Counted.n_duplicates -= 1
+        super().Free()
+
+
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("settings", [{"overlap": True}, {"double_buffering": True}], ids=str)
 def test_duplicates_of_the_communicator_are_freed(settings: dict[str, Any]) -> None:
-    comm = chainermn.create_communicator("naive")
-    lent = []
+    comm = NaiveCommunicator(Counted(MPI.COMM_WORLD))
+    existing = []
     for _ in range(5):
         optimizer = chainermn.create_multi_node_optimizer(optimizers.SGD(0.1), comm, **settings)
         optimizer.setup(Network())
@@ -742,11 +767,11 @@ def test_duplicates_of_the_communicator_are_freed(settings: dict[str, Any]) -> N
             by_update(optimizer.target, optimizer, comm.rank, step)
         if "double_buffering" in settings:
             optimizer.wait()
-        lent.append(sum(each._original is comm.mpi_comm for each in duplicates._duplicates))
+        existing.append(Counted.n_duplicates)
         del optimizer
         gc.collect()
-    # The one in use, the last one given back, and any that other tests have not given back.
-    assert lent[4] == lent[3] == lent[2]
+    # Those in use, and the last ones given back.
+    assert existing[4] == existing[3] == existing[2] > 0
 
 
 @pytest.mark.mpi(3)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import chainer
@@ -31,8 +33,8 @@ Step = Callable[[Any, MultiNodeOptimizer, Place, int], None]
 
 @pytest.fixture(autouse=True)
 def _many_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "_BUCKET_BYTES", 40)
-    monkeypatch.setattr(rounds, "_GPU_BUCKET_BYTES", 40)
+    monkeypatch.setattr(rounds, "BUCKET_BYTES", 40)
+    monkeypatch.setattr(rounds, "GPU_BUCKET_BYTES", 40)
 
 
 class _Same(chainer.FunctionNode):
@@ -226,11 +228,21 @@ def test_compressed(stand_in: Any, name: str, compression: Compression) -> None:
 
 
 @pytest.mark.mpi(2)
-def test_setting_up_leaves_no_work_that_would_outlive_its_memory(stand_in: Any) -> None:
-    comm, stream = make("pure_nccl"), stand_in.new_stream()
-    with stand_in.on(stream):
-        comm._gradients.set_up(on_gpu=True)
-    assert not stream.work
+def test_setting_up_leaves_no_work_that_would_outlive_its_memory(
+    stand_in: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comm, on = make("pure_nccl"), stand_in.on
+    left: list[int] = []
+
+    @contextlib.contextmanager
+    def counting(stream: Any) -> Iterator[None]:
+        with on(stream):
+            yield
+        left.append(len(stream.work))
+
+    monkeypatch.setattr(stand_in, "on", counting)
+    train(comm, True, stand_in.to_gpu, by_update)
+    assert left[0] == 0 < max(left)
     comm.finalize()
 
 
@@ -355,12 +367,13 @@ def test_auto_leaves_gpu_memory_to_the_time_after_backward(
 ) -> None:
     comm = make("naive")
     assert comm.inter_size == 2
+    threads = set(threading.enumerate())
     net = Network(stand_in.to_gpu)
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(0.1), comm)
     optimizer.setup(net)
     for step in range(3):
         by_update(net, optimizer, stand_in.to_gpu, step)
     assert not stand_in.streams
-    assert optimizer._exchange is None
+    assert threads.issuperset(threading.enumerate())
     assert not recwarn.list
     comm.finalize()

@@ -18,12 +18,13 @@ from chainermn.transport.reducer import Array
 if TYPE_CHECKING:
     from chainermn.gradients.compressor import Compressor
 
-# Measured at 1 Gbit/s: smaller buckets have more overhead, larger ones leave more to exchange
-# after backward.
-_BUCKET_BYTES = 2 << 20
-# Not measured here: the default of PyTorch's DistributedDataParallel (`bucket_cap_mb`), for faster
-# links and for the cost of launching kernels for each bucket.
-_GPU_BUCKET_BYTES = 25 << 20
+#: Most bytes of a bucket in host memory. Measured at 1 Gbit/s: smaller buckets have more overhead,
+#: larger ones leave more to exchange after backward.
+BUCKET_BYTES = 2 << 20
+#: Most bytes of a bucket in GPU memory. Not measured here: the default of PyTorch's
+#: DistributedDataParallel (`bucket_cap_mb`), for faster links and for the cost of launching
+#: kernels for each bucket.
+GPU_BUCKET_BYTES = 25 << 20
 # With a compressor, messages are much smaller, so latency matters more.
 _COMPRESSED_BUCKET_BYTES = 8 << 20
 
@@ -56,7 +57,7 @@ class Plan:
         self.parameters = parameters
         self.follows_graph = follows_graph
         self.late: set[VariableNode] = set()
-        limits = _BUCKET_BYTES, _GPU_BUCKET_BYTES, _COMPRESSED_BUCKET_BYTES
+        limits = BUCKET_BYTES, GPU_BUCKET_BYTES, _COMPRESSED_BUCKET_BYTES
         self.buckets = make_buckets(
             parameters, *limits, wire, n_ranks, compressor=compressor, embeddings=embeddings
         )
