@@ -51,7 +51,10 @@ NOTICED_BY = {
     ],
     "gradients/batched_copy": ["without_gpu"],
     "gradients/overlap": ["optimizers/test_overlap.py", "without_gpu"],
-    "gradients/": ["gradients", "communicators/test_models.py", "optimizers", "without_gpu"],
+    "gradients/": [
+        *("gradients", "communicators/test_models.py", "optimizers", "without_gpu"),
+        "gpu/test_compression.py",
+    ],
     "multi_node_": ["test_original_names.py"],
     "nccl": ["test_nccl.py", "without_gpu/test_nccl.py"],
     "notes": ["launch", "testing"],
@@ -61,7 +64,7 @@ NOTICED_BY = {
     "resuming": ["extensions"],
     "spans": ["timeline"],
     "transport/duplicates": ["optimizers/test_overlap.py"],
-    "transport/gpu": ["without_gpu"],
+    "transport/gpu": ["without_gpu", "gpu/test_compression.py"],
     "transport/": ["transport", "communicators"],
 }
 #: What tells which release this is, and the commands' names: nothing to break.

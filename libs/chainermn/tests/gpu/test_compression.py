@@ -7,12 +7,14 @@ from typing import Any
 import chainer
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import chainermn
+from chainermn.communicators import registered
 from chainermn.compression import Compression, PowerSGD, Quantization, TopK
+from chainermn.transport.topology import Topology
 
-pytestmark = pytest.mark.gpu
-
+WORLD = MPI.COMM_WORLD
 SHAPES = {"a": (40, 30), "b": (24, 3, 3, 5), "c": (7,)}
 STEPS = 4
 
@@ -27,8 +29,7 @@ COMPRESSIONS = pytest.mark.parametrize(
 )
 
 
-def averaged(name: str, compression: Compression, place: Any) -> list[dict[str, Any]]:
-    comm = chainermn.create_communicator(name)
+def averaged(comm: Any, compression: Compression, place: Any) -> list[dict[str, Any]]:
     compressor = comm.create_compressor(compression)
     model = chainer.Link()
     with model.init_scope():
@@ -45,24 +46,47 @@ def averaged(name: str, compression: Compression, place: Any) -> list[dict[str, 
     return results
 
 
-def assert_as_in_host_memory(a_gpu: Any, name: str, compression: Compression) -> None:
-    on_gpu = averaged(name, compression, a_gpu.to_gpu)
-    in_host_memory = averaged("naive", compression, np.array)
+def assert_as_in_host_memory(
+    gpu: Any, comm: Any, compression: Compression, tolerance: float
+) -> list[dict[str, Any]]:
+    """Compare the means on the GPU with those in host memory, and return them."""
+    on_gpu = averaged(comm, compression, gpu.to_gpu)
+    in_host_memory = averaged(chainermn.create_communicator("naive"), compression, np.array)
     # Where sums differ in the last digit, a code may differ by one.
-    atol = 0.02 if isinstance(compression, Quantization) else 1e-4
+    atol = 0.02 if isinstance(compression, Quantization) else tolerance
     for one, other in zip(on_gpu, in_host_memory, strict=True):
         for key, mean in one.items():
-            assert a_gpu.holds(mean)
-            np.testing.assert_allclose(a_gpu.to_host(mean), other[key], rtol=1e-3, atol=atol)
+            assert gpu.holds(mean)
+            np.testing.assert_allclose(
+                gpu.to_host(mean), other[key], rtol=10 * tolerance, atol=atol
+            )
+    return on_gpu
 
 
+@pytest.mark.gpu
 @pytest.mark.mpi(1, 2)
 @COMPRESSIONS
 def test_by_mpi(a_gpu: Any, compression: Compression) -> None:
-    assert_as_in_host_memory(a_gpu, "naive", compression)
+    comm = chainermn.create_communicator("naive")
+    assert_as_in_host_memory(a_gpu, comm, compression, 1e-4)
 
 
+@pytest.mark.gpu
 @pytest.mark.mpi(1, 2)
 @COMPRESSIONS
 def test_by_nccl(a_gpu: Any, with_nccl: None, compression: Compression) -> None:
-    assert_as_in_host_memory(a_gpu, "pure_nccl", compression)
+    comm = chainermn.create_communicator("pure_nccl")
+    assert_as_in_host_memory(a_gpu, comm, compression, 1e-4)
+
+
+@pytest.mark.mpi(1, 2, 3)
+@pytest.mark.parametrize("name", sorted(set(registered()) - {"dummy"}))
+@COMPRESSIONS
+def test_without_a_gpu(stand_in: Any, name: str, compression: Compression) -> None:
+    hosts = "a" * WORLD.size if name == "single_node" else ("ab" * WORLD.size)[: WORLD.size]
+    if name == "two_dimensional" and WORLD.size % 2:
+        hosts = "a" * WORLD.size
+    comm = registered()[name](WORLD, topology=Topology.from_hosts(hosts, WORLD.rank))
+    for means in assert_as_in_host_memory(stand_in, comm, compression, 1e-5):
+        for mean in means.values():
+            assert len(set(WORLD.allgather(mean.tobytes()))) == 1

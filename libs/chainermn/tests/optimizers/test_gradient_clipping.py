@@ -14,16 +14,18 @@ from chainermn.optimizers import GradientClipping
 GRADIENTS = {"a": np.array([3.0, 0.0, 12.0]), "b": np.array([[4.0]])}  # of norm 13
 
 
-def optimizer_with(gradients: dict[str, np.ndarray], dtype: Any, scale: float | None) -> Any:
+def optimizer_with(
+    gradients: dict[str, np.ndarray], dtype: Any, scale: float | None, place: Any = np.array
+) -> Any:
     """Return an optimizer of a model with these gradients, scaled."""
     model = chainer.Link()
     with model.init_scope():
         for name, gradient in gradients.items():
-            parameter = chainer.Parameter(np.zeros(gradient.shape, dtype))
-            parameter.grad = (gradient * (scale or 1)).astype(dtype)
+            parameter = chainer.Parameter(place(np.zeros(gradient.shape, dtype)))
+            parameter.grad = place((gradient * (scale or 1)).astype(dtype))
             parameter._loss_scale = scale
             setattr(model, name, parameter)
-        model.unused = chainer.Parameter(np.zeros(2, dtype))
+        model.unused = chainer.Parameter(place(np.zeros(2, dtype)))
     return chainer.optimizers.SGD(1).setup(model)
 
 
@@ -67,13 +69,10 @@ def test_gradients_that_are_not_finite_are_left_to_the_optimizer(bad: float) -> 
 def test_in_gpu_memory(
     stand_in: Any, dtype: Any, scale: float | None, gradient: list[float]
 ) -> None:
+    gradients = {"a": np.array(gradient), "b": np.zeros(2)}
     in_host_memory, on_gpu = (
-        optimizer_with({"a": np.array(gradient), "b": np.zeros(2)}, dtype, scale) for _ in range(2)
+        optimizer_with(gradients, dtype, scale, place) for place in (np.array, stand_in.to_gpu)
     )
-    for parameter in on_gpu.target.params():
-        parameter.array = stand_in.to_gpu(parameter.array)
-        if parameter.grad is not None:
-            parameter.grad = stand_in.to_gpu(parameter.grad)
     for optimizer in (in_host_memory, on_gpu):
         GradientClipping(0.75)(optimizer)
     expected = gradients_of(in_host_memory)
@@ -84,13 +83,20 @@ def test_in_gpu_memory(
 
 
 @pytest.mark.mpi(1, 2, 3)
-def test_norm_of_parts_on_several_ranks() -> None:
+@pytest.mark.parametrize("threshold", [1.0, 100.0])
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_norm_of_parts_on_several_ranks(
+    on_gpu: bool, threshold: float, request: pytest.FixtureRequest
+) -> None:
     comm = chainermn.create_communicator("naive")
     own = {"a": np.full(4, comm.rank + 1.0)}
     norm = sum(4 * (rank + 1) ** 2 for rank in range(comm.size)) ** 0.5
-    optimizer = optimizer_with(own, np.float32, None)
-    GradientClipping(1, comm)(optimizer)
-    np.testing.assert_allclose(gradients_of(optimizer)["a"], own["a"] / norm, rtol=1e-6)
+    place = request.getfixturevalue("stand_in").to_gpu if on_gpu else np.array
+    optimizer = optimizer_with(own, np.float32, None, place)
+    GradientClipping(threshold, comm)(optimizer)
+    found = gradients_of(optimizer)["a"]
+    assert type(found) is type(place(0))
+    np.testing.assert_allclose(found, own["a"] * min(1, threshold / norm), rtol=1e-6)
 
 
 @pytest.mark.mpi(1, 3)
