@@ -15,7 +15,7 @@ from chainermn.transport.host.sharing import LINE_BYTES
 KEEPS_ORDER = platform.machine() in ("x86_64", "AMD64", "i686")
 
 _LOOKS_BEFORE_YIELDING = 64
-#: A rank that has looked this often in vain sleeps before it looks again.
+#: Number of looks after which a waiting rank sleeps.
 LOOKS_BEFORE_SLEEPING = 4096
 #: Seconds after which a sleeping rank looks again, even if no other rank wakes it.
 SECONDS_OF_SLEEP = 0.05
