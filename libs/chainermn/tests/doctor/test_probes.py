@@ -98,7 +98,7 @@ def test_settings_are_timed_with_few_and_many_gradients(steady_clock: None) -> N
 def test_ranks_of_a_host_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probes.shared_memory() == (None if WORLD.rank else "")
     monkeypatch.delattr(os, "memfd_create")
-    monkeypatch.setattr(library, "_DIRECTORY", "/nowhere")
+    monkeypatch.setattr(library, "DIRECTORY", "/nowhere")
     why = probes.shared_memory()
     if WORLD.rank == 0:
         assert why is not None
