@@ -101,7 +101,7 @@ import signal
 from chainermn.__main__ import main
 from chainermn.launch import restarts
 signal.signal(signal.SIGINT, signal.default_int_handler)
-restarts._PATIENCE = 0.2
+restarts.PATIENCE = 0.2
 main()
 """
 

@@ -75,7 +75,7 @@ def test_signal_is_passed_on_and_ends_all_attempts(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(restarts, "_in_foreground", lambda: False)
+    monkeypatch.setattr(restarts, "in_foreground", lambda: False)
     ready = tmp_path / "ready"
     receive(number, once=ready, monkeypatch=monkeypatch)
     code = run_to_end(shell(TRAPS.format(ready)), os.environ, max_restarts=3)
@@ -99,7 +99,7 @@ def test_sigusr1_is_passed_on_and_what_stops_then_is_not_restarted(
 def test_interrupt_by_a_terminal_is_not_sent_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restarts, "_in_foreground", lambda: True)
+    monkeypatch.setattr(restarts, "in_foreground", lambda: True)
     ready = tmp_path / "ready"
     receive(signal.SIGINT, signal.SIGTERM, once=ready, monkeypatch=monkeypatch)
     assert run_to_end(shell(TRAPS.format(ready)), os.environ, 0) == 6
@@ -149,12 +149,12 @@ def test_signal_while_the_process_is_being_started(
 IN_A_TERMINAL = """
 import os, sys
 os.close(os.open(sys.argv[1], os.O_RDWR))
-from chainermn.launch.restarts import _in_foreground
+from chainermn.launch.restarts import in_foreground
 def answers():
-    yield _in_foreground()
+    yield in_foreground()
     if os.fork() == 0:
         os.setpgid(0, 0)
-        os._exit(_in_foreground())
+        os._exit(in_foreground())
     yield bool(os.waitstatus_to_exitcode(os.wait()[1]))
 print(*answers())
 """
@@ -176,7 +176,7 @@ def test_terminal_and_its_jobs_in_the_background() -> None:
 
 
 def test_no_terminal() -> None:
-    code = "from chainermn.launch.restarts import _in_foreground; print(_in_foreground())"
+    code = "from chainermn.launch.restarts import in_foreground; print(in_foreground())"
     shown = subprocess.run(
         [sys.executable, "-c", code], start_new_session=True, capture_output=True, text=True
     )

@@ -272,8 +272,8 @@ def test_process_that_the_function_leaves_behind(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is ended, no matter how long `run` would wait for ranks."""
-    monkeypatch.setattr(launch_ranks, "_SECONDS_TO_LEAVE", float("inf"))
-    monkeypatch.setattr(launch_ranks, "_SECONDS_FOR_OUTPUT", 0.2)
+    monkeypatch.setattr(launch_ranks, "SECONDS_TO_LEAVE", float("inf"))
+    monkeypatch.setattr(launch_ranks, "SECONDS_FOR_OUTPUT", 0.2)
     loop = "for i in $(seq 1000); do echo more; sleep 0.05; done; echo not ended"
     assert run(lambda: subprocess.Popen(["sh", "-c", loop]).pid > 0, ranks=1) == [True]
     assert "not ended" not in capsys.readouterr().out
@@ -544,7 +544,7 @@ def test_rank_that_ends_before_it_connects(
     (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     # MPICH's mpiexec waits for the other ranks, so give them no time to connect.
-    monkeypatch.setattr(launch_ranks, "_START_LIMIT", 0)
+    monkeypatch.setattr(launch_ranks, "START_LIMIT", 0)
     with pytest.raises(RuntimeError, match=r"start: \[.*1\]; mpiexec ended with exit code 3"):
         run(int, ranks=2)
 
@@ -559,8 +559,8 @@ def test_rank_that_ends_before_it_connects(
     ],
 )
 def test_name_of_a_signal(words: str, name: str) -> None:
-    ((pid, number),) = launch_ranks._SIGNAL.findall(words)
-    assert (pid, launch_ranks._name_of(int(number))) == ("7", name)
+    ((pid, number),) = launch_ranks.signals_in(words).items()
+    assert (pid, launch_ranks.name_of(number)) == (7, name)
 
 
 def test_keywords_are_refused() -> None:

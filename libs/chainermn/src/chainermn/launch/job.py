@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from chainermn.failures.processes import inheriting
 
-# Seconds that mpiexec gets to end its ranks on all hosts, and then its daemons to end.
-_PATIENCE = 3.0
+#: Seconds that mpiexec gets to end its ranks on all hosts, and then its daemons to end.
+PATIENCE = 3.0
 
 
 @contextlib.contextmanager
@@ -39,7 +39,7 @@ def started(
                 with _interrupts_ignored():
                     process.terminate()  # mpiexec tidies up on SIGTERM
                     with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(_PATIENCE)
+                        process.wait(PATIENCE)
                     process.kill()
     finally:
         with _interrupts_ignored():
@@ -48,9 +48,9 @@ def started(
 
 def end_marked(name: str, value: str) -> None:
     """Wait for all processes here that inherited a variable to end; kill those that do not."""
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + PATIENCE
     # Processes stuck in the kernel cannot be killed, so this gives up on them.
-    while (strays := inheriting(name, value)) and time.monotonic() < deadline + _PATIENCE:
+    while (strays := inheriting(name, value)) and time.monotonic() < deadline + PATIENCE:
         if time.monotonic() > deadline:
             for stray in strays:
                 stray.kill()

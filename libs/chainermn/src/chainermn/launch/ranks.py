@@ -21,8 +21,8 @@ from chainermn.launch.failure import Failure
 from chainermn.launch.output import Output
 from chainermn.launch.surroundings import Surroundings
 
-# Seconds that all ranks get to connect.
-_START_LIMIT = 120.0
+#: Seconds that all ranks get to connect.
+START_LIMIT = 120.0
 # Seconds between two looks at mpiexec.
 _PERIOD = 0.1
 # Seconds in which other ranks may fail in the same way, so that the error names the lowest one.
@@ -31,11 +31,11 @@ _SECONDS_FOR_OTHERS = 0.2
 _SECONDS_FOR_A_REASON = 5.0
 # Seconds that mpiexec gets to end after the caller has hung up.
 _SECONDS_FOR_THE_END = 30.0
-# Seconds that ranks get to leave MPI after the function has returned.
-_SECONDS_TO_LEAVE = 60.0
-# Seconds to wait for the rest of the output after mpiexec has ended: processes that the function
-# left behind may print without end.
-_SECONDS_FOR_OUTPUT = 5.0
+#: Seconds that ranks get to leave MPI after the function has returned.
+SECONDS_TO_LEAVE = 60.0
+#: Seconds to wait for the rest of the output after mpiexec has ended: processes that the function
+#: left behind may print without end.
+SECONDS_FOR_OUTPUT = 5.0
 # Seconds that ranks get to end themselves after the caller has hung up.
 _SECONDS_TO_END = 1.0
 
@@ -97,7 +97,7 @@ class Ranks:
         RuntimeError
             If a rank ends in another way.
         """
-        self._serve(lambda: self._has_started() or bool(self._dead), _START_LIMIT)
+        self._serve(lambda: self._has_started() or bool(self._dead), START_LIMIT)
         if not self._has_started():
             self._end()
             raise self._error_of_start()
@@ -116,7 +116,7 @@ class Ranks:
             self._serve(self._has_ended, _SECONDS_FOR_A_REASON)
             self._end()  # before MPI is initialized, MPICH's mpiexec keeps running
             raise self._error_of_death(missing)
-        self._serve(self._has_ended, _SECONDS_TO_LEAVE)
+        self._serve(self._has_ended, SECONDS_TO_LEAVE)
         if self._mpiexec.poll() != 0:
             raise self._error_of_leaving()
         sys.stderr.write(self._printed.decode(errors="replace"))
@@ -141,7 +141,7 @@ class Ranks:
         deadline, has_ended = time.monotonic() + seconds, False
         while not is_done() and time.monotonic() < deadline:
             if not has_ended and self._mpiexec.poll() is not None:
-                deadline = min(deadline, time.monotonic() + _SECONDS_FOR_OUTPUT)
+                deadline = min(deadline, time.monotonic() + SECONDS_FOR_OUTPUT)
                 has_ended = True
             # Everything printed before mpiexec ended has arrived by now.
             ready = self._selector.select(_PERIOD)
@@ -216,7 +216,7 @@ class Ranks:
         )
 
     def _error_of_leaving(self) -> RuntimeError:
-        how = self._how_mpiexec_ended(f"within {_SECONDS_TO_LEAVE:.0f} s")
+        how = self._how_mpiexec_ended(f"within {SECONDS_TO_LEAVE:.0f} s")
         return RuntimeError(
             f"the function returned on all {self._size} ranks, but then mpiexec {how}. Check that "
             f"every message that was sent is also received. mpiexec printed: {self._words()}"
@@ -228,14 +228,14 @@ class Ranks:
 
     def _error_of_death(self, suspects: Sequence[int]) -> RuntimeError:
         words = self._words()
-        signals = {int(pid): int(number) for pid, number in _SIGNAL.findall(words)}
+        signals = signals_in(words)
         # mpiexec ends the other ranks, so several may be reported at once.
         rank = next((r for r in suspects if self._pids[r] in signals), suspects[0])
         # MPICH may report a rank that it killed itself, with SIGKILL.
         others = (number for number in signals.values() if number != signal.SIGKILL)
         number = signals.get(self._pids[rank], next(others, None))
         if number is not None:
-            how = f"was killed by signal {number} ({_name_of(number)})"
+            how = f"was killed by signal {number} ({name_of(number)})"
         elif found := _EXIT_CODE.search(words):
             how = f"ended with exit code {found[1]}"
         elif not self._printed and self._mpiexec.poll():  # MPICH returns the rank's exit code
@@ -252,7 +252,13 @@ class Ranks:
         return self._printed.decode(errors="replace").strip() or "nothing"
 
 
-def _name_of(number: int) -> str | None:
+def signals_in(report: str) -> dict[int, int]:
+    """Return the signals that killed processes, by PID, as MPICH or Open MPI reports them."""
+    return {int(pid): int(number) for pid, number in _SIGNAL.findall(report)}
+
+
+def name_of(number: int) -> str | None:
+    """Return the name of a signal."""
     try:
         return signal.Signals(number).name
     except ValueError:  # most real-time signals have no names

@@ -15,8 +15,8 @@ import click
 
 #: Exit code of a training run that `StopOnSignal` stopped, which should not be restarted now.
 STOPPED = os.EX_TEMPFAIL
-# Seconds that mpiexec gets to obey a signal before it gets a stronger one.
-_PATIENCE = 5.0
+#: Seconds that mpiexec gets to obey a signal before it gets a stronger one.
+PATIENCE = 5.0
 
 
 def run_to_end(command: Sequence[str], environment: Mapping[str, str], max_restarts: int) -> int:
@@ -105,7 +105,7 @@ class SignalsToChild:
             self._is_too_early = True
         elif not is_request:
             # A terminal also interrupts mpiexec itself, which reacts differently to a second one.
-            if number != signal.SIGINT or not _in_foreground():
+            if number != signal.SIGINT or not in_foreground():
                 process.send_signal(number)
             _insist_on_end(process)
 
@@ -113,12 +113,12 @@ class SignalsToChild:
 def _insist_on_end(process: subprocess.Popen[bytes]) -> None:
     """Send a process stronger signals after a while: ranks inside an MPI call ignore SIGINT."""
     for patience, stronger in ((1, signal.SIGTERM), (2, signal.SIGKILL)):
-        timer = threading.Timer(patience * _PATIENCE, process.send_signal, [stronger])
+        timer = threading.Timer(patience * PATIENCE, process.send_signal, [stronger])
         timer.daemon = True
         timer.start()
 
 
-def _in_foreground() -> bool:
+def in_foreground() -> bool:
     """Tell whether a terminal sends its signals to this process and its children."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY)
