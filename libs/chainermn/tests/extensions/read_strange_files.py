@@ -25,13 +25,19 @@ MEGABYTES = 128  # of address space, on top of what is in use when the first mut
 UNKNOWN_SHAPE = "updater/optimizer:main/predictor/W/m"
 
 
+class Still(Trainer):
+    """A trainer that can be saved before it runs, always with the same time."""
+
+    elapsed_time = 0.0
+
+
 def make_trainer(out: Path) -> Trainer:
     np.random.seed(0)
     model = chainer.links.Classifier(chainer.links.Linear(None, 2))
     optimizer = chainer.optimizers.Adam().setup(model)
     data = chainer.datasets.TupleDataset(np.ones((8, 3), np.float32), np.zeros(8, np.int32))
     updater = StandardUpdater(chainer.iterators.SerialIterator(data, 2), optimizer)
-    trainer = Trainer(updater, (1, "epoch"), out=str(out))
+    trainer = Still(updater, (1, "epoch"), out=str(out))
     trainer.extend(extensions.LogReport(trigger=(2, "iteration")))
     trainer.extend(extensions.ExponentialShift("alpha", 0.9), trigger=(1, "epoch"))
     trigger = chainer.training.triggers.MinValueTrigger("main/loss", (9, "epoch"))
@@ -40,9 +46,7 @@ def make_trainer(out: Path) -> Trainer:
 
 
 def state_of(trainer: Trainer) -> dict[str, str]:
-    trainer._start_at = 0.0  # without it, the trainer cannot be saved
     state = chainer.serializers.npz.serialize(trainer)
-    del state["_snapshot_elapsed_time"]
     return {key: repr(np.asarray(value).tolist()) for key, value in state.items()}
 
 

@@ -13,7 +13,6 @@ from chainer.training import extensions
 
 import chainermn
 from chainermn.extensions import multi_node_snapshot
-from chainermn.extensions._multi_node_snapshot import parse_replica_sets
 
 HERE = Path(__file__).parent
 
@@ -26,20 +25,23 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Any:
     return training
 
 
+@pytest.mark.mpi(4)
 @pytest.mark.parametrize(
-    ("sets", "size", "expected"),
+    ("sets", "expected"),
     [
-        ([], 4, [{0, 1, 2, 3}]),
-        ([0], 4, [{0}, {1, 2, 3}]),
-        ([0, 1], 4, [{0}, {1}, {2, 3}]),
-        ([[0, 1], [2, 3]], 4, [{0, 1}, {2, 3}]),
-        ([range(0, 4, 2)], 4, [{0, 2}, {1, 3}]),
-        ([0], 1, [{0}]),
-        ([{2}, (0, 1)], 3, [{2}, {0, 1}]),
+        ([], [{0, 1, 2, 3}]),
+        ([0], [{0}, {1, 2, 3}]),
+        ([0, 1], [{0}, {1}, {2, 3}]),
+        ([[0, 1], [2, 3]], [{0, 1}, {2, 3}]),
+        ([range(0, 4, 2)], [{0, 2}, {1, 3}]),
+        ([{3}, (0, 2, 1)], [{3}, {0, 1, 2}]),
     ],
 )
-def test_replica_sets(sets: Any, size: int, expected: Any) -> None:
-    assert parse_replica_sets(sets, size) == expected
+def test_replica_sets(sets: Any, expected: Any) -> None:
+    comm = chainermn.create_communicator("naive")
+    shared = multi_node_snapshot(comm, extensions.snapshot(), sets)
+    (own,) = (ranks for ranks in expected if comm.rank in ranks)
+    assert (shared.replica_set, shared.master) == (own, min(own))
 
 
 @pytest.mark.mpi(1, 3)
@@ -124,10 +126,8 @@ def test_shuffled_iterator_goes_on_with_another_number_of_ranks(
     world = chainermn.create_communicator("naive")
 
     def positions(comm: Any, iterations: int) -> list[tuple[int, int]]:
-        trainer = training.make_trainer(comm, shared_tmp_path, iterations)
-        part = trainer.updater.get_iterator("main").dataset
-        iterator = chainer.iterators.SerialIterator(part, 2)
-        trainer.updater._iterators["main"] = iterator
+        trainer = training.make_trainer(comm, shared_tmp_path, iterations, order="shuffled")
+        iterator = trainer.updater.get_iterator("main")
         snapshot = multi_node_snapshot(comm, extensions.snapshot(autoload=True), [])
         trainer.extend(snapshot, trigger=(1, "iteration"))
         seen = []
@@ -155,21 +155,14 @@ def test_every_rank_goes_on_with_its_own_part_of_a_sampler(
 
     def train(comm: Any, iterations: int) -> tuple[list[list[int]], Any]:
         """Return the order of examples after each iteration, and the sampler behind it."""
-        trainer = training.make_trainer(comm, shared_tmp_path, iterations)
-        sampler = chainermn.datasets.create_distributed_sampler(12, comm, seed=1)
-        data = chainer.datasets.TupleDataset(np.ones((12, 2)), np.ones((12, 1)))
-        iterator = chainer.iterators.SerialIterator(data, 2, order_sampler=sampler)
-        trainer.updater._iterators["main"] = iterator
+        trainer = training.make_trainer(comm, shared_tmp_path, iterations, order="sampled")
         snapshot = multi_node_snapshot(comm, extensions.snapshot(autoload=True), [])
         trainer.extend(snapshot, trigger=(1, "iteration"))
         orders: list[list[int]] = []
 
-        def look(_: Any) -> None:
-            orders.append(iterator._state.order.tolist())
-
-        trainer.extend(look, trigger=(1, "iteration"))
+        trainer.extend(lambda _: orders.append(training.order_of(trainer)), name="look")
         trainer.run()
-        return orders, sampler
+        return orders, trainer.updater.get_iterator("main").order_sampler
 
     train(world, 1)  # half of the first epoch: 2 of 4 examples
     part = world.split(0 if world.rank < ranks else 1, world.rank)

@@ -15,9 +15,17 @@ from chainermn.communicators import CommunicatorBase
 
 
 def make_trainer(
-    comm: CommunicatorBase, out: Any, iterations: int, width: int = 3, seed: int = 0
+    comm: CommunicatorBase,
+    out: Any,
+    iterations: int,
+    width: int = 3,
+    seed: int = 0,
+    order: str = "fixed",
 ) -> Trainer:
-    """Return a trainer whose model and data set depend only on the arguments."""
+    """Return a trainer whose model and data set depend only on the arguments.
+
+    The order of its 12 examples is ``fixed``, ``shuffled`` on each rank, or ``sampled`` among all.
+    """
     np.random.seed(seed + comm.rank)
     with chainer.using_config("dtype", np.float64):
         network = chainer.Sequential(
@@ -29,8 +37,11 @@ def make_trainer(
     optimizer.setup(model)
     x = np.random.default_rng(0).normal(size=(12, 2))
     data = chainer.datasets.TupleDataset(x, x.sum(axis=1, keepdims=True))
-    part = chainermn.scatter_dataset(data, comm)
-    iterator = chainer.iterators.SerialIterator(part, 2, shuffle=False)
+    if order == "sampled":
+        how = {"order_sampler": chainermn.create_distributed_sampler(data, comm, seed=1)}
+    else:
+        data, how = chainermn.scatter_dataset(data, comm), {"shuffle": order == "shuffled"}
+    iterator = chainer.iterators.SerialIterator(data, 2, **how)
     updater = StandardUpdater(iterator, optimizer)
     return Trainer(updater, (iterations, "iteration"), out=str(out))
 
@@ -51,3 +62,9 @@ def assert_same_state(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert one.keys() == other.keys()
     for name, value in one.items():
         np.testing.assert_array_equal(value, other[name], err_msg=name)
+
+def order_of(trainer: Trainer) -> list[int]:
+    """Return the order of the examples in this epoch."""
+    saved = chainer.serializers.npz.serialize(trainer.updater.get_iterator("main"))
+    return list(saved["order"])
+
