@@ -22,8 +22,6 @@ from chainermn.testing.mpiexec import JOB_VARIABLE, JobResult, launch_environmen
 from ci.multinode.hosts import Hosts
 
 _MARKED = Path(__file__).with_name("marked.py")
-# How long an MPI's daemons may take to end after mpiexec.
-_GRACE = 30.0
 # Both Open MPI and its ssh make that ssh the leader of a process group. If cores are busy, mpiexec
 # comes second, is refused, and prints a warning that means nothing.
 _NOISE = re.compile(r"^\[.*\] plm:ssh: Warning: setpgid\(.*\) failed in parent .*\n", re.MULTILINE)
@@ -151,10 +149,11 @@ class Job:
             assert running, f"no {text!r} in {self.output()}"
             time.sleep(0.05)
 
-    def wait(self, timeout: float = 300) -> JobResult:
+    def wait(self, timeout: float = 300, *, grace: float = 30) -> JobResult:
         """Wait at most ``timeout`` seconds for the end of the job; clean up after it.
 
-        ``left_behind`` then has the processes that outlived ``mpiexec`` by some seconds.
+        ``left_behind`` then has the processes that outlived ``mpiexec`` by ``grace`` seconds: an
+        MPI's daemons take a moment to end.
         """
         timed_out = False
         try:
@@ -162,7 +161,7 @@ class Job:
         except subprocess.TimeoutExpired:
             timed_out = True
         seconds = time.monotonic() - self._started
-        deadline = time.monotonic() + (0 if timed_out else _GRACE)
+        deadline = time.monotonic() + (0 if timed_out else grace)
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.2)
         if left:

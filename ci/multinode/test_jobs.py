@@ -7,10 +7,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from chainermn.testing.mpiexec import JobResult
-from ci.multinode import jobs
 from ci.multinode.hosts import Hosts
 from ci.multinode.jobs import Job
 
@@ -34,10 +30,9 @@ def test_ranks_on_all_hosts_are_known_and_sent_signals(
 
 
 def test_what_is_left_on_another_host_is_found_and_killed(
-    run_job: Callable[..., JobResult], hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+    start_job: Callable[..., Job], hosts: Hosts
 ) -> None:
-    monkeypatch.setattr(jobs, "_GRACE", 0.5)
-    job = run_job((1, 1), [SCRIPT, "stray"])
+    job = start_job((1, 1), [SCRIPT, "stray"]).wait(grace=0.5)
     assert not job.timed_out
     # After only half a second, some of mpiexec's own processes may be left, too.
     (stray,) = (process for process in job.left_behind if process.endswith("sleep 86400"))

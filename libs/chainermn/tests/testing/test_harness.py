@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from chainermn.testing import mpiexec, pytest_plugin
-from chainermn.testing.mpiexec import Job, JobResult, run_job
+from chainermn.testing.mpiexec import Job, JobResult
 
 pytestmark = pytest.mark.each_mpi
 
@@ -306,10 +306,7 @@ def test_check_of_a_job(
             wrong.check(**outcome)
 
 
-def test_run_job_finds_what_outlives_mpiexec(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mpiexec, "_GRACE", 0.5)
+def test_job_finds_what_outlives_mpiexec(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import subprocess\nfrom mpi4py import MPI\n"
@@ -317,7 +314,7 @@ def test_run_job_finds_what_outlives_mpiexec(
         "    subprocess.Popen(['sleep', '601'], start_new_session=True,\n"
         "                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
     )
-    result = run_job(2, [script])
+    result = Job(2, [script]).wait(300, grace=0.5)
     assert not result.timed_out
     assert result.returncode == 0
     assert "sleep 601" in result.left_behind

@@ -23,9 +23,6 @@ from chainermn.launch.mpiexec import mpiexec_command as mpiexec_command
 from chainermn.notes import without_notes
 from chainermn.process.patience import wait_patiently
 
-#: Seconds that processes have to end after ``mpiexec``. Open MPI's daemons take a moment, or
-#: longer on a busy machine. Processes that run longer have been left behind.
-_GRACE = 20.0
 #: Variable that every process of a job inherits, to find processes that are left behind.
 JOB_VARIABLE = "CHAINERMN_TESTING_JOB"
 
@@ -171,8 +168,12 @@ class Job:
             self.process.wait(seconds)
         return self.process.poll() is not None
 
-    def wait(self, timeout: float) -> JobResult:
-        """Wait for the end of the job, at most ``timeout`` seconds, and clean up after it."""
+    def wait(self, timeout: float, *, grace: float = 20) -> JobResult:
+        """Wait for the end of the job, at most ``timeout`` seconds, and clean up after it.
+
+        Processes that outlive ``mpiexec`` by ``grace`` seconds have been left behind: Open MPI's
+        daemons take a moment to end, or longer on a busy machine.
+        """
         try:
             timed_out = not wait_patiently(self._is_over_after, timeout)
         except BaseException:  # an interrupt, which does not reach the ranks' session
@@ -181,7 +182,7 @@ class Job:
         seconds = time.monotonic() - self._started
         left_behind = []
         if not timed_out:
-            for process in self._still_running(_GRACE):
+            for process in self._still_running(grace):
                 with contextlib.suppress(psutil.Error):
                     left_behind.append(" ".join(process.cmdline()))
         stdout, stderr = self.kill()
