@@ -164,7 +164,7 @@ READ = """
 import resource, sys
 from chainermn.timeline import trace
 
-trace._MOST_BYTES = 1 << 26  # to be quicker
+trace.MOST_BYTES = 1 << 26  # to be quicker
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 try:
     trace.read(sys.argv[1])

@@ -24,8 +24,8 @@ from chainermn.timeline.waiting import Call, waits
 
 _FORMAT = "chainermn timeline 1"
 
-# Largest file that `read` accepts, also when unpacked. It takes several times as much memory.
-_MOST_BYTES = 1 << 29
+#: Largest file that `read` accepts, also when unpacked. It takes several times as much memory.
+MOST_BYTES = 1 << 29
 # Forms that the JSON must have; see `files.check_form`.
 _CONTENT = {
     "traceEvents": [{"name": str, "ph": str}],
@@ -104,13 +104,13 @@ def read(path: str | os.PathLike[str]) -> Timeline:
     ValueError
         If the file is not a timeline.
     """
-    data = read_bytes(path, _MOST_BYTES)
+    data = read_bytes(path, MOST_BYTES)
     try:
         if data.startswith(b"\x1f\x8b"):
             with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-                data = file.read(_MOST_BYTES + 1)
-            if len(data) > _MOST_BYTES:
-                raise ValueError(f"more than {_MOST_BYTES} bytes when unpacked")
+                data = file.read(MOST_BYTES + 1)
+            if len(data) > MOST_BYTES:
+                raise ValueError(f"more than {MOST_BYTES} bytes when unpacked")
         return _timeline_of(parse_json(data, "content", _CONTENT))
     except (ValueError, OSError, EOFError, zlib.error) as error:
         message = f"{path} is not a timeline written by chainermn ({error})"
