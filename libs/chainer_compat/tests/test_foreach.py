@@ -303,9 +303,15 @@ def test_weight_decay(dtypes, prepare, n_steps, launched, repair):
     assert launched.count("weight_decay") == (3 - n_steps) * 4 * len(dtypes)
 
 
-def test_many_parameters_in_portions():
-    steps = [SimpleNamespace(array=SimpleNamespace(size=n)) for n in (1 << 27, 5, 1 << 26, 7, 8)]
-    assert [len(portion) for portion in launches._portions(steps)] == [1, 1, 1, 2]
+def test_many_parameters_in_portions(launched, repair, monkeypatch):
+    """Of 9000, 4096, 1 and 35 elements, only the second and third fit together."""
+    expected = train(OPTIMIZERS["SGD"](), ["f4"])
+    launched.clear()
+    monkeypatch.setattr(launches, "MOST_ELEMENTS", 4097)
+    repair()
+    assert_same(train(OPTIMIZERS["SGD"](), ["f4"]), expected)
+    # The first step creates states.
+    assert launched == ["sgd"] * 4 + ["sgd", "sgd_for_all", "sgd"] * 2
 
 
 def hook_one(optimizer):
@@ -428,13 +434,13 @@ def test_gradients_that_are_not_of_cupy_are_looked_at_by_chainer(monkeypatch, la
         xp = SimpleNamespace(all=np.all, isfinite=np.isfinite)  # such as ChainerX
 
     repair()
-    monkeypatch.setattr(chainer.Parameter, "device", OtherGpu())
     model = chainer.Link()
     with model.init_scope():
         model.p = chainer.Parameter(to_gpu(np.ones(3, "f4")))
     optimizer = chainer.optimizers.SGD().setup(model)
     optimizer.loss_scaling()
-    model.p._set_grad_without_check(to_gpu(np.array([1, np.inf, 2], "f4")))
+    model.p.grad = to_gpu(np.array([1, np.inf, 2], "f4"))
+    monkeypatch.setattr(chainer.Parameter, "device", OtherGpu())
     with pytest.warns(UserWarning, match=r"Non finite number found in param\.grad of /p"):
         optimizer.check_nan_in_grads()
     assert launched == []

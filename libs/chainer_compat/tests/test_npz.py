@@ -187,6 +187,12 @@ def test_the_switch_warns_of_nothing_else(monkeypatch, tmp_path):
 # ---- what Chainer writes ----
 
 
+class Still(chainer.training.Trainer):
+    """A trainer that can be saved before it runs, always with the same time."""
+
+    elapsed_time = 1.5
+
+
 def make_trainer(out):
     model = chainer.links.Classifier(
         chainer.Sequential(
@@ -205,7 +211,7 @@ def make_trainer(out):
     updater = chainer.training.StandardUpdater(
         chainer.iterators.SerialIterator(data, 2), optimizer
     )
-    trainer = chainer.training.Trainer(updater, (2, "epoch"), out=out)
+    trainer = Still(updater, (2, "epoch"), out=out)
     again = chainer.iterators.SerialIterator(data, 2, repeat=False, shuffle=False)
     trainer.extend(extensions.Evaluator(again, model))
     trainer.extend(extensions.LogReport(trigger=(2, "iteration")))
@@ -247,9 +253,7 @@ def test_a_trainer_with_all_kinds_of_extensions(compression, tmp_path):
     second = make_trainer(tmp_path)
     load_npz(tmp_path / "snapshot", second)
     assert second.updater.iteration == 6
-    second._start_at = 0.0  # otherwise it says that it cannot be saved
     again = chainer.serializers.npz.serialize(second)
-    del again["_snapshot_elapsed_time"], expected["_snapshot_elapsed_time"]
     text = [key for key in again if isinstance(again[key], str)]
     assert {key: again.pop(key) for key in text} == {key: str(expected.pop(key)) for key in text}
     assert_same({key: np.asarray(value) for key, value in again.items()}, expected)

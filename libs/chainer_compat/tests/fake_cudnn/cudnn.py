@@ -175,9 +175,9 @@ class pygraph:
 
     def execute(self, pointers, workspace, *, handle):
         log.append(("execute",))
-        self._compute_at(pointers, workspace, handle)
+        self.compute_at(pointers, workspace, handle)
 
-    def _compute_at(self, pointers, workspace, handle):
+    def compute_at(self, pointers, workspace, handle):
         assert handle.thread == threading.get_ident()
         tensors = {tensor.uid: tensor for tensor in (*self._inputs, *self._outputs)}
         assert set(pointers) == set(tensors)
@@ -200,7 +200,7 @@ class LoweredGraph:
 
     def _execute_plan_at_index(self, *, var_pack, workspace, index, handle):
         assert index == 2
-        self._graph._compute_at(var_pack, workspace, handle_at(handle))
+        self._graph.compute_at(var_pack, workspace, handle_at(handle))
 
 
 class Window:

@@ -9,6 +9,9 @@ import numpy
 
 from chainer_compat.foreach import Calls, Later
 
+#: Largest number of elements of gradients that a launch covers: 256 MiB in float32.
+MOST_ELEMENTS = 1 << 26
+
 
 def update_parameters_at_once(module: ModuleType) -> None:
     """Launch the kernels of an optimizer once for all parameters."""
@@ -89,11 +92,11 @@ def _update(parameters: Sequence[Any], chainer: ModuleType) -> None:
 
 
 def _portions(steps: Iterable[_Step]) -> Iterator[list[_Step]]:
-    """Divide steps into portions of one step, or of gradients up to 256 MiB in float32."""
+    """Divide steps into portions of one step, or of up to `MOST_ELEMENTS`."""
     portion: list[_Step] = []
     n = 0
     for step in steps:
-        if portion and n + step.array.size > 1 << 26:
+        if portion and n + step.array.size > MOST_ELEMENTS:
             yield portion
             portion, n = [], 0
         portion.append(step)

@@ -4,7 +4,7 @@ import functools
 import hashlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http.client import HTTPException
 from pathlib import Path
 from types import ModuleType
@@ -48,6 +48,7 @@ def fetch_from_mirrors(module: ModuleType) -> None:
     one downloads and the others wait for it; Chainer would let all of them download.
     """
     own = module.cached_download
+    announce = functools.cache(_announce)  # once per process rather than once per file
 
     @functools.wraps(own)
     def cached_download(url: str) -> str:
@@ -60,7 +61,7 @@ def fetch_from_mirrors(module: ModuleType) -> None:
             with module.filelock.FileLock(cached.parent / "_mnist_lock"):
                 if not cached.exists():
                     partial = cached.with_suffix(".part")
-                    partial.write_bytes(_fetch(name, root))
+                    partial.write_bytes(_fetch(name, root, announce))
                     os.replace(partial, cached)
         try:
             return str(own(url))
@@ -75,11 +76,11 @@ def fetch_from_mirrors(module: ModuleType) -> None:
     module.cached_download = cached_download  # type: ignore[attr-defined]
 
 
-def _fetch(name: str, root: Path) -> bytes:
+def _fetch(name: str, root: Path, announce: Callable[[str], None]) -> bytes:
     """Return the content of a file of MNIST from the first source with the right content."""
     failures = []
     for source in _sources():
-        _announce(source)
+        announce(source)
         try:
             # Users may also name file: URLs.
             with urlopen(source + name, timeout=SECONDS_WITHOUT_AN_ANSWER) as response:  # noqa: S310
@@ -117,8 +118,6 @@ def _sources() -> Sequence[str]:
     return (url.rstrip("/") + "/",)
 
 
-@functools.cache
 def _announce(source: str) -> None:
-    """Announce a source once per process rather than once per file."""
     sys.stderr.write(f"Downloading MNIST from {source}...\n")
     sys.stderr.flush()
