@@ -24,7 +24,7 @@ def main(args: argparse.Namespace) -> None:
     stop = StopOnSignal(comm, snapshot)  # before iterators that start processes
 
     trainer = make_trainer(comm, epochs=4, out=args.out)
-    trainer.extend(snapshot, trigger=(5, "iteration"))  # on every rank
+    trainer.extend(snapshot, trigger=(10, "iteration"))  # on every rank
     trainer.extend(stop)
     snapshot.resume(trainer)
     if trainer.updater.iteration == 0:
