@@ -374,10 +374,13 @@ def test_files_to_validate_with(read_log, train, dates, shared_tmp_path):
 
 @pytest.mark.mpi(2, timeout=LIMIT)
 def test_training_stops_without_progress(read_log, train, dates, shared_tmp_path):
+    """It learns too slowly for a right translation, so the rate falls after epochs 2 and 3."""
     comm, out = chainermn.create_communicator("naive"), shared_tmp_path / "result"
-    options = [*corpus_options(dates), *SMALL, "--lr", "0", "--patience", "2", "--epoch", "9"]
+    options = [*corpus_options(dates), *SMALL, "--criterion", "exact", "--lr", "1e-6"]
+    options += ["--patience", "2", "--epoch", "9"]
+    rates = [1e-6, 5e-7, 2.5e-7]
     train(out, *options)
-    assert len(read_log(out)) == 3
+    assert [row["lr"] for row in read_log(out)] == rates
     # A restart ends in the same epoch, even if the job had been killed earlier.
     killed = shared_tmp_path / "killed"
     if comm.rank == 0:
@@ -386,7 +389,7 @@ def test_training_stops_without_progress(read_log, train, dates, shared_tmp_path
     comm.mpi_comm.Barrier()
     for folder in (out, killed):
         assert ("resuming after" in train(folder, *options)) == (comm.rank == 0)
-        assert len(read_log(folder)) == 3
+        assert [row["lr"] for row in read_log(folder)] == rates
 
 
 class Alone:
