@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import time
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import matplotlib.font_manager  # noqa: F401  - its very first import writes to standard error
@@ -56,8 +56,7 @@ def test_stopped_and_started_again_is_as_if_undisturbed(
         monkeypatch.setitem(sys.modules, module.__name__, module)
     comm = chainermn.create_communicator("naive")
     if app == "cifar":  # whose drawings take longer than these trainings
-        shapes = modules.data.shapes
-        monkeypatch.setattr(shapes, "draw", cache(shapes.draw))
+        monkeypatch.setattr(modules.data, "TEST_SHAPES", 10)
     if app == "dcgan":  # whose features do
         few = partial(modules.evaluation.train_features, steps=2)
         monkeypatch.setattr(modules.evaluation, "train_features", few)

@@ -32,6 +32,12 @@ def app() -> Iterator[SimpleNamespace]:
 
 
 @pytest.fixture(scope="module")
+def few_test_images(app) -> None:
+    """Draw fewer images to test with, a number that two or three ranks do not divide."""
+    app.data.TEST_SHAPES = 101
+
+
+@pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """Return a folder of all ranks, for all tests of a module on this number of ranks."""
     from mpi4py import MPI

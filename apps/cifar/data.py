@@ -20,6 +20,7 @@ DATASETS = ("shapes", "cifar10", "cifar100")
 MOST_BYTES = 1 << 28  # of a file, or of all in an archive; CIFAR has 185 million
 # Largest offset of a random crop.
 PADDING = 4
+TEST_SHAPES = 1000
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def load(dataset: str, path: str | None = None, examples: int | None = None) -> 
         wanted = "is drawn, so it takes no --data" if path else "is read from --data PATH"
         raise ValueError(f"--dataset {dataset} {wanted}")
     if path is None:
-        train, test = shapes.draw(examples or 5000, seed=1), shapes.draw(1000, seed=2)
+        train, test = shapes.draw(examples or 5000, seed=1), shapes.draw(TEST_SHAPES, seed=2)
         return _divided(train, test, shapes.CLASSES)
     files, read = FILES[dataset], _reader(Path(path))
     classes = _class_names(read(files.classes), files.classes)

@@ -236,6 +236,7 @@ def test_shapes(app):
     together = Counter(int(label) for _, label in [*images.train, *images.validation])
     assert together == dict.fromkeys(range(CLASSES), 20)
     assert len(set(as_rows(images.test)) & set(as_rows(images.train))) == 0
+    app.shapes.draw.cache_clear()
     assert as_rows(app.data.load("shapes", examples=200).train) == as_rows(images.train)
 
 

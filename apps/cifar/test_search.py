@@ -15,6 +15,8 @@ from optuna.trial import TrialState
 import chainermn
 from chainermn.testing.mpiexec import direct_environment
 
+pytestmark = pytest.mark.usefixtures("few_test_images")
+
 HERE = Path(__file__).resolve().parent
 # Seconds after which a job counts as hung, even on a busy machine.
 LIMIT = 600
@@ -160,8 +162,10 @@ KILL = """
 import json, os, runpy, signal, sys
 from pathlib import Path
 sys.path[0] = {here!r}
+import data
 import training
 
+data.TEST_SHAPES = 10
 create = training.create_trainer
 
 def create_or_die(args, comm, device, images):

@@ -307,7 +307,7 @@ def test_fine_tuning_with_another_number_of_classes(
 
 @pytest.mark.mpi(2, timeout=LIMIT)
 def test_bad_input_ends_all_ranks_with_one_message(
-    app, fails, two_ranks, lists, few, shared_tmp_path
+    app, fails, two_ranks, lists, few, shared_tmp_path, not_drawn
 ):
     comm, place = chainermn.create_communicator(), shared_tmp_path
     snapshot, model = two_ranks[1] / "snapshot_iter_23.0", two_ranks[1] / "model.npz"
