@@ -28,13 +28,8 @@ def app() -> Iterator[SimpleNamespace]:
     """Import the app's modules, while another app's may have the same names."""
     with modules_of(HERE, NAMES) as modules:
         modules.shapes.draw = functools.cache(modules.shapes.draw)
+        modules.data.TEST_SHAPES //= 10  # few enough to draw quickly
         yield modules
-
-
-@pytest.fixture(scope="module")
-def few_test_images(app) -> None:
-    """Draw fewer images to test with, a number that two or three ranks do not divide."""
-    app.data.TEST_SHAPES = 101
 
 
 @pytest.fixture(scope="module")

@@ -232,7 +232,7 @@ def test_arguments_that_do_not_fit_are_refused(arguments, error, message, app, t
 
 def test_shapes(app):
     images = app.data.load("shapes", examples=200)
-    assert (len(images.train), len(images.validation), len(images.test)) == (180, 20, 1000)
+    assert (len(images.train), len(images.validation), len(images.test)) == (180, 20, 100)
     together = Counter(int(label) for _, label in [*images.train, *images.validation])
     assert together == dict.fromkeys(range(CLASSES), 20)
     assert len(set(as_rows(images.test)) & set(as_rows(images.train))) == 0

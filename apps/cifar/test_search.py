@@ -15,8 +15,6 @@ from optuna.trial import TrialState
 import chainermn
 from chainermn.testing.mpiexec import direct_environment
 
-pytestmark = pytest.mark.usefixtures("few_test_images")
-
 HERE = Path(__file__).resolve().parent
 # Seconds after which a job counts as hung, even on a busy machine.
 LIMIT = 600

@@ -64,11 +64,8 @@ def test_scipy_without_a_spec_is_there(python):
 
 
 def test_onnx_chainer_may_be_imported_first(python):
-    code = (
-        "import onnx_chainer, chainer, numpy\n"
-        "model = onnx_chainer.export(chainer.links.Linear(2, 3), numpy.zeros((1, 2), 'f'))\n"
-        "print(model.graph.node[-1].op_type)"
-    )
+    export = "onnx_chainer.export(chainer.links.Linear(2, 3), numpy.zeros((1, 2), 'f'))"
+    code = f"import onnx_chainer, chainer, numpy; print({export}.graph.node[-1].op_type)"
     assert python(code) == "Gemm"
 
 

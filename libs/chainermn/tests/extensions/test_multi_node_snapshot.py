@@ -132,10 +132,7 @@ def test_shuffled_iterator_goes_on_with_another_number_of_ranks(
         trainer.extend(snapshot, trigger=(1, "iteration"))
         seen = []
 
-        def look(_: Any) -> None:
-            seen.append((iterator.epoch, iterator.current_position))
-
-        trainer.extend(look, trigger=(1, "iteration"))
+        trainer.extend(lambda _: seen.append((iterator.epoch, iterator.current_position)), "look")
         trainer.run()
         return seen
 
@@ -156,13 +153,17 @@ def test_every_rank_goes_on_with_its_own_part_of_a_sampler(
     def train(comm: Any, iterations: int) -> tuple[list[list[int]], Any]:
         """Return the order of examples after each iteration, and the sampler behind it."""
         trainer = training.make_trainer(comm, shared_tmp_path, iterations, order="sampled")
+        iterator = trainer.updater.get_iterator("main")
         snapshot = multi_node_snapshot(comm, extensions.snapshot(autoload=True), [])
         trainer.extend(snapshot, trigger=(1, "iteration"))
         orders: list[list[int]] = []
 
-        trainer.extend(lambda _: orders.append(training.order_of(trainer)), name="look")
+        def look(_: Any) -> None:
+            orders.append(chainer.serializers.npz.serialize(iterator)["order"].tolist())
+
+        trainer.extend(look, trigger=(1, "iteration"))
         trainer.run()
-        return orders, trainer.updater.get_iterator("main").order_sampler
+        return orders, iterator.order_sampler
 
     train(world, 1)  # half of the first epoch: 2 of 4 examples
     part = world.split(0 if world.rank < ranks else 1, world.rank)

@@ -11,16 +11,10 @@ import numpy as np
 from chainer.training import StandardUpdater, Trainer
 
 import chainermn
-from chainermn.communicators import CommunicatorBase
 
 
 def make_trainer(
-    comm: CommunicatorBase,
-    out: Any,
-    iterations: int,
-    width: int = 3,
-    seed: int = 0,
-    order: str = "fixed",
+    comm: Any, out: Any, iterations: int, width: int = 3, seed: int = 0, order: str = "fixed"
 ) -> Trainer:
     """Return a trainer whose model and data set depend only on the arguments.
 
@@ -62,9 +56,3 @@ def assert_same_state(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert one.keys() == other.keys()
     for name, value in one.items():
         np.testing.assert_array_equal(value, other[name], err_msg=name)
-
-def order_of(trainer: Trainer) -> list[int]:
-    """Return the order of the examples in this epoch."""
-    saved = chainer.serializers.npz.serialize(trainer.updater.get_iterator("main"))
-    return list(saved["order"])
-

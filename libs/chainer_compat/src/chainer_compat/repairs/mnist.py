@@ -48,7 +48,10 @@ def fetch_from_mirrors(module: ModuleType) -> None:
     one downloads and the others wait for it; Chainer would let all of them download.
     """
     own = module.cached_download
-    announce = functools.cache(_announce)  # once per process rather than once per file
+    # Once per process rather than once per file.
+    announce = functools.cache(
+        lambda source: print(f"Downloading MNIST from {source}...", file=sys.stderr, flush=True)
+    )
 
     @functools.wraps(own)
     def cached_download(url: str) -> str:
@@ -116,8 +119,3 @@ def _sources() -> Sequence[str]:
         return MIRRORS
     url = own if "://" in own else Path(own).expanduser().absolute().as_uri()
     return (url.rstrip("/") + "/",)
-
-
-def _announce(source: str) -> None:
-    sys.stderr.write(f"Downloading MNIST from {source}...\n")
-    sys.stderr.flush()
