@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from chainermn.__main__ import main
-from chainermn.launch import elastic, membership
+from chainermn.launch import elastic, job, membership
 from chainermn.launch.elastic import run_elastic
 from chainermn.launch.hosts import Host
 from chainermn.launch.reachable import HostState
@@ -241,6 +241,7 @@ def test_mpiexec_that_waits_for_a_host_that_is_gone(
     seconds = {"PERIOD": 0.05, "PERIOD_OF_HOSTS": 0.1, "GRACE": 0.2, "PATIENCE": 0.2}
     for name, value in seconds.items():
         monkeypatch.setattr(elastic, name, value)
+    monkeypatch.setattr(job, "PATIENCE", 0.2)
     # An mpiexec that ignores SIGTERM and, in one of the cases, does not end what it has started.
     program = "exec sleep 86400" if is_said else "sleep 86400 & wait; wait"
     script = f"echo '{'Ending the whole job.' * is_said}' >&2; trap '' TERM; {program}"
