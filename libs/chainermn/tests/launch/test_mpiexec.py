@@ -95,14 +95,25 @@ def test_settings_of_the_user_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_settings_for_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PRTE_MCA_plm_ssh_args", "HYDRA_LAUNCHER_EXTRA_ARGS", "PRTE_MCA_plm_ssh_agent"):
+    for name in ("PRTE_MCA_plm_ssh_args", "HYDRA_LAUNCHER_EXTRA_ARGS"):
         monkeypatch.delenv(name, raising=False)
     environment = launch_environment([("a", 1)], network="10.0.0.0/24")
     name = {"openmpi": "PRTE_MCA_plm_ssh_args", "mpich": "HYDRA_LAUNCHER_EXTRA_ARGS"}
     assert environment[name[mpi_flavor()]] == "-o ConnectTimeout=4 -o BatchMode=yes"
-    assert "PRTE_MCA_plm_ssh_agent" not in environment
     network = environment.get("OMPI_MCA_btl_tcp_if_include")
     assert network == ("10.0.0.0/24" if mpi_flavor() == "openmpi" else None)
+
+
+def test_machine_without_ssh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """There, Open MPI forgets how many ranks a host takes, also if this host is named."""
+    monkeypatch.delenv("PRTE_MCA_plm_ssh_agent", raising=False)
+    agents = []
+    mpi_flavor()  # while it can be found
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for _ in range(2):
+        agents.append(launch_environment([("localhost", 3)]).get("PRTE_MCA_plm_ssh_agent"))
+        (tmp_path / "ssh").touch(0o755)
+    assert agents == ["/bin/false" if mpi_flavor() == "openmpi" else None, None]
 
 
 def test_options_of_ssh_are_not_for_another_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

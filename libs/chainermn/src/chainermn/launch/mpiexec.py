@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -152,9 +153,10 @@ def launch_settings(
     """Return the variables that :func:`launch_environment` adds unless the user has set them."""
     flavor = mpi_flavor()
     settings = dict(_OPEN_MPI_SETTINGS) if flavor == "openmpi" else {}
-    if hosts is None:
+    if hosts is None or shutil.which("ssh") is None:
         settings |= _WITHOUT_SSH[flavor]
-    elif starts_by_ssh():  # MPICH would also pass these options to another launcher
+    # MPICH would also pass these options to another launcher.
+    if hosts is not None and starts_by_ssh():
         settings[_SSH_VARIABLE[flavor]] = " ".join(SSH_OPTIONS)
     if network and flavor == "openmpi":
         settings["OMPI_MCA_btl_tcp_if_include"] = network
