@@ -45,7 +45,7 @@ def run_patiently(
     command : sequence of str or path
         The program and its arguments.
     seconds : float
-        How long it may run; then it is killed, and `subprocess.TimeoutExpired` is raised.
+        How long it may run before it is killed.
     text : str
         What it reads from its standard input.
     **options
@@ -54,10 +54,19 @@ def run_patiently(
     Returns
     -------
     subprocess.CompletedProcess
-        With the exit code and, as text, both outputs. OSError is raised if it cannot be started.
+        With the exit code and, as text, both outputs.
+
+    Raises
+    ------
+    OSError
+        If it cannot be started.
+    subprocess.TimeoutExpired
+        If it has been killed.
     """
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(command, **pipes, **{"text": True, **options}) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, **options
+    ) as process:
         unsent = [text]
 
         def printed(most: float) -> tuple[str, str] | None:
