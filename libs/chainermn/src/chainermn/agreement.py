@@ -81,8 +81,7 @@ def run_together(ranks: Ranks, where: str, act: Callable[[], T]) -> T:
     >>> run_together(comm, "reading the size", lambda: int(text))
     Traceback (most recent call last):
         ...
-    ValueError: reading the size: rank 1: ValueError: invalid literal for int() ...: 'many'
-    ValueError: invalid literal for int() with base 10: 'many'
+    ValueError: reading the size: rank 1: ValueError: invalid literal for int() ...
     (reading the size, rank 1; all ranks raise)
     """
     result, raised = _try(act)

@@ -8,9 +8,12 @@ import importlib
 import os
 import select
 import signal
+import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -211,6 +214,30 @@ def test_reaper_has_nothing_left_to_do(start_job: Any, monkeypatch: pytest.Monke
     job.end(0)
     monkeypatch.setattr(ending, "family_of", lambda pid: job.ranks)
     start_reaper(job.ranks[0].pid, after=3600).wait(60)
+
+
+# Maps files into its memory.
+MAPS = """
+import mmap, os, sys
+maps = [mmap.mmap(os.open(name, os.O_RDWR | os.O_CREAT), 0) for name in sys.argv[1:]]
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_shared_memory_of_mpi_is_removed() -> None:
+    name = uuid.uuid4().hex
+    of_mpi = [Path("/dev/shm", begin + name) for begin in ("mpich_shm_", "sm_segment.host.")]
+    of_user = Path("/dev/shm", name)
+    for path in (*of_mpi, of_user):
+        path.write_bytes(b"used")
+    command = [sys.executable, "-c", MAPS, *of_mpi, of_user]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as rank:
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        reap(rank)
+    assert [path.exists() for path in (*of_mpi, of_user)] == [False, False, True]
+    of_user.unlink()
 
 
 def test_no_reaper_where_processes_cannot_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:

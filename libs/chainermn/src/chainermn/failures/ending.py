@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from chainermn.failures.helper import start_shell
-from chainermn.failures.processes import Process, family_of, launchers_of
+from chainermn.failures.processes import Process, family_of, launchers_of, shared_memory_of
 
 # mpiexec forwards output and aborts on different paths, so an abort would overtake the output.
 SECONDS_FOR_OUTPUT = 0.3
@@ -26,22 +26,23 @@ _SECONDS_UNTIL_READ = 1.2
 # rank waits above, less than MPI gets below.
 SECONDS_FOR_THE_FIRST = 4.0
 
-# The arguments are tenths of a second, then processes as PID:START.
+# The arguments are tenths of a second, files to remove, and processes as PID:START.
 _REAPER = """
 is_there() {
     read -r stat 2>/dev/null <"/proc/${1%:*}/stat" || return 1
     set -- "${1#*:}" ${stat##*) }
     [ "$2" != Z ] && [ "${21}" = "$1" ]
 }
-tenths=$1; shift
+tenths=$1 files=$2; shift 2
 while [ "$tenths" -gt 0 ]; do
     left=
     for process; do is_there "$process" && left=yes; done
-    [ "$left" ] || exit
+    [ "$left" ] || break
     sleep 0.1
     tenths=$((tenths - 1))
 done
 for process; do is_there "$process" && kill -KILL "${process%:*}"; done
+rm -f $files
 """
 
 # A rank can be killed while it draws a live view. This ends a cut escape sequence, color or line,
@@ -118,7 +119,7 @@ def start_reaper(pid: int, *, after: int = 5) -> subprocess.Popen[bytes] | None:
 
     It kills the processes of the job first, MPI's daemon and ``mpiexec`` last. Open MPI 5.0.11
     needs this, because its ``mpiexec`` waits for a host that the network no longer reaches. MPICH
-    5.0.2 does not.
+    5.0.2 does not, but leaves 1 MiB of shared memory for each rank, until a container has no more.
     """
     launchers = launchers_of(pid)
     family = family_of(launchers[-1].pid if launchers else pid)
@@ -131,6 +132,7 @@ def start_reaper(pid: int, *, after: int = 5) -> subprocess.Popen[bytes] | None:
         return start_shell(
             _REAPER,
             str(10 * after),
+            " ".join(shared_memory_of(pid)),
             *names,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -13,6 +13,9 @@ from typing import NamedTuple
 # Beginnings of process names, which Linux cuts to 15 characters.
 _LAUNCHERS = ("hydra_", "mpiexec", "mpirun", "orted", "orterun", "prted", "prterun")
 
+# Beginnings of the paths of memory that ranks share with MPICH, and with Open MPI.
+_SHARED = ("/dev/shm/mpich_shm_", "/dev/shm/sm_segment.")  # noqa: S108
+
 #: Beginning of the names of processes that `helper` starts.
 HELPERS = "chainermn-"
 
@@ -132,6 +135,15 @@ def family_of(pid: int) -> list[Process]:
     for member in family:
         family += [process for process in everything if process.parent == member.pid]
     return family
+
+
+def shared_memory_of(pid: int) -> list[str]:
+    """Return the files in which a rank shares memory with others; only MPI's end removes them."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+    except OSError:
+        return []
+    return list(dict.fromkeys(word for word in maps.split() if word.startswith(_SHARED)))
 
 
 def inheriting(name: str, value: str) -> list[Process]:
