@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -54,7 +56,11 @@ def test_rank_1_fails(case: Case) -> None:
     is_silence = case.stall_limit == STALL_LIMIT
     env = {"CHAINERMN_STALL_LIMIT": "3"} if is_silence else case.environment
     job = Job(2, [SCRIPT, case.name], env=env)
-    check(case, observe(case, job, 10 * case.bound), (HOST, HOST))
+    outcome = observe(case, job, 10 * case.bound)
+    check(case, outcome, (HOST, HOST))
+    for shared in re.findall(r"/dev/shm/\S+", outcome.result.stdout):
+        while Path(shared).exists():  # the process that removes it ends soon
+            time.sleep(0.02)
 
 
 @pytest.mark.nightly
@@ -106,7 +112,11 @@ def test_rank_that_leaves_early_is_noticed_while_a_timeline_is_recorded(tmp_path
     case = next(case for case in CASES if case.name == "sys.exit 0")
     env = {**case.environment, "CHAINERMN_TIMELINE": str(timeline)}
     job = Job(2, [SCRIPT, case.name], env=env)
-    check(case, observe(case, job, 10 * case.bound), (HOST, HOST))
+    outcome = observe(case, job, 10 * case.bound)
+    check(case, outcome, (HOST, HOST))
+    for shared in re.findall(r"/dev/shm/\S+", outcome.result.stdout):
+        while Path(shared).exists():  # the process that removes it ends soon
+            time.sleep(0.02)
     assert not timeline.exists()
 
 
