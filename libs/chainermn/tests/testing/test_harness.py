@@ -273,7 +273,10 @@ def test_run_job_reports_a_timeout_and_clears_up(tmp_path: Path) -> None:
     while job.output()[0].count("rank") < 2:  # Open MPI passes on whole lines
         assert job.process.poll() is None, job.output()
         time.sleep(0.02)
+    maps = [Path(f"/proc/{each.pid}/maps").read_text() for each in job.processes()]
+    shared = {word for text in maps for word in text.split() if "/mpich_shm_" in word}
     result = job.wait(timeout=0.1)
+    assert not any(map(os.path.exists, shared))
     assert result.timed_out
     assert result.returncode != 0
     assert "rank 0" in result.stdout

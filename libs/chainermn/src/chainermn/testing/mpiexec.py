@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from chainermn.failures.processes import shared_memory_of
 from chainermn.launch.mpiexec import find_mpiexec as find_mpiexec
 from chainermn.launch.mpiexec import launch_environment as launch_environment
 from chainermn.launch.mpiexec import mpi_flavor as mpi_flavor
@@ -149,6 +150,7 @@ class Job:
 
     def kill(self) -> tuple[str, str]:
         """Kill the job, wait until all its processes are gone, and return its output."""
+        shared = [file for each in self.processes() for file in shared_memory_of(each.pid)]
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)  # lets mpiexec end its ranks
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -158,6 +160,8 @@ class Job:
                 stray.kill()
         self._still_running(60)
         self.process.wait(timeout=60)
+        for file in shared:
+            Path(file).unlink(missing_ok=True)
         output = self.output()
         self._out.close()
         self._err.close()
