@@ -18,7 +18,7 @@ _ENTER = """
 mount -t proc proc "$1/proc"
 mount --rbind /sys "$1/sys"
 mount --rbind /dev "$1/dev"
-mount -t tmpfs -o size=1g tmpfs "$1/dev/shm"
+mount -t tmpfs -o "size=$4" tmpfs "$1/dev/shm"
 mkdir -p "$1$2"
 mount --bind "$2" "$1$2"
 exec chroot "$1" /bin/sh -c "$3"
@@ -34,11 +34,14 @@ class System:
         An empty folder.
     lent : Path
         A folder of this machine, which processes see under the same path.
+    shared_memory : str
+        The size of ``/dev/shm``; by default, what docs/examples/mpijob.yaml gives a worker.
     """
 
-    def __init__(self, root: Path, lent: Path) -> None:
+    def __init__(self, root: Path, lent: Path, *, shared_memory: str = "1g") -> None:
         self.root = root
         self._lent = lent
+        self._shared_memory = shared_memory
         self.env = dict(_ENVIRONMENT)
 
     def debootstrap(self, release: str, *packages: str) -> None:
@@ -72,11 +75,11 @@ class System:
     def command(self, script: str) -> list[str]:
         """Return a command of this machine that runs a script with the system's shell.
 
-        The processes of the script end with it. They use the network of this machine, and have as
-        much shared memory as docs/examples/mpijob.yaml gives a worker.
+        The processes of the script end with it. They use the network of this machine.
         """
         alone = ["unshare", "--mount", "--pid", "--fork", "--kill-child=KILL"]
-        return [*alone, "sh", "-ec", _ENTER, "sh", str(self.root), str(self._lent), script]
+        where = [str(self.root), str(self._lent)]
+        return [*alone, "sh", "-ec", _ENTER, "sh", *where, script, self._shared_memory]
 
 
 def _mirror() -> str:
