@@ -1,8 +1,8 @@
 """Run nox in a minimal Debian, as a new user would: ``nox -s minimal_systems``.
 
 The system has git, ca-certificates, python3 and python3-venv and nothing else, like a slim
-container, and as little shared memory as Docker gives. Arguments are the release of Debian, then
-those of ``noxw``.
+container, and as little shared memory as the doctor accepts. Arguments are the release of Debian,
+then those of ``noxw``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OWN_CERTIFICATES = "usr/local/share/ca-certificates"
 def main(release: str, *arguments: str) -> int:
     """Make the system, copy the checkout into it, and return the exit code of noxw."""
     with tempfile.TemporaryDirectory(prefix="minimal-") as folder:
-        system = System(Path(folder, "root"), Path(folder), shared_memory="64m")
+        system = System(Path(folder, "root"), Path(folder), shared_memory="128m")
         system.debootstrap(release, *PACKAGES)
         if Path("/", OWN_CERTIFICATES).is_dir():
             certificates = system.root / OWN_CERTIFICATES
