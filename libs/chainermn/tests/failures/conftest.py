@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import selectors
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -54,6 +56,14 @@ def wait_for_the_end_of(*processes: Process) -> None:
     for process in processes:
         while process.is_alive():
             os.sched_yield()
+
+
+def select_with(
+    selector: selectors.BaseSelector, module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Make a module wait with this selector, which shows the test whom the module hears."""
+    names = {"DefaultSelector": lambda: selector, "EVENT_READ": selectors.EVENT_READ}
+    monkeypatch.setattr(module, "selectors", SimpleNamespace(**names))
 
 
 def named(name: str, pid: int) -> Process:

@@ -8,7 +8,6 @@ import selectors
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ import pytest
 from chainermn.failures import clock, guard
 from chainermn.failures.ending import start_reaper
 from chainermn.failures.processes import Process
-from libs.chainermn.tests.failures.conftest import wait_for_the_end_of
+from libs.chainermn.tests.failures.conftest import select_with, wait_for_the_end_of
 
 HOST = socket.gethostname()
 
@@ -84,8 +83,7 @@ def watch(seconds: Seconds, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
                 return ready
 
         selector = Selector()
-        names = SimpleNamespace(DefaultSelector=lambda: selector, EVENT_READ=selectors.EVENT_READ)
-        monkeypatch.setattr(guard, "selectors", names)
+        select_with(selector, guard, monkeypatch)
         monkeypatch.setattr(guard, "peer_of", lambda it: (pids[it.getpeername()], os.getuid()))
         monkeypatch.setattr(
             guard, "start_reaper", lambda pid: reapers.append(start_reaper(pid, after=0))

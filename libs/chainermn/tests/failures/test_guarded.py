@@ -30,6 +30,7 @@ from chainermn.failures.joining import LOOPBACK, Entrance
 from chainermn.failures.processes import Process
 from chainermn.failures.watch import Watch
 from chainermn.testing.mpiexec import run_job
+from libs.chainermn.tests.failures.conftest import select_with
 
 TIMEOUT = 60.0
 
@@ -233,8 +234,7 @@ def holding(guards: Guards, monkeypatch: pytest.MonkeyPatch) -> Iterator[threadi
 
     threads: list[threading.Thread] = []
     selector = selectors.DefaultSelector()
-    names = SimpleNamespace(DefaultSelector=lambda: selector, EVENT_READ=selectors.EVENT_READ)
-    monkeypatch.setattr(guard, "selectors", names)
+    select_with(selector, guard, monkeypatch)
     monkeypatch.setattr(guard, "time", SimpleNamespace(sleep=sleep))
     monkeypatch.setattr(guarded, "start_helper", start)
     yield holds

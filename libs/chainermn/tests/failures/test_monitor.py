@@ -41,6 +41,7 @@ from chainermn.failures.messages import (
 from chainermn.failures.monitor import Monitor
 from chainermn.failures.processes import Process, find
 from chainermn.failures.wait import Wait
+from libs.chainermn.tests.failures.conftest import select_with
 
 STREAM = "communicator 1 of ranks 0-1"
 TIMEOUT = 60.0
@@ -110,8 +111,7 @@ class Running:
         # The states of the ranks, once the monitor has looked at them.
         self._states: Iterable[RankState] = ()
         self._selector = selectors.DefaultSelector()
-        names = {"DefaultSelector": lambda: self._selector, "EVENT_READ": selectors.EVENT_READ}
-        monkeypatch.setattr(monitor, "selectors", SimpleNamespace(**names))
+        select_with(self._selector, monitor, monkeypatch)
         monkeypatch.setattr(monitor, "Judge", self._note)
         if clock is not None:
             monkeypatch.setattr(monitor, "AwakeClock", lambda longest_step: clock)

@@ -43,6 +43,15 @@ def assert_ended(result: JobResult, *texts: str) -> None:
         assert text in result.stderr
 
 
+def check_end(case: Case, job: Job, rank: int = 1) -> None:
+    """Check that a job ends as expected, and that nothing of its shared memory stays."""
+    outcome = observe(case, job, 10 * case.bound)
+    check(case, outcome, (HOST, HOST), rank)
+    for shared in re.findall(r"/dev/shm/\S+", outcome.result.stdout):
+        while Path(shared).exists():  # the process that removes it ends soon
+            time.sleep(0.02)
+
+
 @pytest.mark.parametrize(
     "case",
     [
@@ -56,18 +65,14 @@ def test_rank_1_fails(case: Case) -> None:
     is_silence = case.stall_limit == STALL_LIMIT
     env = {"CHAINERMN_STALL_LIMIT": "3"} if is_silence else case.environment
     job = Job(2, [SCRIPT, case.name], env=env)
-    outcome = observe(case, job, 10 * case.bound)
-    check(case, outcome, (HOST, HOST))
-    for shared in re.findall(r"/dev/shm/\S+", outcome.result.stdout):
-        while Path(shared).exists():  # the process that removes it ends soon
-            time.sleep(0.02)
+    check_end(case, job)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_rank_0_fails(case: Case) -> None:
     job = Job(2, [SCRIPT, case.name, "0"], env=case.environment)
-    check(case, observe(case, job, 10 * case.bound), (HOST, HOST), rank=0)
+    check_end(case, job, rank=0)
 
 
 @pytest.mark.nightly
@@ -112,11 +117,7 @@ def test_rank_that_leaves_early_is_noticed_while_a_timeline_is_recorded(tmp_path
     case = next(case for case in CASES if case.name == "sys.exit 0")
     env = {**case.environment, "CHAINERMN_TIMELINE": str(timeline)}
     job = Job(2, [SCRIPT, case.name], env=env)
-    outcome = observe(case, job, 10 * case.bound)
-    check(case, outcome, (HOST, HOST))
-    for shared in re.findall(r"/dev/shm/\S+", outcome.result.stdout):
-        while Path(shared).exists():  # the process that removes it ends soon
-            time.sleep(0.02)
+    check_end(case, job)
     assert not timeline.exists()
 
 

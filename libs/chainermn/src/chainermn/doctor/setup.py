@@ -47,7 +47,7 @@ class Setup:
     forward: Sequence[str] = ()  # variables to pass to other hosts
     network: str | None = None  # address range to which Open MPI is restricted
     parameters: float | None = None  # number of parameters of the model
-    limit: float = 60.0  # seconds that one probe may take
+    limit: float = 60.0  # seconds that one probe, or the answer of one host, may take
     # Outcomes of the probes that have run, by name, or by ``(name, "hosts")`` for those on hosts.
     outcomes: dict[str | tuple[str, str], Outcome] = field(default_factory=dict)
     _asked: dict[str, Future[Answer]] = field(default_factory=dict, init=False)

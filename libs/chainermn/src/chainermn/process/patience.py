@@ -77,10 +77,8 @@ def run_patiently(
 
         try:
             output = wait_patiently(printed, seconds)
-        except BaseException:
-            process.kill()
-            raise
+        finally:
+            process.kill()  # does nothing to a process that has ended
         if output is None:
-            process.kill()
             raise subprocess.TimeoutExpired(command, seconds)
     return subprocess.CompletedProcess(command, process.returncode, *output)
