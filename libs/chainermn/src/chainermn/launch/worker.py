@@ -8,21 +8,16 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import re
 import signal
 import sys
 import threading
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 from chainermn.failures import stop_watching
-from chainermn.failures.processes import find, inheriting, numbers_in
+from chainermn.failures.processes import find, inheriting, numbers_in, shared_memory_of
 from chainermn.launch.connections import JOB, connect, take_entrance
 from chainermn.launch.failure import Failure
 from chainermn.launch.pickles import dumps
-
-# Shared memory of the ranks on a host.
-_MPICH_MEMORY = re.compile(r"/dev/shm/mpich_shm_\w+$", re.MULTILINE)  # noqa: S108  # as MPICH calls it
 
 
 def main() -> None:
@@ -60,9 +55,8 @@ def _end_with(caller: Connection, job: str) -> None:
     """When the caller hangs up, end this process and all that the ranks here have started."""
     with contextlib.suppress(EOFError, OSError):
         caller.recv_bytes()
-    # MPICH 5.0.2 removes its shared memory only if all ranks leave MPI.
-    with contextlib.suppress(OSError):  # not Linux, or another rank was first
-        for path in set(_MPICH_MEMORY.findall(Path("/proc/self/maps").read_text())):
+    for path in shared_memory_of(os.getpid()):
+        with contextlib.suppress(OSError):  # another rank was first
             os.unlink(path)
     stop_watching()
     # Includes children of other ranks: mpiexec may kill those ranks before they get here.
