@@ -225,7 +225,7 @@ def try_out(mutant: Mutant) -> dict[str, Any]:
 @click.command()
 @click.argument("results", type=click.Path(path_type=Path))
 @click.option("--number", default=300, help="of mutants")
-@click.option("--workers", default=2, help="number of mutants tried at a time")
+@click.option("--workers", default=3, help="number of mutants tried at a time")
 @click.option("--again", type=click.Path(exists=True, path_type=Path), help="survivors of these")
 def main(results: Path, number: int, workers: int, again: Path | None) -> None:
     """Try mutants and print those that survive."""
