@@ -200,7 +200,7 @@ def pytest(tests: Iterable[str]) -> list[str]:
     return [sys.executable, "-m", "pytest", *options, *paths]
 
 
-def fails_unbroken(tests: tuple[str, ...]) -> str:
+def failure_of(tests: tuple[str, ...]) -> str:
     """Return what these tests print if they fail without any mutant."""
     done = subprocess.run(pytest(tests), check=False, capture_output=True, text=True)
     return f"exit code {done.returncode}\n{done.stdout}{done.stderr}" if done.returncode else ""
@@ -241,7 +241,7 @@ def main(results: Path, number: int, workers: int, again: Path | None) -> None:
     ):
         left = [mutant for mutant in chosen if mutant.key not in tried]
         needed = {tuple(tests_of(mutant.module)): None for mutant in left}
-        printed = track(executor.map(fails_unbroken, needed), "without", len(needed))
+        printed = track(executor.map(failure_of, needed), "without", len(needed))
         useless = {tests: text for tests, text in zip(needed, printed, strict=True) if text}
         useful = [mutant for mutant in left if tuple(tests_of(mutant.module)) not in useless]
         trials = [executor.submit(try_out, mutant) for mutant in useful]

@@ -442,24 +442,34 @@ from chainermn.launch import run
 # A shell that starts a program in the background lets it ignore interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-def wait(folder):
+def wait(folder, is_watched):
+    import chainermn
     from mpi4py import MPI
-    comm = MPI.COMM_WORLD  # without a communicator of ours, whose monitor would clean up
+    comm = chainermn.create_communicator() if is_watched else MPI.COMM_WORLD
     subprocess.Popen(["sleep", "1000"], start_new_session=True)
     Path(folder, f"rank{comm.rank}").write_text(Path("/proc/self/maps").read_text())
     if comm.rank == 1:  # it holds the GIL, so that it cannot end anything itself
         ctypes.PyDLL(None).sleep(1000)
-    comm.recv(source=comm.rank)
+    receive = comm.recv_obj if is_watched else comm.recv
+    receive(source=comm.rank)
 
 print("at the top", flush=True)
-run(wait, sys.argv[1], ranks=2)
+run(wait, sys.argv[1], sys.argv[2] == "watched", ranks=2)
 """
 
 
 @pytest.mark.each_mpi
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("number", "how"),
+    [
+        (signal.SIGINT, "watched"),
+        (signal.SIGKILL, "watched"),
+        (signal.SIGINT, "not watched"),  # so that no monitor cleans up
+    ],
+)
 def test_end_of_the_caller_ends_all(
     number: signal.Signals,
+    how: str,
     started: Any,
     wait_until: Callable[[Callable[[], bool]], bool],
     tmp_path: Path,
@@ -469,7 +479,7 @@ def test_end_of_the_caller_ends_all(
     folder.mkdir()
     temporary.mkdir()
     caller = subprocess.Popen(
-        [sys.executable, script, folder],
+        [sys.executable, script, folder, how],
         env={**started.environment, "TMPDIR": str(temporary)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -39,7 +39,7 @@ from chainermn.failures.messages import (
     Tick,
     encode,
 )
-from chainermn.failures.processes import Process, find, launchers_of, shared_memory_of
+from chainermn.failures.processes import Process, find, launchers_of, shared_memory_of, unlink_all
 from chainermn.failures.wait import from_ranges, last_of
 
 # Once a rank is gone, mpiexec may end the job itself, with a fitting exit code.
@@ -60,9 +60,7 @@ def main(sockets: list[int], invitation: list[Any], pid: int) -> None:
     rank, memory = find(pid), shared_memory_of(pid)
     Monitor(listening, Invitation.from_json(invitation), rank).run()
     if rank is None or not rank.is_alive():  # otherwise it removes this itself, as it leaves MPI
-        for file in memory:
-            with contextlib.suppress(OSError):
-                os.unlink(file)
+        unlink_all(memory)
 
 
 class Monitor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -144,6 +144,13 @@ def shared_memory_of(pid: int) -> list[str]:
     except OSError:
         return []
     return list(dict.fromkeys(word for word in maps.split() if word.startswith(_SHARED)))
+
+
+def unlink_all(files: Iterable[str]) -> None:
+    """Remove these files, unless another process was first."""
+    for file in files:
+        with contextlib.suppress(OSError):
+            os.unlink(file)
 
 
 def inheriting(name: str, value: str) -> list[Process]:

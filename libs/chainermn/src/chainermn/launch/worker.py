@@ -14,7 +14,7 @@ import threading
 from multiprocessing.connection import Connection
 
 from chainermn.failures import stop_watching
-from chainermn.failures.processes import find, inheriting, numbers_in, shared_memory_of
+from chainermn.failures.processes import find, inheriting, numbers_in, shared_memory_of, unlink_all
 from chainermn.launch.connections import JOB, connect, take_entrance
 from chainermn.launch.failure import Failure
 from chainermn.launch.pickles import dumps
@@ -55,9 +55,7 @@ def _end_with(caller: Connection, job: str) -> None:
     """When the caller hangs up, end this process and all that the ranks here have started."""
     with contextlib.suppress(EOFError, OSError):
         caller.recv_bytes()
-    for path in shared_memory_of(os.getpid()):
-        with contextlib.suppress(OSError):  # another rank was first
-            os.unlink(path)
+    unlink_all(shared_memory_of(os.getpid()))
     stop_watching()
     # Includes children of other ranks: mpiexec may kill those ranks before they get here.
     for process in inheriting(JOB, job):
