@@ -57,23 +57,33 @@ def traces(name: str) -> list[str]:
     return found
 
 
-def cluster(name: str, *arguments: str | Path) -> subprocess.Popen[str]:
-    """Start ``python ci/cluster``."""
-    return subprocess.Popen(
+@contextlib.contextmanager
+def cluster(name: str, *arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """Start ``python ci/cluster``, which ends with the ``with`` block at the latest."""
+    with subprocess.Popen(
         [sys.executable, PROGRAM, "--name", name, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Python ignores interrupts if its parent does, as in a background job.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+        preexec_fn=heed_signals,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def heed_signals() -> None:
+    """Undo what a background job and ``nohup`` pass on: Python ignores what its parent ignores."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def run(name: str, *arguments: str | Path) -> tuple[int, str, str]:
     """Run ``python ci/cluster``; return exit code, standard output and standard error."""
-    process = cluster(name, *arguments)
-    output, error = process.communicate(timeout=LIMIT)
+    with cluster(name, *arguments) as process:
+        output, error = process.communicate(timeout=LIMIT)
     return process.returncode, output, error
 
 
