@@ -204,12 +204,16 @@ def gpu_rehearsal(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS, default=False)
 def null_gpu_tests(session: nox.Session) -> None:
-    """Run the apps with ``--gpu`` on a CUDA that does nothing: needs a C compiler, no GPU."""
+    """Run the apps with ``--gpu`` on a CUDA that does nothing: needs a C compiler, no GPU.
+
+    Also compile the kernels that chainer_compat repairs.
+    """
     libs = ["libs/chainer_compat[test]", "libs/chainermn[mpich,testing]"]
     install(session, *libs, *test_requirements(), "--group", "null-gpu")
     # Not the user's cache of kernels: the tests also show that the kernels compile.
     env = {"CUPY_CACHE_DIR": session.create_tmp(), **ONE_THREAD}
-    session.run("python", "-m", "pytest", "-n", "2", "ci/null_gpu", *session.posargs, env=env)
+    tests = ["ci/null_gpu", "libs/chainer_compat/tests/test_cupy_kernels.py"]
+    session.run("python", "-m", "pytest", "-n", "2", *tests, *session.posargs, env=env)
 
 
 @nox.session(python=PYTHONS, default=False)

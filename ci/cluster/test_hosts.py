@@ -59,7 +59,7 @@ def traces(name: str) -> list[str]:
 
 @contextlib.contextmanager
 def cluster(name: str, *arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
-    """Start ``python ci/cluster``, which ends with the ``with`` block at the latest."""
+    """Start ``python ci/cluster``; kill it if it outlives the ``with`` block."""
     with subprocess.Popen(
         [sys.executable, PROGRAM, "--name", name, *arguments],
         stdin=subprocess.DEVNULL,
