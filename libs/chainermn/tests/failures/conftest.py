@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from chainermn.failures.processes import Process, family_of, find
+from chainermn.failures.processes import Process, environment_of, family_of, find
 
 # Prints the process ID of each rank, one per line.
 LAUNCHER = """#!/bin/sh
@@ -67,8 +67,11 @@ def select_with(
 
 
 def named(name: str, pid: int) -> Process:
-    """Wait until a process runs its program, which gives it this name; return the process."""
-    while (process := find(pid)) is not None and process.name != name:
+    """Wait until a process runs its program, which gives it this name; return the process.
+
+    The kernel changes the name first. For a moment, there is no environment.
+    """
+    while (process := find(pid)) and not (process.name == name and environment_of(pid)):
         time.sleep(0.01)
     assert process is not None
     return process
