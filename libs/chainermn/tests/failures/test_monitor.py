@@ -41,7 +41,7 @@ from chainermn.failures.messages import (
 from chainermn.failures.monitor import Monitor
 from chainermn.failures.processes import Process, find
 from chainermn.failures.wait import Wait
-from libs.chainermn.tests.failures.conftest import select_with
+from libs.chainermn.tests.failures.conftest import named, select_with
 
 STREAM = "communicator 1 of ranks 0-1"
 TIMEOUT = 60.0
@@ -468,9 +468,7 @@ def test_all_are_gone_at_once(
     launcher.write_text("#!/bin/sh\nread -r line\n")
     launcher.chmod(0o755)
     with subprocess.Popen([launcher], stdin=subprocess.PIPE) as process:
-        while (found := find(process.pid)) is None or found.name != name:
-            time.sleep(0.01)
-        launchers.append(found)
+        launchers.append(named(name, process.pid))
         running = start(clock=Clock())
         for rank in running.join(2):
             rank.channel.close()
