@@ -199,6 +199,34 @@ def test_rank_that_ends_too_early(how: str, message: str) -> None:
         run(exit_on_rank_1, how, ranks=2)
 
 
+def end_after_rank_1(path: Path) -> None:
+    """On rank 0, end as soon as the link to rank 1 closes; there, let that be long before the end.
+
+    Files close from the highest number down, and closing a large one takes a while.
+    """
+    if int(os.environ.get("PMI_RANK") or os.environ["PMIX_RANK"]) == 0:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+            listener.listen()
+            listener.accept()[0].recv(1)
+            os.kill(os.getpid(), signal.SIGKILL)
+    large = os.memfd_create("large")
+    os.posix_fallocate(large, 0, 1 << 28)
+    link = socket.socket(socket.AF_UNIX)
+    while link.connect_ex(str(path)):
+        time.sleep(0.01)
+    for number, file in [(100, large), (101, link.detach())]:
+        os.dup2(file, number)
+        os.close(file)
+    os._exit(3)
+
+
+@pytest.mark.each_mpi
+def test_first_rank_that_ends_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"rank 1 of 2 (ended with exit code 3|was killed, cr)"):
+        run(end_after_rank_1, tmp_path / "link", ranks=2)
+
+
 def test_rank_that_fails_after_the_function() -> None:
     with pytest.raises(RuntimeError, match=r"returned on all 1 ranks, but .* exit code 7"):
         run(atexit.register, os._exit, 7, ranks=1)

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import IO, Any
 
@@ -115,7 +115,7 @@ class Ranks:
         if missing:
             self._serve(self._has_ended, _SECONDS_FOR_A_REASON)
             self._end()  # before MPI is initialized, MPICH's mpiexec keeps running
-            raise self._error_of_death(missing)
+            raise self._error_of_death(missing[0])
         self._serve(self._has_ended, SECONDS_TO_LEAVE)
         if self._mpiexec.poll() != 0:
             raise self._error_of_leaving()
@@ -226,12 +226,10 @@ class Ranks:
         code = self._mpiexec.poll()
         return f"has not ended {limit}" if code is None else f"ended with exit code {code}"
 
-    def _error_of_death(self, suspects: Sequence[int]) -> RuntimeError:
+    def _error_of_death(self, rank: int) -> RuntimeError:
         words = self._words()
         signals = signals_in(words)
-        # mpiexec ends the other ranks, so several may be reported at once.
-        rank = next((r for r in suspects if self._pids[r] in signals), suspects[0])
-        # MPICH may report a rank that it killed itself, with SIGKILL.
+        # MPICH may report another rank, which it killed itself, with SIGKILL.
         others = (number for number in signals.values() if number != signal.SIGKILL)
         number = signals.get(self._pids[rank], next(others, None))
         if number is not None:

@@ -6,8 +6,10 @@ This does not import the caller's script. It ends as soon as the caller ends.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pickle
+import resource
 import signal
 import sys
 import threading
@@ -28,7 +30,7 @@ def main() -> None:
     entrance = take_entrance(os.environ)
     for stream in ("stdout", "stderr"):
         _redirect(stream, connect(entrance, rank, stream))
-    caller = connect(entrance, rank, "call")
+    caller = _closed_first(connect(entrance, rank, "call"))
     os.register_at_fork(after_in_child=caller.close)
     try:
         surroundings, call = caller.recv()
@@ -49,6 +51,17 @@ def _redirect(stream: str, connection: Connection) -> None:
     os.dup2(connection.fileno(), number)
     connection.close()
     getattr(sys, stream).reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
+def _closed_first(connection: Connection) -> Connection:
+    """Move a connection to a number above those of MPI, so that its end precedes theirs.
+
+    As a process ends, Linux closes its files from the highest number down. From MPI's, mpiexec
+    and other ranks learn of it, and then the others end, too: the caller must know who was first.
+    """
+    lowest = min(512, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+    with connection:
+        return Connection(fcntl.fcntl(connection.fileno(), fcntl.F_DUPFD_CLOEXEC, lowest))
 
 
 def _end_with(caller: Connection, job: str) -> None:
