@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import ctypes
 import errno
 import importlib
 import importlib.util
@@ -29,6 +30,7 @@ import numpy as np
 import pytest
 
 import chainermn
+from chainermn.failures.processes import numbers_in
 from chainermn.launch import calls, run
 from chainermn.launch import ranks as launch_ranks
 from chainermn.launch.connections import JOB
@@ -199,23 +201,19 @@ def test_rank_that_ends_too_early(how: str, message: str) -> None:
         run(exit_on_rank_1, how, ranks=2)
 
 
-def end_after_rank_1(path: Path) -> None:
+def end_after_rank_1(link: Path) -> None:
     """On rank 0, end as soon as the link to rank 1 closes; there, let that be long before the end.
 
     Files close from the highest number down, and closing a large one takes a while.
     """
-    if int(os.environ.get("PMI_RANK") or os.environ["PMIX_RANK"]) == 0:
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(path))
-            listener.listen()
-            listener.accept()[0].recv(1)
-            os.kill(os.getpid(), signal.SIGKILL)
-    large = os.memfd_create("large")
+    numbers = numbers_in(os.environ)
+    assert numbers is not None
+    if numbers.rank == 0:
+        link.read_bytes()
+        os.kill(os.getpid(), signal.SIGKILL)
+    large = ctypes.CDLL(None).memfd_create(b"large", 0)  # not every Python has it in os
     os.posix_fallocate(large, 0, 1 << 28)
-    link = socket.socket(socket.AF_UNIX)
-    while link.connect_ex(str(path)):
-        time.sleep(0.01)
-    for number, file in [(100, large), (101, link.detach())]:
+    for number, file in [(100, large), (101, os.open(link, os.O_WRONLY))]:
         os.dup2(file, number)
         os.close(file)
     os._exit(3)
@@ -223,6 +221,7 @@ def end_after_rank_1(path: Path) -> None:
 
 @pytest.mark.each_mpi
 def test_first_rank_that_ends_is_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "link")
     with pytest.raises(RuntimeError, match=r"rank 1 of 2 (ended with exit code 3|was killed, cr)"):
         run(end_after_rank_1, tmp_path / "link", ranks=2)
 

@@ -111,7 +111,7 @@ class Ranks:
             self._end()  # output of a rank may arrive after its exception
             first = min(self._failures)
             raise self._failures[first].as_exception(first)
-        missing = [*self._dead] or sorted({*range(self._size)} - {*self._results})
+        missing = self._dead or sorted({*range(self._size)} - {*self._results})
         if missing:
             self._serve(self._has_ended, _SECONDS_FOR_A_REASON)
             self._end()  # before MPI is initialized, MPICH's mpiexec keeps running
